@@ -2,11 +2,13 @@
 docs/evidence/support.md.
 
     python ci/support.py [NAME ...] [--list] [--compiled FILE ...]
-    python ci/support.py --run summary.json
+    python ci/support.py --ledger
+    python ci/support.py --readme
 
 Each NAME is one file of thalweg/assets/support; without names, all of them. --compiled: what `ci/gpu/compile.py --json FILE`
-wrote (in parts, a file for each), in place of compiling again (minutes per architecture). --run: takes in what the kit showed
-on a device (the summary of `ci/gpu/run`), and nothing else. Run it after kernels changed; nothing there is typed by hand.
+wrote (in parts, a file for each), so that nothing is compiled again (minutes per architecture). --ledger: what devices showed,
+from the ledger of runs on them (docs/evidence/device), and from nothing else; then the README's table too, which --readme makes
+without the rest. Run it after kernels changed; nothing there is typed by hand.
 """
 
 from __future__ import annotations
@@ -31,6 +33,24 @@ COMPILED = {"sm_": "cuda", "gfx": "rocm"}
 """Prefix of an architecture -> platform, for what can be compiled without the vendor's own tools."""
 DEVICE = "device-"
 """How a file begins that a run on a device made: no run here makes it anew."""
+README = ROOT / "README.md"
+BEGIN, END = "<!-- python ci/support.py --readme -->", "<!-- the end of that table -->"
+HARDWARE = {
+    "cpu": ("x86: AVX512 with VNNI, AVX512, AVX2, any other", ""),
+    "cuda": (
+        "NVIDIA, sm_80 and later",
+        "hosted on a processor. Triton kernels interpreted, and compiled for sm_80, sm_90, sm_100, sm_120",
+    ),
+    "rocm": (
+        "AMD Instinct and RDNA4", "hosted. Triton kernels interpreted, and compiled for gfx90a, gfx942, gfx950, gfx1201",
+    ),
+    "xpu": ("Intel GPUs", "hosted. Triton kernels interpreted"),
+    "tpu": (
+        "Google TPU v5e, v6e, v7x",
+        "served on JAX's host platform. Pallas kernels interpreted there, and compiled with libtpu",
+    ),
+}  # fmt: skip
+"""Platform -> its hardware, and what was shown without it. The README's table has these rows."""
 JAX = {"jax_platform": "cpu", "compilation_cache": ""}
 
 
@@ -96,11 +116,7 @@ def compiled(outcomes: Iterable[Mapping[str, Any]], launches: Mapping[str, set[t
 
 def launch_names() -> dict[str, set[tuple[str, str]]]:
     """A launch's name, as the compile check tells it -> the (op, kernel) that make it."""
-    spec = importlib.util.spec_from_file_location("gpu_compile", ROOT / "ci" / "gpu" / "compile.py")
-    assert spec is not None
-    assert spec.loader is not None
-    check = sys.modules["gpu_compile"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(check)
+    check = _load_script("compile", "gpu_compile")
     names: dict[str, set[tuple[str, str]]] = {}
     for arch in check.ARCHS:
         lib = check.library(arch)
@@ -139,12 +155,102 @@ def compile_all() -> list[dict[str, Any]]:
 
 
 def from_device(summary: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """(file name, evidence) of a run on a device. Exits in words where it was none, or has no evidence."""
+    """(file name, evidence) of a run on a device: its file of the ledger, or its summary. Exits in words where it was none, or
+    has no evidence."""
     if not summary.get("accelerated"):
-        raise SystemExit(f"support: --run: this was no device: {summary.get('note', 'no summary of a run')}")
+        raise SystemExit(f"support: this was no device: {summary.get('note', 'no summary of a run')}")
     if not summary.get("evidence", {}).get("cells"):
-        raise SystemExit("support: --run: no part of the kit has run there, or none to its end")
+        raise SystemExit("support: no part of the kit has run there, or none to its end")
     return f"{DEVICE}{summary['platform']}", summary["evidence"]
+
+
+def select_evidence(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The runs that are evidence: of a tree without changes, in which the kit ran."""
+    return {n: r for n, r in runs.items() if not r["dirty"] and r.get("evidence", {}).get("cells")}
+
+
+def collect_evidence(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """{file name: evidence}, a file per platform, with the names of its cards. runs: of the ledger, the oldest first. Of a
+    kernel on a card the newest run counts, and cases on several cards add up."""
+    cells: dict[str, dict[tuple[str, str, str], Mapping[str, int]]] = {}
+    platforms: dict[str, list[str]] = {}
+    for run in select_evidence(runs).values():
+        file, evidence = from_device(run)
+        platforms[file] = evidence["platforms"]
+        for op, kernels in evidence["cells"].items():
+            for kernel, counts in kernels.items():
+                cells.setdefault(file, {})[run["identity"]["card"], op, kernel] = counts
+    made = {}
+    for file, each in cells.items():
+        sums: dict[str, dict[str, dict[str, int]]] = {}
+        for (_, op, kernel), counts in each.items():
+            cell = sums.setdefault(op, {}).setdefault(kernel, {"passed": 0, "failed": 0, "refused": 0})
+            for word in cell:
+                cell[word] += counts[word]
+        cards = sorted({card for card, _, _ in each})
+        made[file] = {"level": "executed", "platforms": platforms[file], "cards": cards, "cells": sums}
+    return made
+
+
+def take_ledger(folder: Path = FOLDER) -> None:
+    """Evidence of devices, anew. A file of which the ledger knows nothing is removed."""
+    made = collect_evidence(load_ledger().read_entries())
+    for old in folder.glob(f"{DEVICE}*.json"):
+        old.unlink()
+    for name, evidence in made.items():
+        (folder / f"{name}.json").write_text(json.dumps(evidence, indent=1, sort_keys=True) + "\n")
+
+
+def load_ledger() -> Any:
+    """ci/gpu/ledger.py, which lies in another folder of scripts."""
+    return _load_script("ledger", "gpu_ledger")
+
+
+def _load_script(name: str, module: str) -> Any:
+    """A script of ci/gpu, as a module of another name."""
+    spec = importlib.util.spec_from_file_location(module, ROOT / "ci" / "gpu" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = sys.modules[module] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def make_readme_table(runs: Mapping[str, Mapping[str, Any]], folder: Path = FOLDER) -> str:
+    """Where this has run: rows of HARDWARE. runs: of the ledger, the only source for devices. The processor's row follows
+    from the kit's own file."""
+    ran = select_evidence(runs)
+    lines = ["| platform | hardware | run on that hardware | what was shown |", "|---|---|---|---|"]
+    for platform, (hardware, shown) in HARDWARE.items():
+        mine = {run["identity"]["card"]: (name, run) for name, run in ran.items() if run["platform"] == platform}
+        cards = [_describe_card(card, name, run) for card, (name, run) in sorted(mine.items())]
+        own = folder / f"{platform}.json"
+        yes = bool(cards) or (own.is_file() and json.loads(own.read_text())["level"] == "executed")
+        cells = [f"`{platform}`", hardware, "yes" if yes else "not yet", ". ".join([*cards, *filter(None, [shown])])]
+        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
+    return "\n".join(lines)
+
+
+def _describe_card(card: str, name: str, run: Mapping[str, Any]) -> str:
+    """The newest run on a card."""
+    found = load_ledger().count_cases(run)
+    failed = f", {found['failed']} fail" if found["failed"] else ""
+    cases = f"{found['passed']} cases of the conformance kit pass{failed}"
+    return f"{card}, {run['date'][:10]}: {cases} ([figures](docs/evidence/device/{name}.json))"
+
+
+def replace_table(text: str, table: str) -> str:
+    """The README with this table between its marks. SystemExit if it has none."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"support: --readme: README.md has no lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+
+
+def write_readme() -> None:
+    README.write_text(replace_table(README.read_text(), make_readme_table(load_ledger().read_entries())))
+    print(f"{README.relative_to(ROOT)} is up to date")
 
 
 def main() -> int:
@@ -152,12 +258,15 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help=f"of {', '.join([*RUNS, 'compiled'])}; default: all")
     parser.add_argument("--list", action="store_true", help="print the command of each and run nothing")
     parser.add_argument("--compiled", type=Path, nargs="*", default=[], metavar="FILE")
-    parser.add_argument("--run", type=Path, metavar="FILE", help="evidence from a device: what `ci/gpu/run` wrote")
+    parser.add_argument("--ledger", action="store_true", help="evidence of devices anew, and the README's table")
+    parser.add_argument("--readme", action="store_true", help="the README's table, and nothing else")
     args = parser.parse_args()
-    if args.run:
-        name, evidence = from_device(json.loads(args.run.read_text()))
-        (FOLDER / f"{name}.json").write_text(json.dumps(evidence, indent=1, sort_keys=True) + "\n")
-        return page()
+    if args.ledger:
+        take_ledger()
+        page()
+    if args.ledger or args.readme:
+        write_readme()
+        return 0
     if unknown := set(args.names) - {*RUNS, "compiled"}:
         parser.error(f"there is no {', '.join(sorted(unknown))}")
     if args.list:

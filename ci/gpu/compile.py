@@ -11,6 +11,7 @@ use, wants more shared memory than the device has, or spills more than SPILLED.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import re
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton
+from sizes import WEIGHTS
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
@@ -34,7 +36,8 @@ from thalweg.backends.triton_kernels.absent import target
 from thalweg.backends.triton_kernels.tiles import tiles
 from thalweg.hal.attention import AttnSpec, QKPrologue
 from thalweg.hal.op import Kernel
-from thalweg.hal.ops.matmul import INT4_GROUPS, NF4
+from thalweg.hal.ops.activation import CUT, SWIGLU_OAI
+from thalweg.hal.ops.matmul import INT4_GROUPS, MXFP4, NF4
 from thalweg.hal.step import SamplingArrays, StepBatch, StepShape
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 
@@ -150,6 +153,10 @@ SPECS = {
     "mla float": AttnSpec(128, 1, 576, 0.1, "float32", "latent", latent=512),
 }
 VOCAB = 128_256
+BATCHES = (1, 64, 128, 512, 2048)
+"""Rows of a product: with the weights, they meet every tile."""
+CODED = ((6144, 4096), (4096, 14336), (28672, 4096), (2048, 2048))
+"""Weights in codes. Kernels that need not be batch-invariant have few tiles: the first two meet them."""
 
 
 def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
@@ -211,7 +218,7 @@ def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
             yield "128 to 512", [meta(tokens, 128, 192)[..., :128], meta(128 * 128, 512)], static
             yield "512 to 128", [meta(1, 128, 512), meta(128 * 128, 512)], {"heads": 128, "out_features": 128}
         case "linear":
-            for rows, cols, width in ((2048, 6144, 4096), (1, 6144, 4096), (1, 28672, 4096), (1, 4096, 14336)):
+            for (cols, width), rows in itertools.product(WEIGHTS, BATCHES):
                 yield f"{rows} of {cols}x{width}", [meta(rows, width), meta(cols, width)], {}
         case "rms_norm":
             for h in (2048, 4096):
@@ -286,29 +293,42 @@ def qtensor(format: WeightFormat, cols: int, width: int) -> QTensor:
 
 
 def quantised_calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
-    """Of a kernel for quantised weights: each format it takes, in a prefill and a decode, which take two tiles."""
+    """Of a kernel for quantised weights: each format that it supports, in batches that meet its tiles."""
     for format in FORMATS:
-        for rows, cols, width in ((512, 6144, 4096), (1, 4096, 14336)):
+        for (cols, width), rows in itertools.product(CODED if k.batch_invariant else CODED[:2], BATCHES):
             if k.supports({"weight": format, "dtype": "bfloat16"}) is None:
                 weight = k.pack(qtensor(format, cols, width))
-                label = f"{cols}x{width} {format}{'' if k.batch_invariant else f' {rows}'}"
+                label = f"{cols}x{width} {format}{'' if k.batch_invariant else ' variant'} {rows}"
                 yield label, [meta(rows, width), weight], {"act": format.act, "group": format.group}
 
 
 def expert_calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
-    """Of a kernel for experts: 128 of them, of which a token has 8, in a prefill and a decode."""
-    count, hidden, ffn = 128, 2048, 768
+    """Of a kernel for experts: those of Qwen3-30B-A3B in each format, those of gpt-oss-20b, and gates that are clamped."""
+    qwen, gpt_oss = (128, 8, 2048, 768), (32, 4, 2880, 2880)
     q4_k, q6_k = WeightFormat("int", 4, 32, symmetric=False, mins=True), WeightFormat("int", 8, 16)
-    for format, other in (*((f, f) for f in (DENSE, *FORMATS)), (q4_k, q6_k)):
-        if k.supports({"weight": format, "down_weight": other, "dtype": "bfloat16", "act": "silu"}) is not None:
-            continue
-        shapes = ((format, (count * 2 * ffn, hidden)), (other, (count * hidden, ffn)))
-        first, second = (k.pack(QTensor(DENSE, s, {"weight": meta(*s)}) if f == DENSE else qtensor(f, *s)) for f, s in shapes)
-        for tokens in (512, 1):
-            args = [meta(tokens, hidden), meta(tokens, 8, dtype=I32), meta(tokens, 8, dtype=F32), first, second]
-            mixed = "" if format == other else f" and {other}"
-            label = f"{format}{mixed}{'' if k.batch_invariant else f' {tokens}'}"
-            yield label, args, {"experts": count, "act": "silu", "group": format.group, "down_group": other.group}
+    for pair in (*((f, f) for f in (DENSE, *FORMATS)), (q4_k, q6_k)):
+        yield from mixture_calls(k, *qwen, *pair, "silu")
+    for format in (DENSE, MXFP4):
+        yield from mixture_calls(k, *gpt_oss, format, format, SWIGLU_OAI, biased=True)
+    yield from mixture_calls(k, *qwen, DENSE, DENSE, f"{CUT}7")
+
+
+def mixture_calls(
+    k: Kernel, experts: int, each: int, hidden: int, ffn: int, format: WeightFormat, other: WeightFormat, act: str,
+    biased: bool = False,
+) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:  # fmt: skip
+    """Of one layer, in a prefill and a decode: `each` experts of a token, down held in `other`. None if the kernel refuses."""
+    facts = {"weight": format, "down_weight": other, "dtype": "bfloat16", "act": act, "biased": biased, "down_biased": biased}
+    if k.supports(facts) is not None:
+        return
+    shapes = ((format, (experts * 2 * ffn, hidden)), (other, (experts * hidden, ffn)))
+    held = [k.pack(QTensor(DENSE, s, {"weight": meta(*s)}) if f == DENSE else qtensor(f, *s)) for f, s in shapes]
+    biases = [meta(s[0]) for _, s in shapes] if biased else []
+    said = f"{format}{'' if format == other else f' and {other}'}{'' if act == 'silu' else f' {act}'}"
+    for tokens in (512, 1):
+        args = [meta(tokens, hidden), meta(tokens, each, dtype=I32), meta(tokens, each, dtype=F32), *held, *biases]
+        static = {"experts": experts, "act": act, "group": format.group, "down_group": other.group}
+        yield f"{said}{'' if k.batch_invariant else f' {tokens}'}", args, static
 
 
 def attention_call(
@@ -406,9 +426,22 @@ INSTRUCTION = re.compile(
 )
 
 
-def alike(outcomes: list[Outcome]) -> None:
-    """Tiles of one product are chosen by the number of rows, and rows keep their bits only if all sum with one instruction."""
-    kinds = {tuple(o.instructions) for o in outcomes if not o.problems}
+SAME = {"sm_90": (("mma.syncm16k16", "wgmmam64k16"),)}
+"""Matrix instructions that gave rows equal bits on a device of an architecture (`ci/gpu/rows.py` on an NVIDIA H200)."""
+
+
+def _form(launch: Launch) -> str:
+    """What a product of codes multiplies: launches that differ in sizes only are tiles of one product."""
+    a = launch.arguments
+    return f"{a['KIND']} {a['GROUP']} {a['ZEROS']} {a['CODES']} {a['INTEGER']}"
+
+
+def alike(outcomes: list[Outcome], arch: str) -> None:
+    """Tiles of one product are chosen by the number of rows. Rows keep their bits only if all tiles sum with one instruction,
+    or with some that a device has shown to give the same. Sums of integers are exact."""
+    kinds = {tuple(o.instructions) for o in outcomes if not o.problems and "int8-row-int8" not in o.launch}
+    if any({i for kind in kinds for i in kind} <= set(same) for same in SAME.get(arch, ())):
+        return
     if len(kinds) > 1:
         outcomes[0].problems.append(f"tiles of this product use {' and '.join(map(str, sorted(kinds)))}")
         print(f"{outcomes[0].launch}: {outcomes[0].problems[-1]}")
@@ -507,10 +540,11 @@ def main() -> int:
                 print(f"{o.launch:44} {o.arch:8} {o.seconds:5.1f} {o.matrix:20} {o.shared:7} {o.registers:4} {o.spilled:5}  "
                       f"{'; '.join(o.problems) or 'ok'}", flush=True)  # fmt: skip
             compiled.stop()
-            alike([o for o, x in zip(outcomes[len(outcomes) - len(work) :], work, strict=True) if x.kernel is linear._product])
-            for form in {x.name.partition(" ")[2] for x in work if x.kernel is quantised.product}:
-                alike([o for o, x in zip(outcomes[len(outcomes) - len(work) :], work, strict=True)
-                       if x.kernel is quantised.product and x.name.partition(" ")[2] == form])  # fmt: skip
+            made = list(zip(outcomes[len(outcomes) - len(work) :], work, strict=True))
+            alike([o for o, x in made if x.kernel is linear._product], arch)
+            exact = [(o, x) for o, x in made if x.kernel is quantised.product and " variant " not in x.name]
+            for form in {_form(x) for _, x in exact}:
+                alike([o for o, x in exact if _form(x) == form], arch)
     if args.json:
         args.json.write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n")
     failed = sum(bool(o.problems) for o in outcomes)

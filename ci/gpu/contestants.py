@@ -153,19 +153,11 @@ def own(at: torch.device, quick: bool) -> Iterator[dict[str, Any]]:
     """Our product, tile by tile; one that asks for more than the device has is told with its error."""
     base = _tiles(at)
     from thalweg.backends.triton_kernels.linear import linear
+    from thalweg.backends.triton_kernels.tiles import Shape
 
     for m in matrices(quick):
         for t in product_tiles(quick):
-            tile = {k: v for k, v in t.items() if k != "cols"}
-            alone = replace(
-                base.product,
-                many=replace(base.product.many, programs=1 << 30),
-                few=replace(base.product.few, programs=0),
-                cols=t["cols"],
-                narrow=t["cols"],
-                **tile,
-            )
-            made = replace(base, product=alone)
+            made = replace(base, product=replace(base.product, dense=(Shape(**t),)))
             try:
                 for r in products(lambda x, w, made=made: linear(made, x, w), m, at):  # type: ignore[misc]
                     yield {"by": "triton", "tile": t, **r}
@@ -207,14 +199,15 @@ def attention(at: torch.device, quick: bool) -> Iterator[dict[str, Any]]:
 
 
 def _attend(
-    backend: Any, spec: Any, context: Sequence[int], query: Sequence[int], at: torch.device
+    backend: Any, spec: Any, context: Sequence[int], query: Sequence[int], at: torch.device, first: int = 0
 ) -> Callable[[], torch.Tensor]:  # fmt: skip
-    """One layer's attention of a batch, with a cache of numbers that an earlier step left."""
+    """One layer's attention of a batch, with a cache of numbers that an earlier step left. first: blocks that nobody reads,
+    before those of the batch."""
     from thalweg.hal.testing.sequences import batch_of
 
     size, n = 16, len(query)
     each = -(-(context[0] + query[0]) // size)
-    table = (np.random.default_rng(0).permutation(n * each).astype(np.int32) + 1).reshape(n, each)
+    table = (np.random.default_rng(0).permutation(n * each).astype(np.int32) + 1 + first).reshape(n, each)
     batch = batch_of(table, context, query)
     batch = replace(batch, uniform=1) if max(query) == 1 else batch
     batch = replace(batch, metadata=(backend.metadata(batch, 0, spec, None),)).map(
@@ -227,6 +220,8 @@ def _attend(
         return torch.randn(shape, generator=made, device=at).to(dtype)
 
     kv = noise(n * each + 1, *backend.layout(spec, size).shape)
+    if first:
+        kv = torch.cat([kv.new_zeros(first, *kv.shape[1:]), kv])
     tokens = sum(query)
     q, k, v = noise(tokens, spec.heads, spec.head_dim), *(noise(tokens, spec.kv_heads, spec.head_dim) for _ in range(2))
     return lambda: backend.attend(q, k, v, kv, batch, 0, spec)[0]  # type: ignore[no-any-return]

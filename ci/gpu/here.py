@@ -1,11 +1,12 @@
 """Run a script of this checkout with the Python and the packages that are there, installing nothing there.
 
-    python3 ci/gpu/here.py SCRIPT [--wheels DIR] [ARGUMENTS]
+    python3 ci/gpu/here.py SCRIPT [--pack DIR] [--wheels DIR] [ARGUMENTS]
 
 Platforms are found by what packages say of themselves, so a checkout that is not installed has none. This writes what an
 installation would say into a folder of its own (build/here), and starts the script with that folder and the checkout on
 PYTHONPATH. What is missing is told in one sentence, before anything runs.
 --wheels: wheels that were carried here (ci/gpu/wheels.txt says which and how to get them) are unpacked beside it, for this run.
+--pack: a folder of ci/gpu/pack, whose wheels are. The script gets the option too, for the rest of it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NEEDED = ("torch", "numpy", "msgspec", "orjson", "tokenizers", "safetensors", "huggingface_hub", "jinja2", "tqdm", "pytest")
-"""To load a model, run it offline and test it; no server."""
+NEEDED = ("torch", "numpy", "msgspec", "orjson", "tokenizers", "safetensors", "huggingface_hub", "jinja2", "tqdm", "pytest",
+          "hypothesis")  # fmt: skip
+"""To load a model, run it offline and test it; no server. The kit's tests load a conftest that imports hypothesis."""
+WANTED = {"xdist": "pytest-xdist, so the kit runs in one process", "pytest_timeout": "pytest-timeout, so a test may hang"}
+"""Module -> what its package is called, and what follows where it is missing."""
 GROUPS = ("thalweg.platforms", "pytest11")
 
 
@@ -61,17 +65,24 @@ def unpacked(wheels: Path, folder: Path) -> Path:
 
 
 def taken(words: Iterable[str]) -> tuple[Path | None, list[str]]:
-    """(the folder of --wheels, the other words). A folder that is not there is an error."""
+    """(the folder of --wheels, or that of --pack; the other words, --pack among them). SystemExit for a folder that is not
+    there."""
     wheels, rest, words = None, [], iter(words)
     for word in words:
         name, equals, value = word.partition("=")
-        if name != "--wheels":
+        if name not in ("--wheels", "--pack"):
             rest.append(word)
             continue
         given = value if equals else next(words, "")
         if not given or not Path(given).is_dir():
-            sys.exit(f"here: --wheels: there is no folder {given!r}")
-        wheels = Path(given).resolve()
+            sys.exit(f"here: {name}: there is no folder {given!r}")
+        folder = Path(given).resolve()
+        if name == "--wheels":
+            wheels = folder
+            continue
+        rest.append(f"--pack={folder}")
+        if wheels is None and any((folder / "wheels").glob("*.whl")):
+            wheels = folder / "wheels"
     return wheels, rest
 
 
@@ -93,6 +104,9 @@ def main() -> None:
             f"here: {sys.executable} has no {', '.join(absent)}; install them, put them on PYTHONPATH, or carry wheels "
             "(--wheels DIR; ci/gpu/wheels.txt says how)"
         )
+    for module, words in WANTED.items():
+        if find_spec(module) is None:
+            print(f"here: there is no {words}", file=sys.stderr)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*folders, os.environ.get("PYTHONPATH", "")]))
     os.execv(sys.executable, [sys.executable, *rest])
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import SHAPES
+from shapes import SHAPES
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thalweg.config import EngineArgs
@@ -58,9 +58,17 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name().removeprefix("aten::")
-        if not func.is_view and not name.startswith(QUIET):
+        out = func(*args, **(kwargs or {}))
+        if is_copy(args, out) if func.is_view else not name.startswith(QUIET):
             self.seen[f"torch {name.partition('.')[0]}"] += 1
-        return func(*args, **(kwargs or {}))
+        return out
+
+
+def is_copy(args: Any, out: Any) -> bool:
+    """Did an operation whose result may be a view (`to`, `contiguous`, `reshape`) copy its argument?"""
+    if not isinstance(out, torch.Tensor) or not args or not isinstance(args[0], torch.Tensor):
+        return False
+    return bool(out.untyped_storage()._cdata != args[0].untyped_storage()._cdata)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import subprocess
 import tarfile
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,14 +40,20 @@ class Clock:
         return self.budget - self.reserve - (time.monotonic() - self.started)
 
 
-def execute(part: Part, work: Path, limit: float) -> dict[str, Any]:
-    """Run one part; its whole output goes to a log of its name. Exit 124: it did not end in time, and was ended."""
+def execute(part: Part, work: Path, limit: float, have: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Run one part; its whole output goes to a log of its name. have: an earlier report of it, whose figures it keeps. Exit
+    124: it did not end in time, and was ended."""
+    words = list(part.words)
+    if have is not None:
+        file = work / f"{part.name.replace(' ', '-')}.have.json"
+        file.write_text(json.dumps(have))
+        words.append(f"--have={file}")
     log = work / f"{part.name.replace(' ', '-')}.log"
-    print(f"== {part.name}, at most {limit:.0f} s: {' '.join(part.command)}", flush=True)
+    print(f"== {part.name}, at most {limit:.0f} s: {' '.join(words)}", flush=True)
     start = time.monotonic()
     with log.open("w") as f:
         process = subprocess.Popen(
-            part.command, cwd=ROOT, stdout=f, stderr=subprocess.STDOUT, start_new_session=True,
+            words, cwd=ROOT, stdout=f, stderr=subprocess.STDOUT, start_new_session=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1", SECONDS: f"{max(limit - GRACE, limit / 2):.0f}", **part.env},
             preexec_fn=_interruptible,
         )  # fmt: skip
@@ -84,12 +91,17 @@ def end(process: subprocess.Popen[Any], grace: float) -> None:
 
 
 def results(part: Part) -> dict[str, Any]:
-    """What the part wrote, as far as it did: figures, evidence, counts of tests."""
+    """What the part wrote, as far as it did: figures by name, and what else its report says ("about"); evidence; counts of
+    tests."""
     found: dict[str, Any] = {}
     for name, file in (("figures", part.figures), ("evidence", part.evidence)):
         if file is not None and file.is_file():
             with suppress(ValueError):  # ended while it wrote
                 found[name] = json.loads(file.read_text())
+    report = found.get("figures")
+    if isinstance(report, dict) and isinstance(report.get("figures"), dict):
+        found["figures"] = report["figures"]
+        found["about"] = {k: v for k, v in report.items() if k != "figures"}
     if part.results is not None and part.results.is_file():
         with suppress(ET.ParseError):
             found["figures"] = counts(part.results)

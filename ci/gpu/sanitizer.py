@@ -1,9 +1,10 @@
-"""Eight tokens of the bundled model under NVIDIA's compute-sanitizer: accesses out of bounds (memcheck), races in shared memory
-(racecheck). JSON.
+"""Three tokens of a model of two layers under NVIDIA's compute-sanitizer: accesses out of bounds (memcheck), races in shared
+memory (racecheck). JSON.
 
-    python ci/gpu/sanitizer.py --device cuda [--seconds 290] [--output-json FILE]
+    python ci/gpu/sanitizer.py --device cuda [--tools memcheck] [--seconds 290] [--output-json FILE]
 
-memcheck runs without torch's allocator, which would hide what lies beside an array, and so without graphs; racecheck with both.
+memcheck runs without torch's allocator, which would hide what lies next to an array, and so without graphs; racecheck with
+both. A finding is a lead: the tools know nothing of copies that run beside the instructions of a program.
 Exit status: 77, and why in the JSON, where the tool or a device for it is not here; 1 if it found something.
 """
 
@@ -16,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,13 +30,18 @@ RUNS: Mapping[str, tuple[Mapping[str, str], bool]] = {
 }  # fmt: skip
 """Tool -> (environment, graphs)."""
 FOUND = 99
-EIGHT = """
-import sys
+TOKENS = """
+import argparse, json, sys
+from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-import checks
-more = {} if sys.argv[3] == "1" else {"additional_config": {"graphs": False}}
-story, _ = checks.serve(sys.argv[2], 1, 8, 0.0, gpu_memory_utilization=0.2, **more)
-print("tokens", story[0][0])
+import measure
+path = Path(sys.argv[4])
+(path / "config.json").write_text(json.dumps(measure.SHAPES["tiny"]))
+args = argparse.Namespace(device=sys.argv[2], dtype="bfloat16", length=256, variant=False, quantization=None)
+options = {"prepare": "none"} | ({} if sys.argv[3] == "1" else {"graphs": False})
+llm = measure.open_model(path, args, additional_config=options, gpu_memory_utilization=0.2)
+measure.generate(llm, measure.SHAPES["tiny"]["vocab_size"], [20], 3)
+print("three tokens")
 """
 
 
@@ -43,12 +50,15 @@ def main() -> int:
     parser.add_argument("--device", required=True, help="platform to check")
     given = float(os.environ.get("PART_SECONDS", "290"))  # as `ci/gpu/run` says it
     parser.add_argument("--seconds", type=float, default=given, help="for all of it (default %(default)g)")
+    parser.add_argument("--tools", default=",".join(RUNS), type=lambda s: s.split(","), help=f"of {', '.join(RUNS)}")
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()
+    if wrong := [t for t in args.tools if t not in RUNS]:
+        parser.error(f"--tools: {', '.join(wrong)}: choose from {', '.join(RUNS)}")
     why = refused(args.device)
     report: dict[str, Any] = {"why": why} if why else {}
-    for name in () if why else RUNS:
-        report[name] = check(name, args.device, args.seconds / len(RUNS) - 5)
+    for name in () if why else args.tools:
+        report[name] = check(name, args.device, args.seconds / len(args.tools) - 5)
         print(f"{name}: {json.dumps(report[name])}", flush=True)
         _write(args.output_json, report)
     print(json.dumps(report))
@@ -70,14 +80,19 @@ def refused(device: str) -> str | None:
 def check(name: str, device: str, seconds: float) -> dict[str, Any]:
     """errors: as the tool counts them, None if it was ended before; tail: of what it said."""
     env, graphs = RUNS[name]
-    command = [str(tool()), f"--tool={name}", f"--error-exitcode={FOUND}", "--launch-timeout=60", sys.executable, "-c", EIGHT,
-               str(HERE), device, str(int(graphs))]  # fmt: skip
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env={**os.environ, **env}, check=False)
-        said, code = done.stdout + done.stderr, done.returncode
-    except subprocess.TimeoutExpired as e:
-        said, code = (e.stdout or b"").decode(errors="replace"), 124
-    return {"exit": code, "errors": errors(said), "generated": "tokens [" in said, "tail": said.splitlines()[-25:]}
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [
+            str(tool()), f"--tool={name}", f"--error-exitcode={FOUND}", "--launch-timeout=60", sys.executable, "-c", TOKENS,
+            str(HERE), device, str(int(graphs)), scratch,
+        ]  # fmt: skip
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=seconds, env={**os.environ, **env}, check=False
+            )
+            said, code = done.stdout + done.stderr, done.returncode
+        except subprocess.TimeoutExpired as e:
+            said, code = (e.stdout or b"").decode(errors="replace"), 124
+    return {"exit": code, "errors": errors(said), "generated": "three tokens" in said, "tail": said.splitlines()[-25:]}
 
 
 def errors(said: str) -> int | None:

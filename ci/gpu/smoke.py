@@ -1,9 +1,9 @@
 """The first half minute on a machine: is there a device, how fast is it, does a step run, does a captured one, is the text
 right. JSON.
 
-    python ci/gpu/smoke.py --device cuda [--output-json FILE]
+    python ci/gpu/smoke.py --device cuda [--have FILE] [--output-json FILE]
 
-Each step is told as it ends, with its seconds and what the engine warned of; one that fails leaves the others to run.
+Each figure is written as it is known, with its seconds and what the engine warned of. One that fails leaves the others to run.
 Exit status: 0 if all hold.
 """
 
@@ -20,9 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ceilings
 import checks
-import measure
 import numpy as np
+import nvidia
 import torch
 
 from thalweg.hal import discovery
@@ -46,33 +47,37 @@ class Warned(logging.Handler):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", required=True, help="platform to try: a name, or package.module:Class")
+    parser.add_argument("--have", type=Path, metavar="FILE", help="an earlier report; figures in it are kept")
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()
     warned = Warned()
     for room in ("thalweg.backends", "thalweg.engine", "py.warnings"):
         logging.getLogger(room).addHandler(warned)
     logging.captureWarnings(True)
-    report: dict[str, Any] = {"device": args.device, "holds": True, "steps": {}}
-    for name, run in steps(args.device).items():
+    found: dict[str, Any] = {} if args.have is None else json.loads(args.have.read_text())["figures"]
+    report: dict[str, Any] = {"device": args.device, "holds": True, "figures": found}
+    for name, run in list_figures(args.device).items():
+        if name in found:
+            continue
         start, warned.words = time.perf_counter(), []
         try:
-            found = run()
-        except Exception:  # the next step may tell why
-            found = {"holds": False, "error": traceback.format_exc()[-1500:]}
-        found |= {"seconds": round(time.perf_counter() - start, 2)} | ({"warned": warned.words} if warned.words else {})
-        report["steps"][name] = found
-        report["holds"] = all(s.get("holds", True) for s in report["steps"].values())
-        print(f"{name}: {json.dumps(found)}", flush=True)
+            value = run()
+        except Exception:  # the next one may tell why
+            value = {"holds": False, "error": traceback.format_exc()[-1500:]}
+        value |= {"took_seconds": round(time.perf_counter() - start, 2)} | ({"warned": warned.words} if warned.words else {})
+        found[name] = value
+        report["holds"] = all(f.get("holds", True) for f in found.values())
+        print(f"{name}: {json.dumps(value)}", flush=True)
         if args.output_json:
             args.output_json.write_text(json.dumps(report, indent=1) + "\n")
     return 0 if report["holds"] else 1
 
 
-def steps(device: str) -> dict[str, Callable[[], dict[str, Any]]]:
+def list_figures(device: str) -> dict[str, Callable[[], dict[str, Any]]]:
     """Name -> what runs it and says what it found; "holds": False fails the smoke test."""
     return {
         "probe": lambda: probe(device),
-        "ceilings": lambda: ceilings(device),
+        "ceilings": lambda: measure_rates(device),
         "eager step": lambda: counted(device, None),
         "captured step": lambda: counted(device, StepShape(1, 1, 1, uniform=True)),
         "greedy": lambda: greedy(device),
@@ -81,9 +86,9 @@ def steps(device: str) -> dict[str, Callable[[], dict[str, Any]]]:
 
 def probe(device: str) -> dict[str, Any]:
     found = discovery.load(device).probe()
-    at = measure.torch_device(device)
+    at = ceilings.torch_device(device)
     facts: dict[str, Any] = {
-        "holds": found.score > 0, "reason": found.reason, "name": measure.device_name(at), "torch": torch.__version__,
+        "holds": found.score > 0, "reason": found.reason, "name": ceilings.device_name(at), "torch": torch.__version__,
         "python": machine_facts.python_version(), "cuda": torch.version.cuda, "hip": getattr(torch.version, "hip", None),
     }  # fmt: skip
     try:
@@ -96,13 +101,13 @@ def probe(device: str) -> dict[str, Any]:
         properties = getattr(torch, at.type).get_device_properties(at)
         facts["memory_bytes"] = properties.total_memory
         facts["properties"] = str(properties)
-    return facts
+    return facts | ({"board": nvidia.read_board()} if device == "cuda" else {})
 
 
-def ceilings(device: str) -> dict[str, float]:
-    at = measure.torch_device(device)
-    found = measure.machine(at, at.type == "cpu")
-    measure.tidy(at)
+def measure_rates(device: str) -> dict[str, Any]:
+    at = ceilings.torch_device(device)
+    found = ceilings.measure_rates(at, at.type == "cpu")
+    ceilings.tidy(at)
     return found
 
 
@@ -119,7 +124,7 @@ def counted(device: str, shape: StepShape | None) -> dict[str, Any]:
         batch = batch if shape is None else batch.pad(shape)
         run = opened.compile(step, opened.put(torch.ones(1, dtype=torch.int32)), box, shape, None)
         got = [int(np.asarray(run(batch).result().tokens)[0, 0]) for _ in range(4)]
-        return {"holds": got == [0, 1, 2, 3], "counted": got}
+        return {"holds": got == [0, 1, 2, 3], "counted": got, "arch": opened.info.notes.get("arch")}
     finally:
         opened.close()
 
@@ -131,7 +136,7 @@ def _opened(device: str) -> Device:
 def greedy(device: str) -> dict[str, Any]:
     """Three requests of the bundled model, token for token, captured steps among them."""
     want, _ = checks.serve("reference", 3, 8, 0.0)
-    got, plan = checks.serve(device, 3, 8, 0.0)
+    got, plan = checks.serve(device, 3, 8, 0.0, **checks.limit_graphs(device))
     return checks.compare(got, want, exact=False) | {"kernel_plan": plan}
 
 

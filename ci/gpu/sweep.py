@@ -26,10 +26,6 @@ from contestants import LIBRARIES
 
 HERE = Path(__file__).parent
 CONTESTANTS = (*LIBRARIES, "tiles", "attention")
-TILE = ("rows", "inner", "warps", "stages")
-"""Fields of tiles/*.json that both widths of a product share."""
-MANY, FEW = 256, 16
-"""Rows from which, and up to which, a product's other tiles are chosen, with the `inner` of all: sums keep their order."""
 
 
 def main() -> int:
@@ -155,34 +151,36 @@ def lines(
 def propose(
     base: Mapping[str, Any], products: Sequence[Mapping[str, Any]], attention: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any] | None:  # fmt: skip
-    """tiles/ARCH.json with the fastest of what was timed: by the geometric mean, over all sizes, of a tile's time over the best
-    tile's. Only tiles that were timed in every size count, and only those whose rows keep their bits."""
+    """tiles/ARCH.json with the fastest of what was timed, by the geometric mean of a tile's time over the best tile's. There is
+    a tile for every number of rows timed, over all matrices. Only tiles that were timed in every size count, and only those
+    whose rows keep their bits."""
     made: dict[str, Any] = json.loads(json.dumps({k: v for k, v in base.items() if k != "arch"}))
-    wide = made["product"]["wide"]
     triton = [r for r in products if r["by"] == "triton"]
-    narrow_cost = _costs([r for r in triton if r["cols"] < wide])
-    wide_cost = _costs([r for r in triton if r["cols"] >= wide])
-    pairs = [
-        (narrow_cost[n] + wide_cost[w], n, w) for n in narrow_cost for w in wide_cost
-        if all(dict(n)[k] == dict(w)[k] for k in TILE)
-    ]  # fmt: skip
-    if pairs:
-        _, narrow, broad = min(pairs)
-        made["product"] |= {k: dict(broad)[k] for k in TILE} | {"cols": dict(broad)["cols"], "narrow": dict(narrow)["cols"]}
-        kept = made["product"]
-        for name, here in (
-            ("many", [r for r in triton if r["rows"] >= MANY]),
-            ("few", [r for r in triton if r["rows"] <= FEW and -(-r["cols"] // kept["narrow"]) < kept["few"]["programs"]]),
-        ):
-            cost = _costs([r for r in here if r["tile"]["inner"] == kept["inner"]])
-            if cost:
-                best = dict(min(cost, key=lambda t: cost[t]))
-                kept[name] |= {k: best[k] for k in kept[name] if k in best}
+    bad = {_tile(r) for r in triton if not r.get("same_bits", True)}
+    shapes: list[dict[str, int]] = []
+    before = 0
+    for rows in sorted({r["rows"] for r in triton}):
+        cost = _costs([r for r in triton if r["rows"] == rows and _tile(r) not in bad])
+        if not cost:
+            continue
+        best = dict(min(cost, key=lambda t: cost[t]))
+        if shapes and all(shapes[-1][k] == v for k, v in best.items()):
+            shapes[-1]["most"] = rows
+        else:
+            shapes.append({**best, "least": before + 1, "most": rows, "programs": 0})
+        before = rows
+    if shapes:
+        shapes[-1]["most"] = 0
+        made["product"]["dense"] = shapes
     for kind in ("exact", "decode", "prefill"):
         cost = _costs([r for r in attention if r["launch"] == kind])
         if cost:
             made["attention"][kind] |= dict(min(cost, key=lambda t: cost[t]))
-    return made if pairs or attention else None
+    return made if shapes or attention else None
+
+
+def _tile(record: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(record["tile"].items()))
 
 
 def _costs(records: Iterable[Mapping[str, Any]]) -> dict[tuple[tuple[str, int], ...], float]:
@@ -190,7 +188,7 @@ def _costs(records: Iterable[Mapping[str, Any]]) -> dict[tuple[tuple[str, int], 
     times: dict[Any, dict[Any, float]] = defaultdict(dict)
     bad = set()
     for r in records:
-        tile = tuple(sorted(r["tile"].items()))
+        tile = _tile(r)
         case = tuple(r.get(k) for k in ("matrix", "rows", "model", "case"))
         times[case][tile] = r["us"]
         if not r.get("same_bits", True):

@@ -6,22 +6,58 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from gpu_scripts import FOLDER, ROOT
+import torch
+from gpu_scripts import FOLDER, ROOT, script
 
 pytest.importorskip("triton")
 
 
-@pytest.mark.slow
-def test_launches_of_a_layer_are_counted_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
-    out = tmp_path / "launches.json"
-    command = [sys.executable, str(FOLDER / "launches.py"), "--shapes", "tiny", "--rounds", "1", "--output-json", str(out)]
+def _count_launches(shape: str, out: Path) -> dict[str, Any]:
+    """What the script found of one shape."""
+    command = [sys.executable, str(FOLDER / "launches.py"), "--shapes", shape, "--rounds", "1", "--output-json", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(out.read_text())["shapes"]["tiny"]
+    found: dict[str, Any] = json.loads(out.read_text())["shapes"][shape]
+    return found
+
+
+@pytest.mark.slow
+def test_launches_of_a_layer_are_counted_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
+    found = _count_launches("tiny", tmp_path / "launches.json")
     for name, most in (("decode 1", 10), ("decode 64", 10), ("mixed 16 + 240", 11), ("prompt 2048", 9)):
         assert 8 <= found[name]["layer"] <= most, found[name]["of_layer"]
         assert found[name]["of_layer"]["triton turn_and_store"] == 1
     assert [name for name, f in found.items() if f["graph"]] == ["decode 1", "decode 64", "mixed 16 + 240"]
     assert all(f["launches"] == (1 if f["graph"] else f["eager_launches"]) for f in found.values())
+
+
+@pytest.mark.slow
+def test_experts_of_gpt_oss_run_kernels_whose_launches_do_not_grow_with_their_number(tmp_path: Path) -> None:
+    """Biases and clamped gates are added inside: the reference body launches 570 operations a layer."""
+    found = _count_launches("gpt-oss-20b", tmp_path / "launches.json")
+    for name, f in found.items():
+        assert f["layer"] <= 40, (name, f["of_layer"])
+        assert [f["of_layer"].get(f"triton {k}") for k in ("up", "down", "together")] == [1, 1, 1], name
+        assert not any(k in f["of_layer"] for k in ("torch mul", "torch clamp", "torch index")), name
+        assert f["of_layer"].get("torch linear", 0) <= 2, name  # of q, k and v, and of attention's output
+
+
+def test_the_shape_of_gpt_oss_has_the_values_of_the_published_model() -> None:
+    from thalweg.models import registry, sizes
+
+    config = script("launches").SHAPES["gpt-oss-20b"]
+    assert sizes.stored_values(registry.family(config)(config)) == 20_914_757_184
+
+
+def test_casts_and_copies_count_as_launches_and_views_do_not() -> None:
+    """Torch declares `to` and `contiguous` as views, as they may give their argument back."""
+    with torch.inference_mode(), script("launches").Operations() as operations:
+        x = torch.zeros(4, 6)
+        operations.seen.clear()
+        x.to(torch.float32), x.contiguous(), x.view(6, 4), x.t(), x[1:].flatten()
+        assert not operations.seen
+        x.to(torch.int32), x.t().contiguous()
+    assert operations.seen == {"torch to": 1, "torch contiguous": 1}

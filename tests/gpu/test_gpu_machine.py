@@ -1,5 +1,5 @@
-"""`ci/gpu/run`: which parts there are and in which order, what a budget does, that a run goes on where another ended, and
-that a checkout runs where nothing can be installed."""
+"""`ci/gpu/run`: what a budget does to parts, what a run leaves behind, when it is green, and that a checkout runs where nothing
+can be installed."""
 
 from __future__ import annotations
 
@@ -13,75 +13,12 @@ import sys
 import tarfile
 import time
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gpu_scripts import FOLDER, ROOT, script
-
-from thalweg.backends.torch_gpu import linear
-
-ORDER = [
-    "smoke", "checks", "kit exact attention", "kit exact linear", "kit no split k", "measure 1b", "measure 8b", "tiles", "load",
-    "kit rest 1", "kit rest 2", "measure 1b variant", "measure 8b variant", "sweep", "sanitizer",
-]  # fmt: skip
-
-
-def test_a_gpu_gets_every_part_at_full_size_and_a_processor_in_its_place_small_ones(tmp_path: Path) -> None:
-    made = script("parts")
-    full, hosted = (made.parts(p, tmp_path) for p in ("cuda", made.HOSTED))
-    assert [p.name for p in full.values() if p.default] == ORDER
-    assert [name for name in full if name != "kit no split k"] == list(hosted)
-    shows = full["kit no split k"]
-    assert '--platform-options={"unshown_products": true}' in shows.command
-    assert linear.WORKSPACE.items() <= shows.env.items()
-    assert {"tests", "kernels", "support", "bench host"} <= {p.name for p in full.values() if not p.default}
-    assert "--shapes=llama-8b" in full["measure 8b"].command
-    assert "--shapes=tiny" in hosted["measure 8b"].command
-    assert ("--variant" in full["measure 1b variant"].command) > ("--variant" in full["measure 1b"].command)
-    assert made.accelerated("cuda")
-    assert not made.accelerated(made.HOSTED)
-    assert all(Path(word).exists() for p in full.values() for word in p.command if word.startswith(str(ROOT)))
-    assert set(script("machine").QUICK) < set(ORDER)
-
-
-def test_the_kit_says_how_far_its_kernels_were_taken_and_is_shared_by_processes(tmp_path: Path) -> None:
-    made = script("parts")
-    for platform, level, parts in (("cuda", "executed", 5), (made.HOSTED, "hosted", 4)):
-        kit = [p for p in made.parts(platform, tmp_path, processes=5).values() if p.name.startswith("kit ")]
-        assert len({p.evidence for p in kit}) == len(kit) == parts
-        for p in kit:
-            assert f"--evidence={p.evidence}" in p.command
-            assert f"--evidence-level={level}" in p.command
-            assert p.command[p.command.index("-n") + 1] == "5"
-            assert {"--dist=worksteal", "--maxfail=30", "timeout=120"} <= set(p.command)
-    assert "-n" not in made.parts("tpu", tmp_path, processes=5)["kit rest 1"].command
-
-
-@pytest.mark.slow
-def test_the_parts_of_the_kit_are_all_of_it_and_no_test_twice(tmp_path: Path) -> None:
-    made = script("parts")
-    seen: list[str] = []
-    for p in made.parts("thalweg.backends.torch_gpu.testing:HostGpuPlatform", tmp_path).values():
-        if p.name.startswith("kit "):
-            whole = [w for w in p.command[: p.command.index("--maxfail=30")] if not w.startswith("--part")]
-            share = next(w for w in p.command if w.startswith("--part=")).removeprefix("--part=").split("/")
-            part = [] if int(share[1]) == made.HOSTED_SHARE else [f"--part={share[0]}/2"]
-            seen += _collected([*whole, *part])
-    everything = _collected(made._pytest(made.HOSTED))
-    assert len(seen) == len(set(seen))
-    assert set(seen) == set(everything)
-    assert any("variant" in name for name in seen)
-
-
-def _collected(command: list[str]) -> list[str]:
-    done = subprocess.run(
-        [*command, "--collect-only", "-v"], cwd=ROOT, capture_output=True, text=True
-    )  # -q twice names no tests
-    assert done.returncode == 0, done.stdout + done.stderr
-    names = [line for line in done.stdout.splitlines() if "::" in line]
-    assert names
-    return names
 
 
 def _part(name: str, code: str, *words: str, least: float = 0, most: float = 600, **more: Any) -> Any:
@@ -140,8 +77,7 @@ def test_a_part_that_hangs_is_ended_with_all_it_started_and_named_and_what_does_
         assert {"results/fails.log", "results/hangs.log"} <= set(tar.getnames())
     table = script("report").table({"parts": parts, "seconds": 1.0})
     assert any(line.startswith("hangs") and "killed" in line for line in table.splitlines())
-    words = script("machine").by_state({n: p["state"] for n, p in parts.items()})
-    assert words == "failed: fails; killed: hangs; not run: large"
+    assert script("machine").judge(parts, todo) == (True, "failed: fails; killed: hangs; not run: large")
     assert any(line.startswith("large") and "not run" in line for line in table.splitlines())
 
 
@@ -166,16 +102,69 @@ def test_an_ended_part_may_say_what_it_knows(tmp_path: Path) -> None:
     assert (parts["asks"]["state"], parts["asks"]["figures"]) == ("killed", {"known": 1})
 
 
+def _begin(monkeypatch: pytest.MonkeyPatch, *words: str) -> dict[str, Any]:
+    machine = script("machine")
+    monkeypatch.setattr("sys.argv", ["machine.py", "--hosted", *words])
+    summary, _ = machine.begin(machine._arguments(), script("parts").HOSTED, "a note", {})
+    return summary  # type: ignore[no-any-return]
+
+
 def test_a_carried_cache_of_kernels_is_every_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine, file = script("machine"), tmp_path / "said.json"
-    monkeypatch.setattr("sys.argv", ["machine.py", "--hosted", "--triton-cache", str(tmp_path)])
+    file = tmp_path / "said.json"
     monkeypatch.setenv("TRITON_CACHE_DIR", "somewhere else")
-    machine.begin(machine._arguments())
+    summary = _begin(monkeypatch, "--triton-cache", str(tmp_path))
+    assert summary["triton_cache"]["kernels_before"] == 0
     code = "import json, os, sys; json.dump(os.environ['TRITON_CACHE_DIR'], open(sys.argv[1], 'w'))"
     assert _run([_part("looks", code, str(file), figures=file)], tmp_path, 5_000)["parts"]["looks"]["figures"] == str(tmp_path)
     monkeypatch.setattr("sys.argv", ["machine.py", "--triton-cache", str(tmp_path / "none")])
     with pytest.raises(SystemExit):
-        machine._arguments()
+        script("machine")._arguments()
+
+
+def test_a_run_is_red_for_what_is_wrong_and_not_for_what_is_slow_or_only_a_lead() -> None:
+    verdict, part = script("machine").judge, partial(_part, code="pass")
+    judge, speed, lead = part("judge", judges=True), part("speed"), part("lead", lead=True)
+
+    def of(**states: str) -> tuple[bool, str]:
+        return verdict({n: {"state": s} for n, s in states.items()}, [judge, speed, lead])  # type: ignore[no-any-return]
+
+    assert of(judge="passed", speed="passed", lead="not here") == (False, "")
+    assert of(judge="passed", speed="killed", lead="failed") == (False, "failed: lead (a lead); killed: speed")
+    assert of(judge="passed", speed="not run", lead="killed")[0] is False
+    assert of(judge="passed", speed="failed", lead="passed") == (True, "failed: speed")
+    for state in ("failed", "killed", "not run"):
+        assert of(judge=state, speed="passed", lead="passed") == (True, f"{state}: judge")
+
+
+def test_commands_in_a_summary_name_no_folder_of_the_machine(tmp_path: Path) -> None:
+    shown = script("machine").shorten
+    words = [sys.executable, str(FOLDER / "smoke.py"), f"--output-json={tmp_path / 'smoke.json'}", f"--pack={Path.home()}/pack"]
+    assert shown(words, tmp_path) == ["python", "./ci/gpu/smoke.py", "--output-json=$OUT/smoke.json", "--pack=~/pack"]
+
+
+GOES_ON = """
+import json, pathlib, sys
+*_, out, have = sys.argv
+report = json.loads(pathlib.Path(have.removeprefix("--have=")).read_text())
+report["figures"]["b"] = {"seconds": 2.0}
+pathlib.Path(out).write_text(json.dumps(report))
+"""
+
+
+def test_a_part_that_was_ended_is_given_what_it_found_and_says_which_figures_are_old(tmp_path: Path) -> None:
+    file = tmp_path / "part.json"
+    before = {
+        "state": "killed", "run": "yesterday", "about": {"dtype": "bfloat16"}, "of": {"a": "yesterday", "c": "yesterday"},
+        "figures": {"a": {"seconds": 1.0}, "c": {"error": "no"}},
+    }  # fmt: skip
+    todo = [_part("goes on", GOES_ON, str(file), figures=file, resumes=True), _part("late", "pass", least=10_000, resumes=True)]
+    summary = {"platform": "x", "parts": {"goes on": dict(before), "late": dict(before)}}
+    parts = _run(todo, tmp_path, 5_000, summary)["parts"]
+    assert parts["goes on"]["state"] == "passed"
+    assert parts["goes on"]["figures"] == {"a": {"seconds": 1.0}, "b": {"seconds": 2.0}}
+    assert parts["goes on"]["about"] == {"dtype": "bfloat16"}
+    assert parts["goes on"]["of"] == {"a": "yesterday"}
+    assert (parts["late"]["state"], parts["late"]["figures"]) == ("not run", before["figures"])  # which the next run needs
 
 
 def test_evidence_of_the_parts_is_one(tmp_path: Path) -> None:
@@ -187,52 +176,6 @@ def test_evidence_of_the_parts_is_one(tmp_path: Path) -> None:
         code = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2])"
         todo.append(_part(f"kit {i}", code, str(file), text, evidence=file))
     assert _run(todo, tmp_path, 5_000)["evidence"]["cells"] == {"rope": {"fast": {"passed": 3, "failed": 0, "refused": 0}}}
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_what_was_not_run_or_was_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Through the command itself. The parts that are left are `bench host`, which needs no device, and one that passed."""
-    earlier = {
-        "platform": script("parts").HOSTED, "seconds": 100, "seconds_before": 20,
-        "parts": {
-            "smoke": {"state": "passed", "seconds": 3.0}, "checks": {"state": "failed", "exit": 1, "log": "checks.log"},
-            "bench host": {"state": "running"},
-        },
-    }  # fmt: skip
-    (tmp_path / "before.json").write_text(json.dumps(earlier))
-    cache = tmp_path / "triton"
-    (cache / "HASH").mkdir(parents=True)
-    for name in ("product.json", "product.cubin", "__grp__product.json"):
-        (cache / "HASH" / name).touch()
-    command = [
-        sys.executable, str(FOLDER / "machine.py"), "--hosted", "--budget", "500", "--resume", str(tmp_path / "before.json"),
-        "--triton-cache", str(cache), "--only", "smoke", "checks", "bench host",
-    ]  # fmt: skip
-    env = {**os.environ, "OUT": str(tmp_path / "out"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
-    assert done.returncode == 1, done.stderr  # as the checks failed
-    assert ": failed: checks; see " in done.stdout
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["parts"]["smoke"] == earlier["parts"]["smoke"]
-    assert summary["parts"]["checks"] == earlier["parts"]["checks"]
-    assert summary["parts"]["bench host"]["state"] == "passed"
-    assert summary["parts"]["measure 8b"] == {"state": "not run", "why": "not asked for"}
-    assert summary["seconds_before"] == 120
-    assert summary["triton_cache"] == {"folder": str(cache), "kernels_before": 1, "kernels_after": 1}
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["results.tar.gz", "summary.json"]
-
-
-def test_what_is_no_summary_of_this_platform_is_refused_in_words(tmp_path: Path) -> None:
-    machine, file = script("machine"), tmp_path / "summary.json"
-    for text, why in (
-        ("", "is no summary"), ("[]", "is no summary"), ('{"platform": "cuda", "parts": {"a": 3}}', "is no summary"),
-        ('{"platform": "rocm", "parts": {}}', "is of platform 'rocm', this run is on 'cuda'"),
-    ):  # fmt: skip
-        file.write_text(text)
-        with pytest.raises(SystemExit, match=why):
-            machine.resumed(file, "cuda")
-    with pytest.raises(SystemExit, match="is no summary"):
-        machine.resumed(tmp_path / "none.json", "cuda")
 
 
 def test_counts_of_tests_name_those_that_failed(tmp_path: Path) -> None:
@@ -337,13 +280,17 @@ def test_every_wheel_of_the_lists_has_a_version_in_the_constraints() -> None:
 
 @pytest.mark.slow
 def test_the_checks_of_a_gpu_hold_for_its_device_on_the_processor(tmp_path: Path) -> None:
-    """Greedy and drawn tokens are the reference's, captured steps are eager ones bit by bit, and a crowd changes nothing."""
+    """Greedy and drawn tokens are the reference's, captured steps are eager ones bit by bit, and neither a crowd nor a
+    neighbour that arrives changes anything."""
     command = [FOLDER / "run", "--here", "--hosted", "--only", "smoke"]
     env = {**os.environ, "OUT": str(tmp_path), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert not summary["accelerated"]
-    assert summary["parts"]["smoke"]["figures"]["holds"]
-    report = script("checks").check(script("parts").HOSTED, requests=4, tokens=10)["checks"]
-    assert {name: c["holds"] for name, c in report.items()} == dict.fromkeys(("greedy", "random", "crowd", "captured"), True)
+    assert summary["parts"]["smoke"]["about"]["holds"]
+    assert summary["identity"]["card"].startswith("host: ")
+    checks = script("checks")
+    report = dict(checks.check(script("parts").HOSTED, requests=4, tokens=10))
+    assert {name: c["holds"] for name, c in report.items()} == dict.fromkeys(checks.CHECKS, True)
+    assert list(dict(checks.check(script("parts").HOSTED, 2, 6, have=checks.CHECKS[:-1]))) == ["captured"]

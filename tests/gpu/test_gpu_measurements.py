@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpu_scripts import script
+from gpu_scripts import FOLDER, script
 
 
 @pytest.mark.parametrize(
@@ -78,13 +84,71 @@ def test_other_tokens_and_other_bits_fail_a_comparison() -> None:
     assert not compare(bits, want)["holds"]
 
 
-def test_the_shapes_are_those_of_the_published_models() -> None:
-    from thalweg.models import registry, sizes
+def test_a_neighbour_that_changes_a_bit_fails_the_schedule_and_says_at_which_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = script("checks")
+    alone = ([1, 2], [-0.5, -0.25])
+    other = ([1, 2], [-0.5, -0.25 - 1e-7])
+    monkeypatch.setattr(checks, "run_with_neighbour", lambda llm, tokens, n: other if n == 10 else alone)
+    found = checks.check_schedule(None, 8)
+    assert (found["holds"], list(found["differ"]), found["lengths"]) == (False, ["10"], [9, 10, 17, 65])
+    monkeypatch.setattr(checks, "run_with_neighbour", lambda *_: alone)
+    assert checks.check_schedule(None, 8)["holds"]
 
-    measure = script("measure")
-    for name, billions in (("llama-1b", 1.236), ("llama-8b", 8.03)):
-        config = measure.SHAPES[name]
-        assert sizes.stored_values(registry.family(config)(config)) / 1e9 == pytest.approx(billions, rel=2e-3), name
+
+def test_a_neighbour_arrives_while_the_first_request_decodes() -> None:
+    """An engine of which every step gives each open request a token."""
+    checks = script("checks")
+
+    class Engine:
+        def __init__(self) -> None:
+            self.made: dict[str, int] = {}
+            self.most: dict[str, int] = {}
+            self.arrived: list[tuple[str, int, int]] = []
+
+        def add_request(self, name: str, prompt: Any, params: Any) -> None:
+            self.arrived.append((name, len(prompt["prompt_token_ids"]), self.made.get("first", 0)))
+            self.made[name], self.most[name] = 0, params.max_tokens
+
+        def has_unfinished_requests(self) -> bool:
+            return any(n < self.most[k] for k, n in self.made.items())
+
+        def step(self) -> list[Any]:
+            out = []
+            for name in [k for k, n in self.made.items() if n < self.most[k]]:
+                self.made[name] += 1
+                tokens = list(range(self.made[name]))
+                made = SimpleNamespace(token_ids=tokens, logprobs=[{t: SimpleNamespace(logprob=-t)} for t in tokens])
+                out.append(SimpleNamespace(request_id=name, outputs=[made]))
+            return out
+
+    for neighbour, arrived in ((0, [("first", 40, 0)]), (10, [("first", 40, 0), ("neighbour", 10, checks.ARRIVAL)])):
+        engine = Engine()
+        tokens, logprobs = checks.run_with_neighbour(SimpleNamespace(llm_engine=engine), 8, neighbour)
+        assert (len(tokens), len(logprobs)) == (8, 8)
+        assert engine.arrived == arrived
+
+
+def test_checks_capture_few_steps_where_the_platform_can_be_told_which() -> None:
+    """An engine that captures every size opens in many seconds on a GPU, and the checks open several."""
+    checks = script("checks")
+    assert checks.limit_graphs("cuda") == {"additional_config": {"graph_sizes": [1, 4, 16]}}
+    assert checks.limit_graphs("reference") == {}
+
+
+def test_checks_that_an_earlier_report_has_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks, asked = script("checks"), []
+    out, have = tmp_path / "out.json", tmp_path / "have.json"
+
+    def check(device: str, requests: int, tokens: int, known: Any) -> Iterator[tuple[str, Any]]:
+        asked.append(known)
+        yield from ((n, {"holds": n != "crowd"}) for n in ("greedy", "crowd") if n not in known)
+
+    monkeypatch.setattr(checks, "check", check)
+    have.write_text('{"figures": {"greedy": {"holds": true}}}')
+    monkeypatch.setattr("sys.argv", ["checks.py", "--device=x", f"--have={have}", f"--output-json={out}"])
+    assert checks.main() == 1
+    assert asked == [("greedy",)]
+    assert json.loads(out.read_text())["figures"] == {"greedy": {"holds": True}, "crowd": {"holds": False}}
 
 
 def test_the_matrices_of_a_sweep_are_all_of_the_models() -> None:
@@ -106,34 +170,40 @@ def _product(cols: int, tile: tuple[int, ...], us: float, rows: int = 1, **more:
             "same_bits": True, "tile": named} | more  # fmt: skip
 
 
-def test_a_proposal_has_the_fastest_tiles_that_go_together_and_keep_a_rows_bits() -> None:
+def test_a_proposal_has_the_fastest_tile_for_each_number_of_rows_and_none_that_changes_bits() -> None:
     from dataclasses import asdict
 
     from thalweg.backends.triton_kernels.tiles import Tiles, _read, tiles
 
     sweep, base = script("sweep"), asdict(tiles("sm_90"))
-    narrow, wide, other = (64, 16, 64, 4, 5), (64, 128, 64, 4, 5), (128, 256, 64, 8, 4)
+    narrow, wide, large, wrong = (64, 16, 64, 4, 5), (64, 128, 64, 4, 5), (128, 256, 64, 8, 4), (64, 8, 64, 4, 5)
+    times = {  # (rows, columns) -> microseconds of narrow, wide, large
+        (1, 4096): (10, 11, 30), (1, 32768): (50, 20, 40), (16, 4096): (20, 12, 30), (256, 4096): (90, 60, 40),
+    }  # fmt: skip
     records = [
-        _product(4096, narrow, 10), _product(4096, wide, 20), _product(4096, other, 30),
-        _product(32768, narrow, 50), _product(32768, wide, 20), _product(32768, other, 15),
-        _product(4096, (64, 8, 64, 4, 5), 1, same_bits=False), _product(32768, (64, 8, 64, 4, 5), 1, same_bits=False),
-    ]  # fmt: skip
+        _product(cols, tile, us, rows)
+        for (rows, cols), each in times.items()
+        for tile, us in zip((narrow, wide, large), each, strict=True)
+    ]
+    records += [_product(cols, wrong, 1, rows, same_bits=False) for rows, cols in times]
     tile = {"rows": 32, "keys": 64, "warps": 4, "stages": 2}
     attention = [
         {"kind": "attention", "launch": "exact", "model": "8b", "case": case, "tile": t, "us": us}
         for case, t, us in (("decode", tile, 1), ("decode", {**tile, "rows": 64}, 2), ("prefill", {**tile, "rows": 64}, 1))
     ]
     made = sweep.propose(base, records, attention)
-    assert _read(Tiles, {"arch": "sm_90", **made}, "proposal")  # the format that the library reads
-    product = {"rows": 64, "cols": 128, "narrow": 16, "inner": 64, "warps": 4, "stages": 5}
-    assert made["product"] == {**base["product"], **product}
+    read = _read(Tiles, {"arch": "sm_90", **json.loads(json.dumps(made))}, "proposal")  # the format that the library reads
+    for rows, (m, n) in {1: wide[:2], 16: wide[:2], 256: large[:2], 4096: large[:2]}.items():
+        chosen = read.product.choose("dense", rows, 4096)
+        assert (chosen.rows, chosen.cols) == (m, n), rows
+    assert made["product"]["codes"] == list(base["product"]["codes"])
     assert made["attention"]["exact"] == {**tile, "rows": 64}  # the other was not timed in every case
     assert made["attention"]["decode"] == base["attention"]["decode"]
     assert sweep.propose(base, [], []) is None
     said = sweep.summarise([{"kind": "base", "tiles": base}, *records, *attention])["lines"]
-    assert "triton: a row's bits differ in 2 of 8: m32768 x 1, m4096 x 1" in said
-    assert said[1].startswith('proposed: {"narrow": 16')
-    assert said[2] == "m4096, us: triton 1"
+    assert "triton: a row's bits differ in 4 of 16: m32768 x 1, m4096 x 1, m4096 x 16, m4096 x 256" in said
+    assert said[1].startswith("proposed: ")
+    assert said[2] == "m4096, us: triton 1/1/1"
 
 
 def test_a_sweep_of_which_nothing_works_says_why_and_fails_and_one_tile_that_does_not_fit_is_no_failure() -> None:
@@ -171,19 +241,135 @@ def test_the_sanitizer_says_where_it_cannot_run_and_counts_what_it_found() -> No
     assert sanitizer.errors("ended early") is None
 
 
+SMI = """
+==============NVSMI LOG==============
+
+Driver Version                            : 580.95.05
+
+Attached GPUs                             : 2
+GPU 00000000:19:00.0
+    MIG Mode
+        Current                           : Disabled
+        Pending                           : Disabled
+    Performance State                     : P0
+    Clocks Event Reasons
+        Idle                              : Active
+        SW Power Cap                      : Not Active
+        HW Slowdown                       : Active
+            HW Thermal Slowdown           : Not Active
+    ECC Mode
+        Current                           : Enabled
+    Temperature
+        GPU Current Temp                  : 31 C
+    GPU Power Readings
+        Instantaneous Power Draw          : 75.30 W
+        Current Power Limit               : 650.00 W
+        Default Power Limit               : 700.00 W
+    Clocks
+        SM                                : 345 MHz
+        Memory                            : 3201 MHz
+    Max Clocks
+        SM                                : 1980 MHz
+        Memory                            : 3201 MHz
+GPU 00000000:3B:00.0
+    Performance State                     : P8
+"""
+
+
+def test_what_slows_a_board_is_read_of_what_its_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia = script("nvidia")
+    assert nvidia.summarise(SMI) == {
+        "driver": "580.95.05", "mig": "Disabled", "ecc": "Enabled", "performance_state": "P0", "sm_clock": "345 MHz",
+        "memory_clock": "3201 MHz", "most_sm_clock": "1980 MHz", "most_memory_clock": "3201 MHz", "power_limit": "650.00 W",
+        "default_power_limit": "700.00 W", "power": "75.30 W", "temperature": "31 C", "clocks_low_for": ["HW Slowdown"],
+    }  # fmt: skip
+    nothing = nvidia.summarise("")
+    assert nothing.pop("clocks_low_for") == []
+    assert set(nothing.values()) == {None}
+    seen: list[list[str]] = []
+    monkeypatch.setattr(nvidia.shutil, "which", lambda name: f"/bin/{name}")
+    done = SimpleNamespace(returncode=9, stdout="", stderr="no driver")
+    monkeypatch.setattr(nvidia.subprocess, "run", lambda command, **_: seen.append(command) or done)
+    assert nvidia.read_board() == {"why": "nvidia-smi -q: no driver"}
+    assert seen == [["nvidia-smi", "-q"]]  # which reads, and sets nothing
+
+
+def test_a_profile_is_the_median_launch_in_plain_units() -> None:
+    ncu = script("ncu")
+    text = "\n".join([
+        "==PROF== Connected", '"ID","Kernel Name","gpu__time_duration.sum","dram__bytes.sum","launch__registers_per_thread"',
+        '"","","us","Mbyte","register/thread"', '"0","_product","30.5","117.4","48"', '"1","_product","1,028.0","117.6","48"',
+        '"2","_product","29.0","117.5","48"', "==PROF== Disconnected",
+    ])  # fmt: skip
+    found = ncu.read_table(text)
+    assert (found["microseconds"], found["memory_bytes"], found["registers"]) == (30.5, pytest.approx(117.4e6), 48.0)
+    assert (found["launches"], found["kernel"], found["l2_bytes"]) == (3, "_product", None)
+    assert ncu.read_table("==ERROR== ERR_NVGPUCTRPERM") == {}
+    assert "not platform rocm" in ncu.explain_refusal("rocm")
+
+
+def test_a_machine_that_lets_nobody_read_counters_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ncu, out, seen = script("ncu"), tmp_path / "ncu.json", []
+    monkeypatch.setattr(ncu, "find_tool", lambda: "/bin/ncu")
+    monkeypatch.setattr("sys.argv", ["ncu.py", "--device=cuda", f"--output-json={out}"])
+    done = SimpleNamespace(returncode=1, stdout="==ERROR== ERR_NVGPUCTRPERM - no permission", stderr="")
+    monkeypatch.setattr(ncu.subprocess, "run", lambda command, **_: seen.append(command) or done)
+    assert ncu.main() == 77
+    assert "lets nobody read" in json.loads(out.read_text())["why"]
+    (command,) = seen
+    assert command[command.index("--clock-control") + 1] == "none"
+
+
+def test_a_carried_start_is_made_only_where_kernels_were_carried() -> None:
+    starts = script("starts")
+    assert list(starts.list_caches(Path("x"), None)) == ["start cold", "start warm"]
+    with_them = starts.list_caches(Path("x"), "/kernels")
+    assert list(with_them) == ["start carried", "start cold", "start warm"]
+    assert with_them["start carried"] == "/kernels"
+    assert with_them["start cold"] == with_them["start warm"] != "/kernels"
+
+
+@pytest.mark.slow
+def test_an_l2_rate_is_of_bytes_that_were_read() -> None:
+    """Every program sums what it read in every pass, and no two programs read a part in one pass."""
+    pytest.importorskip("triton")
+    code = "\n".join([
+        f"import sys; sys.path.insert(0, {str(FOLDER)!r})", "import torch, l2",
+        "x = torch.arange(3.0).repeat_interleave(l2.BLOCK)", "print(l2.read_again(x, 6).tolist())",
+    ])  # fmt: skip
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert json.loads(done.stdout) == [6 * 4096.0] * 3  # each has been at parts 0, 1 and 2 twice
+
+
+def test_a_machine_without_an_l2_rate_says_why() -> None:
+    import torch
+
+    assert set(script("ceilings").measure_l2(torch.device("cpu"))) == {"l2_why"}
+
+
 def test_a_table_says_in_few_lines_what_every_part_found() -> None:
     report = script("report")
     kit = {"passed": 3, "failed": 1, "skipped": 2, "failures": ["test_x: differs"]}
     shape = {
-        "decode": {"tokens_per_second": 150.0, "bandwidth_fraction": 0.7}, "error": "OutOfMemoryError: no",
-        "idle": {"between_fraction": 0.01, "inside_fraction": None, "graphs": 3, "kernels": []},
+        "llama-8b: open": {"seconds": 9.0, "token_bytes": 15e9}, "llama-8b: step 1": {"seconds": 0.0067},
+        "llama-8b: step 64": {"error": "OutOfMemoryError: no"}, "llama-8b: crowd": {"holds": False},
+        "llama-8b: idle": {"between_fraction": 0.01, "inside_fraction": None, "graphs": 3, "kernels": []},
+        "llama-8b: requests 64 x 1024 + 512": {"seconds": 8.0, "output_tokens_per_second": 4096.0},
+    }  # fmt: skip
+    smoke = {
+        "probe": {"name": "H", "board": {**script("nvidia").summarise(SMI)}}, "x": {"holds": False},
+        "ceilings": {"bandwidth": 3e12, "read_bytes_per_second": 3e12, "copy_bytes_per_second": 2e12,
+                     "l2_bytes_per_second": 5e12, "matrix_flops_per_second": 7e14},
     }  # fmt: skip
     parts = {
-        "smoke": {"state": "passed", "seconds": 3.0, "figures": {"steps": {"probe": {"name": "H"}, "x": {"holds": False}}}},
-        "checks": {"state": "failed", "figures": {"checks": {"greedy": {"holds": False}, "captured": {"holds": None}}}},
+        "smoke": {"state": "passed", "seconds": 3.0, "figures": smoke},
+        "checks": {"state": "failed", "figures": {"greedy": {"holds": False}, "captured": {"holds": None}}},
         "kit rest 1": {"state": "failed", "figures": kit},
-        "measure 8b": {"state": "failed", "figures": {"shapes": {"l": shape}}},
+        "measure 8b": {"state": "failed", "figures": shape, "of": {"llama-8b: open": "earlier run"}},
+        "starts 1b": {"state": "passed", "figures": {"llama-1b: start cold": {"seconds": 7.5}}},
         "sanitizer": {"state": "not here", "figures": {"why": "there is no tool"}},
+        "ncu": {"state": "not here", "figures": {}, "about": {"why": "nobody may"}},
         "sweep": {"state": "passed", "figures": {"lines": [f"line {i}" for i in range(60)]}},
         "tests": {"state": "failed", "exit": 2, "log": "tests.log"}, "support": {"state": "not run", "why": "not asked for"},
     }  # fmt: skip
@@ -196,8 +382,11 @@ def test_a_table_says_in_few_lines_what_every_part_found() -> None:
     assert max(map(len, rows)) <= report.WIDTH
     for words in (
         "WRONG: x", "greedy DOES NOT HOLD, captured does not apply", "3 passed, 1 failed, 2 skipped", "test_x: differs",
-        "decode 150.0 tok/s = 70.0% of bandwidth", "between steps 1.0%, inside them unknown", "error: OutOfMemoryError",
-        "there is no tool", "more lines in summary.json)",
+        "steps of 1: 6.70 ms; one sequence reads its weights at 75% of bandwidth", "between steps 1.0%, inside them unknown",
+        "llama-8b: step 64: error: OutOfMemoryError", "crowd DOES NOT HOLD", "requests 64 x 1024 + 512: 4096 tok/s out",
+        "driver 580.95.05, 345 MHz of 1980 MHz, 650.00 W, ECC Enabled, MIG Disabled, clocks low for HW Slowdown",
+        "L2 5000 GB/s", "process to first token: cold 7.5 s", "there is no tool", "nobody may", "more lines in summary.json)",
+        "of the run earlier run: measure 8b (open)",
     ):  # fmt: skip
         assert words in table, words
     assert rows[-1] == "7 s in all, 8 s in the runs before"
