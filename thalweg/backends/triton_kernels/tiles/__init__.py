@@ -160,7 +160,7 @@ class Tiles:
 
 def of_any_rows(t: Tiles) -> Tiles:
     """The same with one tile for products of any number of rows, and for exact attention over prompts that of decodes."""
-    product = replace(t.product, **dict.fromkeys(OPERANDS, ()))
+    product = replace(t.product, dense=(), int8=(), float8=(), codes=())
     return replace(t, product=product, attention=replace(t.attention, exact_prefill=t.attention.exact))
 
 
