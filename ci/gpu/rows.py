@@ -89,6 +89,11 @@ def check(name: str, quick: bool, have: Mapping[str, Any]) -> Iterator[tuple[str
                     if label not in have:
                         yield label, compare(kernel, format, of, at)
                         tidy(at)
+            for kernel, format, shape in mixtures(device, quick):
+                label = f"experts {kernel.name} {format} {shape.experts} x {shape.hidden} x {shape.inner}"
+                if label not in have:
+                    yield label, compare_experts(kernel, format, shape, at, (1, 5, 17) if quick else EXPERT_ROWS)
+                    tidy(at)
             if "tiles" not in have:
                 yield "tiles", unmet(device, sizes)
             if "errors" not in have and not quick:
@@ -152,6 +157,51 @@ def differing(run: Product, x: Tensor, rows: Sequence[int]) -> list[int]:
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Experts of one layer: how many, of how many each token has, their sizes."""
+
+    experts: int
+    each: int
+    hidden: int
+    inner: int
+
+
+QWEN, GPT_OSS, TINY = Mixture(128, 8, 2048, 768), Mixture(32, 4, 2880, 2880), Mixture(4, 2, 64, 32)
+EXPERT_ROWS = (1, 2, 7, 16, 17, 64, 65, 256, 1000)
+
+
+def mixtures(device: Device, quick: bool) -> Iterator[tuple[Kernel, WeightFormat, Mixture]]:
+    """Kernels of mixtures that claim that rows do not depend on the batch, each with a format and the sizes of a model."""
+    dtype = "float32" if quick else "bfloat16"
+    for format, shape in ((DENSE, TINY),) if quick else ((DENSE, QWEN), (MXFP4, GPT_OSS)):
+        facts = {"weight": format, "down_weight": format, "dtype": dtype, "act": "silu"}
+        yield from ((k, format, shape) for k in device.kernels
+                    if k.op == "experts" and k.batch_invariant and k.supports(facts) is None)  # fmt: skip
+
+
+def compare_experts(
+    kernel: Kernel, format: WeightFormat, s: Mixture, at: torch.device, rows: Sequence[int]
+) -> dict[str, Any]:  # fmt: skip
+    """Which numbers of tokens change a token's bits."""
+    dtype = torch.float32 if s is TINY else torch.bfloat16
+    tokens = max(rows)
+    up, down = (
+        weight_of(kernel, format, draw((s.experts * out, width), at, dtype, width**-0.5))
+        for out, width in ((2 * s.inner, s.hidden), (s.hidden, s.inner))
+    )
+    x, scores = draw((tokens, s.hidden), at, dtype), draw((tokens, s.experts), at, torch.float32)
+    shares, ids = scores.softmax(-1).topk(s.each, -1)
+    ids = ids.to(torch.int32)
+    static = {"experts": s.experts, "act": "silu", "group": format.group, "down_group": format.group}
+    whole, differ = kernel.run(x, ids, shares, up, down, **static), []
+    for n in rows:
+        order = torch.randperm(tokens, generator=torch.Generator().manual_seed(n))[:n].to(at)
+        if not torch.equal(kernel.run(x[order], ids[order], shares[order], up, down, **static), whole[order]):
+            differ.append(n)
+    return {"holds": not differ, "compared": len(rows), "differ": differ}
+
+
 def unmet(device: Device, sizes: Sizes) -> dict[str, Any]:
     """Tiles of our own products that none of these sizes meets: by operands, rows x columns."""
     try:
@@ -188,7 +238,8 @@ def exact(format: WeightFormat, x: Tensor, dense: Tensor) -> Tensor:
     if format == DENSE:
         return x.double() @ dense.double().t()
     weight = dequantise(dict(quantise(dense, format).data), format.group, torch.float32)
-    return round_rows(x.float(), format.act, format.group, None).double() @ weight.double().t()
+    rows = round_rows(x.float().cpu(), format.act, format.group, None)  # a GPU divides by a number as it multiplies by 1 / it
+    return rows.to(x.device).double() @ weight.double().t()
 
 
 def far_blocks(device: Device, at: torch.device) -> dict[str, Any]:

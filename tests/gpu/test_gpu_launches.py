@@ -39,7 +39,7 @@ def test_experts_of_gpt_oss_run_kernels_whose_launches_do_not_grow_with_their_nu
     """Biases and clamped gates are added inside: the reference body launches 570 operations a layer."""
     found = _count_launches("gpt-oss-20b", tmp_path / "launches.json")
     for name, f in found.items():
-        assert f["layer"] <= 40, (name, f["of_layer"])
+        assert f["layer"] <= 16, (name, f["of_layer"])
         assert [f["of_layer"].get(f"triton {k}") for k in ("up", "down", "together")] == [1, 1, 1], name
         assert not any(k in f["of_layer"] for k in ("torch mul", "torch clamp", "torch index")), name
         assert f["of_layer"].get("torch linear", 0) <= 2, name  # of q, k and v, and of attention's output

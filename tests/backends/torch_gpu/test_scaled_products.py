@@ -113,6 +113,8 @@ def test_few_rows_are_the_fused_product_s_and_many_are_the_library_s(label: str,
         kernel.run(torch.randn(n, 64).to(torch.bfloat16), packed, act=format.act, group=0)
     assert fused == [((scaled.FEW, 64), format.act, 0)]
     assert products == [(scaled.FEW + 1, 64)]
+    kernel.run(torch.randn(3, 64).to(torch.bfloat16), packed, torch.randn(48).to(torch.bfloat16), act=format.act, group=0)
+    assert len(fused) == (1 if format.kind == "float" else 2), "a bias of floats is added by one of the two"
 
 
 def _recording(f: Callable[..., Tensor], seen: list[tuple[int, ...]]) -> Callable[..., Tensor]:

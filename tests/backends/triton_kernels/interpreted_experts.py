@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from thalweg.backends.triton_kernels import groups
 from thalweg.backends.triton_kernels.testing import InterpretPlatform
+from thalweg.backends.triton_kernels.tiles import tiles
 from thalweg.hal import ops
 from thalweg.hal.device import Device
 from thalweg.hal.op import Binder, Kernel
@@ -53,6 +55,44 @@ def test_experts_of_two_formats_are_those_of_the_definition(device: Device, pair
     got = kernel.run(x, ids, weights, *(kernel.pack(w) for w in held), **static)
     want = ops.experts.reference(x, ids, weights, *(w.data.get("weight", w.data) for w in held), **static)
     torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+
+
+def _assign_by_sorting(ids: torch.Tensor, experts: int, m: int) -> tuple[torch.Tensor, ...]:
+    """starts, ends, firsts, pairs and tile_expert of `groups.assign`, by torch's sort."""
+    flat = ids.reshape(-1)
+    pairs = torch.argsort(flat, stable=True)
+    each = torch.bincount(flat, minlength=experts)[:experts]
+    ends, after = each.cumsum(0), ((each + m - 1) // m).cumsum(0)
+    most = min(len(flat), -(-len(flat) // m) + experts)
+    owner = (torch.arange(most)[:, None] >= after).sum(1)
+    return ends - each, ends, after - (each + m - 1) // m, pairs, owner
+
+
+@pytest.mark.parametrize("ranked", [True, False])
+@pytest.mark.parametrize(("tokens", "each", "experts", "m"), [(1, 4, 8, 16), (7, 2, 5, 16), (90, 3, 33, 16), (300, 1, 2, 64)])
+def test_pairs_lie_by_expert_in_their_order_and_tiles_have_one_expert(
+    device: Device, monkeypatch: pytest.MonkeyPatch, ranked: bool, tokens: int, each: int, experts: int, m: int
+) -> None:
+    """Nobody's pairs (adapters' rows without one) come last and have no tile. Few pairs are ranked, many sorted."""
+    if not ranked:
+        monkeypatch.setattr(groups, "MOST_RANKED", 0)
+    drawn = np.random.default_rng(tokens).integers(0, experts + (each == 1), (tokens, each))
+    ids = torch.from_numpy(drawn.astype(np.int32))
+    for got, want in zip(groups.assign(ids, experts, m), _assign_by_sorting(ids, experts, m), strict=True):
+        assert got.tolist() == want.tolist()
+
+
+def test_a_token_s_bits_are_the_same_in_whatever_tile_of_its_experts(device: Device) -> None:
+    product, kernel = tiles("interpret").product, _kernel(device, weight=DENSE, down_weight=DENSE, dtype="bfloat16", act="silu")
+    assert {next(t for t in product.experts if t.serves(n, 1)) for n in (1, 20)} == set(product.experts)
+    rng = torch.Generator().manual_seed(5)
+    x, shares = torch.randn(40, 96, generator=rng).to(torch.bfloat16), torch.rand(40, 1, generator=rng)
+    ids = torch.randint(0, 2, (40, 1), generator=rng, dtype=torch.int32)
+    up, down = (torch.randn(*s, generator=rng).to(torch.bfloat16) / 8 for s in ((2 * 2 * 48, 96), (2 * 96, 48)))
+    held = [kernel.pack(QTensor(DENSE, tuple(w.shape), {"weight": w})) for w in (up, down)]
+    whole = kernel.run(x, ids, shares, *held, experts=2)
+    for n in (1, 2, 40):
+        assert torch.equal(kernel.run(x[:n], ids[:n], shares[:n], *held, experts=2), whole[:n])
 
 
 def _make_experts(format: WeightFormat, dtype: str) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:

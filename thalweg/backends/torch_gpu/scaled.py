@@ -82,9 +82,10 @@ def _float8(
     h: Helpers, kind: torch.dtype, x: Tensor, weight: Mapping[str, Tensor], bias: Tensor | None = None, *, act: str = "",
     group: int = 0,
 ) -> Tensor:  # fmt: skip
-    """kind: the target's 8-bit float."""
+    """kind: the target's 8-bit float. The library adds a bias after another rounding than Triton's product, so it has all rows
+    of layers with one."""
     rows, few = x.reshape(-1, x.shape[-1]), h.few(act)
-    if few is not None and rows.shape[0] <= FEW:
+    if few is not None and bias is None and rows.shape[0] <= FEW:
         return few(x, weight, bias, act=act, group=group)
     codes, scale = h.round(rows, act)
     scales = weight["scales"].expand(1, weight["codes"].shape[0])

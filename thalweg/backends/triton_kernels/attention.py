@@ -219,7 +219,9 @@ class PagedAttention(AttentionBackend):
         size = block * BYTES[spec.dtype]
         scalar = self._tiles.scalar if spec.dtype == "float32" else MOST_ROWS * 4
         rows = max(min(t.rows, scalar, MOST_ROWS if block <= 128 else 64), _pad(share))
-        most = 64 if spec.kv_dtype == "int8" else t.keys  # its scales take registers
+        most = t.keys
+        if spec.kv_dtype == "int8":  # its scales take registers
+            most = 64 if self.batch_invariant else t.keys // 2
         keys = max(16, min(t.keys, most, t.keys * 256 // size, scalar))
         stages = t.stages
         while stages > 1 and rows * size + 2 * stages * keys * size > self._tiles.shared:

@@ -26,8 +26,10 @@ def from_e4m3(bits, NATIVE: tl.constexpr):
 
 @triton.jit
 def as_native(bits, NATIVE: tl.constexpr):
-    """uint8 codes as the target's own type."""
-    if NATIVE == "float8_e4m3fnuz":
+    """Codes, uint8 or of the target's own type, as that type."""
+    if bits.dtype != tl.uint8:
+        return bits
+    elif NATIVE == "float8_e4m3fnuz":
         return bits.to(tl.float8e4b8, bitcast=True)
     else:
         return bits.to(tl.float8e4nv, bitcast=True)

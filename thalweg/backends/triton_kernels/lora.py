@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from thalweg.backends.triton_kernels import moe, quantised
+from thalweg.backends.triton_kernels import groups, moe, quantised
 from thalweg.backends.triton_kernels.linear import DTYPES
 from thalweg.backends.triton_kernels.tiles import Tiles
 from thalweg.hal.op import Kernel
@@ -22,9 +22,9 @@ def _through(tiles: Tiles, x: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
         return out
     _, n, k = quantised.tile_sizes(tiles, "raw", 0, cols, 1, True, x.dtype)
     m, k = 16, min(k, max(16, triton.next_power_of_2(width)))
-    work, most = moe.assign(torch.where(slots == NONE, count, slots), count, m)
+    work = groups.assign(torch.where(slots == NONE, count, slots), count, m)
     n = min(n, max(16, triton.next_power_of_2(cols)))
-    moe.down[(most, triton.cdiv(cols, n))](
+    moe.down[(work.tile_expert.shape[0], triton.cdiv(cols, n))](
         x, weights, weights, weights, out, *work, width, cols, width, E=count, KIND="raw", GROUP=0, SCALED=False, ZEROS=False,
         EVEN=width % k == 0, NATIVE=tiles.float8, PRECISION="ieee", M=m, N=n, K=k, num_warps=min(4, tiles.product.warps),
         num_stages=tiles.product.stages,

@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.backends.triton_kernels import quantised
+from thalweg.backends.triton_kernels import groups, quantised
 from thalweg.backends.triton_kernels.elementwise import activated
 from thalweg.backends.triton_kernels.linear import DTYPES
-from thalweg.backends.triton_kernels.tiles import Tiles
+from thalweg.backends.triton_kernels.tiles import Shape, Tiles
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.ops.activation import ACTIVATIONS, CUT, OAI_ALPHA, OAI_LIMIT, SWIGLU_OAI
 from thalweg.hal.weights import QTensor, WeightFormat
@@ -210,29 +210,13 @@ def route(
     return ids, weights
 
 
-def assign(ids: Tensor, count: int, m: int) -> tuple[tuple[Tensor, ...], int]:
-    """((starts, ends, firsts i32[E], pairs i32[T * k], tile_expert i32[tiles]), tiles): pairs sorted by expert.
-    Expert e has those from starts[e] to ends[e], and the tiles from firsts[e] on. count in tile_expert = nobody's
-    tile."""
-    flat = ids.flatten()
-    pairs = torch.argsort(flat, stable=True).to(torch.int32)
-    each = (flat[:, None] == torch.arange(count, device=ids.device)).sum(0)
-    ends = torch.cumsum(each, 0)
-    after = torch.cumsum((each + m - 1) // m, 0)
-    most = min(flat.shape[0], -(-flat.shape[0] // m) + count)
-    tile = torch.arange(most, device=ids.device)
-    expert = (tile[:, None] >= after).sum(1)
-    i32 = torch.int32
-    firsts = after - (each + m - 1) // m
-    return ((ends - each).to(i32), ends.to(i32), firsts.to(i32), pairs, expert.to(i32)), most
-
-
 def experts(
     tiles: Tiles, kind: str, exact: bool, x: Tensor, ids: Tensor, weights: Tensor, gate_up: dict[str, Tensor],
     down_: dict[str, Tensor], bias: Tensor | None = None, down_bias: Tensor | None = None, *, experts: int, act: str = "silu",
     group: int = 0, down_group: int = 0,
 ) -> Tensor:  # fmt: skip
-    """exact: tiles have the same size whatever the number of tokens. kind: "" = each weight's, as `_mixed` packed it."""
+    """exact: a row's terms are added in one order whatever the number of tokens. kind: "" = each weight's, as `_mixed` packed
+    it."""
     (tokens, hidden), k = x.shape, ids.shape[1]
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
@@ -240,23 +224,21 @@ def experts(
         return out
     kinds = [kind or next(k for k in KINDS.values() if k in w) for w in (gate_up, down_)]
     ffn = gate_up["codes" if kind else kinds[0]].shape[0] // experts // 2
-    rows = -(-tokens * k // experts) * 2
-    m, n, _ = quantised.tile_sizes(tiles, "raw", 0, 0, rows, exact, x.dtype)
-    m, n = min(m, 64), max(16, n)
-    work, most = assign(ids, experts, m)
+    t = _choose_tile(tiles, kinds == ["dense", "dense"], -(-tokens * k // experts), exact, x.dtype)
+    work = groups.assign(ids, experts, t.rows)
     middle = torch.empty((tokens * k, ffn), dtype=x.dtype, device=x.device)
     y = torch.empty((tokens * k, hidden), dtype=x.dtype, device=x.device)
     same = {
-        "E": experts, "NATIVE": tiles.float8, "PRECISION": "ieee", "M": m, "N": n, "num_warps": tiles.product.warps,
-        "num_stages": min(2, tiles.product.stages),
+        "E": experts, "NATIVE": tiles.float8, "PRECISION": "ieee", "M": t.rows, "N": t.cols, "num_warps": t.warps,
+        "num_stages": t.stages,
     }  # fmt: skip
 
     def launch(kernel, x: Tensor, kind: str, w: dict[str, Tensor], group: int, out: Tensor, *more: Any, **given: Any) -> None:
         (inputs, cols), codes = (x.shape[1], out.shape[1]), w["codes" if "codes" in w else kind]
         held = "raw" if kind == "dense" else kind
         zeros, static = quantised.shifts(held, group, {"scales": codes} | w)
-        width = quantised.tile_sizes(tiles, held, static["GROUP"], 0, rows, exact, x.dtype)[2]
-        kernel[(most, triton.cdiv(cols, n))](
+        width = quantised.inputs_of(held, static["GROUP"], t.inner, x.dtype)
+        kernel[(work.tile_expert.shape[0], triton.cdiv(cols, t.cols))](
             x, codes, w.get("scales", codes), zeros, out, *work, inputs, cols, codes.stride(0), *more, KIND=held, K=width,
             SCALED=kind != "dense", EVEN=inputs % width == 0, **static, **same, **given,
         )  # fmt: skip
@@ -273,6 +255,18 @@ def experts(
         BIAS=down_bias is not None, BLOCK=block, num_warps=4,
     )  # fmt: skip
     return out
+
+
+def _choose_tile(tiles: Tiles, dense: bool, rows: int, exact: bool, dtype: torch.dtype) -> Shape:
+    """The tile of experts that have `rows` pairs each, on average. dense: both weights are. Others have one size of tile where
+    rows must keep their bits, as codes are multiplied a group at a time."""
+    if dense and exact and dtype != torch.float32:
+        found = next((t for t in tiles.product.experts if t.serves(rows, 1)), None)
+        if found is not None:
+            return found
+    m, n, _ = quantised.tile_sizes(tiles, "raw", 0, 0, 2 * rows, exact, dtype)
+    p = tiles.product
+    return Shape(min(m, 64), max(16, n), p.inner, p.warps, min(2, p.stages))
 
 
 def _split_activation(act: str) -> tuple[str, float]:

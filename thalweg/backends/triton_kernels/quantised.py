@@ -5,8 +5,9 @@ real numbers than those of a weight that was dequantised and rounded first.
 NVFP4's scales belong to 16 inputs, too few for a sum of their own. They multiply the codes, exactly, as 4-bit floats
 times float8_e4m3fn have 6 bits. The scale of the tensor multiplies the sums.
 
-Other weights become numbers one by one too (`each`): those with groups of 16, with minima of groups, and with a table of
-levels. They are made in float32 and rounded to the inputs' type, as the op's body does.
+Other weights become numbers one by one too (`each`): those with groups of fewer than 128, with minima of groups, and with a
+table of levels. They are made in float32 and rounded to the inputs' type, as the op's body does. So one iteration has several
+groups, and its price is not paid for each of them.
 
 `pack` lays codes out as the product reads them. 4-bit codes lie in pairs: byte i of a chunk of inputs holds its
 element i and, in the upper half, element i + chunk / 2. Scales and zeros lie by group, so that a tile's are
@@ -28,10 +29,12 @@ from thalweg.backends.triton_kernels.tiles import Tiles
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.weights import QTensor, WeightFormat
 
-CHUNK = 64
-"""Inputs whose 4-bit codes are packed together, where no smaller group says otherwise."""
+CHUNK, WIDE = 64, 128
+"""Inputs whose 4-bit codes are packed together: where sums have scales, and where weights have."""
+SUMMED = 128
+"""Inputs of the smallest group whose scale multiplies a sum. Smaller ones would be too many sums."""
 LEAST = 32
-"""Inputs of the smallest group whose scale can multiply a sum of its own: two matrix instructions of 16."""
+"""Inputs of the smallest group of floats."""
 SMALLEST = 16
 """Inputs of the smallest group of weights that become numbers one by one."""
 ROW = 1 << 30
@@ -42,7 +45,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 @triton.constexpr_function
 def each(kind: str, group: int, zeros: str) -> bool:
     """Are these weights made one by one, with scales and minima, before they multiply?"""
-    return kind == "table4" or zeros == "mins" or 0 < group < 32
+    return kind == "table4" or zeros == "mins" or (0 < group < 128 and kind != "raw" and kind != "raw8")
 
 
 @triton.jit
@@ -67,7 +70,7 @@ def tile(
             mask = ok[:, None]
         else:
             mask = ok[:, None] & (start + i < width)[None, :]
-        code = tl.load(weight + j[:, None] + (start + i)[None, :], mask=mask, other=0)
+        code = tl.load(weight + j[:, None] + (start + i)[None, :], mask=mask, other=0.0)
         if KIND == "float8":
             number = codes.from_e4m3(code, NATIVE).to(kind)
         elif KIND == "raw8":
@@ -96,7 +99,8 @@ def _by_groups(number, scales, j, start, width, cols, ok, kind, N: tl.constexpr,
 def _per_input(values, j, start, width, cols, ok, GROUP: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
     """Of values [groups, cols] those of K inputs from `start` on: [N, K], or [N, 1] where one group has all of them."""
     if GROUP >= K:
-        found = tl.load(values + start // GROUP * cols + j, mask=ok, other=0.0)[:, None]
+        there = ok & (start < width)  # the second half of a last chunk may have no group
+        found = tl.load(values + start // GROUP * cols + j, mask=there, other=0.0)[:, None]
     else:
         group = start // GROUP + tl.arange(0, K // GROUP)
         there = ok[:, None] & (group * GROUP < width)[None, :]
@@ -135,7 +139,7 @@ def _inputs(x, rows_at, start, width, ok, K: tl.constexpr, EVEN: tl.constexpr, k
         mask = ok[:, None]
     else:
         mask = ok[:, None] & (i < width)[None, :]
-    a = tl.load(x + rows_at[:, None] + i[None, :], mask=mask, other=0)
+    a = tl.load(x + rows_at[:, None] + i[None, :], mask=mask, other=0.0)
     if CODES:
         a = codes.as_native(a, NATIVE) if NATIVE != "" else codes.from_e4m3(a, "").to(kind)
     return a
@@ -293,16 +297,19 @@ def linear(
     zeros, static = shifts(kind, group, weight)
     if act:
         flat, x_scales = round_rows(tiles, flat, act)
-    m, n, k = tile_sizes(tiles, kind, static["GROUP"], cols, rows, exact, x.dtype)
+    made = tile_kind(tiles, kind, act)
+    m, n, k = tile_sizes(tiles, made, static["GROUP"], cols, rows, exact, x.dtype)
     warps, stages = tiles.product.warps, tiles.product.stages
     if exact:
         t = tiles.product.choose(operands(tiles, act), rows, cols)
         t = t.cut(tiles.scalar) if x.dtype == torch.float32 else t
         m, n, warps, stages = t.rows, t.cols, t.warps, t.stages
-        k = inputs_of(kind, static["GROUP"], t.inner, x.dtype)
+        k = inputs_of(made, static["GROUP"], t.inner, x.dtype)
+    if made == "raw8":  # loaded as they are, the matrix unit reads them where they arrive
+        flat, packed = (t.view(getattr(torch, tiles.float8)) for t in (flat, packed))
     product[(triton.cdiv(rows, m), triton.cdiv(cols, n))](
         flat, x_scales, packed, scales, zeros, scales if bias is None else bias, out, rows, width, cols, flat.stride(0),
-        packed.stride(0), KIND=tile_kind(tiles, kind, act), **static,
+        packed.stride(0), KIND=made, **static,
         CODES=act == "float8_e4m3fn", EVEN=width % k == 0, INTEGER=act == "int8", SCALED=bool(act), BIAS=bias is not None,
         NATIVE=tiles.float8, PRECISION="ieee", M=m, N=n, K=k, num_warps=warps, num_stages=stages,
     )  # fmt: skip
@@ -352,12 +359,12 @@ def inputs_of(kind: str, group: int, inner: int, dtype: torch.dtype) -> int:
     if kind in ("int4", "float4", "nvfp4", "table4"):
         return chunk(group)
     k = max(LEAST, inner * 4 // dtype.itemsize)
-    return min(k, group) if group >= LEAST else k
+    return min(k, group) if group >= SUMMED or (group > 0 and kind in ("raw", "raw8")) else k
 
 
-def chunk(group: int) -> int:
-    """Inputs packed together, or read in one iteration: of one group, or (NVFP4) of several."""
-    return min(group, CHUNK) if group >= LEAST else CHUNK
+def chunk(group: int, nvfp4: bool = False) -> int:
+    """Inputs packed together, or read in one iteration: of one group, or of several."""
+    return WIDE if 0 < group < SUMMED and not nvfp4 else CHUNK
 
 
 def pack(tiles: Tiles, w: QTensor) -> dict[str, Tensor]:
@@ -371,7 +378,7 @@ def pack(tiles: Tiles, w: QTensor) -> dict[str, Tensor]:
         made = {"scales": w.data["scale"].t() * (2 if fnuz else 1), "groups": without_negative_zero(groups) if fnuz else groups}
     else:
         made = {"scales": w.data["scales"].to(torch.float32).t().contiguous()}
-    if "zeros" in w.data and not 0 < w.format.group < LEAST:
+    if "zeros" in w.data and not 0 < w.format.group < SUMMED:
         made["zeros"] = w.data["zeros"].t().contiguous()
     elif "zeros" in w.data:
         made["mins"] = made["scales"] * w.data["zeros"].t()
@@ -393,7 +400,7 @@ def pack(tiles: Tiles, w: QTensor) -> dict[str, Tensor]:
         nibbles = torch.bucketize(values.abs(), levels) + 8 * torch.signbit(values)
     else:
         nibbles = codes.to(torch.int16) + (8 if w.format.kind == "int" and w.format.symmetric else 0)
-    return made | {"codes": _pairs(nibbles.to(torch.uint8), chunk(w.format.group))}
+    return made | {"codes": _pairs(nibbles.to(torch.uint8), chunk(w.format.group, bool(w.format.scale_dtype)))}
 
 
 def _pairs(nibbles: Tensor, chunk: int) -> Tensor:

@@ -32,6 +32,8 @@ SPECS = {
     "latent": AttnSpec(4, 1, 48, 0.2, "float32", "latent", latent=32),
 }
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 4e-3}
+NEXT_CODE = {"float32": 1e-2, "bfloat16": 5e-2, "float16": 5e-2}
+"""In place of these where a key that is rounded to the type the other way gets the next code, an eighth or a quarter away."""
 PROLOGUES: Mapping[str, Callable[[int], QKPrologue]] = {
     "rope": QKPrologue,
     "norms-rope": lambda d: QKPrologue(d, eps=1e-6),
@@ -224,8 +226,7 @@ def test_a_backend_that_turns_gives_what_the_ops_and_it_give(
     query, start = [s.query for s in plain], [s.length - s.query for s in plain]
     old = [i for i, n in enumerate(start) if n]
     before = [start[i] for i in old]
-    # A key that is rounded the other way may get the next code.
-    allowed = max(TOLERANCE[dtype], 1e-2 if spec.kv_dtype else 0) * np.abs(want).max()
+    allowed = max(TOLERANCE[dtype], NEXT_CODE[dtype] if spec.kv_dtype else 0) * np.abs(want).max()
     for first, second in ((fused, fused), (fused, None), (None, fused)):
         cache = seq.Cache(device, attention, spec, size, blocks)
         stories = plain if first else turned

@@ -103,7 +103,9 @@ class Product:
     but where sums are exact (integers), or where the matrix unit adds up whole rows itself and a device has shown it.
 
     The tile for any sizes: rows x cols. `narrow` columns replace `cols` where the weight has fewer than `wide` rows, so that
-    there are programs enough to read it."""
+    there are programs enough to read it.
+
+    experts: tiles of mixtures with dense weights, by the pairs of an expert on average. () = `base`."""
 
     rows: int
     cols: int
@@ -116,6 +118,7 @@ class Product:
     int8: tuple[Shape, ...]
     float8: tuple[Shape, ...]
     codes: tuple[Shape, ...]
+    experts: tuple[Shape, ...]
 
     def base(self, cols: int) -> Shape:
         return Shape(self.rows, self.cols if cols >= self.wide else self.narrow, self.inner, self.warps, self.stages)
@@ -160,7 +163,7 @@ class Tiles:
 
 def of_any_rows(t: Tiles) -> Tiles:
     """The same with one tile for products of any number of rows, and for exact attention over prompts that of decodes."""
-    product = replace(t.product, dense=(), int8=(), float8=(), codes=())
+    product = replace(t.product, dense=(), int8=(), float8=(), codes=(), experts=())
     return replace(t, product=product, attention=replace(t.attention, exact_prefill=t.attention.exact))
 
 

@@ -1,0 +1,103 @@
+"""Pairs (token, expert) in the order of their experts, cut into tiles of rows: two launches, whatever the routing."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MOST_RANKED = 16384
+"""Pairs whose places are found by comparing each with each. More are sorted."""
+_BLOCK = 32
+_CHUNK = 128
+
+
+class Groups(NamedTuple):
+    """starts, ends, firsts i32[E]: expert e has the pairs from starts[e] to ends[e], and the tiles from firsts[e] on. pairs
+    i32[T * k], by expert, those of one expert in their order. tile_expert i32[tiles]: E is nobody's tile."""
+
+    starts: Tensor
+    ends: Tensor
+    firsts: Tensor
+    pairs: Tensor
+    tile_expert: Tensor
+
+
+@triton.jit(do_not_specialize=["count", "blocks"])
+def _rank_and_count(
+    ids, pairs, counts, count, blocks, RANK: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The first `blocks` programs put BLOCK pairs where they belong: after those of lower experts, and those of the same
+    that come before. Each of the others counts the pairs of one expert."""
+    n = tl.program_id(0)
+    if n < blocks:
+        if RANK:
+            p = n * BLOCK + tl.arange(0, BLOCK)
+            mine = tl.load(ids + p, mask=p < count, other=0)
+            before = tl.zeros([BLOCK], tl.int32)
+            for start in range(0, count, CHUNK):
+                q = start + tl.arange(0, CHUNK)
+                other = tl.load(ids + q, mask=q < count, other=2147483647)
+                lower = other[None, :] < mine[:, None]
+                earlier = (other[None, :] == mine[:, None]) & (q[None, :] < p[:, None])
+                before += tl.sum((lower | earlier).to(tl.int32), 1)
+            tl.store(pairs + before, p, mask=p < count)
+    else:
+        e = n - blocks
+        found = tl.zeros([CHUNK], tl.int32)
+        for start in range(0, count, CHUNK):
+            q = start + tl.arange(0, CHUNK)
+            found += (tl.load(ids + q, mask=q < count, other=-1) == e).to(tl.int32)
+        tl.store(counts + e, tl.sum(found, 0))
+
+
+@triton.jit(do_not_specialize=["tiles"])
+def _cut(
+    counts,
+    starts,
+    ends,
+    firsts,
+    tile_expert,
+    tiles,
+    E: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """One program: where the pairs and the tiles of each expert begin, and whose each tile is."""
+    e = tl.arange(0, BLOCK)
+    each = tl.load(counts + e, mask=e < E, other=0)
+    end = tl.cumsum(each, 0)
+    cut = (each + ROWS - 1) // ROWS
+    after = tl.cumsum(cut, 0)
+    tl.store(starts + e, end - each, mask=e < E)
+    tl.store(ends + e, end, mask=e < E)
+    tl.store(firsts + e, after - cut, mask=e < E)
+    for start in range(0, tiles, CHUNK):
+        t = start + tl.arange(0, CHUNK)
+        passed = (t[:, None] >= after[None, :]) & (e < E)[None, :]
+        tl.store(tile_expert + t, tl.sum(passed.to(tl.int32), 1), mask=t < tiles)
+
+
+def assign(ids: Tensor, experts: int, m: int) -> Groups:
+    """Groups of the pairs ids i32[T, k] (or [T]), with tiles of m rows. Ids of `experts` or more belong to nobody."""
+    flat = ids.reshape(-1)
+    count = flat.shape[0]
+    most = min(count, -(-count // m) + experts)
+    held = torch.empty(4 * experts + count + most, dtype=torch.int32, device=ids.device)
+    counts, starts, ends, firsts, pairs, owner = held.split([experts] * 4 + [count, most])
+    ranked = count <= MOST_RANKED
+    if not ranked:
+        pairs = torch.argsort(flat, stable=True).to(torch.int32)
+    blocks = triton.cdiv(count, _BLOCK) if ranked else 0
+    _rank_and_count[(blocks + experts,)](
+        flat, pairs, counts, count, blocks, RANK=ranked, BLOCK=_BLOCK, CHUNK=_CHUNK, num_warps=4
+    )  # fmt: skip
+    _cut[(1,)](
+        counts, starts, ends, firsts, owner, most, E=experts, ROWS=m, BLOCK=max(16, triton.next_power_of_2(experts)), CHUNK=32,
+        num_warps=4,
+    )  # fmt: skip
+    return Groups(starts, ends, firsts, pairs, owner)
