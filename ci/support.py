@@ -39,7 +39,7 @@ HARDWARE = {
     "cpu": ("x86: AVX512 with VNNI, AVX512, AVX2, any other", ""),
     "cuda": (
         "NVIDIA, sm_80 and later",
-        "hosted on a processor. Triton kernels interpreted, and compiled for sm_80, sm_90, sm_100, sm_120",
+        "Hosted on a processor. Triton kernels interpreted, and compiled for sm_80, sm_90, sm_100, sm_120",
     ),
     "rocm": (
         "AMD Instinct and RDNA4", "hosted. Triton kernels interpreted, and compiled for gfx90a, gfx942, gfx950, gfx1201",

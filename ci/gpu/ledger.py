@@ -2,6 +2,7 @@
 
     python ci/gpu/ledger.py add summary.json      # what `ci/gpu/run` wrote
     python ci/gpu/ledger.py list
+    python ci/gpu/ledger.py show NAME             # the run's table, with what the model predicts
 
 A file is called CARD-DATE-COMMIT.json, with -2 for another run of that day and commit. It has the identity of the run, what
 platforms said of the machine, commands, seconds, figures, and the kit's evidence. A run of a tree with changes is written
@@ -112,16 +113,32 @@ def count_cases(made: Mapping[str, Any]) -> dict[str, int]:
     return total
 
 
+def show(name: str) -> str:
+    """The table that the run printed. SystemExit where the ledger has no such run."""
+    from predict import make_predictions
+    from report import table
+
+    known = read_entries()
+    if name not in known:
+        sys.exit(f"ledger: no run is called {name!r}; there are: {', '.join(known)}")
+    return table(known[name], make_predictions(known[name]))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     adds = commands.add_parser("add", help="write a run's file")
     adds.add_argument("summary", type=Path, help="what `ci/gpu/run` wrote")
     commands.add_parser("list", help="name the runs, the oldest first")
+    shows = commands.add_parser("show", help="print the table of a run")
+    shows.add_argument("name", help="of its file, with or without the folder and .json")
     args = parser.parse_args()
     if args.command == "add":
         path = add(json.loads(args.summary.read_text()))
         print(f"{path}: {path.stat().st_size / 1e3:.0f} kB; then: python ci/support.py --ledger")
+        return 0
+    if args.command == "show":
+        print(show(Path(args.name).stem))
         return 0
     for name, made in read_entries().items():
         found = count_cases(made)

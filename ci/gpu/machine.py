@@ -31,7 +31,7 @@ import plans
 import predict
 import running
 from parts import HOSTED, NOT_DEVICES, Part, accelerated
-from report import Predict, predict_nothing, table
+from report import table
 
 from thalweg import __version__
 from thalweg.hal import discovery
@@ -68,7 +68,7 @@ def main() -> int:
         finally:
             summary["seconds"] = round(time.monotonic() - started, 1)
             write(summary, out, work)
-    print(table(summary, make_predictions(summary)))
+    print(table(summary, predict.make_predictions(summary)))
     wrong, words = judge(summary["parts"], [known[n] for n in asked])
     print(f"{platform}: {words or 'all parts passed'}; see {out}")
     return 1 if wrong else 0
@@ -83,17 +83,6 @@ def judge(found: Mapping[str, Mapping[str, Any]], asked: Sequence[Part]) -> tupl
         wrong |= any(not p.lead if state == "failed" else p.judges for p in parts)
         words += [f"{state}: {', '.join(f'{p.name} (a lead)' if p.lead else p.name for p in parts)}"] if parts else []
     return wrong, "; ".join(words)
-
-
-def make_predictions(summary: Mapping[str, Any]) -> Predict:
-    """What the figures of a run should be, by the ceilings that its smoke test measured. Nothing is predicted where the model
-    of `predict.py` does not apply: it is NVIDIA's GPUs'."""
-    figures = summary["parts"].get("smoke", {}).get("figures", {})
-    arch = figures.get("eager step", {}).get("arch")
-    if summary["platform"] != "cuda" or not arch:
-        return predict_nothing
-    rates, choose = predict.Rates.of(figures.get("ceilings")), predict.read_tiles(arch)
-    return lambda name, value: predict.predict_figure(name, value, rates, choose)
 
 
 def _choose_platform(args: argparse.Namespace) -> tuple[str, str, dict[str, Any]]:

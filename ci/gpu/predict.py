@@ -23,6 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from report import Predict, predict_nothing
 from shapes import QUANTIZATIONS, SHAPES, Case, parse
 
 from thalweg.models import registry, sizes
@@ -241,6 +242,17 @@ def predict_figure(name: str, value: Mapping[str, Any], rates: Rates, choose: Ch
         return predict_prompt(case, numbers[0], rates, choose)
     n, prompt, out = numbers
     return predict_requests(case, n, prompt, out, rates, choose)
+
+
+def make_predictions(summary: Mapping[str, Any]) -> Predict:
+    """What the figures of a run should be, by the ceilings that its smoke test measured. Nothing is predicted where the model
+    of this module does not apply: it is NVIDIA's GPUs'."""
+    figures = summary["parts"].get("smoke", {}).get("figures", {})
+    arch = figures.get("eager step", {}).get("arch")
+    if summary["platform"] != "cuda" or not arch:
+        return predict_nothing
+    rates, choose = Rates.of(figures.get("ceilings")), read_tiles(arch)
+    return lambda name, value: predict_figure(name, value, rates, choose)
 
 
 def foretell(names: Sequence[str], arch: str = "sm_90") -> list[str]:

@@ -39,9 +39,9 @@ def _in_tiles(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return whole[:n].view(*x.shape[:-1], weight.shape[0])
 
 
-SHOWN: Mapping[str, str] = {"sm_90": "NVIDIA H200, 2026-11-26"}
-"""Architecture -> the card and the day on which `ci/gpu/rows.py` found a row's bits equal in any number of rows. Its figures
-are in docs/evidence/device."""
+SHOWN: Mapping[str, str] = {"sm_90": "nvidia-h200-2026-11-26-72915bbda154"}
+"""Architecture -> the file of docs/evidence/device with the run in which `ci/gpu/rows.py` found a row's bits equal in any
+number of rows."""
 LEAST_COLUMNS = 128
 """Columns of the smallest weight. For one of 64 columns the library has another routine where there is one row."""
 WORKSPACE = {"CUBLASLT_WORKSPACE_SIZE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}

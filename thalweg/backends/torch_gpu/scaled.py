@@ -31,7 +31,7 @@ from thalweg.hal.weights import QTensor
 E4M3 = "float8_e4m3fn"
 FEW, LEAST_INT = 64, 32
 """Rows up to which Triton's product runs, and the fewest that `_int_mm` is given, which takes more than 16."""
-SHOWN: Mapping[str, str] = {"sm_90": "NVIDIA H200, 2026-11-26"}
+SHOWN: Mapping[str, str] = {"sm_90": "nvidia-h200-2026-11-26-72915bbda154"}
 """As `thalweg.backends.torch_gpu.linear.SHOWN`, of 8-bit floats."""
 FLOAT_STEP, INT_STEP = 16, 8
 """Divisors of both sizes of a weight, as the matrix libraries need them."""
