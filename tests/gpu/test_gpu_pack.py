@@ -50,8 +50,8 @@ def test_a_stripped_cache_keeps_what_a_launch_reads(tmp_path: Path) -> None:
     assert {p.name for p in (tmp_path / "KEY").iterdir()} == {"product.cubin", "product.json", "__grp__product.json"}
 
 
-def test_triton_itself_finds_a_kernel_in_a_carried_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton")
+def test_triton_itself_finds_a_kernel_in_a_carried_cache(tmp_path: Path) -> None:
+    triton = pytest.importorskip("triton")
     from triton.runtime.cache import FileCacheManager
 
     caches = script("caches")
@@ -59,8 +59,9 @@ def test_triton_itself_finds_a_kernel_in_a_carried_cache(tmp_path: Path, monkeyp
     for folder, found in (("a", 0), ("b", 7)):
         if folder == "b":
             caches.copy(tmp_path / "a", tmp_path / "b")
-        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / folder))
-        assert len(FileCacheManager("KEY").get_group("product.json") or {}) == found
+        with triton.knobs.cache.scope():
+            triton.knobs.cache.dir = str(tmp_path / folder)
+            assert len(FileCacheManager("KEY").get_group("product.json") or {}) == found
 
 
 def test_a_pack_brings_its_wheels_and_reaches_the_script(tmp_path: Path) -> None:
