@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from thalweg.config import BUNDLED, BUNDLED_WORDS, EngineArgs, EngineConfig
 from thalweg.engine.client.chat_turns import ChatTurns
+from thalweg.engine.client.inputs import PoolingSubmission, Submission
 from thalweg.engine.client.media import MEDIA, Medium
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import Stats
@@ -27,9 +28,11 @@ from thalweg.offline.engine import LLMEngine
 from thalweg.offline.metrics import Metric
 from thalweg.offline.pooling import PoolingMethods
 from thalweg.offline.prompts import Prompt, as_list, per_prompt
+from thalweg.offline.sharing import Runs, in_turn
 from thalweg.outputs import RequestOutput
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
 from thalweg.refused import NoCode, NoNewWeights, no_adapter
+from thalweg.template.chat import Chat
 from thalweg.template.messages import FORMATS
 from thalweg.text.tokenizer import Tokenizer
 
@@ -39,11 +42,13 @@ logger = logging.getLogger(__name__)
 class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
     """Loads a model and generates from it, batch by batch, in the calling thread.
 
+    Several threads may share one: each call waits for its turn, and gets its own results. For requests of many threads or
+    tasks in one batch use `AsyncLLM`.
+
     Keyword arguments are the fields of `EngineArgs`. Arguments of vLLM that are not among them are accepted where they ask for
     what happens anyway. chat_template: used by `chat` in place of the model's. tool_call_parser, reasoning_parser: what `chat`
     uses where it is told none. profiler_config: for `start_profile`.
-    Raises ConfigError, CheckpointError, UnsupportedModelError or DeviceError, each naming the field or file. Not
-    thread-safe: share one through AsyncLLM instead.
+    Raises ConfigError, CheckpointError, UnsupportedModelError or DeviceError, each naming the field or file.
     """
 
     def __init__(
@@ -70,9 +75,9 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         self, engine: LLMEngine, chat_template: str | None = None, parsers: tuple[str | None, str | None] = (None, None)
     ) -> None:
         self.llm_engine = engine
-        self._template = None if chat_template is None else _source(chat_template)
+        self._template = None if chat_template is None else _read_template(chat_template, engine.frontend.chat)
         self._ids = itertools.count()
-        self._waiting: list[str] = []
+        self.runs = Runs(engine)
         self._parsers: tuple[str | None, str | None] = parsers
 
     @property
@@ -120,6 +125,7 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         """The model's own defaults (generation config) over the general ones."""
         return self.llm_engine.frontend.sampling()
 
+    @in_turn
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -133,12 +139,15 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
     ) -> list[RequestOutput]:
         """Complete every prompt. Results come in prompt order. RequestError, naming the field, before anything runs.
         tokenization_kwargs: {"truncate_prompt_tokens": 100, "add_special_tokens": False}."""
-        self.enqueue(
-            prompts, sampling_params, lora_request=lora_request, priority=priority, tokenization_kwargs=tokenization_kwargs,
-            mm_processor_kwargs=mm_processor_kwargs,
-        )  # fmt: skip
-        return self.wait_for_completion(use_tqdm=use_tqdm)
+        no_adapter(lora_request)
+        _no_media(mm_processor_kwargs)
+        prepared = self._prepare(prompts, sampling_params, priority, tokenization_kwargs)
+        ids = [s.request_id for s in prepared]
+        with self.runs.dropping(ids):
+            self.llm_engine.submit(prepared)
+            return self._finish(ids, use_tqdm)
 
+    @in_turn
     def chat(
         self,
         messages: Sequence[Any],
@@ -159,15 +168,15 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or several (a list of those) through the chat template.
 
-        The template (the model's, or `chat_template`: text or a file) runs in a process with limits of time, memory and
-        output. Special tokens written inside messages are text. Outputs have `content`, `reasoning` and, with tools,
-        `tool_calls` beside the whole `text`. tool_call_parser, reasoning_parser: names of turn formats. None: found out,
-        as docs/tools-and-reasoning.md says."""
+        The template (the model's, or `chat_template`: text, a file, or the name of one of the model's) runs in a process with
+        limits of time, memory and output. With tools a model's `tool_use` is chosen. Special tokens written inside messages
+        are text. Outputs have `content`, `reasoning` and, with tools, `tool_calls` beside the whole `text`. tool_call_parser,
+        reasoning_parser: names of turn formats. None: found out, as docs/tools-and-reasoning.md says."""
         no_adapter(lora_request)
         _no_media(mm_processor_kwargs)
         turns = ChatTurns(
             self.llm_engine.frontend,
-            _source(chat_template) if chat_template else self._template,
+            self._choose_template(chat_template, chat_template_kwargs)[1],
             tools,
             tool_call_parser or self._parsers[0],
             reasoning_parser or self._parsers[1],
@@ -183,12 +192,16 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         )
         params = per_prompt("sampling_params", sampling_params, len(prompts), self.get_default_sampling_params)
         outputs = self.generate(
-            prompts, [turns.marking(p) for p in params], use_tqdm=use_tqdm, tokenization_kwargs=tokenization_kwargs
+            prompts,
+            [turns.marking(p, prompt) for p, prompt in zip(params, prompts, strict=True)],
+            use_tqdm=use_tqdm,
+            tokenization_kwargs=tokenization_kwargs,
         )
         for output, param in zip(outputs, params, strict=True):
             turns.read(output, param)
         return outputs
 
+    @in_turn
     def preprocess_chat(
         self,
         messages: Sequence[Any],
@@ -201,18 +214,13 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Prompt]:
         """The prompts `chat` would generate from, for `generate`: one per conversation."""
-        self.llm_engine.inputs.check_generates()
+        chat, template, kwargs = self._choose_template(chat_template, chat_template_kwargs)
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        chat = self.llm_engine.frontend.chat
-        if chat is None:
-            raise ConfigError("skip_tokenizer_init: there is no tokenizer")
         if chat_template_content_format not in FORMATS:
             said = f"chat_template_content_format must be one of {', '.join(FORMATS)}, not {chat_template_content_format!r:.80}"
             raise RequestError(said, "chat_template_content_format")
-        chat_template = chat_template if chat_template is not None else self._template
-        if chat.source is None and chat_template is None:
+        if template is None and not chat.templates.named:
             raise RequestError("chat_template: the model has none; pass chat_template=, or use generate()", "chat_template")
-        template = None if chat_template is None else _source(chat_template)
         made: list[Prompt] = []
         for conversation in conversations:
             shown, images = self._seen(conversation)
@@ -224,11 +232,23 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 content_format=FORMATS[chat_template_content_format],
-                kwargs=chat_template_kwargs,
+                kwargs=kwargs,
                 expand=media.expand(images) if media is not None and images else None,
             )
             made.append({**prompt, MEDIA: images} if images else prompt)
         return made
+
+    def _choose_template(
+        self, chat_template: str | None, kwargs: Mapping[str, Any] | None
+    ) -> tuple[Chat, str | None, dict[str, Any]]:
+        """(what renders; the template, by the argument, by a name in `kwargs`, or of the whole LLM; the other kwargs)."""
+        self.llm_engine.inputs.check_generates()
+        chat = self.llm_engine.frontend.chat
+        if chat is None:
+            raise ConfigError("skip_tokenizer_init: there is no tokenizer")
+        given = None if chat_template is None else _read_template(chat_template, chat)
+        template, rest = chat.templates.read_kwargs(given, kwargs)
+        return chat, self._template if template is None else template, rest
 
     def _seen(self, conversation: Sequence[Any]) -> tuple[Sequence[Any], list[Medium]]:
         """A conversation with its images and sounds read and taken out, where the model takes any."""
@@ -238,6 +258,7 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         shown, sources = media.apart(conversation)
         return shown, media.read(sources)
 
+    @in_turn
     def enqueue(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -253,50 +274,56 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         by `wait_for_completion`."""
         no_adapter(lora_request)
         _no_media(mm_processor_kwargs)
+        prepared = self._prepare(prompts, sampling_params, priority, tokenization_kwargs)
+        ids = [s.request_id for s in prepared]
+        with self.runs.dropping(ids):
+            self.llm_engine.submit(prepared)
+            self.runs.remember(ids)
+        return ids
+
+    def _prepare(
+        self, prompts: Any, sampling_params: Any, priority: Sequence[int] | None,
+        tokenization_kwargs: Mapping[str, Any] | None,
+    ) -> list[Submission | PoolingSubmission]:  # fmt: skip
         items = as_list(prompts)
         params = per_prompt("sampling_params", sampling_params, len(items), self.get_default_sampling_params)
         ranks = per_prompt("priority", priority, len(items), int)
-        submissions = [
+        return [
             self.llm_engine.prepare(
                 str(next(self._ids)), p, _final_only(s), priority=r, tokenization_kwargs=tokenization_kwargs
             )
             for p, s, r in zip(items, params, ranks, strict=True)
         ]
-        self.llm_engine.submit(submissions)
-        ids = [s.request_id for s in submissions]
-        self._waiting += ids
-        return ids
 
+    @in_turn
     def wait_for_completion(
         self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: bool | Callable[..., Any] = True
     ) -> list[Any]:
-        """Run until everything enqueued is finished. Results come in the order enqueued. output_type: what all of them must be.
-        Interrupted (Ctrl-C), the engine drops what is left and stays usable."""
-        engine = self.llm_engine
-        done: dict[str, Any] = {}
-        order, self._waiting = self._waiting, []
-        bar = (use_tqdm if callable(use_tqdm) else tqdm)(total=len(order), disable=not use_tqdm, desc="requests", unit="req")
-        made, start = 0, time.monotonic()
-        try:
-            with contextlib.closing(bar):
-                while len(done) < len(order):
-                    for out in engine.step():
-                        if not out.finished:
-                            continue
-                        done[out.request_id] = out
-                        if isinstance(out, RequestOutput):
-                            made += sum(len(c.token_ids) for c in out.outputs)
-                            bar.set_postfix_str(f"{made / (time.monotonic() - start):.1f} tok/s", refresh=False)
-                        bar.update()
-        finally:
-            for request_id in order:
-                if request_id not in done:
-                    engine.drop(request_id)
-        outputs = [done[i] for i in order]
+        """Run until everything that the calling thread has enqueued is finished. Results come in the order enqueued. A thread
+        that has enqueued nothing waits for what others have. output_type: what all of them must be. Interrupted (Ctrl-C), the
+        engine drops what is left and stays usable."""
+        ids = self.runs.waiting()
+        with self.runs.dropping(ids):
+            outputs = self._finish(ids, use_tqdm)
         wrong = next((o for o in outputs if output_type is not None and not isinstance(o, output_type)), None)
         if wrong is not None:
             raise RequestError(f"output_type: request {wrong.request_id} gave {type(wrong).__name__}", "output_type")
         return outputs
+
+    def _finish(self, order: Sequence[str], use_tqdm: bool | Callable[..., Any]) -> list[Any]:
+        bar = (use_tqdm if callable(use_tqdm) else tqdm)(total=len(order), disable=not use_tqdm, desc="requests", unit="req")
+        made, start = 0, time.monotonic()
+
+        def seen(out: Any) -> None:
+            nonlocal made
+            if isinstance(out, RequestOutput):
+                made += sum(len(c.token_ids) for c in out.outputs)
+                bar.set_postfix_str(f"{made / (time.monotonic() - start):.1f} tok/s", refresh=False)
+            bar.update()
+
+        with contextlib.closing(bar):
+            done = self.runs.finish(order, seen)
+        return [done[i] for i in order]
 
     def stats(self) -> Stats:
         """What the engine holds and has done so far."""
@@ -310,21 +337,26 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
+    @in_turn
     def reset_mm_cache(self) -> None:
         """Read every image anew from now on."""
         self.llm_engine.reset_mm_cache()
 
+    @in_turn
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record operations, until `stop_profile` writes them to the folder of profiler_config."""
         self.llm_engine.start_profile(profile_prefix)
 
+    @in_turn
     def stop_profile(self) -> None:
         self.llm_engine.stop_profile()
 
+    @in_turn
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Give the device's memory back. See `LLMEngine.sleep`."""
         self.llm_engine.sleep(level, mode)
 
+    @in_turn
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Load the model again."""
         self.llm_engine.wake_up(tags)
@@ -332,6 +364,7 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
     def is_sleeping(self) -> bool:
         return self.llm_engine.is_sleeping()
 
+    @in_turn
     def shutdown(self) -> None:
         """Give the device back. The object is not used again."""
         self.llm_engine.shutdown()
@@ -350,8 +383,14 @@ def _no_media(mm_processor_kwargs: Mapping[str, Any] | None) -> None:
         raise NotSupportedError("mm_processor_kwargs: images are processed as the model's files say; leave it out")
 
 
-def _source(template: str) -> str:
-    """A template given as text or as a file."""
-    if "{" not in template and Path(template).is_file():
+def _read_template(template: str, chat: Chat | None) -> str:
+    """A template given as text, as a file, or by its name among the model's. RequestError if it is none of them."""
+    named = {} if chat is None else chat.templates.named
+    if template in named or "{" in template or "\n" in template:
+        return template
+    try:
         return Path(template).read_text(encoding="utf-8")
-    return template
+    except (OSError, UnicodeDecodeError) as e:
+        names = f" (the model's: {', '.join(sorted(named))})" if named else ""
+        said = f"chat_template: {template!r:.80} is neither a template, nor a readable file, nor a name{names}: {e}"
+        raise RequestError(said, "chat_template") from None

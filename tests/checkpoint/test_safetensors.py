@@ -212,7 +212,7 @@ def test_an_index_joins_its_shards(tmp_path):
     ("weight_map", "files", "words"),
     [
         ({"a": "1.safetensors", "b": "1.safetensors"}, {"1.safetensors": ["a"]}, "lacks b"),
-        ({"a": "1.safetensors"}, {"1.safetensors": ["a", "b"]}, "holds b"),
+        ({"a": "1.safetensors"}, {"1.safetensors": ["a", "b"]}, "holds b, which .* does not list"),
         ({"a": "1.safetensors"}, {}, "1.safetensors: listed .* but missing"),
         ({"a": "../1.safetensors"}, {}, "not the name of a safetensors file"),
         ({"a": "/etc/x.safetensors"}, {}, "not the name"),
@@ -235,4 +235,34 @@ def test_several_files_without_an_index_and_none_at_all_are_refused(tmp_path):
     for n in "ab":
         save_file({n: torch.ones(1)}, tmp_path / f"{n}.safetensors")
     with pytest.raises(CheckpointError, match=r"2 safetensors files but no model\.safetensors\.index\.json"):
+        open_checkpoint(tmp_path)
+
+
+def test_of_a_tensor_in_two_shards_the_index_decides(tmp_path):
+    for file, value in (("1", 1.0), ("2", 2.0)):
+        save_file({"a": torch.full((3,), value), file: torch.ones(1)}, tmp_path / f"{file}.safetensors")
+    for home, value in (("1", 1.0), ("2", 2.0)):
+        index = {"1": "1.safetensors", "2": "2.safetensors", "a": f"{home}.safetensors"}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+        got = open_checkpoint(tmp_path)
+        assert (got.file("a").name, got.read("a").tolist()) == (f"{home}.safetensors", [value] * 3)
+        assert (got.names, got.values, got.bytes) == (["1", "2", "a"], 5, 20), "each tensor counts once"
+        assert sorted((name, file.name) for name, file, _ in got.tensors()) == sorted(index.items())
+
+
+def test_numbered_parts_without_an_index_are_one_model_unless_they_contradict_each_other(tmp_path):
+    parts = [tmp_path / f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    save_file({"a": torch.arange(4.0), "b": torch.ones(1)}, parts[0])
+    save_file({"a": torch.arange(4.0), "c": torch.ones(1)}, parts[1])
+    got = open_checkpoint(tmp_path)
+    assert (got.names, got.values) == (["a", "b", "c"], 6)
+    for other in (torch.arange(4.0) + 1, torch.arange(4.0).to(torch.float16), torch.arange(4.0).reshape(2, 2)):
+        save_file({"a": other, "c": torch.ones(1)}, parts[1])
+        words = (
+            r"model-00001-of-00002\.safetensors and model-00002-of-00002\.safetensors hold different tensors 'a'.*add the index"
+        )
+        with pytest.raises(CheckpointError, match=words):
+            open_checkpoint(tmp_path)
+    parts[1].rename(tmp_path / "model-00003-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match="2 safetensors files but no"):
         open_checkpoint(tmp_path)

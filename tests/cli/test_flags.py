@@ -441,6 +441,7 @@ def test_other_variables_of_vllm_are_named_in_one_warning_without_their_values(m
 def test_a_template_file_is_read(tmp_path):
     (tmp_path / "t.jinja").write_text("{{ messages }}")
     assert server("--chat-template", str(tmp_path / "t.jinja")).chat_template == "{{ messages }}"
+    assert server("--chat-template", "rag").chat_template == "rag", "perhaps the model has one of this name"
 
 
 def test_human_numbers():

@@ -9,6 +9,7 @@ import torch
 from zoo import CONFIGS, load_reference, make_checkpoint
 
 from thalweg import LLM, SamplingParams
+from thalweg.errors import ConfigError
 
 NEW = 12
 
@@ -88,3 +89,27 @@ def test_prompt_logprobs_equal_transformers(name, tmp_path):
             assert got[prompt[i]].rank == int((row > row[prompt[i]]).sum()) + 1
             assert {t for t in got if got[t].rank <= 3} == set(row.topk(3).indices.tolist())
     llm.shutdown()
+
+
+def test_positions_of_dynamic_scaling_are_stretched_as_far_as_the_user_asks(tmp_path, caplog):
+    """Transformers takes the frequencies of the sequence at hand, an engine those of the longest that it serves."""
+    path = make_checkpoint("llama-dynamic", tmp_path)
+    reference, length = load_reference(path, torch.float32), 512  # twice what it was trained for
+    with pytest.raises(ConfigError, match=r"513 exceeds .* 256 positions, which its dynamic rope scaling stretches to 512"):
+        LLM(str(path), device="cpu", max_model_len=513)
+    with caplog.at_level("INFO"):
+        llm = LLM(str(path), device="cpu", dtype="float32", skip_tokenizer_init=True, max_model_len=length,
+                  kv_cache_memory_bytes=4_000_000)  # fmt: skip
+    try:
+        assert "stretched to 512 tokens for every sequence; --max-model-len 256 leaves them as trained" in caplog.text
+        prompt = np.random.default_rng(5).integers(3, llm.config.model.vocab, length - 1).tolist()
+        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, ignore_eos=True, detokenize=False)
+        (out,) = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
+        told = list(out.outputs[0].token_ids)
+        with torch.inference_mode():
+            rows = reference(torch.tensor([prompt + told])).logits[0].float().log_softmax(-1)
+        assert told == [int(rows[-2].argmax())]
+        got = [out.prompt_logprobs[i][t].logprob for i, t in enumerate(prompt) if i]
+        np.testing.assert_allclose(got, rows[torch.arange(length - 2), torch.tensor(prompt[1:])].numpy(), atol=1e-4)
+    finally:
+        llm.shutdown()

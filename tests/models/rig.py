@@ -20,6 +20,7 @@ from thalweg.hal.platform import Place
 from thalweg.hal.step import ON_DEVICE, SamplingArrays, StateBox, StepBatch, StepResult
 from thalweg.models.build import build
 from thalweg.models.load import load_params
+from thalweg.models.registry import declare
 from thalweg.models.step import make_state, make_step
 
 
@@ -45,7 +46,7 @@ class Rig:
         self.device = load(platform).open(Place())
         binder = Binder(self.device.kernels, batch_invariant=invariant)
         self.model = build(
-            {**read_config(path), "model_impl": impl}, binder=binder, attention=self.device.attention,
+            declare({**read_config(path), "model_impl": impl}, path)[0], binder=binder, attention=self.device.attention,
             comm=self.device.comm, dtype=dtype, max_len=max_len, block_tokens=block,
         )  # fmt: skip
         self.params = load_params(self.model, path, self.device, progress=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 
@@ -348,6 +349,32 @@ def test_every_known_name_has_one_reason_or_a_family():
             with pytest.raises(UnsupportedModelError) as e:
                 registry.family({"architectures": [name]})
             assert known.missing.why in str(e.value)
+
+
+NEW = (
+    "Apertus1p5ForConditionalGeneration", "AXK2ForCausalLM", "BailingHybridForCausalLM",
+    "CohereCompassForConditionalGeneration", "Cosmos3OmniForConditionalGeneration", "DeepseekV4ForCausalLM",
+    "DiffusionGemmaForBlockDiffusion", "DoryForCausalLM",
+    "Dots3NoteForCausalLM", "Gemma4AssistantForCausalLM", "Glm5NextForConditionalGeneration", "HYV4ForCausalLM",
+    "HYV4VLForConditionalGeneration", "Inkling2ForCausalLM", "InklingForConditionalGeneration", "LaraMiniForCausalLM",
+    "Lfm3ForCausalLM", "Lfm3VlForConditionalGeneration", "MiniCPMOcrForConditionalGeneration",
+    "MiniCPMV4_7ForConditionalGeneration", "MiniMaxM3SparseForConditionalGeneration", "MistralLarge4ForConditionalGeneration",
+    "MuseGlimmerForConditionalGeneration", "MuseSparkForConditionalGeneration", "NemotronH_Omni_Reasoning_V3",
+    "Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration", "Step3p7ForConditionalGeneration", "ZayaForCausalLM",
+)  # fmt: skip
+"""Of 2026."""
+OLDER = (
+    "BartForConditionalGeneration", "BertForMaskedLM", "Florence2ForConditionalGeneration", "GPTNeoForCausalLM",
+    "MarianMTModel", "MllamaForConditionalGeneration", "ParakeetForCTC", "Phi4MultimodalForCausalLM", "RwkvForCausalLM",
+    "T5ForConditionalGeneration", "Wav2Vec2ForCTC",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*NEW, *OLDER])
+def test_names_of_the_field_are_served_or_refused_with_what_is_missing(name):
+    if not registry.has(name):
+        with pytest.raises(UnsupportedModelError, match=re.escape(names.missing(name).why)):
+            registry.family({"architectures": [name]})
 
 
 def test_a_spec_of_a_module_counts_what_its_rows_hold():

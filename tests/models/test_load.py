@@ -89,6 +89,15 @@ def test_leftovers_of_old_exports_and_bare_decoders_load(tmp_path):
     assert Rig(path).generate([[5, 6, 7]], 5, 9, 9)[0].tokens == want.tokens
 
 
+def test_a_weight_stored_twice_under_two_names_must_be_the_same(tmp_path):
+    path = make_checkpoint("llama-tied", tmp_path, tokenizer=False)
+    edit_weights(path, lambda t: t.update({"norm.weight": t["model.norm.weight"].clone()}))
+    assert Rig(path)
+    edit_weights(path, lambda t: t.update({"norm.weight": t["model.norm.weight"] + 1}))
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight and norm\.weight are the same weight .* and they differ"):
+        Rig(path)
+
+
 def test_stored_dtypes_are_converted(tmp_path):
     path = make_checkpoint("qwen2", tmp_path, dtype=torch.float16, tokenizer=False)
     params = load_params(model(path, dtype="bfloat16"), path, DEVICE, progress=False)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from transformers import LlamaConfig
+from transformers.modeling_rope_utils import RopeParameters
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from thalweg.checkpoint.config import max_len, rope_parameters
 from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.families import groups
 from thalweg.models.families.common import rope
 from thalweg.models.layers.rotary import cos_sin_table
+from thalweg.models.registry import family
+from thalweg.models.spec import describe_stretch
 from thalweg.models.spec import rope_type as check
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -139,3 +146,78 @@ def test_what_this_version_lacks_is_refused_in_words():
         rope_parameters({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}})
     with pytest.raises(CheckpointError, match="head_dim"):
         check({"rope_type": "default"}, 63)
+
+
+MSCALES = {"short_mscale": 1.4, "long_mscale": 1.7}
+PHI_MOE = {
+    "architectures": ["PhiMoEForCausalLM"], "hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 1,
+    "intermediate_size": 16, "vocab_size": 8, "max_position_embeddings": 131072,
+}  # fmt: skip
+
+
+def test_magnitudes_of_phi_3_5_moe_scale_the_table_and_no_other_family_has_them():
+    said, trained = CASES["longrope"]
+    (made,) = family(PHI_MOE)({**PHI_MOE, "rope_scaling": {**said, **MSCALES}}).ropes
+    plain = {**said, "attention_factor": 1.0}
+    for length, by in ((4096, 1.4), (4097, 1.7)):
+        got = cos_sin_table(made.parameters, 64, trained, length)
+        torch.testing.assert_close(got, table({**plain, "rope_theta": 1e6}, trained, length) * by)
+    for config, words in (
+        ({**PHI_MOE, "rope_scaling": said}, "rope_parameters: short_mscale: missing"),
+        ({**PHI_MOE, "architectures": ["Phi3ForCausalLM"], "rope_scaling": {**said, **MSCALES}}, "'long_mscale' is not known"),
+        ({**PHI_MOE, "rope_scaling": {"type": "linear", "factor": 2.0, **MSCALES}}, "'long_mscale' is not known"),
+    ):
+        with pytest.raises((CheckpointError, UnsupportedModelError), match=words):
+            family(config)(config)
+
+
+def test_a_key_that_nobody_knows_is_refused_by_name_in_every_nested_group():
+    config = {"max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": 2.0, "sharpness": 3}}
+    with pytest.raises(UnsupportedModelError, match=r"rope_parameters: 'sharpness' is not known.*--hf-overrides"):
+        rope(config, 64)
+    by_type = {"full_attention": {"rope_type": "linear", "factor": 2.0, "twist": 1}, "sliding_attention": {"rope_theta": 1e4}}
+    config = {"max_position_embeddings": 64, "rope_parameters": by_type}
+    assert rope(config, 64, kind="sliding_attention").parameters["rope_theta"] == 1e4
+    with pytest.raises(UnsupportedModelError, match="'twist' is not known"):
+        rope(config, 64, kind="full_attention")
+    for config, words in (
+        (
+            {"architectures": ["KimiLinearForCausalLM"], "linear_attn_config": {"decay": 2}},
+            "linear_attn_config: 'decay' is not",
+        ),
+        (
+            {"architectures": ["MptForCausalLM"], "hidden_size": 8, "num_attention_heads": 2, "attn_config": {"kv_n_heads": 1}},
+            "attn_config: 'kv_n_heads' is not",
+        ),
+    ):
+        with pytest.raises(UnsupportedModelError, match=words):
+            family(config)(config)
+    assert rope({"max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": 2.0, "sharpness": None}}, 64)
+
+
+def test_what_transformers_writes_and_ignores_is_known():
+    assert set(RopeParameters.__annotations__) <= groups.ROPE_KEYS
+    served = ("qwen2_vl", "qwen3_vl", "qwen3_omni_moe_text", "glm4v", "qwen3_5", "qwen3_5_moe", "mistral4", "ministral3")
+    ignored = set().union(*(getattr(CONFIG_MAPPING[name], "ignore_keys_at_rope_validation", ()) for name in served))
+    assert ignored - {"llama_4_scaling_beta"} <= groups.ROPE_KEYS, "that one is read by its families"
+    for extra in ({"finetuned": True}, {"attn_factor": 1.0}, {"mrope_section": [8, 12, 12]}, {"beta_fast": 4}):
+        assert rope({"max_position_embeddings": 64, "rope_scaling": {"type": "linear", "factor": 2.0, **extra}}, 64)
+    with pytest.raises(UnsupportedModelError, match="'attn_factor' is not known"):
+        rope({"max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": 2.0, "attn_factor": 1.2}}, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "words"),
+    [
+        ("longrope", 4096, "short factors, as at most 4096 tokens"),
+        ("longrope", 4097, "long factors for every sequence.*--max-model-len 4096 takes the short"),
+        ("dynamic", 2048, ""),
+        ("dynamic", 2049, "stretched to 2049 tokens for every sequence; --max-model-len 2048"),
+        ("yarn", 131072, ""),
+    ],
+)
+def test_a_scaling_by_length_says_which_it_takes_and_the_flag_that_changes_it(name, length, words):
+    said, trained = CASES[name]
+    found = describe_stretch(rope({"max_position_embeddings": trained, "rope_parameters": said}, 64), length)
+    assert re.match(words, found)
+    assert bool(found) == bool(words)

@@ -71,11 +71,15 @@ MORE: dict[str, tuple[Any, dict[str, Any]]] = {
     "arcee": (transformers.ArceeConfig, {"attention_bias": True}),
     "starcoder2": (transformers.Starcoder2Config, {"sliding_window": 12}),
     "cohere": (transformers.CohereConfig, {"logit_scale": 0.3, "pad_token_id": 0}),
+    "cohere-plus": (transformers.CohereConfig, {"logit_scale": 0.3, "pad_token_id": 0, "use_qk_norm": True}),
     "cohere2": (
         transformers.Cohere2Config, {"logit_scale": 0.3, "num_hidden_layers": 5, "sliding_window": 9, "pad_token_id": 0}
     ),
     "stablelm": (transformers.StableLmConfig, {"use_qkv_bias": True, **_EIGHTS}),
     "stablelm-parallel": (transformers.StableLmConfig, {"use_parallel_residual": True, "num_hidden_layers": 1, **_EIGHTS}),
+    "stablelm-12b": (
+        transformers.StableLmConfig, {"use_parallel_residual": True, "qk_layernorm": True, "num_hidden_layers": 1, **_EIGHTS}
+    ),
     "phi": (transformers.PhiConfig, {}),
     "gpt-neox": (transformers.GPTNeoXConfig, {**_EIGHTS}),
     "gpt-neox-sequential": (

@@ -55,6 +55,13 @@ REST: dict[str, tuple[Any, dict[str, Any]]] = {
         {"num_local_experts": 6, "intermediate_size": 24, "attention_bias": True, "lm_head_bias": True,
          "router_jitter_noise": 0.4},
     ),
+    "phimoe-longrope": (
+        transformers.PhimoeConfig,
+        {"num_local_experts": 4, "intermediate_size": 24,
+         "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e6, "original_max_position_embeddings": 128,
+                             "short_factor": [1.0 + i / 9 for i in range(6)], "long_factor": [4.0 + i for i in range(6)],
+                             "short_mscale": 1.4, "long_mscale": 1.7}},
+    ),
     "solar-open": (
         transformers.SolarOpenConfig,
         {**_EXPERTS, "head_dim": 16, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "attention_bias": True},

@@ -6,7 +6,7 @@ from amounts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thalweg.text.stops import StopStream, StopStrings, automaton
+from thalweg.text.stops import AsideStream, StopStream, StopStrings, automaton
 
 words = st.text(st.sampled_from("ab<"), min_size=1, max_size=4)
 
@@ -69,3 +69,25 @@ def test_work_is_linear_when_every_character_nearly_matches() -> None:
 
 def test_a_set_of_stop_strings_is_built_once() -> None:
     assert automaton(("one", "two")) is automaton(("one", "two"))
+
+
+def test_text_before_an_answer_is_told_from_it_however_it_is_cut() -> None:
+    cases = [
+        (("<think>",), "</think>", False, "<think>a </thin</think>b", ("<think>a </thin</think>", "b")),
+        (("<think>",), "</think>", False, "\n <think>a", ("\n <think>a", "")),
+        (("<think>", "<t>"), "</t>", False, "<t>a</t></t>", ("<t>a</t>", "</t>")),
+        (("<think>",), "</think>", False, "<thing </think>", ("", "<thing </think>")),
+        (("<think>",), "</think>", False, "b <think>a</think>", ("", "b <think>a</think>")),
+        (("<think>",), "</think>", True, "a</think>b", ("a</think>", "b")),
+        ((), "</think>", True, "a</think>b</think>", ("a</think>", "b</think>")),
+        (("<think>",), "</think>", False, "<thi", ("<thi", "")),
+        (("<think>",), "</think>", True, "a</thi", ("a</thi", "")),
+    ]
+    for opens, close, inside, text, expected in cases:
+        for i in range(len(text) + 1):
+            for pieces in ([text[:i], text[i:]], list(text)):
+                stream, before, after = AsideStream(opens, close, inside), "", ""
+                for piece in pieces:
+                    first, second = stream.push(piece)
+                    before, after = before + first, after + second
+                assert (before + stream.finish(), after) == expected, (text, i)

@@ -122,7 +122,7 @@ def test_the_newest_template_file_wins_and_named_ones_are_kept(tmp_path: Path) -
     listed = [{"name": "default", "template": "old"}, {"name": "tool_use", "template": "tools"}]
     save(tmp_path, v.byte_level(), chat_template=listed)
     tok = load_tokenizer(tmp_path)
-    assert (tok.chat_template, tok.tool_template) == ("old", "tools")
+    assert (tok.chat_template, tok.chat_templates["tool_use"]) == ("old", "tools")
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "newer"}))
     assert load_tokenizer(tmp_path).chat_template == "newer"
     (tmp_path / "chat_template.jinja").write_text("newest")

@@ -141,8 +141,9 @@ def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
     llm = LLM.from_engine_args(args)
     if not llm.kernel_plan or (not llm.device.kernels and not llm.device.attention):
         raise ConfigError(f"--device {llm.device.info.kind} computes no model: there is nothing to measure")
-    hf = described.read(args, Path(llm.config.model.path))
-    spec, dtype, method = registry.family(hf)(hf), llm.config.model.dtype, llm.config.model.quantization
+    path = Path(llm.config.model.path)
+    hf, spec = registry.declare(described.read(args, path), path)
+    dtype, method = llm.config.model.dtype, llm.config.model.quantization
     scheme = fitted(registry_of_formats.scheme(hf, method), Binder(llm.device.kernels), dtype, spec.hidden)
     form = next(scheme.of(w.role, w.sources[0].name) for w in parameters(spec) if w.role == "linear")
     before = ceilings(llm.device, dtype, form)

@@ -7,18 +7,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thalweg.checkpoint import adapters, gguf, native, quantised, sentence
 from thalweg.checkpoint.json_files import read_json, read_object
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.checkpoint.spelling import BESIDE as BESIDE
-from thalweg.checkpoint.spelling import settled
+from thalweg.checkpoint.spelling import TEXT_ENDS, settled
 from thalweg.checkpoint.tail import decide, token_ids
 from thalweg.checkpoint.weights import Stored
 from thalweg.config import Tail
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.platform import ModelInfo
+
+if TYPE_CHECKING:
+    from thalweg.text.tokenizer import Tokenizer
 
 AUTO = Tail()
 
@@ -145,6 +148,7 @@ def facts(config: Config, path: str | Path) -> ModelInfo:
         vocab=integer(config, "vocab_size"),
         max_len=max_len(config),
         weight_bytes=size,
+        longest=_longest(config),
     )
 
 
@@ -153,7 +157,8 @@ def max_len(config: Config) -> int:
 
     Scaled by the factor where a scaling keeps the unscaled number in the configuration: linear (times factor), and
     yarn (its original length times factor, if that is more). "dynamic" is not scaled, because its frequencies depend
-    on the longest sequence served (see models/layers/rotary.py). By default it is served as trained."""
+    on the longest sequence served (see models/layers/rotary.py). By default it is served as trained. `ModelInfo.longest` says
+    how much more a user may ask for."""
     key = "max_position_embeddings" if "max_position_embeddings" in config else "max_sequence_length"
     if key not in config:
         raise CheckpointError("config.json: max_position_embeddings: missing")
@@ -170,6 +175,13 @@ def max_len(config: Config) -> int:
         original = integer(rope, "original_max_position_embeddings", where="rope_parameters", default=length)
         length = max(length, int(original * real(rope, "factor", 1, 1e6, where="rope_parameters")))
     return min(length, 1 << 30)
+
+
+def _longest(config: Config) -> int:
+    """Tokens that "dynamic" positions reach: those of the model, times the factor. 0: they are no others."""
+    if _by_layer_type(config) or (rope := rope_parameters(config))["rope_type"] != "dynamic" or rope.get("alpha"):
+        return 0
+    return min(int(max_len(config) * real(rope, "factor", 1, 1e6, where="rope_parameters")), 1 << 30)
 
 
 def rope_parameters(config: Config, kind: str = "") -> dict[str, Any]:
@@ -228,16 +240,39 @@ def generation_defaults(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def eos_ids(path: str | Path, config: Config) -> tuple[int, ...]:
-    """Token ids that end a sequence: those of generation_config.json, then those of config.json, each once."""
+def eos_ids(
+    path: str | Path, config: Config, tokenizer: Tokenizer | None = None, more: Mapping[str, Any] | None = None
+) -> tuple[int, ...]:
+    """Token ids that end a sequence, each once: the union of what all of a model's files say, in this order.
+
+    1. `more`, a generation config that the user names, where there is one.
+    2. generation_config.json.
+    3. config.json, as the user overrides it.
+    4. Its text part, where the whole model names other ids. Of these only special tokens of `tokenizer` count: configurations
+       of parts often keep a default of their class, which is an ordinary token of the model's vocabulary.
+    5. `eos_token` of the tokenizer. Fine-tunes of base models often name their end of turn only there.
+
+    CheckpointError names the file and the value that is no token id."""
     out: dict[int, None] = {}
-    for where, source in (("generation_config.json", generation_defaults(path)), ("config.json", config)):
-        value = source.get("eos_token_id")
-        for i in [] if value is None else value if isinstance(value, list) else [value]:
-            if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < 2**31:
-                raise CheckpointError(f"{where}: eos_token_id: {i!r:.80} is not a token id")
-            out[i] = None
+    sources = (
+        ("generation config", more or {}),
+        ("generation_config.json", generation_defaults(path)),
+        ("config.json", config),
+    )
+    for where, source in sources:
+        out |= dict.fromkeys(_ends(where, source.get("eos_token_id")))
+    inner = _ends("config.json: text_config", config.get(TEXT_ENDS))
+    if tokenizer is not None:
+        out |= dict.fromkeys([*(i for i in inner if i in tokenizer.control_ids), *tokenizer.eos_ids])
     return tuple(out)
+
+
+def _ends(where: str, value: Any) -> list[int]:
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    for i in ids:
+        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < 2**31:
+            raise CheckpointError(f"{where}: eos_token_id: {i!r:.80} is not a token id")
+    return ids
 
 
 # ------------------------------------------------------------------ checked values
@@ -329,10 +364,9 @@ def _weights(path: Path, known_to_be_quantised: bool) -> tuple[str | None, int]:
         return None, 0
     checkpoint = native.open_consolidated(path) if native.is_native(path) else open_checkpoint(path)
     count: dict[str, int] = {}
-    for shard in checkpoint.shards:
-        for name, e in shard.entries.items():
-            if not known_to_be_quantised:
-                quantised.refuse_tensor(shard.path, name, e.dtype)
-            count[e.dtype] = count.get(e.dtype, 0) + e.end - e.begin
+    for name, file, e in checkpoint.tensors():
+        if not known_to_be_quantised:
+            quantised.refuse_tensor(file, name, e.dtype)
+        count[e.dtype] = count.get(e.dtype, 0) + e.end - e.begin
     known = {d: n for d, n in count.items() if d in DTYPES}
     return max(known, key=lambda d: known[d], default=None), checkpoint.bytes

@@ -12,9 +12,10 @@ import json
 import math
 import mmap
 import os
+import re
 import struct
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ MAX_HEADER = 100_000_000
 MAX_INDEX = 100_000_000
 MAX_DIM = 1 << 40
 MAX_RANK = 16
+PART = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})\.safetensors")
+CHUNK = 1 << 24
+"""Bytes compared at once."""
 
 STORED = {
     "F64": ("float64", np.float64),
@@ -130,10 +134,9 @@ class Shard:
 class Checkpoint:
     """Every tensor of a model directory, found by name."""
 
-    def __init__(self, path: Path, shards: list[Shard]) -> None:
-        self.path = path
-        self.shards = shards
-        self._home = {name: s for s in shards for name in s.entries}
+    def __init__(self, path: Path, homes: Mapping[str, Shard]) -> None:
+        """homes: the shard of each tensor."""
+        self.path, self._home = path, dict(homes)
 
     @property
     def names(self) -> list[str]:
@@ -142,12 +145,12 @@ class Checkpoint:
     @property
     def bytes(self) -> int:
         """Of all tensors."""
-        return sum(e.end - e.begin for s in self.shards for e in s.entries.values())
+        return sum(e.end - e.begin for _, _, e in self.tensors())
 
     @property
     def values(self) -> int:
         """How many numbers all tensors hold, whatever their dtypes."""
-        return sum(math.prod(e.shape) for s in self.shards for e in s.entries.values())
+        return sum(math.prod(e.shape) for _, _, e in self.tensors())
 
     def __contains__(self, name: str) -> bool:
         return name in self._home
@@ -193,6 +196,10 @@ class Checkpoint:
         row = whole.count // max(1, e.shape[0])
         return whole.part(first * row, max(0, last - first) * row)
 
+    def tensors(self) -> Iterator[tuple[str, Path, Entry]]:
+        """(name, file, entry) of each."""
+        return ((name, shard.path, shard.entries[name]) for name, shard in self._home.items())
+
     def forget(self, name: str) -> None:
         """The tensor's pages no longer count as this process's memory. Reading views of it brings them back."""
         self._home[name].forget(name)
@@ -207,10 +214,10 @@ def open_checkpoint(path: str | Path, stem: str = "model") -> Checkpoint:
     if index.is_file():
         return _open_sharded(path, index)
     if (path / single).is_file():
-        return Checkpoint(path, [Shard(path / single)])
+        return _join(path, [Shard(path / single)], index.name)
     found = sorted(p for p in path.glob("*.safetensors" if stem == "model" else f"{stem}*.safetensors") if p.is_file())
-    if len(found) == 1:
-        return Checkpoint(path, [Shard(found[0])])
+    if len(found) == 1 or _complete(found):
+        return _join(path, [Shard(file) for file in found], index.name)
     if found:
         raise CheckpointError(
             f"{path}: {len(found)} safetensors files but no {index.name} that says what belongs together; add the index"
@@ -232,13 +239,14 @@ def _open_sharded(path: Path, index: Path) -> Checkpoint:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map: must map tensor names to file names")
     wanted: dict[str, set[str]] = {}
+    known = frozenset(weight_map)
     for name, file in weight_map.items():
         if not isinstance(file, str) or not file.endswith(".safetensors") or any(c in file for c in "/\\\0:"):
             raise CheckpointError(
                 f"{index}: weight_map[{name!r}]: {file!r} is not the name of a safetensors file beside the index"
             )
         wanted.setdefault(file, set()).add(name)
-    shards = []
+    homes: dict[str, Shard] = {}
     for file, names in sorted(wanted.items()):
         if not (path / file).is_file():
             raise CheckpointError(f"{path / file}: listed in {index.name} but missing; download the model again")
@@ -246,10 +254,45 @@ def _open_sharded(path: Path, index: Path) -> Checkpoint:
         here = set(shard.entries)
         if names - here:
             raise CheckpointError(f"{path / file}: lacks {_some(names - here)}, which {index.name} says it holds")
-        if here - names:
-            raise CheckpointError(f"{path / file}: holds {_some(here - names)}, which {index.name} does not list there")
-        shards.append(shard)
-    return Checkpoint(path, shards)
+        if here - known:  # what it lists in another file is read there
+            raise CheckpointError(f"{path / file}: holds {_some(here - known)}, which {index.name} does not list")
+        homes |= dict.fromkeys(names, shard)
+    return Checkpoint(path, homes)
+
+
+def _complete(files: list[Path]) -> bool:
+    """Whether these are all the parts of one model, by their names."""
+    first = PART.fullmatch(files[0].name) if files else None
+    if first is None or int(first["count"]) != len(files):
+        return False
+    wanted = {f"{first['stem']}-{i:05}-of-{first['count']}.safetensors" for i in range(1, len(files) + 1)}
+    return {file.name for file in files} == wanted
+
+
+def _join(path: Path, shards: list[Shard], index: str) -> Checkpoint:
+    """The tensors of all shards. Where two hold one name, they must hold the same bytes."""
+    homes: dict[str, Shard] = {}
+    for shard in shards:
+        for name in shard.entries:
+            first = homes.setdefault(name, shard)
+            if first is not shard and not _same(first, shard, name):
+                raise CheckpointError(
+                    f"{path}: {first.path.name} and {shard.path.name} hold different tensors {name[:200]!r}, and no {index} "
+                    "says which counts; add the index"
+                )
+    return Checkpoint(path, homes)
+
+
+def _same(one: Shard, other: Shard, name: str) -> bool:
+    a, b = one.entries[name], other.entries[name]
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    size = a.end - a.begin
+    parts = ((at, min(at + CHUNK, size)) for at in range(0, size, CHUNK))
+    same = all(one.data[a.begin + i : a.begin + j] == other.data[b.begin + i : b.begin + j] for i, j in parts)
+    for shard in (one, other):
+        shard.forget(name)
+    return same
 
 
 def strict_json(path: Path, text: bytes, infinite: bool = False) -> Any:

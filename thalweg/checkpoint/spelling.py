@@ -14,6 +14,8 @@ OUTER = (
 """Keys that speak of the whole model, and so count where they stand beside the text part."""
 LIMITS = "time_step_limit"
 """A list whose numbers may be infinite, which JSON has not: null is written there."""
+TEXT_ENDS = "text_eos_token_id"
+"""Where `eos_token_id` of the text part is kept if the whole model names another. See `checkpoint.config.eos_ids`."""
 BESIDE = "beside_text"
 """Where what the file says beside its text part is kept, for whoever reads the other parts."""
 _GPT = {
@@ -128,6 +130,7 @@ TIED_INSIDE = ("llava_onevision",)
 
 def settled(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration with its text part in place of it, common names for sizes, and the sizes that its class has."""
+    ends = _inner_ends(config)
     if isinstance(thinker := config.get(THINKER), dict):
         around = {k: v for k, v in config.items() if k != THINKER and v is not None}
         config = {"tie_word_embeddings": False, **thinker, **around, "model_type": thinker.get("model_type"), THINKER: True}
@@ -144,6 +147,8 @@ def settled(config: dict[str, Any]) -> dict[str, Any]:
         if config.get("model_type") in TIED_INSIDE and text.get("tie_word_embeddings"):
             config = {**config, "tie_word_embeddings": True}
         config = {**inside, **text} | {key: config[key] for key in OUTER if config.get(key) is not None} | {BESIDE: around}
+    if ends and config.get("eos_token_id") is not None:
+        config = {**config, TEXT_ENDS: ends}
     kind = config.get("model_type")
     if not isinstance(kind, str):
         return config
@@ -156,6 +161,18 @@ def settled(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(config.get(LIMITS), list | tuple):
         config[LIMITS] = [None if _endless(value) else value for value in config[LIMITS]]
     return {**ABSENT.get(kind, {}), **config}
+
+
+def _inner_ends(config: Mapping[str, Any]) -> list[Any]:
+    """Every `eos_token_id` of the parts that answer in text, at any depth of them, unchecked."""
+    found: list[Any] = []
+    for key in (THINKER, "text_config", *TEXT):
+        part = config.get(key)
+        if isinstance(part, dict):
+            value = part.get("eos_token_id")
+            found += [] if value is None else value if isinstance(value, list) else [value]
+            found += _inner_ends(part)
+    return found
 
 
 def _endless(value: Any) -> bool:

@@ -14,9 +14,10 @@ _PIECES = re.compile(r"tokenizer\.model(?:\.v(?P<version>\d{1,3})(?:m\d{1,3})?)?
 """Names of Mistral's sentencepiece files, with the version of its control tokens."""
 
 
-def load_tokenizer(path: Path, mode: str = "auto") -> tokenizer.Tokenizer:
+def load_tokenizer(path: Path, mode: str = "auto", rows: int | None = None) -> tokenizer.Tokenizer:
     """mode "mistral": of tekken.json or tokenizer.model.v*, which "auto" takes where there is no tokenizer.json; "hf": never.
-    CheckpointError or UnsupportedModelError names the file, what is wrong with it and the remedy."""
+    rows: of the model's embedding, where it is known. CheckpointError or UnsupportedModelError names the file, what is wrong
+    with it and the remedy."""
     path = Path(path)
     if gguf.is_gguf(path):
         if mode == "mistral":
@@ -33,7 +34,7 @@ def load_tokenizer(path: Path, mode: str = "auto") -> tokenizer.Tokenizer:
             "directory that has one with --tokenizer"
         )
     if found is None or (mode == "auto" and (folder / "tokenizer.json").is_file()):
-        return tokenizer.load_tokenizer(folder)
+        return tokenizer.load_tokenizer(folder, rows)
     templates = tokenizer.templates(folder)
     if found.name == FILE:
         return tokenizer.Tokenizer(*load_tekken(found), templates)

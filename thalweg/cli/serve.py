@@ -20,6 +20,7 @@ from thalweg.host import envs
 from thalweg.host.marks import mark
 from thalweg.server.http.listen import listening
 from thalweg.server.settings import ServerSettings
+from thalweg.template.select import NAME
 from thalweg.turns.table import load_plugin
 
 
@@ -98,10 +99,13 @@ def _logging(made: ServerSettings) -> None:
 
 
 def _template(value: str) -> str:
-    """The template: the text itself if it holds template syntax, else the file of that name."""
+    """The template: the text itself if it holds template syntax, else the file of that name, else the name of one of the
+    model's, which is not known yet."""
     if "{" in value or "\n" in value:
         return value
     try:
         return Path(value).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
+        if NAME.fullmatch(value) and not Path(value).exists():
+            return value
         raise ConfigError(f"--chat-template: {value!r} is neither a template nor a readable file: {e}") from None

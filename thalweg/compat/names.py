@@ -130,10 +130,10 @@ def get_tokenizer(tokenizer_name: str, *_: Any, tokenizer_mode: str = "auto", **
 
 
 def resolve_chat_template(tokenizer: Any, chat_template: str | None = None, tools: Any = None, **_: Any) -> str | None:
-    """The template that chats are rendered with: the given one, else the tokenizer's own."""
-    if chat_template is not None:
-        return chat_template
+    """The template that chats are rendered with: the given one (text, or a name of the tokenizer's), or the tokenizer's."""
     own = getattr(tokenizer, "chat_template", None)
+    if chat_template is not None:
+        return own.get(chat_template, chat_template) if isinstance(own, dict) else chat_template
     if isinstance(own, dict):
         return own.get("tool_use") if tools and "tool_use" in own else own.get("default")
     return own

@@ -86,7 +86,7 @@ Rehearsal = Callable[[], tuple[Executable, StepBatch]]
 
 
 class Device(ABC):
-    """What a worker holds. Not thread-safe: one thread drives it."""
+    """What a worker holds. Not thread-safe: one thread drives it at a time. Another one calls `enter` first."""
 
     info: DeviceInfo
     comm: Communicator = Solo()
@@ -109,6 +109,10 @@ class Device(ABC):
 
     @abstractmethod
     def memory(self) -> Memory: ...
+
+    def enter(self) -> None:
+        """The calling thread drives this device from now on. Default: nothing, a device that keeps no state per thread."""
+        return
 
     def used(self) -> int:
         """Bytes this process holds on the device now. Default: everything that is not free."""

@@ -42,6 +42,8 @@ class ModelInfo:
     vocab: int
     max_len: int
     weight_bytes: int
+    longest: int = 0
+    """Tokens that positions can be stretched to, where a user asks for more than `max_len`. 0: no more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Files:
     def __init__(self, model: Decoder, checkpoint: Weights, device: Device) -> None:
         self._checkpoint, self._device, self._size = checkpoint, device, model.comm.size
         self._format = model.formats if isinstance(model.formats, Format) else None
-        self._stored = {known: name for name in checkpoint.names if (known := model.rename(name)) is not None}
+        self._stored = _stored_names(checkpoint, model)
         self._adapted = Adapted(model.spec.adapter, self._stored, model.rename)
         if self._format is not None and self._adapted.names:
             raise CheckpointError(f"{checkpoint.path}: this version adds adapters to dense matrices alone")
@@ -256,6 +256,23 @@ class Files:
         layer = source.name.removesuffix(".weight")
         for suffix, part in self._format.parts(layer, _matrix(source)).items():
             yield part.name or f"{layer}.{suffix}", (part.shapes, part.optional, part.dtypes)
+
+
+def _stored_names(checkpoint: Weights, model: Decoder) -> dict[str, str]:
+    """Names that layers use -> names of the files. CheckpointError where two tensors of the files have one name there, and
+    differ."""
+    found: dict[str, str] = {}
+    for name in checkpoint.names:
+        known = model.rename(name)
+        first = name if known is None else found.setdefault(known, name)
+        if first == name:
+            continue
+        one, other = (checkpoint.read(n).reshape(-1).view(np.uint8) for n in (first, name))
+        if checkpoint.entry(first) != checkpoint.entry(name) or not np.array_equal(one, other):
+            raise CheckpointError(
+                f"{checkpoint.path}: {first} and {name} are the same weight of the model, and they differ: remove the wrong one"
+            )
+    return found
 
 
 def _matrix(source: Source) -> tuple[int, int]:

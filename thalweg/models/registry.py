@@ -8,14 +8,16 @@ A family may come from outside the repository: an installed package names it in 
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.util
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from thalweg.checkpoint.config import architecture
 from thalweg.checkpoint.tail import GENERATES
 from thalweg.errors import UnsupportedModelError
-from thalweg.models import names
+from thalweg.models import names, tying
 from thalweg.models.families import tails
 from thalweg.models.spec import ModelSpec
 from thalweg.plugins import OpenList, imported
@@ -340,12 +342,38 @@ def family(config: Mapping[str, Any]) -> Family:
     if foreign(config):
         return _declared
     name, end = _base(architecture(config))
-    found: Family = _LIST.load(name)
     tail = _TAILS.get(end) if end else tails.embedder if "pooling" in config and name.endswith(GENERATES) else None
-    return found if tail is None else lambda config: tail(found(config), config)
+    return _reader(_LIST.load(name), tail)
+
+
+def declare(config: Mapping[str, Any], path: str | Path) -> tuple[dict[str, Any], ModelSpec]:
+    """The spec of a model, and its configuration with a mark where its files do not hold what it says of the output matrix
+    (`models.tying`): `family` gives the same spec of that. path: a model directory or file. Errors as of `family`, and of what
+    it gives."""
+    spec = base = family(config)(config)
+    if spec.pooling is not None:
+        if config.get("classifier_from_token") is None:  # no output matrix is read
+            return dict(config), spec
+        base = _LIST.load(_base(architecture(config))[0])(config)
+    found = tying.find_output_matrix(base, path)
+    if found is None:
+        return dict(config), spec
+    marked = {**config, tying.KEY: found}
+    return marked, family(marked)(marked)
+
+
+@functools.cache
+def _reader(found: Family, tail: Callable[[ModelSpec, Mapping[str, Any]], ModelSpec] | None) -> Family:
+    def read(config: Mapping[str, Any]) -> ModelSpec:
+        spec = tying.adapt(found(config), config)
+        return spec if tail is None else tail(spec, config)
+
+    return read
 
 
 def _declared(config: Mapping[str, Any]) -> ModelSpec:
+    if config.get(tying.KEY) == tying.OWN:
+        config = {**config, "tie_word_embeddings": False}
     try:
         made: ModelSpec = imported(FALLBACK)(config)
     except LookupError as e:

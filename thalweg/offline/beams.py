@@ -6,13 +6,14 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from tqdm import tqdm
 
 from thalweg.errors import RequestError
 from thalweg.offline.engine import LLMEngine
 from thalweg.offline.prompts import Prompt, as_list
+from thalweg.offline.sharing import Runs, in_turn
 from thalweg.outputs import BeamSearchOutput, BeamSearchSequence, PositionLogprobs, RequestOutput
 from thalweg.params import BeamSearchParams, RequestOutputKind, SamplingParams
 from thalweg.refused import no_adapter
@@ -33,8 +34,10 @@ class BeamMethods:
     """The part of `LLM` that searches."""
 
     llm_engine: LLMEngine
+    runs: Runs
     _ids: itertools.count[int]
 
+    @in_turn
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -111,17 +114,11 @@ class BeamMethods:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
         asked = [engine.prepare(str(next(self._ids)), {"prompt_token_ids": b.tokens}, one) for b in beams]
-        engine.submit(asked)
-        done: dict[str, PositionLogprobs] = {}
-        try:
-            while len(done) < len(asked):
-                for out in engine.step():
-                    if isinstance(out, RequestOutput) and out.finished:
-                        done[out.request_id] = _ranked(out)
-        finally:
-            for s in asked:
-                engine.drop(s.request_id)
-        return [done[s.request_id] for s in asked]
+        ids = [s.request_id for s in asked]
+        with self.runs.dropping(ids):
+            engine.submit(asked)
+            done = self.runs.finish(ids)
+        return [_ranked(cast(RequestOutput, done[i])) for i in ids]
 
     def _best(self, search: _Search, params: BeamSearchParams) -> BeamSearchOutput:
         ends = frozenset() if params.ignore_eos else frozenset(self.llm_engine.frontend.eos_ids)

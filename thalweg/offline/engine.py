@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import random
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -24,6 +25,7 @@ from thalweg.errors import ConfigError, RequestError, UnavailableError
 from thalweg.grammar.grammars import Grammars
 from thalweg.host.collector import uncollected
 from thalweg.offline.metrics import Metric, snapshot
+from thalweg.offline.sharing import SHUT, SLEEPS, atomic, locked
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
 from thalweg.prompts import meant
@@ -33,17 +35,20 @@ from thalweg.text.tokenizer import Tokenizer
 
 Output = RequestOutput | PoolingRequestOutput[PoolingOutput]
 NO_SLEEP = "enable_sleep_mode: sleeping needs an engine made with enable_sleep_mode=True"
-SLEEPS = "the engine sleeps; call wake_up() first"
 
 
 class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
-    """Requests in with `add_request`, news out with each `step`. Not thread-safe.
+    """Requests in with `add_request`, news out with each `step`.
+
+    Each call is whole: several threads may call, and Ctrl-C comes between steps. But a step returns the outputs of every
+    thread's requests to whoever takes it. `LLM` gives each thread its own.
 
     Raises ConfigError, CheckpointError, UnsupportedModelError or DeviceError when made, each naming the field or file.
     """
 
     def __init__(self, args: EngineArgs) -> None:
         said = profiling(args)
+        self.lock = threading.RLock()
         self._profiler = None if said is None else Profiler(said)
         with uncollected():
             located = locate(args)
@@ -58,7 +63,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         self.pooled = PoolingOutputs()
         self.handles = itertools.count(1)
         self._closed: list[Output] = []
-        self._asleep = self._judged = False
+        self._asleep = self._judged = self._shut = False
         self._start()
 
     def _start(self) -> None:
@@ -112,6 +117,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
 
     # ------------------------------------------------------------ requests
 
+    @locked
     def prepare(
         self,
         request_id: str,
@@ -137,10 +143,11 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
             return self.inputs.process_pooling(request_id, prompt, params, priority=priority, handles=self.handles)
         return self.inputs.process(request_id, prompt, params, priority=priority, handles=self.handles)
 
+    @atomic
     def submit(self, submissions: Iterable[Submission | PoolingSubmission]) -> None:
-        """Run these from the next step on. UnavailableError while it sleeps."""
-        if self._asleep:
-            raise UnavailableError(SLEEPS)
+        """Run these from the next step on. UnavailableError while it sleeps, and after `shutdown`."""
+        if self._shut or self._asleep:
+            raise UnavailableError(SHUT if self._shut else SLEEPS)
         now = time.monotonic()
         for s in submissions:
             if isinstance(s, PoolingSubmission):
@@ -150,6 +157,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
                 self.outputs.add(s, now)
                 self.core.add(s.requests)
 
+    @locked
     def add_request(
         self,
         request_id: str,
@@ -181,6 +189,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         """Requests that have not finished."""
         return [*self.outputs.open_ids(), *self.pooled.open_ids()]
 
+    @locked
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests. The next `step` returns their last outputs, with finish_reason "abort". Unknown ids are fine."""
         for one in [request_ids] if isinstance(request_ids, str) else list(request_ids):
@@ -188,6 +197,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
             if last is not None:
                 self._closed.append(last)
 
+    @atomic
     def drop(self, request_id: str) -> Output | None:
         """End a request: its last output. None if it is not open."""
         handles, last = self.outputs.abort(request_id)
@@ -196,6 +206,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
             self.core.abort([*handles, *stopped])
         return next(iter(stopped.values()), last)
 
+    @atomic
     def step(self) -> list[Output]:
         """What one step brought: outputs by each request's output_kind, and of pooling requests those that are done."""
         closed, self._closed = self._closed, []
@@ -217,13 +228,16 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
 
     # ------------------------------------------------------------ the engine itself
 
+    @locked
     def stats(self) -> Stats:
         return self.core.stats()
 
+    @locked
     def get_metrics(self) -> list[Metric]:
         """Counters and gauges since the engine started, under the names of the server's /metrics."""
         return snapshot(self.frontend.names[0], self.core.stats())
 
+    @locked
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
         if reset_running_requests or reset_connector:
@@ -250,6 +264,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
             raise RequestError('profiler_config: give it to LLM(...): {"profiler": "torch", "torch_profiler_dir": FOLDER}')
         return self._profiler
 
+    @locked
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Give the device's memory back, weights and cache. What is open is aborted ("abort"), finished first ("wait"), or
         goes on after `wake_up` ("keep"). Both levels read the weights from their files again."""
@@ -272,23 +287,30 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         del self.worker, self.core
         gc.collect()
 
+    @locked
     def wake_up(self, tags: list[str] | None = None) -> None:
         """As before `sleep`, with an empty prefix cache. What was kept goes on."""
         if tags:
             raise ConfigError("tags: weights and cache come back together; leave it out")
         if not self._asleep:
             return
+        if not hasattr(self, "core"):
+            self._start()
+            self.core.add([*self.outputs.resubmit(), *self.pooled.resubmit(self.pooled.open_handles())])
         self._asleep = False
-        if hasattr(self, "core"):
-            return
-        self._start()
-        self.core.add([*self.outputs.resubmit(), *self.pooled.resubmit(self.pooled.open_handles())])
+
+    def enter(self) -> None:
+        """The calling thread drives the device from now on, in place of the one before."""
+        if hasattr(self, "worker"):
+            self.worker.device.enter()
 
     def is_sleeping(self) -> bool:
         return self._asleep
 
+    @locked
     def shutdown(self) -> None:
-        """Give the device back. The object is not used again."""
+        """Give the device back. The object is not used again: requests get UnavailableError."""
+        self._shut = True
         if self.frontend.chat:
             self.frontend.chat.close()
         if self.frontend.media:

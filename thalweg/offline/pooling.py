@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from tqdm import tqdm
@@ -15,6 +15,7 @@ from thalweg.engine.client.pooled import compared
 from thalweg.errors import ConfigError, RequestError
 from thalweg.offline.engine import LLMEngine
 from thalweg.offline.prompts import Prompt, as_list, per_prompt
+from thalweg.offline.sharing import Runs, in_turn
 from thalweg.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -34,8 +35,10 @@ class PoolingMethods:
     """The half of `LLM` for models that give vectors or classes."""
 
     llm_engine: LLMEngine
+    runs: Runs
     _ids: itertools.count[int]
 
+    @in_turn
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -52,6 +55,7 @@ class PoolingMethods:
         outs = self._pool(prompts, pooling_params, "embed", tokenization_kwargs, use_tqdm)
         return [EmbeddingRequestOutput.made(o, EmbeddingOutput.from_base(o.outputs)) for o in outs]
 
+    @in_turn
     def classify(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -66,6 +70,7 @@ class PoolingMethods:
         outs = self._pool(prompts, pooling_params, "classify", tokenization_kwargs, use_tqdm)
         return [ClassificationRequestOutput.made(o, ClassificationOutput.from_base(o.outputs)) for o in outs]
 
+    @in_turn
     def encode(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -81,6 +86,7 @@ class PoolingMethods:
         no_adapter(lora_request)
         return self._pool(prompts, pooling_params, pooling_task, tokenization_kwargs, use_tqdm)
 
+    @in_turn
     def reward(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -95,6 +101,7 @@ class PoolingMethods:
         no_adapter(lora_request)
         return self._pool(prompts, pooling_params, "token_classify", tokenization_kwargs, use_tqdm)
 
+    @in_turn
     def score(
         self,
         data_1: Any,
@@ -149,21 +156,15 @@ class PoolingMethods:
             engine.prepare(str(next(self._ids)), p, s, tokenization_kwargs=tokenization_kwargs)
             for p, s in zip(items, params, strict=True)
         ]
-        engine.submit(submissions)
         ids = [s.request_id for s in submissions]
-        bar = (use_tqdm if callable(use_tqdm) else tqdm)(total=len(items), disable=not use_tqdm, desc="requests", unit="req")
-        done: dict[str, PoolingRequestOutput[PoolingOutput]] = {}
-        try:
+        with self.runs.dropping(ids):
+            engine.submit(submissions)
+            bar = (use_tqdm if callable(use_tqdm) else tqdm)(
+                total=len(items), disable=not use_tqdm, desc="requests", unit="req"
+            )
             with contextlib.closing(bar):
-                while len(done) < len(items):
-                    for out in engine.step():
-                        assert isinstance(out, PoolingRequestOutput), "a pooling model generates nothing"
-                        done[out.request_id] = out
-                        bar.update()
-        finally:
-            for request_id in ids:
-                engine.drop(request_id)
-        return [done[i] for i in ids]
+                done = self.runs.finish(ids, lambda out: bar.update())
+        return [cast("PoolingRequestOutput[PoolingOutput]", done[i]) for i in ids]
 
 
 def _for_task(params: PoolingParams, task: str | None) -> PoolingParams:

@@ -48,7 +48,8 @@ def planned(path: Path, form: Format, ignore: Sequence[str], calibrated: bool) -
     held = read.of_checkpoint(config)
     if held is not None:
         raise ConfigError(f"MODEL: {path} is quantised already ({held.name}); give the checkpoint that it was made from")
-    spec, checkpoint = registry.family(config)(config), experts_apart(open_checkpoint(path))
+    config, spec = registry.declare(config, path)
+    checkpoint = experts_apart(open_checkpoint(path))
     if calibrated and spec.sound is not None:
         raise ConfigError("--method: a model that hears is not calibrated by texts; use --method rtn")
     if calibrated and (spec.pooling is not None or not spec.causal):

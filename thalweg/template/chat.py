@@ -19,6 +19,7 @@ from thalweg.errors import CheckpointError, RequestError, TemplateLimitError
 from thalweg.template.fold import folded, shows
 from thalweg.template.jail import BrokenTemplateError, Jail, LimitError
 from thalweg.template.messages import ContentFormat, check_variables, normalise
+from thalweg.template.select import Templates
 from thalweg.template.specials import Span, SpecialText
 from thalweg.template.wire import Job
 from thalweg.text.encoder import HUGE, give_back
@@ -56,10 +57,12 @@ class TextTokenizer(Protocol):
 class Chat:
     """A tokenizer with its chat template, and the processes that render. Thread-safe."""
 
-    def __init__(self, tokenizer: TextTokenizer, source: str | None, workers: int = CELLS) -> None:
-        """source: the template of the model or the operator. None: only templates that come with a request. workers:
-        processes that render it. Starts nothing: processes start when needed, or with `prepare`."""
-        self.source, self.workers = source, workers
+    def __init__(self, tokenizer: TextTokenizer, templates: Templates | str | None, workers: int = CELLS) -> None:
+        """templates: those of the model and the operator, or the source of the only one. None: only templates that come with
+        a request. workers: processes that render them. Starts nothing: processes start when needed, or with `prepare`."""
+        self.templates = templates if isinstance(templates, Templates) else Templates(fixed=templates)
+        self.source, self.workers = self.templates.pick(tools=False), workers
+        """source: of the template for conversations without tools. None: there is none."""
         self.variables = dict(tokenizer.special_tokens)
         """Variables that every template sees: bos_token, eos_token ..."""
         self._tokenizer = tokenizer
@@ -81,8 +84,9 @@ class Chat:
 
     def check(self) -> None:
         """CheckpointError if the template does not parse. Waits for the process (a tenth of a second)."""
-        if self.source is not None:
-            _check(self._own, self.source, self.variables)
+        for source in dict.fromkeys((self.source, self.templates.pick(tools=True))):
+            if source is not None:
+                _check(self._own, source, self.variables)
 
     def close(self) -> None:
         """End the idle processes."""
@@ -105,9 +109,10 @@ class Chat:
     ) -> dict[str, Any]:
         """{"prompt": text, "prompt_token_ids": ids} of a conversation, as the engine takes it.
 
-        template: one that came with the request, used instead. tools: JSON schemas. kwargs: more variables for the
-        template. content_format: None = what the template reads. add_special_tokens: those the tokenizer adds by
-        itself. Templates write their own. most_chars: a longer prompt is refused before it is encoded. expand: as `render`.
+        template: one that came with the request, or the name of one of the model's. None: `Templates.pick` chooses. tools: JSON
+        schemas. kwargs: more variables for the template, and `chat_template`, a name. content_format: None = what the template
+        reads. add_special_tokens: those the tokenizer adds by itself. Templates write their own. most_chars: a longer prompt is
+        refused before it is encoded. expand: as `render`.
 
         RequestError, with the field in param: wrong messages, what the template refuses, a limit passed.
         CheckpointError if the model's own template does not parse. TemplateLimitError if that passes a limit.
@@ -145,7 +150,7 @@ class Chat:
             text, data = _end(text, data, last)
             return text, data, self._encoded(text, data, add_special_tokens) if len(text) < LONG else None
 
-        threads = self._own_threads if options.get("template") is None else self._guest_threads
+        threads = self._own_threads if self.trusts(options.get("template")) else self._guest_threads
         text, data, done = await loop.run_in_executor(threads, work)
         if done is not None:
             return done
@@ -169,17 +174,17 @@ class Chat:
         content_format: ContentFormat | None = None,
         kwargs: Mapping[str, Any] | None = None,
         expand: Expand | None = None,
+        own: bool = False,
     ) -> tuple[str, list[Span]]:
         """The prompt's text, and the spans of it in which callers wrote special tokens out. Errors as `prompt`. Where the
         template refuses system messages, they are told by users' turns (`fold`). expand: messages may hold IMAGE parts, and
-        this puts what stands for the images into the text."""
-        source = template if template is not None else self.source
-        if source is None:
-            raise RequestError("chat_template: the model has none; send one with the request", "chat_template")
-        check_variables(kwargs or {}, self.variables)
+        this puts what stands for the images into the text. own: `template` is the model's or the operator's."""
+        template, kwargs = self.templates.read_kwargs(template, kwargs)
+        source, own = self.templates.find(template, bool(tools)), own or self.trusts(template)
+        check_variables(kwargs, self.variables)
         # The richer form: a template that reads strings gets them from it unchanged.
         checked = normalise(messages, "openai", images=expand is not None)
-        given = [checked, list(tools) if tools else None, dict(kwargs or {})]
+        given = [checked, list(tools) if tools else None, kwargs]
         (chat, schemas, variables), marks = self._specials.mark(given)
         job = Job(
             source=source,
@@ -193,15 +198,15 @@ class Chat:
             signs={} if expand is None else dict(expand.signs),
             now=datetime.now().isoformat(),
         )
-        jail = self._own if template is None else self._guests
+        jail = self._own if own else self._guests
         try:
             text = self._folding(jail, job) if any(m["role"] == "system" for m in checked) else jail.run(job)
         except BrokenTemplateError as e:
-            if template is None:
+            if own:
                 raise CheckpointError(str(e)) from None
             raise RequestError(f"chat_template: {str(e).removeprefix('chat template: ')}", "chat_template") from None
         except LimitError as e:
-            if template is None:
+            if own:
                 raise TemplateLimitError(f"the model's own {e}") from None
             raise
         except RequestError as e:  # may quote the messages
@@ -209,9 +214,16 @@ class Chat:
         text, data = marks.take(text) if marks else (text, [])
         return (text, data) if expand is None else expand(text, data)
 
+    def trusts(self, template: str | None) -> bool:
+        """Whether it is the model's or the operator's. template: as `render` gets it."""
+        return template is None or template in self.templates.named
+
     def writer(self, template: str | None = None) -> Callable[[Any, Any, bool], str]:
         """(messages, tools, add_generation_prompt) -> the text alone, for who learns from what a template writes."""
-        return lambda messages, tools, prompt: self.render(messages, tools, template=template, add_generation_prompt=prompt)[0]
+        own = template is not None and self.templates.owns(template)
+        return lambda messages, tools, prompt: self.render(
+            messages, tools, template=template, add_generation_prompt=prompt, own=own
+        )[0]
 
     def _folding(self, jail: Jail, job: Job) -> str:
         """Rendered as it is, or else with its system messages folded. RequestError as without, if nothing helps."""

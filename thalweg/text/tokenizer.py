@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -22,12 +23,13 @@ from typing import Any, Literal, Self
 import tokenizers
 
 from thalweg.errors import CheckpointError, RequestError
+from thalweg.text.added import FILE, MAP, add_missing_tokens, merge_settings, special_names
 from thalweg.text.pieces import make_pieces
 
-NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+log = logging.getLogger(__name__)
 _LONG = 2048
 """Characters. Longer texts go through the library's batch calls, which leave the interpreter to other threads."""
-DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
+DEFAULT_TEMPLATE = "default"
 
 
 class Tokenizer:
@@ -43,10 +45,11 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
-        _add_missing_tokens(backend, config)
-        self.special_tokens = {n: t for n in NAMED_SPECIALS if (t := _content(config.get(n))) is not None}
+        add_missing_tokens(backend, config)
+        self.special_tokens = special_names(config)
         """bos_token, eos_token ... as text: what chat templates may name."""
         self.chat_templates = dict(templates or {})
+        """Name -> source. `thalweg.template.select` says which of them a conversation gets."""
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, t in added.items() if t.special)
         control = {i: t.content for i, t in added.items() if t.special or _looks_special(t.content)}
@@ -183,20 +186,21 @@ class Tokenizer:
         """The source of the model's chat template, or None. Give `special_tokens` to what renders it."""
         return self.chat_templates.get(DEFAULT_TEMPLATE)
 
-    @property
-    def tool_template(self) -> str | None:
-        """The template for conversations with tools, where the model has a separate one, else `chat_template`."""
-        return self.chat_templates.get(TOOL_TEMPLATE, self.chat_template)
 
-
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path, rows: int | None = None) -> Tokenizer:
     """The tokenizer of a model directory. CheckpointError names the file, what is wrong with it and the remedy.
 
-    No code of the model repository is ever run."""
+    No code of the model repository is ever run. rows: of the model's embedding, where it is known. Tokens that only
+    added_tokens.json lists are left out where they have none."""
     path = Path(path)
     if not path.is_dir():
         raise CheckpointError(f"tokenizer: {path} is not a directory; give the directory that holds tokenizer.json")
-    config = {**_json(path / "special_tokens_map.json"), **_json(path / "tokenizer_config.json")}
+    added = _json(path / FILE)
+    beyond = [t for t, i in added.items() if rows is not None and isinstance(i, int) and i >= rows]
+    if beyond:
+        log.warning("%s: %s left out: the model has %d rows for tokens", path / FILE, ", ".join(beyond[:5]), rows)
+    added = {t: i for t, i in added.items() if t not in beyond}
+    config = merge_settings(_json(path / "tokenizer_config.json"), _json(path / MAP), added)
     found = templates(path)
     if not (path / "tokenizer.json").exists():
         return Tokenizer(_from_transformers(path), config, found)
@@ -304,33 +308,6 @@ def _check_unicode(text: str) -> None:
         raise RequestError(f"not valid Unicode text: {e}; remove the lone surrogate") from e
 
 
-def _content(token: Any) -> str | None:
-    """A special token is written as text or as an object with its content."""
-    if isinstance(token, Mapping):
-        token = token.get("content")
-    return token if isinstance(token, str) and token else None
-
-
 def _int_or_none(value: Any) -> int | None:
     """model_max_length. Files say 1e30 for "none"."""
     return int(value) if isinstance(value, int | float) and 0 < value < 2**31 else None
-
-
-def _add_missing_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
-    """Tokens that tokenizer_config.json lists and tokenizer.json lacks. They must land on the ids it gives them."""
-    listed = config.get("added_tokens_decoder")
-    if not isinstance(listed, Mapping):
-        return
-    present = backend.get_added_tokens_decoder()
-    for key in sorted((k for k in listed if str(k).isdecimal()), key=int):
-        entry, id = listed[key], int(key)
-        if id in present or not isinstance(entry, Mapping) or _content(entry) is None:
-            continue
-        flags = {f: bool(entry.get(f, False)) for f in ("single_word", "lstrip", "rstrip", "special")}
-        token = tokenizers.AddedToken(_content(entry), normalized=bool(entry.get("normalized", not flags["special"])), **flags)
-        backend.add_special_tokens([token]) if flags["special"] else backend.add_tokens([token])
-        if backend.token_to_id(token.content) != id:
-            raise CheckpointError(
-                f"tokenizer_config.json: added_tokens_decoder gives {token.content!r} the id {id}, but tokenizer.json "
-                f"puts it at {backend.token_to_id(token.content)}; the two files do not belong together"
-            )

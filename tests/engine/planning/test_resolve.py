@@ -1,5 +1,7 @@
 """Merging configuration: who wins, and what is refused in words."""
 
+from dataclasses import replace
+
 import pytest
 
 from thalweg.config import EngineArgs, check_args
@@ -66,6 +68,20 @@ def test_every_objection_is_told_at_once():
 def test_more_context_than_the_model_has_is_refused():
     with pytest.raises(ConfigError, match="1001 exceeds the model's own 1000"):
         resolve.max_len(EngineArgs(max_model_len=1001), FACTS)
+    stretched = replace(FACTS, longest=2000)
+    assert resolve.max_len(EngineArgs(max_model_len=2000), stretched) == 2000
+    assert resolve.max_len(EngineArgs(), stretched) == 1000, "nobody asked for more"
+    with pytest.raises(ConfigError, match=r"2001 exceeds .* 1000 positions, which its dynamic rope scaling stretches to 2000"):
+        resolve.max_len(EngineArgs(max_model_len=2001), stretched)
+
+
+def test_too_few_blocks_are_the_overrides_fault():
+    with pytest.raises(ConfigError, match=r"^num_gpu_blocks_override: 1 blocks of 16 .*at least 2, or leave"):
+        resolve.cache_size(EngineArgs(num_gpu_blocks_override=1), GROUPS, 1 << 30, 1000, 4)
+    asked = EngineArgs(num_gpu_blocks_override=10, max_model_len=1000)
+    with pytest.raises(ConfigError, match=r"^num_gpu_blocks_override: 10 .* of 1000; raise it to at least 63, lower"):
+        resolve.cache_size(asked, GROUPS, 1 << 30, 1000, 4)
+    assert resolve.cache_size(EngineArgs(num_gpu_blocks_override=2), GROUPS, 1 << 30, 1000, 4).max_len == 32
 
 
 def test_the_cache_takes_what_the_fraction_leaves_and_too_little_is_told_with_the_sum():

@@ -51,6 +51,10 @@ class GpuDevice(Device):
     def memory(self) -> Memory:
         return Memory(*self._runtime.memory())
 
+    def enter(self) -> None:
+        """torch keeps the current device and stream by thread."""
+        self._runtime.join()
+
     def used(self) -> int:
         return self._runtime.reserved()
 

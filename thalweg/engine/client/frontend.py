@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from thalweg.media.processors import processor
 from thalweg.media.wire import WHITE
 from thalweg.params import SamplingParams
 from thalweg.template.chat import Chat
+from thalweg.template.select import Templates
 from thalweg.text.grammar import vocabulary
 from thalweg.text.tokenizer import Tokenizer, check_vocab
 
@@ -100,18 +102,19 @@ def load_frontend(located: Located) -> Frontend:
             where = hub.resolve_model(
                 args.tokenizer, revision=args.tokenizer_revision, download_dir=args.download_dir, token=args.hf_token
             )
-        tokenizer = load_tokenizer(where, "hf" if args.tokenizer_mode == "slow" else args.tokenizer_mode)
+        mode = "hf" if args.tokenizer_mode == "slow" else args.tokenizer_mode
+        tokenizer = load_tokenizer(where, mode, located.facts.vocab)
         check_vocab(tokenizer, located.facts.vocab)
         images = processor(located.config, located.path)
         tokenizer = tokenizer if images is None else tokenizer.marking(images.marker)
-    eos = hf.eos_ids(path, located.config) or (tokenizer.eos_ids if tokenizer else ())
+    generation = _generation_config(args, path)
     return Frontend(
         args=located.args,
         path=path,
         tokenizer=tokenizer,
-        chat=Chat(tokenizer, tokenizer.chat_template, args.renderer_num_workers) if tokenizer else None,
-        eos_ids=tuple(eos),
-        default_sampling=_default_sampling(args, path),
+        chat=Chat(tokenizer, Templates(tokenizer.chat_templates), args.renderer_num_workers) if tokenizer else None,
+        eos_ids=hf.eos_ids(path, located.config, tokenizer, generation),
+        default_sampling=_default_sampling(path, generation),
         media=_media(located, tokenizer),
         marks=marks(args.reasoning_config, tokenizer),
         names=list(args.served_model_name or [args.model]),
@@ -143,15 +146,19 @@ def _media(located: Located, tokenizer: Tokenizer | None) -> Media | None:
     return media
 
 
-def _default_sampling(args: EngineArgs, path: Path) -> dict[str, Any]:
-    """--override-generation-config over generation_config.json over nothing."""
+def _generation_config(args: EngineArgs, path: Path) -> dict[str, Any]:
+    """--override-generation-config over generation_config.json (or the one that --generation-config names) over nothing."""
     found: dict[str, Any] = {}
     if args.generation_config not in ("thalweg", "vllm"):
         where = path if args.generation_config == "auto" else Path(args.generation_config)
         if not where.exists():
             raise ConfigError(f"generation_config: {args.generation_config!r} is neither auto, thalweg nor a directory")
         found = hf.generation_defaults(where)
-    found = {**found, **(args.override_generation_config or {})}
+    return {**found, **(args.override_generation_config or {})}
+
+
+def _default_sampling(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `found`, a generation config, what requests start from."""
     fields = {k: found[k] for k in _SAMPLING_DEFAULTS if found.get(k) is not None}
     if found.get("max_new_tokens") is not None:
         fields["max_tokens"] = found["max_new_tokens"]

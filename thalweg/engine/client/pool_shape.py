@@ -116,10 +116,12 @@ def _size(pooling: PoolingConfig, asked: int | None) -> int | None:
     if pooling.task != "embed":
         raise RequestError("dimensions: this model gives classes, not vectors; leave it out", "dimensions")
     sizes = pooling.dimensions
+    if asked == pooling.size:
+        return None
     if sizes is None:
         raise RequestError(
-            f"dimensions: this model's vectors have one size, {pooling.size}: its files name no others it was trained for "
-            "(is_matryoshka, matryoshka_dimensions); leave it out",
+            f"dimensions: this model's vectors have {pooling.size} values, not {asked}: its files name no other size that it "
+            "was trained for (is_matryoshka, matryoshka_dimensions); leave it out",
             "dimensions",
         )
     if sizes and asked not in sizes:

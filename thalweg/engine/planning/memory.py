@@ -114,7 +114,7 @@ def _known(args: EngineArgs, platform: Platform) -> _Known:
     check_args(args)
     path = Path(args.model)
     hf = described.read(args, path)
-    spec = registry.family(hf)(hf)
+    hf, spec = registry.declare(hf, path)
     facts = resolve.within(read_facts(hf, path), spec)
     resolve.check_values(args, platform)
     args = resolve.for_tail(args, spec)

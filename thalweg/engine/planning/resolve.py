@@ -42,7 +42,7 @@ _ALIASES = {"half": "float16", "float": "float32"}
 
 def within(facts: ModelInfo, spec: ModelSpec) -> ModelInfo:
     """The facts, with a context no longer than the model has learned positions for."""
-    return facts if spec.positions is None else replace(facts, max_len=min(facts.max_len, spec.positions))
+    return facts if spec.positions is None else replace(facts, max_len=min(facts.max_len, spec.positions), longest=0)
 
 
 def in_chunks(spec: ModelSpec) -> bool:
@@ -158,11 +158,15 @@ def dtype(args: EngineArgs, facts: ModelInfo, device: DeviceInfo, defaults: Defa
 
 
 def max_len(args: EngineArgs, facts: ModelInfo) -> int:
-    """The context length asked for; never beyond what the model was made for."""
+    """The context length asked for; never beyond what the model was made for, or what its positions are stretched to."""
     if args.max_model_len in (None, -1):
         return facts.max_len
-    if args.max_model_len > facts.max_len:
-        raise ConfigError(f"max_model_len {args.max_model_len} exceeds the model's own {facts.max_len} positions; lower it")
+    most = max(facts.max_len, facts.longest)
+    if args.max_model_len > most:
+        stretched = f", which its dynamic rope scaling stretches to {most}" if most > facts.max_len else ""
+        raise ConfigError(
+            f"max_model_len {args.max_model_len} exceeds the model's own {facts.max_len} positions{stretched}; lower it"
+        )
     return args.max_model_len
 
 
@@ -282,6 +286,13 @@ def cache_size(args: EngineArgs, groups: tuple[KVSpec, ...], memory_bytes: int, 
 
     if args.num_gpu_blocks_override:
         n = args.num_gpu_blocks_override
+        insists = args.max_model_len not in (None, -1)
+        if n * bt < min(length, bt + 1) or (n * bt < length and insists):
+            least = each if insists else min(each, 2)
+            raise ConfigError(
+                f"num_gpu_blocks_override: {n} blocks of {bt} tokens hold no sequence of {length if insists else bt + 1}; "
+                f"raise it to at least {least}{', lower max_model_len' if insists else ''}, or leave it out"
+            )
     else:
         n = bisect_right(range(seqs * each + 1), memory_bytes, key=cost) - 1
     room = n * bt

@@ -45,7 +45,7 @@ from thalweg.media.listeners import listener
 from thalweg.media.processors import processor
 from thalweg.models import registry, sizes
 from thalweg.models.fallback.spec import UNRELIABLE, ForeignSpec
-from thalweg.models.spec import ModelSpec
+from thalweg.models.spec import ModelSpec, describe_stretch
 from thalweg.quantization import online
 from thalweg.quantization import registry as formats
 
@@ -150,7 +150,7 @@ def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
     path = Path(args.model)
     hf = described.read(args, path)
     formats.scheme(hf, args.quantization)
-    spec = registry.family(hf)(hf)  # refuse an unknown architecture before a framework is imported
+    hf, spec = registry.declare(hf, path)  # refuse an unknown architecture before a framework is imported
     facts = resolve.within(read_facts(hf, path), spec)
     args = resolve.for_tail(args, spec)
     configured = functools.partial(resolve.configured, args)
@@ -194,6 +194,9 @@ def _build_model(job: _Job) -> Worker:
     args, device = job.args, job.device
     dtype = resolve.dtype(args, job.facts, device.info, job.defaults)
     length = resolve.max_len(args, job.facts)
+    for said in dict.fromkeys(describe_stretch(rope, length) for rope in job.spec.ropes):
+        if said:
+            logger.info("positions: %s", said)
     schedule = resolve.scheduler(args, job.defaults, length)
     invariant = _invariant(job)
     binder = Binder(

@@ -7,6 +7,7 @@ from typing import Any
 from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import decoder, head_size, hidden_size, layer_count
+from thalweg.models.families.groups import ANY_CONFIG, check_keys
 from thalweg.models.spec import Attention, Layer, LayerNorm, ModelSpec, Names, Norms, UngatedMLP
 
 
@@ -44,12 +45,22 @@ def bloom(config: Config) -> ModelSpec:
     )  # fmt: skip
 
 
+_ATTN_KEYS = frozenset(
+    {
+        "alibi", "alibi_bias_max", "attn_impl", "attn_pdrop", "attn_type", "attn_uses_sequence_id", "clip_qkv", "prefix_lm",
+        "qk_ln", "rope", "rope_dail_config", "rope_hf_config", "rope_impl", "rope_theta", "softmax_scale",
+    }
+)  # fmt: skip
+"""Of `attn_config`. Those of `rope` count where it is true, which is refused."""
+
+
 def mpt(config: Config) -> ModelSpec:
     hidden, heads = hidden_size(config), integer(config, "num_attention_heads", high=1 << 16)
     said: Any = config.get("attn_config") or {}
     if not isinstance(said, dict):
         said = {}
-    where = "config.json: attn_config"
+    where, usual = "config.json: attn_config", {"sliding_window_size": -1, "fused_qkv": True}
+    check_keys({k: v for k, v in said.items() if usual.get(k) != v}, ANY_CONFIG | _ATTN_KEYS, "attn_config")
     other = next((k for k in ("clip_qkv", "qk_ln", "prefix_lm", "attn_uses_sequence_id", "rope") if said.get(k)), None)
     if not said.get("alibi", True) or said.get("attn_type", "multihead_attention") != "multihead_attention":
         other = "alibi" if not said.get("alibi", True) else "attn_type"

@@ -1,12 +1,11 @@
-"""Command R and Command R7B, Aya: attention and the feed-forward part read the same x, layer norms without bias, positions in
-neighbouring pairs, scaled logits. Of the second generation, layers that see everything are told no positions."""
+"""Command R, Command R+ and Command R7B, Aya: attention and the feed-forward part read the same x, layer norms without bias,
+positions in neighbouring pairs, scaled logits. Of the second generation, layers that see everything are told no positions."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from thalweg.checkpoint.config import Config, flag, integer, real
-from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import (
     attention,
     decoder,
@@ -18,12 +17,10 @@ from thalweg.models.families.common import (
     rope,
     sliding_window,
 )
-from thalweg.models.spec import Attention, Layer, LayerNorm, ModelSpec, Norms
+from thalweg.models.spec import Attention, HeadNorm, Layer, LayerNorm, ModelSpec, Norms
 
 
 def cohere(config: Config) -> ModelSpec:
-    if flag(config, "use_qk_norm", False):
-        raise UnsupportedModelError("config.json: use_qk_norm: this version has no norms of q and k for this family")
     config = {"rope_theta": 500_000.0, **config}
     return _model(config, [heads(config)] * layer_count(config))
 
@@ -41,7 +38,12 @@ def cohere2(config: Config) -> ModelSpec:
 
 def heads(config: Config) -> Attention:
     bias, head_dim = flag(config, "attention_bias", False), head_size(config)
-    return attention(config, head_dim=head_dim, rope=rope(config, head_dim, interleaved=True), bias=bias, out_bias=bias)
+    norm = None
+    if flag(config, "use_qk_norm", False):  # Command R+
+        norm = HeadNorm(real(config, "layer_norm_eps", 0, 1, default=1e-5), mean=True)
+    return attention(
+        config, head_dim=head_dim, rope=rope(config, head_dim, interleaved=True), bias=bias, out_bias=bias, norm=norm
+    )
 
 
 def _model(config: Config, heads: list[Attention]) -> ModelSpec:

@@ -7,6 +7,7 @@ from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, max_len, real, rope_parameters, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.families.groups import check_rope
 from thalweg.models.spec import MLP, Attention, Layer, ModelSpec, Norm, Norms, Rope, UngatedMLP, rope_type
 from thalweg.models.tail import POOLING, Classes, Dense, Pooling
 
@@ -43,10 +44,14 @@ def act(config: Config, key: str = "hidden_act", default: str = "silu", known: M
     return known[name]
 
 
-def rope(config: Config, head_dim: int, *, kind: str = "", partial: bool = False, interleaved: bool = False) -> Rope:
+def rope(
+    config: Config, head_dim: int, *, kind: str = "", partial: bool = False, interleaved: bool = False, keys: Sequence[str] = ()
+) -> Rope:
     """Rotary positions. kind: the layer type, where settings differ by it. partial: the family may turn a part of each
-    head; of others such a setting is refused."""
+    head; of others such a setting is refused. keys: further ones of `rope_parameters` that the family reads. Unknown keys are
+    refused."""
     parameters = dict(rope_parameters(config, kind))
+    check_rope(parameters, keys)
     whole = parameters["rope_type"] == "proportional"  # of which the share is a setting
     share = None if whole else parameters.pop("partial_rotary_factor", None)
     if share is not None and share != 1 and not partial:

@@ -8,9 +8,11 @@ from typing import Any
 from thalweg.checkpoint.config import Config, integer
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import decoder, eps, layer_count, layer_types, mlp, pre_norms
+from thalweg.models.families.groups import check_keys
 from thalweg.models.families.mixtures import corrected, sparse
 from thalweg.models.spec import KimiDelta, LatentAttention, Layer, ModelSpec, Names
 
+_KEYS = ("full_attn_layers", "kda_layers", "num_heads", "head_dim", "short_conv_kernel_size")
 FULL, LINEAR = "full_attention", "linear_attention"
 PLAIN = ("gate_proj", "up_proj", "down_proj")
 """Of layers without experts, which transformers writes under the name of those with some."""
@@ -20,6 +22,7 @@ def kimi_linear(config: Config) -> ModelSpec:
     said: Any = config.get("linear_attn_config") or {}
     if not isinstance(said, dict):
         raise CheckpointError(f"config.json: linear_attn_config: must be an object, not {said!r:.80}")
+    check_keys(said, _KEYS, "linear_attn_config")
     if config.get("mla_use_nope", True) is not True or config.get("moe_router_activation_func", "sigmoid") != "sigmoid":
         raise UnsupportedModelError(
             "config.json: mla_use_nope, moe_router_activation_func: this family has attention without positions, and sigmoids"

@@ -16,7 +16,8 @@ def ministral3(config: Config) -> ModelSpec:
     where = "config.json: rope_parameters"
     beta = real(said, "llama_4_scaling_beta", 0, 1e6, default=0.0, where=where)
     heads = attention(
-        config, head_dim=integer(config, "head_dim", high=1 << 16, default=128),
+        {**config, "rope_parameters": {k: v for k, v in said.items() if k != "llama_4_scaling_beta"}, "rope_scaling": None},
+        head_dim=integer(config, "head_dim", high=1 << 16, default=128),
         window=integer(config, "sliding_window", default=0),
         grows=(beta, integer(said, "original_max_position_embeddings", where=where)) if beta else None,
     )  # fmt: skip

@@ -14,8 +14,8 @@ def mistral4(config: Config) -> ModelSpec:
     said = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(said, dict):
         raise CheckpointError("config.json: rope_parameters: missing")
-    kept = {k: v for k, v in said.items() if k != "partial_rotary_factor"}  # the slice that turns has a size of its own
-    config = {
+    kept = {k: v for k, v in said.items() if k not in ("partial_rotary_factor", "llama_4_scaling_beta")}
+    config = {  # without the share that turns: the slice that does has a size
         "q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "n_routed_experts": 128, "num_experts_per_tok": 4,
         "moe_intermediate_size": 2048, **config, "rope_parameters": kept, "rope_scaling": None, "partial_rotary_factor": None,
     }  # fmt: skip

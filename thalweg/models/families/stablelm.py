@@ -1,12 +1,11 @@
-"""StableLM 2 and 3B: layer norms, positions on a quarter of each head, and where the configuration says so attention and the
-feed-forward part that read the same x."""
+"""StableLM 2 and 3B: layer norms, of q and k too in StableLM 2 12B, positions on a quarter of each head, and where the
+configuration says so attention and the feed-forward part that read the same x."""
 
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, flag, real
-from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import attention, decoder, head_size, hidden_size, layer_count, mlp, rope
-from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Norms
+from thalweg.models.spec import HeadNorm, Layer, LayerNorm, ModelSpec, Norms
 
 
 def stablelm_epoch(config: Config) -> ModelSpec:
@@ -15,14 +14,19 @@ def stablelm_epoch(config: Config) -> ModelSpec:
 
 
 def stablelm(config: Config) -> ModelSpec:
-    if flag(config, "qk_layernorm", False):
-        raise UnsupportedModelError("config.json: qk_layernorm: this version has no norms of q and k for this family")
     config = {"partial_rotary_factor": 0.25, **config}
     hidden, e = hidden_size(config), real(config, "layer_norm_eps", 0, 1, default=1e-5)
     head_dim, parallel = head_size(config), flag(config, "use_parallel_residual", False)
+    norm = None
+    if flag(config, "qk_layernorm", False):  # StableLM 2 12B
+        norm = HeadNorm(e, q="q_layernorm.norms.{}", k="k_layernorm.norms.{}", mean=True)
     layer = Layer(
         attention(
-            config, head_dim=head_dim, rope=rope(config, head_dim, partial=True), bias=flag(config, "use_qkv_bias", False)
+            config,
+            head_dim=head_dim,
+            rope=rope(config, head_dim, partial=True),
+            bias=flag(config, "use_qkv_bias", False),
+            norm=norm,
         ),
         mlp(config),
         Norms(

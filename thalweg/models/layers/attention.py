@@ -26,7 +26,7 @@ from thalweg.models import spec as declared
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Keys, Place
 from thalweg.models.layers.linear import Linear, RowLinear
-from thalweg.models.layers.norm import RMSNorm, norm_facts
+from thalweg.models.layers.norm import HeadMeanNorm, RMSNorm, norm_facts
 from thalweg.models.spec.attention import PLACES
 from thalweg.models.weights import ParamSpec, Weight
 from thalweg.quantization.cache import FLOAT8, CacheScales, scales
@@ -56,7 +56,7 @@ class Attention:
         self.layout = () if self._reads else self.backend.layout(self.spec, ctx.block_tokens)
         self.specs: dict[str, Any] = {"qkv": self._qkv.specs, "out": self._out.specs}
         norms = {k: weights[k] for k in ("q_norm", "k_norm") if k in weights}
-        self._wide: dict[str, RMSNorm] = {}
+        self._wide: dict[str, RMSNorm | HeadMeanNorm] = {}
         self._value_norm = None
         if spec.norm is not None and spec.norm.value and not self._reads:
             self._value_norm = ctx.bind(ops.rms_norm, size=spec.head_dim, **norm_facts(spec.norm.eps, 0.0))
@@ -64,6 +64,8 @@ class Attention:
             if ctx.comm.size > 1:
                 raise ConfigError("tensor_parallel_size: the norms of q and k cover all heads of this model: leave it at 1")
             self._wide = {k: RMSNorm(ctx, _norm_of(spec.norm, w), w) for k, w in norms.items()}
+        if spec.norm is not None and spec.norm.mean:
+            self._wide = {k: HeadMeanNorm(ctx, spec.norm, spec.head_dim, w) for k, w in norms.items()}
         self.specs |= {k: {"weight": ParamSpec(w["weight"], ctx.dtype)} for k, w in norms.items()}
         if self._slopes is not None:
             self.specs["slopes"] = self._slopes.spec
@@ -293,7 +295,7 @@ def _norm_of(norm: declared.HeadNorm, weights: Mapping[str, Any]) -> declared.No
 def _attending(
     ctx: Context, spec: declared.Attention, backend: AttentionBackend, attn: AttnSpec, scales: CacheScales | None
 ) -> _Fused | _Ops | _Either:
-    per_head = spec.norm if spec.norm is not None and not spec.norm.whole else None
+    per_head = spec.norm if spec.norm is not None and not (spec.norm.whole or spec.norm.mean) else None
     eps, offset = (per_head.eps, per_head.offset) if per_head else (None, 0.0)
     rope = spec.rope
     prologue = QKPrologue(rope.dim if rope else 0, rope.interleaved if rope else False, eps, offset)

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from thalweg.errors import ConfigError
 from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
-from thalweg.models.spec import AnyNorm, LayerNorm, Norm, Scale
+from thalweg.models.spec import AnyNorm, HeadNorm, LayerNorm, Norm, Scale
 from thalweg.models.weights import ParamSpec
 
 
@@ -73,6 +74,26 @@ class Scaled:
         """As RMSNorm.add."""
         total = x if residual is None else x + residual
         return self(p, total), total
+
+
+class HeadMeanNorm:
+    """Layer normalisation of each head, without a bias and in float32: x [T, heads * n] -> the same shape. The weight has n
+    values for each head."""
+
+    def __init__(self, ctx: Context, spec: HeadNorm, head_dim: int, weights: Mapping[str, Any]) -> None:
+        if ctx.comm.size > 1 and "{}" in spec.q:
+            raise ConfigError(
+                "tensor_parallel_size: the norms of q and k have a tensor for each head of this model: leave it at 1"
+            )
+        self._head_dim, self._eps = head_dim, spec.eps
+        self.specs = {name: ParamSpec(w, ctx.dtype) for name, w in weights.items()}
+
+    def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
+        weight = p["weight"].reshape(-1, self._head_dim).to(torch.float32)
+        wide = x.unflatten(-1, (-1, self._head_dim)).to(torch.float32)
+        wide = wide - wide.mean(-1, keepdim=True)
+        wide = wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self._eps) * weight
+        return wide.to(x.dtype).flatten(-2)
 
 
 BoundNorm = RMSNorm | MeanNorm | Scaled

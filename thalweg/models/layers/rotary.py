@@ -108,13 +108,15 @@ def _longrope(rope: Mapping[str, Any], dim: int, trained: int, length: int) -> F
     serve no more than the original length, the other for longer ones."""
     original = integer(rope, "original_max_position_embeddings", where=_WHERE, default=trained)
     factor = real(rope, "factor", 1e-6, 1e6, where=_WHERE, default=trained / original)
-    key = "long_factor" if length > original else "short_factor"
+    length_class = "long" if length > original else "short"
+    key = f"{length_class}_factor"
     factors = rope.get(key)
     if not isinstance(factors, list) or len(factors) != dim // 2:
         raise CheckpointError(f"config.json: {_WHERE}: {key}: must be a list of {dim // 2} numbers")
     checked = [real({key: f}, key, 1e-6, 1e6, where=_WHERE) for f in factors]
     scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     scale = real(rope, "attention_factor", 0, 1e6, where=_WHERE, default=scale)
+    scale = real(rope, f"{length_class}_mscale", 0, 1e6, where=_WHERE, default=scale)  # Phi-3.5-MoE
     return 1.0 / (torch.tensor(checked) * _powers(rope["rope_theta"], dim)), scale
 
 

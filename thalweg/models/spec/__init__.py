@@ -29,7 +29,7 @@ from thalweg.models.spec.moe import MoE
 from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms, Scale
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import Ending, LayerInput, LayerInputs
-from thalweg.models.spec.rope import ROPE_TYPES, Rope, rope_type
+from thalweg.models.spec.rope import ROPE_TYPES, Rope, describe_stretch, rope_type
 from thalweg.models.spec.short_conv import ShortConv
 from thalweg.models.spec.shortcut import Shortcut
 from thalweg.models.spec.sound import Sound
@@ -84,5 +84,6 @@ __all__ = [
     "UngatedMLP",
     "Vision",
     "XieluMLP",
+    "describe_stretch",
     "rope_type",
 ]

@@ -170,7 +170,12 @@ class Attention:
         if self.bias and not self.key_bias:
             q, k, v = made["qkv"]["bias"].sources
             made["qkv"]["bias"] = replace(made["qkv"]["bias"], sources=(q, replace(k, absent=True), v))
-        if self.norm is not None and self.norm.weight:
+        if self.norm is not None and self.norm.mean:
+            for key, name, heads in (("q_norm", self.norm.q, self.heads), ("k_norm", self.norm.k, self.kv_heads)):
+                apart = tuple(Source(f"{at}{name.format(i)}.weight", (d,)) for i in range(heads)) if "{}" in name else ()
+                one = Source(f"{at}{name}.weight", (heads, d))
+                made[key] = {"weight": Weight(apart or (one,), None if apart else 0, fill="ones")}
+        elif self.norm is not None and self.norm.weight:
             widths = (self.heads * d, self.kv_heads * d) if self.norm.whole else (d, d)
             for key, name, size in list(zip(("q_norm", "k_norm"), (self.norm.q, self.norm.k), widths, strict=True))[:projected]:
                 made[key] = Norm(name, size, self.norm.eps, self.norm.offset).weights(at)

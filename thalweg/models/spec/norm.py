@@ -74,7 +74,7 @@ AnyNorm = Norm | LayerNorm | Scale
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """RMSNorm of q and k, and maybe of v."""
+    """RMSNorm of q and k, and maybe of v, or layer normalisation of q and k (`mean`)."""
 
     eps: float
     offset: float = 0.0
@@ -87,6 +87,12 @@ class HeadNorm:
     """Each head of v is normed too, without a weight."""
     q: str = "q_norm"
     k: str = "k_norm"
+    mean: bool = False
+    """Layer normalisation without a bias, each head by a weight of its own. Names with {} are those of one head's tensor."""
+
+    def __post_init__(self) -> None:
+        if self.mean and (self.offset or self.after or self.whole or self.value or not self.weight):
+            raise ValueError("HeadNorm: layer normalisation of heads has weights, before rotation, and no offset")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,21 @@ def rope_type(parameters: Mapping[str, Any], dim: int) -> str:
     return str(kind)
 
 
+def describe_stretch(rope: Rope, length: int) -> str:
+    """How an engine that serves `length` tokens scales positions whose scaling depends on that, and the flag that changes it.
+    "" for other scalings. Every sequence is scaled alike, because cached keys must stay right."""
+    kind = rope.parameters["rope_type"]
+    original = rope.parameters.get("original_max_position_embeddings", rope.trained) if kind == "longrope" else rope.trained
+    if kind not in ("dynamic", "longrope") or not isinstance(original, int):
+        return ""
+    flag = f"--max-model-len {original}"
+    if kind == "longrope":
+        if length > original:
+            return f"long factors for every sequence, as {length} tokens are served; {flag} takes the short factors"
+        return f"short factors, as at most {original} tokens are served; a larger --max-model-len takes the long factors"
+    return f"stretched to {length} tokens for every sequence; {flag} leaves them as trained" if length > original else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary positions (`ops.rope`)."""

@@ -10,14 +10,18 @@ from starlette.responses import Response
 import thalweg
 from thalweg.server.core.serving import Serving
 from thalweg.server.http.answer import respond
+from thalweg.server.page.suggestions import suggest
 
 
 async def state(serving: Serving, http: Request) -> Response:
     engine, why = serving.engine, serving.lifecycle.why_not_ready()
+    generates = "generate" in engine.config.model.tasks
+    chats = bool(engine.chat and engine.chat.source) or bool(serving.settings.chat_template)
     body = {
         "models": engine.model_names,
-        "generates": "generate" in engine.config.model.tasks,
-        "chat": bool(engine.chat and engine.chat.source) or bool(serving.settings.chat_template),
+        "generates": generates,
+        "chat": chats,
+        "suggestions": suggest(engine.config.model.path, generates, chats),
         "facts": facts(serving),
         "sampling": engine.default_sampling,
         "state": "draining" if serving.lifecycle.draining else engine.state,

@@ -43,8 +43,6 @@ function draw() {
   end(true);
 }
 
-const IDEAS = ["Explain how a river finds its course", "Write a short poem about rain at night", "What is the capital of France?"];
-
 function welcome() {
   const made = el("div", { className: "welcome" });
   made.append(el("h1", { textContent: "What is on your mind?" }));
@@ -55,7 +53,7 @@ function welcome() {
   }
   const words = server && !server.chat ? "This model continues text." : "Your words go to this server and nowhere else.";
   made.append(el("p", { textContent: words }));
-  const ideas = IDEAS.map((t) => el("button", { type: "button", className: "idea", textContent: t, onclick: () => send(t) }));
+  const ideas = (server?.suggestions ?? []).map((t) => el("button", { type: "button", className: "idea", textContent: t, onclick: () => send(t) }));
   made.append(el("div", { className: "ideas" }, ...ideas));
   return made;
 }
