@@ -19,6 +19,7 @@ from thalweg.errors import UnavailableError
 from thalweg.grammar.judge import MEMORY, QUICK, Judge
 from thalweg.grammar.source import GrammarError
 from thalweg.grammar.wire import Job
+from thalweg.host import processes
 
 
 def chain(n: int) -> dict[str, Any]:
@@ -109,6 +110,25 @@ def test_a_child_that_is_killed_is_replaced(judge: Judge) -> None:
         os.kill(pid, signal.SIGKILL)
     time.sleep(0.05)
     assert judge.source(rig.asked("regex", "abcd"))
+
+
+def test_a_fork_that_is_stopped_is_replaced_with_its_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fork has the job, and its child waits for it."""
+    monkeypatch.setattr(processes, "STOPPED_SECONDS", 0.3)
+    judge = Judge(lambda: rig.VOCABULARY)
+    judge.source(rig.asked("regex", "a"))
+    (child,) = judge.pids()
+    fork = worker(child)
+    os.kill(fork, signal.SIGSTOP)
+    assert judge.source(rig.asked("regex", "b"))
+    assert child not in judge.pids()
+    for _ in range(500):
+        if not Path(f"/proc/{fork}").exists() or "\nState:\tZ" in Path(f"/proc/{fork}/status").read_text():
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("the fork was left behind")
+    judge.close()
 
 
 SLOW = ("grammar", "root ::= " + " ".join(['"a"'] * 69_000))

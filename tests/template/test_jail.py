@@ -22,6 +22,7 @@ from jails import Jails
 from test_template import CHAT, CHATML, ESCAPES, TEMPLATES, TOOLS
 
 from thalweg.errors import CheckpointError, RequestError, TemplateLimitError, UnavailableError
+from thalweg.host import cells, processes
 from thalweg.host.processes import ChildGoneError
 from thalweg.template.chat import GUEST_SECONDS, Chat, check_template
 from thalweg.template.jail import BrokenTemplateError, Jail
@@ -298,16 +299,46 @@ def test_a_child_that_is_killed_costs_nobody_anything() -> None:
     jail.close()
 
 
-@pytest.mark.slow
-def test_a_child_that_stands_still_is_replaced() -> None:
-    jail = Jail(1, 0.1)
+def test_a_child_that_is_stopped_is_replaced_and_its_job_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the job might have taken: its time is not waited for."""
+    monkeypatch.setattr(processes, "STOPPED_SECONDS", 0.3)
+    jail = Jail(1, 1)
+    jail.run(job(FULL))
+    for _ in range(2):
+        (pid,) = jail.pids()
+        os.kill(pid, signal.SIGSTOP)
+        assert jail.run(job(FULL)) == "hi"
+        assert not alive(pid)
+    jail.close()
+
+
+def test_a_child_that_is_stopped_while_its_job_is_written_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "STOPPED_SECONDS", 0.3)
+    jail = Jail(1, 1)
     jail.run(job(FULL))
     (pid,) = jail.pids()
-    os.kill(pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGSTOP)  # more than the pipe holds is written to it
+    long = [{"role": "user", "content": "x" * 2_000_000}]
+    assert jail.run(Job(source="{{ messages[0].content | length }}", variables={}, messages=long)) == "2000000"
+    assert not alive(pid)
+    jail.close()
+
+
+def test_two_children_that_are_stopped_are_nobodys_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "STOPPED_SECONDS", 0.3)
+    stopped, made = [], cells.Cell.__init__
+
+    def make(self: cells.Cell, module: str, opening: bytes = b"") -> None:
+        made(self, module, opening)
+        os.kill(self.pid, signal.SIGSTOP)
+        stopped.append(self.pid)
+
+    monkeypatch.setattr(cells.Cell, "__init__", make)
+    jail = Jail(1, 1)
     with pytest.raises(UnavailableError, match="stood still; try again"):
         jail.run(job(FULL))
-    assert not alive(pid)
-    assert jail.run(job(FULL)) == "hi"
+    assert len(stopped) == 2
+    assert not any(map(alive, stopped))
     jail.close()
 
 

@@ -9,5 +9,8 @@ A source may begin with free text: `Source.free_until` names the token ids that 
 every token is allowed, so the text before is that of a run without a grammar. The grammar begins with the token after.
 So reasoning, a marker and a schema are one object.
 
+What a grammar of JSON cannot say is taken out of its masks: `guard` keeps keys from coming twice, `keys` keeps objects from
+wanting a key that is not left. `regexes` simplifies expressions and lists what they match.
+
 Knows no framework, no server, no request. Only `compiled` imports llguidance.
 """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from thalweg.grammar import compiled, ebnf, tags
+from thalweg.grammar import compiled, ebnf, regexes, tags
+from thalweg.grammar.schema.keys import may_run_out
 from thalweg.grammar.schema.prepare import prepared
 from thalweg.grammar.schema.walk import children
 from thalweg.grammar.source import Asked, GrammarError, Source
@@ -14,18 +15,25 @@ WHITESPACE = r"[ ]{1,2}|\n[ \t]{0,40}"
 """Between tokens of JSON: what compact and indented writing need, and no more. A model in doubt writes spaces to the end."""
 
 
+MOST_CHOICE = 10_000
+"""Characters of one text to choose. A compiled expression has a state for every byte of it."""
+
+
 def source_of(asked: Asked) -> Source:
     """GrammarError, with a pointer into a schema, for what is not served."""
     match asked.kind:
         case "json" | "json_object":
             schema = {"type": "object"} if asked.kind == "json_object" else read(asked.text)
-            return Source(text=compiled.from_json(prepared(schema, asked.closed), json_options(asked)), json=True)
+            made = prepared(schema, asked.closed)
+            return Source(text=compiled.from_json(made, json_options(asked)), json=True, few_keys=may_run_out(made))
         case "regex":
-            return Source(text=compiled.regex(asked.text))
+            return Source(text=compiled.regex(regexes.simplified(asked.text)))
         case "choice":
-            return Source(text=compiled.lark(f"start: {_choices(read(asked.text))}"))
+            return Source(text=compiled.regex(_choices(read(asked.text))))
         case "grammar":
-            return Source(text=compiled.lark(ebnf.to_lark(asked.text, json_options(asked))))
+            text = ebnf.to_lark(asked.text, json_options(asked))
+            inner = source_of(asked.inner).text if asked.inner is not None else ""
+            return Source(text=compiled.nest(text, inner) if inner else compiled.lark(text))
         case "structural_tag":
             return Source(text=tags.to_grammar(read(asked.text), asked))
 
@@ -51,9 +59,13 @@ def _no_constant(name: str) -> None:
 
 
 def _choices(choices: Any) -> str:
+    """An expression for one of these texts. As alternatives of a rule, each would be an item of every step of the parser."""
     if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
         raise GrammarError("must be a list of at least one text, none of them empty")
-    return " | ".join(json.dumps(c, ensure_ascii=False) for c in dict.fromkeys(choices))
+    long = next((i for i, c in enumerate(choices) if len(c) > MOST_CHOICE), None)
+    if long is not None:
+        raise GrammarError(f"item {long} has {len(choices[long])} characters; the limit is {MOST_CHOICE}")
+    return "|".join(regexes.literal(c) for c in dict.fromkeys(choices))
 
 
 MOST_LOCATED = 20_000

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from thalweg.grammar import compiled
+from thalweg.grammar.schema.ordered import ordered
 from thalweg.grammar.schema.prepare import prepared
 from thalweg.grammar.source import GrammarError
 
@@ -24,8 +25,8 @@ def to_lark(text: str, options: dict[str, object] | None = None) -> str:
 
 
 def inner(schema: Any, options: dict[str, object] | None = None) -> str:
-    """A JSON schema as a part of Lark."""
-    return "%json " + json.dumps({**prepared(schema), "x-guidance": options or {"lenient": False}})
+    """A JSON schema as a part of Lark, where nothing watches its text."""
+    return "%json " + json.dumps({**ordered(prepared(schema)), "x-guidance": options or {"lenient": False}})
 
 
 def _schemas(text: str, options: dict[str, object] | None) -> str:

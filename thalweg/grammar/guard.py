@@ -26,6 +26,7 @@ WHOLE, FRACTION, EXPONENT = range(3)
 MOST_DIGITS = (24, 15, 2)
 """Of a number without a fraction, of one with it, and of an exponent."""
 _HUGE = re.compile(rb"(^|[0-9])[eE][+-]?[0-9]{3}")
+_OPENS_KEY = re.compile(rb',[ \t\r\n]*("[^"]*)?$')
 KEY, STRING, OUT = range(3)
 _QUOTE, _ESCAPE, _DIGITS, _SIGNS = ord('"'), ord("\\"), frozenset(b"0123456789"), frozenset(b"+-")
 
@@ -49,6 +50,13 @@ class Guard:
         self.keys = [i for i, t in enumerate(tokens) if t.count(b'"') > 1]
         """Tokens that may hold a whole key."""
         self.keys_mask = self.mask(self.keys)
+        opening = [(i, t) for i, t in enumerate(tokens) if _OPENS_KEY.search(t)]
+        self.openers = self.mask([i for i, _ in opening])
+        """Tokens after which an object may want a key, or be in one."""
+        self.openers_quoted = self.mask([i for i, t in opening if b'"' in t.partition(b",")[0]])
+        """Those that may do so from inside a string."""
+        self.begins_key = self.mask([i for i, t in enumerate(tokens) if t.lstrip(b" \t\r\n").startswith(b'"')])
+        self.quote = next((i for i, t in enumerate(tokens) if t == b'"'), -1)
 
     def mask(self, ids: Sequence[int] | NDArray[np.int64]) -> U32:
         out = np.zeros(self.words, np.uint32)
@@ -63,6 +71,16 @@ class Guard:
         while last < len(self._sorted) and self._sorted[last].startswith(with_):
             last += 1
         return self.mask(self._ids[first:last])
+
+    def within(self, texts: Sequence[bytes]) -> list[int]:
+        """The tokens that these texts begin with, or are."""
+        out: list[int] = []
+        for part in {t[:n] for t in texts for n in range(1, len(t) + 1)}:
+            at = bisect_left(self._sorted, part)
+            while at < len(self._sorted) and self._sorted[at] == part:
+                out.append(int(self._ids[at]))
+                at += 1
+        return out
 
     def watch(self) -> Watch:
         return Watch(self)
@@ -81,6 +99,29 @@ class Watch:
         self._key = bytearray()
         self._part, self._digits = WHOLE, 0
         """Of the number that is being written: where it is, and how many digits count there."""
+
+    @property
+    def guard(self) -> Guard:
+        return self._guard
+
+    @property
+    def place(self) -> int:
+        """KEY, STRING or OUT."""
+        return self._place
+
+    @property
+    def wants_key(self) -> bool:
+        """Must a key begin, or an object end?"""
+        return self._wants_key
+
+    @property
+    def key(self) -> bytes:
+        """What is written of the key, in KEY."""
+        return bytes(self._key)
+
+    def used(self) -> list[bytes]:
+        """The spellings of the keys of the innermost object."""
+        return list((self._keys[-1] or {}).values()) if self._keys else []
 
     def copy(self) -> Watch:
         new = Watch(self._guard)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thalweg.grammar.compiled import words_of
+from thalweg.grammar.compiled import exceeds, words_of
 from thalweg.grammar.guard import Guard
-from thalweg.grammar.source import GrammarError, Source
+from thalweg.grammar.keys import leave_fresh
+from thalweg.grammar.source import GrammarError, OutsideError, Source
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +29,9 @@ class Matcher:
         self._inner = inner
         self._until = frozenset(source.free_until)
         self._free = bool(self._until)
-        self._watch = guard.watch() if source.json else None
+        self.watch = guard.watch() if source.json else None
+        """What was written so far, if it is JSON."""
+        self._few_keys = source.few_keys and self.watch is not None
 
     @property
     def free(self) -> bool:
@@ -41,22 +44,29 @@ class Matcher:
         return self._free or bool(self._inner.is_accepting())
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """The tokens that came. GrammarError if the grammar does not allow one, or became too complex; the matcher is of no
-        use then."""
+        """The tokens that came. OutsideError if the grammar does not allow one, GrammarError if it became too complex. The
+        matcher is of no use then."""
         for at, token in enumerate(tokens):
             if self._free:
                 self._free = token not in self._until
                 continue
             rest = list(tokens[at:])
             if not self._inner.consume_tokens(rest):
-                raise GrammarError(self._error() or "a token outside the grammar")
-            if self._watch is not None:
-                self._watch.accept(rest)
+                kind = GrammarError if exceeds(self._inner.get_error()) else OutsideError
+                raise kind(self._error() or "a token outside the grammar")
+            if self.watch is not None:
+                self.watch.accept(rest)
             return
 
     def mask(self, words: NDArray[np.uint32]) -> None:
         """Which tokens may come next, written to u32[words]; those beyond the vocabulary may not. GrammarError if the grammar
         became too complex."""
+        self.mask_once(words)
+        if self._few_keys and not self._free:
+            leave_fresh(self, words)
+
+    def mask_once(self, words: NDArray[np.uint32]) -> None:
+        """As `mask`, without a look at the keys that an object may still get."""
         if self._free:
             words[:] = ALL
             return
@@ -65,8 +75,8 @@ class Matcher:
             raise GrammarError(self._error())
         size = min(found.size, words.size)  # the library may round up by a word
         words[:size], words[size:] = found[:size], 0
-        if self._watch is not None:
-            self._watch.narrow(words)
+        if self.watch is not None:
+            self.watch.narrow(words)
 
     def _error(self) -> str:
         found = self._inner.get_error()
@@ -80,5 +90,5 @@ class Matcher:
         """Another of the same text so far."""
         new = copy(self)
         new._inner = self._inner.deep_copy()
-        new._watch = None if self._watch is None else self._watch.copy()
+        new.watch = None if self.watch is None else self.watch.copy()
         return new

@@ -21,6 +21,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Objects have no properties but those their schema names."""
     whitespace: str | None = None
     """A regex of the whitespace allowed between tokens of JSON, in place of ours."""
+    inner: Asked | None = None
+    """What `@inner` stands for in a grammar."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +45,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     budget: Budget | None = None
     json: bool = False
     """The constrained part is one JSON value, and no more: `thalweg.grammar.guard` watches it."""
+    few_keys: bool = False
+    """An object in it may have used every key that it can have: `thalweg.grammar.keys` looks ahead."""
     free_until: tuple[int, ...] = ()
     """Token ids. Text is free up to and with the first of them. Empty: the grammar begins at once."""
 
@@ -64,3 +68,7 @@ class GrammarError(ValueError):
     def __init__(self, why: str, pointer: str = "") -> None:
         self.why, self.pointer = why, pointer
         super().__init__(f"{pointer}: {why}" if pointer else why)
+
+
+class OutsideError(GrammarError):
+    """A token that the grammar does not allow was given to it. No client asks for that: the fault is the engine's."""

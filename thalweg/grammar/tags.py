@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from thalweg.grammar import compiled, ebnf
+from thalweg.grammar import compiled, ebnf, regexes
 from thalweg.grammar.source import Asked, GrammarError
 
 MOST_PARTS = 1000
@@ -65,7 +65,7 @@ class _Rules:
                     raise GrammarError(f"{form['style']!r:.40} is not served; json is", f"{at}/style")
                 return self._rule(self._schema(form.get("json_schema"), f"{at}/json_schema"))
             case "regex":
-                return self._other(compiled.regex_lark(_text(form.get("pattern"), f"{at}/pattern")))
+                return self._other(compiled.regex_lark(regexes.simplified(_text(form.get("pattern"), f"{at}/pattern"))))
             case "grammar":
                 return self._other(ebnf.to_lark(_text(form.get("grammar"), f"{at}/grammar"), self._options))
             case "any_text":

@@ -15,11 +15,14 @@ import orjson
 from pydantic import ValidationError
 
 from thalweg.errors import EngineDeadError, RequestError, TemplateLimitError, UnavailableError
+from thalweg.params import StructuredOutputsParams
 
 log = logging.getLogger(__name__)
 stacks = logging.getLogger(f"{__name__}.stacks")
 """Logger that says where errors that are answered come from, while its level is DEBUG (--log-error-stack)."""
 
+GRAMMAR = "structured_outputs: "
+"""How an engine's words about a grammar begin."""
 TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -77,6 +80,16 @@ def translate(error: BaseException) -> ApiError:
         log.error("error %s: request failed", number, exc_info=error)
         what = "internal error"
     return ApiError(f"{what}; the server's log says more under error {number}", status=500)
+
+
+def of_grammar(error: str | None, asked: StructuredOutputsParams | None) -> ApiError | None:
+    """The error of a generation that its grammar ended, by the client's field. None: something else ended it.
+
+    error: the engine's words. Such a grammar was compiled and tried before, and became too complex in the middle of a text."""
+    if asked is None or error is None or not error.startswith(GRAMMAR):
+        return None
+    field = asked.asked_as or f"structured_outputs.{asked.constraint[0]}"
+    return ApiError(f"{field}: {error.removeprefix(GRAMMAR)}", field)
 
 
 FORMS = {

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from thalweg.errors import RequestError
+from thalweg.template.arguments import read_arguments
 
 ContentFormat = Literal["string", "openai"]
 FORMATS: dict[str, ContentFormat | None] = {"auto": None, "string": "string", "openai": "openai"}
 """Names users know -> formats. auto: what the template reads."""
 """Form in which a template reads message content: one string, or a list of typed parts."""
-ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "content_format"})
+ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "content_format"})
 FUNCTIONS = frozenset({"raise_exception", "strftime_now", "namespace", "range", "dict", "lipsum", "cycler", "joiner"})
 RESERVED = ARGUMENTS | FUNCTIONS
 """Names that template keyword arguments may not replace. They may not begin with an underscore either."""
@@ -39,8 +39,8 @@ def normalise(
     """Checked copies of chat messages, as templates expect them.
 
     Text parts become one string, joined by newlines ("string"), or strings become one text part ("openai"). Arguments
-    of tool calls are parsed from JSON. images: parts may be IMAGE or SOUND. signs: what stands for one in a string, by its
-    type. RequestError names the message and field.
+    of tool calls are parsed from JSON. Those that are no object stay text. images: parts may be IMAGE or SOUND. signs: what
+    stands for one in a string, by its type. RequestError names the message and field.
     Other fields pass through unchanged."""
     if not isinstance(messages, list | tuple) or not messages:
         raise RequestError("messages must be a list of at least one message", "messages")
@@ -96,7 +96,7 @@ def _text_part(at: str, part: Any) -> str:
 
 
 def _tool_calls(at: str, calls: Any) -> list[dict[str, Any]]:
-    """Copies whose function arguments are objects: OpenAI clients send them as JSON text, templates read fields."""
+    """Copies whose arguments are objects: clients send JSON text, templates read fields. Text that is no object stays."""
     if not isinstance(calls, list):
         raise RequestError(f"{at} must be a list", "messages")
     out = []
@@ -104,13 +104,9 @@ def _tool_calls(at: str, calls: Any) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RequestError(f"{at}[{i}].function must be an object with a name", "messages")
-        arguments = function.get("arguments") or {}
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except (ValueError, RecursionError) as e:
-                raise RequestError(f"{at}[{i}].function.arguments is not JSON: {e}", "messages") from e
-        if not isinstance(arguments, dict):
-            raise RequestError(f"{at}[{i}].function.arguments must be a JSON object", "messages")
+        try:
+            arguments = read_arguments(function.get("arguments"))
+        except TypeError as e:
+            raise RequestError(f"{at}[{i}].function.arguments must be JSON text or an object, not {e}", "messages") from None
         out.append({**call, "function": {**function, "arguments": arguments}})
     return out

@@ -19,6 +19,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from thalweg.errors import CheckpointError, RequestError
+from thalweg.template.arguments import Written
 from thalweg.template.messages import ContentFormat, check_variables, normalise
 
 _END_MARK = "\ue0f1end-of-final-message\ue0f1 "
@@ -105,17 +106,15 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt exclude each other; set add_generation_prompt to false",
                 "continue_final_message",
             )
-        chat = normalise(messages, content_format or self.content_format, images=True, signs=signs)
+        chat = [_with_written(m) for m in normalise(messages, content_format or self.content_format, images=True, signs=signs)]
         if continue_final_message:
             chat = _mark_final(chat)
         pieces = self._template.generate(
             messages=chat,
             tools=list(tools) if tools else None,
-            documents=None,
             add_generation_prompt=add_generation_prompt,
             strftime_now=_clock(now),
-            **self.variables,
-            **kwargs,
+            **{"documents": None, **self.variables, **kwargs},
         )
         try:
             text = _join(pieces, most)
@@ -129,6 +128,16 @@ class ChatTemplate:
         if not _is_text(text):
             raise RequestError("the chat template wrote half a surrogate pair, which is no text; correct it", "chat_template")
         return _cut_final(text) if continue_final_message else text
+
+
+def _with_written(message: dict[str, Any]) -> dict[str, Any]:
+    """The message, its arguments that are no object as `Written`."""
+    calls = message.get("tool_calls")
+    if not calls or not any(isinstance(c["function"]["arguments"], str) for c in calls):
+        return message
+    functions = [c["function"] for c in calls]
+    shown = [{**f, "arguments": Written(f["arguments"])} if isinstance(f["arguments"], str) else f for f in functions]
+    return {**message, "tool_calls": [{**c, "function": f} for c, f in zip(calls, shown, strict=True)]}
 
 
 def _join(pieces: Iterable[str], most: int | None) -> str:
@@ -234,8 +243,18 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: jinja2's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """Plain JSON: jinja2's own filter escapes HTML. `Written` is its text, and a string where it is part of a value."""
+    if isinstance(value, Written):
+        return str(value)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_written
+    )
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Written):
+        return str(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _raise_exception(message: str) -> None:

@@ -8,8 +8,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from thalweg.grammar import regexes
 from thalweg.grammar.schema import rewrite
-from thalweg.grammar.schema.walk import children, escaped, find, references
+from thalweg.grammar.schema.choices import as_enum
+from thalweg.grammar.schema.walk import children, find, put, references
 from thalweg.grammar.source import GrammarError
 
 FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"})
@@ -79,7 +81,7 @@ class _Walk:
         raw = self._plain(schema, at)
         new = dict(raw)
         for pointer, inner in list(children(new)):
-            _put(new, pointer, self.schema(inner, f"{at}/{pointer}", depth + 1))
+            put(new, pointer, self.schema(inner, f"{at}/{pointer}", depth + 1))
         seen = rewrite.Seen(
             raw, lambda ref: find(self._root, ref), partial(self._again, at, depth), partial(self._found, at), at
         )
@@ -119,6 +121,8 @@ class _Walk:
             del new["format"]
         if new.get("uniqueItems") is False or _short(new):
             new.pop("uniqueItems", None)
+        if isinstance(new.get("pattern"), str):
+            new["pattern"] = regexes.simplified(new["pattern"])
         self._older(new, at)
         if self._closed and "properties" in new and "additionalProperties" not in new:
             new["additionalProperties"] = False
@@ -128,7 +132,7 @@ class _Walk:
         for key in ("properties", "patternProperties", "$defs", "definitions"):
             if key in new and not isinstance(new[key], dict):
                 raise GrammarError("must be an object of schemas", f"{at}/{key}")
-        return new
+        return as_enum(new)
 
     def _older(self, new: dict[str, Any], at: str) -> None:
         """Keywords of drafts 4 to 2019-09."""
@@ -171,17 +175,6 @@ def _short(new: dict[str, Any]) -> bool:
     """Has the array no room for two equal items?"""
     most = new.get("maxItems")
     return isinstance(most, int) and most <= 1
-
-
-def _put(schema: dict[str, Any], pointer: str, value: Any) -> None:
-    """Replace a child, named as `children` names it. The containers on the way are made anew: the caller's stay as they are."""
-    key, inside, rest = pointer.partition("/")
-    if not inside:
-        schema[key] = value
-    elif isinstance(schema[key], list):
-        schema[key] = [value if str(i) == rest else v for i, v in enumerate(schema[key])]
-    else:
-        schema[key] = {k: value if escaped(k) == rest else v for k, v in schema[key].items()}
 
 
 def _kind(value: Any) -> str:

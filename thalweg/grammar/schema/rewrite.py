@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from thalweg.grammar.schema.keys import count_keys
 from thalweg.grammar.schema.opposite import TYPES, disjoint, listed, opposite, same
 from thalweg.grammar.schema.readers import bounds, dates
 from thalweg.grammar.schema.unevaluated import unevaluated
@@ -201,5 +202,10 @@ def read_back(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
     return _with(rest, *patterns) if patterns else rest
 
 
-STEPS: tuple[Step, ...] = (read_back, names, dependents, contains, unique, negation, condition, one_of, evaluated)
-"""In the order in which they apply. What is evaluated is seen last, where only allOf, anyOf and references are left."""
+def counts(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+    """minProperties and maxProperties."""
+    return count_keys(schema)
+
+
+STEPS: tuple[Step, ...] = (read_back, names, dependents, contains, unique, negation, condition, one_of, evaluated, counts)
+"""In the order in which they apply. What is evaluated is seen late, where only allOf, anyOf and references are left."""

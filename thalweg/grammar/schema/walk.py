@@ -38,6 +38,17 @@ def children(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{key}/{escaped(n)}", inner) for n, inner in value.items() if not isinstance(inner, list))
 
 
+def put(schema: dict[str, Any], pointer: str, value: Any) -> None:
+    """Replace a child, named as `children` names it. The containers on the way are made anew: the caller's stay as they are."""
+    key, inside, rest = pointer.partition("/")
+    if not inside:
+        schema[key] = value
+    elif isinstance(schema[key], list):
+        schema[key] = [value if str(i) == rest else v for i, v in enumerate(schema[key])]
+    else:
+        schema[key] = {k: value if escaped(k) == rest else v for k, v in schema[key].items()}
+
+
 def references(schema: Any) -> set[str]:
     """What a schema, and those inside it, refer to."""
     out, todo = set[str](), [schema]

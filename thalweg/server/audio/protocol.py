@@ -77,7 +77,7 @@ def fields_of(parts: Mapping[str, Part]) -> tuple[dict[str, Any], bytes]:
             raise ApiError(f"{name[:80]}: is not UTF-8 text", name[:80]) from None
         known = "timestamp_granularities" if name == "timestamp_granularities[]" else name
         if value or known == "prompt":
-            fields[known] = int(value) if known == "priority" and value.lstrip("-").isdecimal() else value
+            fields[known] = value
     return fields, file.data
 
 

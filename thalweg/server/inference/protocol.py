@@ -16,7 +16,7 @@ from thalweg.server.openai.protocol import StreamOptions
 
 NOT_YET: dict[str, tuple[Any, ...]] = {"features": ({},), "kv_transfer_params": ()}
 """Fields that change the answer and are not honoured, each with the values that ask for nothing."""
-OURS = ("output_kind", "detokenize", "marked_token_ids")
+OURS = ("output_kind", "detokenize", "marked_token_ids", "stop_aside")
 """Parameters that say how outputs reach the route: its own business."""
 FIELDS = frozenset(SamplingParams.__struct_fields__) - {"extra_args", *OURS}
 Json = Annotated[dict[str, Any], MaxBytes(2**22)]

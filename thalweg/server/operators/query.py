@@ -28,12 +28,3 @@ def flag(http: Request, name: str, otherwise: bool) -> bool:
     if value.lower() not in TRUTH:
         raise ApiError(f"{name}: {value!r} is neither true nor false", name)
     return TRUTH[value.lower()]
-
-
-def number(http: Request, name: str, otherwise: int) -> int:
-    value = http.query_params.get(name)
-    if value is None:
-        return otherwise
-    if not value.isdecimal() or len(value) > 9:
-        raise ApiError(f"{name}: {value!r:.40} is not a whole number", name)
-    return int(value)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from thalweg.server.core.query import whole
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import respond
-from thalweg.server.operators.query import checked, number
+from thalweg.server.operators.query import checked
 
 TAGS = ("weights", "kv_cache")
 
 
 async def sleep(serving: Serving, http: Request) -> Response:
     checked(http, ("level", "mode"))
-    await serving.engine.sleep(number(http, "level", 1), http.query_params.get("mode", "abort"))
+    await serving.engine.sleep(whole(http, "level", 1), http.query_params.get("mode", "abort"))
     return respond({"status": "sleeping"})
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from thalweg.engine.control.invariant import ensure
 from thalweg.engine.control.request import Request
 from thalweg.engine.control.slots import Slots
-from thalweg.grammar.source import GrammarError
+from thalweg.grammar.source import GrammarError, OutsideError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -163,7 +163,8 @@ class Followers:
             follower.matcher.mask(words)
         except GrammarError as e:
             words[:] = ALL
-            self._failed.append((request, f"structured_outputs: {e}"))
+            why = f"the engine's own fault: {e}" if isinstance(e, OutsideError) else f"structured_outputs: {e}"
+            self._failed.append((request, why))
             return False
         _narrow(request, state.tokens[request.slot, : follower.fed], words)
         return True

@@ -1,0 +1,44 @@
+"""anyOf and oneOf of values, as one enum. The compiler has a rule for each branch, and one expression for an enum."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from thalweg.grammar.schema.opposite import kind_of, listed
+
+SILENT = frozenset({"title", "description", "$comment", "default", "examples", "deprecated"})
+
+
+def as_enum(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema, an anyOf or oneOf whose branches only name values as one enum. The same schema where it has none."""
+    for key in ("anyOf", "oneOf"):
+        if key in schema and "enum" not in schema and "const" not in schema:
+            values = _values(schema[key], once=key == "oneOf")
+            if values:
+                return {**{k: v for k, v in schema.items() if k != key}, "enum": values}
+    return schema
+
+
+def _values(branches: list[Any], once: bool) -> list[Any] | None:
+    """What the branches name. once: what more than one of them names is left out. None: they say more than values."""
+    found: list[dict[tuple[str, Any], Any]] = []
+    for branch in branches:
+        values = listed(branch) if isinstance(branch, dict) and _only_values(branch) else None
+        if values is None or any(isinstance(v, list | dict) for v in values):
+            return None
+        found.append({(kind_of(v), v): v for v in values})
+    times = Counter(key for values in found for key in values)
+    return list({key: v for values in found for key, v in values.items() if not once or times[key] == 1}.values())
+
+
+def _only_values(branch: dict[str, Any]) -> bool:
+    """Does it have one of const and enum, and no other keyword that refuses a value?"""
+    rest = branch.keys() - SILENT
+    if rest in ({"const"}, {"enum"}):
+        return True
+    return (
+        rest in ({"const", "type"}, {"enum", "type"})
+        and branch["type"] == "string"
+        and all(isinstance(v, str) for v in listed(branch) or [None])
+    )
