@@ -85,6 +85,17 @@ class RepetitionDetectionParams(msgspec.Struct, kw_only=True, omit_defaults=True
         return False
 
 
+class Aside(msgspec.Struct, kw_only=True):
+    """Text that stands before the answer, as reasoning does."""
+
+    opens: list[str]
+    """What begins it, one of these, as the first of the text."""
+    close: str
+    """What ends it."""
+    inside: bool = False
+    """The prompt has begun it."""
+
+
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What the text must be: one of json, regex, choice, grammar, json_object and structural_tag. docs/structured-output.md.
     Checked when made, as far as that needs no compiling: RequestError names the field."""
@@ -104,6 +115,8 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Token ids. Text is free up to and with the first of them, as without a grammar, and constrained after it."""
     asked_as: str = ""
     """What the client called it, for messages."""
+    inner: StructuredOutputsParams | None = None
+    """What `@inner` stands for in a grammar in Lark."""
 
     def __post_init__(self) -> None:
         where = self.asked_as or "structured_outputs"
@@ -125,6 +138,10 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             if not isinstance(self.choice, list) or not self.choice:
                 raise RequestError(f"{where}: choice must be a list of at least one text", where)
             _strings(where, self.choice, MAX_LIST)
+        if isinstance(self.inner, dict):
+            self.inner = StructuredOutputsParams(**self.inner)
+        if self.inner is not None and self.grammar is None:
+            raise RequestError(f"{where}: inner goes with grammar alone; leave it out", where)
         for i in self.free_until or ():
             _int("free_until", i, 0, 2**31 - 1)
 
@@ -165,6 +182,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     structured_outputs: StructuredOutputsParams | None = None
     marked_token_ids: list[int] | None = None
     """Tokens that come out as marks (thalweg.text.marks), for readers of turns, whatever is skipped."""
+    stop_aside: Aside | None = None
+    """Text in which stop strings do not count. Its terminals may hold marks."""
     flat_logprobs: bool = False
     """Outputs have their logprobs as `FlatLogprobs`, which take less memory."""
     repetition_detection: RepetitionDetectionParams | None = None

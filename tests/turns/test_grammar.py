@@ -119,8 +119,8 @@ def test_after_reasoning_that_a_token_ends_the_turn_is_the_calls_alone():
 
 
 def test_formats_that_cannot_be_constrained_are_refused():
-    odd = {"type": "object", "properties": {"x": {"type": ["string", "null"]}}}
-    with pytest.raises(RequestError, match="cannot be forced") as e:
+    odd = {"type": "object", "properties": {"x": {"not": {"type": "string"}}}}
+    with pytest.raises(RequestError, match="parameters of 'odd': not cannot be held in the format gemma4") as e:
         turn_grammar(bind(turn_of("gemma4"), None), {"odd": odd})
     assert e.value.param == "tool_choice"
     with pytest.raises(RequestError, match="no format"):

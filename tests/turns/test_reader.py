@@ -238,9 +238,10 @@ def test_a_terminal_that_is_a_token_counts_only_as_that():
     assert read(bound, spelled).content == spelled
     got = read(bound, mark(7) + call + mark(8))
     assert _no_ids(got) == ("", "", [("f", '{"a": "</tool_call>"}')])
-    # A token that means nothing here is text, and one within a JSON string ends the call.
+    # A token that means nothing here is text, and so is one within a JSON string.
     assert read(bound, f"a{mark(8)}b").content == "a</tool_call>b"
-    assert read(bound, mark(7) + '{"name": "f", "arguments": {"a": "b' + mark(8) + "c").calls[0].arguments == '{"a": "b'
+    got = read(bound, mark(7) + '{"name": "f", "arguments": {"a": "b' + mark(8) + mark(9) + 'c"}}' + mark(8))
+    assert _no_ids(got) == ("", "", [("f", '{"a": "b</tool_call><think>c"}')])
 
 
 def test_every_kind_of_body_is_among_the_rows():

@@ -72,6 +72,46 @@ def automaton(stops: tuple[str, ...]) -> StopStrings:
     return StopStrings(stops)
 
 
+class AsideStream:
+    """Tells text that stands before an answer from the answer, piece by piece. The answer does not depend on how it was cut."""
+
+    __slots__ = ("_close", "_held", "_inside", "_opens")
+
+    def __init__(self, opens: Sequence[str], close: str, inside: bool = False) -> None:
+        """opens, close: what begins and ends such text. It is the first that comes, after white space. inside: it has begun."""
+        self._opens, self._close, self._inside = tuple(opens), close, inside
+        self._held: str | None = ""
+        """What may be part of a terminal. None: the answer has begun."""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Text before the answer, and of the answer."""
+        if self._held is None:
+            return "", text
+        text, self._held = self._held + text, ""
+        if not self._inside:
+            begun = text.lstrip()
+            if not any(begun.startswith(o) for o in self._opens):
+                if any(o.startswith(begun) for o in self._opens):
+                    self._held = text
+                    return "", ""
+                self._held = None
+                return "", text
+            self._inside = True
+        at = text.find(self._close)
+        if at >= 0:
+            self._held = None
+            at += len(self._close)
+            return text[:at], text[at:]
+        keep = next((n for n in range(min(len(self._close) - 1, len(text)), 0, -1) if text.endswith(self._close[:n])), 0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], ""
+
+    def finish(self) -> str:
+        """What was held back, now that nothing follows."""
+        held, self._held = self._held or "", None
+        return held
+
+
 class StopStream:
     """One text on its way through. `push` until `matched`, then or at the end of the text `finish`."""
 

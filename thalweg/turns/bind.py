@@ -36,6 +36,10 @@ class Bound:
     """Marks of special tokens."""
     _automata: dict[tuple[str, ...], StopStrings] = field(default_factory=dict, compare=False)
 
+    def shown(self, text: str) -> str:
+        """Text with marks written as their tokens' text."""
+        return self.unmarked(text, False)
+
     def unmarked(self, text: str, skip_special: bool) -> str:
         """Text whose marks are tokens again, special ones left out if they are skipped."""
         for pair, token in self.named.items():

@@ -158,6 +158,16 @@ class Calls:
     """Terminals around content, dropped."""
     header: Header | None = None
 
+    @property
+    def opening(self) -> str:
+        """What the writer opens a call with."""
+        return self.open or (self.also[0] if self.also and not self.bare else "")
+
+    @property
+    def beginning(self) -> str:
+        """What the writer begins calls with."""
+        return self.section[0] or self.opening
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:

@@ -1,12 +1,15 @@
-"""What a reader may be in the middle of. A mode says which terminals it listens for, and what they and text mean."""
+"""What a reader may be in the middle of. A mode says which terminals it listens for, and what they and text mean.
+
+A mark is a mark only where the format allows it at that point. Everywhere else the token is the text that it spells.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from thalweg.text.marks import is_half
 from thalweg.turns.bodies.body import WHITE, Body
-from thalweg.turns.format import Head, JsonArgs, JsonCalls, PythonCalls, Slot
+from thalweg.turns.format import Calls, Head, JsonCalls, PythonCalls, Slot
+from thalweg.turns.held import Held
 
 if TYPE_CHECKING:
     from thalweg.turns.reader import Reader
@@ -24,11 +27,18 @@ class Mode:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
 
+    @property
+    def calls(self) -> Calls:
+        """The row of calls, in modes that only such a row leads to."""
+        calls = self.reader.calls
+        assert calls is not None
+        return calls
+
     def text(self, c: str) -> None:
         raise NotImplementedError
 
     def run(self, text: str) -> None:
-        """Many characters, none of which changes the mode."""
+        """Many characters, none of which leads to another mode."""
         self.text(text)
 
     def hit(self, terminal: str) -> None:
@@ -38,19 +48,30 @@ class Mode:
         """The text ends here."""
 
 
+def some(*terminals: str) -> tuple[str, ...]:
+    """Each once, without those that a row does not have."""
+    return tuple(dict.fromkeys(t for t in terminals if t))
+
+
+def beginnings(reader: Reader) -> tuple[str, ...]:
+    """What begins calls in content and reasoning. Where calls are held, only what the grammar begins them with."""
+    calls = reader.calls
+    if calls is None:
+        return ()
+    return some(calls.beginning) if Held.CALLS in reader.held else some(*reader.opens, calls.section[0])
+
+
 def listened(reader: Reader) -> tuple[str, ...]:
     """What ends anything that is not data."""
     calls, header = reader.calls, reader.turn.headers
-    found = [*reader.opens]
-    if calls is not None:
-        found += [calls.section[0]]
-    if header is not None:
-        found += [header.open, *header.closes]
-    return tuple(dict.fromkeys(f for f in found if f))
+    section = calls.section[0] if calls is not None else ""
+    return some(*reader.opens, section, *((header.open, *header.closes) if header is not None else ()))
 
 
 def begin(reader: Reader, terminal: str) -> bool:
     """Begin what a terminal of `listened` opens."""
+    from thalweg.turns.headers import HeaderMode
+
     header = reader.turn.headers
     if reader.calls is not None and terminal in reader.opens:
         reader.call(terminal)
@@ -58,38 +79,49 @@ def begin(reader: Reader, terminal: str) -> bool:
         reader.section(terminal)
     elif header is not None and (terminal == header.open or terminal in header.closes):
         reader.raw = None
-        reader.go(HeaderMode(reader))
+        reader.go(HeaderMode(reader, terminal, reader.mode))
     else:
         return False
     return True
 
 
+def bare_beginnings(reader: Reader) -> str:
+    """Characters that begin a call as the first of a turn."""
+    calls = reader.calls
+    if calls is None or not calls.bare or reader.spoke or (calls.beginning and Held.CALLS in reader.held):
+        return ""
+    return "[" if isinstance(calls.body, PythonCalls) else "{["
+
+
 class ContentMode(Mode):
-    """Content, in which calls and reasoning may begin."""
+    """Content, in which calls may begin. Reasoning may begin before it."""
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader)
-        calls, reasoning = reader.calls, reader.turn.reasoning
-        found = [*listened(reader), *reader.turn.wraps]
-        if reasoning is not None and not reasoning.kept:
-            found += [o for o in (reasoning.open, *reasoning.also, reasoning.close) if o]
-        self.terminals = tuple(dict.fromkeys(found))
-        self._bare = ""
-        if calls is not None and calls.bare and not reader.spoke:
-            self._bare = "[" if isinstance(calls.body, PythonCalls) else "{["
+        self._bare = bare_beginnings(reader)
+        self._listen()
+
+    def _listen(self) -> None:
+        reader = self.reader
+        header, self._fresh = reader.turn.headers, not reader.spoke
+        ends = (header.open, *header.closes) if header is not None else ()
+        self.terminals = some(*beginnings(reader), *ends, *reader.turn.wraps, *(reader.thoughts if self._fresh else ()))
         self.bulk = not self._bare
 
     def text(self, c: str) -> None:
+        reader = self.reader
         if self._bare and c not in WHITE:
             if c in self._bare:
-                self._bare, self.bulk = "", True
-                reader = self.reader
-                reader.raw = [c]
-                reader.call("")
+                self._bare = ""
+                self._listen()
+                reader.call("", c)
                 reader.mode.text(c)
                 return
-            self._bare, self.bulk = "", True
-        self.reader.content(c)
+            self._bare = ""
+            self._listen()
+        reader.content(c)
+        if self._fresh and reader.spoke:
+            self._listen()
 
     def hit(self, terminal: str) -> None:
         reader = self.reader
@@ -97,13 +129,54 @@ class ContentMode(Mode):
             return
         reasoning = reader.turn.reasoning
         if terminal in reader.turn.wraps:
+            reader.wrap(terminal)
+        elif reasoning is not None and terminal == reasoning.close:  # reasoning that is over before it began
             reader.marked()
-        elif reasoning is None or terminal != reasoning.close:
+        else:
             reader.think()
-        elif reader.spoke:
-            reader.content(reader.shown(terminal))
-        else:  # reasoning that is over before it began
-            reader.marked()
+
+
+class OpeningMode(Mode):
+    """Before content that is held: reasoning or calls may come, where the grammar covers them."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(reader)
+        reasoning, whole = reader.turn.reasoning, Held.THOUGHT in reader.held
+        opens = reader.thoughts[:-1] if whole and not reader.heard else ()
+        self.terminals = some(*(beginnings(reader) if Held.CALLS in reader.held else ()), *opens)
+        self._bare = bare_beginnings(reader) if Held.CALLS in reader.held else ""
+        self._skip = reasoning.after if whole and reader.heard and reasoning is not None else ""
+        self._white = ""
+        """Before a call without a terminal, JSON may have some."""
+
+    def text(self, c: str) -> None:
+        if self._skip and c == self._skip[0]:
+            self._skip = self._skip[1:]
+            return
+        self._skip, self.terminals = "", ()
+        self._white += c
+        if c in self._bare:
+            self.reader.call("", self._white)
+            self.reader.mode.text(c)
+        elif not (self._bare and c in WHITE):
+            self.reader.answer(self._white)
+
+    def hit(self, terminal: str) -> None:
+        if not begin(self.reader, terminal):
+            self.reader.think()
+
+    def finish(self) -> None:
+        if self._white:
+            self.reader.answer(self._white)
+
+
+class AnswerMode(Mode):
+    """Content that is held, to the end."""
+
+    bulk = True
+
+    def text(self, c: str) -> None:
+        self.reader.say(c)
 
 
 class Thinking(Mode):
@@ -111,21 +184,24 @@ class Thinking(Mode):
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader)
-        reasoning, header = reader.turn.reasoning, reader.turn.headers
+        reasoning, header, whole = reader.turn.reasoning, reader.turn.headers, Held.THOUGHT in reader.held
         found = [reasoning.close] if reasoning is not None else []
-        if reasoning is not None and reasoning.implicit_ends and reader.calls is not None:
-            found += [*reader.opens, reader.calls.section[0]]
+        if reasoning is not None and reasoning.implicit_ends and not whole:
+            found += beginnings(reader)
         if header is not None:
-            found += [header.open, *header.closes]
-        self.terminals = tuple(dict.fromkeys(f for f in found if f))
+            found += header.closes[:1] if whole else [header.open, *header.closes]
+        self.terminals = some(*found)
 
     def text(self, c: str) -> None:
         self.reader.thought(c)
 
     def hit(self, terminal: str) -> None:
-        self.reader.think_end()
-        if not begin(self.reader, terminal):
-            self.reader.go(ContentMode(self.reader))
+        reader, reasoning = self.reader, self.reader.turn.reasoning
+        if reasoning is not None and terminal == reasoning.close:
+            reader.think_end()
+            reader.go(reader.speaking())
+        else:  # it ends where this turns out to be a call, or a header
+            begin(reader, terminal)
 
 
 class Between(Mode):
@@ -133,28 +209,31 @@ class Between(Mode):
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader)
-        assert reader.calls is not None
-        self.terminals = tuple(dict.fromkeys((reader.calls.section[1], *listened(reader))))
+        self.terminals = some(self.calls.section[1], *listened(reader), *reader.ends_of_thought)
 
     def text(self, c: str) -> None:
-        if c not in WHITE and c not in self.reader.calls.separator:  # type: ignore[union-attr]
+        if c not in WHITE and c not in self.calls.separator:
             self.reader.fail()
 
     def hit(self, terminal: str) -> None:
         reader = self.reader
-        if reader.calls is not None and terminal == reader.calls.section[1]:
+        first, last = self.calls.section
+        if terminal == last:
             reader.in_section = False
-            if reader.raw and reader.raw[0] == reader.calls.section[0]:
+            if reader.raw and reader.raw[0] == first:
                 reader.fail()  # no call was in it
             else:
                 reader.raw = None
                 reader.go(ContentMode(reader))
+        elif terminal in reader.ends_of_thought:
+            reader.fail_at(terminal)
         else:
             begin(reader, terminal)
 
     def finish(self) -> None:
-        if self.reader.raw and self.reader.calls and self.reader.raw[0] != self.reader.calls.section[0]:
-            self.reader.raw = None
+        reader = self.reader
+        if reader.raw and reader.raw[0] != self.calls.section[0]:
+            reader.raw = None
 
 
 class HeadMode(Mode):
@@ -162,14 +241,14 @@ class HeadMode(Mode):
 
     def __init__(self, reader: Reader, head: Head) -> None:
         super().__init__(reader)
-        calls = reader.calls
-        assert calls is not None
+        calls = self.calls
         self._head, self._then = head, dict(head.then)
         self._slot: Slot = head.first
         self._words: dict[str, list[str]] = {"name": [], "id": []}
-        self._size = 0
-        found = (*self._then, *head.skip, calls.close, calls.section[1], *listened(reader))
-        self.terminals = tuple(dict.fromkeys(f for f in found if f))
+        self._size, self._gap = 0, False
+        self.terminals = some(
+            *self._then, *head.skip, calls.close, calls.section[1], *listened(reader), *reader.ends_of_thought
+        )
 
     def text(self, c: str) -> None:
         if not self._size and c in WHITE:
@@ -181,33 +260,36 @@ class HeadMode(Mode):
         elif self._size > HEAD_MOST:
             self.reader.fail()
         elif self._slot in self._words:
-            self._words[self._slot].append(c)
+            self._word(c)
+
+    def _word(self, c: str) -> None:
+        """Names and ids have no space in them: what has one only mentions the terminal."""
+        words = self._words[self._slot]
+        if c in WHITE:
+            self._gap = bool(words)
+        elif self._gap:
+            self.reader.fail()
+        else:
+            words.append(c)
 
     def hit(self, terminal: str) -> None:
         reader, slot = self.reader, self._then.get(terminal)
         if slot in ("name", "id"):
-            self._slot = slot
+            self._slot, self._gap = slot, False
         elif slot is not None:
             if self._commit():
-                reader.body(reader.calls.body, slot == "key")  # type: ignore[union-attr]
+                reader.body(self.calls.body, slot == "key")
         elif terminal in self._head.skip:
             pass
-        elif reader.calls is not None and terminal == reader.calls.close:
+        elif terminal == self.calls.close:
             if self._commit():
-                reader.args("{}")
                 reader.end()
                 reader.mode.hit(terminal)
         else:  # another call, or the end of all
-            raw = reader.raw or []
-            kept = raw.pop() if raw and raw[-1] == terminal else ""
-            reader.fail()
-            if kept and terminal in reader.mode.terminals:
-                reader.mode.hit(terminal)
-            elif kept:
-                reader.content(reader.shown(terminal))
+            reader.fail_at(terminal)
 
     def _commit(self) -> bool:
-        name, id = ("".join(self._words[w]).strip(WHITE) for w in ("name", "id"))
+        name, id = ("".join(self._words[w]) for w in ("name", "id"))
         before, after = self._head.name_in_id
         if not name and after:
             name = id.removeprefix(before).rpartition(after)[0] or id.removeprefix(before)
@@ -215,25 +297,20 @@ class HeadMode(Mode):
 
 
 class BodyMode(Mode):
-    """Within a call's arguments."""
+    """Within a call's arguments. In data nothing is a mark but what ends the data."""
 
     def __init__(self, reader: Reader, body: Body) -> None:
         super().__init__(reader)
-        calls = reader.calls
-        assert calls is not None
         self._body = body
-        around = (calls.close, calls.section[1], *listened(reader))
-        self._around = tuple(dict.fromkeys(a for a in around if a))
-        self._tokens = tuple(a for a in self._around if any(map(is_half, a)))
-        self._made: dict[tuple[tuple[str, ...], bool], tuple[str, ...]] = {}
+        self._around = some(self.calls.close, self.calls.section[1], *listened(reader))
+        self._made: dict[tuple[tuple[str, ...], bool, tuple[str, ...]], tuple[str, ...]] = {}
         self._tune()
 
     def _tune(self) -> None:
-        now = self._body.own, self._body.open
+        now = self._body.own, self._body.open, self.reader.ends_of_thought
         terminals = self._made.get(now)
         if terminals is None:
-            around = self._around if now[1] else self._tokens
-            terminals = self._made[now] = tuple(dict.fromkeys((*now[0], *around)))
+            terminals = self._made[now] = some(*now[0], *(self._around if now[1] else ()), *now[2])
         self.terminals = terminals
         self.bulk, self.stops = self._body.stops is not None, self._body.stops or ""
 
@@ -250,6 +327,9 @@ class BodyMode(Mode):
             self._tune()
             return
         reader = self.reader
+        if terminal in reader.ends_of_thought:
+            reader.fail_at(terminal)
+            return
         if reader.raw and reader.raw[-1] == terminal:
             reader.raw.pop()
         raw = reader.raw is not None
@@ -257,7 +337,7 @@ class BodyMode(Mode):
         if terminal in reader.mode.terminals:
             reader.mode.hit(terminal)
         elif raw:
-            reader.content(reader.shown(terminal))
+            reader.lose(reader.shown(terminal))
 
     def finish(self) -> None:
         self._body.finish()
@@ -268,27 +348,22 @@ class After(Mode):
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader)
-        calls = reader.calls
-        assert calls is not None
-        reasoning = reader.turn.reasoning
-        found = [calls.close, calls.section[1], *listened(reader), *reader.turn.wraps]
-        if reasoning is not None and not reasoning.kept:
-            found.append(reasoning.open)
-        self.terminals = tuple(dict.fromkeys(f for f in found if f))
+        calls = self.calls
+        opens = reader.thoughts[:1]
+        self.terminals = some(calls.close, calls.section[1], *listened(reader), *reader.turn.wraps, *opens)
         self._more = "{" if isinstance(calls.body, JsonCalls) else ""
 
     def text(self, c: str) -> None:
         reader = self.reader
         if c in self._more:
             reader.raw = [c]
-            reader.body(reader.calls.body)  # type: ignore[union-attr]
+            reader.body(self.calls.body)
             reader.mode.text(c)
-        elif c not in WHITE and c not in reader.calls.separator:  # type: ignore[union-attr]
+        elif c not in WHITE and c not in self.calls.separator:
             reader.fail()
 
     def hit(self, terminal: str) -> None:
-        reader, calls = self.reader, self.reader.calls
-        assert calls is not None
+        reader, calls = self.reader, self.calls
         if terminal == calls.section[1]:
             reader.in_section = False
             reader.raw = None
@@ -305,54 +380,3 @@ class After(Mode):
 
     def finish(self) -> None:
         self.reader.raw = None
-
-
-class HeaderMode(Mode):
-    """Before or within a message's header."""
-
-    def __init__(self, reader: Reader) -> None:
-        super().__init__(reader)
-        header = reader.turn.headers
-        assert header is not None
-        self._header = header
-        self._text: list[str] = []
-        self.terminals = tuple(dict.fromkeys((header.end, header.open, *header.inside, *header.closes)))
-        reader.raw = []
-
-    def text(self, c: str) -> None:
-        self._text.append(c)
-
-    def hit(self, terminal: str) -> None:
-        reader, header = self.reader, self._header
-        if terminal in header.inside:
-            self._text.append(reader.shown(terminal))
-            return
-        if terminal != header.end:
-            self._text, reader.raw = [], []
-            return
-        words = "".join(self._text)
-        reader.marked()
-        name = _recipient(words, header.call) if header.call and reader.calls is not None else ""
-        if name:
-            if reader.commit(name):
-                reader.body(JsonArgs())
-            return
-        reader.raw = None
-        if header.reasoning in words:
-            reader.think()
-        else:
-            reader.go(ContentMode(reader))
-
-    def finish(self) -> None:
-        if self.reader.heard:  # only what a header would say
-            self.reader.raw = None
-
-
-def _recipient(words: str, before: str) -> str:
-    """The name of the tool in a header, or ""."""
-    at = words.find(before)
-    rest = words[at + len(before) :] if at >= 0 else ""
-    for i, c in enumerate(rest):
-        if c in WHITE or c in "<":
-            return rest[:i]
-    return rest

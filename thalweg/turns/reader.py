@@ -7,6 +7,7 @@ The end of the text closes what is open. A character costs a bounded number of s
 
 from __future__ import annotations
 
+import re
 import secrets
 import string
 import uuid
@@ -22,19 +23,27 @@ from thalweg.turns.bodies.tagged import Tags
 from thalweg.turns.events import CallArguments, CallBegun, Content, Event, Gathered, Message, Thought
 from thalweg.turns.format import Body as Row
 from thalweg.turns.format import GemmaArgs, JsonCalls, PythonCalls, Tagged
-from thalweg.turns.modes import After, Between, BodyMode, ContentMode, HeaderMode, HeadMode, Mode, Thinking
+from thalweg.turns.headers import HeaderMode
+from thalweg.turns.held import Held
+from thalweg.turns.modes import After, AnswerMode, Between, BodyMode, ContentMode, HeadMode, Mode, OpeningMode, Thinking
 
 PIECE = 256
 """Characters that are looked through at once for the beginning of a terminal."""
 NAME_MOST = 256
+NULL = "null"
+HALF = re.compile("[\ud800-\udfff]")
+"""Halves of marks."""
 
 
 class Reader:
     """One turn. `push` its text piece by piece, then `finish`."""
 
-    def __init__(self, bound: Bound, prompt: str = "", tools: Mapping[str, Any] | None = None) -> None:
-        """prompt: what the turn follows. Reasoning may begin in it. tools: name -> JSON schema of its parameters."""
-        self.turn, self._bound, self.tools = bound.turn, bound, tools or {}
+    def __init__(
+        self, bound: Bound, prompt: str = "", tools: Mapping[str, Any] | None = None, held: Held = Held.NOTHING
+    ) -> None:
+        """prompt: what the turn follows. Reasoning may begin in it. tools: name -> JSON schema of its parameters. held: what
+        of the turn a grammar decides."""
+        self.turn, self._bound, self.tools, self.held = bound.turn, bound, tools or {}, held
         self.calls = self.turn.calls
         self.steps = 0
         """Characters looked at one by one, those looked at again included."""
@@ -45,25 +54,34 @@ class Reader:
         self.index = -1
         """Of the last call that began."""
         self._white: list[str] = []
+        self._wrapped: int | None = None
+        """Where in `_white` a terminal around content stands, which is text if content goes on."""
+        self._doubt: Mode | None = None
+        """The reasoning in which stands what may become a call."""
         self.spoke = self.heard = self._called = False
         self._thought = self._thinks = False
         self._thought_white: list[str] = []
         self.in_section = self.strict = False
         """strict: the call began without a terminal."""
         self._name, self._first_half = "", ""
+        self._nothing: str | None = None
+        """Arguments of the call, as long as they are nothing or may become null."""
+        self._cut = False
+        self.failed = False
+        """Was what may have become a call or a header lost to text?"""
         self._begin(prompt)
 
     def _begin(self, prompt: str) -> None:
         reasoning, header, end = self.turn.reasoning, self.turn.headers, prompt.rstrip(WHITE)
-        if header is not None:
-            inside = prompt.rfind(header.open) > prompt.rfind(header.end)
-            self.go(HeaderMode(self) if inside or not prompt else ContentMode(self))
-        elif reasoning is None:
-            self.go(ContentMode(self))
+        if header is not None and (Held.CONTENT not in self.held or Held.THOUGHT in self.held):
+            inside = prompt.rfind(self.shown(header.open)) >= prompt.rfind(self.shown(header.end))
+            self.go(HeaderMode(self) if inside else self.speaking())
+        elif reasoning is None or header is not None:
+            self.go(self.speaking())
         elif reasoning.kept:
-            if reasoning.assumed and not end.endswith(self.shown(reasoning.close)):
+            if reasoning.assumed and Held.CONTENT not in self.held and not end.endswith(self.shown(reasoning.close)):
                 self.content(self.shown(reasoning.open))
-            self.go(ContentMode(self))
+            self.go(self.speaking())
         else:
             opens = [self.shown(o) for o in (reasoning.open, *reasoning.also) if o]
             began = any(end.endswith(o.rstrip(WHITE)) for o in opens)
@@ -72,18 +90,38 @@ class Reader:
                 self.think()
             else:
                 self.heard = ended
-                self.go(ContentMode(self))
+                self.go(self.speaking())
+
+    @property
+    def thoughts(self) -> tuple[str, ...]:
+        """Terminals that begin reasoning, and last the one that ends it. None where it is part of the content."""
+        reasoning = self.turn.reasoning
+        if reasoning is None or reasoning.kept or not reasoning.close:
+            return ()
+        return (*(o for o in (reasoning.open, *reasoning.also) if o), reasoning.close)
+
+    @property
+    def ends_of_thought(self) -> tuple[str, ...]:
+        """What ends the reasoning in which a call may have begun. It has not, if this comes first."""
+        return self.thoughts[-1:] if self._doubt is not None and Held.CALLS not in self.held else ()
+
+    def speaking(self) -> Mode:
+        """How content begins."""
+        return OpeningMode(self) if Held.CONTENT in self.held else ContentMode(self)
 
     @property
     def thinking(self) -> bool:
         """Is what comes next reasoning, of which some may have come?"""
         return isinstance(self.mode, Thinking)
 
+    @property
+    def in_header(self) -> bool:
+        """Does what comes next say what a message is?"""
+        return isinstance(self.mode, HeaderMode)
+
     def shown(self, text: str) -> str:
         """Text with marks written as tokens."""
-        for mark, token in self._bound.named.items():
-            text = text.replace(mark, token)
-        return text
+        return self._bound.shown(text)
 
     def push(self, text: str) -> list[Event]:
         """What this text completes."""
@@ -99,6 +137,8 @@ class Reader:
                 if self.raw is not None:
                     self.raw.append(plain)
                 self.mode.run(plain)
+                if self.mode.terminals is not self._terminals:
+                    self._retune()
         return self._take()
 
     def _plain(self, piece: str, at: int) -> str:
@@ -109,17 +149,23 @@ class Reader:
         for c in self.mode.stops:
             found = piece.find(c, at, stop)
             stop = found if found >= 0 else stop
+        half = None if piece.isascii() else HALF.search(piece, at, stop)
+        stop = half.start() if half is not None else stop
         plain = piece[at:stop] if at else piece[:stop]
         return plain if self._first.isdisjoint(plain) else ""
 
-    def finish(self) -> list[Event]:
-        """What is left, now that nothing follows."""
+    def finish(self, cut: bool = False) -> list[Event]:
+        """What is left, now that nothing follows. cut: the model did not end the text. A call without arguments has none
+        then, where a complete one has an empty object."""
+        self._cut = cut
         while self._held:
             held, self._held, self._state = self._held, "", 0
             self._deliver(held)
         self.mode.finish()
         if self.raw is not None:
             self.fail()
+        if self._wrapped is not None:
+            self._drop_white()
         if not self._called:
             self._flush_white()
         return self._take()
@@ -175,8 +221,11 @@ class Reader:
         if c < "\udc00":
             self._first_half = c
             return
+        self.failed = False
         for t in self._bound.named.get(self._first_half + c, ""):
             self.mode.text(t)
+            if self.failed:  # all of the token went with what was lost
+                break
 
     def go(self, mode: Mode) -> None:
         self.mode = mode
@@ -198,7 +247,7 @@ class Reader:
         if self.spoke or not self.heard:
             self._flush_white()
         else:
-            self._white.clear()
+            self._drop_white()
             body, text = body.lstrip(WHITE), text.lstrip(WHITE)
         self.spoke, self._called = True, False
         self._emit(Content(body))
@@ -208,11 +257,42 @@ class Reader:
     def _flush_white(self) -> None:
         if self._white and (self.spoke or not self.heard):
             self._emit(Content("".join(self._white)))
+        self._drop_white()
+
+    def _drop_white(self) -> None:
         self._white.clear()
+        self._wrapped = None
+
+    def wrap(self, terminal: str) -> None:
+        """A terminal around content. Within content it is text."""
+        if self.spoke and self._wrapped is None:
+            self._wrapped = len(self._white)
+            self._white.append(self.shown(terminal))
+        else:
+            self._unwrap()
+            self.marked()
+
+    def _unwrap(self) -> None:
+        """What was around content has ended it."""
+        if self._wrapped is not None:
+            del self._white[self._wrapped :]
+            self._wrapped = None
+
+    def answer(self, text: str) -> None:
+        """Content that is held begins with this text."""
+        self.go(AnswerMode(self))
+        self.say(text)
+
+    def say(self, text: str) -> None:
+        """Content, white space and all."""
+        if text:
+            self.spoke = True
+            self._emit(Content(text))
 
     def marked(self) -> None:
         """A terminal was read."""
         self.heard = True
+        self._unwrap()
         if not self.spoke:
             self._white.clear()
 
@@ -245,16 +325,21 @@ class Reader:
         self.go(Between(self) if self.in_section else ContentMode(self))
 
     def section(self, terminal: str) -> None:
-        self.raw = [terminal]
+        self._begin_raw(terminal)
         self.in_section = True
         self.go(Between(self))
 
-    def call(self, terminal: str) -> None:
-        """A call's opening terminal, or "" where it begins without one."""
+    def _begin_raw(self, text: str) -> None:
+        if self.raw is None:
+            self._doubt = self.mode if self.thinking else None
+        self.raw = [text]
+
+    def call(self, terminal: str, text: str = "") -> None:
+        """A call's opening terminal, or "" where it begins without one. text: what has come of such a call."""
         calls = self.calls
         assert calls is not None
         if self.raw is None:
-            self.raw = [terminal]
+            self._begin_raw(terminal or text)
         self.strict = not terminal
         if calls.head is not None:
             self.go(HeadMode(self, calls.head))
@@ -270,7 +355,7 @@ class Reader:
             case JsonCalls():
                 return Items(self, row, self.strict)
             case Tagged():
-                return Tags(self, row, self.tools.get(self._name), in_key)
+                return Tags(self, row, self.tools.get(self._name), in_key, Held.CALLS in self.held)
             case PythonCalls():
                 return Python(self)
             case GemmaArgs(quote):
@@ -283,8 +368,11 @@ class Reader:
             self.fail()
             return False
         self.raw, self._name = None, name
+        if self._doubt is not None:
+            self._doubt = None
+            self.think_end()
         self.index += 1
-        self._called = True
+        self._called, self._nothing = True, ""
         self.marked()
         self._emit(CallBegun(self.index, id or self._new_id(name), name))
         return True
@@ -307,21 +395,56 @@ class Reader:
         return f"chatcmpl-tool-{uuid.uuid4().hex}"
 
     def args(self, text: str) -> None:
+        """More of the arguments. None at all, and null, are an empty object."""
+        if self._nothing is not None:
+            text, self._nothing = self._nothing + text, None
+            if NULL.startswith(text.strip(WHITE)):
+                self._nothing = text
+                return
         if text:
             self._emit(CallArguments(self.index, text))
 
+    def _argued(self) -> None:
+        """The call is complete, or the text is."""
+        if self._nothing is not None and not self._cut:
+            self._emit(CallArguments(self.index, "{}"))
+        self._nothing = None
+
     def pause(self) -> None:
+        self._argued()
         self.raw = []
 
     def end(self) -> None:
+        self._argued()
         self.raw = []
         self.go(After(self))
 
     def fail(self) -> None:
+        """What may have become a call is text."""
+        self.failed = True
         raw, self.raw = "".join(self.raw or ()), None
-        self.in_section = False
-        self.go(ContentMode(self))
-        self.content(self.shown(raw))
+        doubt, self._doubt, self.in_section = self._doubt, None, False
+        self.go(doubt or self.speaking())
+        self.lose(self.shown(raw))
+
+    def fail_at(self, terminal: str) -> None:
+        """The same, where this terminal shows it. It is read again by what comes after."""
+        raw = self.raw or []
+        kept = raw.pop() if raw and raw[-1] == terminal else ""
+        self.fail()
+        if kept and terminal in self.mode.terminals:
+            self.mode.hit(terminal)
+        elif kept:
+            self.lose(self.shown(terminal))
+
+    def lose(self, text: str) -> None:
+        """Text that turned out to be no terminal."""
+        if self.thinking:
+            self.thought(text)
+        elif Held.CONTENT in self.held:
+            self.answer(text)
+        else:
+            self.content(text)
 
     def stray(self, c: str) -> None:
         self.content(c)
@@ -330,9 +453,16 @@ class Reader:
         self._found.add(event)
 
 
-def read(bound: Bound, text: str, prompt: str = "", tools: Mapping[str, Any] | None = None) -> Message:
-    """A whole turn at once."""
-    reader, message = Reader(bound, prompt, tools), Message()
+def read(
+    bound: Bound,
+    text: str,
+    prompt: str = "",
+    tools: Mapping[str, Any] | None = None,
+    held: Held = Held.NOTHING,
+    cut: bool = False,
+) -> Message:
+    """A whole turn at once. Parameters as those of `Reader` and its `finish`."""
+    reader, message = Reader(bound, prompt, tools, held), Message()
     message.add(reader.push(text))
-    message.add(reader.finish())
+    message.add(reader.finish(cut))
     return message

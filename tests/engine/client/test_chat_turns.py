@@ -12,6 +12,8 @@ from thalweg import LLM, SamplingParams
 from thalweg.engine.client.chat_turns import ChatTurns
 from thalweg.errors import ConfigError
 from thalweg.outputs import CompletionOutput, RequestOutput
+from thalweg.params import StructuredOutputsParams
+from thalweg.template.select import Templates
 from thalweg.text.marks import mark
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -24,7 +26,8 @@ class Vocabulary:
 
 
 def frontend(template: str = '<tool_call></tool_call>"arguments":<think>') -> Any:
-    return SimpleNamespace(tokenizer=Vocabulary(), chat=SimpleNamespace(source=template, writer=lambda template: None))
+    chat = SimpleNamespace(templates=Templates(fixed=template), writer=lambda template: None)
+    return SimpleNamespace(tokenizer=Vocabulary(), chat=chat)
 
 
 def answered(turns: ChatTurns, text: str, **fields: Any) -> CompletionOutput:
@@ -74,3 +77,23 @@ def test_the_bundled_model_calls_a_tool():
     assert [(c.name, json.loads(c.arguments)) for c in choice.tool_calls or ()] == [("get_weather", {"city": "Paris"})]
     assert choice.content == ""
     assert choice.text.startswith("<tool_call>")
+
+
+def test_content_of_a_form_is_content_whatever_marks_it_holds():
+    turns = ChatTurns(frontend(), None, TOOLS, None, None)
+    text = f'{{"a": "{mark(7)} and {mark(5)}"}}'
+    form = StructuredOutputsParams(json_object=True)
+    choice = answered(turns, text, structured_outputs=form)
+    assert (choice.content, choice.reasoning, choice.tool_calls) == ('{"a": "<think> and <tool_call>"}', None, [])
+
+
+def test_stop_strings_do_not_count_in_reasoning():
+    turns = ChatTurns(frontend(), None, TOOLS, None, None)
+    aside = turns.marking(SamplingParams(stop=["x"]), "user: hi").stop_aside
+    assert aside is not None
+    assert (aside.opens, aside.close, aside.inside) == ([mark(7)], "</think>", False)
+    inside = turns.marking(SamplingParams(stop=["x"]), "user: hi<think>\n").stop_aside
+    assert inside is not None
+    assert inside.inside
+    assert turns.marking(SamplingParams(), "user: hi").stop_aside is None
+    assert turns.marking(SamplingParams(stop=["x"]), "user: hi<think>\n\n</think>").stop_aside is None

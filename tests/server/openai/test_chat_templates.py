@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 from fake_engine import TEMPLATE, FakeEngine
 
-from thalweg.errors import UnavailableError
+from thalweg.errors import ConfigError, UnavailableError
+from thalweg.server.openai.conversation import Conversation
+from thalweg.server.settings import ServerSettings
+from thalweg.template.chat import Chat
 from thalweg.template.jail import LimitError
+from thalweg.template.select import Templates
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 SPIN = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -98,3 +103,56 @@ def test_a_template_does_not_learn_where_things_are_installed(start, codec):
     if answer.status_code != 200:
         assert answer.status_code == 400
         assert "/" not in answer.json()["error"]["message"]
+
+
+NAMED = {"default": "B:{{ messages[-1].content }}", "tool_use": "T:{{ tools[0].function.name }}", "rag": "R:{{ documents[0] }}"}
+TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}
+
+
+def named() -> FakeEngine:
+    engine = FakeEngine()
+    engine.chat = Chat(engine.tokenizer, Templates(NAMED))
+    return engine
+
+
+def prompt(server, **fields: object) -> str:
+    answer = server.post("/tokenize", {"messages": MESSAGES, **fields})
+    assert answer.status_code == 200, answer.text
+    return bytes(answer.json()["tokens"]).decode()
+
+
+def test_named_templates_are_chosen_by_tools_by_name_and_by_flag(start):
+    server = start(named(), tool_call_parser="hermes")
+    assert prompt(server) == "B:hi"
+    assert prompt(server, tools=[TOOL]) == "T:lookup"
+    facts = {"documents": ["facts"]}
+    assert prompt(server, chat_template_kwargs={"chat_template": "rag", **facts}) == "R:facts"
+    assert prompt(server, chat_template="rag", chat_template_kwargs=facts) == "R:facts", "a name needs no trust"
+    answer = server.post("/tokenize", {"messages": MESSAGES, "chat_template_kwargs": {"chat_template": "rga"}})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template_kwargs")
+    assert "default, rag, tool_use" in answer.json()["error"]["message"]
+    for path, tools in (
+        ("/v1/chat/completions", [TOOL]),
+        ("/v1/messages", [{"name": "lookup", "input_schema": {"type": "object"}}]),
+        ("/v1/responses", [{"type": "function", "name": "lookup", "parameters": {"type": "object"}}]),
+    ):
+        fields = {"input": "hi"} if path == "/v1/responses" else {"messages": MESSAGES}
+        extra = {} if path == "/v1/responses" else {"max_tokens": 1}
+        assert server.post(path, {"model": "fake", "tools": tools, **fields, **extra}).status_code == 200
+        assert bytes(server.engine.prompts[-1]["prompt_token_ids"]).decode() == "T:lookup", path
+    fixed = start(named(), chat_template="rag")
+    assert prompt(fixed, tools=[TOOL], chat_template_kwargs=facts) == "R:facts"
+    by_default = start(named(), default_chat_template_kwargs={"chat_template": "rag", **facts})
+    assert prompt(by_default) == "R:facts"
+    with pytest.raises(ConfigError, match=r"--chat-template: 'rga' is neither.* default, rag, tool_use"):
+        Conversation(SimpleNamespace(engine=named(), settings=ServerSettings(chat_template="rga")))
+
+
+def test_calls_are_read_as_the_template_for_tools_writes_them(start):
+    """The default one of such models knows no tools."""
+    engine = named()
+    hermes = '{% for t in tools %}{{ t | tojson }}{% endfor %}<tool_call>{"arguments": {}}</tool_call>'
+    engine.chat = Chat(engine.tokenizer, Templates({**NAMED, "tool_use": hermes}))
+    server = start(engine)
+    assert server.post("/v1/chat/completions", body(tools=[TOOL])).status_code == 200
+    assert server.post("/v1/chat/completions", body()).status_code == 200

@@ -149,23 +149,74 @@ def test_a_forced_call_constrains_the_turn(start, choice):
     assert ('"const": "get_weather"' in asked.grammar) == (choice == "required")
 
 
-def test_a_forced_call_and_another_constraint_cannot_both_hold(start):
-    with pytest.raises(openai.BadRequestError, match=r"tool_choice.*response_format") as e:
-        ask(start(Scripted()), tool_choice="required", response_format={"type": "json_object"})
-    assert e.value.param == "tool_choice"
+FORM = {"type": "json_object"}
 
 
-def test_structured_outputs_beside_a_forced_call_are_named(start):
-    with pytest.raises(openai.BadRequestError, match=r"tool_choice.*and structured_outputs cannot"):
-        ask(start(Scripted()), tool_choice="required", extra_body={"structured_outputs": {"regex": "a"}})
+@pytest.mark.parametrize("fields", [{"response_format": FORM}, {"extra_body": {"structured_outputs": {"regex": "a"}}}])
+def test_a_call_that_must_be_made_goes_before_the_form_of_content(start, fields):
+    engine = Scripted(CALLS[CALLS.index("<tool_call>") :])
+    r = ask(start(engine), tool_choice="required", **fields).choices[0]
+    assert (len(r.message.tool_calls), r.message.content) == (2, None)
+    held = engine.params[0].structured_outputs
+    assert (held.asked_as, held.inner, "@inner" in held.grammar) == ("tool_choice", None, False)
 
 
-def test_reasoning_that_the_prompt_opened_stays_free_of_constraints_if_a_token_ends_it(start):
-    """This tokenizer has no such token."""
-    running = start(Scripted("x", template=CHATML + "<think>"))
-    with pytest.raises(openai.BadRequestError, match=r"response_format.*single token") as e:
-        ask(running, tools=None, response_format={"type": "json_object"})
-    assert e.value.param == "response_format"
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_beside_a_form_leave_the_choice_to_the_model(start, stream):
+    """OpenAI's API: the answer is calls, or content of the form."""
+    content = '{"a": "<think> and <tool_call>\\n{"}'
+    engine = Scripted("<think>\nHm <tool_call>.\n</think>\n\n" + CALLS[CALLS.index("<tool_call>") :], content)
+    running = start(engine)
+    said = []
+    for _ in range(2):
+        if not stream:
+            choice = ask(running, response_format=FORM).choices[0]
+            said.append((choice.message.content, len(choice.message.tool_calls or ()), choice.finish_reason))
+            continue
+        chunks = [c.choices[0] for c in ask(running, response_format=FORM, stream=True) if c.choices]
+        calls = {c.index for chunk in chunks for c in chunk.delta.tool_calls or ()}
+        said.append(("".join(c.delta.content or "" for c in chunks) or None, len(calls), chunks[-1].finish_reason))
+    assert said == [(None, 2, "tool_calls"), (content, 0, "stop")]
+    held = engine.params[0].structured_outputs
+    assert held.inner.asked_as == "response_format"
+    assert '"const": "get_weather"' in held.grammar
+
+
+def test_content_of_a_form_is_content_whatever_marks_it_holds(start):
+    content = '{"a": "wrap it in <think> tags</think>, then <tool_call>"}'
+    r = ask(start(Scripted(content)), tools=openai.NOT_GIVEN, response_format=FORM).choices[0].message
+    assert (r.content, getattr(r, "reasoning", None)) == (content, None)
+
+
+def test_reasoning_that_ends_in_text_comes_before_the_form(start):
+    """The tokenizer has no token that ends reasoning."""
+    engine = Scripted('Hm.\n</think>\n\n{"a": "</think>"}', template=CHATML + "<think>")
+    r = ask(start(engine), tools=openai.NOT_GIVEN, response_format=FORM).choices[0].message
+    assert (r.reasoning, r.content) == ("Hm.", '{"a": "</think>"}')
+    held = engine.params[0].structured_outputs
+    assert (held.free_until, held.inner.json_object) == (None, True)
+
+
+def test_a_stop_string_counts_after_the_reasoning(start):
+    engine = Scripted(CALLS, CALLS)
+    running = start(engine)
+    ask(running, stop=["see"])
+    ask(running)
+    aside = engine.params[0].stop_aside
+    assert (aside.opens, aside.close, aside.inside) == (["<think>"], "</think>", False)
+    assert engine.params[1].stop_aside is None
+
+
+@pytest.mark.parametrize("said", ["", ', "argu', ', "arguments": ', ', "arguments": nu'])
+def test_a_call_cut_off_after_its_name_has_no_arguments(start, said):
+    running = start(Scripted('<tool_call>\n{"name": "get_time"' + said, reason="length"))
+    assert calls_of(ask(running).choices[0].message) == [("get_time", "")]
+
+
+@pytest.mark.parametrize("nothing", ["null", '""', '"null"', "{}"])
+def test_arguments_that_are_nothing_are_an_empty_object(start, nothing):
+    running = start(Scripted('<tool_call>\n{"name": "get_time", "arguments": ' + nothing + "}\n</tool_call>"))
+    assert calls_of(ask(running).choices[0].message) == [("get_time", "{}")]
 
 
 def test_a_choice_of_no_tool_is_refused(start):
@@ -230,6 +281,14 @@ def test_a_strict_tool_is_held_to_its_schema_from_where_a_call_begins(start):
     assert {'"const": "get_weather"' in held.grammar, '"const": "get_time"' in held.grammar} == {True}
 
 
+def test_a_strict_tool_is_held_where_no_token_begins_a_call(start):
+    engine = Scripted('So.\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>')
+    r = ask(start(engine), tools=strict("get_time")).choices[0]
+    assert (r.message.content, calls_of(r.message)) == ("So.", [("get_time", "{}")])
+    held = engine.params[0].structured_outputs
+    assert (held.free_until, held.asked_as, '"const": "get_time"' in held.grammar) == (None, "tools", True)
+
+
 @pytest.mark.parametrize(("level", "schemas"), [("function", 0), ("parameter", 1)])
 def test_a_server_may_hold_the_calls_of_every_tool(start, level, schemas):
     engine = Scripted("So." + mark(9) + '{"name": "get_time", "arguments": {}}')
@@ -246,7 +305,6 @@ def test_a_server_may_hold_the_calls_of_every_tool(start, level, schemas):
     [
         {"tools": strict()},
         {"tools": strict("get_time"), "tool_choice": "none"},
-        {"tools": strict("get_time"), "response_format": {"type": "json_object"}},
     ],
 )
 def test_nothing_else_is_held_beside_strict_tools(start, fields):

@@ -382,3 +382,25 @@ def test_tools_that_items_offer(start):
     assert [i["type"] for i in running.get(f"/v1/responses/{sent.json()['id']}/input_items").json()["data"]][
         -1
     ] == "additional_tools"
+
+
+FORM: Any = {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
+def test_a_call_that_must_be_made_goes_before_the_form(start, choice):
+    """instructor's RESPONSES_TOOLS sends both."""
+    engine = Scripted(CALLS[CALLS.index("<tool_call>") :])
+    r = ask(start(engine), tools=TOOLS, tool_choice=choice, text=FORM)
+    assert said(r) == SAID[2:]
+    assert engine.params[0].structured_outputs.inner is None
+
+
+def test_tools_beside_a_form_leave_the_choice_to_the_model(start):
+    content = '{"a": "<think> and <tool_call>"}'
+    engine = Scripted(CALLS[CALLS.index("<tool_call>") :], content, content)
+    running = start(engine)
+    assert said(ask(running, tools=TOOLS, text=FORM)) == SAID[2:]
+    assert said(ask(running, tools=TOOLS, text=FORM)) == [("message", content)]
+    assert said(ask(running, text=FORM)) == [("message", content)]
+    assert [p.structured_outputs.inner is not None for p in engine.params] == [True, True, False]

@@ -8,11 +8,14 @@ from typing import Any
 import msgspec
 
 from thalweg.engine.client.frontend import Frontend
-from thalweg.outputs import RequestOutput, ToolCall
-from thalweg.params import SamplingParams
+from thalweg.outputs import CompletionOutput, RequestOutput, ToolCall
+from thalweg.params import Aside, SamplingParams
+from thalweg.turns.aside import aside_of
 from thalweg.turns.bind import bind
 from thalweg.turns.choose import choose
+from thalweg.turns.events import Message
 from thalweg.turns.format import Turn
+from thalweg.turns.held import Held
 from thalweg.turns.reader import read
 
 
@@ -27,27 +30,44 @@ class ChatTurns:
         tool_parser: str | None,
         reasoning_parser: str | None,
     ) -> None:
-        """template: used in place of the model's. ConfigError for a parser that is none."""
-        tokenizer, turn = frontend.tokenizer, Turn()
+        """template: what the conversation is rendered with, a name or a source. None: as `Templates.pick` chooses. ConfigError
+        for a parser that is none."""
+        tokenizer, chat, turn = frontend.tokenizer, frontend.chat, Turn()
         if tokenizer is not None:
-            source = template or (frontend.chat.source if frontend.chat else None)
-            render = frontend.chat.writer(template) if frontend.chat else None
+            asked = template is not None or (chat is not None and chat.templates.pick(bool(tools)) is not None)
+            source = chat.templates.find(template, bool(tools)) if chat is not None and asked else template
+            render = chat.writer(source) if chat is not None else None
             turn = choose(tool_parser, reasoning_parser, source, tokenizer.response_template, render)
         functions = [t.get("function", t) for t in tools or ()]
         self._schemas = {f["name"]: f.get("parameters") or {} for f in functions if isinstance(f.get("name"), str)}
         self._calls = bool(tools) and turn.calls is not None
         self._bound = bind(turn if self._calls else turn.without_calls(), tokenizer)
 
-    def marking(self, params: SamplingParams) -> SamplingParams:
-        """The same, with the tokens that readers must know marked."""
-        if not self._bound.marked or not isinstance(params, SamplingParams):
+    def marking(self, params: SamplingParams, prompt: str | Mapping[str, Any] | list[int] = "") -> SamplingParams:
+        """The same, with the tokens that readers must know marked. Stop strings do not count in reasoning."""
+        if not isinstance(params, SamplingParams):
+            return params
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        aside = aside_of(self._bound, text if isinstance(text, str) else "") if params.stop else None
+        if aside is not None:
+            opens, close, inside = aside
+            params = msgspec.structs.replace(params, stop_aside=Aside(opens=opens, close=close, inside=inside))
+        if not self._bound.marked:
             return params
         return msgspec.structs.replace(params, marked_token_ids=list(self._bound.marked))
 
     def read(self, output: RequestOutput, params: SamplingParams) -> None:
         """Fill in what the choices of an output say."""
         for choice in output.outputs:
-            said = read(self._bound, choice.text, output.prompt or "", self._schemas)
+            said = self._said(choice, output.prompt or "", params)
             choice.content, choice.reasoning = said.content, said.reasoning or None
             choice.tool_calls = [ToolCall(c.id, c.name, c.arguments) for c in said.calls] if self._calls else None
             choice.text = self._bound.unmarked(choice.text, params.skip_special_tokens)
+
+    def _said(self, choice: CompletionOutput, prompt: str, params: SamplingParams) -> Message:
+        """A constraint that begins with the text makes all of it content."""
+        form = params.structured_outputs
+        if form is not None and not form.free_until:
+            return Message(content=self._bound.shown(choice.text))
+        held = Held.NOTHING if form is None else Held.CONTENT
+        return read(self._bound, choice.text, prompt, self._schemas, held, choice.finish_reason == "length")

@@ -26,6 +26,8 @@ class StructuredOutputs:
         self._defaults = defaults or {}
 
     def source(self, params: StructuredOutputsParams, choices: int = 1) -> Source:
+        if params.inner is not None:
+            self.source(params.inner)  # what is wrong with it is told by its own name
         name, asked = self._asked(params)
         field = params.asked_as or f"structured_outputs.{name}"
         self.judge.vocabulary  # noqa: B018  (it may refuse)
@@ -48,6 +50,7 @@ class StructuredOutputs:
             compact=p.disable_any_whitespace or bool(self._defaults.get("disable_any_whitespace")),
             closed=p.disable_additional_properties or bool(self._defaults.get("disable_additional_properties")),
             whitespace=p.whitespace_pattern,
+            inner=None if p.inner is None else self._asked(p.inner)[1],
         )
 
     def close(self) -> None:

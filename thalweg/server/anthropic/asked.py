@@ -124,7 +124,7 @@ def _result(block: Block) -> str:
 def _assistant(blocks: list[Block]) -> list[dict[str, Any]]:
     """One message. Thinking that the client cannot read either is left out."""
     calls = [
-        {"id": b.id, "type": "function", "function": {"name": b.name, "arguments": orjson.dumps(b.input).decode()}}
+        {"id": b.id, "type": "function", "function": {"name": b.name, "arguments": _arguments(b.input)}}
         for b in blocks if b.type == "tool_use"
     ]  # fmt: skip
     out: dict[str, Any] = {"role": "assistant", "content": _text([b for b in blocks if b.type == "text"])}
@@ -133,6 +133,11 @@ def _assistant(blocks: list[Block]) -> list[dict[str, Any]]:
     if calls:
         out["tool_calls"] = calls
     return [out]
+
+
+def _arguments(given: Any) -> dict[str, Any] | str | None:
+    """The input of a call. Clients send the text of arguments that they could not read, or its value if that is no object."""
+    return given if given is None or isinstance(given, dict | str) else orjson.dumps(given).decode()
 
 
 def renamed(error: BaseException) -> BaseException:

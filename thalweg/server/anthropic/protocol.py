@@ -17,7 +17,7 @@ NOT_YET: dict[str, tuple[Any, ...]] = {"mcp_servers": ([],), "container": (), "k
 BLOCKS = {
     "text": ("text",),
     "image": ("source",),
-    "tool_use": ("id", "name", "input"),
+    "tool_use": ("id", "name"),
     "tool_result": ("tool_use_id",),
     "thinking": ("thinking",),
     "redacted_thinking": (),
@@ -53,8 +53,9 @@ class Block(Model):
     text: Text | None = None
     source: Picture | None = None
     id: Label | None = None
-    name: Label | None = None
-    input: Json | None = None
+    name: Text | None = None
+    input: Annotated[Any, MaxBytes(2**20)] = None
+    """What a client made of the arguments of an answer: an object, or what there was of one."""
     tool_use_id: Label | None = None
     content: Text | Annotated[list[Block], Field(max_length=MAX_BLOCKS)] | None = None
     is_error: Flag | None = None

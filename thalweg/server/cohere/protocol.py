@@ -34,8 +34,9 @@ class Part(Model):
 
 
 class Function(Model):
-    name: Label
-    arguments: Text = ""
+    name: Text
+    arguments: Text | Json | None = None
+    """Of a turn that was answered before: they may be cut off, broken or absent."""
 
 
 class Call(Model):
@@ -53,7 +54,7 @@ class Message(Model):
 
     @model_validator(mode="after")
     def _rules(self) -> Message:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+        if self.content is None and self.role != "assistant":
             raise ValueError(f"a message of role {self.role} needs content")
         allowed = {"assistant": ("text", "thinking"), "tool": ("text", "document")}.get(self.role, ("text",))
         for part in self.content if isinstance(self.content, list) else ():

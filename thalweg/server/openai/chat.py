@@ -42,9 +42,9 @@ async def asked(serving: Serving, request: ChatRequest) -> tuple[SamplingParams,
         params.marked_token_ids = list(bound.marked)
     prompt = await serving.conversation.prompt(request)
     text = prompt.get("prompt") or ""
-    serving.conversation.turns.constrain(request, bound, params, text)
+    held = serving.conversation.turns.constrain(request, bound, params, text)
     await serving.engine.prepare(params)
-    return params, prompt, Answer(bound, request, text)
+    return params, prompt, Answer(bound, request, text, held)
 
 
 class Chat:

@@ -6,12 +6,15 @@ import math
 from typing import Any
 
 from thalweg.engine.client.media import MEDIA, Medium
+from thalweg.errors import ConfigError
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
+from thalweg.server.http.middleware import current_scope, tenant_of
 from thalweg.server.openai.protocol import ChatFields, ChatRequest, Message
 from thalweg.server.openai.turns import Turns, history
 from thalweg.template.chat import CELLS, Chat
 from thalweg.template.messages import FORMATS
+from thalweg.template.select import Templates
 from thalweg.text.encoder import last_chars
 
 
@@ -19,16 +22,18 @@ class Conversation:
     """Renders chats with the server's template (--chat-template, else the model's), off the event loop."""
 
     def __init__(self, serving: Serving) -> None:
-        """CheckpointError if the model's template does not parse. (Who starts the server has checked --chat-template.)"""
+        """CheckpointError if the model's template does not parse. (Who starts the server has checked --chat-template.)
+        ConfigError if that is a name and none of the model's."""
         self.serving = serving
         own, tokenizer = serving.settings.chat_template, serving.engine.tokenizer
         self.chat = serving.engine.chat
         self.format = FORMATS[serving.settings.chat_template_content_format]
         if own and tokenizer is not None:
             workers = CELLS if self.chat is None else self.chat.workers
+            templates = _prefer(own, Templates() if self.chat is None else self.chat.templates)
             if self.chat is not None:
                 self.chat.close()
-            self.chat = Chat(tokenizer, own, workers)
+            self.chat = Chat(tokenizer, templates, workers)
             self.chat.prepare()
         elif self.chat is not None:
             self.chat.check()
@@ -38,9 +43,10 @@ class Conversation:
         """The rendered conversation and its token ids, as the engine takes them."""
         tokenizer, chat = self.serving.tokenizer("messages"), self.chat
         assert chat is not None, "there is a tokenizer"
-        if request.chat_template is not None and not self.serving.settings.trust_request_chat_template:
+        template, variables = chat.templates.read_kwargs(request.chat_template, self._variables(request))
+        if not (chat.trusts(template) or self.serving.settings.trust_request_chat_template):
             raise ApiError("chat_template needs a server started with --trust-request-chat-template", "chat_template")
-        if request.chat_template is None and chat.source is None:
+        if template is None and chat.templates.pick(self._shows_tools(request)) is None:
             raise ApiError(
                 "this model has no chat template; start the server with --chat-template, or use /v1/completions", "messages"
             )
@@ -52,11 +58,11 @@ class Conversation:
         expand = media.expand(images) if media is not None and images else None
         prompt = await chat.prompt_async(
             lambda: (messages or [_plain(m) for m in request.messages], self._tools(request)),
-            template=request.chat_template,
+            template=template,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             content_format=self.format,
-            kwargs=self._variables(request),
+            kwargs=variables,
             add_special_tokens=request.add_special_tokens,
             most_chars=math.inf if unbounded else most_chars,
             last=None if keep is None else last_chars(keep, tokenizer.max_token_chars),
@@ -85,7 +91,7 @@ class Conversation:
                 "truncate_prompt_tokens: a prompt with images or sounds is not cut; leave it out", "truncate_prompt_tokens"
             )
         messages, sources = media.apart([_plain(m) for m in request.messages])
-        return messages, await media.read_async(sources)
+        return messages, await media.read_async(sources, tenant_of(current_scope.get()))
 
     def _variables(self, request: ChatFields) -> dict[str, Any]:
         given = request.chat_template_kwargs or {}
@@ -94,11 +100,20 @@ class Conversation:
             out["reasoning_effort"] = request.reasoning_effort
         return out
 
-    def _tools(self, request: ChatFields) -> list[dict[str, Any]] | None:
+    def _shows_tools(self, request: ChatFields) -> bool:
         excluded = self.serving.settings.exclude_tools_when_tool_choice_none
-        if not request.tools or (excluded and isinstance(request, ChatRequest) and request.choice == "none"):
-            return None
-        return [t.model_dump(exclude_none=True) for t in request.tools]
+        return bool(request.tools) and not (excluded and isinstance(request, ChatRequest) and request.choice == "none")
+
+    def _tools(self, request: ChatFields) -> list[dict[str, Any]] | None:
+        shown = request.tools if self._shows_tools(request) else None
+        return [t.model_dump(exclude_none=True) for t in shown] if shown else None
+
+
+def _prefer(template: str, templates: Templates) -> Templates:
+    try:
+        return templates.prefer(template)
+    except ValueError as e:
+        raise ConfigError(f"--chat-template: {e}") from None
 
 
 def _plain(message: Message) -> dict[str, Any]:

@@ -36,7 +36,7 @@ async def invocations(serving: Serving, http: Request) -> Response:
         raise ApiError(f"the body is none that this model answers; it has one of: {forms}")
 
     data = await serving.bodies.raw(http, serving.bodies.limit)
-    where = path(load(data, serving.bodies.values))
+    where = await serving.bodies.read(len(data), lambda: path(load(data, serving.bodies.values)))
     again: list[Message] = [{"type": "http.request", "body": data, "more_body": False}]
 
     async def receive() -> Message:

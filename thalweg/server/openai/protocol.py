@@ -169,8 +169,10 @@ class Part(Model):
 
 
 class FunctionCall(Model):
-    name: Label
-    arguments: Text
+    """Of a turn that was answered before, so arguments may be cut off, broken or absent."""
+
+    name: Text
+    arguments: Text | Json | None = None
 
 
 class ToolCall(Model):
@@ -195,7 +197,7 @@ class Message(Model):
 
     @model_validator(mode="after")
     def _rules(self) -> Message:
-        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal)):
+        if self.content is None and self.role != "assistant":
             raise ValueError(f"a message of role {self.role} needs content")
         if self.tool_calls and self.role != "assistant":
             raise ValueError("tool_calls belong to messages of role assistant")

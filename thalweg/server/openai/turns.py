@@ -6,19 +6,20 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec.structs import replace
-
 from thalweg.outputs import CompletionOutput
-from thalweg.params import SamplingParams, StructuredOutputsParams
+from thalweg.params import Aside, SamplingParams
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
-from thalweg.server.openai.protocol import ChatRequest, NamedTool
+from thalweg.server.openai.constraint import Constraint
+from thalweg.server.openai.protocol import ChatRequest
 from thalweg.template.chat import Chat
+from thalweg.turns.aside import aside_of
 from thalweg.turns.bind import Bound, bind
 from thalweg.turns.choose import choose, describe
 from thalweg.turns.events import CallArguments, CallBegun, Content, Event, Message, Thought
-from thalweg.turns.format import JsonArgs, JsonCalls, Turn
-from thalweg.turns.grammar import beginning_of_calls, begun_grammar, end_of_reasoning, turn_grammar
+from thalweg.turns.format import Turn
+from thalweg.turns.grammar import beginning_of_calls
+from thalweg.turns.held import Held
 from thalweg.turns.reader import Reader
 
 log = logging.getLogger(__name__)
@@ -27,10 +28,6 @@ NO_FORMAT = (
     "start the server with --tool-call-parser, or leave out tools"
 )
 NOT_AUTO = "tool_choice: 'auto' is switched off (--no-enable-auto-tool-choice); send tool_choice='none'"
-NO_END = (
-    "the text of an answer that begins with reasoning cannot be constrained for this model, whose reasoning ends in no single "
-    "token; switch reasoning off (chat_template_kwargs), or leave out the constraint"
-)
 
 
 class Turns:
@@ -39,14 +36,19 @@ class Turns:
     def __init__(self, serving: Serving, chat: Chat | None) -> None:
         """chat: with the chat template in use. ConfigError if a flag names no format."""
         settings, tokenizer = serving.settings, serving.engine.tokenizer
-        turn = Turn()
+        turn = plain = Turn()
         if tokenizer is not None:
-            template, render = (chat.source, chat.writer()) if chat is not None else (None, None)
+            templates = (None, None) if chat is None else (chat.templates.pick(tools=True), chat.templates.pick(tools=False))
             named = settings.tool_call_parser, settings.reasoning_parser
-            turn = choose(*named, template, tokenizer.response_template, render)
-            log.info("%s", describe(turn))
+            made = {
+                t: choose(*named, t, tokenizer.response_template, None if chat is None else chat.writer(t))
+                for t in dict.fromkeys(templates)
+            }
+            turn, plain = made[templates[0]], made[templates[1]]
+            for each in made.values():
+                log.info("%s", describe(each))
         self._auto, self._level = settings.enable_auto_tool_choice, settings.tool_strict_level
-        self._with_calls, self._without = bind(turn, tokenizer), bind(turn.without_calls(), tokenizer)
+        self._with_calls, self._without = bind(turn, tokenizer), bind(plain.without_calls(), tokenizer)
         if self._level != "off" and beginning_of_calls(self._with_calls) is None:
             log.warning("--tool-strict-level has no effect: no token of this model begins a call, and nothing else")
 
@@ -62,53 +64,24 @@ class Turns:
             raise ApiError(NOT_AUTO, "tool_choice")
         return self._with_calls
 
-    def constrain(self, request: ChatRequest, bound: Bound | None, params: SamplingParams, prompt: str) -> None:
-        """Constrain the turn to the calls that the request asks for. Reasoning that the prompt has opened stays free, and a
-        constraint begins after it. RequestError or ApiError, naming the field, where that cannot be."""
-        forced, asked = request.choice not in ("auto", "none"), params.structured_outputs
-        if bound is not None and asked is None and request.choice == "auto":
-            self._hold(request, bound, params)
-        if bound is None or not (forced or asked is not None):
-            return
-        named = (asked.asked_as if asked is not None else "") or "structured_outputs"
-        if forced and asked is not None:
-            raise ApiError(f"tool_choice: a call that must be made and {named} cannot both hold: leave out one", "tool_choice")
-        thinking = Reader(bound, prompt).thinking
-        end = end_of_reasoning(bound) if thinking else None
-        free = None if end is None else [end]
-        if forced:
-            source = self._source(request, thinking, free is not None)
-            params.structured_outputs = StructuredOutputsParams(grammar=source, free_until=free, asked_as="tool_choice")
-        elif thinking and asked is not None:
-            if free is None:
-                raise ApiError(f"{named}: {NO_END}", named)
-            params.structured_outputs = replace(asked, free_until=free)
-
-    def _hold(self, request: ChatRequest, bound: Bound, params: SamplingParams) -> None:
-        """Tools that are strict: text is free up to the token that begins a call, and then calls follow their schemas. Other
-        tools of the request are called with any object, where the format says which keys a call has without the schema.
-        --tool-strict-level holds calls of all tools so: "function" their names and form, "parameter" their schemas."""
-        functions, token = [t.function for t in request.tools or ()], beginning_of_calls(bound)
-        strict = {f.name for f in functions if f.strict or self._level == "parameter"}
-        if token is None or not (strict or self._level == "function"):
-            return
-        named = isinstance(bound.turn.calls.body, JsonCalls | JsonArgs) if bound.turn.calls is not None else False
-        tools = {f.name: (f.parameters if f.name in strict or not named else None) or {} for f in functions}
-        source = begun_grammar(bound, tools, request.parallel_tool_calls is not False)
-        params.structured_outputs = StructuredOutputsParams(grammar=source, free_until=[token], asked_as="tools")
-
-    def _source(self, request: ChatRequest, thinking: bool, thought: bool) -> str:
-        tools = {t.function.name: t.function.parameters or {} for t in request.tools or ()}
-        named = request.tool_choice.function.name if isinstance(request.tool_choice, NamedTool) else None
-        parallel = request.parallel_tool_calls is not False
-        return turn_grammar(self._with_calls, tools, named, parallel, thinking, thought)
+    def constrain(self, request: ChatRequest, bound: Bound | None, params: SamplingParams, prompt: str) -> Held:
+        """Constrain the turn to what the request asks for. What of it is held, for its reader. RequestError or ApiError, naming
+        the field, where that cannot be."""
+        if bound is None:
+            return Held.NOTHING
+        aside = aside_of(bound, prompt) if params.stop else None
+        if aside is not None:
+            opens, close, inside = aside
+            params.stop_aside = Aside(opens=opens, close=close, inside=inside)
+        return Constraint(request, bound, prompt, self._level).hold(params)
 
 
 class Answer:
     """The choices of one request as their turns are read. Without a format they are content."""
 
-    def __init__(self, bound: Bound | None, request: ChatRequest, prompt: str) -> None:
-        self._bound, self._request, self._prompt = bound, request, prompt
+    def __init__(self, bound: Bound | None, request: ChatRequest, prompt: str, held: Held = Held.NOTHING) -> None:
+        """held: what of the turn a grammar decides."""
+        self._bound, self._request, self._prompt, self._held = bound, request, prompt, held
         self._schemas = {t.function.name: t.function.parameters or {} for t in request.tools or ()}
         self._readers: dict[int, Reader] = {}
         self._one = request.parallel_tool_calls is False
@@ -123,7 +96,7 @@ class Answer:
         if self._bound is None:
             return {"content": echo + choice.text, "refusal": None}
         said = Message()
-        said.add(self._events(choice.index, choice.text, True))
+        said.add(self._events(choice, True))
         out: dict[str, Any] = {"content": (echo + said.content) or None, "refusal": None}
         if not said.calls and out["content"] is None:
             out["content"] = ""
@@ -137,14 +110,14 @@ class Answer:
 
     def deltas(self, choice: CompletionOutput) -> list[dict[str, Any]]:
         """What is new of a choice, piece by piece."""
-        events = self._events(choice.index, choice.text, choice.finish_reason is not None)
+        events = self._events(choice, choice.finish_reason is not None)
         return [_delta(e) for e in events]
 
     def events(self, choice: CompletionOutput) -> list[Event]:
         """What is new of a choice, for dialects with pieces of their own."""
         if self._bound is None:
             return [Content(choice.text)] if choice.text else []
-        return self._events(choice.index, choice.text, choice.finish_reason is not None)
+        return self._events(choice, choice.finish_reason is not None)
 
     def called(self, choice: CompletionOutput) -> bool:
         """Has the choice begun a call?"""
@@ -155,12 +128,13 @@ class Answer:
         called = choice.finish_reason == "stop" and choice.index in self._called
         return "tool_calls" if called and self._request.choice in ("auto", "required") else choice.finish_reason
 
-    def _events(self, index: int, text: str, ended: bool) -> list[Event]:
+    def _events(self, choice: CompletionOutput, ended: bool) -> list[Event]:
         assert self._bound is not None
+        index, cut = choice.index, choice.finish_reason != "stop" or isinstance(choice.stop_reason, str)
         reader = self._readers.get(index)
         if reader is None:
-            reader = self._readers[index] = Reader(self._bound, self._prompt, self._schemas)
-        events = reader.push(text) + (reader.finish() if ended else [])
+            reader = self._readers[index] = Reader(self._bound, self._prompt, self._schemas, self._held)
+        events = reader.push(choice.text) + (reader.finish(cut) if ended else [])
         if any(isinstance(e, CallBegun) for e in events):
             self._called.add(index)
         return [e for e in events if self._wanted(e)]

@@ -6,6 +6,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from thalweg.server.core.query import whole
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import respond
@@ -16,9 +17,8 @@ MOST = 100
 
 async def input_items(serving: Serving, http: Request) -> Response:
     turn, query = found(serving, http), http.query_params
-    limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
-    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= MOST:
-        raise ApiError(f"limit: must be between 1 and {MOST}", "limit")
+    limit = whole(http, "limit", 20, 1, MOST)
+    order, after = query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
         raise ApiError("order: must be asc or desc", "order")
     items = orjson.loads(turn.input)
@@ -29,6 +29,6 @@ async def input_items(serving: Serving, http: Request) -> Response:
         if at is None:
             raise ApiError(f"after: no item {after[:80]!r} in this response's input", "after")
         items = items[at + 1 :]
-    page = items[: int(limit)]
+    page = items[:limit]
     ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
     return respond({"object": "list", "data": page, "has_more": len(page) < len(items), **ends})

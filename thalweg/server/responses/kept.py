@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from starlette.requests import Request
 from starlette.responses import Response
 
+from thalweg.server.core.query import whole
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import STARTED, respond
@@ -31,12 +32,10 @@ async def retrieve(serving: Serving, http: Request) -> Response:
     turn, query = found(serving, http), http.query_params
     if query.get("stream", "false").lower() != "true":
         return Response(turn.body, media_type="application/json")
-    after = query.get("starting_after", "-1")
-    if not after.removeprefix("-").isdecimal() or len(after) > 9:
-        raise ApiError("starting_after: must be the number of an event", "starting_after")
+    after = whole(http, "starting_after", -1, -(2**31))
     if turn.log is None:
         raise ApiError(NOT_STREAMED, "stream")
-    return Events(_again(turn.log, max(0, int(after) + 1)))
+    return Events(_again(turn.log, max(0, after + 1)))
 
 
 async def _again(log: EventLog, at: int) -> AsyncGenerator[bytes, None]:

@@ -41,7 +41,7 @@ INCLUDABLE = frozenset(
 """What may be asked to be included. All but the first two belong to items that an answer here never has."""
 ITEMS = {
     "message": ("role", "content"),
-    "function_call": ("call_id", "name", "arguments"),
+    "function_call": ("call_id", "name"),
     "function_call_output": ("call_id", "output"),
     "custom_tool_call": ("call_id", "name", "input"),
     "custom_tool_call_output": ("call_id", "output"),
@@ -90,9 +90,9 @@ class Item(Model):
     content: Text | Parts | None = None
     phase: Label | None = None
     call_id: Label | None = None
-    name: Label | None = None
+    name: Text | None = None
     namespace: Label | None = None
-    arguments: Text | None = None
+    arguments: Text | Json | None = None
     input: Text | None = None
     output: Text | Parts | None = None
     summary: Parts | None = None

@@ -14,7 +14,7 @@ class Sink(Protocol):
         """A call begins. False: its name is none, and all since its first terminal is content."""
 
     def args(self, text: str) -> None:
-        """More JSON text of the arguments."""
+        """More JSON text of the arguments. A call without any has an empty object."""
 
     def pause(self) -> None:
         """The call is complete, and another may follow in the same list."""
@@ -27,6 +27,9 @@ class Sink(Protocol):
 
     def stray(self, c: str) -> None:
         """A character that belongs to nothing: content."""
+
+    def shown(self, text: str) -> str:
+        """Text with marks written as tokens."""
 
 
 class Body:

@@ -6,17 +6,18 @@ import json
 from typing import Any
 
 from thalweg.turns.bodies.body import WHITE
-from thalweg.turns.bodies.schema import property_of, types, value_of
+from thalweg.turns.bodies.schema import property_of, resolved, types, value_of
 
 DEEPEST = 64
 """Levels that are read. What is deeper stays text."""
 ITEM = "item"
 
 
-def element_value(text: str, schema: Any, opened: str, closed: str) -> str:
-    """The JSON of a value. opened, closed: what stands before a key in tags that open and close."""
+def element_value(text: str, schema: Any, opened: str, closed: str, root: Any = None) -> str:
+    """The JSON of a value. opened, closed: what stands before a key in tags that open and close. root: what references in the
+    schema are to."""
     tree = _parsed(text, opened, closed)
-    return _json(tree, schema, 0) if isinstance(tree, list) else value_of(tree, schema)
+    return _json(tree, schema, root, 0) if isinstance(tree, list) or schema is not None else value_of(tree, schema)
 
 
 Tree = str | list[tuple[str, Any]]
@@ -51,7 +52,7 @@ def _parsed(text: str, opened: str, closed: str) -> Tree:
     return top if top and len(stack) == 1 else text
 
 
-def _json(tree: Tree, schema: Any, depth: int) -> str:
+def _json(tree: Tree, schema: Any, root: Any, depth: int) -> str:
     if isinstance(tree, str):
         allowed = types(schema)
         if schema is None:
@@ -60,7 +61,21 @@ def _json(tree: Tree, schema: Any, depth: int) -> str:
             return "[]" if "array" in allowed else "{}" if "object" in allowed else "null"
         return value_of(tree, schema)
     if all(name == ITEM for name, _ in tree) and "object" not in types(schema):
-        items = schema.get("items") if isinstance(schema, dict) else None
-        return "[" + ", ".join(_json(value, items, depth + 1) for _, value in tree) + "]"
-    members = (json.dumps(k, ensure_ascii=False) + ": " + _json(v, property_of(schema, k), depth + 1) for k, v in tree)
+        items = resolved(_alternative(schema, "array").get("items"), root)
+        return "[" + ", ".join(_json(value, items, root, depth + 1) for _, value in tree) + "]"
+    inner = _alternative(schema, "object")
+    members = (
+        json.dumps(k, ensure_ascii=False) + ": " + _json(v, property_of(inner, k, root), root, depth + 1) for k, v in tree
+    )
     return "{" + ", ".join(members) + "}"
+
+
+def _alternative(schema: Any, kind: str) -> Any:
+    """Of a schema with alternatives, the one of this type. An object in any case."""
+    if not isinstance(schema, dict):
+        return {}
+    for name in ("anyOf", "oneOf"):
+        fit = [s for s in schema.get(name) or () if isinstance(s, dict) and kind in types(s)]
+        if len(fit) == 1:
+            return fit[0]
+    return schema

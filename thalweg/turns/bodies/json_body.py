@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 
 from thalweg.turns.bodies.body import WHITE, Body, Sink
+from thalweg.turns.bodies.literal import HIGH_HALVES
 from thalweg.turns.format import JsonCalls
 
 BARE = frozenset("0123456789+-.eEtruefalsnNaITyF")
 """Characters of numbers and words, NaN, Infinity and Python's words among them."""
 QUOTES = '"\\'
 """Characters that mean something within a string."""
-HIGH_HALVES = frozenset({"d8", "d9", "da", "db"})
-"""What an escaped first half of a surrogate pair begins with."""
 NAME_MOST = 4096
 """Characters of a key or name that are kept. Longer ones are none."""
 
@@ -80,8 +79,6 @@ class Verbatim(Body):
             self._sink.end()
 
     def finish(self) -> None:
-        if not self._begun:
-            self._sink.args("{}")
         self._sink.end()
 
 
@@ -254,8 +251,6 @@ class Items(Body):
         if (self._strict and not self._has_args) or not self._name:
             self._sink.fail()
             return
-        if not self._has_args:
-            self._early.append("{}")
         self._send()
         array = self._array
         self._clear()
@@ -269,7 +264,6 @@ class Items(Body):
         if self._sent or (self._any and self._at.depth == 1):
             self._sink.end()
         elif self._name and not self._strict:
-            self._early = self._early or ["{}"]
             self._send()
             self._sink.end()
         else:

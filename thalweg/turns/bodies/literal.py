@@ -7,8 +7,12 @@ import json
 from thalweg.turns.bodies.body import WHITE, Body, Sink
 
 WORDS = {"True": "true", "False": "false", "None": "null"}
-ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": "", "/": "/"}
 HEX = {"x": 2, "u": 4, "U": 8}
+PAIR = 6
+"""Characters of one half of a surrogate pair, as an escape."""
+HIGH_HALVES = frozenset({"d8", "d9", "da", "db"})
+"""What the digits of an escaped first half begin with."""
 CLOSING = {"{": "}", "[": "]"}
 NUMBER = frozenset("0123456789+-.eE_")
 
@@ -60,10 +64,12 @@ class Literal:
         return json.dumps(word, ensure_ascii=False)
 
     def _in_string(self, c: str) -> str:
+        if len(self._escape) >= PAIR:
+            return self._second_half(c)
         if self._escape:
             self._escape += c
             wanted = HEX.get(self._escape[1], 0)
-            if len(self._escape) < 2 + wanted:
+            if len(self._escape) < 2 + wanted or _is_high(self._escape):
                 return ""
             text, self._escape = self._escape, ""
             return _inside(_unescaped(text))
@@ -74,6 +80,25 @@ class Literal:
             self._quote = ""
             return '"'
         return _inside(c)
+
+    def _second_half(self, c: str) -> str:
+        """The escape of the first half of a surrogate pair was read."""
+        expected = "\\u"[len(self._escape) - PAIR : len(self._escape) - PAIR + 1]
+        if expected and c != expected:  # there is no second half
+            self._escape = self._escape[PAIR:]
+            return "\ufffd" + self._in_string(c)
+        self._escape += c
+        if len(self._escape) < 2 * PAIR:
+            return ""
+        first, second = self._escape[:PAIR], self._escape[PAIR:]
+        self._escape = ""
+        try:
+            low = int(second[2:], 16) - 0xDC00
+        except ValueError:
+            low = -1
+        if not 0 <= low < 0x400:
+            return "\ufffd" + _inside(_unescaped(second))
+        return chr(0x10000 + (int(first[2:], 16) - 0xD800 << 10) + low)
 
     def string_text(self, text: str) -> str:
         """Part of a string, verbatim."""
@@ -86,6 +111,11 @@ class Literal:
         while self.stack:
             end += self.stack.pop()
         return end
+
+
+def _is_high(escape: str) -> bool:
+    """The first half of a surrogate pair?"""
+    return len(escape) == PAIR and escape[1] == "u" and escape[2:4].lower() in HIGH_HALVES
 
 
 def _unescaped(text: str) -> str:
@@ -212,7 +242,7 @@ class Python(Body):
             self._sink.args(literal.text(c))
 
     def _close(self) -> None:
-        self._sink.args("{}" if self._first else "}")
+        self._sink.args("" if self._first else "}")
         self._key = None
         self._sink.pause()
 
@@ -220,7 +250,7 @@ class Python(Body):
         if self._literal is not None or self._key is not None:
             if self._literal is not None:
                 self._sink.args(self._literal.finish())
-            self._sink.args("{}" if self._first else "}")
+            self._sink.args("" if self._first else "}")
             self._sink.end()
         elif self._name or not self._any:
             self._sink.fail()

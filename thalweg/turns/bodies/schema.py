@@ -8,8 +8,9 @@ from typing import Any
 
 from thalweg.turns.bodies.literal import as_json
 
-NOT_STRINGS = frozenset({"integer", "number", "boolean", "object", "array", "null"})
 DEPTH = 8
+ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment", "readOnly", "writeOnly"})
+"""Keywords that say nothing of a value."""
 
 
 def types(schema: Any, depth: int = 0) -> frozenset[str]:
@@ -33,10 +34,46 @@ def types(schema: Any, depth: int = 0) -> frozenset[str]:
     return frozenset()
 
 
-def property_of(parameters: Any, key: str) -> Any:
-    """The schema of an argument. None: the tool does not name it."""
-    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    return properties.get(key) if isinstance(properties, Mapping) else None
+def resolved(schema: Any, root: Any, depth: int = 0) -> Any:
+    """A schema whose own local reference, and those of its alternatives, are followed. What cannot be found stays."""
+    if not isinstance(schema, Mapping) or depth > DEPTH:
+        return schema
+    ref = schema.get("$ref")
+    if isinstance(ref, str):
+        found, others = _at(root, ref), {k: v for k, v in schema.items() if k != "$ref" and k not in ANNOTATIONS}
+        return resolved(found, root, depth + 1) if found is not None and not others else schema
+    made = {
+        name: [resolved(p, root, depth + 1) for p in schema[name]]
+        for name in ("anyOf", "oneOf")
+        if isinstance(schema.get(name), list)
+    }
+    return {**schema, **made} if made else schema
+
+
+def _at(root: Any, ref: str) -> Any:
+    """What a JSON pointer in a reference names. None: nothing."""
+    if ref != "#" and not ref.startswith("#/"):
+        return None
+    found = root
+    for word in ref[2:].split("/") if len(ref) > 1 else ():
+        key = word.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, Mapping) or key not in found:
+            return None
+        found = found[key]
+    return found
+
+
+def property_of(parameters: Any, key: str, root: Any = None) -> Any:
+    """The schema of an argument. None: the tool does not describe it. root: what references are to, if not `parameters`."""
+    root = parameters if root is None else root
+    parameters = resolved(parameters, root)
+    if not isinstance(parameters, Mapping):
+        return None
+    properties = parameters.get("properties")
+    found = properties.get(key) if isinstance(properties, Mapping) else None
+    if found is None and isinstance(parameters.get("additionalProperties"), Mapping):
+        found = parameters["additionalProperties"]
+    return resolved(found, root)
 
 
 def must_be_string(schema: Any) -> bool:

@@ -7,21 +7,26 @@ from typing import Any
 
 from thalweg.turns.bodies.body import WHITE, Body, Sink
 from thalweg.turns.bodies.elements import element_value
+from thalweg.turns.bodies.json_body import Nesting
 from thalweg.turns.bodies.schema import must_be_string, property_of, value_of
 from thalweg.turns.format import Tagged, Value
 
 
 class Tags(Body):
-    """The arguments of a call that has begun."""
+    """The arguments of a call that has begun.
 
-    def __init__(self, sink: Sink, row: Tagged, parameters: Any, in_key: bool) -> None:
-        """parameters: the tool's schema. in_key: the first `key_open` is read."""
-        self._sink, self._row, self._parameters = sink, row, parameters
+    What ends a value is text of it where nothing that may follow a value comes next, and within a string of JSON. Where a
+    grammar holds the call, the first that the grammar allows is the end."""
+
+    def __init__(self, sink: Sink, row: Tagged, parameters: Any, in_key: bool, held: bool = False) -> None:
+        """parameters: the tool's schema. in_key: the first `key_open` is read. held: a grammar decides the arguments."""
+        self._sink, self._row, self._parameters, self._held = sink, row, parameters, held
         self._ends: dict[str, Value | None] = dict(row.key_close)
         self._kind: Value | None = None
         self._schema: Any = None
         self._first = True
         self._buffer: list[str] = []
+        self._space: list[str] = []
         self._stream = False
         self._begin_key() if in_key else self._between()
 
@@ -34,18 +39,27 @@ class Tags(Body):
 
     def _begin_value(self) -> None:
         row, close = self._row, self._row.value_close
+        self._again = ""
+        """Begins the same key within the value."""
         if row.nested:
             close += self._key + ">"
-        ends = [close, row.quote[1] + close] if row.quote[1] else [close]
+            self._again = f"{row.key_open}{self._key}>"
+        ends = [close, row.quote[1] + close] if row.quote[1] and not self._held else [close]
         if row.newline:
-            ends += ["\n" + e for e in ends]
-        self._state, self.own, self.open = "value", tuple(ends), False
-        self._buffer = []
-        self._lead = True
+            ends = ["\n" + e for e in ends] + ([] if self._held else ends)
+        self._closes = tuple(ends)
+        self._json = Nesting() if self._held and not (self._stream or row.nested) else None
+        self._buffer, self._lead, self._depth = [], True, 0
+        self._in_value()
+
+    def _in_value(self) -> None:
+        self._state, self.open = "value", False
+        inside = self._json is not None and self._json.string
+        self.own = () if inside and self._held else (*self._closes, *([self._again] if self._again else []))
 
     @property
     def stops(self) -> str | None:  # type: ignore[override]
-        return "" if self._state == "value" and not self._lead else None
+        return "" if self._state == "value" and not self._lead and self._json is None else None
 
     def run(self, text: str) -> None:
         if self._stream:
@@ -56,6 +70,8 @@ class Tags(Body):
     def text(self, c: str) -> None:
         if self._state == "value":
             self._value(c)
+        elif self._state == "closed":
+            self._after_close(c)
         elif self._state == "key":
             self._buffer.append(c)
         elif c not in WHITE:
@@ -66,7 +82,7 @@ class Tags(Body):
             if c == "\n" and self._row.newline:
                 self._lead = False
                 return
-            quote = self._row.quote[0]
+            quote = "" if self._held else self._row.quote[0]
             if quote and quote.startswith("".join(self._buffer) + c):
                 self._buffer.append(c)
                 if len(self._buffer) == len(quote):
@@ -76,26 +92,87 @@ class Tags(Body):
             if self._stream and self._buffer:
                 self._sink.args(_inside("".join(self._buffer)))
                 self._buffer = []
+        if self._json is None and c in "{[" and not (self._stream or self._row.nested or "".join(self._buffer).strip(WHITE)):
+            self._json = Nesting()
+        if self._json is not None:
+            self._follow(c, self._json)
         self.run(c)
+
+    def _follow(self, c: str, json: Nesting) -> None:
+        """A character of a value that is JSON. A string of JSON has no line break: what has one is none."""
+        if json.string and c in "\r\n" and not self._held:
+            self._json = None
+        else:
+            json.take(c)
+        self._in_value()
+
+    def _may_end(self, terminal: str) -> None:
+        """What ends a value was read, and it is to be seen if something follows that may follow a value."""
+        self._state, self._seen, self._space = "closed", terminal, []
+        self._wait(self._json is None or not self._json.string)
+
+    def _wait(self, outside: bool) -> None:
+        """outside: of strings."""
+        follows = (self._row.key_open,) if outside else ()
+        self.own, self.open = (*follows, *self._closes), outside
+
+    def _after_close(self, c: str) -> None:
+        if c in WHITE:
+            self._space.append(c)
+            if c in "\r\n" and self._json is not None and self._json.string:
+                self._wait(True)
+            return
+        self._take_back()
+        self._in_value()
+        self._value(c)
+
+    def _take_back(self) -> None:
+        """It was text."""
+        if self._lead and self._stream and self._buffer:
+            self._sink.args(_inside("".join(self._buffer)))
+            self._buffer = []
+        text, self._lead = self._sink.shown(self._seen) + "".join(self._space), False
+        for c in text:
+            if self._json is not None:
+                self._follow(c, self._json)
+        self.run(text)
 
     def hit(self, terminal: str) -> None:
         if self._state == "between":
             self._begin_key()
         elif self._state == "key":
-            self._key = "".join(self._buffer).strip(WHITE)
-            if self._row.nested and self._key.startswith("/"):  # the call's own closing tag
-                self.finish()
-                return
-            self._kind = self._ends[terminal]
-            if self._row.value_open:
-                self._state, self.own = "before", (self._row.value_open,)
-            else:
-                self._open_value()
+            self._end_key(terminal)
         elif self._state == "before":
             self._open_value()
-        else:
+        elif self._state == "closed":
+            if terminal in self._closes:
+                self._take_back()
+                self._may_end(terminal)
+            else:
+                self._close_value()
+                self._begin_key()
+        elif terminal == self._again:
+            self._depth += 1
+            self.run(self._sink.shown(terminal))
+        elif self._depth:
+            self._depth -= 1
+            self.run(self._sink.shown(terminal))
+        elif self._held:
             self._close_value()
             self._between()
+        else:
+            self._may_end(terminal)
+
+    def _end_key(self, terminal: str) -> None:
+        self._key = "".join(self._buffer).strip(WHITE)
+        if self._row.nested and self._key.startswith("/"):  # the call's own closing tag
+            self.finish()
+            return
+        self._kind = self._ends[terminal]
+        if self._row.value_open:
+            self._state, self.own = "before", (self._row.value_open,)
+        else:
+            self._open_value()
 
     def _open_value(self) -> None:
         self._schema = property_of(self._parameters, self._key)
@@ -112,15 +189,15 @@ class Tags(Body):
         if self._stream:
             self._sink.args((_inside(text) if self._lead else "") + '"')
         elif self._row.nested:
-            self._sink.args(element_value(text, self._schema, self._row.key_open, self._row.value_close))
+            opened, closed = self._sink.shown(self._row.key_open), self._sink.shown(self._row.value_close)
+            self._sink.args(element_value(text, self._schema, opened, closed, self._parameters))
         else:
-            schema = {"type": ["number", "boolean", "object", "array", "null"]} if self._kind == "json" else self._schema
-            self._sink.args(value_of(text, schema))
+            self._sink.args(value_of(text, {} if self._kind == "json" else self._schema))
 
     def finish(self) -> None:
-        if self._state == "value":
+        if self._state in ("value", "closed"):
             self._close_value()
-        self._sink.args("{}" if self._first else "}")
+        self._sink.args("" if self._first else "}")
         self._sink.end()
 
 

@@ -1,0 +1,100 @@
+"""What a chat's answer is held to: calls that it must make, calls of strict tools, content of a form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from thalweg.params import SamplingParams, StructuredOutputsParams
+from thalweg.server.openai.protocol import ChatRequest, NamedTool
+from thalweg.turns.bind import Bound
+from thalweg.turns.format import JsonArgs, JsonCalls
+from thalweg.turns.grammar import (
+    beginning_of_calls,
+    begun_grammar,
+    end_of_reasoning,
+    form_grammar,
+    free_grammar,
+    turn_grammar,
+)
+from thalweg.turns.held import Held
+from thalweg.turns.reader import Reader
+
+BESIDE_CALLS = frozenset({"json", "json_object", "choice"})
+"""Forms that leave room for calls. The text of others may be anything, calls too."""
+WHOLE = Held.CALLS | Held.THOUGHT
+
+
+class Constraint:
+    """One request's. `hold` says it in its parameters."""
+
+    def __init__(self, request: ChatRequest, bound: Bound, prompt: str, level: str) -> None:
+        """level: of --tool-strict-level."""
+        self._request, self._bound, self._level = request, bound, level
+        reader = Reader(bound, prompt)
+        self._thinking, self._in_header = reader.thinking, reader.in_header
+        end = end_of_reasoning(bound) if reader.thinking else None
+        self._free = None if end is None else [end]
+        """Reasoning that the prompt has opened stays free up to this token, and the constraint begins after it."""
+        self._parallel = request.parallel_tool_calls is not False
+
+    def hold(self, params: SamplingParams) -> Held:
+        """Constrain the turn as the request asks. What of it is held. RequestError names the field where that cannot be."""
+        form = params.structured_outputs
+        if self._request.choice in ("required", "named"):  # a call that must be made leaves no room for content
+            params.structured_outputs = self._must_call()
+            return WHOLE
+        if form is None:
+            return self._strict(params)
+        if self._request.choice == "auto" and form.constraint[0] in BESIDE_CALLS:
+            source = form_grammar(self._bound, self._tools(), self._parallel, self._thinking, self._free is not None)
+            params.structured_outputs = self._made(source, "tools", form)
+            return WHOLE | Held.CONTENT
+        return self._content(params, form)
+
+    def _made(self, source: str, field: str, form: StructuredOutputsParams | None = None) -> StructuredOutputsParams:
+        return StructuredOutputsParams(grammar=source, free_until=self._free, asked_as=field, inner=form)
+
+    def _must_call(self) -> StructuredOutputsParams:
+        request = self._request
+        tools = {t.function.name: t.function.parameters or {} for t in request.tools or ()}
+        named = request.tool_choice.function.name if isinstance(request.tool_choice, NamedTool) else None
+        thought = self._free is not None
+        return self._made(turn_grammar(self._bound, tools, named, self._parallel, self._thinking, thought), "tool_choice")
+
+    def _content(self, params: SamplingParams, form: StructuredOutputsParams) -> Held:
+        """Content alone."""
+        if self._in_header or (self._thinking and self._free is None):
+            source = form_grammar(self._bound, {}, True, self._thinking)
+            params.structured_outputs = self._made(source, form.asked_as or "structured_outputs", form)
+            return Held.CONTENT | Held.THOUGHT
+        if self._thinking:
+            params.structured_outputs = replace(form, free_until=self._free)
+        return Held.CONTENT
+
+    def _strict(self, params: SamplingParams) -> Held:
+        """Tools that are strict: text is free up to a call, and calls follow their schemas. --tool-strict-level holds calls of
+        all tools so where a token begins them: "function" their names and form, "parameter" their schemas."""
+        token, strict = beginning_of_calls(self._bound), self._strict_names()
+        if self._request.choice != "auto" or not (strict or (self._level == "function" and token is not None)):
+            return Held.NOTHING
+        if token is not None:
+            source = begun_grammar(self._bound, self._tools(), self._parallel)
+            params.structured_outputs = StructuredOutputsParams(grammar=source, free_until=[token], asked_as="tools")
+            return Held.CALLS
+        source = free_grammar(self._bound, self._tools(), self._parallel, self._thinking, self._free is not None)
+        params.structured_outputs = self._made(source, "tools")
+        return WHOLE
+
+    def _strict_names(self) -> set[str]:
+        every = self._level == "parameter" and beginning_of_calls(self._bound) is not None
+        return {t.function.name for t in self._request.tools or () if t.function.strict or every}
+
+    def _tools(self) -> dict[str, Any]:
+        """Schemas by name. A tool that is not strict has any object, where the format says which keys a call has without the
+        schema."""
+        calls, strict = self._bound.turn.calls, self._strict_names()
+        named = calls is not None and isinstance(calls.body, JsonCalls | JsonArgs)
+        functions = [t.function for t in self._request.tools or ()]
+        return {f.name: (f.parameters if f.name in strict or not named else None) or {} for f in functions}

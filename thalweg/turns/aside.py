@@ -1,0 +1,19 @@
+"""Where the reasoning of a turn begins and ends, for those who leave it out without reading the turn."""
+
+from __future__ import annotations
+
+from thalweg.turns.bind import Bound
+from thalweg.turns.reader import Reader
+
+
+def aside_of(bound: Bound, prompt: str) -> tuple[list[str], str, bool] | None:
+    """The reasoning that a turn after this prompt may begin with: what begins it, what ends it, and whether the prompt has
+    begun it. None: it has none."""
+    header = bound.turn.headers
+    if header is not None:
+        channel = header.inside[0] if header.inside else ""
+        return [channel + header.reasoning + header.end], header.closes[0], False
+    reader = Reader(bound, prompt)
+    if not reader.thoughts or (reader.heard and not reader.thinking):
+        return None
+    return list(reader.thoughts[:-1]), reader.thoughts[-1], reader.thinking

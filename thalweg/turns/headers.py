@@ -1,0 +1,109 @@
+"""Turns in messages: the header that says what a message is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from thalweg.turns.bodies.body import WHITE
+from thalweg.turns.format import JsonArgs
+from thalweg.turns.modes import Mode, Thinking, some
+
+if TYPE_CHECKING:
+    from thalweg.turns.reader import Reader
+
+MOST = 512
+"""Characters of a header. What is longer is none."""
+
+
+RECIPIENT = "to="
+"""What a header may begin with after its role."""
+
+
+class HeaderMode(Mode):
+    """Before or within a message's header. What cannot be one is text of the message before."""
+
+    def __init__(self, reader: Reader, terminal: str = "", before: Mode | None = None) -> None:
+        """terminal: what led here. "": the prompt did. before: the mode of the message before."""
+        super().__init__(reader)
+        header = reader.turn.headers
+        assert header is not None
+        self._header, self._before = header, before
+        self._text: list[str] = []
+        self._opened = terminal not in header.closes
+        self._bare = not terminal
+        """Nothing of it has come that no other text has."""
+        self._fresh = terminal == header.open
+        """No word of it has come, and the role is due."""
+        self.terminals = some(header.end, header.open, *header.inside, *header.closes)
+        reader.raw = [terminal] if terminal else []
+
+    def text(self, c: str) -> None:
+        if c in WHITE and (not self._opened or not self._text):
+            return
+        self._text.append(c)
+        if not self._fits("".join(self._text)):
+            self._leave()
+
+    def _fits(self, words: str) -> bool:
+        """May this be the beginning of a header?"""
+        if not self._opened or len(words) > MOST or "\n" in words:
+            return False
+        if self._bare:
+            return words.startswith(RECIPIENT) or RECIPIENT.startswith(words)
+        role = self._header.role.strip(WHITE)
+        return not self._fresh or words.startswith(role) or role.startswith(words)
+
+    def _leave(self) -> None:
+        """It is no header. The message before goes on, or content begins."""
+        reader, before = self.reader, self._before
+        raw, reader.raw, reader.failed = reader.shown("".join(reader.raw or ())), None, True
+        if isinstance(before, Thinking):
+            reader.thought(raw)
+            reader.go(before)
+        else:
+            reader.go(reader.speaking())
+            reader.lose(raw)
+
+    def hit(self, terminal: str) -> None:
+        reader, header = self.reader, self._header
+        if terminal in header.inside:
+            self._opened, self._fresh, self._bare = True, False, False
+            self._text.append(reader.shown(terminal))
+        elif terminal != header.end:
+            self._text, reader.raw, self._bare = [], [terminal], False
+            self._opened = self._fresh = terminal == header.open
+        elif self._opened:
+            self._begin("".join(self._text))
+        else:
+            self._leave()
+
+    def _begin(self, words: str) -> None:
+        """The body of the message that the header describes."""
+        reader, header = self.reader, self._header
+        if isinstance(self._before, Thinking):
+            reader.think_end()
+        reader.marked()
+        name = _recipient(words, header.call) if header.call and reader.calls is not None else ""
+        if name:
+            if reader.commit(name):
+                reader.body(JsonArgs())
+            return
+        reader.raw = None
+        if header.reasoning in words:
+            reader.think()
+        else:
+            reader.go(reader.speaking())
+
+    def finish(self) -> None:
+        if self.reader.heard or self._before is not None:  # only what a header would say
+            self.reader.raw = None
+
+
+def _recipient(words: str, before: str) -> str:
+    """The name of the tool in a header, or ""."""
+    at = words.find(before)
+    rest = words[at + len(before) :] if at >= 0 else ""
+    for i, c in enumerate(rest):
+        if c in WHITE or c in "<":
+            return rest[:i]
+    return rest
