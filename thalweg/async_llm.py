@@ -27,6 +27,7 @@ from thalweg.engine.client.pairs import shortened, tokenization
 from thalweg.engine.client.pooled import AllOpen, PoolingOutputs
 from thalweg.engine.client.process import EngineProcess
 from thalweg.engine.client.resting import Resting, Rests
+from thalweg.engine.client.seats import Computation, Seat
 from thalweg.engine.client.standby import Standby
 from thalweg.engine.client.stream import Stream
 from thalweg.engine.client.supervisor import Supervisor
@@ -264,11 +265,13 @@ class AsyncLLM(Rests, About):
         priority: int = 0,
         data_parallel_rank: int | None = None,
         first_choice: int = 0,
+        seat: Seat | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs as they come, the last with `finished`. A slow reader gets several as one. RequestError before the
         first if the request is wrong. EngineDeadError if this request crashes the engine, or there is no engine any
         more. Closing the generator aborts the request. first_choice: these are choices `first_choice` onwards of a
-        request that is run in parts, and get the seeds of those. prompt_text: the text of a prompt of ids."""
+        request that is run in parts, and get the seeds of those. prompt_text: the text of a prompt of ids. seat: for
+        whoever shares the engine among clients (`thalweg serve`)."""
         _only_here(lora_request, trace_headers, data_parallel_rank)
         await self._started()
         prompt = self._cut(_with_text(prompt, prompt_text), tokenization_kwargs)
@@ -280,15 +283,15 @@ class AsyncLLM(Rests, About):
         submission = self._inputs.process(
             request_id, prompt, sampling_params, priority=priority, handles=self._handles, first_choice=first_choice
         )
-        stream = self._streams[request_id] = Stream(sampling_params)
         self._outputs.add(submission, time.monotonic())
+        work = Computation(request_id, self._outputs, self._supervisor, self._handles, seat)
+        stream = self._streams[request_id] = Stream(sampling_params, work)
         self._supervisor.submit(submission.requests)
         try:
             while True:
                 output = await stream.get()
-                if stream.suspended and not output.finished:
-                    stream.suspended = False
-                    self._supervisor.submit(self._outputs.resume(request_id))
+                if not output.finished:
+                    work.read()
                 yield output
                 if output.finished:
                     return
@@ -475,9 +478,8 @@ class AsyncLLM(Rests, About):
             for logger in self._loggers:
                 logger.finished(output, stream.params)
         stream.put(output)
-        if stream.waiting > MOST_WAITING and not (output.finished or stream.suspended or self._supervisor.recovering):
-            stream.suspended = True
-            self._supervisor.abort(self._outputs.suspend(output.request_id, self._handles))
+        if stream.waiting > MOST_WAITING and not output.finished:
+            stream.computation.stall()
 
     def _convict(self, handle: int, why: str) -> None:
         closed = self._outputs.fail(handle, why)

@@ -165,7 +165,7 @@ def test_rows_are_chosen_by_name_or_letter_and_unknown_ones_refused():
 def test_every_wanted_row_is_there_once():
     wanted = (
         "A1 A2 A3 A4 A5 A8 B1 B3 C1 C2 C4 C5 C7 C8 C9 D1 D2 D3 D4 D5 E1 E2 E3 E4 F1 F2 F3 G3 G4 G5 G6 G7 G8 H1 H2 H3 "
-        "K1 K2 K9 K10 K11 K12 L1 L2 M3 M5 M9"
+        "K1 K2 K9 K10 K11 K12 L1 L2 M3 M5 M9 N1 N2 N3 N4 N5 N6 N7 N8 N9 N10 O1 O2"
     )
     assert sorted(i for row in ROWS for i in row.ids) == sorted(wanted.split())
 

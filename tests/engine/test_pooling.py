@@ -201,9 +201,11 @@ def test_vectors_are_cut_where_the_model_was_trained_for_it(tmp_path: Path) -> N
     with pytest.raises(CheckpointError, match="matryoshka_dimensions"):
         LLM(str(path), device="reference", runner="pooling", hf_overrides={"matryoshka_dimensions": [0]})
     llm = LLM(str(path), device="reference", runner="pooling", hf_overrides={"matryoshka_dimensions": None})
-    with pytest.raises(RequestError, match="have one size, 48") as e:
+    with pytest.raises(RequestError, match="have 48 values, not 24: its files name no other") as e:
         llm.embed([3], use_tqdm=False, pooling_params=PoolingParams(dimensions=24))
     assert e.value.param == "dimensions"
+    whole, same = (llm.embed([3], use_tqdm=False, pooling_params=PoolingParams(dimensions=d))[0] for d in (None, 48))
+    assert same.outputs.embedding == whole.outputs.embedding
     llm.shutdown()
 
 

@@ -83,7 +83,7 @@ def test_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_hosts_are_fetched_only_where_they_are_allowed(canary: Any) -> None:
     port, asked = canary
-    gate = Gate(["127.0.0.1"])
+    gate = Gate([f"127.0.0.1:{port}", "127.0.0.1:9"])
     assert gate.read(f"http://127.0.0.1:{port}/ok?a=b", AT) == b"bytes"
     assert asked == [("/ok?a=b", f"127.0.0.1:{port}")]
     for path, words in (
@@ -118,10 +118,56 @@ def test_a_server_that_drips_is_hung_up_on(seconds: float, monkeypatch: pytest.M
 
         thread = threading.Thread(target=drip)
         thread.start()
+        place = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(RequestError, match="took longer than"):
-            Gate(["127.0.0.1"]).read(f"http://127.0.0.1:{listener.getsockname()[1]}/", AT)
+            Gate([place]).read(f"http://{place}/", AT)
         ended.set()
         thread.join()
+
+
+@pytest.mark.parametrize(
+    ("domain", "reached", "refused"),
+    [
+        ("allowed.test", ["http://allowed.test/", "http://allowed.test:443/", "https://allowed.test:80/", "https://allowed.test./"],
+         ["http://allowed.test:22/", "http://allowed.test:8000/", "https://allowed.test:8443/"]),
+        (" Allowed.test.:8443 ", ["https://allowed.test:8443/"], ["https://allowed.test/", "http://allowed.test:80/"]),
+        ("::1", ["http://[::1]/"], ["http://[::1]:8000/"]),
+        ("[::1]:8000", ["http://[::1]:8000/"], ["http://[::1]/"]),
+        ("127.0.0.1", ["http://127.0.0.1/"], ["http://127.0.0.1:6379/", "http://127.0.0.1:9200/_search"]),
+    ],
+)  # fmt: skip
+def test_a_host_means_its_web_ports(
+    domain: str, reached: list[str], refused: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image's address must not reach the other services of a host, such as a database on loopback."""
+    connected: list[tuple[str, int]] = []
+
+    def connect(address: tuple[str, int], _: float) -> socket.socket:
+        connected.append(address)
+        raise OSError
+
+    monkeypatch.setattr(fetch.socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", ("93.184.215.14", 80))])
+    monkeypatch.setattr(fetch.socket, "create_connection", connect)
+    gate = Gate([domain])
+    for url in reached:
+        with pytest.raises(RequestError, match="could not be fetched"):
+            gate.read(url, AT)
+    assert len(connected) == len(reached)
+    for url in refused:
+        with pytest.raises(RequestError, match="--allowed-media-domains: a host means ports 80 and 443, and HOST:PORT another"):
+            gate.read(url, AT)
+    assert len(connected) == len(reached)
+
+
+@pytest.mark.parametrize(
+    "domain",
+    ["", "http://allowed.test", "allowed.test/images", "user@allowed.test", "allowed.test:0", "allowed.test:",
+     "allowed.test:99999", "*", "a b", ":80", "[::1", "allowed.test?x", "b\u00fccher.test"],
+)  # fmt: skip
+def test_what_is_no_host_is_refused_by_name(domain: str) -> None:
+    """It would never match, and nobody would know."""
+    with pytest.raises(ConfigError, match=r"allowed_media_domains: .* is neither HOST nor HOST:PORT"):
+        Gate(["fine.test", domain])
 
 
 @pytest.mark.parametrize(
@@ -168,7 +214,7 @@ def test_a_name_is_looked_up_once_and_that_address_is_used(monkeypatch: pytest.M
     monkeypatch.setattr(fetch.socket, "getaddrinfo", look)
     monkeypatch.setattr(fetch.socket, "create_connection", connect)
     with pytest.raises(RequestError, match="could not be fetched"):
-        Gate(["allowed.test"]).read("http://ALLOWED.test:8080/a", AT)
+        Gate(["allowed.test:8080"]).read("http://ALLOWED.test:8080/a", AT)
     assert (looked, reached) == (["allowed.test"], [("93.184.215.14", 8080)])
 
 

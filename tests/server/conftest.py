@@ -84,6 +84,12 @@ class Running:
         return self.http.get(path, **kwargs)
 
 
+@pytest.fixture(autouse=True)
+def _fresh_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/metrics tells what is so now. `test_metrics.py` tests what it does otherwise."""
+    monkeypatch.setattr("thalweg.server.observe.routes.FRESH_SECONDS", 0.0)
+
+
 @pytest.fixture
 def logged() -> Iterator[list[str]]:
     """What the server logs from now on, access lines included."""

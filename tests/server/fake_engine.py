@@ -109,7 +109,14 @@ class FakeEngine:
             raise RequestError(f"{field}: an opening parenthesis alone", field)
 
     async def generate(
-        self, prompt: Any, sampling_params: SamplingParams, request_id: str, *, priority: int = 0, first_choice: int = 0
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        first_choice: int = 0,
+        seat: Any = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         ids = list(prompt["prompt_token_ids"])
         if self.dead:

@@ -9,9 +9,12 @@ import threading
 import time
 from typing import Any
 
+import httpx
 import pytest
 from fake_engine import FakeEngine
 from scripted import CALLS, CHATML, Scripted
+
+from thalweg.server.openai import invocations
 
 CHAT: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "seed": 3}
 
@@ -112,6 +115,32 @@ def test_a_server_of_tokens_only_ends_requests_by_name(start):
     thread.join(60)
     assert made[0]["choices"][0]["finish_reason"] == "abort"
     assert param(running.post("/abort_requests", {})) == "request_ids"
+
+
+def test_a_key_ends_its_own_requests_alone(start):
+    """Clients choose the names, so two keys may choose the same."""
+    running = start(FakeEngine(delay=0.01), tokens_only=True, api_key=["a", "b"])
+    body = {"token_ids": [97], "sampling_params": {"max_tokens": 10_000}, "request_id": "long"}
+    made: dict[str, Any] = {}
+
+    def ask(key: str) -> None:
+        answer = httpx.post(f"{running.url}/inference/v1/generate", json=body, headers={"x-api-key": key}, timeout=60)
+        made[key] = answer.json()["choices"][0]["finish_reason"]
+
+    threads = [threading.Thread(target=ask, args=(key,)) for key in "ab"]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 60
+    while len(running.engine.running) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for key, thread in zip("ab", threads, strict=True):
+        answer = running.post("/abort_requests", {"request_ids": ["long"]}, headers={"x-api-key": key})
+        assert answer.json() == {"aborted": 1}
+        thread.join(60)
+        assert made[key] == "abort"
+        assert len(made) == "ab".index(key) + 1
+    assert not running.app.serving.owners
 
 
 def test_without_that_flag_nobody_ends_others_requests(server):
@@ -241,3 +270,14 @@ def test_the_first_servers_route_gives_whole_texts_after_the_prompt(start):
 def test_the_first_servers_route_names_what_is_wrong(server, body, named):
     assert param(server.post("/generate", body)) == named
     assert param(server.post("/generate", {**body, "stream": True})) == named
+
+
+def test_a_long_body_of_any_form_is_read_beside_the_event_loop(start, monkeypatch):
+    threads, own = list[str](), invocations.load
+    monkeypatch.setattr(invocations, "load", lambda *given: threads.append(threading.current_thread().name) or own(*given))
+    running = start()
+    for padding in ("", " " * 100_000):
+        body = json.dumps({"prompt": "a", "max_tokens": 1}).encode() + padding.encode()
+        answer = running.http.post("/invocations", content=body, headers={"Content-Type": "application/json"})
+        assert answer.json()["object"] == "text_completion"
+    assert [name == running._thread.name for name in threads] == [True, False]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from thalweg.host import processes
 from thalweg.host.confined import FELL, HEADER, MAX_FRAME
-from thalweg.host.processes import ChildGoneError, ChildTimeoutError
+from thalweg.host.processes import ChildGoneError, ChildStoppedError, ChildTimeoutError
 
 START_SECONDS = 20.0
 """Seconds a new child may take to start, beyond its first job."""
@@ -23,8 +23,8 @@ CRASHES = tuple(-s for s in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, sign
 
 
 class StoodStillError(Exception):
-    """The child had time, and did not get it: the machine or the process was stopped. Not tried again: the job has waited
-    long enough."""
+    """The child had time, and did not get it: the machine stood still. Not tried again: the job has waited long enough. Or two
+    children were stopped one after another."""
 
 
 class LostError(Exception):
@@ -57,7 +57,7 @@ class Cell:
         self.pid = self._child.pid
 
     def ask(self, data: bytes, wall: float) -> bytes:
-        """The answer to a frame: a body. ChildGoneError, ChildTimeoutError, FellError."""
+        """The answer to a frame: a body. ChildGoneError, ChildTimeoutError, ChildStoppedError, FellError."""
         until = time.monotonic() + (GRACE_SECONDS if self._started else START_SECONDS) + wall
         if not self._started:
             data = self._opening + data
@@ -102,7 +102,7 @@ class Cells:
     def ask(self, data: bytes, wall: float) -> bytes:
         """The answer to a job. wall: seconds of the clock after which it is given up. Raises the errors above."""
         with self._free:
-            # Idle children may all have been killed long ago: only one made for this job tells something about it.
+            # Idle children may all have been killed or stopped long ago: only one made for this job tells something about it.
             reply = self._try(data, wall, fresh=False) or self._try(data, wall, fresh=True)
         if reply is None:
             raise LostError
@@ -115,8 +115,10 @@ class Cells:
         cell = cell or self._make()
         try:
             reply = cell.ask(data, wall)
-        except ChildTimeoutError:
+        except ChildTimeoutError as e:
             cell.end()
+            if isinstance(e, ChildStoppedError) and not fresh:
+                return None
             raise StoodStillError from None
         except FellError as e:
             error = _verdict(-e.number)

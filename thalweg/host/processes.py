@@ -7,6 +7,7 @@ command line (`become`). Knows nothing of what they do.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import shutil
@@ -23,6 +24,10 @@ import thalweg
 from thalweg.host import envs
 from thalweg.host.confined import AGAIN, FELL, HEADER, write
 
+STOPPED_SECONDS = 2.0
+"""A child that is stopped (SIGSTOP, a debugger) for so long while it has a job is given up."""
+LOOK_SECONDS = 0.25
+"""Between looks at a child that has not answered yet."""
 POLL_SECONDS = 0.005
 """Between looks at a process that is about to end."""
 
@@ -99,6 +104,10 @@ class ChildTimeoutError(Exception):
     """The child did not read or answer in time. It is still there: kill it."""
 
 
+class ChildStoppedError(ChildTimeoutError):
+    """The child is stopped, and was for STOPPED_SECONDS."""
+
+
 class ChildGoneError(Exception):
     """The child has ended. `status` is its exit status. -N: killed by signal N."""
 
@@ -128,7 +137,7 @@ class Child:
         return self._process.pid
 
     def write(self, data: bytes, until: float) -> None:
-        """All of it, by time.monotonic() `until`. ChildTimeoutError, ChildGoneError."""
+        """All of it, by time.monotonic() `until`. ChildTimeoutError, ChildStoppedError, ChildGoneError."""
         view = memoryview(data)
         while view:
             self._wait(self._to, select.POLLOUT, until)
@@ -140,7 +149,7 @@ class Child:
                 raise ChildGoneError(self.kill()) from None
 
     def read(self, n: int, until: float) -> bytes:
-        """Exactly n bytes, by time.monotonic() `until`. ChildTimeoutError, ChildGoneError."""
+        """Exactly n bytes, by time.monotonic() `until`. ChildTimeoutError, ChildStoppedError, ChildGoneError."""
         out = bytearray()
         while len(out) < n:
             self._wait(self._from, select.POLLIN, until)
@@ -154,10 +163,15 @@ class Child:
         return bytes(out)
 
     def _wait(self, fd: int, event: int, until: float) -> None:
-        poll = select.poll()
+        poll, since = select.poll(), math.inf
         poll.register(fd, event)
-        if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
-            raise ChildTimeoutError
+        while not poll.poll(max(0.0, min(LOOK_SECONDS, until - time.monotonic())) * 1000):
+            now = time.monotonic()
+            if now >= until:
+                raise ChildTimeoutError
+            since = min(since, now) if _is_stopped(self.pid) else math.inf
+            if now - since >= STOPPED_SECONDS:
+                raise ChildStoppedError
 
     def _reap(self) -> int:
         """The status of a child that has closed its output. A child that lingers is killed."""
@@ -174,11 +188,35 @@ class Child:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Kills what still runs, reaps it, closes the pipes."""
     if process.poll() is None:
+        for fork in _forks(process.pid):  # one that is stopped would not see that its input is closed
+            with contextlib.suppress(OSError):
+                os.kill(fork, signal.SIGKILL)
         process.kill()
         process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
+
+
+def _is_stopped(pid: int) -> bool:
+    """Is the process, or a fork of it, stopped? False where the system does not tell."""
+    return any(_state(each) in ("T", "t") for each in (pid, *_forks(pid)))
+
+
+def _state(pid: int) -> str:
+    """The letter that proc(5) has for it. "": unknown."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def _forks(pid: int) -> list[int]:
+    """Processes that it has started. None where the system does not tell."""
+    try:
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def _environment() -> dict[str, str]:

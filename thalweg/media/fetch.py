@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from urllib.parse import SplitResult, urlsplit
 
-from thalweg.errors import RequestError
+from thalweg.errors import ConfigError, RequestError
 
 SECONDS = 5.0
 """For one step of a connection."""
@@ -21,26 +21,22 @@ TOTAL_SECONDS = 20.0
 PIECE = 1 << 16
 SAFE = frozenset("abcdefghijklmnopqrstuvwxyz0123456789.-:[]")
 """Characters of a host and port. One parser's user or path must not be another's host."""
+WEB_PORTS = (80, 443)
+"""Ports of a host that is allowed without one."""
 
 
 class Fetcher:
     """Thread-safe."""
 
     def __init__(self, domains: Sequence[str], most_bytes: int) -> None:
-        """domains: names of hosts. An address, or localhost, allows that address. A name allows public addresses alone."""
-        self._allowed = frozenset(d.strip().lower().rstrip(".") for d in domains)
+        """domains: HOST means its WEB_PORTS, HOST:PORT that port. An address, or localhost, allows that address. A name allows
+        public addresses alone. ConfigError for what is neither."""
+        self._allowed = frozenset(place for domain in domains for place in _places(domain))
         self._most = most_bytes
 
     def get(self, url: str, at: str) -> bytes:
         """The body of a 200 answer. RequestError names `at`."""
-        if not self._allowed:
-            raise RequestError(
-                f"{at}: URLs are not fetched; send the bytes as a data: URL, or start the server with "
-                "--allowed-media-domains HOST", at,
-            )  # fmt: skip
-        parts, host, port = _parsed(url, at)
-        if host not in self._allowed:
-            raise RequestError(f"{at}: the host {host[:80]!r} is not among --allowed-media-domains", at)
+        parts, host, port = self._check(url, at)
         address = self._resolved(host, port, at)
         until = time.monotonic() + TOTAL_SECONDS
         slow = RequestError(f"{at}: the host {host[:80]!r} took longer than {TOTAL_SECONDS:g} seconds", at)
@@ -58,6 +54,27 @@ class Fetcher:
         if not body:
             raise RequestError(f"{at}: is empty", at)
         return body
+
+    def host(self, url: str, at: str) -> str:
+        """The host that `get` would ask. RequestError if it would refuse to."""
+        return self._check(url, at)[1]
+
+    def _check(self, url: str, at: str) -> tuple[SplitResult, str, int]:
+        """Parts, host and port of a URL that may be fetched. RequestError for another."""
+        if not self._allowed:
+            raise RequestError(
+                f"{at}: URLs are not fetched; send the bytes as a data: URL, or start the server with "
+                "--allowed-media-domains HOST", at,
+            )  # fmt: skip
+        parts, host, port = _parsed(url, at)
+        if (host, port) in self._allowed:
+            return parts, host, port
+        if any(host == allowed for allowed, _ in self._allowed):
+            raise RequestError(
+                f"{at}: port {port} of the host {host[:80]!r} is not among --allowed-media-domains: a host means ports 80 and "
+                "443, and HOST:PORT another", at,
+            )  # fmt: skip
+        raise RequestError(f"{at}: the host {host[:80]!r} is not among --allowed-media-domains", at)
 
     def _resolved(self, host: str, port: int, at: str) -> str:
         """The first address of the host, all of which must be allowed."""
@@ -110,6 +127,23 @@ class Fetcher:
 def _hang_up(held: list[socket.socket]) -> None:
     with contextlib.suppress(OSError):
         held[0].shutdown(socket.SHUT_RDWR)
+
+
+def _places(domain: str) -> list[tuple[str, int]]:
+    """(host, port) of each port that an entry of --allowed-media-domains means."""
+    wrong = ConfigError(f"allowed_media_domains: {domain!r} is neither HOST nor HOST:PORT, such as images.example.org")
+    name = domain.strip().lower()
+    if _is_address(name) and ":" in name:
+        name = f"[{name}]"
+    try:
+        parts = urlsplit(f"//{name}")
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        raise wrong from None
+    if not host or parts.netloc != name or not set(name) <= SAFE or port == 0 or name.endswith(":"):
+        raise wrong
+    host = f"[{host}]" if ":" in host else host.rstrip(".")
+    return [(host, p) for p in ((port,) if port else WEB_PORTS)]
 
 
 def _parsed(url: str, at: str) -> tuple[SplitResult, str, int]:

@@ -1,6 +1,6 @@
 """The one way by which bytes of media come in. `data:` URLs always, other sources only where the operator allows them.
 
-    --allowed-media-domains NAME ...       http and https URLs of these hosts
+    --allowed-media-domains HOST ...       http and https URLs of these hosts, or of HOST:PORT
     --allowed-local-media-path DIRECTORY   file:// URLs of files in it
 
 Errors are RequestError, and name the place in the request. They quote nothing that a server or a library said.
@@ -29,18 +29,23 @@ class Gate:
     """Thread-safe. A source is read by whichever thread asks, and may take as long as `Fetcher` allows."""
 
     def __init__(self, domains: Sequence[str] = (), folder: str | None = None) -> None:
-        """domains: hosts whose URLs may be fetched. folder: files in it may be read. ConfigError if it is none."""
+        """domains: hosts whose URLs may be fetched, as `Fetcher` has them. folder: files in it may be read. ConfigError if
+        it is none."""
         self._fetcher = Fetcher(domains, MOST_BYTES)
         self._folder = None if folder is None else Path(folder).resolve()
         if self._folder is not None and not self._folder.is_dir():
             raise ConfigError(f"allowed_local_media_path: {folder!r} is not a directory")
+
+    def host(self, url: str, at: str) -> str:
+        """The host that `read` asks for the bytes. "": none, they are here. RequestError if it refuses to ask."""
+        return self._fetcher.host(url, at) if is_remote(url) else ""
 
     def read(self, url: str, at: str) -> bytes:
         """at: the place in the request, for errors."""
         scheme = url[:16].partition(":")[0].lower()
         if scheme == "data":
             return _inline(url, at)
-        if scheme in ("http", "https"):
+        if is_remote(url):
             return self._fetcher.get(url, at)
         if scheme == "file":
             return self._file(url, at)
@@ -73,6 +78,10 @@ class Gate:
                 return checked(file.read(MOST_BYTES + 1), at)
         finally:
             os.close(descriptor)
+
+
+def is_remote(url: str) -> bool:
+    return url[:16].partition(":")[0].lower() in ("http", "https")
 
 
 def checked(data: bytes, at: str) -> bytes:

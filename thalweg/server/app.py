@@ -18,7 +18,7 @@ from thalweg.server.core.serving import Serving
 from thalweg.server.description import pages_of
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import SILENCE, failure
-from thalweg.server.http.middleware import Counted, HostGuard, KeyGuard, RequestIds, RootPath
+from thalweg.server.http.middleware import Counted, HostGuard, KeyGuard, OriginGuard, RequestIds, RootPath
 from thalweg.server.observe.metrics import EngineMetrics, HttpMetrics
 from thalweg.server.observe.recent import Recent
 from thalweg.server.observe.traces import Traced, Traces
@@ -103,7 +103,9 @@ def _surround(app: ASGIApp, settings: ServerSettings, http: HttpMetrics, traced:
     """Middleware, innermost first."""
     if traced:
         app = Traced(app)
-    if settings.api_key:
+    if not settings.api_key:  # a key goes with a header, before which a browser asks
+        app = OriginGuard(app, settings.allowed_origins)
+    else:
         public = assets.is_asset if settings.webui else None
         app = KeyGuard(app, keys=settings.api_key, root_path=settings.root_path.rstrip("/"), public=public)
     if settings.allowed_origins:  # outside the guard: a browser's preflight carries no key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 from collections.abc import Awaitable, Callable, Iterator
@@ -149,15 +150,17 @@ def pages_of(described: list[Described]) -> list[BaseRoute]:
     """Routes of the document and of the page that shows it."""
     made: dict[str, Any] = {}
 
-    async def _document(request: Request) -> Response:
+    async def _describe() -> dict[str, Any]:
+        """On a thread the first time: it takes half a second."""
         if not made:
-            made.update(document(described))
-        return respond(made)
+            made.update(await asyncio.to_thread(document, described))
+        return made
+
+    async def _document(request: Request) -> Response:
+        return respond(await _describe())
 
     async def _page(request: Request) -> Response:
-        if not made:
-            made.update(document(described))
-        body = page(made, request.scope.get("root_path", "") + DOCUMENT)
+        body = page(await _describe(), request.scope.get("root_path", "") + DOCUMENT)
         return Response(body, media_type="text/html", headers={"Content-Security-Policy": POLICY})
 
     return [Route(DOCUMENT, _document), Route(DOCS, _page), Route(REDOC, _page)]

@@ -15,6 +15,7 @@ from thalweg.server.core.lines import Lines
 from thalweg.server.core.serving import Serving
 from thalweg.server.description import EVENTS, Described
 from thalweg.server.http.answer import failure
+from thalweg.server.http.middleware import current_scope
 
 ROOM = "thalweg.server."
 JSON = ("application/json",)
@@ -170,7 +171,7 @@ def described(serving: Serving) -> list[Described]:
 def lines_of(listed: list[Described], serving: Serving) -> Lines:
     """What answers lines of batch files: the routes that the served model has something to give for."""
     paths = {d.path: d.endpoint for d in listed if d.bodies and d.needs and able(serving, d.needs)}
-    return Lines(paths, serving.bodies.values)
+    return Lines(paths, serving.bodies)
 
 
 def _given(serving: Serving, name: str) -> bool:
@@ -185,6 +186,7 @@ def _endpoint(serving: Serving, row: Row) -> Callable[[Request], Awaitable[Respo
         imported(ROOM + row.where)
 
     async def answered(http: Request) -> Response:
+        current_scope.set(http.scope)
         try:
             made: Response = await imported(ROOM + row.where)(serving, http)
             return made

@@ -26,14 +26,17 @@ from thalweg.engine.client.standby import Standby
 from thalweg.errors import EngineDeadError
 from thalweg.host import envs
 from thalweg.server.app import Application
+from thalweg.server.core.lifecycle import probe_of
 from thalweg.server.http.certificates import refresh
 from thalweg.server.http.connection import Connection, Limits
+from thalweg.server.http.crowd import Crowd
 from thalweg.server.http.listen import connection_limit, url
 from thalweg.server.observe.metrics import EngineMetrics
 from thalweg.server.observe.stats_line import StatsLine
 from thalweg.server.observe.traces import Traces, exporter
 from thalweg.server.settings import ServerSettings
 from thalweg.template.chat import check_template
+from thalweg.template.select import NAME
 
 log = logging.getLogger(__name__)
 FAREWELL = 0.4
@@ -59,7 +62,7 @@ class _AbandonedError(Exception):
 def serve(args: EngineArgs, settings: ServerSettings, sock: socket.socket, standby: Standby | None = None) -> int:
     """Serve on `sock`, which listens, until told to stop. `standby` becomes the engine. Exit status: 0 stopped by a
     signal, 1 the engine died. ConfigError before any model work if the chat template does not parse."""
-    if settings.chat_template:
+    if settings.chat_template and not NAME.fullmatch(settings.chat_template):
         check_template(settings.chat_template)
     traces = Traces(exporter(settings.otlp_traces_endpoint)) if settings.otlp_traces_endpoint else None
     runner = asyncio.Runner(loop_factory=_loop_factory())
@@ -264,7 +267,8 @@ def _config(app: Any, s: ServerSettings) -> uvicorn.Config:
     logging.getLogger("uvicorn.access").addFilter(lambda record: not _is_of(record, quiet))
     trusted = s.forwarded_allow_ips or envs.forwarded_allow_ips()
     limits = Limits(
-        s.header_timeout, s.body_timeout, s.slow_client_timeout, connection_limit(),
+        s.header_timeout, s.body_timeout, s.slow_client_timeout, Crowd(connection_limit()),
+        lambda path: bool(probe_of(path.removeprefix(s.root_path.rstrip("/")))),
         s.h11_max_incomplete_event_size, s.h11_max_header_count,
     )  # fmt: skip
     for read in (envs.audio_file_megabytes, envs.audio_seconds):  # a wrong value is told now, and not to who sends a sound

@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import math
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol, TypeVar
 
 from thalweg.errors import RequestError
+from thalweg.host.turns import Turns
 
 T = TypeVar("T")
 INLINE, LONG = 2048, 65536
@@ -50,42 +49,6 @@ def last_chars(keep: int, max_token_chars: float) -> int | None:
     return None if math.isinf(max_token_chars) else int((keep + MARGIN) * max_token_chars)
 
 
-class _Turns:
-    """One at a time. The next is taken from each tenant in turn. On one event loop."""
-
-    def __init__(self) -> None:
-        self._busy = False
-        self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-
-    @asynccontextmanager
-    async def turn(self, tenant: str) -> AsyncIterator[None]:
-        if self._busy:
-            called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._queues.setdefault(tenant, deque()).append(called)
-            try:
-                await called
-            except asyncio.CancelledError:
-                if not called.cancelled():  # called and cancelled in the same moment
-                    self._next()
-                raise
-        self._busy = True
-        try:
-            yield
-        finally:
-            self._next()
-
-    def _next(self) -> None:
-        while self._queues:
-            tenant, queue = self._queues.popitem(last=False)
-            called = queue.popleft()
-            if queue:
-                self._queues[tenant] = queue
-            if not called.done():
-                called.set_result(None)
-                return
-        self._busy = False
-
-
 class Encoder:
     """A tokenizer and its threads. Long texts wait for each other, by tenant in turn, middling ones for middling ones, short
     ones for nobody."""
@@ -95,7 +58,7 @@ class Encoder:
         self._tokenizer, self._max_len = tokenizer, max_len
         self.most_chars = max_len * tokenizer.max_token_chars
         self._middling, self._long = ThreadPoolExecutor(1, "encode"), ThreadPoolExecutor(1, "encode-long")
-        self._turns = _Turns()
+        self._turns = Turns()
 
     async def encode(
         self,
@@ -141,5 +104,4 @@ class Encoder:
         loop = asyncio.get_running_loop()
         if size <= LONG:
             return await loop.run_in_executor(self._middling, work)
-        async with self._turns.turn(tenant):
-            return await loop.run_in_executor(self._long, work)
+        return await self._turns.run(tenant, self._long, work)

@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 class Server:
-    """flags: of `thalweg serve`, with _ for -; a value of True is a bare flag, a list several words.
+    """flags: of `thalweg serve`, with _ for -, and its model; a value of True is a bare flag, a list several words.
     knobs: of the hash model (seconds).
 
     The process leads a session, so whatever it starts can be told from other processes; its TMPDIR is its own, so whatever it
@@ -55,7 +55,8 @@ class Server:
         self._descriptors = descriptors
         self._env = env or {}
         device = flags.pop("device", "null")
-        self._command = [sys.executable, "-m", "thalweg", "serve", "--device", device, "--port", str(self.port)]
+        model = [flags.pop("model")] if "model" in flags else []
+        self._command = [sys.executable, "-m", "thalweg", "serve", *model, "--device", device, "--port", str(self.port)]
         if device == "null":
             self._command += ["--additional-config", json.dumps(knobs or {})]
         for name, value in flags.items():
@@ -135,8 +136,9 @@ class Server:
     def processes(self) -> list[int]:
         return [] if self.process is None else proc.in_session(self.process.pid)
 
-    async def remaining(self, seconds: float = 1.0) -> list[int]:
-        """Processes that are still there this long after its end: a child notices it within moments."""
+    async def remaining(self, seconds: float = 30.0) -> list[int]:
+        """Processes that are still there this long after its end. A child notices the end once it runs, and on a busy machine
+        one that has just been started takes seconds to."""
         end = time.monotonic() + seconds
         while (left := self.processes()) and time.monotonic() < end:
             await asyncio.sleep(0.01)
@@ -186,33 +188,19 @@ class Server:
         """Files in its TMPDIR."""
         return sorted(str(p.relative_to(self.tmp)) for p in self.tmp.rglob("*"))
 
-    async def metrics(self, headers: dict[str, str] | None = None) -> dict[str, float]:
-        """Series by name, labels left out, values of one name summed; the cache's size as "blocks"."""
-        answer: Answer = await ask(self.port, "GET", "/metrics", headers=headers)
+    async def gauges(self, headers: dict[str, str] | None = None) -> dict[str, float]:
+        """{"running", "waiting", "cache"} at this moment, which /metrics tells once a second."""
+        answer: Answer = await ask(self.port, "GET", "/page/state", headers=headers)
         if answer.status != 200:
-            raise RowFailedError(f"/metrics: status {answer.status} {answer.error}")
-        out: dict[str, float] = {}
-        for line in answer.body.decode().splitlines():
-            if line.startswith("#"):
-                continue
-            name, _, value = line.rpartition(" ")
-            if "cache_config_info" in name:
-                out["blocks"] = float(name.split('num_gpu_blocks="')[1].split('"')[0])
-            short = name.partition("{")[0].removeprefix("thalweg:")
-            out[short] = out.get(short, 0.0) + float(value)
-        return out
+            raise RowFailedError(f"/page/state: status {answer.status} {answer.error}")
+        told = answer.json()["gauges"] or {}
+        return {name: round(told.get(name, 0.0), 6) for name in ("running", "waiting", "cache")}
 
     async def idle(self, seconds: float = 5.0) -> dict[str, float]:
-        """What is still open or held when nothing should be: {"running", "waiting", "blocks"}, after at most that long."""
+        """What is still open or held when nothing should be, after at most that long. cache: the part that is in use."""
         end = time.monotonic() + seconds
         while True:
-            m = await self.metrics()
-            held = m.get("kv_cache_usage_perc", 0.0) * (m.get("blocks", 1.0) - 1)
-            open_now = {
-                "running": m.get("num_requests_running", 0.0),
-                "waiting": m.get("num_requests_waiting", 0.0),
-                "blocks": round(held, 3),
-            }
+            open_now = await self.gauges()
             if not any(open_now.values()) or time.monotonic() > end:
                 return open_now
             await asyncio.sleep(0.02)

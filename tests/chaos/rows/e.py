@@ -156,11 +156,11 @@ async def _leave(server: Server, stream: Stream, after: float | None) -> None:
 
 
 async def _shown(server: Server, running: int, waiting: int, seconds: float = 3.0) -> float:
-    """Seconds until the metrics show so many; infinite if they do not."""
+    """Seconds until the server shows so many; infinite if it does not."""
     start = time.monotonic()
     while time.monotonic() - start < seconds:
-        m = await server.metrics()
-        if (m.get("num_requests_running", 0), m.get("num_requests_waiting", 0)) == (running, waiting):
+        now = await server.gauges()
+        if (now["running"], now["waiting"]) == (running, waiting):
             return time.monotonic() - start
         await asyncio.sleep(0.002)
     return float("inf")

@@ -142,8 +142,8 @@ async def server_idle(server: Server) -> None:
     """Until nothing runs, as another key may ask."""
     end = time.monotonic() + 20
     while time.monotonic() < end:
-        m = await server.metrics(KEYS["quiet"])
-        if not m.get("num_requests_running", 0.0) and not m.get("num_requests_waiting", 0.0):
+        now = await server.gauges(KEYS["quiet"])
+        if not now["running"] and not now["waiting"]:
             return
         await asyncio.sleep(0.05)
 

@@ -16,7 +16,7 @@ from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor, Processed
 from thalweg.engine.messages import Finished, Outputs, PromptScores, Started, TokenLogprobs
 from thalweg.outputs import RequestOutput
-from thalweg.params import RequestOutputKind, SamplingParams
+from thalweg.params import Aside, RequestOutputKind, SamplingParams
 
 DELTA, CUMULATIVE, FINAL = RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE, RequestOutputKind.FINAL_ONLY
 TOK = v.byte_level()
@@ -131,6 +131,16 @@ def test_no_text_of_a_possible_stop_string_is_shown_and_all_of_it_when_it_was_no
     told = rig.run(h, ids, Finished(h, "length"))
     assert "S" not in "".join(o.outputs[0].text for o in told[:-1])
     assert "".join(o.outputs[0].text for o in told) == "a STO"
+
+
+@pytest.mark.parametrize("text", ["<t>a STOP b</t>an STOP", "b STOP", "<t>a STOP b"])
+def test_stop_strings_do_not_count_before_the_answer(text: str) -> None:
+    rig, ids = Rig(), encode(text)
+    (h,) = rig.add(stop="STOP", stop_aside=Aside(opens=["<t>"], close="</t>"), output_kind=DELTA, max_tokens=100)
+    out = [o.outputs[0] for o in rig.run(h, ids, Finished(h, "length") if "</t>" not in text and "<t>" in text else None)]
+    answer = "</t>" in text or "<t>" not in text
+    assert "".join(c.text for c in out) == (text[: text.rindex("STOP")] if answer else text)
+    assert (out[-1].finish_reason, out[-1].stop_reason) == (("stop", "STOP") if answer else ("length", None))
 
 
 def test_stop_strings_do_not_count_before_min_tokens() -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 
+import msgspec
 import numpy as np
 import pytest
 from world import World, make_config
@@ -72,6 +73,21 @@ def test_prompts_are_rationed_only_beside_what_somebody_reads_as_it_comes(stream
     w.submit(request(1, [7] * 200, 2))
     w.step()
     assert w.batch_log[1].query.tolist() == [1, FIRST if streamed else 200]
+    w.drain()
+
+
+def test_a_stream_that_waits_for_a_slot_to_go_on_lifts_no_ration():
+    """It computes nothing yet, and may wait for long: the server suspends streams, and puts them back."""
+    w = world(max_tokens=256, depth=1, max_len=256, blocks=80, max_prefill_slowdown=2.0, max_seqs=2)
+    w.submit(request(0, [1, 2], 20))
+    w.step()
+    w.submit(request(1, [7] * 200, 2))
+    w.step()
+    first = request(2, [3] * 5, 20)
+    made = w.oracle.generate(first, 256)[0][:4]
+    w.submit(msgspec.structs.replace(first, tokens=np.array([3] * 5 + made, np.int32)))
+    w.step()
+    assert [b.query.tolist() for b in w.batch_log[1:3]] == [[1, FIRST], [1, FIRST]]
     w.drain()
 
 

@@ -34,7 +34,14 @@ class FakeEar(FakeEngine):
         self.config = msgspec.structs.replace(base, model=model)
 
     async def generate(
-        self, prompt: Any, sampling_params: SamplingParams, request_id: str, *, priority: int = 0, first_choice: int = 0
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        first_choice: int = 0,
+        seat: Any = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         p, mel = sampling_params, prompt["multi_modal_data"]["audio"].values
         assert mel.shape == (BINS, 2 * SOURCES)

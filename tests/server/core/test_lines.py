@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
 
 from thalweg.server.app import make_app
+from thalweg.server.core import lines as lines_module
 from thalweg.server.core.lines import Answered
+from thalweg.server.http.bodies import SMALL
 from thalweg.server.settings import ServerSettings
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
@@ -70,6 +73,32 @@ def test_a_wrong_line_is_answered_with_what_is_wrong(wrong, param):
     assert said["response"]["status_code"] in (400, 404)
     assert said["response"]["body"]["error"]["param"] == param
     assert good[0].ok
+
+
+def test_long_lines_are_read_and_written_beside_the_event_loop(monkeypatch):
+    """Wrong ones too: the loop has other clients."""
+    threads: dict[str, set[str]] = {}
+
+    def note(name: str) -> None:
+        own = getattr(lines_module, name)
+
+        def noted(*given: Any) -> Any:
+            threads.setdefault(name, set()).add(threading.current_thread().name)
+            return own(*given)
+
+        monkeypatch.setattr(lines_module, name, noted)
+
+    note("read")
+    note("custom_id_of")
+    long = json.dumps({"padding": "x" * SMALL, **line()}).encode()
+    here = threading.current_thread().name
+    ((good, _), (bad, _)) = ask(long, long[:-1])
+    assert (good.ok, bad.ok) == (True, False)
+    assert set(threads) == {"read", "custom_id_of"}
+    assert here not in set.union(*threads.values())
+    threads.clear()
+    ask(line())
+    assert threads == {"read": {here}}
 
 
 def test_what_is_no_json_has_no_id():

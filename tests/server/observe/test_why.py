@@ -121,3 +121,44 @@ def test_a_reader_that_went_away_ends_its_part(recent: Recent) -> None:
     assert recent.find("a", "").parts["cmpl-a-1"].how == "stop"
     with recent.under_way("cmpl-unknown-0"):
         pass
+
+
+def test_keys_that_choose_the_same_name_have_requests_of_their_own(start) -> None:
+    """While both run, and after: what one key says of a request is never another's."""
+    running = start(FakeEngine(delay=0.05), api_key=["a", "b"])
+    answers: dict[str, httpx.Response] = {}
+
+    def headers(key: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {key}", "X-Request-Id": "job-1"}
+
+    def ask(key: str, max_tokens: int) -> None:
+        body = {**BODY, "max_tokens": max_tokens, "ignore_eos": True}
+        answers[key] = httpx.post(f"{running.url}/v1/completions", json=body, headers=headers(key), timeout=60)
+
+    threads = [threading.Thread(target=ask, args=a) for a in (("a", 40), ("b", 3))]
+    for thread, key in zip(threads, "ab", strict=True):
+        thread.start()
+        end = time.monotonic() + 60
+        while not why(running, "job-1", headers=headers(key)).get("parts"):
+            assert time.monotonic() < end
+            time.sleep(0.005)
+    assert len(why(running, "job-1", headers=headers("a"))["parts"]) == 1
+    for thread in threads:
+        thread.join()
+    for key in "ab":
+        told = why(running, "job-1", headers=headers(key))
+        assert (answers[key].status_code, told["id"], told["state"]) == (200, "cmpl-job-1", "ended")
+        assert [(p["state"], p["prompt_tokens"]) for p in told["parts"]] == [("ended", 1)]
+    slow, quick = (why(running, "job-1", headers=headers(k))["seconds"] for k in "ab")
+    assert slow > quick
+    assert why(running, "cmpl-job-1", headers=headers("a"))["seconds"] == slow
+
+
+def test_a_key_that_asks_often_makes_its_own_requests_forgotten(recent: Recent) -> None:
+    recent.add(Record("cmpl-mine", "quiet", "m", 1, 0.0, 0, 0, 0))
+    for i in range(MOST_REQUESTS + 50):
+        recent.add(Record(f"cmpl-{i}", "hog", "m", 1, 0.0, 0, 0, 0))
+    assert recent.find("mine", "quiet") is not None
+    assert recent.find("50", "hog") is None
+    assert recent.find("51", "hog") is not None
+    assert sum(recent.find(str(i), "hog") is not None for i in range(MOST_REQUESTS + 50)) == MOST_REQUESTS - 1

@@ -1,7 +1,7 @@
 // The page's logic without a browser. `test_logic.py` runs this beside copies of the page's modules.
 import assert from "node:assert/strict";
 import test from "node:test";
-import { inline, parse, safe } from "./markdown.js";
+import { inline, MOST_CELLS, MOST_COLUMNS, parse, safe } from "./markdown.js";
 import { sound, Store } from "./store.js";
 import { body, events, toolsOf, Turn } from "./stream.js";
 
@@ -35,6 +35,32 @@ test("only addresses of the web are links", () => {
   assert.equal(safe("data:text/html,x"), "");
   assert.deepEqual(inline("[x](javascript:alert(1))"), ["[x](javascript:alert(1))"]);
   assert.equal(inline("see https://a.org/b.")[1].href, "https://a.org/b");
+});
+
+test("headings, fences and tables as GitHub has them", () => {
+  const titles = ["# a ##", "## b#", "# ##", "# c  ", "### d # e #"].map((line) => parse(line)[0]);
+  assert.deepEqual(titles.map((h) => [h.level, h.text]), [[1, "a"], [2, "b#"], [1, "##"], [1, "c"], [3, "d # e"]]);
+  assert.deepEqual(["```  c++ x", "~~~~js", "```"].map((line) => parse(line)[0].lang), ["c++", "js", ""]);
+  for (const text of ["``` a`b", "~~~ a`b", "a | b\n---", "a | b\n--- | --- | ---", "a | b\n--- | x"]) assert.equal(parse(text)[0].kind, "p", text);
+  assert.deepEqual(parse("| a |\n|:-:|\n| 1 | 2 |")[0], { kind: "table", rows: [["a"], ["1"]] });
+});
+
+test("a table has a bounded number of cells, and what is more is text", () => {
+  const wide = (n) => `|${"a|".repeat(n)}\n|${"-|".repeat(n)}\n|${"b|".repeat(n)}`;
+  assert.equal(parse(wide(MOST_COLUMNS))[0].rows[1].length, MOST_COLUMNS);
+  assert.deepEqual(parse(wide(20000)).map((b) => b.kind), ["p"]);
+  assert.deepEqual(parse(`|a|b|\n|-|-|\n|${"c|".repeat(20000)}`)[0].rows[1], ["c", "c"]);
+  const [table, rest] = parse("|a|b|\n|-|-|\n" + "|c|d|\n".repeat(20000));
+  assert.equal(table.rows.flat().length, MOST_CELLS);
+  assert.equal(rest.text.split("\n").length, 20001 - MOST_CELLS / 2);
+});
+
+test("hostile lines are read in a time that goes by their length", () => {
+  const n = 200000; // a pattern that looks at each pair of characters takes minutes, and its test is ended
+  for (const bad of ["a|\n" + " ".repeat(n) + "x", "# a" + " ".repeat(n) + "b", "```" + " ".repeat(n) + "`", "```" + "a".repeat(n) + "`",
+    "~".repeat(n) + "`", "* ".repeat(n) + "x", "a|\n" + "-".repeat(n) + "x", "# " + "#".repeat(n) + "b", "a|\n|" + " - |".repeat(n) + "x"]) {
+    assert.equal(parse(bad).length, 1, bad.slice(0, 9));
+  }
 });
 
 test("hostile markdown ends soon", () => {

@@ -6,9 +6,12 @@ import re
 from importlib import resources
 
 import httpx
+from fake_engine import FakeEngine
 
+from thalweg import LLM
 from thalweg.server.app import Application
-from thalweg.server.page import assets
+from thalweg.server.page import assets, suggestions
+from thalweg.server.page.suggestions import suggest
 from thalweg.server.settings import ServerSettings
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -89,3 +92,24 @@ async def test_the_page_is_there_while_the_model_loads() -> None:
         assert (await client.get("/llm/")).status_code == 503
         app.lifecycle.drain()
         assert (await client.get("/llm/", headers=BROWSER)).status_code == 503
+
+
+def test_suggestions_fit_the_model_served(start) -> None:
+    nano = str(resources.files("thalweg") / "nano" / "weights")
+    assert suggest(nano, True, True) == suggestions.BUNDLED
+    assert suggest("/models/other", True, True) == suggestions.QUESTIONS
+    assert suggest("/models/other", True, False) == suggestions.BEGINNINGS
+    assert suggest(nano, False, False) == ()
+    assert tuple(start().get("/page/state").json()["suggestions"]) == suggestions.QUESTIONS
+    assert tuple(start(FakeEngine(template=None)).get("/page/state").json()["suggestions"]) == suggestions.BEGINNINGS
+
+
+def test_the_bundled_model_answers_what_is_suggested_for_it() -> None:
+    llm = LLM(device="cpu", kv_cache_memory_bytes=40_000_000, max_model_len=256, use_tqdm_on_load=False)
+    try:
+        asks = [[{"role": "user", "content": text}] for text in suggestions.BUNDLED]
+        can, ordered, total = (o.outputs[0].text for o in llm.chat(asks, use_tqdm=False))
+        assert "small model" not in can
+        assert (ordered, total) == ("bridge, river, tower", "42")
+    finally:
+        llm.shutdown()

@@ -112,6 +112,23 @@ def test_dimensions_are_those_the_model_declares(embeds):
     assert e.value.param == "dimensions"
 
 
+@pytest.mark.parametrize("sizes", [None, (), (2, 3)])
+def test_the_size_that_vectors_have_is_accepted_everywhere(sizes, start):
+    """Clients such as mem0 and LangChain always send it. sizes: others that the model declares; (): any."""
+    running = start(FakePooling(msgspec.structs.replace(EMBEDS, dimensions=sizes)))
+    for path, body, field in (
+        ("/v1/embeddings", {"input": "up"}, "dimensions"),
+        ("/pooling", {"input": "up", "task": "embed"}, "dimensions"),
+        ("/v2/embed", {"texts": ["up"], "input_type": "clustering"}, "output_dimension"),
+    ):
+        whole, same = (running.post(path, {"model": "fake", **body, **more}) for more in ({}, {field: 4}))
+        assert (whole.status_code, same.status_code) == (200, 200), (path, same.text)
+        kept = [{k: v for k, v in r.json().items() if k in ("data", "embeddings")} for r in (whole, same)]
+        assert kept[0]
+        assert kept[0] == kept[1]
+        assert running.post(path, {"model": "fake", **body, field: 5}).status_code == 400
+
+
 def test_many_vectors_are_written_on_a_thread_as_ever(embeds, monkeypatch):
     from thalweg.server.pooling import work
 

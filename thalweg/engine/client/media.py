@@ -16,6 +16,8 @@ import numpy as np
 
 from thalweg.engine.messages import Axes, MediaItem
 from thalweg.errors import RequestError
+from thalweg.host.turns import Turns
+from thalweg.media.fetches import Fetches
 from thalweg.media.gate import Gate, checked, decoded
 from thalweg.media.images import CELLS, Image, Images
 from thalweg.media.listeners import Listener
@@ -73,7 +75,8 @@ class _Way:
     """Placeholders of an item."""
     text: Callable[[Any], str]
     """What stands for it in the prompt."""
-    read: Callable[[Source], Medium]
+    read: Callable[[Source, bytes], Medium]
+    """Of the source, and the bytes that were fetched for it."""
     number: str = ""
     """What stands before that, with the item's number in place of {}."""
 
@@ -109,7 +112,7 @@ class Media:
     ) -> None:  # fmt: skip
         """processor, listener: None where the model does not see or hear."""
         self._processor, self._tokenizer, self._gate, self._settings = processor, tokenizer, gate, settings
-        self._threads = ThreadPoolExecutor(CELLS, "media")
+        self._threads, self._turns, self._fetches = ThreadPoolExecutor(CELLS, "media"), Turns(CELLS), Fetches(gate)
         self._images = None if processor is None else Images(processor, settings.kept_bytes, settings.background)
         self._sounds = None if listener is None else Sounds(listener, CELLS)
         self._ways: dict[Kind, _Way] = {}
@@ -182,26 +185,37 @@ class Media:
 
     def read(self, sources: Sequence[Source]) -> list[Medium]:
         """RequestError names the place of the first that cannot be read."""
-        return list(self._threads.map(self._read, sources))
+        data = self._fetches.read_all([(source.url, source.at) for source in sources])
+        return list(self._threads.map(self._read, sources, data))
 
-    async def read_async(self, sources: Sequence[Source]) -> list[Medium]:
-        """`read`, off the event loop."""
-        loop = asyncio.get_running_loop()
-        return list(await asyncio.gather(*(loop.run_in_executor(self._threads, self._read, s) for s in sources)))
+    async def read_async(self, sources: Sequence[Source], tenant: str = "") -> list[Medium]:
+        """`read`, off the event loop. tenant: whose turns it takes, where hosts or the decoding processes are busy."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._obtain(source, tenant)) for source in sources]
+        except ExceptionGroup as e:
+            raise e.exceptions[0] from None
+        return [task.result() for task in tasks]
 
-    def _read(self, source: Source) -> Medium:
-        return self._ways[source.kind].read(source)
+    async def _obtain(self, source: Source, tenant: str) -> Medium:
+        async with self._fetches.fetch(source.url, source.at, tenant) as data:
+            return await self._turns.run(tenant, self._threads, partial(self._read, source, data))
 
-    def _look(self, source: Source) -> Image:
+    def _read(self, source: Source, fetched: bytes = b"") -> Medium:
+        return self._ways[source.kind].read(source, fetched)
+
+    def _look(self, source: Source, fetched: bytes) -> Image:
         assert self._images is not None
-        data = source.data or (self._gate.read(source.url, source.at) if source.url else b"")
-        return self._images.read(data, source.at, source.name)
+        return self._images.read(self._data(source, fetched), source.at, source.name)
 
-    def _hear(self, source: Source) -> Sound:
+    def _hear(self, source: Source, fetched: bytes) -> Sound:
         assert self._sounds is not None
         if source.samples is not None:
             return self._sounds.of(source.samples, source.at)
-        return self._sounds.read(source.data or self._gate.read(source.url, source.at), source.at)
+        return self._sounds.read(self._data(source, fetched), source.at)
+
+    def _data(self, source: Source, fetched: bytes) -> bytes:
+        return source.data or fetched or (self._gate.read(source.url, source.at) if source.url else b"")
 
     # ------------------------------------------------------------ what stands for them
 

@@ -19,7 +19,7 @@ from thalweg.engine.messages import EngineRequest, Finished, Outputs, PromptScor
 from thalweg.outputs import CompletionOutput, FlatLogprobs, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
 from thalweg.params import RequestOutputKind
 from thalweg.text.detokenizer import Detokenizer
-from thalweg.text.stops import StopStream, StopStrings, automaton
+from thalweg.text.stops import AsideStream, StopStream, StopStrings, automaton
 from thalweg.text.tokenizer import Tokenizer
 
 
@@ -54,6 +54,17 @@ class OutputProcessor:
         request = self._requests.get(request_id)
         return None if request is None else request.metrics
 
+    def begun(self, request_id: str) -> float | None:
+        """Monotonic seconds when the engine began this request, since it was submitted, last resumed, or last preempted there.
+        None: it has not, or the request is not open."""
+        request = self._requests.get(request_id)
+        return None if request is None else request.begun
+
+    def first_token(self, request_id: str) -> float | None:
+        """Monotonic seconds of the first token since then. None: there is none."""
+        request = self._requests.get(request_id)
+        return None if request is None else request.first_token
+
     def add(self, submission: Submission, now: float) -> None:
         """Before its EngineRequests reach the engine. now: monotonic seconds. ValueError if the id is open already."""
         if submission.request_id in self._requests:
@@ -74,7 +85,7 @@ class OutputProcessor:
                 choices[scores.handle].request.score(scores, self._tokenizer)
         for handle in frame.preempted:
             if handle in choices:
-                choices[handle].request.metrics.num_preemptions += 1
+                choices[handle].request.preempt()
         finished = {f.handle: f for f in frame.finished}
         for f in frame.finished:
             if f.handle in choices:
@@ -133,6 +144,8 @@ class OutputProcessor:
         """Take a request's running choices from the engine: the handles it must stop. What it still sends for them is
         dropped, and made again: under new handles, from here, when `resume` says so."""
         request, stopped = self._requests.get(request_id), []
+        if request is not None:
+            request.begun = request.first_token = None
         for choice in request.choices if request is not None else ():
             if self._choices.pop(choice.handle, None) is not None:
                 stopped.append(choice.handle)
@@ -174,8 +187,8 @@ class _Choice:
     """One sequence: everything emitted so far, and how far its caller has been told."""
 
     __slots__ = (
-        "_after_min", "_detokenizer", "_include", "_new_text", "_repeats", "_sent_tokens", "_stop_ids", "_stops", "_text",
-        "_told_end",
+        "_after_min", "_aside", "_detokenizer", "_include", "_new_text", "_repeats", "_sent_tokens", "_stop_ids", "_stops",
+        "_text", "_told_end",
         "cumulative_logprob", "engine_request", "finish_reason", "handle", "index", "logprobs", "request", "stop_reason",
         "tokens", "wants_logprobs",
     )  # fmt: skip
@@ -192,6 +205,8 @@ class _Choice:
                 p.marked_token_ids or (),
             )  # fmt: skip
         self._stops = StopStream(stops, p.include_stop_str_in_output) if stops is not None else None
+        aside = p.stop_aside if stops is not None else None
+        self._aside = AsideStream(aside.opens, aside.close, aside.inside) if aside is not None else None
         self._include, self._after_min = p.include_stop_str_in_output, p.min_tokens
         self._repeats = p.repetition_detection
         self._stop_ids = frozenset(sampling.eos_ids) | frozenset(sampling.stop_ids)
@@ -227,7 +242,10 @@ class _Choice:
             return
         text = self._detokenizer.push_one(token)
         if self._stops is not None and text:
-            text = self._stops.push(text, len(self.tokens) > self._after_min)
+            before, text = self._aside.push(text) if self._aside is not None else ("", text)
+            if before:
+                self._new_text.append(before)
+            text = self._stops.push(text, len(self.tokens) > self._after_min) if text else ""
             if self._stops.matched is not None:
                 self.finish_reason, self.stop_reason = "stop", self._stops.matched
                 self.request.running -= 1
@@ -243,7 +261,9 @@ class _Choice:
             self.request.error = end.error
         rest = self._detokenizer.finish() if self._detokenizer is not None else ""
         if self._stops is not None:
-            rest = self._stops.push(rest, False) + self._stops.finish()
+            before, rest = self._aside.push(rest) if self._aside is not None else ("", rest)
+            held = self._aside.finish() if self._aside is not None else ""
+            rest = before + self._stops.push(rest + held, False) + self._stops.finish()
         self._new_text.append(rest)
 
     def resubmit(self) -> EngineRequest:
@@ -287,8 +307,8 @@ class _Request:
     """One submission and its choices."""
 
     __slots__ = (
-        "_interval", "_kind", "_sent", "_told", "cached_tokens", "choices", "error", "id", "made", "metrics", "params",
-        "prompt_logprobs", "running", "submission",
+        "_interval", "_kind", "_sent", "_told", "begun", "cached_tokens", "choices", "error", "first_token", "id", "made",
+        "metrics", "params", "prompt_logprobs", "running", "submission",
     )  # fmt: skip
 
     def __init__(self, submission: Submission, tokenizer: Tokenizer | None, now: float, interval: int = 1) -> None:
@@ -298,6 +318,9 @@ class _Request:
         self.choices = [_Choice(self, r, i, stops, tokenizer) for i, r in enumerate(submission.requests)]
         self.running, self.made = len(self.choices), 0
         """Choices not finished, and tokens of all choices."""
+        self.begun: float | None = None
+        self.first_token: float | None = None
+        """Of its present stay at the engine: when it began, and when the first token came. Monotonic seconds."""
         self._told = False
         self.metrics = RequestMetrics(arrival_time=now)
         self.cached_tokens: int | None = None
@@ -317,10 +340,17 @@ class _Request:
 
     def start(self, choice: _Choice, started: Started) -> None:
         """Times and cache hits are those of the choice that ran first."""
+        if self.begun is None:
+            self.begun = started.scheduled_ts
         if self.cached_tokens is None:
             self.cached_tokens = started.cached_tokens
             self.metrics.queued_ts, self.metrics.scheduled_ts = started.queued_ts, started.scheduled_ts
             self.metrics.held = started.held
+
+    def preempt(self) -> None:
+        """The engine took a choice out. It runs again when the next token comes."""
+        self.metrics.num_preemptions += 1
+        self.begun = None
 
     def score(self, scores: PromptScores, tokenizer: Tokenizer | None) -> None:
         """By position, so that scores told twice (after a preemption) do no harm."""
@@ -335,6 +365,8 @@ class _Request:
     def output(self, time: float) -> RequestOutput | None:
         """What to tell the caller now. None if its output_kind says to wait."""
         done, metrics = self.running == 0, self.metrics
+        self.begun = time if self.begun is None else self.begun
+        self.first_token = time if self.first_token is None else self.first_token
         if self.made > metrics.num_generation_tokens:
             metrics.first_token_ts = metrics.first_token_ts or time
             metrics.last_token_ts, metrics.num_generation_tokens = time, self.made

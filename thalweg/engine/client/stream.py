@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from thalweg.engine.client.seats import Computation
 from thalweg.errors import ThalwegError
 from thalweg.outputs import RequestOutput
 from thalweg.params import RequestOutputKind, SamplingParams
@@ -12,17 +13,16 @@ from thalweg.params import RequestOutputKind, SamplingParams
 class Stream:
     """One writer, one reader, both on the event loop."""
 
-    __slots__ = ("_arrived", "_error", "_pending", "params", "suspended", "waiting")
+    __slots__ = ("_arrived", "_error", "_pending", "computation", "params", "waiting")
 
-    def __init__(self, params: SamplingParams) -> None:
-        self.params = params
+    def __init__(self, params: SamplingParams, computation: Computation) -> None:
+        """computation: of the request, which stops while too much is unread."""
+        self.params, self.computation = params, computation
         self._arrived = asyncio.Event()
         self._pending: RequestOutput | None = None
         self._error: ThalwegError | None = None
         self.waiting = 0
         """Tokens and log-probabilities not taken yet, deltas only."""
-        self.suspended = False
-        """Does the engine wait for the reader?"""
 
     def put(self, output: RequestOutput) -> None:
         """Deltas add up. Anything else replaces what was not taken."""

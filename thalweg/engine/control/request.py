@@ -124,6 +124,6 @@ def refuse(request: EngineRequest, config: EngineConfig, bounds: list[tuple[int,
         if need > blocks:
             return (
                 f"the prompt needs {need} KV cache blocks, but there are only {blocks} ({blocks * each} tokens): "
-                "shorten it or give the cache more memory"
+                "shorten it or give the cache more blocks (--kv-cache-memory-bytes or --num-gpu-blocks-override)"
             )
     return None

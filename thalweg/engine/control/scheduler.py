@@ -196,10 +196,10 @@ class Scheduler:
 
     def _resuming(self) -> bool:
         """Does a stream that had begun wait for its sequence to be computed again (after a restart, or a preemption)? It stands
-        still meanwhile, which is worse than being slow."""
-        if self.waiting and self.waiting[0].resumed:
-            return True
+        still meanwhile, which is worse than being slow. One that waits for a slot computes nothing yet."""
         s = self._slots
+        if self.waiting and self.waiting[0].resumed and s.available:
+            return True
         return self._prefilling > 0 and any(r.resumed and s.length[r.slot] - s.scheduled[r.slot] > 1 for r in self.running)
 
     def order(self) -> NDArray[np.int32]:
@@ -296,7 +296,7 @@ class Scheduler:
         sizes = ", ".join(str(g.spec.block_tokens * (g.pool.total - 1)) for g in self._kv.groups)
         return (
             f"the sequence has reached {tokens} tokens and alone fills the KV cache (room for {sizes} tokens): "
-            "give the cache more memory or ask for fewer tokens"
+            "give the cache more blocks (--kv-cache-memory-bytes or --num-gpu-blocks-override), or ask for fewer tokens"
         )
 
     def _chunks(self, chunks: list[Chunk], budget: int, in_flight: int) -> int:

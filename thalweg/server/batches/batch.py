@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import orjson
 
-from thalweg.server.core.lines import custom_id_of
-from thalweg.server.errors import ApiError, translate
+from thalweg.host.turns import Turns
+from thalweg.server.batches.check import Check, Verdict
+from thalweg.server.batches.reading import Cursor, Span
+from thalweg.server.core.lines import Answered, custom_id_of
+from thalweg.server.errors import translate
+from thalweg.server.http.bodies import SMALL
 
 if TYPE_CHECKING:
     from thalweg.server.batches.store import File, Files
-    from thalweg.server.core.lines import Answered, Lines
+    from thalweg.server.core.lines import Lines
 
-log = logging.getLogger(__name__)
-MOST_LINES = 50_000
-MOST_ERRORS = 100
-"""Wrong lines that a batch which fails names."""
+MOST_BYTES = 16 << 20
+"""Bytes of long lines that are under way at once. A key that has none of them gets one more."""
 WINDOW = 24 * 3600
 """Seconds that a batch may take."""
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
@@ -41,6 +44,7 @@ class Batch:
         self.files: dict[str, File] = {}
         """What it wrote: output, error."""
         self.task: asyncio.Task[None] | None = None
+        self.writing = asyncio.Lock()
 
     def said(self) -> dict[str, Any]:
         at = {f"{s}_at": self.times.get(s) for s in ("in_progress", "finalizing", "cancelling", *ENDED)}
@@ -68,24 +72,37 @@ class Batch:
 
 
 class Runner:
-    """Runs a server's batches. together: lines of all batches that are under way at once."""
+    """Runs a server's batches. Keys take turns, and the batches of a key: for checking lines, and for answering them."""
 
     def __init__(self, files: Files, lines: Lines, together: int) -> None:
+        """together: lines of all batches that are under way at once. A key that has none of them gets one more."""
         self._files, self._lines = files, lines
-        self._free = asyncio.Semaphore(together)
+        self._places, self._room = Turns(together, spare=True), Turns(MOST_BYTES, spare=True)
+        self._looks = Turns()
+        self._thread = ThreadPoolExecutor(1, "batch-lines")
+        self._checking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By client: it has one file checked after another."""
 
     def start(self, batch: Batch, client: str) -> None:
+        """client: whose turns it takes."""
+        self._files.use(batch.source)
         batch.task = asyncio.create_task(self._run(batch, client))
+        batch.task.add_done_callback(lambda _: self._close(batch))
+
+    def _close(self, batch: Batch) -> None:
+        self._files.leave(batch.source)
+        if batch.status not in ENDED:  # cancelled before it began
+            batch.become("cancelled")
 
     async def _run(self, batch: Batch, client: str) -> None:
         try:
-            data = await asyncio.to_thread(self._files.read, batch.source)
-            lines = await asyncio.to_thread(self._checked, batch, data)
+            batch.total, errors = await self._check(batch, client)
+            batch.errors += errors
             if batch.errors:
                 batch.become("failed")
                 return
             batch.become("in_progress")
-            await self._answer(batch, lines, client)
+            await self._answer(batch, client)
             batch.become("finalizing")
             batch.become("expired" if self._late(batch) and batch.failed else "completed")
         except asyncio.CancelledError:
@@ -95,63 +112,59 @@ class Runner:
             batch.errors.append({"code": "failed", "line": None, "message": error.message, "param": error.param})
             batch.become("failed")
 
-    def _checked(self, batch: Batch, data: bytes) -> list[bytes]:
-        """The lines. What is wrong with them is in `batch.errors`."""
-        lines, seen = [], set[str]()
-        for number, raw in enumerate(data.splitlines(), 1):
-            if not raw.strip():
-                continue
-            lines.append(raw)
-            try:
-                line = self._lines.read(raw)
-                if line.url != batch.endpoint:
-                    raise ApiError(f"url: {line.url!r} is not the batch's endpoint {batch.endpoint!r}", "url")
-                if line.custom_id in seen:
-                    raise ApiError("custom_id: another line has it too", "custom_id")
-                seen.add(line.custom_id)
-            except ApiError as e:
-                batch.errors.append({"code": "invalid_line", "line": number, "message": e.message, "param": e.param})
-            if len(batch.errors) >= MOST_ERRORS:
-                break
-        if not lines:
-            batch.errors.append({"code": "empty_file", "line": None, "message": "the file has no lines", "param": None})
-        if len(lines) > MOST_LINES:
-            words = f"the file has {len(lines)} lines; a batch has at most {MOST_LINES}"
-            batch.errors.append({"code": "too_many_lines", "line": None, "message": words, "param": None})
-        batch.total = len(lines)
-        return lines
+    async def _check(self, batch: Batch, client: str) -> Verdict:
+        """Of the file's lines. They are read once for all batches of one endpoint."""
+        file, endpoint = batch.source, batch.endpoint
+        lock = self._checking.get(client)
+        if lock is None:
+            lock = self._checking[client] = asyncio.Lock()
+        async with lock:
+            if endpoint not in file.checked:
+                check = Check(self._lines, endpoint, self._cursor(file), partial(self._files.piece, file))
+                while not check.ended:
+                    await self._looks.run(client, self._thread, check.look)
+                file.checked[endpoint] = check.verdict()
+            return file.checked[endpoint]
 
-    async def _answer(self, batch: Batch, lines: list[bytes], client: str) -> None:
+    async def _answer(self, batch: Batch, client: str) -> None:
         """Every line, some at a time. The first failure of ours ends all."""
-        left: Iterator[bytes] = iter(lines)
-
-        async def work() -> None:
-            for raw in left:
-                if self._late(batch):
-                    self._write(batch, False, _expired(raw))
-                    continue
-                async with self._free:
-                    answered: Answered = await self._lines.answer(raw, client, batch.owner)
-                self._write(batch, answered.ok, answered.line)
-
-        workers = [asyncio.create_task(work()) for _ in range(min(len(lines), 256))]
+        cursor = self._cursor(batch.source)
         try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.gather(*workers, return_exceptions=True)
+            async with asyncio.TaskGroup() as group:
+                while not cursor.ended:
+                    for span in await self._looks.run(client, self._thread, cursor.look):
+                        place = await self._places.take(client)
+                        line = group.create_task(self._line(batch, span, client))
+                        line.add_done_callback(partial(self._give_back, client, place))
+        except ExceptionGroup as e:
+            raise e.exceptions[0] from None
 
-    def _write(self, batch: Batch, ok: bool, line: bytes) -> None:
-        kind = "output" if ok else "error"
-        file = batch.files.get(kind)
-        if file is None:
-            name = f"{batch.id}_{kind}.jsonl"
-            file = batch.files[kind] = self._files.add(batch.owner, name, "batch_output")
-        self._files.append(file, line + b"\n")
-        batch.completed += ok
-        batch.failed += not ok
+    def _give_back(self, client: str, place: int, _: asyncio.Task[None]) -> None:
+        self._places.give(client, place)
+
+    async def _line(self, batch: Batch, span: Span, client: str) -> None:
+        size = span.end - span.start
+        async with self._room.turn(client, size) if size > SMALL else nullcontext():
+            raw = self._files.read(batch.source, span.start, span.end)
+            if self._late(batch):
+                answered = Answered(await asyncio.to_thread(_expired, await raw), False)
+            else:
+                answered = await self._lines.answer(await raw, client, batch.owner)
+        await self._write(batch, answered)
+
+    async def _write(self, batch: Batch, answered: Answered) -> None:
+        async with batch.writing:
+            kind = "output" if answered.ok else "error"
+            file = batch.files.get(kind)
+            if file is None:
+                name = f"{batch.id}_{kind}.jsonl"
+                file = batch.files[kind] = await self._files.add(batch.owner, name, "batch_output")
+            await self._files.append(file, answered.line + b"\n")
+            batch.completed += answered.ok
+            batch.failed += not answered.ok
+
+    def _cursor(self, file: File) -> Cursor:
+        return Cursor(partial(self._files.piece, file), file.size)
 
     def _late(self, batch: Batch) -> bool:
         return time.time() > batch.created + WINDOW

@@ -38,6 +38,8 @@ async def create(serving: Serving, http: Request) -> Response:
     if request.completion_window != "24h":
         raise ApiError("completion_window: must be 24h", "completion_window")
     source = kept.files.get(owner, request.input_file_id, "input_file_id")
+    if source.purpose != "batch":
+        raise ApiError(f"input_file_id: a batch reads files of purpose batch, not {source.purpose}", "input_file_id")
     batch = Batch(owner, source, request.endpoint, request.metadata)
     kept.add(batch)
     said = batch.said()
@@ -50,7 +52,7 @@ async def retrieve(serving: Serving, http: Request) -> Response:
 
 
 async def listing(serving: Serving, http: Request) -> Response:
-    return respond(page(http, [b.said() for b in kept_by(serving).batches(owner_of(http.scope))], 100, 20))
+    return respond(page(http, kept_by(serving).batches(owner_of(http.scope)), 100, 20))
 
 
 async def cancel(serving: Serving, http: Request) -> Response:

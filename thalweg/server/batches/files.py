@@ -10,9 +10,9 @@ from starlette.responses import Response
 from thalweg.server.batches.kept import kept_by, page
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
-from thalweg.server.http.answer import respond
+from thalweg.server.http.answer import Download, respond
 from thalweg.server.http.middleware import owner_of
-from thalweg.server.http.multipart import boundary_of, parts_of
+from thalweg.server.http.multipart import boundary_of, file_of
 
 MOST_LISTED = 10_000
 OVERHEAD = 64 * 1024
@@ -24,21 +24,23 @@ async def upload(serving: Serving, http: Request) -> Response:
     if not files.limit:
         raise ApiError("this server keeps no files (--files-store-bytes 0)", "file", 404)
     boundary = boundary_of(http.headers.get("content-type", ""))
+    owner = owner_of(http.scope)
+    if (length := http.headers.get("content-length", "")).isdecimal():
+        files.check(owner, int(length) - OVERHEAD)
     data = await serving.bodies.raw(http, files.limit + OVERHEAD)
-    parts = await asyncio.to_thread(parts_of, data, boundary)
-    purpose, file = parts.get("purpose"), parts.get("file")
-    if purpose is None or purpose.data != b"batch":
+    name, fields = await asyncio.to_thread(file_of, data, boundary, "file")
+    if fields.get("purpose") != b"batch":
         raise ApiError("purpose: must be batch; files serve nothing else here", "purpose")
-    if file is None or file.filename is None:
+    if name is None:
         raise ApiError("file: required field is missing", "file")
-    if any(name.startswith("expires_after") for name in parts):
+    if any(field.startswith("expires_after") for field in fields):
         raise ApiError("expires_after: files stay until they are deleted; leave it out", "expires_after")
-    return respond(files.add(owner_of(http.scope), file.filename[:512], "batch", file.data).said())
+    return respond((await files.add(owner, name[:512], "batch", data)).said())
 
 
 async def listing(serving: Serving, http: Request) -> Response:
     purpose = http.query_params.get("purpose")
-    found = [f.said() for f in kept_by(serving).files.of(owner_of(http.scope)) if purpose in (None, f.purpose)]
+    found = [f for f in kept_by(serving).files.of(owner_of(http.scope)) if purpose in (None, f.purpose)]
     return respond(page(http, found, MOST_LISTED, MOST_LISTED))
 
 
@@ -49,7 +51,9 @@ async def retrieve(serving: Serving, http: Request) -> Response:
 async def content(serving: Serving, http: Request) -> Response:
     files = kept_by(serving).files
     file = files.get(owner_of(http.scope), http.path_params["id"])
-    return Response(await asyncio.to_thread(files.read, file), media_type="application/octet-stream")
+    files.use(file)
+    http.scope["thalweg.visit"].at_end(lambda: files.leave(file))
+    return Download(file.size, files.pieces(file, file.size))
 
 
 async def delete(serving: Serving, http: Request) -> Response:

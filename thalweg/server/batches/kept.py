@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from starlette.requests import Request
 
 from thalweg.server.batches.batch import ENDED, Batch, Runner
 from thalweg.server.batches.store import Files
 from thalweg.server.core.lines import Lines
+from thalweg.server.core.query import whole
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 
@@ -54,21 +56,29 @@ def _made(serving: Serving) -> Kept:
     return Kept(files, serving.lines, max(1, serving.engine.config.scheduler.max_seqs // 2))
 
 
-def page(http: Request, items: list[dict[str, Any]], most: int, default: int, order: str = "desc") -> dict[str, Any]:
+class Listed(Protocol):
+    """What can be in a list."""
+
+    id: str
+
+    def said(self) -> dict[str, Any]:
+        """As clients see it."""
+
+
+def page(http: Request, items: Sequence[Listed], most: int, default: int, order: str = "desc") -> dict[str, Any]:
     """The part of a list that was asked for. items: the oldest first. ApiError for a wrong limit, order or after."""
     query = http.query_params
-    limit, order, after = query.get("limit", str(default)), query.get("order", order), query.get("after")
-    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= most:
-        raise ApiError(f"limit: must be between 1 and {most}", "limit")
+    limit = whole(http, "limit", default, 1, most)
+    order, after = query.get("order", order), query.get("after")
     if order not in ("asc", "desc"):
         raise ApiError("order: must be asc or desc", "order")
     if order == "desc":
         items = items[::-1]
     if after:
-        at = next((i for i, item in enumerate(items) if item["id"] == after), None)
+        at = next((i for i, item in enumerate(items) if item.id == after), None)
         if at is None:
             raise ApiError(f"after: there is no {after[:80]!r}", "after")
         items = items[at + 1 :]
-    shown = items[: int(limit)]
+    shown = [item.said() for item in items[:limit]]
     ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
     return {"object": "list", "data": shown, "has_more": len(shown) < len(items), **ends}

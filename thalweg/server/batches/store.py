@@ -1,19 +1,28 @@
-"""Files that clients have sent, and that batches have written: each owner's within a bound of bytes."""
+"""Files that clients have sent, and that batches have written: each owner's within a bound of bytes. One copy of each."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thalweg.server.errors import ApiError
 
+if TYPE_CHECKING:
+    from thalweg.server.batches.check import Verdict
+
 PER_FILE = 512
 """Bytes that a file counts for beside its own."""
+PIECE = 1 << 18
+"""Bytes of a file that are read at once."""
 
 
 @dataclass(eq=False, slots=True)
@@ -26,6 +35,11 @@ class File:
     size: int = 0
     data: bytearray | None = field(default=None, repr=False)
     """None: it is on the disk."""
+    users: int = 0
+    """Batches and downloads that read it."""
+    deleted: bool = False
+    checked: dict[str, Verdict] = field(default_factory=dict, repr=False)
+    """By endpoint: whether its lines are requests of it."""
 
     def said(self) -> dict[str, Any]:
         return {
@@ -43,28 +57,48 @@ class File:
 
 class Files:
     """limit: bytes of one owner. 0: there are no files. directory: where they are kept while the server runs. "": in
-    memory. A server that ends leaves none behind."""
+    memory. A server that ends leaves none behind. For one event loop, except `piece`."""
 
     def __init__(self, limit: int, directory: str = "") -> None:
         self.limit = limit
         self._kept: dict[str, dict[str, File]] = {}
         self._held: dict[str, int] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="thalweg-files-", dir=directory) if directory and limit else None
+        self._disk = ThreadPoolExecutor(1, "files")
 
-    def add(self, owner: str, name: str, purpose: str, data: bytes = b"") -> File:
-        """A new file. ApiError if it does not fit."""
+    def check(self, owner: str, more: int) -> None:
+        """ApiError 413 if the owner has no room for so many bytes more."""
+        held = self._held.get(owner, 0)
+        if held + more > self.limit:
+            why = f"{held} of {self.limit} bytes are in use; delete files (the server's --files-store-bytes sets the limit)"
+            raise ApiError(f"file: no room for {more} bytes: {why}", "file", 413)
+
+    async def add(self, owner: str, name: str, purpose: str, data: bytearray | None = None) -> File:
+        """A new file of these bytes, which become its own. ApiError if it does not fit."""
+        data = bytearray() if data is None else data
         self._hold(owner, PER_FILE + len(data))
-        memory = bytearray() if self._folder is None else None
-        file = File(f"file-{uuid.uuid4().hex}", owner, name, purpose, int(time.time()), data=memory)
+        file = File(f"file-{uuid.uuid4().hex}", owner, name, purpose, int(time.time()), len(data))
+        if self._folder is None:
+            file.data = data
+        else:
+            try:
+                await self._on_disk(partial(self._write, file, data))
+            except BaseException:
+                self._release(file)
+                raise
         self._kept.setdefault(owner, {})[file.id] = file
-        self._write(file, data)
         return file
 
-    def append(self, file: File, data: bytes) -> None:
+    async def append(self, file: File, data: bytes) -> None:
         """ApiError if it does not fit. To a file that was deleted, nothing happens."""
-        if file.id in self._kept.get(file.owner, {}):
-            self._hold(file.owner, len(data))
-            self._write(file, data)
+        if file.deleted:
+            return
+        self._hold(file.owner, len(data))
+        file.size += len(data)
+        if file.data is not None:
+            file.data += data
+        else:
+            await self._on_disk(partial(self._write, file, data))
 
     def get(self, owner: str, id: str, param: str = "file_id") -> File:
         """ApiError 404, for another owner's file too."""
@@ -77,32 +111,65 @@ class Files:
         """The oldest first."""
         yield from self._kept.get(owner, {}).values()
 
-    def read(self, file: File) -> bytes:
-        return bytes(file.data) if file.data is not None else self._path(file).read_bytes()
+    def piece(self, file: File, start: int, end: int) -> bytes:
+        """Bytes from a position up to another. Thread-safe. Fewer, where the file ends before."""
+        if file.data is not None:
+            return bytes(file.data[start:end])
+        descriptor = os.open(self._path(file), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(descriptor, end - start, start)
+        finally:
+            os.close(descriptor)
+
+    async def read(self, file: File, start: int, end: int) -> bytes:
+        """`piece`, off the event loop where that takes long."""
+        if file.data is not None and end - start <= PIECE:
+            return self.piece(file, start, end)
+        return await asyncio.to_thread(self.piece, file, start, end)
+
+    async def pieces(self, file: File, size: int) -> AsyncGenerator[bytes, None]:
+        """The first `size` bytes, a piece at a time. The caller uses the file meanwhile (`use`)."""
+        for at in range(0, size, PIECE):
+            yield await self.read(file, at, min(at + PIECE, size))
+
+    def use(self, file: File) -> None:
+        """A file in use keeps its bytes, and its owner's room, when it is deleted. Once for each `leave`."""
+        file.users += 1
+
+    def leave(self, file: File) -> None:
+        file.users -= 1
+        if file.deleted and not file.users:
+            self._release(file)
 
     def delete(self, file: File) -> None:
+        """Nobody finds it any more. Its bytes are given back when nobody reads them."""
         kept = self._kept[file.owner]
         del kept[file.id]
-        self._held[file.owner] -= PER_FILE + file.size
         if not kept:
-            del self._kept[file.owner], self._held[file.owner]
-        if file.data is None:
-            self._path(file).unlink(missing_ok=True)
+            del self._kept[file.owner]
+        file.deleted = True
+        if not file.users:
+            self._release(file)
+
+    def _release(self, file: File) -> None:
+        self._held[file.owner] -= PER_FILE + file.size
+        if not self._held[file.owner]:
+            del self._held[file.owner]
+        if self._folder is None:
+            file.data = bytearray()
+        else:
+            self._disk.submit(self._path(file).unlink, missing_ok=True)
 
     def _hold(self, owner: str, more: int) -> None:
-        held = self._held.get(owner, 0)
-        if held + more > self.limit:
-            why = f"{held} of {self.limit} bytes are in use; delete files (the server's --files-store-bytes sets the limit)"
-            raise ApiError(f"file: no room for {more} bytes: {why}", "file", 413)
-        self._held[owner] = held + more
+        self.check(owner, more)
+        self._held[owner] = self._held.get(owner, 0) + more
 
-    def _write(self, file: File, data: bytes) -> None:
-        if file.data is not None:
-            file.data += data
-        else:
-            with self._path(file).open("ab") as out:
-                out.write(data)
-        file.size += len(data)
+    async def _on_disk(self, work: partial[None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._disk, work)
+
+    def _write(self, file: File, data: bytes | bytearray) -> None:
+        with self._path(file).open("ab") as out:
+            out.write(data)
 
     def _path(self, file: File) -> Path:
         assert self._folder is not None

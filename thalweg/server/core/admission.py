@@ -3,23 +3,27 @@
 A request is charged before it costs anything. It is charged with its place when its body has arrived (until then it
 costs the bytes of that, which are bounded elsewhere), and with its prompts and tokens when those are known. A full
 queue refuses at once (429 with Retry-After) rather than let everybody wait longer. The engine is given little more
-than it can run at once (`window`). The rest waits here, and the next is taken from each tenant in turn. So a hundred
-requests of one tenant delay another's by one turn, not by a hundred. Nor can one tenant fill the queue: it may hold
-SHARE times what it leaves free (the dynamic thresholds of Choudhury and Hahne, 1998).
+than it can run at once (`window`). The rest waits here, and the next is taken from the tenant that has the fewest sequences at
+the engine, among equals in turn. So a hundred requests of one tenant delay another's by one turn, not by a hundred. Where
+nobody's turn comes, because answers are long, `seats` says who makes room. A stream that is not read gives its place to others.
+Nor can one tenant fill the queue: it may hold SHARE times what it leaves free (the dynamic thresholds of Choudhury and
+Hahne, 1998).
 """
 
 from __future__ import annotations
 
 import asyncio
 import bisect
+import heapq
 import itertools
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from operator import attrgetter
 
 from thalweg.server.core.drain import Drain
+from thalweg.server.core.seats import PATIENCE, Seat, choose_victims
 from thalweg.server.errors import ApiError
 
 SHARE = 8
@@ -27,18 +31,15 @@ FEW = 4
 """Choices that usually stay together: their prompt is then computed once."""
 LONGEST_WAIT = 120
 """Retry-After promises no more than this many seconds."""
-
-
-@dataclass(order=True, slots=True)
-class _Waiter:
-    priority: int
-    number: int
-    cost: int = field(compare=False)
-    turn: asyncio.Future[None] = field(compare=False)
+LOOK_SECONDS = 0.05
+"""Seconds between looks at who has waited too long, while somebody waits."""
+MOST_TAKERS = 8
+"""Tenants for whom a look makes room: it is kept short however many wait."""
 
 
 class Ticket:
-    """A request's place in the queue: first one place, then (`charge`) one per prompt, given back as prompts start."""
+    """A request's place in the queue: first one place, then (`charge`) one per prompt, given back as prompts start. While parts
+    of it are suspended, each has a place again."""
 
     def __init__(self, admission: Admission, tenant: str) -> None:
         self._admission, self.tenant = admission, tenant
@@ -56,6 +57,14 @@ class Ticket:
     def started(self, prompts: int, tokens: int) -> None:
         self._give_back(min(prompts, self.places), min(tokens, self.tokens))
 
+    def suspended(self) -> None:
+        """One more part waits again."""
+        self._give_back(-1, 0)
+
+    def resumed(self) -> None:
+        """A part that was suspended goes on, or has ended."""
+        self._give_back(min(1, self.places), 0)
+
     def close(self) -> None:
         self._give_back(self.places, self.tokens)
 
@@ -66,10 +75,16 @@ class Ticket:
 
 
 class Admission:
-    """window: sequences at the engine. max_requests, max_tokens: prompts that may wait beyond it, and their tokens."""
+    """window: sequences at the engine. max_requests, max_tokens: prompts that may wait beyond it, and their tokens. slots:
+    sequences that run at once there (None: `window`). crowded: do sequences wait there although slots are free, as where the
+    cache is full?"""
 
-    def __init__(self, window: int, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, window: int, max_requests: int, max_tokens: int, slots: int | None = None,
+        crowded: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self.window, self.max_requests, self.max_tokens = window, max_requests, max_tokens
+        self.slots, self._crowded = window if slots is None else slots, crowded
         self.running = 0
         """Sequences at the engine."""
         self.places, self.tokens = 0, 0
@@ -77,15 +92,26 @@ class Admission:
         self._held: dict[str, tuple[int, int]] = {}
         """Places and tokens of each tenant that holds any."""
         self.refused = 0
+        self.behind = 0
+        """Prompts and choices that have not asked for a turn yet, because others of their request come first."""
+        self._clock = clock
         self._drain = Drain(window, clock)
-        self._queues: OrderedDict[str, list[_Waiter]] = OrderedDict()
+        self._seats: dict[Seat, None] = {}
+        """Those that are held, the oldest grant first."""
+        self._at: dict[str, int] = {}
+        """Sequences at the engine, of each tenant that has any."""
+        self._queues: OrderedDict[str, list[Seat]] = OrderedDict()
+        """Seats that wait, each tenant's in order of rank."""
+        self._hungry: set[Seat] = set()
+        """Seats for which others made room, and which may not run yet."""
         self._numbers = itertools.count()
+        self._looking: asyncio.TimerHandle | None = None
         self._closed: ApiError | None = None
 
     @property
     def waiting(self) -> int:
         """Prompts that wait for a turn."""
-        return sum(map(len, self._queues.values()))
+        return sum(map(len, self._queues.values())) + self.behind
 
     @property
     def limit(self) -> int:
@@ -131,65 +157,159 @@ class Admission:
     @asynccontextmanager
     async def turn(
         self, ticket: Ticket, sequences: int, tokens: int, priority: int = 0, prompts: int = 1
-    ) -> AsyncIterator[None]:
+    ) -> AsyncIterator[Seat]:
         """Waits until a prompt of `ticket`, or some choices of it, may run. While the block runs, they count as
-        running. sequences: at most `most_together`. prompts: 0 for choices of a prompt that has started."""
+        running, unless the seat is left or taken. sequences: at most `most_together`. prompts: 0 for choices of a prompt that
+        has started."""
         if self._closed is not None:
             raise self._closed
-        cost = min(sequences, self.most_together)
-        if self._queues or self.running + cost > self.window:
-            await self._wait(ticket.tenant, cost, priority)
-        else:
-            self.running += cost
-        ticket.started(prompts, tokens)
-        began = self._drain.started()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        seat = Seat(ticket, min(sequences, self.most_together), priority, next(self._numbers), turn, self._rest, self._queue)
+        self._queue(seat)
         try:
-            yield
+            await turn
+            self._drain.started()
+            ticket.started(prompts, tokens)
+            try:
+                yield seat
+            finally:
+                now = self._clock()
+                self._drain.ended(now - seat.seconds_held(now), seat.cost)
         finally:
-            self._drain.ended(began, cost)
-            self.running -= cost
-            self._call()
+            self._end(seat)
 
     def close(self, error: ApiError) -> None:
         """Nobody gets a turn any more: `error` for whoever waits or comes."""
         self._closed = error
         for queue in self._queues.values():
-            for waiter in queue:
-                if not waiter.turn.done():
-                    waiter.turn.set_exception(error)
+            for seat in queue:
+                if not seat.turn.done():
+                    seat.turn.set_exception(error)
         self._queues.clear()
 
-    async def _wait(self, tenant: str, cost: int, priority: int) -> None:
-        waiter = _Waiter(priority, next(self._numbers), cost, asyncio.get_running_loop().create_future())
-        queue = self._queues.setdefault(tenant, [])
-        bisect.insort(queue, waiter)
-        try:
-            await waiter.turn
-        except asyncio.CancelledError:
-            if waiter.turn.done() and not waiter.turn.cancelled():  # called and cancelled in the same moment
-                self.running -= cost
-            elif waiter in queue:
-                queue.remove(waiter)
-                if not queue and self._queues.get(tenant) is queue:
-                    del self._queues[tenant]
+    def look_around(self) -> None:
+        """Make room for those who have waited too long, as `seats` has it. Called now and then while somebody waits."""
+        self._looking = None
+        now = self._clock()
+        for taker in self._impatient(now)[:MOST_TAKERS]:
+            self._make_room(taker, now)
+        self._call()
+
+    # ------------------------------------------------------------------ seats
+
+    def _impatient(self, now: float) -> list[Seat]:
+        """Of each tenant, the seat that has waited too long: at the engine for a slot, or here. The most urgent comes first,
+        then who has least."""
+        first: dict[str, Seat] = {}
+        if len(self._at.keys() | self._queues.keys()) == 1 and not any(s.begun for q in self._queues.values() for s in q[:1]):
+            return []
+        for seat in self._seats:
+            if not seat.runs and now - seat.since >= PATIENCE:
+                first.setdefault(seat.tenant, seat)
+        for tenant, queue in self._queues.items():
+            if now - queue[0].since >= PATIENCE:
+                first.setdefault(tenant, queue[0])
+        return sorted(first.values(), key=lambda seat: (seat.priority, self._at.get(seat.tenant, 0)))
+
+    def _make_room(self, taker: Seat, now: float) -> None:
+        for seat in choose_victims(self._seats, taker, self.slots, self._crowded(), now) or ():
+            assert seat.holder is not None, "only those that can be suspended are chosen"
+            if not seat.holder.suspend():  # the engine recovers from a crash
+                return
+            self._free(seat)
+            self._queue(seat, call=False)
+        if not taker.held and not taker.turn.cancelled() and self.running + taker.cost <= self.slots:
+            self._dequeue(taker)
+            self._grant(taker)
+            self._hungry.add(taker)
+
+    def _limit(self) -> int:
+        """Sequences that may be at the engine now. No more than run there, until those have begun for whom others made room: or
+        more might come before them."""
+        self._hungry = {seat for seat in self._hungry if seat.held and not (seat.holder is not None and seat.runs)}
+        return self.slots if self._hungry else self.window
+
+    def _queue(self, seat: Seat, call: bool = True) -> None:
+        """The seat is wanted, for the first time or again."""
+        if self._closed is not None:
+            return
+        seat.since = self._clock()
+        bisect.insort(self._queues.setdefault(seat.tenant, []), seat, key=attrgetter("rank"))
+        if call:
             self._call()
-            raise
+
+    def _dequeue(self, seat: Seat) -> None:
+        queue = self._queues.get(seat.tenant, [])
+        if seat in queue:
+            queue.remove(seat)
+            if not queue:
+                del self._queues[seat.tenant]
+
+    def _grant(self, seat: Seat) -> None:
+        self.running += seat.cost
+        self._at[seat.tenant] = self._at.get(seat.tenant, 0) + seat.cost
+        self._seats[seat] = None
+        seat.held, seat.since = True, self._clock()
+        if seat.begun:
+            seat.ticket.resumed()
+            assert seat.holder is not None, "only those that can be resumed are suspended"
+            seat.holder.resume()
+        else:
+            seat.begun = True
+            seat.turn.set_result(None)
+
+    def _free(self, seat: Seat) -> None:
+        """The seat is no longer held. Its request goes on later."""
+        self._give_up(seat)
+        seat.ticket.suspended()
+
+    def _give_up(self, seat: Seat) -> None:
+        del self._seats[seat]
+        seat.before, seat.held = seat.seconds_held(self._clock()), False
+        self.running -= seat.cost
+        self._at[seat.tenant] -= seat.cost
+        if not self._at[seat.tenant]:
+            del self._at[seat.tenant]
+
+    def _rest(self, seat: Seat) -> None:
+        """Nobody reads what the seat's request makes, and it was suspended."""
+        self._free(seat)
+        self._call()
+
+    def _end(self, seat: Seat) -> None:
+        if seat.held:
+            self._give_up(seat)
+        else:
+            self._dequeue(seat)
+            if seat.begun:
+                seat.ticket.resumed()
+        self._call()
 
     def _call(self) -> None:
-        """Let in whoever fits now: the most urgent first, among equals each tenant in turn."""
-        while self._queues:
-            tenant = min(self._queues, key=lambda t: self._queues[t][0].priority)  # the first in turn, of equals
+        """Let in whoever fits now: the most urgent first, then who has least at the engine, then each tenant in turn."""
+        limit = self._limit()
+        if self._queues and self.running < limit:
+            self._let_in(limit)
+        if self._looking is None and (self._queues or self.running > self.slots):
+            self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self.look_around)
+
+    def _let_in(self, limit: int) -> None:
+        places = itertools.count()
+        heads = [(q[0].priority, self._at.get(t, 0), next(places), t) for t, q in self._queues.items()]
+        heapq.heapify(heads)
+        while heads:
+            tenant = heapq.heappop(heads)[-1]
             queue = self._queues[tenant]
-            if self.running + queue[0].cost > self.window:
-                return
-            waiter = queue.pop(0)
+            if self.running + queue[0].cost > limit:
+                break
+            seat = queue.pop(0)
+            if not seat.turn.cancelled():
+                self._grant(seat)
             if queue:
                 self._queues.move_to_end(tenant)
+                heapq.heappush(heads, (queue[0].priority, self._at.get(tenant, 0), next(places), tenant))
             else:
                 del self._queues[tenant]
-            if not waiter.turn.cancelled():
-                self.running += waiter.cost
-                waiter.turn.set_result(None)
 
 
 def _fits(more: int, free: int, held: int) -> bool:

@@ -21,9 +21,11 @@ from starlette.types import Message
 from thalweg.server.core.lifecycle import Visit
 from thalweg.server.errors import ApiError, translate
 from thalweg.server.http.answer import failure
-from thalweg.server.http.bodies import MAX_VALUES, load
+from thalweg.server.http.bodies import MAX_VALUES, SMALL, Bodies, load
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+AROUND = 4096
+"""Bytes of a line beside its body."""
 MOST_WAITS = 10_000
 """Times that a line waits for a place in the server's queue before its refusal is its answer."""
 
@@ -66,20 +68,40 @@ def read(raw: bytes, urls: Mapping[str, Endpoint], values: int = MAX_VALUES) -> 
 class Lines:
     """Answers lines. endpoints: the routes a line may name, by path, as `routes.described` makes them."""
 
-    def __init__(self, endpoints: Mapping[str, Endpoint], values: int = MAX_VALUES) -> None:
-        self.endpoints, self._values = dict(endpoints), values
+    def __init__(self, endpoints: Mapping[str, Endpoint], bodies: Bodies) -> None:
+        """bodies: bounds a line as it bounds the body of a request."""
+        self.endpoints, self._bodies = dict(endpoints), bodies
+
+    def check_size(self, size: int) -> None:
+        """ApiError 413 for a line of so many bytes, before it is in memory."""
+        most = self._bodies.limit + AROUND
+        if size > most:
+            raise ApiError(f"the line has {size} bytes; a request has at most {most} (the server's --max-body)", status=413)
 
     def read(self, raw: bytes) -> Line:
-        return read(raw, self.endpoints, self._values)
+        """For a thread, where the line is long."""
+        self.check_size(len(raw))
+        return read(raw, self.endpoints, self._bodies.values)
 
     async def answer(self, raw: bytes, client: str = "", owner: str = "") -> Answered:
         """The line that answers the line `raw`. Never fails: what is wrong becomes the answer. client, owner: who asks, as
         the host and the key that a request over HTTP comes with."""
+        line = await self._read(raw)
+        if isinstance(line, Answered):
+            return line
+        del raw  # it may be long, and the answer may take long
+        answer = await self.ask(line, client, owner)
+        if len(answer.body) <= SMALL:
+            return written(line.custom_id, answer)
+        return await asyncio.to_thread(written, line.custom_id, answer)
+
+    async def _read(self, raw: bytes) -> Line | Answered:
+        """The line, or what answers a wrong one. On a thread if it is long."""
         try:
-            line = self.read(raw)
+            return await self._bodies.read(len(raw), lambda: self.read(raw))
         except Exception as e:
-            return written(custom_id_of(raw), failure(e))
-        return written(line.custom_id, await self.ask(line, client, owner))
+            refused = failure(e)
+            return await self._bodies.read(len(raw), lambda: written(custom_id_of(raw), refused))
 
     async def ask(self, line: Line, client: str = "", owner: str = "") -> Response:
         """The route's own answer. A full queue is waited for."""

@@ -10,7 +10,8 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 import orjson
@@ -23,11 +24,12 @@ from thalweg.server.core.admission import Admission, Ticket
 from thalweg.server.core.fields import Fields
 from thalweg.server.core.lifecycle import Lifecycle
 from thalweg.server.core.lines import Lines
+from thalweg.server.core.parts import OnTurn, Part, divide, renumber, run_all, stream_all
 from thalweg.server.core.schema import Asked
 from thalweg.server.core.transcript import Transcript
-from thalweg.server.errors import ApiError
+from thalweg.server.errors import ApiError, of_grammar
 from thalweg.server.http.bodies import MAX_VALUES, Bodies
-from thalweg.server.http.middleware import tenant_of
+from thalweg.server.http.middleware import current_scope, owner_of, tenant_of
 from thalweg.server.http.multipart import Part as FormPart
 from thalweg.server.http.multipart import boundary_of, parts_of
 from thalweg.server.observe.recent import Recent, Record
@@ -62,19 +64,6 @@ class Job(msgspec.Struct, frozen=True):
     @property
     def prompt_tokens(self) -> int:
         return sum(len(p["prompt_token_ids"]) for p in self.prompts)
-
-    def parts(self, most: int) -> list[Part]:
-        """What takes turns: each prompt with at most so many of its choices."""
-        n = self.params.n
-        return [Part(i, first, min(most, n - first)) for i in range(len(self.prompts)) for first in range(0, n, most)]
-
-
-class Part(NamedTuple):
-    """Choices `first` to `first + choices - 1` of one prompt."""
-
-    prompt: int
-    first: int
-    choices: int
 
 
 class Watcher(Protocol):
@@ -112,6 +101,8 @@ class Serving:
             window=seqs + max(2, seqs // 4),
             max_requests=4 * seqs if queue is None else queue,
             max_tokens=settings.max_queued_tokens,
+            slots=seqs,
+            crowded=self._crowded,
         )
         self.created = int(time.time())
         self.fingerprint = _fingerprint(engine, settings)
@@ -119,6 +110,8 @@ class Serving:
         self.watchers: list[Watcher] = [recent]
         self.running: set[str] = set()
         """The engine's ids of what is under way."""
+        self.owners: dict[str, str] = {}
+        """Whose each of them is (`owner_of`)."""
         self._own: dict[Callable[[Serving], Any], Any] = {}
         self._count = itertools.count()
 
@@ -278,6 +271,7 @@ class Serving:
         engine's are made unique."""
         request_id = f"{job_id}-{next(self._count)}"
         self.running.add(request_id)
+        self.owners[request_id] = owner_of(current_scope.get())
         with ExitStack() as watched:
             for watcher in self.watchers:
                 watched.enter_context(watcher.under_way(request_id))
@@ -285,27 +279,35 @@ class Serving:
                 yield request_id
             finally:
                 self.running.discard(request_id)
+                del self.owners[request_id]
+
+    def _crowded(self) -> bool:
+        """Do sequences wait at the engine although it has slots for them?"""
+        stats = self.engine.stats()
+        return stats is not None and stats.waiting > 0 and stats.running < self.engine.config.scheduler.max_seqs
 
     def _parts(self, job: Job) -> list[Part]:
-        return job.parts(self.admission.most_together)
+        return divide(len(job.prompts), job.params.n, self.admission.most_together)
 
-    async def _generate(self, job: Job, part: Part) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs of these choices, numbered as in the whole request."""
+    async def _generate(self, job: Job, part: Part, on_turn: OnTurn | None = None) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of these choices, numbered as in the whole request. on_turn: called when they may run."""
         prompt, params = job.prompts[part.prompt], job.params
         if part.choices < params.n:
             params = msgspec.structs.replace(params, n=part.choices)
         tokens, prompts = (0, 0) if part.first else (len(prompt["prompt_token_ids"]), 1)
         turn = self.admission.turn(job.ticket, part.choices, tokens, job.priority, prompts)
         async with AsyncExitStack() as held:
-            await held.enter_async_context(turn)
+            seat = await held.enter_async_context(turn)
+            if on_turn is not None:
+                on_turn()
             request_id = held.enter_context(self.under_way(job.id))
-            stream = self.engine.generate(prompt, params, request_id, priority=job.priority, first_choice=part.first)
+            stream = self.engine.generate(prompt, params, request_id, priority=job.priority, first_choice=part.first, seat=seat)
             said = self._transcript(job) if self.settings.enable_log_outputs else None
             try:
                 async for output in stream:
-                    self._raise_if_failed(output)
+                    self._raise_if_failed(output, params)
                     if part.first:
-                        _renumber(output, part.first)
+                        renumber(output, part.first)
                     if said is not None:
                         said.add(output)
                     yield output
@@ -323,10 +325,12 @@ class Serving:
         self.admission.close(closing())
         await self.engine.abort(list(self.running))
 
-    def _raise_if_failed(self, output: RequestOutput) -> None:
+    def _raise_if_failed(self, output: RequestOutput, params: SamplingParams) -> None:
         reasons = {c.finish_reason for c in output.outputs}
         if "error" in reasons:
-            raise ApiError(output.error or "the engine could not finish this request", status=500)
+            raise of_grammar(output.error, params.structured_outputs) or ApiError(
+                output.error or "the engine could not finish this request", status=500
+            )
         if "abort" in reasons and self.lifecycle.cutting:
             raise closing()
 
@@ -348,16 +352,10 @@ class Serving:
         parts = self._parts(job)
         if len(parts) == 1:
             return [await self._last(job, parts[0])]
-        tasks = [asyncio.create_task(self._last(job, part)) for part in parts]
-        try:
-            return _joined(parts, await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return await run_all(self.admission, parts, partial(self._last, job))
 
-    async def _last(self, job: Job, part: Part) -> RequestOutput:
-        stream = self._generate(job, part)
+    async def _last(self, job: Job, part: Part, on_turn: OnTurn | None = None) -> RequestOutput:
+        stream = self._generate(job, part, on_turn)
         last = None
         try:
             async for output in stream:
@@ -370,38 +368,18 @@ class Serving:
     async def stream(self, job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """(prompt index, output) as outputs come, of all prompts together. Closing it aborts them all."""
         parts = self._parts(job)
-        if len(parts) == 1:
-            stream = self._generate(job, parts[0])
+        if len(parts) > 1:
+            outputs = stream_all(self.admission, parts, partial(self._generate, job))
             try:
-                async for output in stream:
-                    yield 0, output
+                async for found in outputs:
+                    yield found
             finally:
-                await stream.aclose()
+                await outputs.aclose()
             return
-        queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(maxsize=256)
-        tasks = [asyncio.create_task(self._pump(job, part, queue)) for part in parts]
-        try:
-            for _ in range(len(tasks)):
-                while True:
-                    i, item = await queue.get()
-                    if item is None:
-                        break
-                    if isinstance(item, BaseException):
-                        raise item
-                    yield i, item
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _pump(self, job: Job, part: Part, queue: asyncio.Queue[Any]) -> None:
-        stream = self._generate(job, part)
+        stream = self._generate(job, parts[0])
         try:
             async for output in stream:
-                await queue.put((part.prompt, output))
-            await queue.put((part.prompt, None))
-        except Exception as e:
-            await queue.put((part.prompt, e))
+                yield 0, output
         finally:
             await stream.aclose()
 
@@ -418,21 +396,6 @@ class Serving:
     def total_usage(self, job: Job, outputs: Sequence[RequestOutput], discard: bool = False) -> dict[str, Any]:
         made = 0 if discard else sum(len(c.token_ids) for o in outputs for c in o.outputs)
         return self.usage(job.prompt_tokens, made, sum(o.num_cached_tokens or 0 for o in outputs))
-
-
-def _renumber(output: RequestOutput, first: int) -> None:
-    """Choices of a later part, numbered as in the request. What the cache held is told by the first part."""
-    output.num_cached_tokens = None
-    for choice in output.outputs:
-        choice.index += first
-
-
-def _joined(parts: Sequence[Part], outputs: Sequence[RequestOutput]) -> list[RequestOutput]:
-    """One output per prompt, of the final outputs of its parts."""
-    whole: dict[int, RequestOutput] = {}
-    for part, output in zip(parts, outputs, strict=True):
-        whole.setdefault(part.prompt, output).outputs.extend(output.outputs if part.first else ())
-    return list(whole.values())
 
 
 def closing() -> ApiError:

@@ -109,6 +109,28 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+class Download(Response):
+    """Bytes that are read as the client takes them."""
+
+    def __init__(self, size: int, pieces: AsyncGenerator[bytes, None], media_type: str = "application/octet-stream") -> None:
+        """size: bytes of all pieces together."""
+        super().__init__(media_type=media_type, headers={"Content-Length": str(size)})
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(OSError):  # the client is gone
+            await or_disconnect(receive, self._run(send))
+
+    async def _run(self, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for piece in self._pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await self._pieces.aclose()
+
+
 async def _audible(frames: AsyncGenerator[bytes, None], seconds: float) -> AsyncGenerator[bytes, None]:
     """The frames, with a comment wherever none comes for so long. An empty one breaks no silence."""
     coming: asyncio.Task[bytes | None] | None = None

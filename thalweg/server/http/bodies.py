@@ -50,20 +50,24 @@ class Bodies:
         async with self._arriving(request, self.limit) as data:
             if arrived is not None:
                 arrived()
-            if len(data) <= SMALL:
-                return parse(load(data, self.values))
-            async with self._one:
-                return await asyncio.to_thread(lambda: parse(load(data, self.values)))
+            return await self.read(len(data), lambda: parse(load(data, self.values)))
 
-    async def raw(self, request: Request, limit: int) -> bytes:
+    async def read(self, size: int, work: Callable[[], T]) -> T:
+        """What `work` makes of `size` bytes of JSON: at once if they are few, otherwise on a thread, one at a time."""
+        if size <= SMALL:
+            return work()
+        async with self._one:
+            return await asyncio.to_thread(work)
+
+    async def raw(self, request: Request, limit: int) -> bytearray:
         """A body of any type, of at most `limit` bytes, and at most what all may have together. ApiError as `parse`."""
         async with self._arriving(request, min(limit, self._most)) as data:
             return data
 
     @asynccontextmanager
-    async def _arriving(self, request: Request, limit: int) -> AsyncIterator[bytes]:
+    async def _arriving(self, request: Request, limit: int) -> AsyncIterator[bytearray]:
         """The body's bytes, which are charged while the block runs."""
-        size, pieces = 0, []
+        size, data = 0, bytearray()
         try:
             self._check_length(request, limit)
             async for piece in request.stream():
@@ -73,8 +77,8 @@ class Bodies:
                     raise ApiError(f"the body has more than {limit} bytes, which is the limit", status=413)
                 if self.held > self._most:
                     raise ApiError("too many long requests at once; try again later", status=429, retry_after=2)
-                pieces.append(piece)
-            yield b"".join(pieces)
+                data += piece
+            yield data
         except ClientDisconnect:
             log.debug("a client left after %d bytes of a body", size)
             raise ApiError("the client left", status=499) from None
@@ -82,8 +86,9 @@ class Bodies:
             self.held -= size
 
     def _check_kind(self, request: Request) -> None:
-        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-        if kind != "application/json" and not kind.endswith("+json"):
+        kind = request.headers.get("content-type", "")
+        if not is_json(kind):
+            kind = kind.split(";")[0].strip().lower()
             raise ApiError(f"Content-Type must be application/json, not {kind[:100] or 'absent'!r}", status=415)
 
     def _check_length(self, request: Request, limit: int) -> None:
@@ -94,7 +99,12 @@ class Bodies:
             raise ApiError("too many long requests at once; try again later", status=429, retry_after=2)
 
 
-def load(data: bytes, values: int = MAX_VALUES) -> dict[str, Any]:
+def is_json(content_type: str) -> bool:
+    kind = content_type.split(";")[0].strip().lower()
+    return kind == "application/json" or kind.endswith("+json")
+
+
+def load(data: bytes | bytearray, values: int = MAX_VALUES) -> dict[str, Any]:
     """`data` as a JSON object. ApiError 400."""
     _check_counts(data, values)
     try:
@@ -114,7 +124,7 @@ def load(data: bytes, values: int = MAX_VALUES) -> dict[str, Any]:
     return body
 
 
-def _check_counts(data: bytes, values: int) -> None:
+def _check_counts(data: bytes | bytearray, values: int) -> None:
     """On the text, so that a bomb is refused before it is made. Exact counts are only made where they could matter."""
     quotes = data.count(b'"')
     opening = data.count(b"[") + data.count(b"{")
@@ -136,7 +146,7 @@ def _check_counts(data: bytes, values: int) -> None:
         at += at >= 0  # a string without an end is no JSON: the parser will say so
 
 
-def _string_end(data: bytes, quote: int) -> int:
+def _string_end(data: bytes | bytearray, quote: int) -> int:
     """Where the string that begins at `quote` ends. -1: nowhere."""
     end = data.find(b'"', quote + 1)
     while end >= 0:
@@ -171,7 +181,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
         raise ApiError(f"{name}: the key is given twice in one object", name)
 
 
-def _not_finite(data: bytes) -> str:
+def _not_finite(data: bytes | bytearray) -> str:
     """The path of the first number that is none or too large for a double, if the body is JSON otherwise: "" if not."""
     if len(data) > SMALL:
         return ""

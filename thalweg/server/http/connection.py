@@ -13,7 +13,7 @@ import logging
 import select
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import quote, unquote
@@ -23,6 +23,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
 from thalweg.server.errors import ApiError
+from thalweg.server.http.crowd import Crowd
 from thalweg.server.http.wire import MAX_FIELDS, MAX_HEAD, Body, Head, RefusedError, find_head, parse_head
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,9 @@ LINGER = 1.0
 dropped, so that a client that sends everything first gets to read it (RFC 9112, 9.6)."""
 LINGER_PACE, LINGER_BYTES = 8 * 2**20, 64 * 2**20
 """Dropping this many bytes buys a client another second. No more than this many are dropped."""
+PROBE_SECONDS = 1.0
+"""Seconds that a connection beyond the limit has to ask for a probe."""
+TOO_MANY = "too many connections"
 LOOKS = (0.005, 0.02, 0.1)
 """Seconds between looks at whether a client that has ended its side is still there. The last is repeated."""
 _LINES = {s.value: b"HTTP/1.1 %d %s\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
@@ -52,11 +56,12 @@ class Limits:
     body_seconds: float = 60.0
     slow_seconds: float = 60.0
     """Seconds without any progress of an answer that waits for its reader."""
-    connections: int = 8192
+    crowd: Crowd = field(default_factory=lambda: Crowd(8192), repr=False)
+    """All connections."""
+    is_probe: Callable[[str], bool] = lambda path: False
+    """Is it the path of a request that is answered however many connections there are?"""
     head_bytes: int = MAX_HEAD
     head_fields: int = MAX_FIELDS
-    idle: dict[Connection, None] = field(default_factory=dict, repr=False)
-    """Connections that wait for a next request, those that have waited longest first."""
     scratch: bytearray = field(default_factory=lambda: bytearray(READ), repr=False)
     """Buffer where bytes arrive, for all connections of an event loop. Each takes them out before the next one reads."""
 
@@ -87,6 +92,8 @@ class Connection(asyncio.BufferedProtocol):
         self._dropped, self._linger_until = 0, 0.0
         self._writable = asyncio.Event()
         self._writable.set()
+        self._welcome = True
+        """May it ask for anything, or for probes only?"""
         self.lost = False
 
     # ------------------------------------------------------------ asyncio.BufferedProtocol
@@ -97,16 +104,12 @@ class Connection(asyncio.BufferedProtocol):
         self._scheme = "https" if is_ssl(transport) else "http"
         self._state.connections.add(self)  # type: ignore[arg-type]
         transport.set_write_buffer_limits(high=HIGH_WATER)
-        if len(self._state.connections) > self._limits.connections and self._limits.idle:
-            next(iter(self._limits.idle)).give_way()
-        if len(self._state.connections) > self._limits.connections:
-            self._refuse(RefusedError(503, "too many connections"))
-            return
-        self._deadline(self._limits.head_seconds, self._head_late)
+        self._welcome = self._limits.crowd.enter(self, self._client[0] if self._client else "")
+        self._deadline(self._limits.head_seconds if self._welcome else PROBE_SECONDS, self._head_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)
-        self._limits.idle.pop(self, None)
+        self._limits.crowd.leave(self)
         self.lost = True
         for timer in (self._timer, self._slow):
             if timer is not None:
@@ -126,8 +129,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.transport.is_closing():
             return
         if not self._buffer and self._exchange is None:
-            self._limits.idle.pop(self, None)
-            self._deadline(self._limits.head_seconds, self._head_late)
+            self._deadline(self._limits.head_seconds if self._welcome else PROBE_SECONDS, self._head_late)
         self._buffer += memoryview(self._limits.scratch)[:nbytes]
         try:
             self._advance()
@@ -173,6 +175,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._read(not self._exchange.waiting)  # no further than the application has read
                     return
                 self._body = None
+                self._limits.crowd.busy(self)
                 self._deadline(0, None)
             if self._exchange is not None:
                 if len(self._buffer) > MAX_AHEAD:
@@ -189,9 +192,16 @@ class Connection(asyncio.BufferedProtocol):
             self._begin(parse_head(raw, self._limits.head_fields))
 
     def _begin(self, head: Head) -> None:
+        scope = self._scope(head)
+        if not self._welcome:
+            self._welcome = self._limits.crowd.admit(self)
+        if not self._welcome:
+            if not self._limits.is_probe(scope["path"]):
+                raise RefusedError(503, TOO_MANY)
+            head = replace(head, keep_alive=False)
         self._body = Body(head.length)
         self._deadline(self._limits.body_seconds, self._body_late)
-        self._exchange = Exchange(self, head, self._scope(head))
+        self._exchange = Exchange(self, head, scope)
         task = self._loop.create_task(self._exchange.run(self._config.loaded_app))
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
@@ -242,11 +252,12 @@ class Connection(asyncio.BufferedProtocol):
         elif not done.keep_alive or self._eof:
             self.transport.close()
         elif self._buffer:
+            self._limits.crowd.idle(self)
             self._deadline(self._limits.head_seconds, self._head_late)
             self._loop.call_soon(self.buffer_updated, 0)
         else:
             self._read(True)
-            self._limits.idle[self] = None
+            self._limits.crowd.idle(self)
             self._deadline(self._config.timeout_keep_alive, self._idle_late)
 
     async def drain(self) -> None:
@@ -276,9 +287,11 @@ class Connection(asyncio.BufferedProtocol):
             self.give_way()
 
     def give_way(self) -> None:
-        """Close a connection that waits for a next request."""
-        self._limits.idle.pop(self, None)
+        """Close a connection that has sent no whole request. One for which there was no place is told so."""
+        self._limits.crowd.leave(self)
         self._state.connections.discard(self)
+        if not self._welcome and self._exchange is None and not (self._lingering or self.transport.is_closing()):
+            self.transport.write(_refusal(RefusedError(503, TOO_MANY)))
         self.transport.close()
 
     def _readable(self) -> bool:
@@ -288,7 +301,9 @@ class Connection(asyncio.BufferedProtocol):
         return bool(poll.poll(0))
 
     def _head_late(self) -> None:
-        if self._buffer:
+        if not self._welcome:
+            self.give_way()
+        elif self._buffer:
             self._refuse(RefusedError(408, f"no complete request within {self._limits.head_seconds:g} seconds"))
         else:
             self.transport.close()
@@ -328,10 +343,7 @@ class Connection(asyncio.BufferedProtocol):
         if exchange is not None and exchange.started:
             self.transport.abort()
             return
-        body = ApiError(e.message, status=e.status).bytes()
-        line = _LINES.get(e.status, b"HTTP/1.1 400 Bad Request\r\n")
-        fields = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        self.transport.write(line + fields + body)
+        self.transport.write(_refusal(e))
         if exchange is not None:
             exchange.leave()
         self._linger(e.status != 408)
@@ -342,7 +354,7 @@ class Connection(asyncio.BufferedProtocol):
         self._dropped, self._linger_until = 0, self._loop.time() + LINGER
         self._buffer.clear()
         self._body = None
-        self._read(drop and len(self._state.connections) <= self._limits.connections)
+        self._read(drop and self._welcome)
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._deadline(LINGER, self.transport.abort)
@@ -355,6 +367,13 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.abort()
         else:
             self._deadline(min(LINGER, left), self.transport.abort)
+
+
+def _refusal(e: RefusedError) -> bytes:
+    body = ApiError(e.message, status=e.status).bytes()
+    line = _LINES.get(e.status, b"HTTP/1.1 400 Bad Request\r\n")
+    fields = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+    return line + fields + body
 
 
 class Exchange:

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from thalweg.errors import ConfigError
+from thalweg.server.http.crowd import MOST_PROBES
 from thalweg.server.settings import ServerSettings
 
 SEND_BUFFER = 128 * 1024
 """Bytes the system keeps of an answer whose reader is slow. What waits beyond that waits where it is bounded and seen."""
-SPARE_FILES = 128
-"""Descriptors kept back from connections, for everything else."""
+SPARE_FILES = 128 + MOST_PROBES
+"""Descriptors kept back from connections: for probes beyond the limit, and for everything else."""
 MOST_CONNECTIONS = 8192
 
 

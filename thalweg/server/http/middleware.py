@@ -7,6 +7,7 @@ import hmac
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextvars import ContextVar
 from ipaddress import ip_address
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,8 +15,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from thalweg.server.core.lifecycle import probe_of
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import failure
+from thalweg.server.http.bodies import is_json
+from thalweg.server.http.crowd import neighbourhood
 from thalweg.server.observe.metrics import HttpMetrics
 
+SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
+"""They change nothing, and a page of another origin cannot read their answers."""
+ORIGIN_HEADERS = frozenset((b"origin", b"host", b"content-type", b"sec-fetch-site"))
 MOST_ID = 256
 """Bytes of a request id. A longer one is refused, not echoed."""
 
@@ -97,10 +103,41 @@ class HostGuard:
         return True
 
 
+class OriginGuard:
+    """Refuses what a web page of another origin sends without asking first, as a form does. A browser asks (CORS preflight)
+    before it sends JSON, and is refused there. So every route is closed to such pages, whatever its body.
+
+    Sec-Fetch-Site and Origin are set by browsers, never by pages. Other clients send neither."""
+
+    def __init__(self, app: ASGIApp, allowed: Collection[str] = ()) -> None:
+        """allowed: origins of --allowed-origins. "*": any."""
+        self.app, self._allowed = app, frozenset(allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in SAFE_METHODS or not self._is_foreign(scope):
+            await self.app(scope, receive, send)
+            return
+        words = "pages of other origins may not use this server; start it with --allowed-origins to let them"
+        await failure(ApiError(words, status=403))(scope, receive, send)
+
+    def _is_foreign(self, scope: Scope) -> bool:
+        headers = {k: v.decode("latin-1") for k, v in scope["headers"] if k in ORIGIN_HEADERS}
+        origin = headers.get(b"origin")
+        if is_json(headers.get(b"content-type", "")) or "*" in self._allowed or origin in self._allowed:
+            return False
+        if site := headers.get(b"sec-fetch-site"):
+            return site not in ("same-origin", "none")
+        return origin is not None and origin.partition("://")[2] != headers.get(b"host", "")
+
+
 def tenant_of(scope: Scope) -> str:
-    """Who is asking, for fairness: the key where there are several, else the client's host."""
+    """Who is asking, for fairness: the key where there are several, else the client's host, or its network of IPv6."""
     client = scope.get("client")
-    return str(scope.get("thalweg.tenant") or (client[0] if client else ""))
+    return str(scope.get("thalweg.tenant") or (neighbourhood(client[0]) if client else ""))
+
+
+current_scope: ContextVar[Scope] = ContextVar("scope", default={})  # noqa: B039 - nobody changes it
+"""Of the request that is being answered, where it is not at hand."""
 
 
 def owner_of(scope: Scope) -> str:

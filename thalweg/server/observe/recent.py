@@ -13,8 +13,10 @@ from typing import Any
 from thalweg.engine.messages import Outputs
 from thalweg.outputs import PoolingRequestOutput, RequestMetrics, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
+from thalweg.server.http.middleware import current_scope, owner_of
 
 MOST_REQUESTS = 1024
+"""Of all keys. The key that has most loses its oldest first."""
 MOST_PARTS = 32
 """Parts of one request that are told. A part takes its turn at the door by itself: a prompt, or some choices of one."""
 
@@ -62,31 +64,46 @@ class Recent:
         self.progress: Callable[[str], RequestMetrics | None] = lambda request_id: None
         """What the engine knows of an open request."""
         self._clock = clock
-        self._records: OrderedDict[str, Record] = OrderedDict()
-        self._names: dict[str, str] = {}
-        """The client's own name of a request: its id."""
+        self._records: dict[str, OrderedDict[str, Record]] = {}
+        """By key, then by id. Clients choose ids, so two keys may choose the same."""
+        self._count = 0
+        self._names: dict[tuple[str, str], str] = {}
+        """(key, the client's own name of a request): its id."""
+        self._open: dict[str, Part] = {}
+        """By the engine's id: parts that it has."""
 
     def add(self, record: Record) -> None:
-        """A request was accepted. One that bears the same id is forgotten."""
-        self._records.pop(record.id, None)
-        self._records[record.id] = record
-        self._names[record.id.partition("-")[2]] = record.id
-        while len(self._records) > MOST_REQUESTS:
-            self._forget(next(iter(self._records)))
+        """A request was accepted. One of the same key that bears the same id is forgotten."""
+        own = self._records.setdefault(record.tenant, OrderedDict())
+        self._count += record.id not in own
+        own.pop(record.id, None)
+        own[record.id] = record
+        self._names[record.tenant, record.id.partition("-")[2]] = record.id
+        while self._count > MOST_REQUESTS:
+            self._forget(max(self._records, key=lambda tenant: len(self._records[tenant])))
 
     def end(self, record: Record) -> None:
         record.over = self._clock()
 
-    def _forget(self, request_id: str) -> None:
-        del self._records[request_id]
-        name = request_id.partition("-")[2]
+    def _forget(self, tenant: str) -> None:
+        """The key's oldest."""
+        own = self._records[tenant]
+        request_id, _ = own.popitem(last=False)
+        self._count -= 1
+        name = (tenant, request_id.partition("-")[2])
         if self._names.get(name) == request_id:
             del self._names[name]
+        if not own:
+            del self._records[tenant]
+
+    def _get(self, tenant: str, id: str) -> Record | None:
+        own = self._records.get(tenant)
+        return None if own is None else own.get(id)
 
     def find(self, name: str, tenant: str) -> Record | None:
         """By the answer's id, or by the X-Request-Id it came with. None also where another key asked for it."""
-        record = self._records.get(self._names.get(name, name))
-        if record is None or record.tenant != tenant:
+        record = self._get(tenant, self._names.get((tenant, name), name))
+        if record is None:
             return None
         for request_id, part in record.parts.items():
             if not part.how and (now := self.progress(request_id)) is not None:
@@ -95,14 +112,15 @@ class Recent:
 
     @contextmanager
     def under_way(self, request_id: str) -> Iterator[None]:
-        record = self._records.get(request_id.rpartition("-")[0])
+        record = self._get(owner_of(current_scope.get()), request_id.rpartition("-")[0])
         if record is None or len(record.parts) >= MOST_PARTS:
             yield
             return
-        part = record.parts[request_id] = Part(self._clock())
+        part = record.parts[request_id] = self._open[request_id] = Part(self._clock())
         try:
             yield
         finally:
+            del self._open[request_id]
             if not part.how:  # nobody was told an end: its reader went away, or it was refused
                 part.how, part.ended = "abort", self._clock()
 
@@ -110,8 +128,7 @@ class Recent:
         """Steps are not kept."""
 
     def finished(self, output: RequestOutput | PoolingRequestOutput[Any], params: SamplingParams | PoolingParams) -> None:
-        record = self._records.get(output.request_id.rpartition("-")[0])
-        part = None if record is None else record.parts.get(output.request_id)
+        part = self._open.get(output.request_id)
         if part is None:
             return
         if output.metrics is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import monotonic
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -9,6 +11,24 @@ import thalweg
 from thalweg.server.core.serving import Serving
 from thalweg.server.http.answer import respond
 from thalweg.server.observe.metrics import exposition
+
+FRESH_SECONDS = 1.0
+"""An exposition is written at most once in so long, whoever asks: it takes milliseconds of the event loop."""
+
+
+class Exposition:
+    """The latest of a server."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving, self._until = serving, 0.0
+        self._body, self._kind = b"", ""
+
+    def response(self) -> Response:
+        if monotonic() >= self._until:
+            traffic, settings = self._serving.traffic, self._serving.settings
+            self._body, self._kind = exposition(traffic.registry, settings.metrics_prefix)
+            self._until = monotonic() + FRESH_SECONDS
+        return Response(self._body, media_type=self._kind)
 
 
 async def version(serving: Serving, http: Request) -> Response:
@@ -20,5 +40,4 @@ async def load(serving: Serving, http: Request) -> Response:
 
 
 async def metrics(serving: Serving, http: Request) -> Response:
-    body, kind = exposition(serving.traffic.registry, serving.settings.metrics_prefix)
-    return Response(body, media_type=kind)
+    return serving.own(Exposition).response()

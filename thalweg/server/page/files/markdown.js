@@ -1,12 +1,15 @@
 // A safe subset of Markdown. `parse` makes plain data of text, `nodes` makes DOM of that. Model text becomes text
 // nodes alone, so nothing a model writes can be markup, and links lead to http, https and mailto only.
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$/;
+// No two neighbouring parts of a pattern match the same character, so none takes more than a few looks at each.
+const FENCE = /^ {0,3}(`{3,}|~{3,}(?!~))([^`]*)$/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(?: +|$)(.*)$/;
 const RULE = /^ {0,3}(?:(?:\* *){3,}|(?:- *){3,}|(?:_ *){3,})$/;
-const HEADING = /^ {0,3}(#{1,6}) +(.*?)(?: +#+)? *$/;
-const ROW = /^ *\|?(?: *:?-+:? *\|)+(?: *:?-+:? *)?$/;
+const HEADING = /^ {0,3}(#{1,6}) +(.*)$/;
+const DASHES = /^:?-+:?$/;
 const DEEP = 8;
+/** Of a table. Browsers take seconds to lay out one of thousands of columns. What goes beyond is text. */
+export const MOST_COLUMNS = 64, MOST_CELLS = 8192;
 
 export function parse(text, depth = 0) {
   const lines = text.replaceAll("\r\n", "\n").replaceAll("\t", "    ").split("\n");
@@ -28,13 +31,13 @@ export function parse(text, depth = 0) {
         if (end.test(lines[at])) closed = true;
         else body.push(lines[at]);
       }
-      out.push({ kind: "code", lang: found[2], text: body.join("\n") });
+      out.push({ kind: "code", lang: /^\s*([\w+#.-]*)/.exec(found[2])[1], text: body.join("\n") });
     } else if (!line.trim()) {
       close();
       at++;
     } else if ((found = HEADING.exec(line))) {
       close();
-      out.push({ kind: "h", level: found[1].length, text: found[2] });
+      out.push({ kind: "h", level: found[1].length, text: heading(found[2]) });
       at++;
     } else if (RULE.test(line)) {
       close();
@@ -48,10 +51,12 @@ export function parse(text, depth = 0) {
     } else if (ITEM.test(line) && depth < DEEP) {
       close();
       at = list(lines, at, depth, out);
-    } else if (line.includes("|") && at + 1 < lines.length && ROW.test(lines[at + 1])) {
+    } else if (line.includes("|") && at + 1 < lines.length && isTable(line, lines[at + 1])) {
       close();
-      const rows = [cells(line)];
-      for (at += 2; at < lines.length && lines[at].includes("|") && lines[at].trim(); at++) rows.push(cells(lines[at]));
+      const rows = [cells(line)], columns = rows[0].length;
+      for (at += 2; at < lines.length && lines[at].includes("|") && rows.length * columns < MOST_CELLS; at++) {
+        rows.push(cells(lines[at]).slice(0, columns));
+      }
       out.push({ kind: "table", rows });
     } else {
       open.push(line.trim());
@@ -86,6 +91,21 @@ function list(lines, at, depth, out) {
   made.items = made.items.map((b) => parse(b.join("\n"), depth + 1));
   out.push(made);
   return at;
+}
+
+/** The text of a heading without the marks that may close it. */
+function heading(text) {
+  const whole = text.trimEnd();
+  let end = whole.length;
+  while (whole[end - 1] === "#") end--;
+  return whole[end - 1] === " " ? whole.slice(0, end).trimEnd() : whole;
+}
+
+/** Is this a table's head, and the line below it? As many cells each, as GitHub has it. */
+function isTable(head, below) {
+  if (!below.includes("|") || !below.includes("-")) return false;
+  const made = cells(below);
+  return made.length <= MOST_COLUMNS && made.every((c) => DASHES.test(c)) && cells(head).length === made.length;
 }
 
 const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((c) => c.trim());

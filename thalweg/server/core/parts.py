@@ -1,0 +1,148 @@
+"""A request of many prompts or choices as parts that take turns at the engine one by one.
+
+The next part asks for its turn when the one before has got its own. So a request of 4,000 choices has one place in its tenant's
+queue, and other requests of that tenant come between. Nor does a part ask while the answers of those before it are not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from thalweg.outputs import RequestOutput
+from thalweg.server.core.admission import Admission
+
+MOST_UNREAD = 64
+"""Outputs of all parts that wait for their reader. Beyond it each part merges its own, and stops when they are many."""
+
+
+class Part(NamedTuple):
+    """Choices `first` to `first + choices - 1` of one prompt."""
+
+    prompt: int
+    first: int
+    choices: int
+
+
+OnTurn = Callable[[], None]
+"""What a part calls when it may run."""
+
+
+def divide(prompts: int, choices: int, most: int) -> list[Part]:
+    """What takes turns: each prompt with at most so many of its choices."""
+    return [Part(i, first, min(most, choices - first)) for i in range(prompts) for first in range(0, choices, most)]
+
+
+@asynccontextmanager
+async def spread(
+    admission: Admission,
+    parts: Sequence[Part],
+    run: Callable[[Part, OnTurn], Awaitable[None]],
+    room: asyncio.Event | None = None,
+) -> AsyncIterator[asyncio.Future[None]]:
+    """Runs `run(part, on_turn)` for each part. room: no part begins while it is not set. The future ends with the last part, or
+    raises the first error. Leaving the block cancels what runs."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    tasks: list[asyncio.Task[None]] = []
+    behind, left = len(parts), len(parts)
+
+    async def follow(part: Part, turned: asyncio.Event) -> None:
+        nonlocal left
+        try:
+            await run(part, turned.set)
+        except Exception as e:
+            if not done.done():
+                done.set_exception(e)
+        finally:
+            turned.set()
+        left -= 1
+        if not left and not done.done():
+            done.set_result(None)
+
+    async def feed() -> None:
+        nonlocal behind
+        for part in parts:
+            if room is not None:
+                await room.wait()
+            behind -= 1
+            admission.behind -= 1
+            turned = asyncio.Event()
+            tasks.append(asyncio.create_task(follow(part, turned)))
+            await turned.wait()
+
+    admission.behind += behind
+    feeding = asyncio.create_task(feed())
+    try:
+        yield done
+    finally:
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        admission.behind -= behind
+        if done.done():
+            done.exception()  # one who leaves early need not hear of it
+
+
+async def run_all(
+    admission: Admission, parts: Sequence[Part], last: Callable[[Part, OnTurn], Awaitable[RequestOutput]]
+) -> list[RequestOutput]:
+    """Every prompt's final output, in order. The first failure cancels the rest. last: the final output of a part."""
+    outputs: dict[Part, RequestOutput] = {}
+
+    async def run(part: Part, on_turn: OnTurn) -> None:
+        outputs[part] = await last(part, on_turn)
+
+    async with spread(admission, parts, run) as done:
+        await done
+    whole: dict[int, RequestOutput] = {}
+    for part in parts:
+        whole.setdefault(part.prompt, outputs[part]).outputs.extend(outputs[part].outputs if part.first else ())
+    return list(whole.values())
+
+
+async def stream_all(
+    admission: Admission, parts: Sequence[Part], outputs: Callable[[Part, OnTurn], AsyncGenerator[RequestOutput, None]]
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """(prompt index, output) as outputs come, of all parts together. Closing it ends them all."""
+    queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(MOST_UNREAD)
+    room = asyncio.Event()
+    room.set()
+
+    async def put(item: tuple[int, RequestOutput | Exception | None]) -> None:
+        if queue.full():
+            room.clear()
+        await queue.put(item)
+
+    async def pump(part: Part, on_turn: OnTurn) -> None:
+        stream = outputs(part, on_turn)
+        try:
+            async for output in stream:
+                await put((part.prompt, output))
+            await put((part.prompt, None))
+        except Exception as e:
+            await put((part.prompt, e))
+        finally:
+            await stream.aclose()
+
+    async with spread(admission, parts, pump, room):
+        left = len(parts)
+        while left:
+            i, item = await queue.get()
+            room.set()
+            if item is None:
+                left -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield i, item
+
+
+def renumber(output: RequestOutput, first: int) -> None:
+    """Choices of a later part, numbered as in the request. What the cache held is told by the first part."""
+    output.num_cached_tokens = None
+    for choice in output.outputs:
+        choice.index += first
