@@ -310,6 +310,9 @@ def test_loading_is_in_order_with_the_compute_stream(made: tuple[TorchRuntime, M
     device, _ = _device(runtime)
     device.put(np.arange(5))
     assert module.current is runtime.compute.raw
+    module.current = None
+    device.enter()
+    assert module.current is runtime.compute.raw, "a thread that takes the device over computes on its stream"
 
 
 @pytest.mark.parametrize("kind", GRAPH)
