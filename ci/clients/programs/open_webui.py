@@ -1,7 +1,7 @@
 """Open WebUI's own server in front of this one, asked as its page asks: a chat with a tool, a title, tags, what to ask next.
 
-Run by ci/clients.py: python ci/open_webui.py PROGRAM ADDRESS MODEL QUESTION. PROGRAM is `open-webui` of an environment of its
-own. It loads nothing from anywhere. Prints the chat's title and its last answer. Ends with 1 if the page would show an error.
+Run by ci/clients.py: python open_webui.py PROGRAM ADDRESS MODEL QUESTION. PROGRAM is `open-webui` of an environment of its own.
+It loads nothing from anywhere. Prints the chat's title and its last answer. Ends with 1 if the page would show an error.
 """
 
 from __future__ import annotations
