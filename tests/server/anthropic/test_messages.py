@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from fake_engine import TEMPLATE, FakeEngine
+from fake_engine import TEMPLATE, ByteTokenizer, FakeEngine
 from scripted import CALLS, CHATML, Scripted
 
 TOOLS: list[Any] = [
@@ -228,6 +228,27 @@ def test_a_schema_of_the_answer_constrains_it(start):
     assert running.engine.params[0].structured_outputs.json == {"type": "object"}
     with pytest.raises(sdk().BadRequestError, match=r"output_config\.format"):
         ask(running, extra_body={"output_config": {"format": {"type": "yaml"}}})
+
+
+def test_a_schema_under_its_older_name_constrains_the_answer(start):
+    """`output_format`, as clients of the structured-outputs beta send it."""
+    running = start(Scripted("{}"))
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    r = running.post("/v1/messages", {"model": "fake", "messages": ASK, "max_tokens": 9, "output_format": form})
+    assert (r.status_code, r.headers.get("x-ignored-fields")) == (200, None)
+    assert running.engine.params[0].structured_outputs.json == {"type": "object"}
+    with pytest.raises(sdk().BadRequestError, match=r"output_format: output_config\.format is there too"):
+        ask(running, extra_body={"output_format": form, "output_config": {"format": form}})
+
+
+def test_a_strict_tool_is_held_to_its_schema(start):
+    engine = Scripted("So.")
+    engine.tokenizer = ByteTokenizer()
+    engine.tokenizer.added = {9: "<tool_call>"}
+    r = ask(start(engine), tools=[{**TOOLS[0], "strict": True}, TOOLS[1]])
+    assert r.stop_reason == "end_turn"
+    held = engine.params[0].structured_outputs
+    assert (held.free_until, held.grammar.count('"city"')) == ([9], 1), "the other accepts any object"
 
 
 def test_hints_are_accepted_and_told(start):

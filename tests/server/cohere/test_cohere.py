@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import ByteTokenizer, FakeEngine
 from scripted import CALLS, Scripted
 
 FUNCTION = {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
@@ -98,6 +98,18 @@ def test_parameters_arrive(start):
     assert p.structured_outputs.json == {"type": "object"}
     running.post("/v2/chat", {**ASK, "tools": TOOLS, "tool_choice": "REQUIRED"})
     assert "get_weather" in running.engine.params[1].structured_outputs.grammar
+
+
+def test_strict_tools_are_held_to_their_schemas(start):
+    engine = Scripted("So.", "So.")
+    engine.tokenizer = ByteTokenizer()
+    engine.tokenizer.added = {9: "<tool_call>"}
+    running = start(engine)
+    assert running.post("/v2/chat", {**ASK, "tools": TOOLS, "strict_tools": True}).status_code == 200
+    assert running.post("/v2/chat", {**ASK, "tools": TOOLS}).status_code == 200
+    held, free = (p.structured_outputs for p in engine.params)
+    assert (held.free_until, held.grammar.count('"city"')) == ([9], 1)
+    assert free is None
 
 
 @pytest.mark.parametrize(

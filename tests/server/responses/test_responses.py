@@ -8,7 +8,7 @@ from typing import Any, get_args
 import openai
 import pydantic
 import pytest
-from fake_engine import TEMPLATE, FakeEngine
+from fake_engine import TEMPLATE, ByteTokenizer, FakeEngine
 from openai.types.responses import Response, ResponseStreamEvent
 from scripted import CALLS, Scripted
 
@@ -169,6 +169,39 @@ def test_a_tool_loop_by_items(start):
     assert prompt.index("<tool>20 degrees") < prompt.index("<tool>noon")
 
 
+@pytest.mark.parametrize("type", [{"type": "item_reference"}, {}], ids=["typed", "untyped"])
+def test_items_of_kept_responses_may_be_named_instead_of_sent(start, type):
+    """As the `ai` SDK sends what the assistant said. The prompt is the one that the items themselves make."""
+    running = start(Scripted(CALLS, "Hot.", "Hot."))
+    first = ask(running, tools=TOOLS)
+    outputs = [{"type": "function_call_output", "call_id": i.call_id, "output": "20"} for i in first.output[2:]]
+    user = {"role": "user", "content": "weather?"}
+    whole = ask(running, input=[user, *(i.model_dump(exclude_none=True) for i in first.output), *outputs], tools=TOOLS)
+    named = ask(running, input=[user, *({"id": i.id, **type} for i in first.output), *outputs], tools=TOOLS)
+    sent, referenced = (p["prompt"] for p in running.engine.prompts[1:])
+    assert referenced == sent
+    assert "Let me <see>." in sent
+    assert len({i.id for r in (first, whole, named) for i in r.output}) == len(first.output) + 2, "ids differ"
+    running.client().responses.delete(first.id)
+    kept = running.client().responses.input_items.list(named.id, order="asc", limit=100).data
+    assert [i.id for i in kept[1:-2]] == [i.id for i in first.output], "listed as items, and kept with what named them"
+
+
+def test_references_to_what_is_not_kept_are_refused(start):
+    running = start(Scripted(CALLS, CALLS, "x"), api_key=["a", "b"])
+    a, b = running.client("a"), running.client("b")
+    kept = a.responses.create(model="fake", input="secret", tools=TOOLS).output[0].id
+    unkept = a.responses.create(model="fake", input="secret", tools=TOOLS, store=False).output[0].id
+    for client, id in ((b, kept), (a, unkept), (a, kept[:-2] + "ff"), (a, "msg_1"), (a, "x")):
+        with pytest.raises(openai.NotFoundError, match="store=true") as e:
+            client.responses.create(model="fake", input=[{"type": "item_reference", "id": id}])
+        assert e.value.body["param"] == "input[0].id"
+    twice: list[Any] = [{"type": "item_reference", "id": kept}] * 2
+    with pytest.raises(openai.BadRequestError, match="twice"):
+        a.responses.create(model="fake", input=twice)
+    a.responses.create(model="fake", input=[*twice[:1], {"role": "user", "content": "go on"}])
+
+
 def test_previous_responses_bring_all_turns_back(start):
     running = start(Scripted(CALLS, "<think>\nok\n</think>\n\nIt is 20 degrees.", "Bye."))
     first = ask(running, tools=TOOLS, instructions="be brief")
@@ -247,6 +280,18 @@ def test_custom_tools_and_namespaces(start):
     assert counted.input_tokens > len(patch)
 
 
+@pytest.mark.parametrize("namespace", [False, True])
+def test_a_strict_tool_is_held_to_its_schema(start, namespace):
+    engine = Scripted("So.")
+    engine.tokenizer = ByteTokenizer()
+    engine.tokenizer.added = {9: "<tool_call>"}
+    city: Any = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tools: list[Any] = [{"type": "function", "name": n, "parameters": city, "strict": n == "a"} for n in "ab"]
+    ask(start(engine), tools=[{"type": "namespace", "name": "n", "description": "", "tools": tools}] if namespace else tools)
+    held = engine.params[0].structured_outputs
+    assert (held.free_until, held.grammar.count('"city"')) == ([9], 1), "the other accepts any object"
+
+
 def test_tool_choice(start):
     running = start(Scripted(CALLS, CALLS, CALLS, CALLS))
     ask(running, tools=TOOLS, tool_choice="required")
@@ -303,6 +348,7 @@ def test_truncation_drops_the_oldest_turns(start):
         ({"input": [{"type": "computer_call"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "function_call", "name": "x"}]}, "input[0]"),
+        ({"input": [{"type": "item_reference"}]}, "input[0]"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "x"}}, "prompt.id"),
         ({"top_logprobs": 21}, "top_logprobs"),

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from thalweg.errors import RequestError
-from thalweg.server.anthropic.protocol import Block, CountRequest, Message, MessagesRequest
+from thalweg.server.anthropic.protocol import Block, CountRequest, Message, MessagesRequest, Tool
 from thalweg.server.errors import ApiError, translate
 from thalweg.server.openai.protocol import ChatRequest, TokenizeChat
 
@@ -72,13 +72,17 @@ def _prompt_fields(request: CountRequest) -> dict[str, Any]:
         "model": request.model,
         "messages": messages,
         "tools": [
-            {"type": "function", "function": {"name": t.name, "description": t.description, "parameters": t.input_schema}}
-            for t in request.tools or ()
+            {"type": "function", "function": _function(t)} for t in request.tools or ()
         ] or None,
         "chat_template_kwargs": variables or None,
         "continue_final_message": continued,
         "add_generation_prompt": not continued,
     }  # fmt: skip
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    strict = {} if tool.strict is None else {"strict": tool.strict}
+    return {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, **strict}
 
 
 def _system(system: str | list[Block] | None) -> Any:

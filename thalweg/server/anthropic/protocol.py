@@ -96,6 +96,7 @@ class Tool(Model):
     name: Label
     description: Text | None = None
     input_schema: Json
+    strict: Flag | None = None
 
 
 class ToolChoice(Model):
@@ -133,6 +134,7 @@ class CountRequest(Model):
             if isinstance(message, dict):
                 _refuse_blocks(message.get("content"), f"messages[{i}].content")
         _drop_tools(body)
+        _rename_format(body)
 
     @model_validator(mode="after")
     def _rules(self) -> CountRequest:
@@ -172,6 +174,16 @@ def _refuse_blocks(content: Any, where: str, inside: bool = False) -> None:
         if isinstance(kind, str) and kind not in BLOCKS:
             raise ApiError(f"{at}: blocks of type {kind[:64]!r} are not supported by this version; send text", at)
         _refuse_blocks(block.get("content"), f"{at}.content", True)
+
+
+def _rename_format(body: dict[str, Any]) -> None:
+    """`output_format` is what `output_config.format` was called before. ApiError if both are there."""
+    form, config = body.pop("output_format", None), body.get("output_config")
+    if form is None:
+        return
+    if isinstance(config, dict) and config.get("format") is not None:
+        raise ApiError("output_format: output_config.format is there too; leave out output_format", "output_format")
+    body["output_config"] = {**(config if isinstance(config, dict) else {}), "format": form}
 
 
 def _drop_tools(body: dict[str, Any]) -> None:

@@ -48,11 +48,19 @@ def chat_of(request: ChatV2Request) -> ChatRequest:
     }
     if request.thinking:
         fields["chat_template_kwargs"] = {"enable_thinking": request.thinking.type == "enabled"}
+    if request.strict_tools:
+        fields["tools"] = [_strict(t) for t in request.tools or ()] or None
     if request.tools and request.tool_choice:
         fields["tool_choice"] = request.tool_choice.lower()
     elif request.tool_choice == "REQUIRED":
         raise ApiError("tool_choice: REQUIRED needs a function in tools", "tool_choice")
     return ChatRequest.model_validate(fields)
+
+
+def _strict(tool: dict[str, Any]) -> dict[str, Any]:
+    """The tool, its calls held to its schema. One without a function is refused later, by name."""
+    function = tool.get("function")
+    return {**tool, "function": {**function, "strict": True}} if isinstance(function, dict) else tool
 
 
 def _format(form: dict[str, Any] | None) -> dict[str, Any] | None:

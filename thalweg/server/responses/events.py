@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from thalweg.server.responses.items import encoded, new_id
+from thalweg.server.responses.items import encoded
+from thalweg.server.responses.references import item_id
 from thalweg.server.responses.tools import Tools, input_of
 from thalweg.turns.events import CallArguments, CallBegun, Content, Event, Thought
 
@@ -19,9 +20,9 @@ class Output:
 
     A text that is white space alone makes no item."""
 
-    def __init__(self, tools: Tools, encoding: bool = False) -> None:
-        """encoding: reasoning items carry their text in `encrypted_content` too."""
-        self._tools, self._encoding = tools, encoding
+    def __init__(self, tools: Tools, response: str, encoding: bool = False) -> None:
+        """response: its id. encoding: reasoning items carry their text in `encrypted_content` too."""
+        self._tools, self._response, self._encoding = tools, response, encoding
         self.items: list[Json] = []
         """As they are at the end. The last one may be open."""
         self._open = ""
@@ -91,7 +92,7 @@ class Output:
             if not text or text.isspace():
                 return
             text = "".join(self._held)
-            item: Json = {"id": new_id(kind), "type": kind, "status": "in_progress", "content": []}
+            item: Json = {"id": self._id(kind), "type": kind, "status": "in_progress", "content": []}
             more: Json = {"role": "assistant"} if kind == "message" else {"summary": []}
             item |= more
             yield from self._begin(item)
@@ -108,7 +109,7 @@ class Output:
         known = self._tools.of(name)
         kind, field = ("custom_tool_call", "input") if known.kind == "custom" else ("function_call", "arguments")
         item: Json = {
-            "id": new_id(kind),
+            "id": self._id(kind),
             "type": kind,
             "status": "in_progress",
             "call_id": call_id,
@@ -118,6 +119,10 @@ class Output:
         if known.namespace is not None:
             item["namespace"] = known.namespace
         yield from self._begin(item)
+
+    def _id(self, kind: str) -> str:
+        """Of the next item."""
+        return item_id(self._response, kind, len(self.items))
 
     def _hold(self, kind: str) -> None:
         self._holds, self._held = kind, []

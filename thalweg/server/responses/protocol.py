@@ -47,6 +47,7 @@ ITEMS = {
     "custom_tool_call_output": ("call_id", "output"),
     "reasoning": (),
     "additional_tools": ("tools",),
+    "item_reference": ("id",),
 }
 """Types of items, each with the fields it needs."""
 PARTS = ("input_text", "input_image", "output_text", "text", "refusal", "summary_text", "reasoning_text")
@@ -82,7 +83,7 @@ class Item(Model):
 
     type: Literal[
         "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning",
-        "additional_tools",
+        "additional_tools", "item_reference",
     ] = "message"  # fmt: skip
     id: Label | None = None
     status: Label | None = None
@@ -150,6 +151,8 @@ class Conversed(Asked):
         items = body.get("input")
         for i, item in enumerate(items if isinstance(items, list) else ()):
             if isinstance(item, dict):
+                if item.get("type") is None and {k for k, v in item.items() if v is not None} == {"id"}:
+                    item["type"] = "item_reference"  # clients may leave that type out
                 _refuse_item(item, f"input[{i}]")
                 if item.get("type") == "additional_tools":
                     drop_tools(item, body, f"input[{i}].tools")

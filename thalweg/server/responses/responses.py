@@ -18,6 +18,7 @@ from thalweg.server.responses.asked import chat_of, check_images, shortened, too
 from thalweg.server.responses.errors import Events
 from thalweg.server.responses.items import listed
 from thalweg.server.responses.protocol import Conversed, Item, ResponsesRequest
+from thalweg.server.responses.references import resolve
 from thalweg.server.responses.run import Run, missing
 from thalweg.server.responses.store import Turn, store
 
@@ -72,7 +73,7 @@ async def responses(serving: Serving, http: Request) -> Response:
 
 
 def conversation(serving: Serving, request: Conversed, owner: str) -> Said:
-    """ApiError 404 if previous_response_id is not kept, 400 if it has not ended."""
+    """ApiError 404 if previous_response_id or a referenced item is not kept, 400 if that response has not ended."""
     before = None
     if (id := request.previous_response_id) is not None:
         before = store(serving).get(owner, id)
@@ -82,4 +83,5 @@ def conversation(serving: Serving, request: Conversed, owner: str) -> Said:
         if before.running:
             raise ApiError("previous_response_id: that response has not ended yet", "previous_response_id")
     earlier = [Item.model_validate(item) for item in before.history()] if before is not None else []
-    return Said([*earlier, *request.items], [listed(item) for item in request.items], before)
+    new = resolve(store(serving), owner, request.items)
+    return Said([*earlier, *new], [listed(item) for item in new], before)

@@ -40,7 +40,7 @@ class Run:
         self.serving, self.request, self.job, self.answer, self.turn = serving, request, job, answer, turn
         self._owner = owner
         self._keeps = request.store is not False and store(serving).limit > 0
-        self._output = Output(tools, "reasoning.encrypted_content" in (request.include or ()))
+        self._output = Output(tools, turn.id, "reasoning.encrypted_content" in (request.include or ()))
         self._made = self._cached = 0
         self._number = 0
         self._head = self._fixed()

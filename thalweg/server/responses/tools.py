@@ -152,7 +152,8 @@ def _function(known: Known, tool: dict[str, Any]) -> dict[str, Any]:
         parameters, form = INPUT, tool.get("format")
         if isinstance(form, dict) and isinstance(form.get("definition"), str):
             says = f"{says or ''}\n\nThe input follows this {form.get('syntax', '')} grammar:\n{form['definition']}".strip()
-    function = {"name": told(known.namespace, known.name), "description": says, "parameters": parameters}
+    strict = None if known.kind == "custom" else tool.get("strict")
+    function = {"name": told(known.namespace, known.name), "description": says, "parameters": parameters, "strict": strict}
     return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
 
 
