@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def _chosen(parser: argparse.ArgumentParser, only: str | None) -> list[Client]:
     return [c for c in CLIENTS if not names or {c.name, c.family} & names]
 
 
-def _serving(client: Client, real: bool):  # a context manager of a Server
+def _serving(client: Client, real: bool) -> AbstractContextManager[Server]:
     if real:
         return nano()
     from clients.engine import scripted  # with it the whole server

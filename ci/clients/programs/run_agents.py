@@ -1,6 +1,7 @@
 """python run_agents.py ADDRESS MODEL QUESTION --api responses|chat [--output-type] [--once].
 
-Runs the agent streamed, then whole. --output-type: its last answer is an object. --once: no tools, streamed only.
+Runs the agent streamed, then whole, each with a question after it. --output-type: its answers are objects.
+--once: no tools, streamed only.
 """
 
 import argparse
@@ -66,6 +67,9 @@ async def main() -> None:
         if not args.once:
             assert any(i.type == "tool_call_output_item" for i in result.new_items), result.new_items
         print(result.final_output)
+        if not args.once:
+            again = await Runner.run(agent, [*result.to_input_list(), {"role": "user", "content": "Again."}], max_turns=2)
+            assert again.final_output == result.final_output, again.final_output
 
 
 asyncio.run(main())

@@ -1,6 +1,6 @@
 // node run_ai_sdk.mjs ADDRESS MODEL QUESTION PROVIDER text|object|object-with-tool [--once]. Prints the answers.
 //
-// text: a tool loop, whole and streamed. object: an object without tools, by both ways that the SDK has. object-with-tool: a tool
+// text: a tool loop, whole and streamed, and a question after each. object: an object without tools, by both ways that the SDK has. object-with-tool: a tool
 // loop that ends in an object. --once: one text without tools.
 
 import assert from "node:assert/strict";
@@ -79,6 +79,11 @@ async function texts() {
   const steps = await streamed.steps;
   assert.equal(steps[0].finishReason, "tool-calls");
   assert.equal(steps.at(-1).finishReason, "stop");
+  for (const { messages } of [await streamed.response, whole.response]) {
+    const asked = { role: "user", content: question };
+    const again = await generateText({ ...common, messages: [asked, ...messages, { role: "user", content: "Again." }] });
+    assert.equal(again.text, whole.text);
+  }
   console.log(whole.text);
 }
 
