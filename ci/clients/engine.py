@@ -109,12 +109,12 @@ class ScriptedEngine(FakeEngine):
         """Would masks let the model say this, and end there?"""
         if params.structured_outputs is None:
             return True
-        follower = self._grammars.follower(self._structured.source(params.structured_outputs))
+        matcher = self._grammars.matcher(self._structured.source(params.structured_outputs))
         try:
-            follower.accept(ids)
+            matcher.accept(ids)
         except GrammarError:
             return False
-        return follower.complete
+        return matcher.complete
 
     def say(self, params: SamplingParams, prompt: str) -> list[int]:
         sayings = choose_sayings(self.script, prompt)
