@@ -14,10 +14,12 @@ import numpy as np
 from thalweg.checkpoint.config import read_config
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
+from thalweg.hal.parts.adapters import Adapters
 from thalweg.hal.parts.scores import Scores
 from thalweg.hal.parts.sparse import Sparse
 from thalweg.hal.platform import Place
 from thalweg.hal.step import ON_DEVICE, SamplingArrays, StateBox, StepBatch, StepResult
+from thalweg.models.adapters import Room
 from thalweg.models.build import build
 from thalweg.models.load import load_params
 from thalweg.models.registry import declare
@@ -41,13 +43,13 @@ class Rig:
 
     def __init__(
         self, path: Path, *, dtype: str = "float32", platform: str = "reference", max_len: int = 64, block: int = 4,
-        slots: int = 9, invariant: bool = False, impl: str = "auto",
+        slots: int = 9, invariant: bool = False, impl: str = "auto", adapters: Room | None = None,
     ) -> None:  # fmt: skip
         self.device = load(platform).open(Place())
         binder = Binder(self.device.kernels, batch_invariant=invariant)
         self.model = build(
             declare({**read_config(path), "model_impl": impl}, path)[0], binder=binder, attention=self.device.attention,
-            comm=self.device.comm, dtype=dtype, max_len=max_len, block_tokens=block,
+            comm=self.device.comm, dtype=dtype, max_len=max_len, block_tokens=block, adapters=adapters,
         )  # fmt: skip
         self.params = load_params(self.model, path, self.device, progress=False)
         width = -(-max_len // block)
@@ -60,6 +62,8 @@ class Rig:
         rng = np.random.default_rng(7)
         self.tables = [1 + rng.permutation(blocks - 1).astype(np.int32).reshape(-1, width) for _ in self.model.groups]
         self.steps = np.zeros(slots, np.int64)
+        self.adapter_of: dict[int, int] = {}
+        """Of a sequence's slot: where its adapter lies. Others have none."""
         self.run = self.device.compile(
             make_step(self.model, binder, logprobs_mode="raw_logprobs"), self.params, self.box, None, None
         )
@@ -95,6 +99,8 @@ class Rig:
         top = max(g.top for g in self.model.groups)
         if top and (sparse := Sparse.of(context, query, top)) is not None:
             out.parts = (*out.parts, sparse)
+        if used := [self.adapter_of.get(int(slot), 0) for slot in slots]:
+            out.parts = (*out.parts, Adapters(np.array(used, np.int32))) if any(used) else out.parts
         out.features = out.infer_features(logprobs=0)
         out.metadata = self.model.metadata(out, None)
         self.steps[slots] += 1

@@ -6,12 +6,13 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from thalweg.errors import ConfigError
+from thalweg.errors import ConfigError, UnsupportedModelError
 from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.comm import Communicator
 from thalweg.hal.op import Binder
 from thalweg.hal.ops import linear
 from thalweg.hal.weights import WeightFormat
+from thalweg.models.adapters import Room
 from thalweg.models.context import Context
 from thalweg.models.decoder import Decoder
 from thalweg.models.fallback.spec import ForeignSpec
@@ -25,7 +26,7 @@ FOREIGN = "thalweg.models.fallback.module:Foreign"
 """Of models that transformers' own modules compute. Loading it loads transformers."""
 Model = Any
 """A `Decoder`, or what stands in its place for classes of transformers. Public parts: spec, groups, layouts, layer_group,
-attention, vocab, hidden, max_len, specs, rename, forward, logits, and where it `has_argmax`, argmax."""
+attention, vocab, hidden, dtype, adapters, max_len, specs, rename, forward, logits, and where it `has_argmax`, argmax."""
 
 
 def build(
@@ -41,11 +42,12 @@ def build(
     kv_dtype: str = "",
     kv_skip: Sequence[str] = (),
     state_tokens: int = 0,
+    adapters: Room | None = None,
 ) -> Model:
     """The model of a config.json, every op bound to the device's kernels (the choices are in `binder.bindings`).
 
     max_len: longest sequence served. quantization: a name of quantization.online.METHODS; dense weights
-    are rounded at load. kv_dtype: as in AttnSpec. kv_skip: as in Context. state_tokens: see Context; 0 = block_tokens.
+    are rounded at load. kv_dtype: as in AttnSpec. kv_skip, adapters, state_tokens: as in Context; 0 = block_tokens.
     Raises UnsupportedModelError, CheckpointError (the configuration), ConfigError (it does not
     divide among the ranks), DeviceError (no attention backend fits)."""
     for name, value in (("max_len", max_len), ("block_tokens", block_tokens)):
@@ -54,9 +56,13 @@ def build(
     spec = family(config)(config)
     use = fitted(scheme(config, quantization), binder, dtype, spec.hidden)
     ctx = Context(
-        binder, attention, comm, dtype, max_len, block_tokens, use, kv_dtype, tuple(kv_skip), state_tokens or block_tokens
-    )
+        binder, attention, comm, dtype, max_len, block_tokens, use, kv_dtype, tuple(kv_skip), state_tokens or block_tokens,
+        adapters,
+    )  # fmt: skip
     if isinstance(spec, ForeignSpec):
+        if adapters is not None:
+            name = config["architectures"][0]
+            raise UnsupportedModelError(f"{name}: adapters are not supported where transformers computes the model")
         made: Model = imported(FOREIGN)(ctx, spec)
         return made
     return Decoder(ctx, spec)

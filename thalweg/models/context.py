@@ -11,6 +11,7 @@ from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.comm import Communicator
 from thalweg.hal.op import Binder, Bound, Op
 from thalweg.hal.weights import WeightFormat
+from thalweg.models.adapters import Room
 from thalweg.models.weights import Weight
 from thalweg.quantization.format import Scheme
 from thalweg.quantization.online import DENSE_FORMATS
@@ -35,6 +36,8 @@ class Context:
     """Layers whose caches hold the model's type, as `sizes.skipped` has them."""
     state_tokens: int = 1
     """The distance, in tokens, at which states of recurrent layers are kept for others: a multiple of block_tokens."""
+    adapters: Room | None = None
+    """What is planned for low-rank adapters of linear layers. None: they have none."""
 
     def bind(self, op: Op, **spec: Any) -> Bound:
         return self.binder.bind(op, dtype=self.dtype, **spec)

@@ -15,12 +15,14 @@ import torch
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
+from thalweg.hal.parts.adapters import Adapters
 from thalweg.hal.parts.axes import Axes
 from thalweg.hal.parts.overlays import Overlays
 from thalweg.hal.parts.sounds import Sounds
 from thalweg.hal.parts.sparse import Sparse
 from thalweg.hal.step import Array, StepBatch, StepShape
 from thalweg.models import sizes, spec
+from thalweg.models.adapters import Held, slots_of
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
 from thalweg.models.heads.classify import Classifier
@@ -113,6 +115,7 @@ class Block:
             return self._only(p, x, residual, flow)
         entered, residual = _entered(self._enter, norms.get("mixer"), x, residual)
         x, entered, residual = self._mixed(p["mixer"], entered, flow), flow.cut(entered), flow.cut(residual)
+        flow.slots = None if flow.slots is None else flow.cut(flow.slots)
         if self._leave is not None:
             x = self._leave(norms.get("mixer_out"), x)
         if self._parallel:
@@ -187,7 +190,7 @@ class Decoder:
 
     def __init__(self, ctx: Context, s: spec.ModelSpec) -> None:
         self.spec, self.comm, self.max_len, self.formats = s, ctx.comm, ctx.max_len, ctx.formats
-        self.vocab, self.hidden = s.vocab, s.hidden
+        self.vocab, self.hidden, self.dtype, self.adapters = s.vocab, s.hidden, ctx.dtype, ctx.adapters
         kinds = sizes.kept(s, ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size, ctx.kv_skip)
         weights: Mapping[str, Any] = s.weights()
         owners, kept = sizes.owners(s), list(dict.fromkeys(k for k in kinds if k is not None))
@@ -234,7 +237,7 @@ class Decoder:
             self.specs["axes"] = {i: _axes_spec(rope) for i, rope in enumerate(ropes)}
         if self._learned:
             self.specs["learned"] = {i: each.specs for i, each in enumerate(self._learned)}
-        self._sound = None if s.sound is None else SoundEncoder(ctx, s.sound, weights["sound"], Block)
+        self._sound = None if s.sound is None else SoundEncoder(replace(ctx, adapters=None), s.sound, weights["sound"], Block)
         for key, part in self._ends():
             if part is not None:
                 self.specs[key] = part.specs
@@ -258,12 +261,17 @@ class Decoder:
         """A checkpoint's tensor name as the layers know it; None for tensors that hold nothing of their own."""
         return self.spec.known(name)
 
-    def forward(self, params: Any, batch: StepBatch, kv: list[Array], rows: Array | None = None) -> tuple[Array, list[Array]]:
+    def forward(
+        self, params: Any, batch: StepBatch, kv: list[Array], rows: Array | None = None, adapters: Held | None = None
+    ) -> tuple[Array, list[Array]]:
         """The hidden states [T, hidden] after the final norm, and the new caches, one per mixer. Token ids are known:
         batch.tokens holds no ON_DEVICE. Where the model tells types of tokens apart, one of type n is its id + n * vocab.
 
-        rows i32[R]: those that are read, [R, hidden]. What follows the last mixer of tokens is computed of no others."""
+        rows i32[R]: those that are read, [R, hidden]. What follows the last mixer of tokens is computed of no others.
+        adapters: those in the state, where the model is built with some."""
         x, flow = self.begun(params, batch, kv, params.get("rope", {}))
+        if adapters:
+            flow.slots, flow.adapters = slots_of(batch.get(Adapters), batch.token_seq), adapters
         sounds = batch.get(Sounds)
         if sounds is not None and self._sound is not None:
             flow.sources = self._sound(params["sound"], sounds.mel)

@@ -45,6 +45,10 @@ class Flow:
     """i32[N, top], of steps with `Sparse`: what the last layer with an indexer chose."""
     sources: Any = None
     """[N, sources, hidden]: what the encoder gave of the sounds of this step."""
+    slots: Array | None = None
+    """i32[T]: where each token's adapter lies. None: the step adapts no sequence."""
+    adapters: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
+    """The adapters in the state, as `models.adapters.allocate` makes them."""
     read: Array | None = None
     """i32[R], from the last layer on that mixes tokens: the rows that are read of what it gives. None: all are. A mixer that
     `cuts` gives these rows alone."""

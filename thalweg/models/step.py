@@ -16,6 +16,7 @@ from thalweg.hal.parts.each_token import EachToken
 from thalweg.hal.parts.history import History
 from thalweg.hal.parts.scores import Scores
 from thalweg.hal.step import Array, Logprobs, Params, State, Step, StepBatch, StepResult
+from thalweg.models.adapters import allocate
 from thalweg.models.build import Model
 from thalweg.models.heads.pooling import pooled
 from thalweg.models.sampler import Sampler
@@ -27,7 +28,7 @@ SCORE_ROWS = 256
 def make_state(model: Model, device: Device, *, blocks: Sequence[int], slots: int, max_len: int) -> dict[str, Any]:
     """{"kv": one cache per mixer, "history": i32[slots, max_len + 1]}: token ids by slot and position; one more than a
     sequence may have, because a step also writes the token it samples. A model that samples none has no history. A cache is a
-    tuple of arrays where the layer's layout is one.
+    tuple of arrays where the layer's layout is one. Where adapters are planned, "adapters" holds them (`models.adapters`).
 
     blocks: per KV group. Both counts include scratch (block 0, slot 0)."""
     if len(blocks) != len(model.groups):
@@ -36,9 +37,12 @@ def make_state(model: Model, device: Device, *, blocks: Sequence[int], slots: in
     counts = [blocks[g] for each, g in zip(parts, model.layer_group, strict=True) for _ in each]
     made = iter(device.alloc_caches([part for each in parts for part in each], counts))
     kv = [tuple(next(made) for _ in each) if isinstance(each, tuple) else next(made) for each in model.layouts]
-    if model.pools:
-        return {"kv": kv}
-    return {"kv": kv, "history": device.alloc((slots, max_len + 1), "int32")}
+    state: dict[str, Any] = {"kv": kv}
+    if not model.pools:
+        state["history"] = device.alloc((slots, max_len + 1), "int32")
+    if model.adapters is not None:
+        state["adapters"] = allocate(model.adapters, device, model.dtype)
+    return state
 
 
 def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
@@ -61,7 +65,7 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
         drafts, scores = batch.get(Drafts), batch.get(Scores)
         rows = batch.last_row if drafts is None else torch.cat([batch.last_row, drafts.row - 1])
         some = scores is None and not batch.uniform  # of a uniform batch all rows are read, or nearly
-        x, kv = model.forward(params, batch, state["kv"], rows if some else None)
+        x, kv = model.forward(params, batch, state["kv"], rows if some else None, **_adapters(state))
         last = x if some else x.index_select(0, rows)
         if model.has_argmax and batch.features.plain:
             tokens, values = model.argmax(params, last)
@@ -70,7 +74,7 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
             result, history = sampler(model.logits(params, last), history, batch)
         if scores is not None:
             result = replace(result, score=_score(model, sampler, params, x, scores))
-        return {"kv": kv, "history": history}, result
+        return {**state, "kv": kv, "history": history}, result
 
     return step
 
@@ -79,13 +83,18 @@ def _pooling_step(model: Model) -> Step:
     def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
         batch = replace(batch, positions=batch.positions.clamp(max=model.max_len - 1))
         rows, wanted = model.pooled_rows(batch), batch.get(EachToken)
-        x, kv = model.forward(params, batch, state["kv"], rows if wanted is None else None)
+        x, kv = model.forward(params, batch, state["kv"], rows if wanted is None else None, **_adapters(state))
         if wanted is None:
-            return {"kv": kv}, pooled(model.pooled(params, x, batch), batch)
+            return {**state, "kv": kv}, pooled(model.pooled(params, x, batch), batch)
         vectors = model.pooled(params, x if rows is None else x.index_select(0, rows), batch)
-        return {"kv": kv}, pooled(vectors, batch, wanted.row, model.each(params, x, wanted.row))
+        return {**state, "kv": kv}, pooled(vectors, batch, wanted.row, model.each(params, x, wanted.row))
 
     return step
+
+
+def _adapters(state: State) -> dict[str, Any]:
+    """The argument of `Model.forward` that models without adapters lack."""
+    return {"adapters": state["adapters"]} if "adapters" in state else {}
 
 
 def _score(model: Model, sampler: Sampler, params: Params, x: Array, scores: Scores) -> Logprobs:

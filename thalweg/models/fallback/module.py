@@ -38,6 +38,7 @@ class Foreign:
     hearing = None
     has_argmax = False
     cache_scales: frozenset[str] = frozenset()
+    adapters = None
 
     def __init__(self, ctx: Context, spec: ForeignSpec) -> None:
         if ctx.comm.size > 1:

@@ -91,7 +91,7 @@ class Attention:
             self._gate = ctx.bind(ops.sigmoid_mul, size=self.spec.heads * spec.head_dim)
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        q, *kv = self._apart(self._qkv(p["qkv"], x))
+        q, *kv = self._apart(self._qkv(p["qkv"], x, flow))
         gate = kv.pop() if self._own_gate else None
         if self._gate is not None and gate is None:
             q, gate = (t.flatten(-2) for t in q.unflatten(-1, (-1, 2, self._head_dim)).unbind(-2))
@@ -108,7 +108,7 @@ class Attention:
         if out.shape[-1] != self._value_dim:
             out = out[..., : self._value_dim]
         out = flow.cut(out.flatten(-2))
-        return self._out(p["out"], out if self._gate is None else self._gate(out, flow.cut(gate)))
+        return self._out(p["out"], out if self._gate is None else self._gate(out, flow.cut(gate)), flow, read=True)
 
     def _keys(self, p: Mapping[str, Any], kv: Sequence[Array], flow: Flow) -> Keys:
         """This layer's, or those of the layer whose cache it reads."""

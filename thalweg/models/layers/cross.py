@@ -4,6 +4,7 @@ kept in the block that the group's table names."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from thalweg.hal import ops
@@ -26,7 +27,8 @@ class CrossAttention:
         heads = ctx.share(spec.heads, "heads of cross attention")
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
         self.layout = self.spec.parts
-        self._q, self._k, self._v = (Linear(ctx, weights[name]) for name in "qkv")
+        sources = replace(ctx, adapters=None)  # their rows are no tokens of a sequence
+        self._q, self._k, self._v = (Linear(c, weights[name]) for c, name in ((ctx, "q"), (sources, "k"), (sources, "v")))
         self._out = RowLinear(ctx, weights["out"])
         said = {"heads": heads, "head_dim": spec.head_dim}
         self._write = ctx.bind(ops.cross_write, **said)
@@ -41,10 +43,10 @@ class CrossAttention:
         if heard is not None:
             keys, values = (
                 self._write(
-                    held, made(p[name], flow.sources.flatten(0, 1)).unflatten(0, flow.sources.shape[:2]), table, heard.row
+                    held, made(p[name], flow.sources.flatten(0, 1), None).unflatten(0, flow.sources.shape[:2]), table, heard.row
                 )
                 for held, made, name in ((keys, self._k, "k"), (values, self._v, "v"))
             )
             flow.caches[self._place.layer] = (keys, values)
-        q = self._q(p["q"], x).unflatten(-1, (-1, self._head_dim))
-        return self._out(p["out"], self._attend(q, keys, values, table, flow.batch.token_seq).flatten(-2))
+        q = self._q(p["q"], x, flow).unflatten(-1, (-1, self._head_dim))
+        return self._out(p["out"], self._attend(q, keys, values, table, flow.batch.token_seq).flatten(-2), flow)

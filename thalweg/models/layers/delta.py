@@ -50,7 +50,7 @@ class GatedDeltaNet:
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         batch, (last, states), (key_dim, value_dim) = flow.batch, flow.caches[self._place.layer], self._dims
         rows = (batch.block_tables[self._place.group], batch.context, batch.query, batch.last_row, batch.token_seq)
-        qkv, z, b, a = self._projected(p["in"], x)
+        qkv, z, b, a = self._projected(p["in"], x, flow)
         qkv, last = self._conv(qkv, p["conv"]["weight"], last, *rows)
         q, k, v = qkv.split(self._parts, dim=-1)
         q, k, v = (t.unflatten(-1, (-1, n)) for t, n in ((q, key_dim), (k, key_dim), (v, value_dim)))
@@ -59,11 +59,11 @@ class GatedDeltaNet:
         out, states = self._rule(q, k, v, decay, share, states, *rows)
         flow.caches[self._place.layer] = (last, states)
         out = self._norm(out, z.unflatten(-1, (-1, value_dim)), p["norm"]["weight"])
-        return self._out(p["out"], out.flatten(-2))
+        return self._out(p["out"], out.flatten(-2), flow)
 
-    def _projected(self, p: Mapping[str, Any], x: Array) -> tuple[Array, Array, Array, Array]:
+    def _projected(self, p: Mapping[str, Any], x: Array, flow: Flow) -> tuple[Array, Array, Array, Array]:
         """q, k and v side by side; z, b, a. All [T, n]."""
-        parts = self._in(p, x).split(self._in.outputs, dim=-1)
+        parts = self._in(p, x, flow).split(self._in.outputs, dim=-1)
         if not self._grouped:
             return torch.cat(parts[:3], -1), *parts[3:]
         qkvz, ba = (t.unflatten(-1, (self._groups, -1)) for t in parts)

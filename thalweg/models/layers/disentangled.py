@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,8 +42,10 @@ class DisentangledAttention:
     def __init__(self, ctx: Context, spec: declared.DisentangledAttention, weights: Mapping[str, Any], place: Place) -> None:
         self._place, self._head_dim, self._meets = place, spec.head_dim, (spec.keys, spec.queries)
         self._heads, self._distances = ctx.share(spec.heads, "attention heads"), spec.distances
-        self._qkv, self._out = Linear(ctx, weights["qkv"]), RowLinear(ctx, weights["out"])
-        self._places = None if spec.shared else Linear(ctx, weights["places"])
+        fixed = replace(ctx, adapters=None)  # rows of distances are no tokens of a sequence
+        self._qkv = Linear(fixed if spec.shared else ctx, weights["qkv"])
+        self._places = None if spec.shared else Linear(fixed, weights["places"])
+        self._out = RowLinear(ctx, weights["out"])
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
         self.backend = chosen(ctx, self.spec)
         self.layout = self.backend.layout(self.spec, ctx.block_tokens)
@@ -57,18 +60,18 @@ class DisentangledAttention:
         low, high = _needed(self._distances)[min(tokens, self._distances.farthest)]
         rows = flow.distances[low:high]
         if self._places is None:
-            both = self._heads_of(self._qkv(p["qkv"], torch.cat((x, rows))))
+            both = self._heads_of(self._qkv(p["qkv"], torch.cat((x, rows)), None))
             (q, k, v), (queries, keys, _) = both[:, :tokens], both[:, tokens:]
             made = (keys if self._meets[0] else None, queries if self._meets[1] else None)
         else:
-            q, k, v = self._heads_of(self._qkv(p["qkv"], x))
-            each = iter(self._heads_of(self._places(p["places"], rows)))
+            q, k, v = self._heads_of(self._qkv(p["qkv"], x, flow))
+            each = iter(self._heads_of(self._places(p["places"], rows, None)))
             made = (next(each) if self._meets[0] else None, next(each) if self._meets[1] else None)
         cache = flow.caches[at.layer]
         out, flow.caches[at.layer] = self.backend.attend_placed(
             q, k, v, cache, flow.batch, at.group, self.spec, Places(_placed(self._distances, x.device), low, *made)
         )
-        return self._out(p["out"], out.flatten(-2))
+        return self._out(p["out"], out.flatten(-2), flow)
 
     def _heads_of(self, x: Array) -> Array:
         """[T, parts * heads * head_dim] -> [parts, T, heads, head_dim]."""

@@ -40,9 +40,9 @@ class Indexer:
     def __call__(self, p: Mapping[str, Any], x: Array, latent: Array, held: Array, flow: Flow) -> Array:
         """x [T, hidden], latent [T, q_latent], held: the cache of keys -> the cache. What is chosen goes to `flow.chosen`."""
         batch, at, sparse = flow.batch, self._place, flow.batch.get(Sparse)
-        key, weights = self._down(p["down"], x).split((self._dim, self._heads), dim=-1)
+        key, weights = self._down(p["down"], x, flow).split((self._dim, self._heads), dim=-1)
         key = self._norm(p["norm"], key.contiguous()).unsqueeze(1)
-        q = self._q(p["q"], latent).unflatten(-1, (self._heads, self._dim))
+        q = self._q(p["q"], latent, flow).unflatten(-1, (self._heads, self._dim))
         q, key = self._rope(q, key, batch.positions, flow.tables[at.table])
         table, pages = batch.block_tables[at.group], held.squeeze(1)
         pages = self._write(pages, key.squeeze(1), table, batch.token_seq, batch.positions, batch.slots)

@@ -31,9 +31,8 @@ class LatentAttention:
         self._place, self._grows, self._nope, self._rotary = place, spec.grows, spec.nope_dim, spec.rope_dim
         self._heads, self._scale = ctx.share(spec.heads, "attention heads"), spec.latent_scale
         self._parts = (spec.q_latent, spec.latent, spec.rope_dim)
-        self._down, self._q, self._out = (make(ctx, weights[k]) for make, k in (
-            (Linear, "down"), (Linear, "q"), (RowLinear, "out"),
-        ))  # fmt: skip
+        self._down, self._q = Linear(ctx, weights["down"]), Linear(ctx, weights["q"])
+        self._out = RowLinear(ctx, weights["out"])
         self._kv_norm = _norm(ctx, spec.latent, spec.eps, weights["kv_norm"])
         self._q_norm = _norm(ctx, spec.q_latent, spec.eps, weights["q_norm"]) if spec.q_latent else None
         self._rope = None
@@ -81,9 +80,9 @@ class LatentAttention:
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         at = self._place
         # As heads, of which there is one: kernels take those out of wider rows.
-        latent_q, latent, key = self._down(p["down"], x).unsqueeze(1).split(self._parts, dim=-1)
+        latent_q, latent, key = self._down(p["down"], x, flow).unsqueeze(1).split(self._parts, dim=-1)
         entered = x if self._q_norm is None else self._q_norm(p["q_norm"], latent_q).squeeze(1)
-        q = self._q(p["q"], entered)
+        q = self._q(p["q"], entered, flow)
         q = q.unflatten(-1, (self._heads, -1))
         if self._grows is not None:
             q = grown(q, flow.batch.positions, *self._grows)
@@ -104,7 +103,7 @@ class LatentAttention:
         sparse = flow.batch.get(Sparse) if self.spec.top else None
         if sparse is not None:
             out = self._reads(query, cache, out, sparse, flow)
-        return self._out(p["out"], self._expand(flow.cut(out), p["v_up"]["weight"]).flatten(-2))
+        return self._out(p["out"], self._expand(flow.cut(out), p["v_up"]["weight"]).flatten(-2), flow, read=True)
 
     def _reads(self, query: Array, cache: Array, out: Array, sparse: Sparse, flow: Flow) -> Array:
         """out, but for tokens that see more than they read. All attend to everything before: so a token that reads all it sees

@@ -49,7 +49,7 @@ class LightningAttention:
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         (states,), rate = flow.caches[self._place.layer], p["rate"]
         inner = self._heads * self._dim
-        qkv, gate = self._in(p["in"], x).split((3 * inner, inner), dim=-1)
+        qkv, gate = self._in(p["in"], x, flow).split((3 * inner, inner), dim=-1)
         q, k, v = self._act(qkv.contiguous()).unflatten(-1, (3, self._heads, self._dim)).unbind(-3)
         steps = torch.ones_like(x[:, :1]).expand(-1, self._heads).contiguous()
         out, states = self._scan(
@@ -57,4 +57,4 @@ class LightningAttention:
             *ragged(flow.batch, self._place),
         )  # fmt: skip
         flow.caches[self._place.layer] = (states,)
-        return self._out(p["out"], self._gate(self._norm(p["norm"], out.flatten(-2)), gate))
+        return self._out(p["out"], self._gate(self._norm(p["norm"], out.flatten(-2)), gate), flow)

@@ -11,7 +11,9 @@ import torch
 
 from thalweg.hal import ops
 from thalweg.hal.step import Array
+from thalweg.models.adapters import Adapter
 from thalweg.models.context import Context
+from thalweg.models.flow import Flow
 from thalweg.models.weights import ParamSpec, Weight, products
 from thalweg.quantization.online import linear_spec
 
@@ -55,7 +57,7 @@ class Linear:
 
     weights: "weight", and "bias" where there is one. Its sources (q, k, v; gate, up) share one product, their outputs side
     by side; those that a checkpoint holds in different formats stay products of their own.
-    x [T, inputs] -> [T, outputs on this rank]."""
+    x [T, inputs] -> [T, outputs on this rank]. flow: of the step; None where x holds rows that are no tokens."""
 
     def __init__(self, ctx: Context, weights: Mapping[str, Weight]) -> None:
         whole = weights["weight"]
@@ -67,6 +69,7 @@ class Linear:
         each = [replace(whole, sources=(s,)) for s in whole.sources] if clipped else [whole]
         parts = [part for weight in each for part in products(weight, ctx.formats)]
         self._clip = Clip(ctx, weights["clip"]) if clipped else None
+        self._adapter = None if ctx.adapters is None else Adapter(ctx, whole, columns=False)
         self._products = [Product(ctx, part) for part in parts]
         self._rows = [part.shape(ctx.comm.size)[0] for part in parts]
         held = [product.spec for product in self._products]
@@ -76,7 +79,11 @@ class Linear:
         if "bias" in weights:
             self.specs["bias"] = ParamSpec(weights["bias"], ctx.dtype)
 
-    def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
+    def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow | None) -> Array:
+        y = self._multiplied(p, x)
+        return y if self._adapter is None or flow is None or flow.slots is None else self._adapter(y, x, flow, False)
+
+    def _multiplied(self, p: Mapping[str, Any], x: Array) -> Array:
         weight, bias = p["weight"], p.get("bias")
         if self._clip is not None:
             weight = [weight] if len(self._products) == 1 else weight
@@ -93,13 +100,15 @@ class Linear:
 class RowLinear:
     """Inputs divided among ranks ("row parallel"): each rank adds up its share, then all ranks sum.
 
-    x [T, inputs on this rank] -> [T, outputs], whole on every rank."""
+    x [T, inputs on this rank] -> [T, outputs], whole on every rank. flow: as in `Linear`. read: x has only the rows that are
+    read (`Flow.cut`)."""
 
     def __init__(self, ctx: Context, weights: Mapping[str, Weight]) -> None:
         self._comm = ctx.comm
         whole = weights["weight"]
         ctx.share(whole.sources[0].shape[1], f"inputs of {whole.sources[0].name.removesuffix('.weight')}")
         self._product = Product(ctx, whole)
+        self._adapter = None if ctx.adapters is None else Adapter(ctx, whole, columns=True)
         self._clip = Clip(ctx, weights["clip"]) if "clip" in weights else None
         self.specs = {"weight": self._product.spec}
         if self._clip is not None:
@@ -107,11 +116,15 @@ class RowLinear:
         if "bias" in weights:
             self.specs["bias"] = ParamSpec(weights["bias"], ctx.dtype)
 
-    def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
-        bias = p.get("bias")
+    def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow | None, read: bool = False) -> Array:
+        bias, adapts = p.get("bias"), self._adapter is not None and flow is not None and flow.slots is not None
         if self._clip is not None:  # of encoders, which no rank divides
             return self._clip(p["clip"], 0, x, partial(self._product, p=p["weight"], bias=bias))
         if self._comm.size == 1:
-            return self._product(x, p["weight"], bias)
-        y = self._comm.all_reduce(self._product(x, p["weight"], None))
+            y = self._product(x, p["weight"], bias)
+            return self._adapter(y, x, flow, read) if adapts else y  # type: ignore[misc, arg-type]
+        y = self._product(x, p["weight"], None)
+        if adapts:  # of this rank's inputs, so that the sum over ranks is that of the whole adapter
+            y = self._adapter(y, x, flow, read)  # type: ignore[misc, arg-type]
+        y = self._comm.all_reduce(y)
         return y if bias is None else y + bias  # once, not once per rank

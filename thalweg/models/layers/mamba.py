@@ -46,15 +46,15 @@ class Mamba:
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         (last, states), rows, rate = flow.caches[self._place.layer], ragged(flow.batch, self._place), p["rate"]
-        x, gate = self._in(p["in"], x).split(self._in.outputs, dim=-1)
+        x, gate = self._in(p["in"], x, flow).split(self._in.outputs, dim=-1)
         x, last = self._conv(p["conv"], x, last, rows)
-        step, b, c = self._chosen(p["chosen"], x).split(self._sizes, dim=-1)
+        step, b, c = self._chosen(p["chosen"], x, flow).split(self._sizes, dim=-1)
         if self._norms:
             step, b, c = (self._normed(p.get("norms", {}), i, t) for i, t in enumerate((step, b, c)))
-        step = self._step(p["step"], step)
+        step = self._step(p["step"], step, flow)
         out, states = self._scan(x, step, b, c, gate, rate["log"], rate["bias"], rate["skip"], states, *rows)
         flow.caches[self._place.layer] = (last, states)
-        return self._out(p["out"], out)
+        return self._out(p["out"], out, flow)
 
     def _normed(self, p: Mapping[int, Any], i: int, x: Array) -> Array:
         weight = p[i]["weight"] if i in p else x.new_ones(self._sizes[i])

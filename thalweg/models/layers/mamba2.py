@@ -56,7 +56,7 @@ class Mamba2:
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         (last, states), rows, rate = flow.caches[self._place.layer], ragged(flow.batch, self._place), p["rate"]
         head_dim, state = self._dims
-        projected = self._in(p["in"], x)
+        projected = self._in(p["in"], x, flow)
         if self._scales:
             parts = projected.split(self._in.outputs, dim=-1)
             projected = torch.cat([part * by for part, by in zip(parts, self._scales, strict=True)], -1)
@@ -69,4 +69,4 @@ class Mamba2:
         flow.caches[self._place.layer] = (last, states)
         out = out.flatten(-2)
         out = self._gate(out, gate, p["norm"]["weight"]) if self._normed else self._gate(torch.cat((gate, out), -1))
-        return self._out(p["out"], out)
+        return self._out(p["out"], out, flow)

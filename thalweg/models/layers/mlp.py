@@ -29,11 +29,11 @@ class GatedMLP:
         self.specs = {"gate_up": self._in.specs, "down": self._out.specs}
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        both = self._in(p["gate_up"], x)
+        both = self._in(p["gate_up"], x, flow)
         if self._scale != 1.0:
             gate, up = both.chunk(2, -1)
             both = torch.cat((gate * self._scale, up), -1)
-        return self._out(p["down"], self._act(both))
+        return self._out(p["down"], self._act(both), flow)
 
 
 def _cut(most: float, both: Array) -> Array:

@@ -31,7 +31,7 @@ class ShortConv:
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         (last,) = flow.caches[self._place.layer]
-        b, c, x = self._in(p["in"], x).split(self._in.outputs, dim=-1)
+        b, c, x = self._in(p["in"], x, flow).split(self._in.outputs, dim=-1)
         y, last = self._conv(p["conv"], b * x, last, ragged(flow.batch, self._place))
         flow.caches[self._place.layer] = (last,)
-        return self._out(p["out"], c * y)
+        return self._out(p["out"], c * y, flow)

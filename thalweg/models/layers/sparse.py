@@ -30,9 +30,9 @@ class SparseGatedMLP:
         self.specs = {"gate_up": self._in.specs, "down": self._out.specs}
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        gate, up = self._in(p["gate_up"], x).chunk(2, -1)
+        gate, up = self._in(p["gate_up"], x, flow).chunk(2, -1)
         wide = gate.to(torch.float32)
         mean = wide.mean(-1, keepdim=True)
         cut = mean + (wide - mean).square().mean(-1, keepdim=True).sqrt() * self._deviations
         kept = torch.relu(wide - cut).to(gate.dtype)
-        return self._out(p["down"], self._act(torch.cat([kept, up], -1)))
+        return self._out(p["down"], self._act(torch.cat([kept, up], -1)), flow)

@@ -23,4 +23,4 @@ class UngatedMLP:
         self.specs = {"up": self._up.specs, "down": self._down.specs}
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        return self._down(p["down"], self._act(self._up(p["up"], x)))
+        return self._down(p["down"], self._act(self._up(p["up"], x, flow)), flow)

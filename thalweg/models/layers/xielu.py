@@ -27,7 +27,7 @@ class XieluMLP:
         self.specs = {"up": self._up.specs, "down": self._down.specs, "act": act}
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        return self._down(p["down"], xielu(self._up(p["up"], x), p["act"]["p"], p["act"]["n"]))
+        return self._down(p["down"], xielu(self._up(p["up"], x, flow), p["act"]["p"], p["act"]["n"]), flow)
 
 
 def xielu(x: Array, positive: Array, negative: Array) -> Array:

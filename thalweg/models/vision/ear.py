@@ -28,7 +28,7 @@ class Ear:
 
     def __init__(self, ctx: Context, s: spec.Hearing, weights: Mapping[str, Any], block: Callable[..., Any]) -> None:
         """block: what assembles a layer."""
-        ctx = replace(ctx, comm=Solo(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=())
+        ctx = replace(ctx, comm=Solo(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
         self.spec, self._dtype = s, getattr(torch, ctx.dtype)
         self._out = None if s.out is None else Linear(ctx, weights["out"])
         self._blocks = [block(ctx, layer, weights["layers"][i], [Place(i, 0, 0)]) for i, layer in enumerate(s.layers)]
@@ -85,4 +85,4 @@ class Ear:
             if i == 0 and self.spec.masked:
                 x = x * real.to(x.dtype)
         x = x[0].flatten(0, -2).T.contiguous()
-        return x if self._out is None else self._out(params["out"], x)
+        return x if self._out is None else self._out(params["out"], x, None)

@@ -65,7 +65,7 @@ class Projector:
             x = norm(p.get("after", {}).get(i), x if isinstance(norm, Scaled) else x.to(self._dtype))
         x = x.to(self._dtype) if spin is None or not spin.shape[1] else _spun(x, spin).to(self._dtype)
         for i, step in enumerate(self._steps):
-            x = self._step(i, p["steps"][i], step(p["steps"][i], x))
+            x = self._step(i, p["steps"][i], step(p["steps"][i], x, None))
         return x
 
     def _step(self, i: int, p: Mapping[str, Any], x: Array) -> Array:
@@ -95,7 +95,7 @@ class Tower:
 
     def __init__(self, ctx: Context, s: spec.Vision, weights: Mapping[str, Any], block: Callable[..., Any]) -> None:
         """block: what assembles a layer."""
-        ctx = replace(ctx, comm=Solo(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=())
+        ctx = replace(ctx, comm=Solo(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
         self.spec = s
         self._patch = Linear(ctx, weights["patch"])
         self._places = ctx.bind(ops.embed, vocab=s.rows, size=s.hidden) if s.places else None
@@ -185,7 +185,7 @@ class Tower:
 
     def _embedded(self, params: Params, patches: Patches) -> Array:
         table = None
-        x = self._patch(params["patch"], patches.value.to(self._dtype(params)))
+        x = self._patch(params["patch"], patches.value.to(self._dtype(params)), None)
         if self._embed_norm is not None:
             x = self._embed_norm(params["embedded"], x)
         if self.spec.whole:
