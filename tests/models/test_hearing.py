@@ -76,9 +76,9 @@ def test_answers_about_sounds_are_those_of_transformers(name: str, tmp_path: Pat
     llm = engine(tmp_path)
     try:
         outs = compare(model, name, llm, chats)
-        encoded = llm.llm_engine.worker.encode
+        encoded = llm.llm_engine.worker.encoder
         assert encoded is not None
-        assert encoded.runs == 4  # type: ignore[attr-defined]
+        assert encoded.items == 4  # type: ignore[attr-defined]
         ids = list(outs[1].prompt_token_ids)
         scored = llm.chat(asks(*chats[1]), msgspec.structs.replace(GREEDY, prompt_logprobs=0), use_tqdm=False)[0]
         mine = [each[token].logprob for each, token in zip(scored.prompt_logprobs[1:], ids[1:], strict=True)]

@@ -100,9 +100,9 @@ def test_answers_about_images_are_those_of_transformers(name: str, tmp_path: Pat
             assert list(out.outputs[0].token_ids) == want
         if name == "minicpm-v4.6":  # the only one that counts the images of a prompt
             assert [f"<image_id>{i}</image_id><image>" in str(outs[1].prompt) for i in range(3)] == [True, True, False]
-        encoded = llm.llm_engine.worker.encode
+        encoded = llm.llm_engine.worker.encoder
         assert encoded is not None
-        assert encoded.runs == (2 if name in seeing.MORE else 4)  # type: ignore[attr-defined]
+        assert encoded.items == (2 if name in seeing.MORE else 4)  # type: ignore[attr-defined]
         ids = list(outs[1].prompt_token_ids)
         scored = llm.chat(chats[1][1], msgspec.structs.replace(GREEDY, prompt_logprobs=0), use_tqdm=False)[0]
         mine = [each[token].logprob for each, token in zip(scored.prompt_logprobs[1:], ids[1:], strict=True)]

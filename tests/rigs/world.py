@@ -112,7 +112,7 @@ class Guesser:
 class World:
     def __init__(
         self, config: EngineConfig, *, salt=0, deferred=False, poison=False, check=True, share_from=1, hash_fn=None, clock=None,
-        drafts=0, luck=0.7,
+        drafts=0, luck=0.7, encoder=None,
     ) -> None:  # fmt: skip
         """drafts: at most so many guesses of a sequence in a step, instead of what the configuration says; luck: the share of
         them that are right."""
@@ -122,6 +122,8 @@ class World:
         self.options = NullOptions(vocab=config.model.vocab, windows=self.windows, salt=salt)
         self.deferred, self.poison = deferred, poison
         self.kwargs = {"share_from": share_from, "hash_fn": hash_fn} | ({"clock": clock} if clock else {})
+        if encoder is not None:
+            self.kwargs["encoder"] = encoder
         if drafts:
             self.kwargs["drafter"] = lambda slots: Guesser(self, slots, drafts, luck)
         self.tracked: dict[int, Tracked] = {}

@@ -6,7 +6,11 @@ order by construction. Knows no kernel and no attention layout.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -16,10 +20,13 @@ from torch import Tensor
 
 from thalweg.backends.host import host_memory, process_memory
 from thalweg.hal.attention import AttentionBackend
-from thalweg.hal.device import Device, DeviceInfo, Executable, Memory
+from thalweg.hal.device import Background, Device, DeviceInfo, Executable, Memory
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import Features, Params, StateBox, Step, StepBatch, StepResult, StepShape
+
+NICE = 5
+"""Of threads in the background: a core that they share with a step's gives that three quarters."""
 
 
 def to_torch(a: Any) -> Tensor:
@@ -80,11 +87,56 @@ class EagerExecutable:
         return Done(host)
 
 
+class Later:
+    """A Pending whose step runs on another thread."""
+
+    def __init__(self, running: Future[Done]) -> None:
+        self._running = running
+
+    def ready(self) -> bool:
+        return self._running.done()
+
+    def result(self) -> StepResult:
+        return self._running.result().result()
+
+
+class Worker:
+    """A thread that runs steps in order. The system gives it a smaller share of a core than the threads that serve tokens."""
+
+    def __init__(self, setup: Callable[[], None] = lambda: None) -> None:
+        """setup: what the thread does first, at its priority."""
+
+        def begin() -> None:
+            with contextlib.suppress(OSError, AttributeError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+            setup()
+
+        self._pool = ThreadPoolExecutor(1, "background")
+        self._pool.submit(begin).result()
+
+    def compile(self, step: Step, params: Params, state: StateBox) -> Executable:
+        run = EagerExecutable(step, params, state)
+        return lambda batch: Later(self._pool.submit(run, batch))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
 class EagerDevice(Device):
     """Host memory, torch CPU operations, one thread that calls."""
 
     def __init__(self, info: DeviceInfo, kernels: Sequence[Kernel], attention: Sequence[AttentionBackend]) -> None:
         self.info, self.kernels, self.attention = info, tuple(kernels), tuple(attention)
+        self._worker: Worker | None = None
+
+    def background(self) -> Background | None:
+        self._worker = Worker()
+        return Background(self.kernels, self.attention, self._worker.compile)
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+        super().close()
 
     def memory(self) -> Memory:
         return Memory(*host_memory())

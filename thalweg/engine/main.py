@@ -77,7 +77,7 @@ def main(fd: int, device: str) -> int:
         _with_failpoints(worker.launch),
         announce=lambda started: _announce(channel, started),
         grammars=grammars,
-        encode=worker.encode,
+        encoder=worker.encoder,
         populate=worker.populate,
     )
     channel.send(m.Ready(worker.config, worker.plan, worker.load_seconds))

@@ -173,8 +173,8 @@ class Started(msgspec.Struct, frozen=True):
     queued_ts: float
     scheduled_ts: float
     held: str = ""
-    """What it waited for when it was last passed over, first in the queue: slots, tokens, cache, prefix or partial. "": it
-    never was."""
+    """What it waited for when it was last passed over, first in the queue: slots, tokens, cache, prefix, partial, encoder. "":
+    it never was."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):

@@ -61,6 +61,17 @@ class Executable(Protocol):
     def __call__(self, batch: StepBatch) -> Pending: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Background:
+    """A second queue of a device, for work that steps do not wait for, such as encoders. Only its kernels run there. They
+    read what the device's kernels of the same op packed."""
+
+    kernels: Sequence[Kernel]
+    attention: Sequence[AttentionBackend]
+    compile: Callable[[Step, Params, StateBox], Executable]
+    """Of eager steps. Its executables return at once, and take effect in order among themselves."""
+
+
 class FileBytes(Protocol):
     """Bytes that lie side by side in a file."""
 
@@ -155,6 +166,10 @@ class Device(ABC):
     def alloc_caches(self, layouts: Sequence[KVLayout], blocks: Sequence[int]) -> list[Array]:
         """The caches of a model, each as `alloc_kv` makes it. Default: one after another."""
         return [self.alloc_kv(layout, n) for layout, n in zip(layouts, blocks, strict=True)]
+
+    def background(self) -> Background | None:
+        """A queue beside that of the steps. Called once. Default: None, there is only one."""
+        return None
 
     def populate(self, caches: Sequence[tuple[Array, range]]) -> bool:
         """Nothing runs now: for a few milliseconds, get memory for blocks that will be used for the first time soon.

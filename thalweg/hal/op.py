@@ -178,6 +178,12 @@ class Binder:
         self._strict = strict
         self._bindings: dict[tuple[Any, ...], Choice] = {}
 
+    def of(self, kernels: Sequence[Kernel]) -> Binder:
+        """The same for other kernels, with one plan for both."""
+        other = Binder(kernels, self._strict, self.batch_invariant, self._bodies_invariant)
+        other._bindings = self._bindings
+        return other
+
     @property
     def bindings(self) -> list[Choice]:
         return list(self._bindings.values())

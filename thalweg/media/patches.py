@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -327,6 +327,43 @@ def _bucket(size: int, side: int) -> np.ndarray:
     """The place of each of `size` in a row of `side`."""
     limits = (1 / side + np.arange(math.ceil((1 - 1 / side) * side)) * (1 / side)).astype(F32)
     return np.searchsorted(limits, np.arange(size, dtype=F32) / F32(size), side="right").astype(I32)
+
+
+def together(parts: Sequence[Prepared], group: int, shrunk: int = 1) -> Prepared:
+    """Several images of one processor, none of which sees another. group: patches that become one vector. shrunk: patches that
+    become one on the way there, of which `keep` then counts what is left."""
+    if len(parts) == 1:
+        return parts[0]
+    begins = np.cumsum([0, *(len(p.value) // shrunk for p in parts)], dtype=I32)
+    out = Prepared(
+        np.concatenate([p.value for p in parts]), [n for p in parts for n in p.lengths],
+        np.concatenate([p.keep + at for p, at in zip(parts, begins, strict=False)]),
+    )  # fmt: skip
+    if any(p.place is not None for p in parts):
+        out.place, out.share = _padded([(p.place, p.share) for p in parts])
+    if parts[0].turn is not None:
+        out.turn = np.concatenate([p.turn for p in parts if p.turn is not None])
+    if any(p.mix is not None for p in parts):
+        out.mix, out.part = _padded(list(_mixed(parts, group)))
+    if any(p.windows for p in parts):
+        out.windows = [n for p in parts for n in p.windows or p.lengths]
+    return out
+
+
+def _mixed(parts: Sequence[Prepared], group: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """(mix, part) of each image, of vectors that are counted through all of them. The row's end lies behind the last."""
+    counts = [len(p.keep) // group for p in parts]
+    for p, n, begin in zip(parts, counts, np.cumsum([0, *counts], dtype=I32), strict=False):
+        mix = np.arange(n, dtype=I32)[:, None] if p.mix is None else p.mix
+        yield np.where(mix == n, I32(sum(counts)), mix + begin).astype(I32), p.part
+
+
+def _padded(pairs: Sequence[tuple[np.ndarray | None, np.ndarray | None]]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of tables and their shares, one below the other. What an image has fewer of is filled up with shares of 0."""
+    tables = [(at, np.ones(at.shape, F32) if share is None else share) for at, share in pairs if at is not None]
+    width = max(at.shape[1] for at, _ in tables)
+    rows, shares = zip(*((np.pad(a, ((0, 0), (0, width - a.shape[1]))) for a in pair) for pair in tables), strict=True)
+    return np.concatenate(rows), np.concatenate(shares)
 
 
 def joined(parts: Sequence[Prepared]) -> Prepared:

@@ -74,7 +74,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
             self._structured, self._judged = self.frontend.structured(self.config), True
         structured = self._structured
         grammars = None if structured is None else Grammars(lambda: structured.judge.vocabulary)
-        self.core = EngineCore(self.config, self.worker.launch, grammars=grammars, encode=self.worker.encode)
+        self.core = EngineCore(self.config, self.worker.launch, grammars=grammars, encoder=self.worker.encoder)
         self.inputs = InputProcessor(
             self.config,
             self.frontend.tokenizer,

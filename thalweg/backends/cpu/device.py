@@ -18,12 +18,12 @@ from thalweg.backends.cpu.native import Library, NoLibraryError, open_library, s
 from thalweg.backends.cpu.native.kept import Kept
 from thalweg.backends.cpu.native.peak import peak, read_rate
 from thalweg.backends.cpu.recording import Arena, RecordingExecutable, advancing, opaque
-from thalweg.backends.eager import EagerDevice
+from thalweg.backends.eager import EagerDevice, Worker
 from thalweg.backends.host import cores
 from thalweg.backends.torch_native import ATTENTION, KERNELS
 from thalweg.errors import DeviceError
 from thalweg.hal.attention import AttentionBackend
-from thalweg.hal.device import DeviceInfo, Executable, Memory
+from thalweg.hal.device import Background, DeviceInfo, Executable, Memory
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
@@ -60,6 +60,17 @@ class CpuDevice(EagerDevice):
         self._arena = Arena(library) if library and record else None
         self._populated: dict[int, int] = {}
         """Of caches, by address: bytes from the start that are."""
+
+    def background(self) -> Background | None:
+        """With threads of its own: those of a library serve one caller at a time. Weights are packed for both alike."""
+        if self._library is None:
+            return super().background()
+        opened: list[Library] = []
+        threads, level = self._library.threads, self._library.level
+        self._worker = Worker(lambda: opened.append(open_library(threads, level)))  # its threads inherit the priority
+        (library,) = opened
+        library.kept, library.compresses = self._library.kept, self._library.compresses
+        return Background(*_made_of(library), self._worker.compile)
 
     def memory(self) -> Memory:
         now = super().memory()
@@ -181,15 +192,20 @@ def open_device(
         raise DeviceError(f"compress_weights: no kernel reads such weights here ({said}); leave it out")
     if library is None:
         return CpuDevice(info, (_absent(missing), *KERNELS), ATTENTION, None)
-    from thalweg.backends.cpu.native import attention, experts, heads, linear, recurrence, rows, sampling
-
     if packed_weights:
         library.kept = _kept(library, packed_weights)
+    return CpuDevice(info, *_made_of(library), library, graphs)
+
+
+def _made_of(library: Library) -> tuple[Sequence[Kernel], Sequence[AttentionBackend]]:
+    """Kernels and attention that run on the threads of this library."""
+    from thalweg.backends.cpu.native import attention, experts, heads, linear, recurrence, rows, sampling
+
     compiled = (linear, rows, sampling, experts, heads)
     native = [k for part in compiled for k in part.kernels(library)]
     torch_kernels = [_recorded(k, library) for k in (*recurrence.kernels(library), *KERNELS)]
     attending = (attention.NativeAttention(library), attention.NativeEncoderAttention(library), *ATTENTION)
-    return CpuDevice(info, (*native, *torch_kernels), attending, library, graphs)
+    return (*native, *torch_kernels), attending
 
 
 ADVANCES = {"causal_conv": 2, "delta_rule": 5, "channel_delta_rule": 5, "selective_scan": 8, "ssd_scan": 7}

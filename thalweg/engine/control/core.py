@@ -22,11 +22,12 @@ from thalweg.engine.control.batch import BatchBuilder, Launched
 from thalweg.engine.control.cache.prefix import HashFn
 from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.drafts import Drafter
+from thalweg.engine.control.encodings import Encoder, Encodings
 from thalweg.engine.control.guesses import Guesses
 from thalweg.engine.control.invariant import InvariantError, ensure
 from thalweg.engine.control.ngram import NGramDrafter
 from thalweg.engine.control.output import News, ResultReader
-from thalweg.engine.control.parts.builder import Encode, Setup, builders
+from thalweg.engine.control.parts.builder import Setup, builders
 from thalweg.engine.control.request import Request, limit_of, refuse
 from thalweg.engine.control.scheduler import SHARE_FROM, Schedule, Scheduler
 from thalweg.engine.control.slots import Slots
@@ -38,6 +39,8 @@ from thalweg.hal.step import StepBatch
 
 logger = logging.getLogger(__name__)
 
+POLL_SECONDS = 0.001
+"""Between looks at an encoder, where nothing else is to be done."""
 STATS_EVERY = 32
 """Steps between snapshots in Outputs, besides those in which a sequence starts or ends."""
 
@@ -54,19 +57,20 @@ class EngineCore:
         announce: Callable[[list[Started]], None] | None = None,
         drafter: Callable[[Slots], Drafter] | None = None,
         grammars: Grammars | None = None,
-        encode: Encode | None = None,
+        encoder: Encoder | None = None,
         populate: Callable[[Sequence[int]], bool] | None = None,
     ) -> None:
         """`launch` starts a step and returns at once; calls take effect in order. `announce` is told which sequences a step
         begins before it is launched, so that somebody knows should the step be the end; without it they are in the step's
         Outputs. `hash_fn`, `share_from` and `drafter` (who guesses tokens, whatever the configuration says) are for tests.
-        `grammars` compiles those of requests, which are refused without it. `encode` makes vectors of media, likewise.
+        `grammars` compiles those of requests, which are refused without it. `encoder` makes vectors of media, likewise.
         `populate` is `Worker.populate`.
         Raises ConfigError if the cache has groups this version cannot keep, or that cannot go with drafts."""
         scheduler, cache = config.scheduler, config.cache
         self.config = config
         top = max((g.top for g in cache.groups), default=0)
-        parts = builders(Setup(scheduler.max_seqs, config.model.max_len, config.model.vocab, grammars, encode, top))
+        self._encoder, self._encodings = encoder, None if encoder is None else Encodings(encoder, clock, cache.encoded)
+        parts = builders(Setup(scheduler.max_seqs, config.model.max_len, config.model.vocab, grammars, self._encodings, top))
         self.slots = Slots(scheduler.max_seqs, config.model.max_len, parts)
         self.kv = KVCache(
             cache.groups, cache.blocks, self.slots, config.model.max_len, cache.prefix_caching, hash_fn, cache.prefix_hash
@@ -82,9 +86,9 @@ class EngineCore:
             name = "structured_outputs_config: enable_jump_forward" if drafting is None else "speculative_config"
             raise ConfigError(f"{name}: a recurrent state cannot be taken back when drafts are wrong: leave it out")
         self._drafting = guesses is not None
-        self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from, guesses)
+        self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from, guesses, self._ready)
         most = guesses.most if guesses is not None else 0
-        self._grammars, self._parts, self._encode = grammars, parts, encode
+        self._grammars, self._parts = grammars, parts
         self._builder = BatchBuilder(self.slots, self.kv, parts, most, config.cache.tables_kept)
         self._reader = ResultReader(self.slots, self.kv, self.scheduler, parts)
         self._launch, self._populate = launch, populate
@@ -110,7 +114,7 @@ class EngineCore:
             why = refuse(r, self.config, self.kv.bounds)
             if why is None and r.sampling.grammar is not None:
                 why = self._uncompiled(r)
-            if why is None and not all(self._encode is not None and self._encode.takes(item) for item in r.sampling.media):
+            if why is None and not all(self._encoder is not None and self._encoder.takes(item) for item in r.sampling.media):
                 why = "this engine does not take images or sounds such as these"
             if r.handle in self._requests:
                 why = f"handle: {r.handle} is in use"
@@ -126,7 +130,7 @@ class EngineCore:
             request = Request(
                 r.handle, r.sampling, r.prompt_len, (priority, next(self._arrivals)), salt,
                 r.read_prefix_cache and r.sampling.prompt_logprobs < 0, limit, now, np.array(r.tokens, np.int32),
-                r.streamed,
+                r.streamed, gated=any(b.asked(r.sampling) and b.gates(r.sampling) for b in self._parts),
             )  # fmt: skip
             self._requests[r.handle] = request
             self.scheduler.add(request)
@@ -151,6 +155,30 @@ class EngineCore:
         self.scheduler.remove(request)
         del self._requests[request.handle]
         self._finished.append(msgspec.structs.replace(how, chunks=request.chunks) if request.chunks else how)
+        if request.gated:
+            self._forget()
+
+    def _ready(self, request: Request, begin: int, end: int) -> int:
+        """How many tokens of [begin, end), from the first, every part of the request can be built for now."""
+        gates = (b for b in self._parts if b.asked(request.sampling) and b.gates(request.sampling))
+        return min((b.ready(request, begin, end) for b in gates), default=end - begin)
+
+    def _encode(self) -> None:
+        """Launch some layers of an encoder between steps, in the time that prompts get while sequences decode."""
+        encodings, pace = self._encodings, self.scheduler.pace
+        if encodings is None or not encodings.busy or self.paused:
+            return
+        alone = not self._in_flight and not self.scheduler.decoding
+        took = encodings.advance(None if alone else pace.spare(), wait=False)
+        if took and not alone and not encodings.beside:
+            pace.spend(took)
+        if took:
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._encodings is not None:
+            prompts = (r for r in self._requests.values() if r.gated and self.scheduler.in_prompt(r))
+            self._encodings.forget({item.digest for r in prompts for item in r.sampling.media})
 
     # ------------------------------------------------------------------ the loop
 
@@ -160,6 +188,7 @@ class EngineCore:
 
     def step(self) -> Outputs | None:
         """Launch until the pipeline is full or nothing can be scheduled, then read the oldest step. None: nothing to say."""
+        self._encode()
         while self._may_launch():
             schedule = self.scheduler.schedule(len(self._in_flight))
             if self.scheduler.impossible:
@@ -172,6 +201,13 @@ class EngineCore:
                 break
             self._start(schedule)
         if not self._in_flight:
+            if self._encodings is not None and self._encodings.busy and not self.paused:
+                if not self._encodings.beside:
+                    self._encodings.advance(None, wait=True)
+                elif not self._encodings.advance(None, wait=False):
+                    time.sleep(POLL_SECONDS)  # requests that need nothing of it may come meanwhile
+                self._forget()
+                return self._outputs(None) if self._finished else None
             if self._requests and not self.kv.withheld and not self._finished and not self.paused:
                 raise InvariantError(f"nothing can be scheduled, but {len(self._requests)} requests wait")
             return self._outputs(None) if self._finished else None

@@ -73,6 +73,19 @@ class Pace:
             time = CHUNK_SECONDS
         return min(most, max(LEAST, int(time / self._per_token)))
 
+    def spare(self) -> float:
+        """Seconds that a launch of an encoder may take while sequences decode; 0 while a debt is open."""
+        if not self._slowdown:
+            return CHUNK_SECONDS
+        if self._debt > 0:
+            return 0.0
+        return max(CHUNK_SECONDS, (self._slowdown - 1) * self._decode)
+
+    def spend(self, seconds: float) -> None:
+        """A launch of an encoder took so long."""
+        if self._slowdown and self._decode:
+            self._debt += seconds
+
     def newcomers(self, most: int) -> int:
         """While a debt is open: tokens of short prompts, computed whole, that a step may take without slowing streams more
         than agreed. They need not wait for what a long prompt has run up; it waits longer instead, to a limit."""

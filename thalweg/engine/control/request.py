@@ -51,6 +51,8 @@ class Request:
     held: str = ""
     """What it waited for when it was last passed over (`Started.held`)."""
     chunks: int = 0
+    gated: bool = False
+    """Must tokens of its prompt wait for a part (`Builder.gates`)?"""
     claims: set[bytes] = field(default_factory=set)
     """Keys of blocks it is computing now, for others to wait for."""
 

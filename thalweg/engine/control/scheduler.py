@@ -12,6 +12,7 @@ This module decides on token counts and slots. It fills no array of a step (`bat
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
@@ -81,8 +82,10 @@ class Counters:
 
 class Scheduler:
     def __init__(
-        self, config: SchedulerConfig, slots: Slots, kv: KVCache, share_from: int = SHARE_FROM, drafter: Guesses | None = None
-    ) -> None:
+        self, config: SchedulerConfig, slots: Slots, kv: KVCache, share_from: int = SHARE_FROM,
+        drafter: Guesses | None = None, ready: Callable[[Request, int, int], int] | None = None,
+    ) -> None:  # fmt: skip
+        """ready: how many tokens of [begin, end) of a gated request may be computed now, from the first."""
         self.waiting: list[Request] = []
         """In rank order."""
         self.running: list[Request] = []
@@ -96,7 +99,7 @@ class Scheduler:
         self._slots = slots
         self._kv = kv
         self._share_from = share_from
-        self._drafter = drafter
+        self._drafter, self._ready = drafter, ready
         self._computing: dict[bytes, Request] = {}
         self._order: NDArray[np.int32] | None = None
         self.pace = Pace(config.max_prefill_slowdown)
@@ -201,6 +204,15 @@ class Scheduler:
         if self.waiting and self.waiting[0].resumed and s.available:
             return True
         return self._prefilling > 0 and any(r.resumed and s.length[r.slot] - s.scheduled[r.slot] > 1 for r in self.running)
+
+    @property
+    def decoding(self) -> bool:
+        """Does any sequence decode?"""
+        return len(self.running) > self._prefilling
+
+    def in_prompt(self, request: Request) -> bool:
+        """Is some of its prompt not in a launched step yet?"""
+        return not request.slot or int(self._slots.scheduled[request.slot]) < request.prompt_len
 
     def order(self) -> NDArray[np.int32]:
         """Slots of the running sequences, in rank order."""
@@ -314,7 +326,7 @@ class Scheduler:
             if self._config.chunked_prefill:
                 most = min(most, max(1, self._kv.room(slot) - start))
             take = self._chunk_size(start, rests[slot], most) if s.serial[slot] and most > 0 else 0
-            take = self._uncut(s.requests[slot], start, take, chunks)
+            take = self._allowed(s.requests[slot], start, self._uncut(s.requests[slot], start, take, chunks))
             if take > 0 and self._make_room(slot, take, in_flight):
                 chunks.append(Chunk(slot, take))
                 taken += take
@@ -331,8 +343,8 @@ class Scheduler:
             most = min(rest, c.take + budget, self._kv.room(c.slot) - start)
             more = self._chunk_size(start, rest, most) - c.take
             request = s.requests[c.slot]
-            if request is not None and (request.sampling.spans or request.sampling.uncut):
-                more = 0  # it ends where no image is cut
+            if request is not None and (request.gated or request.sampling.spans or request.sampling.uncut):
+                more = 0  # it ends where no image is cut, and before what is not encoded yet
             if more > 0 and self._kv.grow(c.slot, start + c.take + more):
                 chunks[i] = Chunk(c.slot, c.take + more, c.cached)
                 budget -= more
@@ -345,6 +357,16 @@ class Scheduler:
             return rest if rest <= budget else 0
         threshold = self._config.long_prefill_threshold
         return self._kv.cut(start, min(rest, budget, threshold) if threshold else min(rest, budget))
+
+    def _allowed(self, request: Request | None, start: int, take: int) -> int:
+        """The tokens <= `take` that may be computed now, of a chunk that ends inside no span."""
+        if request is None or not request.gated or self._ready is None or take <= 0:
+            return take
+        end = start + self._ready(request, start, start + take)
+        if end == start + take:
+            return take
+        inside = (first for first, last in request.sampling.spans or request.sampling.uncut if first < end < last)
+        return max(0, next(inside, end) - start)
 
     def _uncut(self, request: Request | None, start: int, take: int, chunks: list[Chunk]) -> int:
         """The tokens <= `take` of a chunk that ends inside no span, or all of one that it begins with, if the step has room
@@ -403,6 +425,11 @@ class Scheduler:
             if config.chunked_prefill and not running:
                 take = self._kv.first_chunk(nodes, take)
             take = self._uncut(request, cached, take, chunks)
+            if request.gated and take and (allowed := self._allowed(request, cached, take)) < take:
+                if not allowed or not config.chunked_prefill:
+                    request.held = "encoder"
+                    continue
+                take = allowed
             upto = request.tokens.size if config.whole_prompts else cached + take
             request.demand = self._kv.demand(nodes, upto, take)
             if not take or not self._kv.fits(request.demand, running, spare):

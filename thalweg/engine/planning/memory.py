@@ -14,7 +14,7 @@ from typing import Any
 
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.weights import open_weights
-from thalweg.config import EngineArgs, SchedulerConfig, check_args
+from thalweg.config import ENCODED, EngineArgs, SchedulerConfig, check_args
 from thalweg.engine.control.cache.groups import policy
 from thalweg.engine.planning import described, resolve
 from thalweg.errors import CheckpointError, ConfigError, DeviceError
@@ -26,9 +26,6 @@ from thalweg.models import registry, sizes
 from thalweg.models.fallback.spec import UNRELIABLE, ForeignSpec
 from thalweg.models.spec import ModelSpec
 from thalweg.quantization import registry as formats
-
-ENCODED = 64 << 20
-"""Bytes of vectors of images that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

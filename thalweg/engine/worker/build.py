@@ -28,14 +28,14 @@ from thalweg.config import (
     check_args,
 )
 from thalweg.engine.planning import described, resolve
-from thalweg.engine.planning.memory import ENCODED, encoded, gib, history, plan, step_sizes, to_load
+from thalweg.engine.planning.memory import encoded, gib, history, plan, step_sizes, to_load
 from thalweg.engine.worker import rehearsal
 from thalweg.engine.worker.rehearsal import decodes, prompts
 from thalweg.engine.worker.runner import Runner
 from thalweg.errors import CheckpointError, ConfigError, ThalwegError
 from thalweg.hal import discovery
 from thalweg.hal.attention import AttentionBackend, named_attention
-from thalweg.hal.device import Device, Pending
+from thalweg.hal.device import Background, Device, Pending
 from thalweg.hal.kv import KVLayout, KVSpec
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Defaults, Limits, ModelInfo, Platform
@@ -50,7 +50,7 @@ from thalweg.quantization import online
 from thalweg.quantization import registry as formats
 
 if TYPE_CHECKING:
-    from thalweg.engine.control.parts.builder import Encode
+    from thalweg.engine.control.encodings import Encoder
     from thalweg.models.build import Model
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Worker:
     """The kernel plan, a line per choice."""
     device: Device
     load_seconds: float
-    encode: Encode | None = None
+    encoder: Encoder | None = None
     """Makes vectors of images and sounds. None: the model reads text alone."""
     populate: Callable[[Sequence[int]], bool] | None = None
     """`Device.populate` of all caches. It is given how many first blocks of each KV group have been in use."""
@@ -208,11 +208,13 @@ def _build_model(job: _Job) -> Worker:
         logger.info("quantization: %s is served as %s", args.quantization, online.meant(args.quantization))
     method = online.chosen(args.quantization, functools.partial(gains, binder, dtype, job.facts.hidden))
     block_tokens = resolve.block_tokens(args, job.defaults)
+    background = device.background() if job.spec.vision is not None or job.spec.hearing is not None else None
     model = build_model(
-        job.hf, binder=binder, attention=_attention(job, device), comm=device.comm, dtype=dtype, max_len=length,
+        job.hf, binder=binder, attention=_attention(job, device.attention), comm=device.comm, dtype=dtype, max_len=length,
         block_tokens=block_tokens, quantization=method, kv_dtype=args.kv_dtype,
         kv_skip=args.kv_cache_dtype_skip_layers,
         state_tokens=resolve.state_tokens(args, job.spec, block_tokens),
+        background=None if background is None else (binder.of(background.kernels), _attention(job, background.attention)),
     )  # fmt: skip
     # Everything a user can have got wrong about sizes is refused before a weight is read.
     room = _room(job, dtype, schedule, length)
@@ -245,7 +247,7 @@ def _build_model(job: _Job) -> Worker:
     config = _config(job, dtype, size, model.groups, schedule, model.vocab, method)
     lines = [str(c) for c in binder.bindings]
     populate = functools.partial(_populate, device, model, state)
-    return Worker(config, runner.launch, lines, device, 0.0, _encoder(job, model, params), populate)
+    return Worker(config, runner.launch, lines, device, 0.0, _encoder(job, model, params, background), populate)
 
 
 def _populate(device: Device, model: Model, state: StateBox, reached: Sequence[int]) -> bool:
@@ -255,9 +257,9 @@ def _populate(device: Device, model: Model, state: StateBox, reached: Sequence[i
     return device.populate([(part, ahead[g]) for kv, g in caches for part in (kv if isinstance(kv, tuple) else (kv,))])
 
 
-def _encoder(job: _Job, model: Model, params: Any) -> Encode | None:
+def _encoder(job: _Job, model: Model, params: Any, background: Background | None) -> Encoder | None:
     """What makes vectors of images and sounds, where the model takes any and its files say how."""
-    from thalweg.engine.worker.encoder import Encoder, hearing, seeing
+    from thalweg.engine.worker import encoder as encoders
 
     eye = processor(job.hf, job.path) if model.vision is not None else None
     ear = listener(job.hf, job.path) if model.hearing is not None else None
@@ -266,11 +268,12 @@ def _encoder(job: _Job, model: Model, params: Any) -> Encode | None:
         eye = None
     if eye is None and ear is None:
         return None
-    return Encoder(
+    return encoders.Encoder(
         job.device,
-        None if eye is None else seeing(model.vision, params["vision"], eye),
-        None if ear is None else hearing(model.hearing, params["hearing"], ear), ENCODED,
-    )  # fmt: skip
+        background,
+        None if eye is None else encoders.seeing(model.vision, params["vision"], eye),
+        None if ear is None else encoders.hearing(model.hearing, params["hearing"], ear),
+    )
 
 
 def _prepare(job: _Job, runner: Runner, buckets: Sequence[StepShape], limits: Limits, vocab: int) -> None:
@@ -307,11 +310,11 @@ def _tell_prepared(job: _Job, steps: int, seconds: float, taken: int) -> None:
         )  # fmt: skip
 
 
-def _attention(job: _Job, device: Device) -> Sequence[AttentionBackend]:
-    """The device's attention, or the part of it that the user named. ConfigError."""
+def _attention(job: _Job, found: Sequence[AttentionBackend]) -> Sequence[AttentionBackend]:
+    """This attention, or the part of it that the user named. ConfigError."""
     name = job.args.attention_backend
     try:
-        return device.attention if name == "auto" else named_attention(device.attention, name)
+        return found if name == "auto" else named_attention(found, name)
     except ValueError as e:
         raise ConfigError(f"attention_backend: {e}") from None
 

@@ -1,84 +1,119 @@
-"""Vectors of images and sounds: the executables of encoders, and what they gave for what was last seen or heard."""
+"""The executables of encoders: several images are encoded together, and some layers at a time."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from thalweg.engine.messages import MediaItem
-from thalweg.hal.device import Device, Executable
-from thalweg.hal.step import Params, StateBox, StepBatch
+from thalweg.hal.device import Background, Device, Executable, Pending
+from thalweg.hal.step import Params, StateBox, Step, StepBatch
 from thalweg.media import patches
 from thalweg.media.listeners import Listener
 from thalweg.media.processors import Processor
 from thalweg.models.vision.ear import Ear
 from thalweg.models.vision.tower import Tower
 
+Compile = Callable[[Step, Params, StateBox], Executable]
+TOGETHER = 1 << 14
+"""Patches of images that are encoded together. One image may have more."""
+
 
 @dataclass
 class Way:
-    """An encoder. batches: of an item, its step, and how its layers see that, one for each kind of layer."""
+    """An encoder. batches: of items, their step, and how its layers see that, one for each kind of layer."""
 
     tower: Tower | Ear
     params: Params
-    batches: Callable[[MediaItem], tuple[StepBatch, ...]]
-    run: Executable | None = field(default=None, init=False)
+    batches: Callable[[Sequence[MediaItem]], tuple[StepBatch, ...]]
+    size: Callable[[MediaItem], int]
+    """Patches of an item. Those of items that are encoded together are at most `TOGETHER`."""
+    state: StateBox = field(default_factory=lambda: StateBox({}), init=False)
+    carried: dict[str, Any] = field(default_factory=dict, init=False)
+    """What the last part launched left for the next."""
+    made: dict[tuple[int, int], Executable] = field(default_factory=dict, init=False)
+    """By the layers that they run."""
 
 
 def seeing(tower: Tower, params: Params, processor: Processor) -> Way:
-    def batches(item: MediaItem) -> tuple[StepBatch, ...]:
-        whole = patches.batch(processor.prepared(item.views, item.size))
-        merged = () if tower.spec.shrinks is None else (patches.shrunk(whole, tower.spec.shrinks[1].group),)
+    def batches(items: Sequence[MediaItem]) -> tuple[StepBatch, ...]:
+        each = [processor.prepared(item.views, item.size) for item in items]
+        shrinks = 1 if tower.spec.shrinks is None else tower.spec.shrinks[1].group
+        whole = patches.batch(patches.together(each, tower.spec.projector.group, shrinks))
+        merged = () if tower.spec.shrinks is None else (patches.shrunk(whole, shrinks),)
         return (whole, patches.windows(whole), *merged)
 
-    return Way(tower, params, batches)
+    def size(item: MediaItem) -> int:
+        return sum(v.shape[0] // processor.patch * (v.shape[1] // processor.patch) for v in item.views)
+
+    return Way(tower, params, batches, size)
 
 
 def hearing(tower: Ear, params: Params, listener: Listener) -> Way:
-    return Way(tower, params, lambda item: (listener.batch(item.views[0], item.frames),))
+    """Sounds are encoded one at a time."""
+    return Way(tower, params, lambda items: (listener.batch(items[0].views[0], items[0].frames),), lambda item: TOGETHER)
+
+
+class Encoding:
+    """One run of an encoder. Its parts are launched in order, and the last one's result has the vectors."""
+
+    def __init__(self, way: Way, items: Sequence[MediaItem], compile: Compile, whole: bool) -> None:
+        """whole: all layers are launched at once."""
+        self.items, self._way, self._compile, self._whole, self._next = items, way, compile, whole, 0
+        seen = way.batches(items)
+        self._batch, (backend, spec) = seen[0], way.tower.attention
+        self._batch.metadata = tuple(backend.metadata(b, 0, spec, None) for b in seen)
+
+    @property
+    def left(self) -> int:
+        """Layers that have not been launched."""
+        return self._way.tower.depth - self._next
+
+    def launch(self, layers: int) -> Pending:
+        """The next layers, at most so many, or all of them."""
+        way, first, last = self._way, self._next, self._next + (self.left if self._whole else min(layers, self.left))
+        if (first, last) not in way.made:
+            way.made[first, last] = self._compile(way.tower.part(first, last, way.carried), way.params, way.state)
+        self._next = last
+        return way.made[first, last](self._batch)
+
+    def vectors(self, last: Pending) -> list[np.ndarray]:
+        """f32[positions, width * hidden] of each item. last: what the last launch gave."""
+        found, sizes = last.result().pooled, [item.positions.size for item in self.items]
+        if found is None or len(found) != sum(sizes):
+            raise RuntimeError(f"{sum(sizes)} placeholders for {0 if found is None else len(found)} vectors")
+        return [np.array(part, np.float32) for part in np.split(np.asarray(found), np.cumsum(sizes)[:-1])]
 
 
 class Encoder:
-    """One thread drives it. Vectors of an item are kept by its digest, the least recently used are forgotten."""
+    """Begins encodings. One thread drives it, and at most one encoding is under way."""
 
-    def __init__(self, device: Device, eye: Way | None, ear: Way | None, budget: int) -> None:
-        """budget: bytes of vectors that are kept. Those of one item are, whatever they take."""
-        self._device, self._eye, self._ear, self._budget = device, eye, ear, budget
-        self._kept: OrderedDict[bytes, np.ndarray] = OrderedDict()
-        self._held = 0
-        self.runs = 0
-        """Items encoded."""
+    def __init__(self, device: Device, background: Background | None, eye: Way | None, ear: Way | None) -> None:
+        """background: where it runs. None: in the queue of the steps, between them."""
+        self._device, self._eye, self._ear = device, eye, ear
+        self.beside = background is not None
+        self._compile = background.compile if background else lambda step, p, state: device.compile(step, p, state, None, None)
+        self.items = 0
+        """Items encoded, or begun."""
 
     def takes(self, item: MediaItem) -> bool:
         """Is there an encoder for it?"""
         return (self._ear if item.frames else self._eye) is not None
 
-    def __call__(self, item: MediaItem) -> np.ndarray:
-        """f32[positions, width * hidden]."""
-        found = self._kept.get(item.digest)
-        if found is not None:
-            self._kept.move_to_end(item.digest)
-            return found
-        made = self._encode(item)
-        self._kept[item.digest] = made
-        self._held += made.nbytes
-        while self._held > self._budget and len(self._kept) > 1:
-            self._held -= self._kept.popitem(last=False)[1].nbytes
-        return made
-
-    def _encode(self, item: MediaItem) -> np.ndarray:
-        self.runs += 1
-        way = self._ear if item.frames else self._eye
+    def begin(self, waiting: Sequence[MediaItem]) -> Encoding:
+        """Of the first of these, and of those after it that are encoded together with it."""
+        way = self._ear if waiting[0].frames else self._eye
         assert way is not None, "refused before"
-        seen = way.batches(item)
-        batch, (backend, spec) = seen[0], way.tower.attention
-        batch.metadata = tuple(backend.metadata(b, 0, spec, None) for b in seen)
-        if way.run is None:
-            way.run = self._device.compile(way.tower.step, way.params, StateBox({}), None, None)
-        vectors = way.run(batch).result().pooled
-        if vectors is None or len(vectors) != item.positions.size:
-            raise RuntimeError(f"{item.positions.size} placeholders for {0 if vectors is None else len(vectors)} vectors")
-        return np.array(vectors, np.float32)
+        items, size = [waiting[0]], way.size(waiting[0])
+        for item in waiting[1:]:
+            if self._device.pads or bool(item.frames) != bool(waiting[0].frames):
+                break
+            size += way.size(item)
+            if size > TOGETHER:
+                break
+            items.append(item)
+        self.items += len(items)
+        return Encoding(way, items, self._compile, self.beside or self._device.pads)

@@ -13,7 +13,7 @@ from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.comm import Solo
 from thalweg.hal.ops.activation import activate
 from thalweg.hal.parts.frames import Frames
-from thalweg.hal.step import Array, Params, State, StepBatch, StepResult
+from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
 from thalweg.models import spec
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
@@ -28,7 +28,7 @@ class Ear:
 
     def __init__(self, ctx: Context, s: spec.Hearing, weights: Mapping[str, Any], block: Callable[..., Any]) -> None:
         """block: what assembles a layer."""
-        ctx = replace(ctx, comm=Solo(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
+        ctx = replace(ctx.encoders or ctx, comm=Solo(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
         self.spec, self._dtype = s, getattr(torch, ctx.dtype)
         self._out = None if s.out is None else Linear(ctx, weights["out"])
         self._blocks = [block(ctx, layer, weights["layers"][i], [Place(i, 0, 0)]) for i, layer in enumerate(s.layers)]
@@ -49,23 +49,40 @@ class Ear:
         first = self._blocks[0].mixers[0]
         return first.backend, first.spec
 
-    def step(self, params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
-        """`StepResult.pooled`: f32[N, hidden of the language model]."""
-        frames = batch.get(Frames)
-        assert frames is not None
+    @property
+    def depth(self) -> int:
+        """As of `Tower`."""
+        return len(self._blocks)
+
+    def part(self, first: int, last: int, carried: dict[str, Any]) -> Step:
+        """As of `Tower`: `StepResult.pooled` is f32[N, hidden of the language model]."""
+
+        def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
+            frames = batch.get(Frames)
+            assert frames is not None
+            x, residual = (carried["x"], carried["residual"]) if first else (self._entered(params, frames), None)
+            carried.clear()
+            rows = torch.arange(len(x), dtype=torch.int32, device=x.device)
+            flow = Flow(batch, [x.new_zeros(0)] * len(self._blocks), {0: frames.turn}, rows=rows)
+            for i in range(first, last):
+                x, residual = self._blocks[i](params["layers"][i], x, residual, flow)
+            out = None
+            if last < self.depth:
+                carried.update(x=x, residual=residual)
+            else:
+                x = x if residual is None else x + residual
+                out = self._projector(params["projector"], x, frames.keep, frames.spin).to(torch.float32)
+            zeros = torch.zeros_like(batch.slots)
+            return state, StepResult(zeros.unsqueeze(1), zeros, pooled=out)
+
+        return step
+
+    def _entered(self, params: Params, frames: Frames) -> Array:
+        """[T, hidden]."""
         x = self._convolved(params, frames).index_select(0, frames.row)
         if self.spec.places:
-            x = x + params["places"].index_select(0, frames.place)
-        elif frames.sines.shape[1]:
-            x = x + frames.sines.to(x.dtype)
-        rows = torch.arange(len(x), dtype=torch.int32, device=x.device)
-        residual, flow = None, Flow(batch, [x.new_zeros(0)] * len(self._blocks), {0: frames.turn}, rows=rows)
-        for i, block in enumerate(self._blocks):
-            x, residual = block(params["layers"][i], x, residual, flow)
-        if residual is not None:
-            x = x + residual
-        out = self._projector(params["projector"], x, frames.keep, frames.spin).to(torch.float32)
-        return state, StepResult(torch.zeros_like(batch.slots).unsqueeze(1), torch.zeros_like(batch.slots), pooled=out)
+            return x + params["places"].index_select(0, frames.place)
+        return x + frames.sines.to(x.dtype) if frames.sines.shape[1] else x
 
     def _convolved(self, params: Params, frames: Frames) -> Array:
         """[chunks * places, hidden]. Chunk by chunk, so that what a step needs does not grow with the sound."""

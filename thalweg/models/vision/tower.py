@@ -12,7 +12,7 @@ from thalweg.hal import ops
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.comm import Solo
 from thalweg.hal.parts.patches import Patches
-from thalweg.hal.step import Array, Params, State, StepBatch, StepResult
+from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
 from thalweg.models import spec
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
@@ -95,7 +95,7 @@ class Tower:
 
     def __init__(self, ctx: Context, s: spec.Vision, weights: Mapping[str, Any], block: Callable[..., Any]) -> None:
         """block: what assembles a layer."""
-        ctx = replace(ctx, comm=Solo(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
+        ctx = replace(ctx.encoders or ctx, comm=Solo(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
         self.spec = s
         self._patch = Linear(ctx, weights["patch"])
         self._places = ctx.bind(ops.embed, vocab=s.rows, size=s.hidden) if s.places else None
@@ -138,39 +138,66 @@ class Tower:
         first = self._blocks[0].mixers[0]
         return first.backend, first.spec
 
-    def step(self, params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
-        """`StepResult.pooled`: f32[N, width * hidden of the language model]."""
-        patches = batch.get(Patches)
-        assert patches is not None
-        x = self._embedded(params, patches)
+    @property
+    def depth(self) -> int:
+        """Layers: an encoding is a step of all of them, or several of some each (`part`)."""
+        return len(self._blocks)
+
+    def part(self, first: int, last: int, carried: dict[str, Any]) -> Step:
+        """The step of layers [first, last), eager unless these are all. carried: what one part leaves for the next. The last
+        part's `StepResult.pooled` is f32[N, width * hidden of the language model]."""
+
+        def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
+            patches = batch.get(Patches)
+            assert patches is not None
+            begun = dict(carried)
+            carried.clear()
+            if first == 0:
+                begun = {"x": self._embedded(params, patches), "residual": None, "tapped": (), "read": {}}
+            passed, out = self._through(params, begun, batch, patches, range(first, last)), None
+            if last == self.depth:
+                out = self._left(params, passed, patches)
+            else:
+                carried.update(passed)
+            zeros = torch.zeros_like(batch.slots)
+            return state, StepResult(zeros.unsqueeze(1), zeros, pooled=out)
+
+        return step
+
+    def _through(
+        self, params: Params, begun: dict[str, Any], batch: StepBatch, patches: Patches, layers: range
+    ) -> dict[str, Any]:
+        x, residual, tapped, read = (begun[k] for k in ("x", "residual", "tapped", "read"))
         caches: list[Any] = [x.new_zeros(0)] * len(self._blocks)
         tables = {0: patches.turn}
-        rows = torch.arange(len(x), dtype=torch.int32, device=x.device)  # each patch has its own row of the table
+        rows = torch.arange(len(patches.value), dtype=torch.int32, device=x.device)  # each has its own row of the table
         flows = [Flow(each, caches, tables, rows=rows) for each in (batch, windows(batch))]
         if self.spec.shrinks is not None:
             group = self.spec.shrinks[1].group
-            flows.append(Flow(shrunk(batch, group), caches, tables, rows=rows[: len(x) // group]))
-        residual, made, read = None, list[Array](), dict[int, Array]()
-        for i, block in enumerate(self._blocks):
-            x, residual = block(params["layers"][i], x, residual, flows[self._seen(i)])
+            flows.append(Flow(shrunk(batch, group), caches, tables, rows=rows[: len(rows) // group]))
+        for i in layers:
+            x, residual = self._blocks[i](params["layers"][i], x, residual, flows[self._seen(i)])
             if self._shrinks is not None and self.spec.shrinks is not None and i == self.spec.shrinks[0]:
                 x, residual = x if residual is None else x + residual, None
                 mean = x.unflatten(0, (-1, self.spec.shrinks[1].group)).float().mean(1)
                 x = mean.to(x.dtype) + self._shrinks(params["shrinks"], x, rows)
             if i in self._taps:
                 at, tap = self._taps[i]
-                made.append(tap(params["taps"][at], x if residual is None else x + residual, patches.keep))
+                tapped = (*tapped, tap(params["taps"][at], x if residual is None else x + residual, patches.keep))
             if i in self.spec.reads:
-                read[i] = x if residual is None else x + residual
+                read = {**read, i: x if residual is None else x + residual}
+        return {"x": x, "residual": residual, "tapped": tapped, "read": read}
+
+    def _left(self, params: Params, passed: dict[str, Any], patches: Patches) -> Array:
+        x, residual = passed["x"], passed["residual"]
         if residual is not None:
             x = x + residual
-        if read:
-            x = torch.cat([read[i] for i in self.spec.reads], -1)
+        if passed["read"]:
+            x = torch.cat([passed["read"][i] for i in self.spec.reads], -1)
         if self._leave is not None:
             x = self._leave(params["leave"], x)
         x = self._arranged(params, self._projector(params["projector"], x, patches.keep), patches)
-        out = torch.cat([x, *made], -1).to(torch.float32)
-        return state, StepResult(torch.zeros_like(batch.slots).unsqueeze(1), torch.zeros_like(batch.slots), pooled=out)
+        return torch.cat([x, *passed["tapped"]], -1).to(torch.float32)
 
     def _arranged(self, params: Params, x: Array, patches: Patches) -> Array:
         """The vectors in the order of placeholders, and those that stand between rows among them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -18,23 +18,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thalweg.engine.control.drafts import Draft
+    from thalweg.engine.control.encodings import Encodings
     from thalweg.engine.control.request import Request
     from thalweg.engine.control.scheduler import Chunk
-    from thalweg.engine.messages import MediaItem, TokenSampling
+    from thalweg.engine.messages import TokenSampling
     from thalweg.grammar.grammars import Grammars
 
     I32 = NDArray[np.int32]
 
 FOREVER = 1 << 30
-
-
-class Encode(Protocol):
-    """Makes vectors f32[positions, width] of images and sounds."""
-
-    def takes(self, item: MediaItem, /) -> bool:
-        """Is there an encoder for it?"""
-
-    def __call__(self, item: MediaItem, /) -> np.ndarray: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +39,7 @@ class Setup:
     vocab: int
     grammars: Grammars | None = None
     """What compiles grammars. None: no request has one."""
-    encode: Encode | None = None
+    encodings: Encodings | None = None
     """None: no request has an image or a sound."""
     top: int = 0
     """Tokens that a token reads at the most, in layers that choose them. 0 = all."""
@@ -147,6 +139,15 @@ class Builder(ABC):
     def follows(self, state: Slots, request: Request, drafts: Sequence[int]) -> int:
         """Every token is known: for how many of these guesses, from the first, can the step have the part? Default: all."""
         return len(drafts)
+
+    def gates(self, p: TokenSampling) -> bool:
+        """Where a request asks for it: must tokens of its prompt wait until the part for them can be built? Default: no."""
+        return False
+
+    def ready(self, request: Request, begin: int, end: int) -> int:
+        """Where it gates: how many tokens of [begin, end), from the first, the part can be built for now. What the others wait
+        for is begun. Default: all."""
+        return end - begin
 
     def enter(self, slot: int, request: Request) -> None:
         """A sequence that asks for it has got this slot. Default: nothing."""

@@ -1,4 +1,4 @@
-"""Vectors laid over placeholder tokens of prompts: those that requests bring, and those that are made of their images."""
+"""Vectors laid over placeholder tokens of prompts: those that requests bring, and those that are made of their media."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, Work
+from thalweg.engine.control.request import Request
 from thalweg.engine.messages import TokenSampling
 from thalweg.hal.parts.overlays import Overlays
 
@@ -15,10 +16,20 @@ class OverlaysBuilder(Builder):
     part = Overlays
 
     def __init__(self, setup: Setup) -> None:
-        self._encode = setup.encode
+        self._encodings = setup.encodings
 
     def asked(self, p: TokenSampling) -> bool:
         return p.overlay is not None or bool(p.media)
+
+    def gates(self, p: TokenSampling) -> bool:
+        return bool(p.media)
+
+    def ready(self, request: Request, begin: int, end: int) -> int:
+        """Up to the first item without vectors. Those of all later items of the prompt are begun too, to be made together."""
+        assert self._encodings is not None, "refused before"
+        behind = (item for item in request.sampling.media if item.positions[-1] >= begin)
+        missing = [item for item in behind if self._encodings.find(item) is None]
+        return end - begin if not missing else min(end - begin, max(0, int(missing[0].positions[0]) - begin))
 
     def wanted(self, work: Work) -> bool:
         return bool(work.chunks) and super().wanted(work)
@@ -40,7 +51,7 @@ class OverlaysBuilder(Builder):
         return (Overlays(pick, _joined(found)) if found else None), FOREVER
 
     def _laid(self, p: TokenSampling, begin: int, end: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Positions of [begin, end) and the vectors for them. An image is encoded when its first chunk is computed."""
+        """Positions of [begin, end) and the vectors for them."""
         if p.overlay is not None:
             first, last = np.searchsorted(p.overlay.positions, (begin, end))
             if first < last:
@@ -48,8 +59,9 @@ class OverlaysBuilder(Builder):
         for item in p.media:
             first, last = np.searchsorted(item.positions, (begin, end))
             if first < last:
-                assert self._encode is not None, "refused before"
-                yield item.positions[first:last], self._encode(item)[first:last]
+                vectors = None if self._encodings is None else self._encodings.find(item)
+                assert vectors is not None, "`ready` said that they are there"
+                yield item.positions[first:last], vectors[first:last]
 
 
 def _joined(found: list[np.ndarray]) -> np.ndarray:

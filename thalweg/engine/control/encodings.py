@@ -1,0 +1,139 @@
+"""When media of prompts are encoded, several items together: beside steps where the device has a second queue, else between
+them, some layers of the encoder at a time.
+
+Vectors are found by the digest of their item. A prompt waits where it needs some that are not there; nobody else does. Between
+steps that decode, encoders get the time that prompts get (`pace`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from thalweg.engine.messages import MediaItem
+from thalweg.hal.device import Pending
+
+WHOLE_SECONDS = 0.1
+"""A launch takes about so long where nobody's tokens wait for it."""
+
+
+class Encoding(Protocol):
+    """Items that are encoded together."""
+
+    items: Sequence[MediaItem]
+
+    @property
+    def left(self) -> int:
+        """Layers that have not been launched."""
+
+    def launch(self, layers: int, /) -> Pending:
+        """The next layers, at most so many."""
+
+    def vectors(self, last: Pending, /) -> list[np.ndarray]:
+        """f32[positions, width] of each item. last: what the last launch gave."""
+
+
+class Encoder(Protocol):
+    """Makes vectors of images and sounds."""
+
+    beside: bool
+    """Does it run beside steps, and not between them?"""
+
+    def takes(self, item: MediaItem, /) -> bool:
+        """Is there an encoder for it?"""
+
+    def begin(self, waiting: Sequence[MediaItem], /) -> Encoding:
+        """Of the first of these, and of those after it that are encoded together with it. The one before has ended."""
+
+
+class Encodings:
+    def __init__(self, encoder: Encoder, clock: Callable[[], float], budget: int) -> None:
+        """budget: bytes of vectors that are kept for later requests with the same items. Those of one item are, whatever they
+        take, and those that a request waits for."""
+        self._encoder, self._clock, self._budget = encoder, clock, budget
+        self._kept: OrderedDict[bytes, np.ndarray] = OrderedDict()
+        self._held = 0
+        self._waiting: OrderedDict[bytes, MediaItem] = OrderedDict()
+        self._wanted: dict[bytes, np.ndarray] = {}
+        """Vectors that requests have waited for, until `forget`."""
+        self._encoding: Encoding | None = None
+        self._flying: Pending | None = None
+        self._launched, self._layers, self._rate = 0.0, 0, 0.0
+        """When the launch in flight began, its layers, and seconds a layer takes at present."""
+
+    @property
+    def beside(self) -> bool:
+        return self._encoder.beside
+
+    @property
+    def busy(self) -> bool:
+        """Is anything to be encoded?"""
+        return bool(self._waiting) or self._encoding is not None
+
+    def find(self, item: MediaItem) -> np.ndarray | None:
+        """f32[positions, width]. None: they are not there, and are made."""
+        found = self._kept.get(item.digest)
+        if found is not None:
+            self._kept.move_to_end(item.digest)
+            return found
+        found = self._wanted.get(item.digest)
+        if found is None and not self._is_under_way(item.digest):
+            self._waiting.setdefault(item.digest, item)
+        return found
+
+    def _is_under_way(self, digest: bytes) -> bool:
+        return self._encoding is not None and any(item.digest == digest for item in self._encoding.items)
+
+    def forget(self, needed: set[bytes]) -> None:
+        """Drop what no request needs: items that wait, and vectors beyond `budget`. needed: digests."""
+        for digest in [d for d in self._waiting if d not in needed]:
+            del self._waiting[digest]
+        for digest in [d for d in self._wanted if d not in needed]:
+            del self._wanted[digest]
+
+    def advance(self, seconds: float | None, wait: bool) -> float:
+        """Read what was launched, if it is done, and launch more. Returns the seconds that a launch took which is done.
+
+        seconds: about what the next launch may take; 0 = nothing is launched now; None = nobody's tokens wait for it. wait:
+        there is nothing else to do, so what is in flight is waited for."""
+        took = self._read(wait)
+        if self._flying is not None or (seconds == 0 and not self.beside):
+            return took
+        if self._encoding is None:
+            if not self._waiting:
+                return took
+            self._encoding = self._encoder.begin(list(self._waiting.values()))
+            for item in self._encoding.items:
+                del self._waiting[item.digest]
+            self._rate = 0.0
+        may = WHOLE_SECONDS if seconds is None else seconds
+        self._layers = max(1, int(may / self._rate)) if self._rate else 1
+        self._layers = min(self._layers, self._encoding.left)
+        self._launched = self._clock()
+        self._flying = self._encoding.launch(self._layers)
+        return took + self._read(False)
+
+    def _read(self, wait: bool) -> float:
+        """What is in flight, if it is done."""
+        flying, encoding = self._flying, self._encoding
+        if flying is None or encoding is None or not (wait or flying.ready()):
+            return 0.0
+        if encoding.left:
+            flying.result()
+        else:
+            for item, vectors in zip(encoding.items, encoding.vectors(flying), strict=True):
+                self._keep(item.digest, vectors)
+            self._encoding = None
+        self._flying = None
+        took = self._clock() - self._launched
+        self._rate = took / max(1, self._layers)
+        return took
+
+    def _keep(self, digest: bytes, vectors: np.ndarray) -> None:
+        self._wanted[digest] = self._kept[digest] = vectors
+        self._held += vectors.nbytes
+        while self._held > self._budget and len(self._kept) > 1:
+            self._held -= self._kept.popitem(last=False)[1].nbytes
