@@ -1,5 +1,5 @@
-"""The longest gap between two tokens of a stream while an image of another request is encoded, and while a text prompt of as many
-tokens is computed. A tiny random model with a vision encoder of many patches.
+"""The longest gap between two tokens of a stream while an image of another request is encoded, and while a text prompt of
+as many tokens is computed. A tiny random model with a vision encoder of many patches.
 
 Run: python ci/encoder_gap.py [--patches 10000] [--repeats 5] [--device cpu]
 """
