@@ -128,7 +128,7 @@ def signature(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tupl
 
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64",
-    torch.int8: "i8", torch.uint8: "u8", torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
+    torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
     torch.float8_e4m3fnuz: "fp8e4b8",
 }  # fmt: skip
 
@@ -374,6 +374,8 @@ def expected(launch: Launch, arch: str) -> str:
         return ""
     if MATRIX[arch] == "tcgen05.mma" and a.get("INTEGER"):
         return "mma.sync"  # the compiler makes no integer products of that kind
+    if quantised.fours.is_four(a.get("KIND", "")):  # the weight's columns are the first operand's rows
+        rows = a["N"] if rows >= 16 else 0
     large = rows >= 64 and launch.options.get("num_warps", 4) % 4 == 0
     return MATRIX[arch] if large or not MATRIX[arch].startswith(("wgmma", "tcgen05")) else "mma.sync"
 

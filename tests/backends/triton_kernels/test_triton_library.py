@@ -180,6 +180,9 @@ def test_the_tiles_of_a_product_differ_in_what_changes_no_sum() -> None:
         shapes = [*getattr(p, operands), p.base(16), p.base(1 << 20)]
         if operands == "int8" or operands in SHOWN.get(arch, ()):
             continue
+        if operands == "four":  # a chunk has its own length, and the weight's columns are the rows of the instruction
+            assert not arch.startswith("sm_") or len({t.cols >= 64 for t in p.four}) == 1, arch
+            continue
         assert {t.inner for t in shapes} == {p.inner}, (arch, operands)
         assert len({t.rows >= 64 for t in shapes}) == 1, (arch, operands)
 

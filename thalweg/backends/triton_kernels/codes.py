@@ -8,6 +8,7 @@ NaN there and -0 here, and 0x7F and 0xFF are 240 there and NaN here. So -0 is he
 (`without_negative_zero`).
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -66,10 +67,23 @@ def _to_float8(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr)
 @triton.jit
 def to_e4m3(x, NATIVE: tl.constexpr):
     """float32 -> codes of float8_e4m3fn, as memory holds them for this target."""
+    if NATIVE == "float8_e4m3fn":
+        return tl.clamp(x, -448.0, 448.0, tl.PropagateNan.ALL).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     code = _to_float8(x, 3, 7, 0x7E)
     if halved(NATIVE):
         code = tl.where((code & 0x7F) == 0x7F, 0x80, tl.where(code == 0x80, 0, code)).to(tl.uint8)
     return code
+
+
+def to_e8m0(scales: Tensor) -> Tensor | None:
+    """Float32 [groups, out] -> exponents of four groups int32 [groups / 4, out] as `from_e8m0` reads them, or None where one is
+    no power of two. Values that are not there are taken to be some."""
+    bits = scales.contiguous().view(torch.int32)
+    exponents = bits >> 23
+    if not bits.is_meta and not bool(((bits > 0) & (bits & 0x7FFFFF == 0) & (exponents < 255)).all()):
+        return None
+    full = torch.nn.functional.pad(exponents, (0, 0, 0, -len(bits) % 4)).view(-1, 4, bits.shape[1])
+    return full[:, 0] | full[:, 1] << 8 | full[:, 2] << 16 | full[:, 3] << 24
 
 
 def without_negative_zero(codes: Tensor) -> Tensor:
@@ -92,6 +106,12 @@ def twice_e2m1(nibbles):
 
 
 @triton.jit
+def from_e8m0(codes, Q: tl.constexpr):
+    """Byte Q of int32, an exponent that is 127 above the power of two, of 1 to 254 -> float32. 0 is 0."""
+    return (((codes >> (8 * Q)) & 255) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def small_numbers(codes, zero):
     """int32 of 0 to 255 -> codes - zero in float32, zero float32 of less than 2**22. The codes become the last bits of 2**23's
     float, as conversions of integers are slow."""
@@ -102,3 +122,55 @@ def small_numbers(codes, zero):
 def nearest(x):
     """float32 of less than 2**22 -> the nearest integer, ties to even."""
     return (x + 12582912.0) - 12582912.0
+
+
+def _write_pairs(kind: str, dtype: str) -> tuple[str, ...]:
+    """PTX of `of_four` for each quarter: $0 = two numbers of $1, two words. $2 (int4): what is added to them."""
+    half, found = dtype == "f16", []
+    for q in range(4):
+        body = ".reg .b32 t, u, c, z;"
+        if kind == "int4":  # the code becomes the last bits of 128 or 1024
+            body += f"shr.u32 t, $1, {4 * q}; lop3.b32 t, t, 0x000F000F, {'0x64006400' if half else '0x43004300'}, 0xEA;"
+            body += f"mov.b32 c, {'0x3C003C00' if half else '0x3F803F80'}; fma.rn.{dtype}x2 $0, t, c, $2;"
+        else:  # sign, exponent and mantissa go to their places; the factor makes up for the exponent's bias
+            up = (9 if half else 6) - 4 * q
+            mask, factor = ("0x0E000E00", "0x74007400") if half else ("0x01C001C0", "0x7E807E80")
+            body += f"{'shl.b32' if up > 0 else 'shr.u32'} t, $1, {abs(up)}; and.b32 t, t, {mask}; shl.b32 u, $1, {12 - 4 * q};"
+            body += f"lop3.b32 t, u, 0x80008000, t, 0xEA; mov.b32 c, {factor}; mov.b32 z, 0x80008000; fma.rn.{dtype}x2 $0, t, c, z;"
+        found.append("{" + body + "}")
+    return tuple(found)
+
+
+_PAIRS = {(k, d): _write_pairs(k, d) for k in ("int4", "e2m1") for d in ("bf16", "f16")}
+
+
+@triton.constexpr_function
+def _pairs_of(kind, dtype, quarter):
+    return _PAIRS["int4" if kind == "int4" else "e2m1", dtype][quarter]
+
+
+@triton.jit
+def of_four(
+    word, zero, kind, Q: tl.constexpr, KIND: tl.constexpr, PAIRED: tl.constexpr, N: tl.constexpr, K: tl.constexpr
+):  # fmt: skip
+    """int16 words [N, K] of four codes each -> numbers of type `kind` of quarter Q. int4: without zero int32 [N]; otherwise
+    4-bit floats. PAIRED: by NVIDIA's instructions for two numbers of 16 bits, where kind has as many."""
+    if PAIRED and kind == tl.bfloat16:
+        if KIND == "int4":
+            above = tl.broadcast_to((-128 - zero).to(kind)[:, None], [N, K])
+            number = tl.inline_asm_elementwise(_pairs_of(KIND, "bf16", Q), "=r,r,r", [word, above], tl.bfloat16, True, 2)
+        else:
+            number = tl.inline_asm_elementwise(_pairs_of(KIND, "bf16", Q), "=r,r", [word], tl.bfloat16, True, 2)
+    elif PAIRED and kind == tl.float16:
+        if KIND == "int4":
+            above = tl.broadcast_to((-1024 - zero).to(kind)[:, None], [N, K])
+            number = tl.inline_asm_elementwise(_pairs_of(KIND, "f16", Q), "=r,r,r", [word, above], tl.float16, True, 2)
+        else:
+            number = tl.inline_asm_elementwise(_pairs_of(KIND, "f16", Q), "=r,r", [word], tl.float16, True, 2)
+    else:
+        nibble = (word.to(tl.int32) >> (4 * Q)) & 15
+        if KIND == "int4":
+            number = small_numbers(nibble, zero.to(tl.float32)[:, None]).to(kind)
+        else:
+            number = (twice_e2m1(nibble) * 0.5).to(kind)
+    return number

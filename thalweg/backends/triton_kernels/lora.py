@@ -20,14 +20,15 @@ def _through(tiles: Tiles, x: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
     out = torch.zeros((x.shape[0], cols), dtype=x.dtype, device=x.device)
     if x.shape[0] == 0:
         return out
-    _, n, k = quantised.tile_sizes(tiles, "raw", 0, cols, 1, True, x.dtype)
-    m, k = 16, min(k, max(16, triton.next_power_of_2(width)))
+    _, n = quantised.tile_sizes(tiles, cols, 1, True, x.dtype)
+    m, k = 16, quantised.inputs_of("raw", 0, tiles.product.inner, x.dtype)
+    k = min(k, max(16, triton.next_power_of_2(width)))
     work = groups.assign(torch.where(slots == NONE, count, slots), count, m)
     n = min(n, max(16, triton.next_power_of_2(cols)))
     moe.down[(work.tile_expert.shape[0], triton.cdiv(cols, n))](
         x, weights, weights, weights, out, *work, width, cols, width, E=count, KIND="raw", GROUP=0, SCALED=False, ZEROS=False,
-        EVEN=width % k == 0, NATIVE=tiles.float8, PRECISION="ieee", M=m, N=n, K=k, num_warps=min(4, tiles.product.warps),
-        num_stages=tiles.product.stages,
+        EVEN=width % k == 0, NATIVE=tiles.float8, PAIRED=False, PRECISION="ieee", M=m, N=n, K=k, STAGES=tiles.product.stages,
+        UNROLL=1, num_warps=min(4, tiles.product.warps), num_stages=tiles.product.stages,
     )  # fmt: skip
     return out
 

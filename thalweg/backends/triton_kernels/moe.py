@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.backends.triton_kernels import groups, quantised
+from thalweg.backends.triton_kernels import fours, groups, quantised
 from thalweg.backends.triton_kernels.elementwise import activated
 from thalweg.backends.triton_kernels.linear import DTYPES
 from thalweg.backends.triton_kernels.tiles import Shape, Tiles
@@ -122,8 +122,8 @@ def _apply_gate(gate, high, kind, ACT: tl.constexpr, LIMIT: tl.constexpr):
 def up(
     x, weight, scales, zeros, out, starts, ends, firsts, pairs, tile_expert, width, ffn, w_row, x_row, k, bias,
     E: tl.constexpr, ACT: tl.constexpr, LIMIT: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
-    SCALED: tl.constexpr, ZEROS: tl.constexpr, EVEN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    SCALED: tl.constexpr, ZEROS: tl.constexpr, EVEN: tl.constexpr, NATIVE: tl.constexpr, PAIRED: tl.constexpr,
+    PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """act(gate) * up of one tile of pairs, N columns: x [T, width], weight [E * 2 ffn, width], out [pairs, ffn]. BIAS: bias
     [E * 2 ffn] is added to gate and up."""
@@ -137,12 +137,12 @@ def up(
     kind = out.dtype.element_ty
     at = (pair // k).to(tl.int64) * x_row
     gate = quantised.sums(
-        x, at, ok, weight, scales, zeros, j, j * w_row, c_ok, width, cols, kind,
-        KIND, GROUP, ZEROS, False, EVEN, False, NATIVE, PRECISION, M, N, K,
+        x, at, ok, weight, scales, zeros, j, j * w_row, c_ok, 0, width, width, cols, kind,
+        KIND, GROUP, ZEROS, False, EVEN, False, NATIVE, PAIRED, PRECISION, M, N, K, STAGES, UNROLL,
     )  # fmt: skip
     high = quantised.sums(
-        x, at, ok, weight, scales, zeros, j + ffn, (j + ffn) * w_row, c_ok, width, cols, kind,
-        KIND, GROUP, ZEROS, False, EVEN, False, NATIVE, PRECISION, M, N, K,
+        x, at, ok, weight, scales, zeros, j + ffn, (j + ffn) * w_row, c_ok, 0, width, width, cols, kind,
+        KIND, GROUP, ZEROS, False, EVEN, False, NATIVE, PAIRED, PRECISION, M, N, K, STAGES, UNROLL,
     )  # fmt: skip
     if SCALED:
         gate = quantised.scaled(gate, scales, j, c_ok, GROUP)
@@ -158,7 +158,8 @@ def up(
 def down(
     x, weight, scales, zeros, out, starts, ends, firsts, pairs, tile_expert, width, hidden, w_row,
     E: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, ZEROS: tl.constexpr, EVEN: tl.constexpr,
-    NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    NATIVE: tl.constexpr, PAIRED: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    STAGES: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """x [pairs, width] through weight [E * hidden, width]: out [pairs, hidden]."""
     e, pair, ok = _expert_of(starts, ends, firsts, pairs, tile_expert, M, E)
@@ -168,8 +169,8 @@ def down(
     c_ok = c < hidden
     j = (e.to(tl.int64) * hidden + c).to(tl.int64)
     acc = quantised.sums(
-        x, pair.to(tl.int64) * width, ok, weight, scales, zeros, j, j * w_row, c_ok, width, E * hidden, out.dtype.element_ty,
-        KIND, GROUP, ZEROS, False, EVEN, False, NATIVE, PRECISION, M, N, K,
+        x, pair.to(tl.int64) * width, ok, weight, scales, zeros, j, j * w_row, c_ok, 0, width, width, E * hidden,
+        out.dtype.element_ty, KIND, GROUP, ZEROS, False, EVEN, False, NATIVE, PAIRED, PRECISION, M, N, K, STAGES, UNROLL,
     )  # fmt: skip
     if SCALED:
         acc = quantised.scaled(acc, scales, j, c_ok, GROUP)
@@ -224,13 +225,13 @@ def experts(
         return out
     kinds = [kind or next(k for k in KINDS.values() if k in w) for w in (gate_up, down_)]
     ffn = gate_up["codes" if kind else kinds[0]].shape[0] // experts // 2
-    t = _choose_tile(tiles, kinds == ["dense", "dense"], -(-tokens * k // experts), exact, x.dtype)
+    t = _choose_tile(tiles, kinds, -(-tokens * k // experts), exact, x.dtype)
     work = groups.assign(ids, experts, t.rows)
     middle = torch.empty((tokens * k, ffn), dtype=x.dtype, device=x.device)
     y = torch.empty((tokens * k, hidden), dtype=x.dtype, device=x.device)
     same = {
-        "E": experts, "NATIVE": tiles.float8, "PRECISION": "ieee", "M": t.rows, "N": t.cols, "num_warps": t.warps,
-        "num_stages": t.stages,
+        "E": experts, "NATIVE": tiles.float8, "PAIRED": tiles.paired, "PRECISION": "ieee", "M": t.rows, "N": t.cols,
+        "STAGES": t.stages, "num_warps": t.warps, "num_stages": t.stages,
     }  # fmt: skip
 
     def launch(kernel, x: Tensor, kind: str, w: dict[str, Tensor], group: int, out: Tensor, *more: Any, **given: Any) -> None:
@@ -238,9 +239,10 @@ def experts(
         held = "raw" if kind == "dense" else kind
         zeros, static = quantised.shifts(held, group, {"scales": codes} | w)
         width = quantised.inputs_of(held, static["GROUP"], t.inner, x.dtype)
+        unroll = quantised.steps_of(held, t, width)
         kernel[(work.tile_expert.shape[0], triton.cdiv(cols, t.cols))](
             x, codes, w.get("scales", codes), zeros, out, *work, inputs, cols, codes.stride(0), *more, KIND=held, K=width,
-            SCALED=kind != "dense", EVEN=inputs % width == 0, **static, **same, **given,
+            SCALED=kind != "dense", EVEN=inputs % (width * unroll) == 0, UNROLL=unroll, **static, **same, **given,
         )  # fmt: skip
 
     name, limit = _split_activation(act)
@@ -257,15 +259,18 @@ def experts(
     return out
 
 
-def _choose_tile(tiles: Tiles, dense: bool, rows: int, exact: bool, dtype: torch.dtype) -> Shape:
-    """The tile of experts that have `rows` pairs each, on average. dense: both weights are. Others have one size of tile where
-    rows must keep their bits, as codes are multiplied a group at a time."""
-    if dense and exact and dtype != torch.float32:
-        found = next((t for t in tiles.product.experts if t.serves(rows, 1)), None)
+def _choose_tile(tiles: Tiles, kinds: list[str], rows: int, exact: bool, dtype: torch.dtype) -> Shape:
+    """The tile of experts that have `rows` pairs each, on average. kinds: of both weights. Codes of 8 bits have one size of tile
+    where rows must keep their bits, as they are multiplied a group at a time."""
+    p = tiles.product
+    if all(fours.is_four(k) for k in kinds):
+        t = next((t for t in p.four if t.serves(rows, 1)), p.base(1))
+        return t.cut(tiles.scalar) if dtype == torch.float32 else t
+    if kinds == ["dense", "dense"] and exact and dtype != torch.float32:
+        found = next((t for t in p.experts if t.serves(rows, 1)), None)
         if found is not None:
             return found
-    m, n, _ = quantised.tile_sizes(tiles, "raw", 0, 0, 2 * rows, exact, dtype)
-    p = tiles.product
+    m, n = quantised.tile_sizes(tiles, 0, 2 * rows, exact, dtype)
     return Shape(min(m, 64), max(16, n), p.inner, p.warps, min(2, p.stages))
 
 

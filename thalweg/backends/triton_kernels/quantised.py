@@ -9,9 +9,11 @@ Other weights become numbers one by one too (`each`): those with groups of fewer
 table of levels. They are made in float32 and rounded to the inputs' type, as the op's body does. So one iteration has several
 groups, and its price is not paid for each of them.
 
-`pack` lays codes out as the product reads them. 4-bit codes lie in pairs: byte i of a chunk of inputs holds its
-element i and, in the upper half, element i + chunk / 2. Scales and zeros lie by group, so that a tile's are
-neighbours.
+`pack` lays codes out as the product reads them, 4-bit codes in words of four (`fours`). Scales and zeros lie by group, so that
+a tile's are neighbours.
+
+Sums of few rows may be cut into slices of a fixed length, each of which has a program. The last program of a tile to finish
+adds them in their order, as one program does that makes them all. So a row keeps its bits.
 """
 
 import functools
@@ -22,17 +24,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.backends.triton_kernels import codes
-from thalweg.backends.triton_kernels.codes import without_negative_zero
+from thalweg.backends.triton_kernels import codes, fours
+from thalweg.backends.triton_kernels.codes import to_e8m0, without_negative_zero
+from thalweg.backends.triton_kernels.fours import SUMMED, each
 from thalweg.backends.triton_kernels.linear import DTYPES
-from thalweg.backends.triton_kernels.tiles import Tiles
+from thalweg.backends.triton_kernels.tiles import Shape, Tiles
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.weights import QTensor, WeightFormat
 
-CHUNK, WIDE = 64, 128
-"""Inputs whose 4-bit codes are packed together: where sums have scales, and where weights have."""
-SUMMED = 128
-"""Inputs of the smallest group whose scale multiplies a sum. Smaller ones would be too many sums."""
+LEAST_COLS = 16
+"""Outputs of the smallest tile."""
 LEAST = 32
 """Inputs of the smallest group of floats."""
 SMALLEST = 16
@@ -42,159 +43,72 @@ ROW = 1 << 30
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
-@triton.constexpr_function
-def each(kind: str, group: int, zeros: str) -> bool:
-    """Are these weights made one by one, with scales and minima, before they multiply?"""
-    return kind == "table4" or zeros == "mins" or (0 < group < 128 and kind != "raw" and kind != "raw8")
-
-
 @triton.jit
-def tile(
-    weight, j, start, width, ok, kind, zero, KIND: tl.constexpr, HIGH: tl.constexpr, EVEN: tl.constexpr, K: tl.constexpr,
-    NATIVE: tl.constexpr,
-):  # fmt: skip
+def tile(weight, j, start, width, ok, kind, zero, KIND: tl.constexpr, EVEN: tl.constexpr, K: tl.constexpr, NATIVE: tl.constexpr):
     """The weight's tile of rows that begin at j [N], inputs start .. start + K - 1, as numbers of type `kind`, without
-    scales. 4 bits: of the lower or the upper (HIGH) half of a chunk of 2 K. zero: what symmetric codes are above, or
-    (table4) where the levels are."""
-    i = tl.arange(0, K)
-    if KIND == "int4" or KIND == "float4" or KIND == "nvfp4" or KIND == "table4":
-        byte = tl.load(weight + j[:, None] + (start // 2 + i)[None, :], mask=ok[:, None], other=0).to(tl.int32)
-        nibble = (byte >> 4) if HIGH else (byte & 15)
-        if KIND == "table4":
-            number = tl.load(zero + nibble).to(kind)
-        else:
-            value = codes.small_numbers(nibble, zero.to(tl.float32)[:, None]) if KIND == "int4" else codes.twice_e2m1(nibble)
-            number = value.to(kind)
-    else:
-        if EVEN:
-            mask = ok[:, None]
-        else:
-            mask = ok[:, None] & (start + i < width)[None, :]
-        code = tl.load(weight + j[:, None] + (start + i)[None, :], mask=mask, other=0.0)
-        if KIND == "float8":
-            number = codes.from_e4m3(code, NATIVE).to(kind)
-        elif KIND == "raw8":
-            number = codes.as_native(code, NATIVE)
-        elif KIND == "raw":
-            number = code
-        else:
-            wide, above = code.to(tl.int32), zero.to(tl.float32)
-            if weight.dtype.element_ty == tl.int8:
-                wide, above = wide + 128, above + 128.0
-            number = codes.small_numbers(wide, above[:, None]).to(kind)
-    return number
-
-
-@triton.jit
-def _by_groups(number, scales, j, start, width, cols, ok, kind, N: tl.constexpr, K: tl.constexpr, NATIVE: tl.constexpr):
-    """A tile [N, K] of NVFP4, inputs from `start` on, times the scales of its groups (half of those where `halved`)."""
-    group = start // 16 + tl.arange(0, K // 16)
-    there = ok[:, None] & (group * 16 < width)[None, :]
-    scale = codes.from_e4m3(tl.load(scales + group[None, :] * cols + j[:, None], mask=there, other=0), NATIVE)
-    each = tl.reshape(tl.broadcast_to(scale[:, :, None], [N, K // 16, 16]), [N, K])
-    return (number.to(tl.float32) * each).to(kind)
-
-
-@triton.jit
-def _per_input(values, j, start, width, cols, ok, GROUP: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """Of values [groups, cols] those of K inputs from `start` on: [N, K], or [N, 1] where one group has all of them."""
-    if GROUP >= K:
-        there = ok & (start < width)  # the second half of a last chunk may have no group
-        found = tl.load(values + start // GROUP * cols + j, mask=there, other=0.0)[:, None]
-    else:
-        group = start // GROUP + tl.arange(0, K // GROUP)
-        there = ok[:, None] & (group * GROUP < width)[None, :]
-        few = tl.load(values + group[None, :] * cols + j[:, None], mask=there, other=0.0)
-        found = tl.reshape(tl.broadcast_to(few[:, :, None], [N, K // GROUP, GROUP]), [N, K])
-    return found
-
-
-@triton.jit
-def _weights(
-    weight, cols_at, scales, zeros, j, start, at, width, cols, ok, zero, kind, KIND: tl.constexpr, GROUP: tl.constexpr,
-    ZEROS: tl.constexpr, HIGH: tl.constexpr, EVEN: tl.constexpr, N: tl.constexpr, K: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
-    """`tile` of inputs at .. at + K - 1, whose codes (4 bits) are of the chunk at `start`. With scales and minima where
-    weights are made one by one, and with the scales of NVFP4's groups."""
-    if KIND == "table4":
-        zero = zeros
-    made: tl.constexpr = tl.float32 if each(KIND, GROUP, ZEROS) else kind
-    number = tile(weight, cols_at, start, width, ok, made, zero, KIND, HIGH, EVEN, K, NATIVE)
-    if each(KIND, GROUP, ZEROS):
-        number = number * _per_input(scales, j, at, width, cols, ok, GROUP, N, K)
-        if ZEROS == "mins":
-            number -= _per_input(zeros, j, at, width, cols, ok, GROUP, N, K)
-        number = number.to(kind)
-    if KIND == "nvfp4":
-        number = _by_groups(number, zeros, j, at, width, cols, ok, kind, N, K, NATIVE)
-    return number
-
-
-@triton.jit
-def _inputs(x, rows_at, start, width, ok, K: tl.constexpr, EVEN: tl.constexpr, kind, CODES: tl.constexpr, NATIVE: tl.constexpr):
-    """x's tile [M, K]. CODES: 8-bit floats, as they are where the target multiplies them, otherwise as numbers of
-    type kind."""
+    scales. zero: what symmetric codes are above."""
     i = start + tl.arange(0, K)
     if EVEN:
         mask = ok[:, None]
     else:
         mask = ok[:, None] & (i < width)[None, :]
-    a = tl.load(x + rows_at[:, None] + i[None, :], mask=mask, other=0.0)
-    if CODES:
-        a = codes.as_native(a, NATIVE) if NATIVE != "" else codes.from_e4m3(a, "").to(kind)
-    return a
+    code = tl.load(weight + j[:, None] + i[None, :], mask=mask, other=0.0)
+    if KIND == "float8":
+        number = codes.from_e4m3(code, NATIVE).to(kind)
+    elif KIND == "raw8":
+        number = codes.as_native(code, NATIVE)
+    elif KIND == "raw":
+        number = code
+    else:
+        wide, above = code.to(tl.int32), zero.to(tl.float32)
+        if weight.dtype.element_ty == tl.int8:
+            wide, above = wide + 128, above + 128.0
+        number = codes.small_numbers(wide, above[:, None]).to(kind)
+    return number
 
 
 @triton.jit
 def sums(
-    x, rows_at, rows_ok, weight, scales, zeros, j, cols_at, cols_ok, width, cols, kind,
+    x, rows_at, rows_ok, weight, scales, zeros, j, cols_at, cols_ok, first, last, width, cols, kind,
     KIND: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, CODES: tl.constexpr, EVEN: tl.constexpr,
-    INTEGER: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    INTEGER: tl.constexpr, NATIVE: tl.constexpr, PAIRED: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """float32 [M, N]: rows of x times rows of the weight, with the scales of the weight's groups (GROUP > 0) but not
-    those of whole rows. rows_at [M], cols_at [N]: where they begin. j [N]: which columns they are, for scales and
-    zeros. ZEROS: what `zeros` are, "zeros", "mins" or "" (none). nvfp4: `zeros` are the scales of its groups, `scales`
-    those of rows. table4: `zeros` are its levels."""
-    four: tl.constexpr = KIND == "int4" or KIND == "float4" or KIND == "nvfp4" or KIND == "table4"
-    acc = tl.zeros([M, N], tl.int32 if INTEGER and GROUP <= 0 else tl.float32)
-    zero = tl.full([N], 8 if KIND == "int4" and ZEROS != "mins" else 0, tl.int32)
-    for start in range(0, width, K):
-        if GROUP > 0:
-            group = start // GROUP
-        else:
-            group = 0
-        if ZEROS == "zeros":
-            zero = tl.load(zeros + group * cols + j, mask=cols_ok, other=0).to(tl.int32)
-        if four:
-            half: tl.constexpr = K // 2
-            a = _inputs(x, rows_at, start, width, rows_ok, half, EVEN, kind, False, False)
-            b = _weights(
-                weight, cols_at, scales, zeros, j, start, start, width, cols, cols_ok, zero, kind,
-                KIND, GROUP, ZEROS, False, EVEN, N, half, NATIVE,
-            )  # fmt: skip
-            part = tl.dot(a, tl.trans(b), input_precision=PRECISION)
-            a = _inputs(x, rows_at, start + half, width, rows_ok, half, EVEN, kind, False, False)
-            b = _weights(
-                weight, cols_at, scales, zeros, j, start, start + half, width, cols, cols_ok, zero, kind,
-                KIND, GROUP, ZEROS, True, EVEN, N, half, NATIVE,
-            )  # fmt: skip
-            part = tl.dot(a, tl.trans(b), part, input_precision=PRECISION)
-        else:
-            a = _inputs(x, rows_at, start, width, rows_ok, K, EVEN, kind, CODES, NATIVE)
-            b = _weights(
-                weight, cols_at, scales, zeros, j, start, start, width, cols, cols_ok, zero, kind,
-                KIND, GROUP, ZEROS, False, EVEN, N, K, NATIVE,
-            )  # fmt: skip
-            if INTEGER:
-                part = tl.dot(a, tl.trans(b), out_dtype=tl.int32)
-            else:
-                part = tl.dot(a, tl.trans(b), input_precision=PRECISION)
-        if GROUP > 0 and not each(KIND, GROUP, ZEROS):
-            scale = tl.load(scales + group * cols + j, mask=cols_ok, other=0.0)
-            acc += part.to(tl.float32) * scale[None, :]
-        else:
-            acc += part
-    return acc.to(tl.float32)
+    """float32 [M, N]: rows of x times rows of the weight, inputs first .. last - 1, with the scales of the weight's groups
+    (GROUP > 0) but not those of whole rows. rows_at [M], cols_at [N]: where they begin. j [N]: which columns they are, for
+    scales and zeros. ZEROS: what `zeros` are, "zeros", "mins" or "" (none). nvfp4: `zeros` are the scales of its groups,
+    `scales` those of rows. table4: `zeros` are its levels. STAGES: of the load pipeline. UNROLL: steps of K in one iteration, of
+    8-bit codes."""
+    if fours.is_four(KIND):
+        total = fours.sums(
+            x, rows_at, rows_ok, weight, scales, zeros, j, cols_at, cols_ok, first, last, width, cols, kind,
+            KIND, GROUP, ZEROS, EVEN, NATIVE, PAIRED, PRECISION, M, N, K, STAGES, UNROLL,
+        )  # fmt: skip
+    else:
+        alone: tl.constexpr = each(KIND, GROUP, ZEROS)
+        acc = tl.zeros([M, N], tl.int32 if INTEGER and GROUP <= 0 else tl.float32)
+        zero = tl.zeros([N], tl.int32)
+        for start in range(first, last, K * UNROLL):
+            for u in tl.static_range(UNROLL):
+                at = start + u * K
+                group = at // GROUP if GROUP > 0 else 0
+                there = cols_ok if EVEN else cols_ok & (at < width)
+                if ZEROS == "zeros":
+                    zero = tl.load(zeros + group * cols + j, mask=there, other=0).to(tl.int32)
+                a = fours.load_inputs(x, rows_at, at, width, rows_ok, K, EVEN, kind, CODES, NATIVE)
+                b = tile(weight, cols_at, at, width, cols_ok, tl.float32 if alone else kind, zero, KIND, EVEN, K, NATIVE)
+                b = fours.apply_scales(b, scales, zeros, j, at, width, cols, cols_ok, kind, KIND, GROUP, ZEROS, N, K, NATIVE)
+                if INTEGER:
+                    part = tl.dot(a, tl.trans(b), out_dtype=tl.int32)
+                else:
+                    part = tl.dot(a, tl.trans(b), input_precision=PRECISION)
+                if GROUP > 0 and not alone:
+                    scale = tl.load(scales + group * cols + j, mask=there, other=0.0)
+                    acc += part.to(tl.float32) * scale[None, :]
+                else:
+                    acc += part
+        total = acc.to(tl.float32)
+    return total
 
 
 @triton.jit
@@ -209,20 +123,59 @@ def scaled(acc, scales, j, ok, GROUP: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def product(
-    x, x_scales, weight, scales, zeros, bias, out, rows, width, cols, x_row, w_row,
+    x, x_scales, weight, scales, zeros, bias, out, parts, done, rows, width, cols, x_row, w_row,
     KIND: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, CODES: tl.constexpr, EVEN: tl.constexpr,
-    INTEGER: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    INTEGER: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr, NATIVE: tl.constexpr, PAIRED: tl.constexpr,
+    PRECISION: tl.constexpr, SLICE: tl.constexpr, SHARED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    STAGES: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """M x N of x [rows, width] (SCALED: codes, times x_scales [rows]) @ weight.T + bias."""
+    """M x N of x [rows, width] (SCALED: codes, times x_scales [rows]) @ weight.T + bias. SLICE: inputs of a sum that is made
+    apart, 0 = all. SHARED: a slice for each program of the grid's third axis, through parts float32 [slices, tiles, N, M]
+    and done int32 [tiles], which counts the slices that are there and is zero before and after. There is one tile of rows."""
     i = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     j = (tl.program_id(1) * N + tl.arange(0, N)).to(tl.int64)
     i_ok, j_ok = i < rows, j < cols
     kind = out.dtype.element_ty
-    acc = sums(
-        x, i * x_row, i_ok, weight, scales, zeros, j, j * w_row, j_ok, width, cols, kind,
-        KIND, GROUP, ZEROS, CODES, EVEN, INTEGER, NATIVE, PRECISION, M, N, K,
-    )  # fmt: skip
+    if SHARED:
+        tile_at = tl.program_id(1)
+        first = tl.program_id(2) * SLICE
+        acc = sums(
+            x, i * x_row, i_ok, weight, scales, zeros, j, j * w_row, j_ok, first, tl.minimum(first + SLICE, width), width, cols,
+            kind, KIND, GROUP, ZEROS, CODES, EVEN, INTEGER, NATIVE, PAIRED, PRECISION, M, N, K, STAGES, UNROLL,
+        )  # fmt: skip
+        at = parts + tl.arange(0, M)[:, None] + tl.arange(0, N)[None, :] * M
+        step = tl.num_programs(1) * (M * N)
+        tl.store(at + tl.program_id(2) * step + tile_at * (M * N), acc)
+        tl.debug_barrier()  # all of the part is written before it is counted
+        before = tl.atomic_add(done + tile_at, 1, sem="acq_rel")
+        if before == tl.num_programs(2) - 1:
+            acc = tl.zeros([M, N], tl.float32)
+            for s in tl.range(0, tl.num_programs(2), loop_unroll_factor=4 if M <= 16 else 1):
+                acc += tl.load(at + s * step + tile_at * (M * N))
+            tl.store(done + tile_at, 0)
+            _finish(acc, x_scales, scales, bias, out, i, j, i_ok, j_ok, cols, GROUP, SCALED, BIAS)
+    else:
+        if SLICE == 0:
+            acc = sums(
+                x, i * x_row, i_ok, weight, scales, zeros, j, j * w_row, j_ok, 0, width, width, cols, kind,
+                KIND, GROUP, ZEROS, CODES, EVEN, INTEGER, NATIVE, PAIRED, PRECISION, M, N, K, STAGES, UNROLL,
+            )  # fmt: skip
+        else:
+            acc = tl.zeros([M, N], tl.float32)
+            for first in range(0, width, SLICE):
+                acc += sums(
+                    x, i * x_row, i_ok, weight, scales, zeros, j, j * w_row, j_ok, first, tl.minimum(first + SLICE, width), width,
+                    cols, kind, KIND, GROUP, ZEROS, CODES, EVEN, INTEGER, NATIVE, PAIRED, PRECISION, M, N, K, STAGES, UNROLL,
+                )  # fmt: skip
+        _finish(acc, x_scales, scales, bias, out, i, j, i_ok, j_ok, cols, GROUP, SCALED, BIAS)
+
+
+@triton.jit
+def _finish(
+    acc, x_scales, scales, bias, out, i, j, i_ok, j_ok, cols, GROUP: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr
+):  # fmt: skip
+    """Writes sums [M, N] with the scales of rows and a bias."""
+    kind = out.dtype.element_ty
     acc = scaled(acc, scales, j, j_ok, GROUP)
     if SCALED:
         acc *= tl.load(x_scales + i, mask=i_ok, other=0.0)[:, None]
@@ -243,8 +196,12 @@ def _code(x, scale, INTEGER: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def _round(x, out, scales, width, x_row, INTEGER: tl.constexpr, NATIVE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
-    """One row of x to codes and the scale of what they are read as. WHOLE: a block holds the row, which is then read once."""
+def _round(
+    x, out, scales, width, x_row, INTEGER: tl.constexpr, NATIVE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """One row of x to codes and the scale of what they are read as. WHOLE: a block holds the row, which is then read once. PARTS:
+    programs of a row. Each finds the scale, and makes its part of the codes."""
     r = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     if WHOLE:
@@ -259,7 +216,11 @@ def _round(x, out, scales, width, x_row, INTEGER: tl.constexpr, NATIVE: tl.const
         most = tl.max(parts, 0)
     scale = tl.div_rn(most, 127.0 if INTEGER else 448.0)
     scale = tl.where(scale > 0, scale, 1.0)
-    tl.store(scales + r, scale * 2.0 if not INTEGER and codes.halved(NATIVE) else scale)
+    if tl.program_id(1) == 0:
+        tl.store(scales + r, scale * 2.0 if not INTEGER and codes.halved(NATIVE) else scale)
+    if PARTS > 1:
+        i = tl.program_id(1) * (BLOCK // PARTS) + tl.arange(0, BLOCK // PARTS)
+        row = tl.load(x + r * x_row + i, mask=i < width, other=0.0).to(tl.float32)
     if WHOLE:
         tl.store(out + r * width + i, _code(row, scale, INTEGER, NATIVE), mask=i < width)
     else:
@@ -268,15 +229,21 @@ def _round(x, out, scales, width, x_row, INTEGER: tl.constexpr, NATIVE: tl.const
             tl.store(out + r * width + start + i, _code(part, scale, INTEGER, NATIVE), mask=start + i < width)
 
 
+FEW_ROWS, PARTS = 16, 8
+"""Rows of which each is rounded by PARTS programs, where a block holds it: fewer would leave most of a device idle."""
+
+
 def round_rows(tiles: Tiles, x: Tensor, act: str) -> tuple[Tensor, Tensor]:
     """x [rows, width] -> (codes [rows, width], int8 or the uint8 of float8_e4m3fn, scale float32 [rows])."""
     rows, width = x.shape
     out = torch.empty((rows, width), dtype=torch.int8 if act == "int8" else torch.uint8, device=x.device)
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
     block = min(triton.next_power_of_2(width), 2 * tiles.rows.warps * tiles.rows.per_warp)
-    _round[(rows,)](
+    warps = max(1, min(tiles.rows.warps, block // tiles.rows.per_warp))
+    parts = PARTS if rows <= FEW_ROWS and block >= width and block >= PARTS * warps * 64 else 1
+    _round[(rows, parts)](
         x, out, scales, width, x.stride(0), INTEGER=act == "int8", NATIVE=tiles.float8, WHOLE=block >= width, BLOCK=block,
-        num_warps=max(1, min(tiles.rows.warps, block // tiles.rows.per_warp)),
+        PARTS=parts, num_warps=warps,
     )  # fmt: skip
     return out, scales
 
@@ -298,22 +265,45 @@ def linear(
     if act:
         flat, x_scales = round_rows(tiles, flat, act)
     made = tile_kind(tiles, kind, act)
-    m, n, k = tile_sizes(tiles, made, static["GROUP"], cols, rows, exact, x.dtype)
-    warps, stages = tiles.product.warps, tiles.product.stages
-    if exact:
-        t = tiles.product.choose(operands(tiles, act), rows, cols)
-        t = t.cut(tiles.scalar) if x.dtype == torch.float32 else t
-        m, n, warps, stages = t.rows, t.cols, t.warps, t.stages
-        k = inputs_of(made, static["GROUP"], t.inner, x.dtype)
+    t = choose_tile(tiles, made, act, cols, rows, exact, x.dtype)
+    k, length = inputs_of(made, static["GROUP"], t.inner, x.dtype), slice_of(tiles, made, cols, width)
+    unroll = steps_of(made, t, k)
     if made == "raw8":  # loaded as they are, the matrix unit reads them where they arrive
         flat, packed = (t.view(getattr(torch, tiles.float8)) for t in (flat, packed))
-    product[(triton.cdiv(rows, m), triton.cdiv(cols, n))](
-        flat, x_scales, packed, scales, zeros, scales if bias is None else bias, out, rows, width, cols, flat.stride(0),
-        packed.stride(0), KIND=made, **static,
-        CODES=act == "float8_e4m3fn", EVEN=width % k == 0, INTEGER=act == "int8", SCALED=bool(act), BIAS=bias is not None,
-        NATIVE=tiles.float8, PRECISION="ieee", M=m, N=n, K=k, num_warps=warps, num_stages=stages,
+    grid, parts, done = (triton.cdiv(rows, t.rows), triton.cdiv(cols, t.cols)), scales, scales
+    shared = bool(length) and t.shared and rows <= t.rows
+    if shared:
+        grid, done = (*grid, triton.cdiv(width, length)), weight["done"]
+        parts = torch.empty(grid[1] * grid[2] * t.rows * t.cols, dtype=torch.float32, device=x.device)
+    product[grid](
+        flat, x_scales, packed, scales, zeros, scales if bias is None else bias, out, parts, done, rows, width, cols,
+        flat.stride(0), packed.stride(0), KIND=made, **static,
+        CODES=act == "float8_e4m3fn", EVEN=width % (k * unroll) == 0, INTEGER=act == "int8", SCALED=bool(act), BIAS=bias is not None,
+        NATIVE=tiles.float8, PAIRED=tiles.paired, PRECISION="ieee", SLICE=length, SHARED=shared, M=t.rows, N=t.cols, K=k,
+        STAGES=t.stages, UNROLL=unroll, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     return out.view(*x.shape[:-1], cols)
+
+
+def choose_tile(tiles: Tiles, made: str, act: str, cols: int, rows: int, exact: bool, dtype: torch.dtype) -> Shape:
+    """The tile of a product. made: as of `tile_kind`."""
+    if exact or fours.is_four(made):
+        t = tiles.product.choose("four" if fours.is_four(made) else operands(tiles, act), rows, cols)
+        return t.cut(tiles.scalar) if dtype == torch.float32 else t
+    m, n = tile_sizes(tiles, cols, rows, exact, dtype)
+    p = tiles.product
+    return Shape(m, n, p.inner, p.warps, p.stages)
+
+
+def steps_of(made: str, t: Shape, k: int) -> int:
+    """Steps of K in one iteration."""
+    return max(1, t.inner // k) if fours.is_four(made) else t.unroll
+
+
+def slice_of(tiles: Tiles, made: str, cols: int, width: int) -> int:
+    """Inputs of the sums that are made apart, 0 where there is one sum: a number of the weight, for all tiles."""
+    p = tiles.product
+    return p.slice if fours.is_four(made) and cols < p.sliced and width > p.slice else 0
 
 
 def shifts(kind: str, group: int, weight: dict[str, Tensor]) -> tuple[Tensor, dict[str, Any]]:
@@ -334,17 +324,15 @@ def tile_kind(tiles: Tiles, kind: str, act: str) -> str:
     return "raw8" if act and tiles.float8 else kind
 
 
-def tile_sizes(
-    tiles: Tiles, kind: str, group: int, cols: int, rows: int, exact: bool, dtype: torch.dtype
-) -> tuple[int, int, int]:
-    """(M, N, K). K is a chunk of 4-bit codes, or at most a group."""
+def tile_sizes(tiles: Tiles, cols: int, rows: int, exact: bool, dtype: torch.dtype) -> tuple[int, int]:
+    """(M, N) of codes of 8 bits."""
     t = tiles.product
     m, n = t.rows, t.cols if cols >= t.wide else t.narrow
     if not exact:
         m = min(m, max(16, triton.next_power_of_2(rows)))
     if dtype == torch.float32:
         m, n = min(m, tiles.scalar), min(n, tiles.scalar)
-    return m, n, inputs_of(kind, group, t.inner, dtype)
+    return m, n
 
 
 def operands(tiles: Tiles, act: str) -> str:
@@ -356,19 +344,14 @@ def operands(tiles: Tiles, act: str) -> str:
 
 def inputs_of(kind: str, group: int, inner: int, dtype: torch.dtype) -> int:
     """Inputs of one iteration: a chunk of 4-bit codes, or at most a group. inner: the tile's; dtype: of the model."""
-    if kind in ("int4", "float4", "nvfp4", "table4"):
-        return chunk(group)
+    if fours.is_four(kind):
+        return fours.chunk(16 if kind == "nvfp4" else group)
     k = max(LEAST, inner * 4 // dtype.itemsize)
     return min(k, group) if group >= SUMMED or (group > 0 and kind in ("raw", "raw8")) else k
 
 
-def chunk(group: int, nvfp4: bool = False) -> int:
-    """Inputs packed together, or read in one iteration: of one group, or of several."""
-    return WIDE if 0 < group < SUMMED and not nvfp4 else CHUNK
-
-
 def pack(tiles: Tiles, w: QTensor) -> dict[str, Tensor]:
-    """{"codes": uint8 or int8 [out, in] or for 4 bits [out, in / 2 in whole chunks], "scales" and "zeros":
+    """{"codes": uint8 or int8 [out, in] or for 4 bits int16 [out, in / 4 in whole chunks], "scales" and "zeros":
     [groups, out]}. Of NVFP4 "scales" are those of rows, and "groups" [groups, out] are codes of the others. Minima are
     "mins" [groups, out], and zero points of groups too small for sums of their own are held as such. A table's "levels"
     are [levels]."""
@@ -378,8 +361,8 @@ def pack(tiles: Tiles, w: QTensor) -> dict[str, Tensor]:
         made = {"scales": w.data["scale"].t() * (2 if fnuz else 1), "groups": without_negative_zero(groups) if fnuz else groups}
     else:
         made = {"scales": w.data["scales"].to(torch.float32).t().contiguous()}
-    if "zeros" in w.data and not 0 < w.format.group < SUMMED:
-        made["zeros"] = w.data["zeros"].t().contiguous()
+    if "zeros" in w.data and not 0 < w.format.group < SUMMED:  # one load of a tile's copies 4 bytes or more
+        made["zeros"] = w.data["zeros"].t().to(torch.int32).contiguous()
     elif "zeros" in w.data:
         made["mins"] = made["scales"] * w.data["zeros"].t()
     if "mins" in w.data:
@@ -394,20 +377,23 @@ def pack(tiles: Tiles, w: QTensor) -> dict[str, Tensor]:
             codes, made["scales"] = without_negative_zero(codes), made["scales"] * 2
         return made | {"codes": codes}
     if w.format.kind == "float":
-        made["scales"] = made["scales"] * 0.5  # the product multiplies twice the values
         levels = torch.tensor(E2M1, device=codes.device)
+        powers = to_e8m0(made["scales"]) if w.format.group == fours.LEAST else None
+        made["scales"] = made["scales"] if powers is None else powers
         values = codes.to(torch.float32)
         nibbles = torch.bucketize(values.abs(), levels) + 8 * torch.signbit(values)
     else:
         nibbles = codes.to(torch.int16) + (8 if w.format.kind == "int" and w.format.symmetric else 0)
-    return made | {"codes": _pairs(nibbles.to(torch.uint8), chunk(w.format.group, bool(w.format.scale_dtype)))}
+    made["done"] = torch.zeros(-(-codes.shape[0] // LEAST_COLS), dtype=torch.int32, device=codes.device)
+    return made | {"codes": _words(nibbles, fours.chunk(w.format.group))}
 
 
-def _pairs(nibbles: Tensor, chunk: int) -> Tensor:
-    """[out, in] -> [out, in / 2], inputs filled up to whole chunks."""
+def _words(nibbles: Tensor, chunk: int) -> Tensor:
+    """[out, in] -> int16 [out, in / 4], inputs filled up to whole chunks, as `fours` reads them."""
     out, width = nibbles.shape
-    full = torch.nn.functional.pad(nibbles, (0, -width % chunk)).view(out, -1, 2, chunk // 2)
-    return (full[:, :, 0] | full[:, :, 1] << 4).reshape(out, -1).contiguous()
+    full = torch.nn.functional.pad(nibbles.to(torch.int32), (0, -width % chunk)).view(out, -1, 4, chunk // 4)
+    word = full[:, :, 0] | full[:, :, 1] << 4 | full[:, :, 2] << 8 | full[:, :, 3] << 12
+    return word.to(torch.int16).reshape(out, -1).contiguous()
 
 
 FORMATS: dict[str, tuple[str, str]] = {

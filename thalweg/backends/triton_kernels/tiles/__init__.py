@@ -70,7 +70,8 @@ class Attention:
 class Shape:
     """One tile of a product: rows x cols of one program, `inner` elements of two bytes per iteration.
 
-    It serves products of `least` to `most` rows (most 0: of any number), where it makes `programs` programs or more."""
+    It serves products of `least` to `most` rows (most 0: of any number), where it makes `programs` programs or more. shared:
+    slices of a sum have programs of their own (`Product.slice`). unroll: steps of `inner` in one iteration, of 8-bit codes."""
 
     rows: int
     cols: int
@@ -80,6 +81,8 @@ class Shape:
     least: int = 0
     most: int = 0
     programs: int = 0
+    shared: bool = False
+    unroll: int = 1
 
     def serves(self, rows: int, cols: int) -> bool:
         fits = self.least <= rows and (not self.most or rows <= self.most)
@@ -90,13 +93,14 @@ class Shape:
         return replace(self, rows=min(self.rows, most), cols=min(self.cols, most))
 
 
-OPERANDS = ("dense", "int8", "float8", "codes")
-"""What a product multiplies: dense numbers, 8-bit integers, 8-bit floats, or codes that become numbers in registers."""
+OPERANDS = ("dense", "int8", "float8", "codes", "four")
+"""What a product multiplies: dense numbers, 8-bit integers, 8-bit floats, or codes of 8 or 4 bits that become numbers in
+registers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix product. dense, int8, float8, codes: its tiles by what it multiplies, in order of preference. The first that
+    """A matrix product. dense, int8, float8, codes, four: its tiles by what it multiplies, in order of preference. The first that
     serves is taken, else the tile for any sizes, `base`.
 
     A row keeps its bits only if every tile adds the terms of a sum in one order. So tiles of one list have the same `inner`,
@@ -104,6 +108,8 @@ class Product:
 
     The tile for any sizes: rows x cols. `narrow` columns replace `cols` where the weight has fewer than `wide` rows, so that
     there are programs enough to read it.
+
+    slice: of weights of 4-bit codes with fewer than `sliced` outputs, sums of so many inputs are made apart and then added.
 
     experts: tiles of mixtures with dense weights, by the pairs of an expert on average. () = `base`."""
 
@@ -118,6 +124,9 @@ class Product:
     int8: tuple[Shape, ...]
     float8: tuple[Shape, ...]
     codes: tuple[Shape, ...]
+    four: tuple[Shape, ...]
+    slice: int
+    sliced: int
     experts: tuple[Shape, ...]
 
     def base(self, cols: int) -> Shape:
@@ -149,12 +158,13 @@ class Tiles:
     """All tile sizes of one architecture. shared: bytes of shared memory one program may use. scalar: most rows,
     columns and keys of a tile of float32 products. No matrix unit makes those exactly, and the scalar instructions
     are all unrolled. float8: the 8-bit float that it converts and multiplies itself, float8_e4m3fn or
-    float8_e4m3fnuz. "" = none."""
+    float8_e4m3fnuz. "" = none. paired: NVIDIA's instructions for two numbers of 16 bits serve bfloat16 too."""
 
     arch: str
     shared: int
     scalar: int
     float8: str
+    paired: bool
     rows: Rows
     attention: Attention
     product: Product
@@ -163,8 +173,12 @@ class Tiles:
 
 def of_any_rows(t: Tiles) -> Tiles:
     """The same with one tile for products of any number of rows, and for exact attention over prompts that of decodes."""
-    product = replace(t.product, dense=(), int8=(), float8=(), codes=(), experts=())
+    product = replace(t.product, dense=(), int8=(), float8=(), codes=(), four=(), experts=())
     return replace(t, product=product, attention=replace(t.attention, exact_prefill=t.attention.exact))
+
+
+PAIRED = 80
+"""The first of NVIDIA's architectures with instructions for two bfloat16 numbers."""
 
 
 def known() -> tuple[str, ...]:
@@ -200,7 +214,7 @@ def tiles(arch: str) -> Tiles:
     name = nearest(arch)
     path = FOLDER / f"{name}.json"
     made: Tiles = _read(Tiles, {"arch": name, **json.loads(path.read_text())}, path.name)
-    return made
+    return replace(made, paired=made.paired and _parts(arch)[1] >= PAIRED)
 
 
 def _read(kind: Any, data: dict[str, Any], where: str) -> Any:
