@@ -48,6 +48,7 @@ def make_quick(f: PartFactory) -> list[Part]:
         f.make_measure("measure 8b fp8", Case("llama-8b", quantization="fp8"), ROUNDED, 20, 60, repeats=3),
     ]  # fmt: skip
     second = [
+        f.make_measure("measure 8b int4", Case("llama-8b", quantization="int4"), ROUNDED, 20, 60, repeats=3),
         f.make_measure(
             "measure 8b variant", Case("llama-8b", variant=True), ("open", *STEPS, "prompt 512", "prompt 2048", HALF_THOUSAND),
             25, 75, repeats=3,

@@ -149,7 +149,8 @@ def _list_matrices(spec: ModelSpec, use: Any) -> Iterator[Matrix]:
             form = use.of(part.role, part.sources[0].name)
             act = getattr(form, "act", "")
             operands = "float8" if act.startswith("float8") else "int8" if act.startswith("int8") else "dense"
-            operands = "codes" if form.kind != "dense" and not act else operands
+            if form.kind != "dense" and not act:
+                operands = "four" if form.bits == 4 else "codes"
             held, each = sizes.held_bytes(part, DTYPE, use), 1 if act else 2
             if isinstance(moe, MoE):
                 width = part.sources[0].shape[1]

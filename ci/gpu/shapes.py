@@ -63,7 +63,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Llama 3.2 1B, Llama 3.1 8B, Qwen3-30B-A3B, gpt-oss-20b, and small ones for try-outs. gpt-oss's layers alternate between a
 window and all tokens, from the first on; its family says so where the configuration does not."""
-QUANTIZATIONS = ("fp8",)
+QUANTIZATIONS = ("fp8", "int4", "mxfp4")
 """Methods of --quantization that figures may have."""
 
 

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from thalweg.backends.triton_kernels import attention, codes, paged, sampling, truncation
+from thalweg.backends.triton_kernels.quantised import E2M1
 from thalweg.backends.triton_kernels.sampling import _gumbel
 from thalweg.backends.triton_kernels.testing import InterpretOptions, InterpretPlatform
 from thalweg.backends.triton_kernels.tiles import tiles
@@ -19,7 +20,7 @@ from thalweg.hal import noise, ops
 from thalweg.hal.attention import AttnSpec, QKPrologue
 from thalweg.hal.device import Device
 from thalweg.hal.op import Kernel
-from thalweg.hal.ops.matmul import INT4_GROUPS, NF4
+from thalweg.hal.ops.matmul import INT4, INT4_GROUPS, MXFP4, NF4
 from thalweg.hal.ops.quantise import quantise
 from thalweg.hal.platform import Place
 from thalweg.hal.step import StepShape
@@ -78,27 +79,96 @@ def test_a_row_of_a_product_is_the_same_bits_in_whatever_tile(device: Device, dt
 
 
 CODED = {
-    "codes": (WeightFormat("int", 4, 32), ""), "int8": (WeightFormat("int", 8, act="int8"), ""),
-    "float8": (WeightFormat("float", 8, act="float8_e4m3fn"), "float8_e4m3fn"),
+    "codes": (WeightFormat("int", 8, 32), "", 96), "int8": (WeightFormat("int", 8, act="int8"), "", 96),
+    "float8": (WeightFormat("float", 8, act="float8_e4m3fn"), "float8_e4m3fn", 96), "four": (INT4, "", 640),
+    "four of groups of 32": (MXFP4, "", 600), "four with minima": (WeightFormat("int", 4, 32, symmetric=False), "", 600),
 }  # fmt: skip
-"""What a product multiplies -> (a format, the 8-bit float of the target)."""
+"""What a product multiplies -> (a format, the 8-bit float of the target, inputs)."""
 
 
 @pytest.mark.parametrize("operands", CODED)
 def test_a_row_of_a_quantised_product_is_the_same_bits_in_whatever_tile(operands: str) -> None:
-    format, native = CODED[operands]
+    """Sums of 4-bit codes are cut into slices, which few rows make in programs of their own."""
+    format, native, width = CODED[operands]
     device = InterpretPlatform().configured(InterpretOptions(float8=native)).open(Place())
     product, rng = tiles("interpret").product, torch.Generator().manual_seed(6)
     kernels = [k for k in device.kernels if k.op == "linear" and k.batch_invariant]
     kernel = next(k for k in kernels if k.supports({"weight": format, "dtype": "bfloat16"}) is None)
-    met = {product.choose(operands, n, cols) for cols, rows in SIZES.items() for n in rows}
-    assert met == set(getattr(product, operands))
-    x = torch.randn(40, 96, generator=rng).to(torch.bfloat16)
+    kind = operands.split()[0]
+    met = {product.choose(kind, n, cols) for cols, rows in SIZES.items() for n in rows}
+    assert met == set(getattr(product, kind))
+    assert kind != "four" or (width > product.slice and any(t.shared for t in met))
+    x = torch.randn(40, width, generator=rng).to(torch.bfloat16)
     for cols, rows in SIZES.items():
-        weight = kernel.pack(quantise(torch.randn(cols, 96, generator=rng), format))
+        held = quantise(torch.randn(cols, width, generator=rng), format)
+        weight = kernel.pack(held)
         whole = kernel.run(x, weight, act=format.act, group=format.group)
+        if not format.act:
+            want = ops.linear.reference(x.float(), held.data, group=format.group)
+            torch.testing.assert_close(whole.float(), want, rtol=2e-2, atol=2e-1)
         for n in rows:
             assert torch.equal(kernel.run(x[:n], weight, act=format.act, group=format.group), whole[:n])
+        assert "done" not in weight or not weight["done"].any()
+
+
+@pytest.mark.parametrize("kind", ["int4", "e2m1"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_instructions_for_two_codes_give_the_numbers_of_the_format(kind: str, dtype: str) -> None:
+    """Every word of four codes, by an emulation of what NVIDIA's instructions are documented to do."""
+    words = torch.arange(1 << 16).view(-1, 2)
+    pair = words[:, 0] | words[:, 1] << 16
+    number = torch.bfloat16 if dtype == "bf16" else torch.float16
+    zero = 5
+    above = torch.full((len(pair), 2), -(128 if dtype == "bf16" else 1024) - zero).to(number)
+    levels = torch.tensor([*E2M1, *(-v for v in E2M1)])
+    for q in range(4):
+        nibble = (words >> (4 * q)) & 15
+        want = (nibble - zero).float() if kind == "int4" else levels[nibble]
+        made = _emulate(codes.write_pairs(kind, dtype, q), pair, _join(above), number)
+        assert torch.equal(_split(made, number).float(), want)
+
+
+def _join(pairs: torch.Tensor) -> torch.Tensor:
+    bits = pairs.view(torch.int16).to(torch.int64) & 0xFFFF
+    return bits[:, 0] | bits[:, 1] << 16
+
+
+def _split(words: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    return torch.stack([words & 0xFFFF, words >> 16], 1).to(torch.int32).to(torch.int16).view(kind)
+
+
+def _emulate(text: str, word: torch.Tensor, above: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """PTX of 32-bit shifts, masks and fused multiply-adds of pairs: $0 of $1 and $2. A product and sum of few bits is exact in
+    float64, and the sum is then rounded once."""
+    held: dict[str, Any] = {"$1": word, "$2": above}
+
+    def read(name: str) -> Any:
+        return held[name] if name in held else torch.tensor(int(name, 0))
+
+    for line in text.strip("{}").split(";"):
+        name, *given = line.replace(",", " ").split() or [""]
+        if name in ("", ".reg"):
+            continue
+        to, *values = given
+        a = [read(v) for v in values]
+        match name.split(".")[0]:
+            case "mov":
+                held[to] = a[0]
+            case "shr":
+                held[to] = a[0] >> a[1]
+            case "shl":
+                held[to] = (a[0] << a[1]) & 0xFFFFFFFF
+            case "and":
+                held[to] = a[0] & a[1]
+            case "lop3":
+                assert values[3] == "0xEA"
+                held[to] = (a[0] & a[1]) | a[2]
+            case "fma":
+                x, y, z = (_split(v.expand(len(word)), kind).double() for v in a)
+                held[to] = _join((x * y + z).to(kind))
+            case _:
+                raise AssertionError(line)
+    return held["$0"]  # type: ignore[no-any-return]
 
 
 SHIFTED = {

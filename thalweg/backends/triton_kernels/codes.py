@@ -124,29 +124,22 @@ def nearest(x):
     return (x + 12582912.0) - 12582912.0
 
 
-def _write_pairs(kind: str, dtype: str) -> tuple[str, ...]:
-    """PTX of `of_four` for each quarter: $0 = two numbers of $1, two words. $2 (int4): what is added to them."""
-    half, found = dtype == "f16", []
-    for q in range(4):
-        body = ".reg .b32 t, u, c, z;"
-        if kind == "int4":  # the code becomes the last bits of 128 or 1024
-            body += f"shr.u32 t, $1, {4 * q}; lop3.b32 t, t, 0x000F000F, {'0x64006400' if half else '0x43004300'}, 0xEA;"
-            body += f"mov.b32 c, {'0x3C003C00' if half else '0x3F803F80'}; fma.rn.{dtype}x2 $0, t, c, $2;"
-        else:  # sign, exponent and mantissa go to their places; the factor makes up for the exponent's bias
-            up = (9 if half else 6) - 4 * q
-            mask, factor = ("0x0E000E00", "0x74007400") if half else ("0x01C001C0", "0x7E807E80")
-            body += f"{'shl.b32' if up > 0 else 'shr.u32'} t, $1, {abs(up)}; and.b32 t, t, {mask}; shl.b32 u, $1, {12 - 4 * q};"
-            body += f"lop3.b32 t, u, 0x80008000, t, 0xEA; mov.b32 c, {factor}; mov.b32 z, 0x80008000; fma.rn.{dtype}x2 $0, t, c, z;"
-        found.append("{" + body + "}")
-    return tuple(found)
-
-
-_PAIRS = {(k, d): _write_pairs(k, d) for k in ("int4", "e2m1") for d in ("bf16", "f16")}
-
-
 @triton.constexpr_function
-def _pairs_of(kind, dtype, quarter):
-    return _PAIRS["int4" if kind == "int4" else "e2m1", dtype][quarter]
+def write_pairs(kind, dtype, q):
+    """PTX of `of_four`, of quarter q: $0 = two numbers of $1, two words. $2 (int4): what is added to them. dtype: bf16, f16."""
+    half = dtype == "f16"
+    if kind == "int4":  # the code becomes the last bits of 128 or 1024
+        bits, one = ("0x64006400", "0x3C003C00") if half else ("0x43004300", "0x3F803F80")
+        text = (
+            f"shr.u32 t, $1, {4 * q}; lop3.b32 t, t, 0x000F000F, {bits}, 0xEA; mov.b32 c, {one}; fma.rn.{dtype}x2 $0, t, c, $2;"
+        )
+    else:  # sign, exponent and mantissa go to their places; the factor makes up for the exponent's bias
+        up = (9 if half else 6) - 4 * q
+        shift = f"shl.b32 t, $1, {up}" if up > 0 else f"shr.u32 t, $1, {-up}"
+        mask, factor = ("0x0E000E00", "0x74007400") if half else ("0x01C001C0", "0x7E807E80")
+        text = f"{shift}; and.b32 t, t, {mask}; shl.b32 u, $1, {12 - 4 * q}; lop3.b32 t, u, 0x80008000, t, 0xEA;"
+        text += f"mov.b32 c, {factor}; mov.b32 z, 0x80008000; fma.rn.{dtype}x2 $0, t, c, z;"
+    return "{ .reg .b32 t, u, c, z;" + text + "}"
 
 
 @triton.jit
@@ -158,15 +151,15 @@ def of_four(
     if PAIRED and kind == tl.bfloat16:
         if KIND == "int4":
             above = tl.broadcast_to((-128 - zero).to(kind)[:, None], [N, K])
-            number = tl.inline_asm_elementwise(_pairs_of(KIND, "bf16", Q), "=r,r,r", [word, above], tl.bfloat16, True, 2)
+            number = tl.inline_asm_elementwise(write_pairs(KIND, "bf16", Q), "=r,r,r", [word, above], tl.bfloat16, True, 2)
         else:
-            number = tl.inline_asm_elementwise(_pairs_of(KIND, "bf16", Q), "=r,r", [word], tl.bfloat16, True, 2)
+            number = tl.inline_asm_elementwise(write_pairs(KIND, "bf16", Q), "=r,r", [word], tl.bfloat16, True, 2)
     elif PAIRED and kind == tl.float16:
         if KIND == "int4":
             above = tl.broadcast_to((-1024 - zero).to(kind)[:, None], [N, K])
-            number = tl.inline_asm_elementwise(_pairs_of(KIND, "f16", Q), "=r,r,r", [word, above], tl.float16, True, 2)
+            number = tl.inline_asm_elementwise(write_pairs(KIND, "f16", Q), "=r,r,r", [word, above], tl.float16, True, 2)
         else:
-            number = tl.inline_asm_elementwise(_pairs_of(KIND, "f16", Q), "=r,r", [word], tl.float16, True, 2)
+            number = tl.inline_asm_elementwise(write_pairs(KIND, "f16", Q), "=r,r", [word], tl.float16, True, 2)
     else:
         nibble = (word.to(tl.int32) >> (4 * Q)) & 15
         if KIND == "int4":

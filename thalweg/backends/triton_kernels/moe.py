@@ -260,8 +260,8 @@ def experts(
 
 
 def _choose_tile(tiles: Tiles, kinds: list[str], rows: int, exact: bool, dtype: torch.dtype) -> Shape:
-    """The tile of experts that have `rows` pairs each, on average. kinds: of both weights. Codes of 8 bits have one size of tile
-    where rows must keep their bits, as they are multiplied a group at a time."""
+    """The tile of experts that have `rows` pairs each, on average. kinds: of both weights. Codes of 8 bits have one size of
+    tile where rows must keep their bits, as they are multiplied a group at a time."""
     p = tiles.product
     if all(fours.is_four(k) for k in kinds):
         t = next((t for t in p.four if t.serves(rows, 1)), p.base(1))

@@ -44,7 +44,9 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @triton.jit
-def tile(weight, j, start, width, ok, kind, zero, KIND: tl.constexpr, EVEN: tl.constexpr, K: tl.constexpr, NATIVE: tl.constexpr):
+def tile(
+    weight, j, start, width, ok, kind, zero, KIND: tl.constexpr, EVEN: tl.constexpr, K: tl.constexpr, NATIVE: tl.constexpr
+):  # fmt: skip
     """The weight's tile of rows that begin at j [N], inputs start .. start + K - 1, as numbers of type `kind`, without
     scales. zero: what symmetric codes are above."""
     i = start + tl.arange(0, K)
@@ -77,8 +79,8 @@ def sums(
     """float32 [M, N]: rows of x times rows of the weight, inputs first .. last - 1, with the scales of the weight's groups
     (GROUP > 0) but not those of whole rows. rows_at [M], cols_at [N]: where they begin. j [N]: which columns they are, for
     scales and zeros. ZEROS: what `zeros` are, "zeros", "mins" or "" (none). nvfp4: `zeros` are the scales of its groups,
-    `scales` those of rows. table4: `zeros` are its levels. STAGES: of the load pipeline. UNROLL: steps of K in one iteration, of
-    8-bit codes."""
+    `scales` those of rows. table4: `zeros` are its levels. STAGES: of the load pipeline. UNROLL: steps of K in one
+    iteration."""
     if fours.is_four(KIND):
         total = fours.sums(
             x, rows_at, rows_ok, weight, scales, zeros, j, cols_at, cols_ok, first, last, width, cols, kind,
@@ -163,9 +165,10 @@ def product(
         else:
             acc = tl.zeros([M, N], tl.float32)
             for first in range(0, width, SLICE):
+                last = tl.minimum(first + SLICE, width)
                 acc += sums(
-                    x, i * x_row, i_ok, weight, scales, zeros, j, j * w_row, j_ok, first, tl.minimum(first + SLICE, width), width,
-                    cols, kind, KIND, GROUP, ZEROS, CODES, EVEN, INTEGER, NATIVE, PAIRED, PRECISION, M, N, K, STAGES, UNROLL,
+                    x, i * x_row, i_ok, weight, scales, zeros, j, j * w_row, j_ok, first, last, width, cols, kind,
+                    KIND, GROUP, ZEROS, CODES, EVEN, INTEGER, NATIVE, PAIRED, PRECISION, M, N, K, STAGES, UNROLL,
                 )  # fmt: skip
         _finish(acc, x_scales, scales, bias, out, i, j, i_ok, j_ok, cols, GROUP, SCALED, BIAS)
 
@@ -200,8 +203,8 @@ def _round(
     x, out, scales, width, x_row, INTEGER: tl.constexpr, NATIVE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
-    """One row of x to codes and the scale of what they are read as. WHOLE: a block holds the row, which is then read once. PARTS:
-    programs of a row. Each finds the scale, and makes its part of the codes."""
+    """One row of x to codes and the scale of what they are read as. WHOLE: a block holds the row, which is then read once.
+    PARTS: programs of a row. Each finds the scale, and makes its part of the codes."""
     r = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     if WHOLE:
@@ -270,17 +273,18 @@ def linear(
     unroll = steps_of(made, t, k)
     if made == "raw8":  # loaded as they are, the matrix unit reads them where they arrive
         flat, packed = (t.view(getattr(torch, tiles.float8)) for t in (flat, packed))
-    grid, parts, done = (triton.cdiv(rows, t.rows), triton.cdiv(cols, t.cols)), scales, scales
+    down, across, parts, done = triton.cdiv(rows, t.rows), triton.cdiv(cols, t.cols), scales, scales
+    slices = 1
     shared = bool(length) and t.shared and rows <= t.rows
     if shared:
-        grid, done = (*grid, triton.cdiv(width, length)), weight["done"]
-        parts = torch.empty(grid[1] * grid[2] * t.rows * t.cols, dtype=torch.float32, device=x.device)
-    product[grid](
+        slices, done = triton.cdiv(width, length), weight["done"]
+        parts = torch.empty(slices * across * t.rows * t.cols, dtype=torch.float32, device=x.device)
+    product[(down, across, slices)](
         flat, x_scales, packed, scales, zeros, scales if bias is None else bias, out, parts, done, rows, width, cols,
         flat.stride(0), packed.stride(0), KIND=made, **static,
-        CODES=act == "float8_e4m3fn", EVEN=width % (k * unroll) == 0, INTEGER=act == "int8", SCALED=bool(act), BIAS=bias is not None,
-        NATIVE=tiles.float8, PAIRED=tiles.paired, PRECISION="ieee", SLICE=length, SHARED=shared, M=t.rows, N=t.cols, K=k,
-        STAGES=t.stages, UNROLL=unroll, num_warps=t.warps, num_stages=t.stages,
+        CODES=act == "float8_e4m3fn", EVEN=width % (k * unroll) == 0, INTEGER=act == "int8", SCALED=bool(act),
+        BIAS=bias is not None, NATIVE=tiles.float8, PAIRED=tiles.paired, PRECISION="ieee", SLICE=length, SHARED=shared,
+        M=t.rows, N=t.cols, K=k, STAGES=t.stages, UNROLL=unroll, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     return out.view(*x.shape[:-1], cols)
 

@@ -100,8 +100,8 @@ registers."""
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix product. dense, int8, float8, codes, four: its tiles by what it multiplies, in order of preference. The first that
-    serves is taken, else the tile for any sizes, `base`.
+    """A matrix product. dense, int8, float8, codes, four: its tiles by what it multiplies, in order of preference. The first
+    that serves is taken, else the tile for any sizes, `base`.
 
     A row keeps its bits only if every tile adds the terms of a sum in one order. So tiles of one list have the same `inner`,
     but where sums are exact (integers), or where the matrix unit adds up whole rows itself and a device has shown it.
