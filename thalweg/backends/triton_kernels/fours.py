@@ -27,6 +27,16 @@ def is_four(kind: str) -> bool:
     return kind in ("int4", "float4", "nvfp4", "table4")
 
 
+CHAINED = 16
+"""Rows of the smallest tile that makes a sum in one chain. On an NVIDIA H200 such sums had other bits in tiles of 8 rows, whose
+matrix instruction is another one (NVFP4, `ci/gpu/rows.py`). Sums of groups had the same."""
+
+
+def is_chain(kind: str, GROUP: int, ZEROS: str) -> bool:
+    """Is a sum of 4-bit codes made by the matrix unit alone, across groups?"""
+    return is_four(kind) and (GROUP <= 0 or each(kind, GROUP, ZEROS))
+
+
 def chunk(group: int) -> int:
     """Inputs of a chunk of 4-bit codes with groups of so many. A tile is of one group, or has whole ones."""
     return 128 if 0 < group < 64 else 256

@@ -225,7 +225,12 @@ def experts(
         return out
     kinds = [kind or next(k for k in KINDS.values() if k in w) for w in (gate_up, down_)]
     ffn = gate_up["codes" if kind else kinds[0]].shape[0] // experts // 2
-    t = _choose_tile(tiles, kinds, -(-tokens * k // experts), exact, x.dtype)
+    pairs = -(-tokens * k // experts)
+    if any(
+        fours.is_chain(k, **quantised.shifts(k, g, w)[1]) for k, g, w in _held(kinds, (group, down_group), (gate_up, down_))
+    ):
+        pairs = max(pairs, fours.CHAINED)
+    t = _choose_tile(tiles, kinds, pairs, exact, x.dtype)
     work = groups.assign(ids, experts, t.rows)
     middle = torch.empty((tokens * k, ffn), dtype=x.dtype, device=x.device)
     y = torch.empty((tokens * k, hidden), dtype=x.dtype, device=x.device)
@@ -257,6 +262,11 @@ def experts(
         BIAS=down_bias is not None, BLOCK=block, num_warps=4,
     )  # fmt: skip
     return out
+
+
+def _held(kinds: list[str], groups: tuple[int, int], weights: tuple[dict[str, Tensor], ...]) -> list[Any]:
+    """(kind, group, weight) of those that hold codes of 4 bits."""
+    return [x for x in zip(kinds, groups, weights, strict=True) if fours.is_four(x[0])]
 
 
 def _choose_tile(tiles: Tiles, kinds: list[str], rows: int, exact: bool, dtype: torch.dtype) -> Shape:

@@ -268,7 +268,7 @@ def linear(
     if act:
         flat, x_scales = round_rows(tiles, flat, act)
     made = tile_kind(tiles, kind, act)
-    t = choose_tile(tiles, made, act, cols, rows, exact, x.dtype)
+    t = choose_tile(tiles, made, act, cols, rows, exact, x.dtype, fours.is_chain(made, **static))
     k, length = inputs_of(made, static["GROUP"], t.inner, x.dtype), slice_of(tiles, made, cols, width)
     unroll = steps_of(made, t, k)
     if made == "raw8":  # loaded as they are, the matrix unit reads them where they arrive
@@ -289,9 +289,12 @@ def linear(
     return out.view(*x.shape[:-1], cols)
 
 
-def choose_tile(tiles: Tiles, made: str, act: str, cols: int, rows: int, exact: bool, dtype: torch.dtype) -> Shape:
-    """The tile of a product. made: as of `tile_kind`."""
+def choose_tile(
+    tiles: Tiles, made: str, act: str, cols: int, rows: int, exact: bool, dtype: torch.dtype, chain: bool = False
+) -> Shape:  # fmt: skip
+    """The tile of a product. made: as of `tile_kind`. chain: as of `fours.is_chain`."""
     if exact or fours.is_four(made):
+        rows = max(rows, fours.CHAINED) if chain else rows
         t = tiles.product.choose("four" if fours.is_four(made) else operands(tiles, act), rows, cols)
         return t.cut(tiles.scalar) if dtype == torch.float32 else t
     m, n = tile_sizes(tiles, cols, rows, exact, dtype)
@@ -365,7 +368,9 @@ def pack(tiles: Tiles, w: QTensor) -> dict[str, Tensor]:
         made = {"scales": w.data["scale"].t() * (2 if fnuz else 1), "groups": without_negative_zero(groups) if fnuz else groups}
     else:
         made = {"scales": w.data["scales"].to(torch.float32).t().contiguous()}
-    if "zeros" in w.data and not 0 < w.format.group < SUMMED:  # one load of a tile's copies 4 bytes or more
+    if "zeros" in w.data and not 0 < w.format.group < (
+        fours.LEAST if w.format.bits == 4 else SUMMED
+    ):  # one load of a tile's copies 4 bytes or more
         made["zeros"] = w.data["zeros"].t().to(torch.int32).contiguous()
     elif "zeros" in w.data:
         made["mins"] = made["scales"] * w.data["zeros"].t()
