@@ -16,7 +16,7 @@ FIRST = [
     "smoke", "rows", "checks", "measure 8b", "kit exact attention", "kit exact linear", "measure 30b-a3b",
     "measure 8b fp8",
 ]  # fmt: skip
-SECOND = ["measure 8b variant", "products", "ncu", "measure gpt-oss", "sanitizer", "starts 1b"]
+SECOND = ["measure 8b int4", "measure 8b variant", "products", "ncu", "measure gpt-oss", "sanitizer", "starts 1b"]
 LONG = [
     "smoke", "rows", "checks", "kit exact attention", "kit exact linear", "kit no split k", "measure 1b", "measure 8b",
     "starts 1b", "tiles", "load", "kit rest 1", "kit rest 2", "measure 1b variant", "measure 8b variant", "starts 8b", "sweep",
