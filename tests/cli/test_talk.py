@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from thalweg.cli import chat, sampling
 from thalweg.cli.talk import DIM, PLAIN, Screen, Session
 from thalweg.errors import ConfigError, RequestError
+from thalweg.template.select import Templates
 from thalweg.turns.events import Call, CallArguments, CallBegun, Content, Message, Thought
 
 
@@ -129,3 +131,19 @@ def test_functions_are_read_from_a_file_in_both_forms(tmp_path):
     file.write_text("{}")
     with pytest.raises(ConfigError, match=r"--tools: .*JSON list"):
         chat._tools(str(file))
+
+
+@pytest.mark.parametrize(
+    ("templates", "words"),
+    [
+        (
+            {"tool_use": "T:"},
+            r"chat templates named tool_use and none named 'default'; use `thalweg serve --chat-template NAME`",
+        ),
+        ({}, "this model has no chat template; use `thalweg generate`"),
+    ],
+)
+def test_a_model_without_a_template_for_the_conversation_says_which_it_has(templates, words):
+    engine = SimpleNamespace(chat=SimpleNamespace(templates=Templates(templates), source=None), tokenizer=object())
+    with pytest.raises(ConfigError, match=words):
+        chat._Here.answer(SimpleNamespace(engine=engine, _tools=None, _parsers=(None, None)), [], print)

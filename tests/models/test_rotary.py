@@ -172,14 +172,7 @@ def test_magnitudes_of_phi_3_5_moe_scale_the_table_and_no_other_family_has_them(
 
 
 def test_a_key_that_nobody_knows_is_refused_by_name_in_every_nested_group():
-    config = {"max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": 2.0, "sharpness": 3}}
-    with pytest.raises(UnsupportedModelError, match=r"rope_parameters: 'sharpness' is not known.*--hf-overrides"):
-        rope(config, 64)
-    by_type = {"full_attention": {"rope_type": "linear", "factor": 2.0, "twist": 1}, "sliding_attention": {"rope_theta": 1e4}}
-    config = {"max_position_embeddings": 64, "rope_parameters": by_type}
-    assert rope(config, 64, kind="sliding_attention").parameters["rope_theta"] == 1e4
-    with pytest.raises(UnsupportedModelError, match="'twist' is not known"):
-        rope(config, 64, kind="full_attention")
+    """Those of rotary settings: tests/models/test_rope_groups.py."""
     for config, words in (
         (
             {"architectures": ["KimiLinearForCausalLM"], "linear_attn_config": {"decay": 2}},
@@ -192,7 +185,6 @@ def test_a_key_that_nobody_knows_is_refused_by_name_in_every_nested_group():
     ):
         with pytest.raises(UnsupportedModelError, match=words):
             family(config)(config)
-    assert rope({"max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": 2.0, "sharpness": None}}, 64)
 
 
 def test_what_transformers_writes_and_ignores_is_known():
@@ -201,9 +193,9 @@ def test_what_transformers_writes_and_ignores_is_known():
     ignored = set().union(*(getattr(CONFIG_MAPPING[name], "ignore_keys_at_rope_validation", ()) for name in served))
     assert ignored - {"llama_4_scaling_beta"} <= groups.ROPE_KEYS, "that one is read by its families"
     for extra in ({"finetuned": True}, {"attn_factor": 1.0}, {"mrope_section": [8, 12, 12]}, {"beta_fast": 4}):
-        assert rope({"max_position_embeddings": 64, "rope_scaling": {"type": "linear", "factor": 2.0, **extra}}, 64)
+        groups.check_rope({"rope_scaling": {"type": "linear", "factor": 2.0, **extra}})
     with pytest.raises(UnsupportedModelError, match="'attn_factor' is not known"):
-        rope({"max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": 2.0, "attn_factor": 1.2}}, 64)
+        groups.check_rope({"rope_scaling": {"type": "yarn", "factor": 2.0, "attn_factor": 1.2}})
 
 
 @pytest.mark.parametrize(

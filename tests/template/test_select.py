@@ -74,6 +74,16 @@ def test_what_is_no_name_of_the_models_is_refused_with_those_that_are():
             assert e.value.param == "chat_template_kwargs"
 
 
+def test_a_missing_template_is_named_with_those_there_are():
+    for named, words in (
+        ({"tool_use": "T:"}, "this model has chat templates named tool_use and none named 'default'; name one of tool_use"),
+        ({}, "this model has no chat template; send one"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            Templates(named).find(None, tools=False)
+    assert Templates({"tool_use": "T:"}).find(None, tools=True) == "T:"
+
+
 def test_only_templates_of_the_model_and_the_operator_are_trusted():
     tok = v.byte_level()
     chat = Chat(tok, Templates(SOURCES, "P:"))

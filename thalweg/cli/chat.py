@@ -18,6 +18,7 @@ from thalweg.config import EngineArgs
 from thalweg.errors import ConfigError
 from thalweg.host import envs
 from thalweg.params import RequestOutputKind
+from thalweg.template.select import Templates
 from thalweg.turns.events import Event, Message
 
 OWN = frozenset({"tool-call-parser", "reasoning-parser"})
@@ -130,9 +131,12 @@ class _Here(Local):
         from thalweg.turns.reader import Reader
 
         chat, tokenizer = self.engine.chat, self.engine.tokenizer
-        if chat is None or tokenizer is None or chat.source is None:
-            raise ConfigError("chat: this model has no chat template; use `thalweg generate` or `thalweg complete`")
-        turn = choose(*self._parsers, chat.source, tokenizer.response_template, chat.writer())
+        source = None if chat is None else chat.templates.pick(bool(self._tools))
+        if chat is None or tokenizer is None or source is None:
+            missing = Templates() if chat is None else chat.templates
+            other = "`thalweg serve --chat-template NAME`, " if missing.named else ""
+            raise ConfigError(f"chat: {missing.say_missing()}; use {other}`thalweg generate` or `thalweg complete`")
+        turn = choose(*self._parsers, source, tokenizer.response_template, chat.writer(source))
         bound = bind(turn if self._tools else turn.without_calls(), tokenizer)
         prompt = chat.prompt(messages, self._tools)
         schemas = {t["function"]["name"]: t["function"].get("parameters") or {} for t in self._tools or ()}

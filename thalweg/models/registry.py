@@ -19,6 +19,7 @@ from thalweg.checkpoint.tail import GENERATES
 from thalweg.errors import UnsupportedModelError
 from thalweg.models import names, tying
 from thalweg.models.families import tails
+from thalweg.models.families.groups import check_rope
 from thalweg.models.spec import ModelSpec
 from thalweg.plugins import OpenList, imported
 
@@ -365,7 +366,9 @@ def declare(config: Mapping[str, Any], path: str | Path) -> tuple[dict[str, Any]
 @functools.cache
 def _reader(found: Family, tail: Callable[[ModelSpec, Mapping[str, Any]], ModelSpec] | None) -> Family:
     def read(config: Mapping[str, Any]) -> ModelSpec:
-        spec = tying.adapt(found(config), config)
+        spec = found(config)
+        check_rope(config, [key for rope in spec.ropes for key in rope.keys])
+        spec = tying.adapt(spec, config)
         return spec if tail is None else tail(spec, config)
 
     return read

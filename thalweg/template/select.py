@@ -41,9 +41,15 @@ class Templates:
             return self.named.get(template, template)
         source = self.pick(tools)
         if source is None:
-            more = f" by default; name one of {', '.join(sorted(self.named))}" if self.named else "; send one with the request"
-            raise RequestError(f"chat_template: the model has none{more}", "chat_template")
+            fix = f"name one of {', '.join(sorted(self.named))}" if self.named else "send one with the request"
+            raise RequestError(f"chat_template: {self.say_missing()}; {fix}", "chat_template")
         return source
+
+    def say_missing(self) -> str:
+        """What the model has where `pick` finds nothing."""
+        if not self.named:
+            return "this model has no chat template"
+        return f"this model has chat templates named {', '.join(sorted(self.named))} and none named {DEFAULT!r}"
 
     def read_kwargs(self, template: str | None, kwargs: Mapping[str, Any] | None) -> tuple[str | None, dict[str, Any]]:
         """(the template of a conversation, the other keyword arguments). `template` wins over a name in `kwargs`. RequestError

@@ -251,6 +251,17 @@ def test_a_strict_tool_is_held_to_its_schema(start):
     assert (held.free_until, held.grammar.count('"city"')) == ([9], 1), "the other accepts any object"
 
 
+def test_a_strict_tool_is_held_to_its_schema_where_content_has_a_form_too(start):
+    engine = Scripted("So.")
+    engine.tokenizer = ByteTokenizer()
+    engine.tokenizer.added = {9: "<tool_call>"}
+    form = {"type": "json_schema", "schema": {"type": "object", "required": ["degrees"]}}
+    ask(start(engine), tools=[{**TOOLS[0], "strict": True}, TOOLS[1]], extra_body={"output_config": {"format": form}})
+    held = engine.params[0].structured_outputs
+    assert held.inner.json == form["schema"]
+    assert held.grammar.count('"city"') == 1, "the other accepts any object"
+
+
 def test_hints_are_accepted_and_told(start):
     running = start(Scripted(CALLS))
     body = {

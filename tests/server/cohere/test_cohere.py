@@ -112,6 +112,46 @@ def test_strict_tools_are_held_to_their_schemas(start):
     assert free is None
 
 
+def test_strict_tools_are_held_to_their_schemas_where_content_has_a_form_too(start):
+    engine = Scripted("So.", "So.")
+    engine.tokenizer = ByteTokenizer()
+    engine.tokenizer.added = {9: "<tool_call>"}
+    running, form = start(engine), {"type": "json_object", "json_schema": {"type": "object", "required": ["degrees"]}}
+    for strict in (True, False):
+        assert (
+            running.post("/v2/chat", {**ASK, "tools": TOOLS, "strict_tools": strict, "response_format": form}).status_code
+            == 200
+        )
+    held, free = (p.structured_outputs for p in engine.params)
+    assert [s.inner.json for s in (held, free)] == [form["json_schema"]] * 2
+    assert [s.grammar.count('"city"') for s in (held, free)] == [1, 0]
+
+
+@pytest.mark.parametrize("key", ["json_schema", "schema"])
+def test_a_schema_is_read_in_both_spellings(start, key):
+    """`schema` is that of version 1 of the API."""
+    running, schema = start(Scripted("{}")), {"type": "object", "required": ["degrees"]}
+    r = running.post("/v2/chat", {**ASK, "response_format": {"type": "json_object", key: schema}})
+    assert (r.status_code, r.headers.get("x-ignored-fields")) == (200, None)
+    assert running.engine.params[0].structured_outputs.json == schema
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"type": "json_object", "schema": {}, "json_schema": {}}, "response_format.json_schema"),
+        ({"type": "json_object", "schema": "x"}, "response_format.schema"),
+        ({"type": "json_object", "json_schema": "x"}, "response_format.json_schema"),
+        ({"type": "text", "schema": {"type": "object"}}, "response_format.schema"),
+        ({"type": "text", "json_schema": {"type": "object"}}, "response_format.json_schema"),
+    ],
+)
+def test_a_schema_that_cannot_hold_is_refused_by_name(server, form, param):
+    r = server.post("/v2/chat", {**ASK, "response_format": form})
+    assert (r.status_code, r.json()["param"]) == (400, param)
+    assert param in r.json()["message"] or "only one of" in r.json()["message"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

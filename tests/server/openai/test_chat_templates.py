@@ -148,6 +148,36 @@ def test_named_templates_are_chosen_by_tools_by_name_and_by_flag(start):
         Conversation(SimpleNamespace(engine=named(), settings=ServerSettings(chat_template="rga")))
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
+        ("/v2/chat", {"messages": MESSAGES}),
+        ("/tokenize", {"messages": MESSAGES}),
+    ],
+)
+def test_a_model_with_templates_and_no_default_one_says_what_they_are_called(start, path, fields):
+    engine = FakeEngine()
+    engine.chat = Chat(engine.tokenizer, Templates({"tool_use": NAMED["tool_use"], "rag": NAMED["rag"]}))
+    server = start(engine)
+    answer = server.post(path, {"model": "fake", **fields})
+    assert answer.status_code == 400
+    words = r"this model has chat templates named rag, tool_use and none named 'default'; name one by chat_template"
+    assert words in answer.text
+    assert "--chat-template NAME" in answer.text
+    assert prompt(server, chat_template="rag", chat_template_kwargs={"documents": ["facts"]}) == "R:facts"
+
+
+def test_a_model_without_templates_says_so(start):
+    engine = FakeEngine()
+    engine.chat = Chat(engine.tokenizer, Templates())
+    answer = start(engine).post("/v1/chat/completions", body())
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+    assert "this model has no chat template; start the server with --chat-template" in answer.text
+
+
 def test_calls_are_read_as_the_template_for_tools_writes_them(start):
     """The default one of such models knows no tools."""
     engine = named()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from thalweg.server.errors import ApiError
 from thalweg.server.openai.protocol import ChatRequest, CompletionRequest
 from thalweg.server.openai.sampling import chat_params, completion_params
 
@@ -23,6 +24,8 @@ TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
             SCHEMA,
         ),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, "json", SCHEMA),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json", SCHEMA),
+        ({"response_format": {"type": "json_object", "schema": None, "json_schema": None}}, "json_object", True),
         ({"response_format": TAG}, "structural_tag", TAG),
         ({"structured_outputs": {"json": SCHEMA}}, "json", SCHEMA),
         ({"structured_outputs": {"json": "{}"}}, "json", "{}"),
@@ -61,3 +64,16 @@ def test_the_order_of_properties_and_the_options_are_kept() -> None:
     assert asked is not None
     assert list(asked.constraint[1]["properties"]) == ["b", "a"]
     assert (asked.disable_any_whitespace, asked.whitespace_pattern) == (True, " ?")
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [
+        ({"type": "json_object", "schema": "x"}, "response_format.schema"),
+        ({"type": "json_object", "json_schema": {"schema": SCHEMA}}, "response_format.json_schema"),
+    ],
+)
+def test_a_schema_that_would_be_ignored_is_refused_by_name(form: dict[str, Any], field: str) -> None:
+    with pytest.raises(ApiError, match=field) as e:
+        completion_params(CompletionRequest.model_validate({"prompt": "a", "response_format": form}), {}, True)
+    assert e.value.param == field

@@ -292,6 +292,19 @@ def test_a_strict_tool_is_held_to_its_schema(start, namespace):
     assert (held.free_until, held.grammar.count('"city"')) == ([9], 1), "the other accepts any object"
 
 
+def test_a_strict_tool_is_held_to_its_schema_where_content_has_a_form_too(start):
+    engine = Scripted("So.")
+    engine.tokenizer = ByteTokenizer()
+    engine.tokenizer.added = {9: "<tool_call>"}
+    city: Any = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tools: list[Any] = [{"type": "function", "name": n, "parameters": city, "strict": n == "a"} for n in "ab"]
+    form: Any = {"type": "json_schema", "name": "x", "schema": {"type": "object", "required": ["degrees"]}}
+    ask(start(engine), tools=tools, text={"format": form})
+    held = engine.params[0].structured_outputs
+    assert held.inner.json == form["schema"]
+    assert held.grammar.count('"city"') == 1, "the other accepts any object"
+
+
 def test_tool_choice(start):
     running = start(Scripted(CALLS, CALLS, CALLS, CALLS))
     ask(running, tools=TOOLS, tool_choice="required")
@@ -359,6 +372,8 @@ def test_truncation_drops_the_oldest_turns(start):
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_object", "schema": 5}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_object", "json_schema": {}}}}, "text.format.json_schema"),
         ({"background": True, "store": False}, "background"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": -1}, "temperature"),

@@ -7,7 +7,6 @@ from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, max_len, real, rope_parameters, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.models.families.groups import check_rope
 from thalweg.models.spec import MLP, Attention, Layer, ModelSpec, Norm, Norms, Rope, UngatedMLP, rope_type
 from thalweg.models.tail import POOLING, Classes, Dense, Pooling
 
@@ -48,17 +47,18 @@ def rope(
     config: Config, head_dim: int, *, kind: str = "", partial: bool = False, interleaved: bool = False, keys: Sequence[str] = ()
 ) -> Rope:
     """Rotary positions. kind: the layer type, where settings differ by it. partial: the family may turn a part of each
-    head; of others such a setting is refused. keys: further ones of `rope_parameters` that the family reads. Unknown keys are
-    refused."""
+    head; of others such a setting is refused. keys: further ones of `rope_parameters` that the family reads. `registry.family`
+    refuses unknown ones."""
     parameters = dict(rope_parameters(config, kind))
-    check_rope(parameters, keys)
     whole = parameters["rope_type"] == "proportional"  # of which the share is a setting
     share = None if whole else parameters.pop("partial_rotary_factor", None)
     if share is not None and share != 1 and not partial:
         raise UnsupportedModelError(f"config.json: partial_rotary_factor {share!r}: this family turns whole heads")
     dim = head_dim if share is None else int(head_dim * real({"f": share}, "f", 0, 1, where="partial_rotary_factor"))
     rope_type(parameters, dim)
-    return Rope(parameters, dim, integer(config, "max_position_embeddings", default=max_len(config)), interleaved)
+    return Rope(
+        parameters, dim, integer(config, "max_position_embeddings", default=max_len(config)), interleaved, keys=tuple(keys)
+    )
 
 
 def attention(config: Config, *, head_dim: int = 0, rope: Rope | None = None, **more: Any) -> Attention:

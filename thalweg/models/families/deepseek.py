@@ -4,6 +4,7 @@ chosen within groups, beside one that every token goes to."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, real, text
@@ -69,14 +70,14 @@ def sarvam_mla(config: Config) -> ModelSpec:
     )
 
 
-def latent(config: Config, *, interleaved: bool, **more: Any) -> LatentAttention:
-    """more: fields of `spec.LatentAttention` that the family decides."""
+def latent(config: Config, *, interleaved: bool, keys: Sequence[str] = (), **more: Any) -> LatentAttention:
+    """keys: as `rope` reads them. more: fields of `spec.LatentAttention` that the family decides."""
 
     def size(key: str, default: int) -> int:
         return integer(config, key, high=1 << 16, default=default)
 
     nope, turned = size("qk_nope_head_dim", 128), size("qk_rope_head_dim", 64)
-    turning = rope(config, turned, interleaved=interleaved)
+    turning = rope(config, turned, interleaved=interleaved, keys=keys)
     said: dict[str, Any] = {
         "heads": integer(config, "num_attention_heads", high=1 << 16), "latent": size("kv_lora_rank", 512), "nope_dim": nope,
         "value_dim": size("v_head_dim", 128), "rope": turning, "bias": flag(config, "attention_bias", False),

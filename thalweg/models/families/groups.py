@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from thalweg.checkpoint.spelling import BESIDE
 from thalweg.errors import UnsupportedModelError
 
 SCALINGS: Mapping[str, frozenset[str]] = {
@@ -30,7 +31,16 @@ _NEUTRAL = frozenset({"attn_factor", "extrapolation_factor"})
 """Other engines read these. At 1 they change nothing."""
 ROPE_KEYS = frozenset().union(_ALWAYS, _HARMLESS, *SCALINGS.values())
 """Known keys of `rope_parameters`. One that belongs to another rope_type is ignored, as transformers does."""
+LAYER_TYPES = frozenset(
+    {
+        "chunked_attention", "compressed_sparse_attention", "conv", "full_attention", "heavily_compressed_attention", "hybrid",
+        "hybrid_sliding", "indexed_attention", "linear_attention", "minimax_m3_sparse", "moe", "reference_sliding_attention",
+        "sliding_attention", "window_attention",
+    }
+)  # fmt: skip
+"""Names of layer types that transformers allows, and so of groups inside `rope_parameters`."""
 
+_REMOVE = "remove it from config.json, or serve text only by --language-model-only"
 ANY_CONFIG = frozenset(
     {
         "_name_or_path", "add_cross_attention", "architectures", "bad_words_ids", "begin_suppress_tokens", "bos_token_id",
@@ -48,17 +58,55 @@ ANY_CONFIG = frozenset(
 """Keys that transformers writes into every group that it has a configuration class for. They change no layer."""
 
 
-def check_rope(parameters: Mapping[str, Any], more: Collection[str] = ()) -> None:
-    """UnsupportedModelError names a key of `rope_parameters` that is not known. more: keys that the family reads."""
-    left = {key: value for key, value in parameters.items() if not (key in _NEUTRAL and value == 1)}
-    check_keys(left, ROPE_KEYS | set(more), "rope_parameters")
+def check_rope(config: Mapping[str, Any], more: Collection[str] = ()) -> None:
+    """UnsupportedModelError names an unknown key of any group of rotary settings in the configuration, whether or not a layer
+    reads the group: of the text part, and of the encoders of images and sound unless they are switched off. more: keys that
+    the family reads."""
+    known, types = ROPE_KEYS | set(more), _layer_types(config)
+    groups = dict(_rope_groups(config, types))
+    for name, group in groups.items():
+        check_keys(group, known, name)
+    if groups.get("rope_scaling") and any(name.startswith("rope_parameters: ") for name in groups):
+        raise UnsupportedModelError(
+            "config.json: rope_scaling: not supported with rope_parameters per layer type; write it into the groups of "
+            "rope_parameters, and set rope_scaling to null"
+        )
+    if config.get("language_model_only") or not isinstance(around := config.get(BESIDE), Mapping):
+        return
+    for part in ("", "vision_config", "audio_config"):
+        holder = around.get(part) if part else around
+        for name, group in _rope_groups(holder, types) if isinstance(holder, Mapping) else ():
+            check_keys(group, known, f"{part}: {name}" if part else name, _REMOVE)
 
 
-def check_keys(group: Mapping[str, Any], known: Collection[str], name: str) -> None:
-    """UnsupportedModelError names a key of a group of config.json that is not known and not null. name: of the group."""
+def _rope_groups(config: Mapping[str, Any], types: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, keys and values) of each group of rotary settings, and of each layer type's group in it."""
+    for name in ("rope_parameters", "rope_scaling"):
+        group = config.get(name)
+        if not isinstance(group, Mapping):
+            continue  # whoever reads it says what is wrong
+        inner = {key: value for key, value in group.items() if key in types and isinstance(value, Mapping)}
+        yield name, _without_neutral({key: value for key, value in group.items() if key not in inner})
+        yield from ((f"{name}: {key}", _without_neutral(value)) for key, value in inner.items())
+
+
+def _layer_types(config: Mapping[str, Any]) -> frozenset[str]:
+    """Those of transformers, and those that the configuration names."""
+    named = config.get("layer_types")
+    return LAYER_TYPES | {each for each in named if isinstance(each, str)} if isinstance(named, list) else LAYER_TYPES
+
+
+def _without_neutral(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if not (key in _NEUTRAL and value == 1)}
+
+
+def check_keys(group: Mapping[str, Any], known: Collection[str], name: str, fix: str = "") -> None:
+    """UnsupportedModelError names a key of a group of config.json that is not known and not null. name: of the group, after
+    those it is in. fix: what a user may do about it. Default: override the group."""
     odd = sorted(str(key) for key, value in group.items() if value is not None and key not in known)
     if odd:
+        fix = fix or f"give {name.partition(': ')[0]} without it by --hf-overrides"
         raise UnsupportedModelError(
             f"config.json: {name}: {odd[0]!r:.80} is not known to this version, and may change what the model computes; if it "
-            f"does not, give {name} without it by --hf-overrides"
+            f"does not, {fix}"
         )

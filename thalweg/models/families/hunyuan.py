@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from thalweg.checkpoint.config import Config, flag, integer, real, rope_parameters
 from thalweg.errors import UnsupportedModelError
-from thalweg.models.families.common import act, attention, decoder, eps, head_size, layer_count, mlp, pre_norms
-from thalweg.models.spec import MLP, HeadNorm, Layer, ModelSpec, MoE
+from thalweg.models.families.common import act, attention, decoder, eps, head_size, layer_count, mlp, pre_norms, rope
+from thalweg.models.spec import MLP, HeadNorm, Layer, ModelSpec, MoE, Rope
 
 
 def hunyuan(config: Config) -> ModelSpec:
@@ -19,10 +19,10 @@ def hunyuan_moe(config: Config) -> ModelSpec:
 
 
 def _model(config: Config, part: Callable[[Config], MLP | MoE]) -> ModelSpec:
-    config = stretched({**config, "rms_norm_eps": eps(config, default=1e-5)})
-    bias = flag(config, "attention_bias", False)
+    config = {**config, "rms_norm_eps": eps(config, default=1e-5)}
+    turned, bias = _rope(config, head_size(config)), flag(config, "attention_bias", False)
     norm = HeadNorm(eps(config), after=True, q="query_layernorm", k="key_layernorm")
-    layer = Layer(attention(config, bias=bias, out_bias=bias, norm=norm), part(config), pre_norms(config))
+    layer = Layer(attention(config, rope=turned, bias=bias, out_bias=bias, norm=norm), part(config), pre_norms(config))
     return decoder(config, [layer] * layer_count(config))
 
 
@@ -46,11 +46,11 @@ def _same(config: Config, key: str, default: int = 1) -> int:
     return integer(config, key, high=1 << 24, default=default)
 
 
-def stretched(config: Config) -> Config:
+def _rope(config: Config, dim: int) -> Rope:
     """Their "dynamic" scaling with an `alpha` is a larger base, whatever the length."""
     said = rope_parameters(config)
     if said["rope_type"] != "dynamic" or not said.get("alpha"):
-        return config
-    dim = head_size(config)
+        return rope(config, dim)
     base = said["rope_theta"] * real(said, "alpha", 1e-3, 1e9, where="rope_parameters") ** (dim / (dim - 2))
-    return {**config, "rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": base}}
+    larger = {"rope_type": "default", "rope_theta": base}
+    return rope({**config, "rope_scaling": None, "rope_parameters": larger}, dim, keys=("alpha",))

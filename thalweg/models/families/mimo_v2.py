@@ -41,6 +41,13 @@ def mimo_v2_flash(config: Config) -> ModelSpec:
 def _attention(config: Config, kind: str) -> Attention:
     head_dim, window = integer(config, "head_dim", high=1 << 16), kind == WINDOW
     ropes: Any = config.get("rope_parameters")
+    for key in ("rope_parameters", "rope_scaling"):
+        said = config.get(key)
+        scaling = said.get("rope_type", said.get("type", "default")) if isinstance(said, dict) else "default"
+        if scaling != "default":
+            raise UnsupportedModelError(
+                f"config.json: {key}: this family has a scaling per layer type, not {scaling!r:.80} for all"
+            )
     if not isinstance(ropes, dict):
         thetas = {FULL: real(config, "rope_theta", 1e-3, 1e15, default=5e6),
                   WINDOW: real(config, "swa_rope_theta", 1e-3, 1e15, default=1e4)}  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, integer, real
 from thalweg.errors import CheckpointError
-from thalweg.models.families.common import attention, decoder, eps, layer_count, mlp, pre_norms
+from thalweg.models.families.common import attention, decoder, eps, layer_count, mlp, pre_norms, rope
 from thalweg.models.spec import Layer, ModelSpec
 
 
@@ -15,9 +15,9 @@ def ministral3(config: Config) -> ModelSpec:
     config = {**config, "rms_norm_eps": eps(config, default=1e-5)}
     where = "config.json: rope_parameters"
     beta = real(said, "llama_4_scaling_beta", 0, 1e6, default=0.0, where=where)
+    head_dim, read = integer(config, "head_dim", high=1 << 16, default=128), {**config, "rope_parameters": said}
     heads = attention(
-        {**config, "rope_parameters": {k: v for k, v in said.items() if k != "llama_4_scaling_beta"}, "rope_scaling": None},
-        head_dim=integer(config, "head_dim", high=1 << 16, default=128),
+        config, head_dim=head_dim, rope=rope({**read, "rope_scaling": None}, head_dim, keys=("llama_4_scaling_beta",)),
         window=integer(config, "sliding_window", default=0),
         grows=(beta, integer(said, "original_max_position_embeddings", where=where)) if beta else None,
     )  # fmt: skip

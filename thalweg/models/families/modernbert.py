@@ -77,15 +77,18 @@ def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> Model
 
 
 def _turning(config: Config) -> Config:
-    """With rotary settings by layer type, as newer files have them."""
+    """With rotary settings by layer type, as newer files have them. `rope_scaling` is one for all, as transformers reads it."""
     found: dict[str, Any] = {}
     said = config.get("rope_parameters") or {}
     if not isinstance(said, dict):
         raise CheckpointError(f"config.json: rope_parameters: must be an object, not {said!r:.80}")
+    scaling = config.get("rope_scaling") or {}
+    if not isinstance(scaling, dict):
+        raise CheckpointError(f"config.json: rope_scaling: must be an object, not {scaling!r:.80}")
     for kind, (key, base) in KINDS.items():
         own = said.get(kind) or {}
-        found[kind] = {"rope_theta": real(config, key, 1e-3, 1e15, default=base), **own}
-    return {**config, "rope_parameters": found}
+        found[kind] = {"rope_theta": real(config, key, 1e-3, 1e15, default=base), **own, **scaling}
+    return {**config, "rope_parameters": found, "rope_scaling": None}
 
 
 def _eps(config: Config) -> float:

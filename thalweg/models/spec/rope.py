@@ -50,6 +50,8 @@ class Rope:
     trained: int
     """max_position_embeddings."""
     interleaved: bool = False
+    keys: tuple[str, ...] = ()
+    """Further keys of `rope_parameters` that the family reads (`families.groups.check_rope`)."""
     given: bool = False
     """The step brings the table, with a row for each token in place of one for each position."""
     sections: tuple[int, ...] = ()

@@ -64,10 +64,18 @@ def _strict(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _format(form: dict[str, Any] | None) -> dict[str, Any] | None:
-    schema = form.get("json_schema") if form else None
-    if schema is None:
+    """`schema` is how version 1 of this API writes json_schema. ApiError names one that would be ignored."""
+    found = [key for key in ("json_schema", "schema") if form and form.get(key) is not None]
+    if not form or not found:
         return form
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    where = f"response_format.{found[0]}"
+    if len(found) > 1:
+        raise ApiError("response_format: only one of json_schema and schema can hold: leave out the other", where)
+    if form.get("type") not in ("json_object", "json_schema"):
+        raise ApiError(f"{where}: needs type json_object, not {form.get('type')!r:.60}", where)
+    if found[0] == "schema":
+        return {**form, "type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form["json_schema"]}}
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -47,9 +47,11 @@ class Conversation:
         if not (chat.trusts(template) or self.serving.settings.trust_request_chat_template):
             raise ApiError("chat_template needs a server started with --trust-request-chat-template", "chat_template")
         if template is None and chat.templates.pick(self._shows_tools(request)) is None:
-            raise ApiError(
-                "this model has no chat template; start the server with --chat-template, or use /v1/completions", "messages"
-            )
+            fix = (
+                "name one by chat_template or chat_template_kwargs.chat_template, or start the server with --chat-template NAME"
+                if chat.templates.named else "start the server with --chat-template, or use /v1/completions"
+            )  # fmt: skip
+            raise ApiError(f"{chat.templates.say_missing()}; {fix}", "messages")
         keep = self.serving.kept(request) if isinstance(request, ChatRequest) else None
         unbounded = not isinstance(request, ChatRequest) or keep is not None  # whoever counts tokens may have too many
         most_chars = self.serving.engine.config.model.max_len * tokenizer.max_token_chars

@@ -38,7 +38,7 @@ def _response_format(request: Request) -> StructuredOutputsParams | None:
         case "text":
             return None
         case "json_object":
-            return StructuredOutputsParams(json_object=True, asked_as=name)
+            return _json_object(asked, name)
         case "json_schema":
             inner = asked.get("json_schema")
             if not isinstance(inner, dict):
@@ -54,6 +54,19 @@ def _response_format(request: Request) -> StructuredOutputsParams | None:
             return StructuredOutputsParams(structural_tag=asked, asked_as=name)
         case other:
             raise ApiError(f"{name}: type must be text, json_object, json_schema or structural_tag, not {other!r:.60}", name)
+
+
+def _json_object(asked: dict[str, Any], name: str) -> StructuredOutputsParams:
+    """Other servers, and version 1 of Cohere's API, have a schema here too."""
+    if asked.get("json_schema") is not None:
+        where = f"{name}.json_schema"
+        raise ApiError(f"{where}: needs type json_schema, not json_object", where)
+    schema, where = asked.get("schema"), f"{name}.schema"
+    if schema is None:
+        return StructuredOutputsParams(json_object=True, asked_as=name)
+    if not isinstance(schema, dict):
+        raise ApiError(f"{where} must be an object: the JSON schema", where)
+    return StructuredOutputsParams(json=schema, asked_as=where)
 
 
 def _structured_outputs(request: Request) -> StructuredOutputsParams | None:

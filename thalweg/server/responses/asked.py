@@ -19,7 +19,9 @@ NAMES = {
     "messages": "input",
     "prompt": "input",
     "response_format": "text.format",
+    "response_format.json_schema": "text.format.json_schema",
     "response_format.json_schema.schema": "text.format.schema",
+    "response_format.schema": "text.format.schema",
 }
 """Fields of chat completions as clients of this API write them."""
 SAME = (
