@@ -45,6 +45,14 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "a pattern of nothing": {"type": "object", "patternProperties": {"^[^a]": False, "^a(.|\\n)": False}, **ANY},
     "required by pattern": keyed("^(red|green)$", required=["green"]),
     "keys to escape": keyed('^("|\\\\)$'),
+    "keys to escape, all of them": keyed('^("|\\\\)$', minProperties=2),
+    "a key to escape, and one that is plain": keyed("^(\\\\|b)$", minProperties=2),
+    "an end of line, and a letter": keyed("^(\n|b)$", minProperties=2),
+    "quotes": keyed("^[\"']$", minProperties=2),
+    "a tab, and a slash": keyed("^(/|\t)$", minProperties=2),
+    "one begins as a plain key does": keyed('^(a"|\\\\|\n|a)$', minProperties=4),
+    "control characters, each with two spellings": keyed("^(\x1f|\n|\x08|\x7f)$", minProperties=4),
+    "escapes in a row": keyed("^(\n\n|\n\\\\|\n)$", minProperties=3),
     "keys that begin within a token": keyed("^(:|,|:1)$", minProperties=2),
     "a name to escape, twice": {
         "allOf": [{**SHUT, "properties": {"a b": DIGIT}, "minProperties": 1}, {**SHUT, "properties": {"a b": DIGIT, "c": {}}}],
@@ -168,6 +176,28 @@ def test_every_key_may_still_come_in_any_order() -> None:
         assert rig.accepts(made, text)
     for text in ('{"red":1,"red":2}', '{"red":1,"rose":2,"green":3,', '{"re":1}'):
         assert not rig.accepts(made, text)
+
+
+def test_keys_with_escapes_are_no_key_again_in_another_spelling() -> None:
+    made = rig.served("json", keyed("^(\\x{a}|\\x{1f}|b)$", minProperties=3))
+    for text in (b'{"b":1,"\\n":2,"\\u001f":3}', b'{"b":1,"\\u001F":2,"\\u000a":3}'):
+        assert rig.accepts(made, text), text
+    for text, left in (
+        (b'{"b":1,"\\n":2,"\\u00', b"1"),
+        (b'{"b":1,"\\u000A":2,"\\', b"u"),
+        (b'{"b":1,"\\u001F":2,"\\u00', b"0"),
+    ):
+        matcher = rig.of_bytes().matcher(made)
+        matcher.accept(list(text))
+        assert rig.allowed(matcher) == set(left), text
+
+
+def test_keys_are_written_plainly_where_both_ways_lead_on() -> None:
+    matcher = rig.of_bytes().matcher(rig.served("json", keyed("^(\\\\|b)$", minProperties=2)))
+    matcher.accept(list(b'{"'))
+    assert rig.allowed(matcher) == {ord("b")}
+    matcher.accept(list(b'b":1,"'))
+    assert rig.allowed(matcher) == {ord("\\")}
 
 
 def test_a_letter_that_leads_to_used_keys_only_is_masked() -> None:

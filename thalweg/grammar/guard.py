@@ -26,8 +26,11 @@ WHOLE, FRACTION, EXPONENT = range(3)
 MOST_DIGITS = (24, 15, 2)
 """Of a number without a fraction, of one with it, and of an exponent."""
 _HUGE = re.compile(rb"(^|[0-9])[eE][+-]?[0-9]{3}")
-_OPENS_KEY = re.compile(rb',[ \t\r\n]*("[^"]*)?$')
+_OPENS_KEY = re.compile(rb',[ \t\r\n]*("(?:[^"\\]|\\.)*\\?)?$', re.DOTALL)
+_ESCAPED = re.compile(rb"\\(?:u[0-9a-fA-F]{4}|[^u])", re.DOTALL)
+_HALF_ESCAPE = re.compile(rb"(?:[^\\]|^)(?:\\\\)*(\\(?:u[0-9a-fA-F]{0,3})?)$", re.DOTALL)
 KEY, STRING, OUT = range(3)
+USED_UP = "every key that the grammar allows here is in the object already"
 _QUOTE, _ESCAPE, _DIGITS, _SIGNS = ord('"'), ord("\\"), frozenset(b"0123456789"), frozenset(b"+-")
 
 
@@ -50,6 +53,8 @@ class Guard:
         self.keys = [i for i, t in enumerate(tokens) if t.count(b'"') > 1]
         """Tokens that may hold a whole key."""
         self.keys_mask = self.mask(self.keys)
+        self.quoted = [i for i, t in enumerate(tokens) if b'"' in t]
+        self.quoted_mask = self.mask(self.quoted)
         opening = [(i, t) for i, t in enumerate(tokens) if _OPENS_KEY.search(t)]
         self.openers = self.mask([i for i, _ in opening])
         """Tokens after which an object may want a key, or be in one."""
@@ -118,6 +123,21 @@ class Watch:
     def key(self) -> bytes:
         """What is written of the key, in KEY."""
         return bytes(self._key)
+
+    @property
+    def known_key(self) -> bytes:
+        """What is written of the key, in its plain spelling, up to an escape that is not complete."""
+        return _respelt(bytes(self._key)[: len(self._key) - len(self._half_escape)])
+
+    @property
+    def in_escape(self) -> bool:
+        """Is an escape begun that is not complete, in KEY?"""
+        return bool(self._half_escape)
+
+    @property
+    def _half_escape(self) -> bytes:
+        found = _HALF_ESCAPE.search(self._key) if _ESCAPE in self._key else None
+        return bytes(found[1]) if found is not None else b""
 
     def used(self) -> list[bytes]:
         """The spellings of the keys of the innermost object."""
@@ -202,27 +222,35 @@ class Watch:
                 _prefer_without(words, guard.longer[left])
             if self._digits:
                 _prefer_without(words, guard.huge)
+        tried, tried_mask = guard.keys, guard.keys_mask
         if self._place == KEY:
-            # A key has one spelling, so that it is known by its bytes. A schema's own may need escapes.
-            _prefer_without(words, guard.escapes)
-            used, here = self._keys[-1] or {}, bytes(self._key)
-            for spelt in used.values():
-                if spelt.startswith(here):
-                    words &= ~guard.beginning(spelt[len(here) :] + b'"')
-            if not self._escaped and _decoded(here) in used:
-                words &= ~guard.beginning(b'"')
-        self._whole_keys(words)
+            used, here = self._keys[-1] or {}, self.known_key
+            if self.in_escape and used:
+                # A control character has two spellings: only what the token completes says which key it is.
+                tried, tried_mask = guard.quoted, guard.quoted_mask
+            else:
+                for spelt in used.values():
+                    if spelt.startswith(here):
+                        words &= ~guard.beginning(spelt[len(here) :] + b'"')
+                if _decoded(bytes(self._key)) in used:
+                    words &= ~guard.beginning(b'"')
+        self._try_keys(words, tried, tried_mask)
         if not words.any():
-            raise GrammarError("every key that the grammar allows here is in the object already")
+            raise GrammarError(USED_UP)
 
-    def _whole_keys(self, words: U32) -> None:
-        """Tokens that hold a whole key, or end one and more, are tried one by one: a vocabulary has few."""
-        guard = self._guard
-        if not (words & guard.keys_mask).any():
+    def prefer_plain(self, words: U32) -> None:
+        """Take escapes out of a mask inside a key, where other tokens are left: keys are written plainly if the schema lets
+        them be."""
+        if self._place == KEY:
+            _prefer_without(words, self._guard.escapes)
+
+    def _try_keys(self, words: U32, tried: Sequence[int], tried_mask: U32) -> None:
+        """Take out of a mask those of some tokens, each read to its end, that give an object a key again."""
+        if not (words & tried_mask).any():
             return
-        bad = [i for i in guard.keys if words[i // 32] >> np.uint32(i % 32) & 1 and not self.copy()._read(guard.tokens[i])]
+        bad = [i for i in tried if words[i // 32] >> np.uint32(i % 32) & 1 and not self.copy()._read(self._guard.tokens[i])]
         if bad:
-            words &= ~guard.mask(bad)
+            words &= ~self._guard.mask(bad)
 
 
 def _prefer_without(words: U32, taken: U32) -> None:
@@ -244,3 +272,10 @@ def _decoded(key: bytes) -> str:
 def _spelt(name: str) -> bytes:
     """A key as it is written where no escape is needed."""
     return json.dumps(name, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")
+
+
+def _respelt(key: bytes) -> bytes:
+    """A key, or the beginning of one, with each escape as `_spelt` writes it. It has no escape that is not complete."""
+    if _ESCAPE not in key:
+        return key
+    return _ESCAPED.sub(lambda found: _spelt(_decoded(found[0])), key)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thalweg.grammar.guard import KEY, OUT, Watch
+from thalweg.grammar.guard import KEY, OUT, USED_UP, Watch
 from thalweg.grammar.source import GrammarError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     U32 = NDArray[np.uint32]
 
-USED_UP = "every key that the grammar allows here is in the object already"
+ALL = np.uint32(0xFFFFFFFF)
 
 
 def leave_fresh(matcher: Matcher, words: U32) -> None:
@@ -29,26 +29,49 @@ def leave_fresh(matcher: Matcher, words: U32) -> None:
     watch = matcher.watch
     assert watch is not None
     guard = watch.guard
+    known: dict[bytes, bool] = {}
+    # Keys are written without escapes, unless only a key that needs one is left.
+    plain = words & ~guard.escapes if watch.place == KEY else words.copy()
+    if plain.any():
+        _leave_fresh(matcher, plain, known)
+        if plain.any():
+            words[:] = plain
+            return
+    _leave_fresh(matcher, words, known)
+    if not words.any():
+        raise GrammarError(USED_UP)
+
+
+def _leave_fresh(matcher: Matcher, words: U32, known: dict[bytes, bool]) -> None:
+    """Take the tokens that go on to no fresh key out of a mask."""
+    watch = matcher.watch
+    assert watch is not None
+    guard = watch.guard
     doubtful = words & (guard.openers if watch.place == OUT else guard.openers_quoted)
     if watch.place == KEY:
-        doubtful |= words & _inside(watch)
+        doubtful |= words & _uncertain(watch)
     elif watch.wants_key:
         doubtful |= words & guard.begins_key
-    known: dict[bytes, bool] = {}
     bad = [t for t in _ids(doubtful) if not _goes_on(matcher, t, known)]
     if bad:
         words &= ~guard.mask(bad)
-        if not words.any():
-            raise GrammarError(USED_UP)
 
 
 def _ids(words: U32) -> list[int]:
     return [int(i) for i in np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))]
 
 
-def _inside(watch: Watch) -> U32:
-    """The tokens that go on with the letters of a used key, and do not end it."""
-    return watch.guard.mask(watch.guard.within([k[len(watch.key) :] for k in watch.used() if k.startswith(watch.key)]))
+def _uncertain(watch: Watch) -> U32:
+    """The tokens inside a key that may go on as a used key does, and do not end it. Any other makes a fresh key.
+
+    An escape may be one of two spellings of a letter, so tokens of an escape are among them."""
+    used = watch.used()
+    if watch.in_escape:
+        return np.full(watch.guard.words, ALL, np.uint32) if used else watch.guard.mask([])
+    here = watch.known_key
+    rests = [k[len(here) :] for k in used if k.startswith(here)]
+    inside = watch.guard.mask(watch.guard.within(rests))
+    return inside | watch.guard.escapes if rests else inside
 
 
 def _goes_on(matcher: Matcher, token: int, known: dict[bytes, bool]) -> bool:
@@ -70,7 +93,8 @@ def _goes_on(matcher: Matcher, token: int, known: dict[bytes, bool]) -> bool:
 def _in_doubt(watch: Watch) -> bool:
     """Does an object want a key, of which what is written is the beginning of a used one?"""
     if watch.place == KEY:
-        return any(k.startswith(watch.key) for k in watch.used())
+        here = watch.known_key
+        return any(k.startswith(here) for k in watch.used())
     return watch.wants_key and bool(watch.used())
 
 
@@ -94,10 +118,10 @@ def _has_way(matcher: Matcher, known: dict[bytes, bool]) -> bool:
         matcher.mask_once(words)
     except GrammarError:
         return False
-    inside = _inside(watch)
-    if (words & ~inside).any():
+    uncertain = _uncertain(watch)
+    if (words & ~uncertain).any():
         return True
-    return any(_goes_on(matcher, t, known) for t in _ids(words & inside))
+    return any(_goes_on(matcher, t, known) for t in _ids(words & uncertain))
 
 
 def _fresh_from_quote(matcher: Matcher) -> bool:

@@ -62,11 +62,15 @@ class Matcher:
         """Which tokens may come next, written to u32[words]; those beyond the vocabulary may not. GrammarError if the grammar
         became too complex."""
         self.mask_once(words)
-        if self._few_keys and not self._free:
+        if self.watch is None or self._free:
+            return
+        if self._few_keys:
             leave_fresh(self, words)
+        else:
+            self.watch.prefer_plain(words)
 
     def mask_once(self, words: NDArray[np.uint32]) -> None:
-        """As `mask`, without a look at the keys that an object may still get."""
+        """As `mask`, without a look at the keys that an object may still get. Keys may have escapes that they do not need."""
         if self._free:
             words[:] = ALL
             return
