@@ -96,6 +96,16 @@ class Aside(msgspec.Struct, kw_only=True):
     """The prompt has begun it."""
 
 
+class GrammarPart(msgspec.Struct, frozen=True):
+    """A schema that is part of a grammar, as the client sent it."""
+
+    field: str
+    """Of the request."""
+    name: str
+    """How messages call it. It begins with the field."""
+    schema: dict[str, Any]
+
+
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What the text must be: one of json, regex, choice, grammar, json_object and structural_tag. docs/structured-output.md.
     Checked when made, as far as that needs no compiling: RequestError names the field."""
@@ -115,6 +125,8 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Token ids. Text is free up to and with the first of them, as without a grammar, and constrained after it."""
     asked_as: str = ""
     """What the client called it, for messages."""
+    parts: list[GrammarPart] = msgspec.field(default_factory=list)
+    """Schemas that a grammar in Lark holds, to name the one that is wrong."""
     inner: StructuredOutputsParams | None = None
     """What `@inner` stands for in a grammar in Lark."""
 

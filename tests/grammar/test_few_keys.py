@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import combinations, product
 from typing import Any
 
 import grammar_rig as rig
@@ -12,6 +13,7 @@ import pytest
 from amounts import some
 
 from thalweg.grammar.schema.keys import possible_keys
+from thalweg.grammar.schema.ordered import _number_of_sets, _sets
 from thalweg.grammar.source import Source
 
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
@@ -35,6 +37,22 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "names of a pattern": {"type": "object", "propertyNames": {"pattern": "^(x|y)$"}, **ANY},
     "names listed": {"type": "object", "propertyNames": {"enum": ["x", "y", "z"]}, "minProperties": 2},
     "one name": {"type": "object", "propertyNames": {"const": "x"}, "minProperties": 1},
+    "names listed, with a schema of all values": {
+        "type": "object", "propertyNames": {"enum": ["red", "green"]}, "minProperties": 2, **ANY,
+    },
+    "names listed and properties": {
+        "propertyNames": {"enum": ["a", "b", "c"]}, "properties": {"a": {"type": "null"}}, "minProperties": 2, **ANY,
+    },
+    "names listed, of a length": {
+        "propertyNames": {"enum": ["", "a", "b", "long"], "minLength": 1, "maxLength": 1}, "minProperties": 2,
+    },
+    "names of a pattern, of a length": {"propertyNames": {"pattern": "^[ab]{1,2}$", "maxLength": 1}, "minProperties": 2, **ANY},
+    "a name by its number": keyed(r"^(a\u00e9|\x41)$", minProperties=2),
+    "a name that is refused": {**SHUT, "patternProperties": {"^(a|b)$": DIGIT, "^a$": False}, "minProperties": 1},
+    "five digits of ten": keyed("^[0-9]$", minProperties=5),
+    "five digits to six": keyed("^[0-8]$", minProperties=5, maxProperties=6),
+    "counted in a part": {"allOf": [keyed("^[a-d]$"), {"minProperties": 2}, {"maxProperties": 3}]},
+    "a definition of a name that is made": {**keyed("^[ab]$", minProperties=1), "$defs": {"ordered_0": {"type": "null"}}},
     "optional, counted": {**SHUT, "properties": dict.fromkeys("abc", DIGIT), "minProperties": 2},
     "optional and required, counted": {
         **SHUT, "properties": dict.fromkeys("abc", DIGIT), "required": ["b"], "minProperties": 2, "maxProperties": 2,
@@ -61,6 +79,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "words beyond ASCII": keyed("^(ü|üb)$", minProperties=2),
     "in a list": {"type": "array", "items": keyed("^(a|b)$"), "minItems": 2, "maxItems": 3},
     "one in another": {**SHUT, "patternProperties": {"^(a|b)$": keyed("^(a|b)$", minProperties=1)}, "minProperties": 1},
+    "counted, or another value": {**keyed("^[a-d]$", minProperties=2), "type": ["object", "integer"]},
     "two at once": {"allOf": [keyed("^(a|b|c)$"), {"type": "object", "propertyNames": {"pattern": "^[bcd]$"}}]},
     "either": {"anyOf": [keyed("^a$"), keyed("^(b|c)$", minProperties=2)]},
     "referred to": {"$ref": "#/$defs/o", "$defs": {"o": keyed("^(a|b)$", minProperties=1)}},
@@ -103,8 +122,8 @@ def test_an_object_closes_where_no_key_is_left(name: str) -> None:
     assert ended
 
 
-MANY = {"the empty name", "names of a pattern", "names listed", "a tail in common", "any letter"}
-"""Those that are not known to match few names, or whose names and counts are in two places."""
+MANY = {"a tail in common", "any letter"}
+"""Those that are not known to match few names, or whose sets of keys are many."""
 
 
 @pytest.mark.parametrize("name", [n for n in SCHEMAS if n not in MANY])
@@ -122,12 +141,28 @@ def test_an_object_inside_other_text_has_no_key_twice(name: str, place: str) -> 
     assert ended
 
 
+def test_a_length_of_names_that_match_many_is_refused_in_the_callers_words() -> None:
+    schema = {"items": {"type": "object", "propertyNames": {"maxLength": 1, "pattern": "^[a-c]"}, "minProperties": 3}}
+    for kind, value in (("json", schema), ("grammar", f"start: %json {json.dumps(schema)}")):
+        error = rig.refusal(kind, value)
+        assert error.pointer == "#/items/propertyNames/maxLength"
+        assert "say the length in the pattern" in error.why
+
+
+def test_sets_of_names_are_listed_whole() -> None:
+    for count, least, most in product(range(6), range(7), range(6)):
+        names, found = "abcdef"[:count], list(_sets("abcdef"[:count], least, most))
+        sets = {frozenset((*a, *c)) for a, others in found for n in range(len(others) + 1) for c in combinations(others, n)}
+        assert sets == {frozenset(c) for n in range(least, most + 1) for c in combinations(names, n)}
+        assert len(found) == _number_of_sets(count, least, min(most, count))
+
+
 @pytest.mark.parametrize(
     ("schema", "why"),
     [
         ({"type": "object", "properties": {"a": DIGIT}, "minProperties": 2}, "all properties are named"),
         (keyed("^[a-z]+$", minProperties=2), "all properties are named"),
-        (keyed("^[a-m]$", minProperties=5), "64 sets"),
+        (keyed("^[a-m]$", minProperties=5), "256 sets"),
     ],
 )
 def test_keys_that_cannot_be_counted_inside_other_text_are_refused_with_a_pointer(schema: dict[str, Any], why: str) -> None:

@@ -14,6 +14,12 @@ from thalweg.grammar.convert import MOST_CHOICE
 from thalweg.grammar.matcher import Matcher
 from thalweg.grammar.source import GrammarError, OutsideError, Source
 
+
+@pytest.mark.parametrize("text", ["root ::= root", "root ::= a\na ::= b\nb ::= a", 'root ::= root "a"', "start: start"])
+def test_a_rule_that_never_ends_is_refused_in_words(text: str) -> None:
+    assert "a rule never ends" in rig.refusal("grammar", text).why
+
+
 LETTERS = 'abcdefghijklmnopqrstuvwxyz 0123456789üß"\\/|.\n'
 
 

@@ -123,6 +123,10 @@ def test_formats_that_cannot_be_constrained_are_refused():
     with pytest.raises(RequestError, match="parameters of 'odd': not cannot be held in the format gemma4") as e:
         turn_grammar(bind(turn_of("gemma4"), None), {"odd": odd})
     assert e.value.param == "tool_choice"
+    names = {"odd": ("tools[0].function.parameters",) * 2}
+    with pytest.raises(RequestError, match=r"^tools\[0\]\.function\.parameters: not cannot be held in the format gemma4") as e:
+        turn_grammar(bind(turn_of("gemma4"), None), {"odd": odd}, names=names)
+    assert e.value.param == "tools[0].function.parameters"
     with pytest.raises(RequestError, match="no format"):
         turn_grammar(bind(Turn(), None), TOOLS)
 

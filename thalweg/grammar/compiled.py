@@ -47,6 +47,11 @@ _LIMITS = (
     ),
 )
 """What the library says where a limit above is reached, and what a client reads."""
+_NO_END = "NoExtensionBias"
+"""What the library says where no token may come next and the text may not end."""
+NEVER_ENDS = (
+    "no text is a sentence of this grammar: a rule never ends, as in `root ::= root`, or nothing satisfies a part of it"
+)
 _OWN = re.compile(r"GrammarError\(\"(.*?)\"\)")
 
 
@@ -191,6 +196,8 @@ def words_of(error: str) -> str:
     for known, words in _LIMITS:
         if found := known.search(error):
             return words.format(*found.groups())
+    if _NO_END in error:
+        return NEVER_ENDS
     lines = [line.strip() for line in error.strip().splitlines() if line.strip(" ^|")]
     said = [line for line in lines if line.startswith("error:")]
     return " ".join(line[:300] for line in [*lines[:1], *said[:1]]) or "cannot be compiled"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+
 from thalweg.grammar import compiled, ebnf, regexes, tags
 from thalweg.grammar.schema.keys import may_run_out
 from thalweg.grammar.schema.prepare import prepared
@@ -24,6 +26,8 @@ def source_of(asked: Asked) -> Source:
     match asked.kind:
         case "json" | "json_object":
             schema = {"type": "object"} if asked.kind == "json_object" else read(asked.text)
+            if asked.inside:
+                return Source(text=compiled.lark(f"start: {ebnf.inner(schema, json_options(asked))}"))
             made = prepared(schema, asked.closed)
             return Source(text=compiled.from_json(made, json_options(asked)), json=True, few_keys=may_run_out(made))
         case "regex":
@@ -95,7 +99,7 @@ def located(asked: Asked, compiler: compiled.Compiler, why: str) -> str:
 
 def _fault(schema: Any, asked: Asked, compiler: compiled.Compiler) -> str:
     try:
-        compiler.try_first(compiled.from_json(prepared(schema, asked.closed), json_options(asked)))
+        compiler.try_first(source_of(msgspec.structs.replace(asked, text=json.dumps(schema))).text)
     except GrammarError as e:
         return e.why
     return ""

@@ -9,6 +9,7 @@ from typing import Any
 from thalweg.grammar import compiled
 from thalweg.grammar.schema.ordered import ordered
 from thalweg.grammar.schema.prepare import prepared
+from thalweg.grammar.schema.walk import known_pointer
 from thalweg.grammar.source import GrammarError
 
 _RULE = re.compile(r"^\s*[A-Za-z_][\w-]*\s*::=", re.MULTILINE)
@@ -25,8 +26,12 @@ def to_lark(text: str, options: dict[str, object] | None = None) -> str:
 
 
 def inner(schema: Any, options: dict[str, object] | None = None) -> str:
-    """A JSON schema as a part of Lark, where nothing watches its text."""
-    return "%json " + json.dumps({**ordered(prepared(schema)), "x-guidance": options or {"lenient": False}})
+    """A JSON schema as a part of Lark, where nothing watches its text. GrammarError, with a pointer into `schema`."""
+    try:
+        made = ordered(prepared(schema))
+    except GrammarError as e:
+        raise GrammarError(e.why, known_pointer(schema, e.pointer)) from None
+    return "%json " + json.dumps({**made, "x-guidance": options or {"lenient": False}})
 
 
 def _schemas(text: str, options: dict[str, object] | None) -> str:

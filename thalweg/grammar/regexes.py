@@ -19,7 +19,8 @@ MOST_TIMES = 1_000_000
 _COUNT = re.compile(r"\{(\d{1,7})(?:(,)(\d{0,7}))?\}")
 _GROUP = re.compile(r"\((?:\?(?:P?<[A-Za-z_]\w*>|s?:))?")
 _RANGE = re.compile(r"(.)-(.)|(.)", re.DOTALL)
-_HEX = re.compile(r"\{([0-9A-Fa-f]{1,6})\}")
+_HEX = {letter: re.compile(rf"\{{([0-9A-Fa-f]{{1,6}})\}}|([0-9A-Fa-f]{{{digits}}})") for letter, digits in (("x", 2), ("u", 4))}
+_CONTROL = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
 _BEGIN, _END = "\x02", "\x03"
 """Anchors in listed texts."""
 
@@ -116,11 +117,14 @@ class _Reader:
             return Part(self._text[begin : self.at], (letter,))
         if letter in "dDwWsS":
             return Part(self._text[begin : self.at], None)
-        if letter == "x" and (found := _HEX.match(self._text, self.at)) is not None:
+        if letter in _HEX and (found := _HEX[letter].match(self._text, self.at)) is not None:
             self.at = found.end()
-            return Part(self._text[begin : self.at], (chr(int(found[1], 16)),))
-        if letter in "nrt":
-            return Part(self._text[begin : self.at], ({"n": "\n", "r": "\r", "t": "\t"}[letter],))
+            code = int(found[1] or found[2], 16)
+            if 0xD800 <= code <= 0xDFFF:
+                raise ValueError
+            return Part(self._text[begin : self.at], (chr(code),))
+        if letter in _CONTROL:
+            return Part(self._text[begin : self.at], (_CONTROL[letter],))
         raise ValueError
 
     def _class(self) -> Part:

@@ -21,6 +21,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Objects have no properties but those their schema names."""
     whitespace: str | None = None
     """A regex of the whitespace allowed between tokens of JSON, in place of ours."""
+    inside: bool = False
+    """A schema of text inside other text, where nothing watches it (`thalweg.grammar.schema.ordered`)."""
     inner: Asked | None = None
     """What `@inner` stands for in a grammar."""
 

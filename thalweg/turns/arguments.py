@@ -27,6 +27,10 @@ ARRAYS = frozenset(
      "$dynamicRef", "unevaluatedItems", "additionalItems"}
 )  # fmt: skip
 """Keywords of arrays beyond their items and size."""
+KEYS = frozenset({"patternProperties", "propertyNames", "dependentRequired"})
+"""Keywords of objects that an object without keys satisfies."""
+OPEN = frozenset({"items", "additionalProperties", "additionalItems", "unevaluatedItems"})
+"""Keywords that ask for nothing where they are true."""
 HELD = "parameters"
 """Where a schema's references lead once it is part of another."""
 DEEPEST = 24
@@ -122,9 +126,12 @@ def _only(schema: Mapping[str, Any], kind: str) -> dict[str, Any]:
 class Arguments:
     """Makes rules for the calls of one row."""
 
-    def __init__(self, rules: Rules, row: Calls, shown: Callable[[str], str], field: str) -> None:
-        """field: of the request that asks for the grammar."""
+    def __init__(
+        self, rules: Rules, row: Calls, shown: Callable[[str], str], field: str, names: Mapping[str, tuple[str, str]]
+    ) -> None:
+        """field: of the request that asks for the grammar. names: by tool, the field of its schema and how messages call it."""
         self._rules, self._row, self._shown, self._field = rules, row, shown, field
+        self._names = names
         self._root: Any = None
         self._marks = [t for t in map(shown, terminals(row)) if t and not t.isalnum()]
 
@@ -135,10 +142,11 @@ class Arguments:
             return self._arguments(name, schema)
         except UnsaidError as e:
             row = self._row.name
+            field, called = self._names.get(name) or (self._field, f"{self._field}: parameters of {name!r}")
             raise RequestError(
-                f"{self._field}: parameters of {name!r}: {e} cannot be held in the format {row} of this model's calls; "
+                f"{called}: {e} cannot be held in the format {row} of this model's calls; "
                 "simplify the schema, or send tool_choice 'auto' without strict",
-                self._field,
+                field,
             ) from None
 
     def _arguments(self, name: str, schema: Any) -> str:
@@ -269,7 +277,7 @@ class Arguments:
 
     def _free(self, body: Tagged, kind: str, schema: Any) -> str:
         """An object or array of anything, as JSON."""
-        if kind == "object" and schema.get("additionalProperties") is False and not schema.get("required"):
+        if kind == "object" and schema.get("additionalProperties") is False and _may_be_empty(schema):
             return literal("{}")
         _check_free(schema)
         string, rule = self._json_string(body), self._rules.rule
@@ -338,9 +346,15 @@ def _check_array(schema: Any) -> None:
         raise UnsaidError(found[0])
 
 
+def _may_be_empty(schema: Any) -> bool:
+    """Does an object without keys satisfy this schema? False where that is not certain."""
+    asks = schema.get("required") or schema.get("minProperties") or schema.keys() & (OBJECTS - KEYS)
+    return not asks
+
+
 def _check_free(schema: Any) -> None:
     """UnsaidError for what a value of anything does not keep to."""
     sized = {"minItems", "maxItems", "minProperties", "maxProperties", "required", "items", "additionalProperties"}
-    found = {k for k in schema.keys() & (ARRAYS | OBJECTS | sized) if schema[k] is not True}
+    found = {k for k in schema.keys() & (ARRAYS | OBJECTS | sized) if not (k in OPEN and schema[k] is True)}
     if found:
         raise UnsaidError(min(found))

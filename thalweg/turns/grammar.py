@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from thalweg.errors import RequestError
@@ -19,6 +20,8 @@ from thalweg.turns.lark import ANY, Rules, containing, literal, pattern
 
 CONTENT = "@inner"
 """Content of a form, which whoever compiles the grammar adds."""
+Names = Mapping[str, tuple[str, str]]
+NONE: Names = MappingProxyType({})
 WHITE = "[ \\t\\r\\n]"
 
 
@@ -29,29 +32,41 @@ def turn_grammar(
     parallel: bool = True,
     thinking: bool = False,
     thought: bool = False,
+    names: Names = NONE,
 ) -> str:
     """Source of a turn that calls at least one of `tools`, or exactly the one named.
 
     tools: name -> JSON schema of the parameters. thinking: the prompt has opened the reasoning. thought: what the source
-    describes begins after the reasoning. RequestError (param "tool_choice") where the format cannot be constrained."""
+    describes begins after the reasoning. names: by tool, the field of its schema and what messages call it.
+    RequestError where the format cannot be constrained; its param is that field, or "tool_choice"."""
     tools = tools if name is None else {name: tools[name]}
-    return _Grammar(bound, tools, parallel and name is None, "tool_choice").turn(thinking, thought)
+    return _Grammar(bound, tools, parallel and name is None, "tool_choice", names).turn(thinking, thought)
 
 
 def form_grammar(
-    bound: Bound, tools: Mapping[str, Any], parallel: bool = True, thinking: bool = False, thought: bool = False
+    bound: Bound,
+    tools: Mapping[str, Any],
+    parallel: bool = True,
+    thinking: bool = False,
+    thought: bool = False,
+    names: Names = NONE,
 ) -> str:
     """Source of a turn that calls tools, or whose content has the form `CONTENT`. Without tools: the content. Parameters and
     errors as `turn_grammar` (param "tools")."""
-    return _Grammar(bound, tools, parallel, "tools").turn(thinking, thought, CONTENT)
+    return _Grammar(bound, tools, parallel, "tools", names).turn(thinking, thought, CONTENT)
 
 
 def free_grammar(
-    bound: Bound, tools: Mapping[str, Any], parallel: bool = True, thinking: bool = False, thought: bool = False
+    bound: Bound,
+    tools: Mapping[str, Any],
+    parallel: bool = True,
+    thinking: bool = False,
+    thought: bool = False,
+    names: Names = NONE,
 ) -> str:
     """Source of a turn of any text that may end in calls, which follow their schemas. Parameters and errors as
     `turn_grammar` (param "tools")."""
-    grammar = _Grammar(bound, tools, parallel, "tools")
+    grammar = _Grammar(bound, tools, parallel, "tools", names)
     return grammar.turn(thinking, thought, *grammar.free())
 
 
@@ -72,15 +87,15 @@ def beginning_of_calls(bound: Bound) -> int | None:
     return id_of(calls.beginning) if is_half(calls.beginning[:1] or " ") else None
 
 
-def begun_grammar(bound: Bound, tools: Mapping[str, Any], parallel: bool = True) -> str:
+def begun_grammar(bound: Bound, tools: Mapping[str, Any], parallel: bool = True, names: Names = NONE) -> str:
     """Source of what follows the token of `beginning_of_calls`: the rest of that call, others, and the end. Errors as
     `turn_grammar` (param "tools")."""
-    grammar = _Grammar(bound, tools, parallel, "tools")
+    grammar = _Grammar(bound, tools, parallel, "tools", names)
     return grammar.rules.source(grammar.begun(f"<[{beginning_of_calls(bound)}]>"))
 
 
 class _Grammar:
-    def __init__(self, bound: Bound, tools: Mapping[str, Any], parallel: bool, field: str) -> None:
+    def __init__(self, bound: Bound, tools: Mapping[str, Any], parallel: bool, field: str, names: Names) -> None:
         """field: of the request that asks for the grammar. tools: none, where there are no calls."""
         self._turn, self._tools, self._parallel, self._field = bound.turn, tools, parallel, field
         self._bound, self.rules = bound, Rules(bound.shown)
@@ -88,7 +103,7 @@ class _Grammar:
             raise RequestError(f"{field}: no format of calls is known for this model", field)
         self._one_lexeme = False
         """Is all up to a tool's name one lexeme? Free text beside it has the longer ones."""
-        self._arguments = Arguments(self.rules, self._calls, bound.shown, field) if tools else None
+        self._arguments = Arguments(self.rules, self._calls, bound.shown, field, names) if tools else None
 
     @property
     def _calls(self) -> Calls:

@@ -212,6 +212,14 @@ def test_tool_choice(start, choice, forced):
     assert (engine.params[0].structured_outputs is not None) == forced
 
 
+def test_the_schema_of_a_tool_is_named_as_this_api_writes_it(start):
+    engine = Scripted('<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>')
+    ask(start(engine), tools=[*TOOLS[1:], TOOLS[0]], tool_choice={"type": "any"})
+    fields = [p.field for p in engine.params[0].structured_outputs.parts]
+    assert fields
+    assert set(fields) <= {f"tools[{i}].input_schema" for i in range(len(TOOLS))}
+
+
 def test_no_tool_and_one_tool(start):
     running = start(Scripted(CALLS, CALLS))
     r = ask(running, tools=TOOLS, tool_choice={"type": "none"})

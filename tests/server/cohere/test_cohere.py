@@ -109,6 +109,7 @@ def test_strict_tools_are_held_to_their_schemas(start):
     assert running.post("/v2/chat", {**ASK, "tools": TOOLS}).status_code == 200
     held, free = (p.structured_outputs for p in engine.params)
     assert (held.free_until, held.grammar.count('"city"')) == ([9], 1)
+    assert held.parts[0].field == "tools[0].function.parameters"
     assert free is None
 
 

@@ -109,6 +109,30 @@ def test_text_in_strings_is_not_structure():
     assert load(text)["prompt"].endswith("\\" * 7)
 
 
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"structured_outputs": {"choice": [f"w{i}" for i in range(100_000)]}}, "structured_outputs.choice"),
+        ({"model": "m", "a": {"b": [1]}, "messages": [{"content": "x", "role": "user"}] * 50_000}, "messages"),
+        ({"a": {"b": {"c": 1}, "d": [[1], {"e": 2}]}, "logit_bias": {str(i): 1 for i in range(300_000)}}, "logit_bias"),
+        ({"a": {"x:y": "1,[{"}, "stop_token_ids": [1] * 300_000, "b": 1}, "stop_token_ids"),
+    ],
+)
+def test_a_field_of_too_many_values_is_named(body, field):
+    error = refused(json.dumps(body).encode())
+    assert error.param.startswith(field)
+    assert "too many values" in error.message
+
+
+def test_a_field_that_is_nested_too_deep_is_named():
+    schema = 1
+    for _ in range(200):
+        schema = {"type": "object", "properties": {"a": schema}}
+    error = refused(json.dumps({"model": "m", "response_format": {"schema": schema}}).encode())
+    assert error.param == "response_format"
+    assert error.message.startswith("response_format: the body is nested")
+
+
 def test_a_bomb_of_values_is_refused_before_it_is_made(monkeypatch):
     forbid(monkeypatch, "json", "orjson")
     for bomb in (b"1," * 3_000_000, b'"",' * 100_000, b"{}," * 3_000_000):

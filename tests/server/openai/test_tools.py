@@ -149,6 +149,18 @@ def test_a_forced_call_constrains_the_turn(start, choice):
     assert ('"const": "get_weather"' in asked.grammar) == (choice == "required")
 
 
+def test_schemas_of_a_forced_call_are_named_by_their_fields(start):
+    engine = Scripted(*['<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'] * 3)
+    running = start(engine)
+    ask(running, tool_choice="required")
+    ask(running, tool_choice={"type": "function", "function": {"name": "get_weather"}})
+    ask(running, tools=[{"type": "web_search"}, *TOOLS], tool_choice="required")
+    first, named, moved = ([(p.field, p.name) for p in e.structured_outputs.parts] for e in engine.params)
+    assert first[0] == ("tools[0].function.parameters",) * 2
+    assert named == [("tools[0].function.parameters",) * 2]
+    assert moved[0] == ("tools", "tools: parameters of 'get_weather'"), "a tool before it was left out: its place is not known"
+
+
 FORM = {"type": "json_object"}
 
 

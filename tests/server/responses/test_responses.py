@@ -290,6 +290,7 @@ def test_a_strict_tool_is_held_to_its_schema(start, namespace):
     ask(start(engine), tools=[{"type": "namespace", "name": "n", "description": "", "tools": tools}] if namespace else tools)
     held = engine.params[0].structured_outputs
     assert (held.free_until, held.grammar.count('"city"')) == ([9], 1), "the other accepts any object"
+    assert [p.field for p in held.parts] == ["tools[0].tools[0].parameters" if namespace else "tools[0].parameters"]
 
 
 def test_a_strict_tool_is_held_to_its_schema_where_content_has_a_form_too(start):

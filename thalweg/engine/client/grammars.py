@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from thalweg.grammar.judge import Judge
 from thalweg.grammar.source import Asked, GrammarError, Source, Vocabulary
 from thalweg.params import StructuredOutputsParams
 
+_IN_LARK = re.compile(r"^(?:at \d+\(\d+\): )?(?:failed to compile JSON schema: )?")
 MOST_SENT = 64 << 20
 """Characters of a grammar, for all choices of a request together."""
 
@@ -34,12 +36,25 @@ class StructuredOutputs:
         try:
             source = self.judge.source(asked)
         except GrammarError as e:
-            raise RequestError(f"{field}: {e}", field) from None
+            raise self._error_of_part(params, e) or RequestError(f"{field}: {e}", field) from None
         if len(source.text) * choices > MOST_SENT:
             raise RequestError(f"{field}: {len(source.text)} characters for each of {choices} choices; ask for fewer", field)
         if params.free_until:
             source = msgspec.structs.replace(source, free_until=tuple(params.free_until))
         return source
+
+    def _error_of_part(self, params: StructuredOutputsParams, whole: GrammarError) -> RequestError | None:
+        """The error of the part that is wrong. whole: of the grammar, which the client did not write. None: it has no parts."""
+        for part in params.parts:
+            text = json.dumps(part.schema, ensure_ascii=False)
+            try:
+                self.judge.source(Asked(kind="json", text=text, inside=True))
+            except GrammarError as e:
+                return RequestError(f"{part.name}: {_plain(e.why, e.pointer)}", part.field)
+        if not params.parts:
+            return None
+        name, field = (params.parts[0].name, params.parts[0].field) if len(params.parts) == 1 else ("tools", "tools")
+        return RequestError(f"{name}: {_plain(whole.why)}", field)
 
     def _asked(self, p: StructuredOutputsParams) -> tuple[str, Asked]:
         name, value = p.constraint
@@ -55,3 +70,9 @@ class StructuredOutputs:
 
     def close(self) -> None:
         self.judge.close()
+
+
+def _plain(why: str, pointer: str = "") -> str:
+    """A reason without a place in a grammar that the client did not write."""
+    why = _IN_LARK.sub("", why)
+    return f"{pointer}: {why}" if pointer else why

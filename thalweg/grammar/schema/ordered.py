@@ -6,70 +6,193 @@ properties, each of which comes once, in an order. minProperties and maxProperti
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from math import comb
 from typing import Any
 
 from thalweg.grammar import regexes
-from thalweg.grammar.schema.keys import COUNTS, parts_of
-from thalweg.grammar.schema.walk import Silent, children, put
+from thalweg.grammar.schema.keys import COUNTS, parts_of, possible_keys
+from thalweg.grammar.schema.opposite import TYPES
+from thalweg.grammar.schema.walk import children, put
 from thalweg.grammar.source import GrammarError
 
-MOST_SETS = 64
-"""Of keys, for one object."""
+MOST_SETS = 256
+"""Of keys, for one object. So many compile in a tenth of a second."""
+OF_KEYS = frozenset({"properties", "patternProperties", "additionalProperties", "required", *COUNTS})
 
 
-def ordered(schema: Any, at: str = "#") -> Any:
+class _UnknownError(Exception):
+    """A pattern that is not understood."""
+
+
+class _Shared(dict[str, Any]):
+    """Definitions that are added to a root, by names that it has not."""
+
+    def __init__(self, known: dict[str, Any]) -> None:
+        super().__init__()
+        self._prefix = "ordered_"
+        while any(name.startswith(self._prefix) for name in known):
+            self._prefix += "_"
+
+    def reference(self, schema: Any) -> Any:
+        """A reference to a schema that is named many times."""
+        if not isinstance(schema, dict):
+            return schema
+        name = f"{self._prefix}{len(self)}"
+        self[name] = schema
+        return {"$ref": f"#/$defs/{name}"}
+
+
+def ordered(schema: Any) -> Any:
     """A prepared schema whose objects have no key twice, if their patterns match few names.
 
     GrammarError, with a pointer, where properties must be counted and cannot be."""
+    shared = _Shared(schema.get("$defs", {}) if isinstance(schema, dict) else {})
+    made = _ordered(schema, "#", shared)
+    return {**made, "$defs": {**made.get("$defs", {}), **shared}} if shared else made
+
+
+def _ordered(schema: Any, at: str, shared: _Shared, part: bool = False) -> Any:
+    """part: the schema is part of an allOf, which sees to its keys."""
     if not isinstance(schema, dict):
         return schema
-    new = type(schema)(schema)
+    new = dict(schema)
     for pointer, inner in list(children(new)):
-        put(new, pointer, ordered(inner, f"{at}/{pointer}"))
-    patterns = new.get("patternProperties") or {}
-    counted = any(k in p for k in COUNTS for p in parts_of(new))
-    if not patterns or not (counted or new.get("additionalProperties") is False):
-        return new
-    listed = {p: regexes.texts(p) for p in patterns}
-    if new.get("additionalProperties") is not False or None in listed.values():
-        return _counted(new, at) if counted else new
-    named = new.get("properties", {})
-    matched = {t: [s for p, s in patterns.items() if t in (listed[p] or ())] for found in listed.values() for t in found or ()}
-    properties = {n: {"allOf": [s, *matched.pop(n)]} if n in matched else s for n, s in named.items()}
-    optional = {n: s[0] if len(s) == 1 else {"allOf": s} for n, s in matched.items()}
-    made = {k: v for k, v in new.items() if k not in ("patternProperties", *COUNTS)}
-    made = type(schema)({**made, "properties": {**properties, **optional}})
-    return _with_sets(made, new, list(optional), at) if any(k in new for k in COUNTS) else made
+        put(new, pointer, _ordered(inner, f"{at}/{pointer}", shared, pointer.startswith("allOf/")))
+    return new if part else _of_keys(new, at, shared)
 
 
-def _counted(schema: dict[str, Any], at: str) -> dict[str, Any]:
-    """The schema, if a key that comes again cannot be counted twice."""
-    if any(p.get("minProperties", 0) > 1 for p in parts_of(schema)):
-        raise GrammarError("is served only where all properties are named, and other keys are few", f"{at}/minProperties")
+def _of_keys(schema: dict[str, Any], at: str, shared: _Shared) -> dict[str, Any]:
+    parts = parts_of(schema)
+    counted = any(k in p for k in COUNTS for p in parts)
+    if not counted and not any(p.get("patternProperties") for p in parts):
+        return schema
+    try:
+        values = _values(parts)
+    except _UnknownError:
+        values = None
+    if values is not None:
+        return _listed(schema, parts, values, at, shared)
+    patterns = any(p.get("patternProperties") for p in parts)
+    if patterns and any(p.get("minProperties", 0) > 1 for p in parts):
+        why = "is served only where all properties are named, and other keys are few"
+        raise GrammarError(why, _pointer(schema, at, "minProperties"))
+    if "allOf" in schema:
+        schema = {**schema, "allOf": [_of_keys(p, at, shared) if isinstance(p, dict) else p for p in schema["allOf"]]}
     return schema
 
 
-def _with_sets(made: dict[str, Any], schema: dict[str, Any], optional: list[str], at: str) -> dict[str, Any]:
-    """One of the sets of optional keys that the counts of `schema` allow."""
-    asked = [n for n in optional if n in schema.get("required", ())]
-    free = [n for n in optional if n not in asked]
-    fixed = len(made["properties"]) - len(free)
-    least = max(schema.get("minProperties", 0) - fixed, 0)
-    most = min(schema.get("maxProperties", fixed + len(free)) - fixed, len(free))
-    if sum(comb(len(free), n) for n in range(least, most + 1)) > MOST_SETS:
-        raise GrammarError(
-            f"more than {MOST_SETS} sets of keys would do, and they are listed here", f"{at}/{_count_of(schema)}"
-        )
+def _values(parts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The schemas of the keys that an object can have, by name, in order. None: there are many. _UnknownError."""
+    names = possible_keys(parts)
+    if names is None:
+        return None
+    order = dict.fromkeys(n for p in parts for n in _named(p))
+    values = {n: [s for p in parts for s in _value(p, n)] for n in order if n in names}
+    return {n: _both(schemas) for n, schemas in values.items() if not any(map(_is_false, schemas))}
+
+
+def _is_false(schema: Any) -> bool:
+    return schema is False or (isinstance(schema, dict) and any(map(_is_false, schema.get("allOf", ()))))
+
+
+def _named(part: dict[str, Any]) -> Iterator[str]:
+    yield from part.get("properties", ())
+    for pattern in part.get("patternProperties") or ():
+        yield from regexes.texts(pattern) or ()
+
+
+def _value(part: dict[str, Any], name: str) -> list[Any]:
+    """Schemas that the value of a key must satisfy."""
+    found = [part["properties"][name]] if name in part.get("properties", ()) else []
+    found += [s for pattern, s in (part.get("patternProperties") or {}).items() if _matches(pattern, name)]
+    return found or [part.get("additionalProperties", True)]
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """_UnknownError."""
+    listed = regexes.texts(pattern)
+    if listed is not None:
+        return name in listed
+    try:
+        if regexes.parse(pattern) is not None:
+            return re.search(pattern, name) is not None
+    except re.error:
+        pass
+    raise _UnknownError
+
+
+def _both(schemas: list[Any]) -> Any:
+    said = [s for s in schemas if s is not True and s != {}]
+    return True if not said else said[0] if len(said) == 1 else {"allOf": said}
+
+
+def _listed(
+    schema: dict[str, Any], parts: Sequence[dict[str, Any]], values: dict[str, Any], at: str, shared: _Shared
+) -> dict[str, Any]:
+    """The schema with its keys, and those of its parts, as properties. values: schemas of all keys."""
+    required = list(dict.fromkeys(n for p in parts for n in p.get("required", ())))
+    rest = _without_keys(schema)
+    if not any(k in p for k in COUNTS for p in parts):
+        return {**rest, "properties": values, "required": required, "additionalProperties": False}
+    free = [n for n in values if n not in required]
+    least = max(max(p.get("minProperties", 0) for p in parts) - len(required), 0)
+    most = min(min(p.get("maxProperties", len(values)) for p in parts) - len(required), len(free))
+    if _number_of_sets(len(free), least, most) > MOST_SETS:
+        key = next(k for k in COUNTS for p in parts if k in p)
+        raise GrammarError(f"more than {MOST_SETS} sets of keys would do, and they are listed here", _pointer(schema, at, key))
+    named = {n: shared.reference(value) for n, value in values.items()}
     forms: list[Any] = [
-        Silent(properties={n: False for n in free if n not in chosen}, required=[*asked, *chosen])
-        for n in range(least, most + 1)
-        for chosen in combinations(free, n)
+        {
+            "type": "object",
+            "properties": {n: s for n, s in named.items() if n in required or n in first or n in others},
+            "required": [*required, *first],
+            "additionalProperties": False,
+        }
+        for first, others in _sets(free, least, most)
     ]
-    made["allOf"] = [*made.get("allOf", ()), Silent(anyOf=forms) if forms else False]
-    return made
+    if not any(p.get("type") == "object" for p in parts):
+        forms.append({"type": [t for t in TYPES if t != "object"]})
+    return {**rest, "allOf": [*rest.get("allOf", ()), {"anyOf": forms} if forms else False]}
 
 
-def _count_of(schema: dict[str, Any]) -> str:
-    return next(k for k in COUNTS if k in schema)
+def _sets(names: Sequence[str], least: int, most: int) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """(names that are there, names that may be) such that these are all sets of `least` to `most` names: the first `least` of
+    a set, and what may come after them."""
+    if most < least:
+        return
+    for chosen in combinations(range(len(names)), least):
+        later = range(chosen[-1] + 1 if chosen else 0, len(names))
+        first = tuple(names[i] for i in chosen)
+        for others in combinations(later, min(most - least, len(later))):
+            yield first, tuple(names[i] for i in others)
+
+
+def _number_of_sets(names: int, least: int, most: int) -> int:
+    if most < least:
+        return 0
+    if not least:
+        return comb(names, most)
+    return sum(
+        comb(last, least - 1) * comb(names - last - 1, min(most - least, names - last - 1)) for last in range(least - 1, names)
+    )
+
+
+def _without_keys(schema: dict[str, Any]) -> dict[str, Any]:
+    """What a schema and its parts say of other things than keys."""
+    rest = {k: v for k, v in schema.items() if k not in OF_KEYS}
+    if "allOf" in rest:
+        inner = [_without_keys(p) if isinstance(p, dict) else p for p in rest.pop("allOf")]
+        inner = [p for p in inner if p != {}]
+        return {**rest, "allOf": inner} if inner else rest
+    return rest
+
+
+def _pointer(schema: dict[str, Any], at: str, key: str) -> str:
+    """To a keyword of the schema, or of a part of it."""
+    if key in schema:
+        return f"{at}/{key}"
+    inner = enumerate(schema.get("allOf", ()))
+    return next((f"{at}/allOf/{i}/{key}" for i, p in inner if isinstance(p, dict) and key in p), at)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from thalweg.grammar import regexes
 from thalweg.grammar.schema.keys import count_keys
 from thalweg.grammar.schema.opposite import TYPES, disjoint, listed, opposite, same
 from thalweg.grammar.schema.readers import bounds, dates
@@ -46,6 +47,8 @@ MOST_COUNTED = 16
 """Items that contains may count."""
 MOST_LISTED = 8
 """Values of which all lists are made."""
+OF_NAMES = frozenset({"pattern", "enum", "const", "minLength", "maxLength", "title", "description"})
+"""Keywords of propertyNames that are served."""
 MOST_BRANCHES = 8
 """Of oneOf, where each must exclude the others."""
 
@@ -76,20 +79,44 @@ def names(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
         return _with(rest, {"maxProperties": 0})
     if not isinstance(asked, dict):
         raise GrammarError("is not served here", f"{seen.at}/propertyNames")
-    more = []
     for key, value in asked.items():
-        if key == "pattern":
-            more.append({"patternProperties": {value: True}, "additionalProperties": False})
-        elif key in ("enum", "const"):
-            listed = value if key == "enum" and isinstance(value, list) else [value]
-            more.append({"properties": {n: True for n in listed if isinstance(n, str)}, "additionalProperties": False})
-        elif key in ("minLength", "maxLength"):
-            low, high = asked.get("minLength", 0), asked.get("maxLength", "")
-            bounded = {"patternProperties": {f"^(?s:.){{{low},{high}}}$": True}, "additionalProperties": False}
-            more += [] if bounded in more else [bounded]
-        elif not (key == "type" and value == "string") and key not in ("title", "description"):
+        if key not in OF_NAMES and not (key == "type" and value == "string"):
             raise GrammarError(f"{key} is not served of names", f"{seen.at}/propertyNames/{key}")
+    more = _of_names(asked, f"{seen.at}/propertyNames")
     return _with(rest, *map(_silent, more)) if more else rest
+
+
+def _of_names(asked: dict[str, Any], at: str) -> list[dict[str, Any]]:
+    """Schemas of objects whose names satisfy `asked`: a list of names, or a pattern, or bounds of their length."""
+    low, high, pattern = asked.get("minLength", 0), asked.get("maxLength"), asked.get("pattern")
+    lists = [asked["const"]] if "const" in asked else [], asked.get("enum") or [], regexes.texts(pattern) if pattern else None
+    found = [
+        names for key, names in zip(("const", "enum", "pattern"), lists, strict=True) if key in asked and names is not None
+    ]
+    out = []
+    if found:
+        names = [n for n in found[0] if isinstance(n, str) and _fits(n, low, high) and all(n in names for names in found)]
+        out.append(_only_named(list(dict.fromkeys(names))))
+    elif low or high is not None:
+        if pattern is not None:
+            key = "minLength" if high is None else "maxLength"
+            raise GrammarError(f"{key} is not served with a pattern of names; say the length in the pattern", f"{at}/{key}")
+        out.append(_only_matched(f"^(?s:.){{{low},{'' if high is None else high}}}$"))
+    if pattern is not None and (lists[2] is None or not found):
+        out.append(_only_matched(pattern))
+    return out
+
+
+def _fits(name: str, low: int, high: int | None) -> bool:
+    return low <= len(name) <= (len(name) if high is None else high)
+
+
+def _only_named(names: list[str]) -> dict[str, Any]:
+    return {"properties": dict.fromkeys(names, True), "additionalProperties": False}
+
+
+def _only_matched(pattern: str) -> dict[str, Any]:
+    return {"patternProperties": {pattern: True}, "additionalProperties": False}
 
 
 def dependents(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:

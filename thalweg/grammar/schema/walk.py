@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -79,6 +80,16 @@ def find(root: Any, ref: str) -> Any:
         if at is None:
             raise KeyError(ref)
     return at
+
+
+def known_pointer(root: Any, pointer: str) -> str:
+    """As much of a pointer as names something in the document. Rewriting makes schemas that the document has not."""
+    parts = pointer.split("/")
+    for count in range(len(parts), 1, -1):
+        with suppress(KeyError):
+            find(root, "/".join(parts[:count]))
+            return "/".join(parts[:count])
+    return parts[0]
 
 
 def _anchored(root: Any, name: str) -> Any:

@@ -47,7 +47,11 @@ def chat_of(request: MessagesRequest, effort: str | None = None) -> ChatRequest:
             where = "output_config.format"
             raise ApiError(f'{where}: must be {{"type": "json_schema", "schema": {{...}}}}', where)
         fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "output", "schema": form["schema"]}}
-    return ChatRequest.model_validate(fields)
+    chat = ChatRequest.model_validate(fields)
+    chat._tool_fields = {
+        t.name: "tools" if request.dropped_tools else f"tools[{i}].input_schema" for i, t in enumerate(request.tools or ())
+    }
+    return chat
 
 
 def counted_of(request: CountRequest, exclude_tools: bool) -> TokenizeChat:

@@ -79,6 +79,11 @@ class Model(BaseModel):
         """Fields nobody here knows, some of them, by name."""
         return self._ignored
 
+    @property
+    def dropped_tools(self) -> bool:
+        """Were some of its tools taken out? Others have moved up then."""
+        return any(name.startswith("tools[]") for name in self._ignored)
+
     @classmethod
     def refuse(cls, body: dict[str, Any]) -> None:
         """Take out of `body` what asks for nothing. ApiError for a field that would change the answer and is not honoured."""

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import math
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ MAX_VALUES = 2**18
 """Commas outside strings, where the model's context is not longer."""
 MAX_STRINGS = 2**16
 MAX_CONTAINERS = 2**14
+_MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"|[][{}:,]', re.DOTALL)
 MAX_WAITING = 256 * 2**20
 """Bytes of bodies in memory at once, of all requests together."""
 
@@ -130,9 +132,6 @@ def _check_counts(data: bytes | bytearray, values: int) -> None:
     opening = data.count(b"[") + data.count(b"{")
     if data.count(b",") <= values and quotes <= 2 * MAX_STRINGS and opening <= MAX_CONTAINERS:
         return
-    bomb = ApiError("the body has too many values")
-    if quotes - data.count(b'\\"') > 2 * MAX_STRINGS:  # no quote inside a string is counted, and perhaps some outside
-        raise bomb
     at, strings, commas, opening = 0, 0, 0, 0
     while at >= 0:
         quote = data.find(b'"', at)
@@ -141,9 +140,41 @@ def _check_counts(data: bytes | bytearray, values: int) -> None:
         opening += data.count(b"[", at, stop) + data.count(b"{", at, stop)
         strings += 1
         if commas > values or strings > MAX_STRINGS or opening > MAX_CONTAINERS:
-            raise bomb
+            raise _too_many(_field_at(data, min(stop, at + 8)))
         at = _string_end(data, quote) if quote >= 0 else -1
         at += at >= 0  # a string without an end is no JSON: the parser will say so
+
+
+def _too_many(field: str) -> ApiError:
+    words = "the body has too many values"
+    return ApiError(f"{field}: {words}" if field else words, field or None)
+
+
+def _field_at(data: bytes | bytearray, end: int) -> str:
+    """The field that the bytes before `end` lead into, down to the first list. "": none, or a long name."""
+    path: list[str] = []
+    last, key, lists = b"", b"", 0
+    for found in _MARKS.finditer(data, 0, end):
+        mark = found[0]
+        if mark == b"[":
+            lists += 1
+        elif mark == b"]":
+            lists = max(lists - 1, 0)
+        elif lists:
+            continue
+        elif mark == b"{":
+            path.append(key[1:-1].decode(errors="replace"))
+            key = b""
+        elif mark == b"}":
+            path, key = path[:-1], b""
+        elif mark == b":":
+            key = last
+        elif mark == b",":
+            key = b""
+        else:
+            last = mark
+    names = [n for n in (*path, key[1:-1].decode(errors="replace")) if n]
+    return ".".join(names) if all(n.isprintable() and len(n) <= 64 for n in names) else ""
 
 
 def _string_end(data: bytes | bytearray, quote: int) -> int:
@@ -159,19 +190,23 @@ def _string_end(data: bytes | bytearray, quote: int) -> int:
     return -1
 
 
-def _too_deep() -> ApiError:
-    return ApiError(f"the body is nested more than {MAX_DEPTH} levels deep")
+def _too_deep(field: str = "") -> ApiError:
+    words = f"the body is nested more than {MAX_DEPTH} levels deep"
+    return ApiError(f"{field}: {words}" if field else words, field or None)
 
 
 def _check_depth(body: dict[str, Any]) -> None:
     """Level by level. The parser's own limit bounds how many there are."""
-    level: list[Any] = [body]
+    level: list[tuple[str, Any]] = [("", body)]
     for _ in range(MAX_DEPTH):
-        children = (v for c in level for v in (c.values() if isinstance(c, dict) else c))
-        level = [v for v in children if isinstance(v, dict | list)]
+        children = (
+            (field or k, v) for field, c in level for k, v in (c.items() if isinstance(c, dict) else (("", v) for v in c))
+        )
+        level = [(field, v) for field, v in children if isinstance(v, dict | list)]
         if not level:
             return
-    raise _too_deep()
+    field = level[0][0]
+    raise _too_deep(field if field.isprintable() and len(field) <= 64 else "")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> None:

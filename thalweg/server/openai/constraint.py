@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
-from thalweg.params import SamplingParams, StructuredOutputsParams
+from thalweg.params import GrammarPart, SamplingParams, StructuredOutputsParams
 from thalweg.server.openai.protocol import ChatRequest, NamedTool
+from thalweg.turns.arguments import object_of
 from thalweg.turns.bind import Bound
 from thalweg.turns.format import JsonArgs, JsonCalls
 from thalweg.turns.grammar import (
@@ -38,6 +40,11 @@ class Constraint:
         self._free = None if end is None else [end]
         """Reasoning that the prompt has opened stays free up to this token, and the constraint begins after it."""
         self._parallel = request.parallel_tool_calls is not False
+        self._names = {
+            name: (field, f"tools: parameters of {name!r}" if field == "tools" else field)
+            for name, field in request.tool_fields.items()
+        }
+        """By tool: the field of its schema, and what messages call it."""
 
     def hold(self, params: SamplingParams) -> Held:
         """Constrain the turn as the request asks. What of it is held. RequestError names the field where that cannot be."""
@@ -48,26 +55,32 @@ class Constraint:
         if form is None:
             return self._strict(params)
         if self._request.choice == "auto" and form.constraint[0] in BESIDE_CALLS:
-            source = form_grammar(self._bound, self._tools(), self._parallel, self._thinking, self._free is not None)
-            params.structured_outputs = self._made(source, "tools", form)
+            tools, thought = self._tools(), self._free is not None
+            source = form_grammar(self._bound, tools, self._parallel, self._thinking, thought, self._names)
+            params.structured_outputs = self._made(source, "tools", tools, form)
             return WHOLE | Held.CONTENT
         return self._content(params, form)
 
-    def _made(self, source: str, field: str, form: StructuredOutputsParams | None = None) -> StructuredOutputsParams:
-        return StructuredOutputsParams(grammar=source, free_until=self._free, asked_as=field, inner=form)
+    def _made(
+        self, source: str, field: str, tools: Mapping[str, Any], form: StructuredOutputsParams | None = None
+    ) -> StructuredOutputsParams:
+        """tools: schemas that the source holds, by name."""
+        parts = [GrammarPart(*self._names[name], object_of(schema)) for name, schema in tools.items() if schema]
+        return StructuredOutputsParams(grammar=source, free_until=self._free, asked_as=field, inner=form, parts=parts)
 
     def _must_call(self) -> StructuredOutputsParams:
         request = self._request
         tools = {t.function.name: t.function.parameters or {} for t in request.tools or ()}
         named = request.tool_choice.function.name if isinstance(request.tool_choice, NamedTool) else None
         thought = self._free is not None
-        return self._made(turn_grammar(self._bound, tools, named, self._parallel, self._thinking, thought), "tool_choice")
+        source = turn_grammar(self._bound, tools, named, self._parallel, self._thinking, thought, self._names)
+        return self._made(source, "tool_choice", tools if named is None else {named: tools[named]})
 
     def _content(self, params: SamplingParams, form: StructuredOutputsParams) -> Held:
         """Content alone."""
         if self._in_header or (self._thinking and self._free is None):
             source = form_grammar(self._bound, {}, True, self._thinking)
-            params.structured_outputs = self._made(source, form.asked_as or "structured_outputs", form)
+            params.structured_outputs = self._made(source, form.asked_as or "structured_outputs", {}, form)
             return Held.CONTENT | Held.THOUGHT
         if self._thinking:
             params.structured_outputs = replace(form, free_until=self._free)
@@ -79,12 +92,14 @@ class Constraint:
         token, strict = beginning_of_calls(self._bound), self._strict_names()
         if self._request.choice != "auto" or not (strict or (self._level == "function" and token is not None)):
             return Held.NOTHING
+        tools = self._tools()
         if token is not None:
-            source = begun_grammar(self._bound, self._tools(), self._parallel)
-            params.structured_outputs = StructuredOutputsParams(grammar=source, free_until=[token], asked_as="tools")
+            source = begun_grammar(self._bound, tools, self._parallel, self._names)
+            params.structured_outputs = replace(self._made(source, "tools", tools), free_until=[token])
             return Held.CALLS
-        source = free_grammar(self._bound, self._tools(), self._parallel, self._thinking, self._free is not None)
-        params.structured_outputs = self._made(source, "tools")
+        thought = self._free is not None
+        source = free_grammar(self._bound, tools, self._parallel, self._thinking, thought, self._names)
+        params.structured_outputs = self._made(source, "tools", tools)
         return WHOLE
 
     def _strict_names(self) -> set[str]:

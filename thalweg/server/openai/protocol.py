@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from thalweg.server.core.schema import (
     MAX_PROMPTS,
@@ -269,6 +269,16 @@ class ChatRequest(Request, ChatFields):
         if not self.tools:
             return "none"
         return "named" if isinstance(self.tool_choice, NamedTool) else self.tool_choice or "auto"
+
+    _tool_fields: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def tool_fields(self) -> dict[str, str]:
+        """The field of each tool's schema as the client wrote it, by the tool's name. "tools" where its place is not known."""
+        if self._tool_fields:
+            return self._tool_fields
+        names = [t.function.name for t in self.tools or ()]
+        return {n: "tools" if self.dropped_tools else f"tools[{i}].function.parameters" for i, n in enumerate(names)}
 
     @model_validator(mode="after")
     def _tool_rules(self) -> ChatRequest:

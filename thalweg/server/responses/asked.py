@@ -52,7 +52,9 @@ def chat_of(request: ResponsesRequest, tools: Tools, items: Sequence[Item]) -> C
         "top_logprobs": request.top_logprobs or None,
         "reasoning_effort": request.reasoning.effort if request.reasoning else None,
     }
-    return ChatRequest.model_validate(fields)
+    chat = ChatRequest.model_validate(fields)
+    chat._tool_fields = dict.fromkeys(tools.fields, "tools") if request.dropped_tools else tools.fields
+    return chat
 
 
 def counted_of(request: Conversed, tools: Tools, items: Sequence[Item], exclude_tools: bool) -> TokenizeChat:

@@ -94,16 +94,21 @@ class Tools:
         """As chat completions have them."""
         self.known: dict[str, Known] = {}
         """By the names that the model is told."""
-        for tool in tools:
-            for known, inner in _flat(tool):
-                self.known[told(known.namespace, known.name)] = known
+        self.fields: dict[str, str] = {}
+        """Of the request, by those names: where their schemas are."""
+        for i, tool in enumerate(tools):
+            for j, (known, inner) in enumerate(_flat(tool)):
+                name = told(known.namespace, known.name)
+                self.known[name] = known
                 self.functions.append(_function(known, inner))
+                self.fields[name] = f"tools[{i}].tools[{j}].parameters" if inner is not tool else f"tools[{i}].parameters"
         for known, inner in (pair for tool in more for pair in _flat(tool)):
             name = told(known.namespace, known.name)
             if name in self.known:
                 self.functions = [f for f in self.functions if f["function"]["name"] != name]
             self.known[name] = known
             self.functions.append(_function(known, inner))
+            self.fields[name] = "tools"
         self.choice = self._choice(choice)
 
     def of(self, name: str) -> Known:
