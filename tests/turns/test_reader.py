@@ -172,8 +172,8 @@ def test_a_call_that_was_cut_off_is_told_as_far_as_it_went():
     message = read(HERMES, '<tool_call>{"name": "f", "arguments": {"a": "b')
     assert [(c.name, c.arguments) for c in message.calls] == [("f", '{"a": "b')]
     bound = bind(Turn(None, table.CALLS["qwen3_coder"]), None)
-    cut = read(bound, "<tool_call>\n<function=get_weather>\n<parameter=city>\nPar", "", spec.SCHEMAS)
-    assert json.loads(cut.calls[0].arguments) == {"city": "Par"}
+    cut = read(bound, "<tool_call>\n<function=get_weather>\n<parameter=city>\nPar", "", spec.SCHEMAS, cut=True)
+    assert cut.calls[0].arguments == '{"city": "Par'
 
 
 def test_reasoning_that_the_prompt_opened():
@@ -212,6 +212,14 @@ def test_bare_json_is_a_call_only_of_a_known_tool():
     assert len(read(bound, call + "; " + call, "", spec.SCHEMAS).calls) == 2
     for text in ('{"name": "Bob", "parameters": {}}', '{"name": "get_weather", "age": 3}', '{"a": 1}', "{}", "{", "[1, 2]"):
         assert _no_ids(read(bound, text, "", spec.SCHEMAS)) == (text, "", []), text
+
+
+@pytest.mark.parametrize("text", ["x)", "3)", "[1]]", "{}}"])
+def test_a_value_with_a_bracket_too_many_stays_its_text(text):
+    bound = bind(Turn(None, table.CALLS["qwen3_coder"]), None)
+    turn = f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    schemas = {"f": {"properties": {"a": {}}}}
+    assert json.loads(read(bound, turn, "", schemas).calls[0].arguments) == {"a": text}
 
 
 def test_python_literals_become_json():

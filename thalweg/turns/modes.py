@@ -340,7 +340,7 @@ class BodyMode(Mode):
             reader.lose(reader.shown(terminal))
 
     def finish(self) -> None:
-        self._body.finish()
+        self._body.finish(self.reader.cut)
 
 
 class After(Mode):

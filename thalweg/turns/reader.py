@@ -66,7 +66,8 @@ class Reader:
         self._name, self._first_half = "", ""
         self._nothing: str | None = None
         """Arguments of the call, as long as they are nothing or may become null."""
-        self._cut = False
+        self.cut = False
+        """Is this the end of a text that the model did not end?"""
         self.failed = False
         """Was what may have become a call or a header lost to text?"""
         self._begin(prompt)
@@ -155,12 +156,14 @@ class Reader:
         return plain if self._first.isdisjoint(plain) else ""
 
     def finish(self, cut: bool = False) -> list[Event]:
-        """What is left, now that nothing follows. cut: the model did not end the text. A call without arguments has none
-        then, where a complete one has an empty object."""
-        self._cut = cut
+        """What is left, now that nothing follows. cut: the model did not end the text. A call then has the arguments that
+        were written, which stay open, and the beginning of a mark in it or after it is dropped. Otherwise a call is closed,
+        and one without arguments has an empty object."""
+        self.cut = cut
         while self._held:
             held, self._held, self._state = self._held, "", 0
-            self._deliver(held)
+            if not self._marks_only:
+                self._deliver(held)
         self.mode.finish()
         if self.raw is not None:
             self.fail()
@@ -169,6 +172,12 @@ class Reader:
         if not self._called:
             self._flush_white()
         return self._take()
+
+    @property
+    def _marks_only(self) -> bool:
+        """Was the text cut off in a call, or after one that neither content nor reasoning followed?"""
+        inside = isinstance(self.mode, BodyMode) and self.raw is None
+        return self.cut and self._doubt is None and not self.thinking and (inside or self._called)
 
     def _take(self) -> list[Event]:
         return self._found.take()
@@ -406,7 +415,7 @@ class Reader:
 
     def _argued(self) -> None:
         """The call is complete, or the text is."""
-        if self._nothing is not None and not self._cut:
+        if self._nothing is not None and not self.cut:
             self._emit(CallArguments(self.index, "{}"))
         self._nothing = None
 
@@ -422,7 +431,7 @@ class Reader:
     def fail(self) -> None:
         """What may have become a call is text."""
         self.failed = True
-        raw, self.raw = "".join(self.raw or ()), None
+        raw, self.raw = "" if self._marks_only else "".join(self.raw or ()), None
         doubt, self._doubt, self.in_section = self._doubt, None, False
         self.go(doubt or self.speaking())
         self.lose(self.shown(raw))

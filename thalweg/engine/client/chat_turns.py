@@ -70,4 +70,5 @@ class ChatTurns:
         if form is not None and not form.free_until:
             return Message(content=self._bound.shown(choice.text))
         held = Held.NOTHING if form is None else Held.CONTENT
-        return read(self._bound, choice.text, prompt, self._schemas, held, choice.finish_reason == "length")
+        cut = choice.finish_reason != "stop" or isinstance(choice.stop_reason, str)
+        return read(self._bound, choice.text, prompt, self._schemas, held, cut)

@@ -53,6 +53,6 @@ class Body:
         """One of its own terminals."""
         raise NotImplementedError
 
-    def finish(self) -> None:
-        """The call ends here, whatever is missing."""
+    def finish(self, cut: bool = False) -> None:
+        """The call ends here, whatever is missing. cut: the text was cut off in it. What was not written stays open."""
         raise NotImplementedError

@@ -78,7 +78,7 @@ class Verbatim(Body):
         if self._at.depth <= 0 and not self._at.string and c in "}]":
             self._sink.end()
 
-    def finish(self) -> None:
+    def finish(self, cut: bool = False) -> None:
         self._sink.end()
 
 
@@ -260,7 +260,7 @@ class Items(Body):
         else:
             self._sink.end()
 
-    def finish(self) -> None:
+    def finish(self, cut: bool = False) -> None:
         if self._sent or (self._any and self._at.depth == 1):
             self._sink.end()
         elif self._name and not self._strict:

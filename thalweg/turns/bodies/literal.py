@@ -25,6 +25,8 @@ class Literal:
         self._bare_keys = bare_keys
         self.stack: list[str] = []
         """Closing brackets that are due."""
+        self.stray = False
+        """Was there a closing bracket that none was open for?"""
         self._quote = ""
         self._escape = ""
         self._word = ""
@@ -52,6 +54,7 @@ class Literal:
             self.stack.append(CLOSING[c])
             return c
         if c in ")]}":
+            self.stray = self.stray or not self.stack
             return self.stack.pop() if self.stack else ""
         return ", " if c == "," else ": "
 
@@ -154,7 +157,7 @@ def as_json(text: str, most: int = 1 << 20) -> str | None:
         json.loads(made)
     except (ValueError, RecursionError):
         return None
-    return made
+    return None if literal.stray else made
 
 
 class Gemma(Body):
@@ -180,8 +183,9 @@ class Gemma(Body):
         self._string = not self._string
         self._sink.args('"')
 
-    def finish(self) -> None:
-        self._sink.args(('"' if self._string else "") + self._literal.finish())
+    def finish(self, cut: bool = False) -> None:
+        if not cut:
+            self._sink.args(('"' if self._string else "") + self._literal.finish())
         self._sink.end()
 
 
@@ -246,11 +250,11 @@ class Python(Body):
         self._key = None
         self._sink.pause()
 
-    def finish(self) -> None:
+    def finish(self, cut: bool = False) -> None:
         if self._literal is not None or self._key is not None:
-            if self._literal is not None:
+            if self._literal is not None and not cut:
                 self._sink.args(self._literal.finish())
-            self._sink.args("" if self._first else "}")
+            self._sink.args("" if self._first or cut else "}")
             self._sink.end()
         elif self._name or not self._any:
             self._sink.fail()

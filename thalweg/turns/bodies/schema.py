@@ -9,6 +9,8 @@ from typing import Any
 from thalweg.turns.bodies.literal import as_json
 
 DEPTH = 8
+LITERAL_WORDS = ("true", "false", "null", "True", "False", "None")
+"""Values that begin as a string without quotes does."""
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment", "readOnly", "writeOnly"})
 """Keywords that say nothing of a value."""
 
@@ -93,6 +95,15 @@ def value_of(text: str, schema: Any) -> str:
         if not allowed or kinds & allowed or ("string" not in allowed and kind != "string"):
             return made
     return json.dumps(text, ensure_ascii=False)
+
+
+def begun_string(text: str, schema: Any) -> str:
+    """The JSON of an argument whose text was cut off, without its last quote. "": it may become another type."""
+    allowed, begun = types(schema), text.rstrip()
+    if must_be_string(schema):
+        return json.dumps(text, ensure_ascii=False)[:-1]
+    plain = bool(begun) and text[0].isalpha() and not any(w.startswith(begun) for w in LITERAL_WORDS)
+    return json.dumps(begun, ensure_ascii=False)[:-1] if plain and (not allowed or "string" in allowed) else ""
 
 
 def _as_json(text: str) -> str | None:

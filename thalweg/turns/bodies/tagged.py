@@ -8,7 +8,7 @@ from typing import Any
 from thalweg.turns.bodies.body import WHITE, Body, Sink
 from thalweg.turns.bodies.elements import element_value
 from thalweg.turns.bodies.json_body import Nesting
-from thalweg.turns.bodies.schema import must_be_string, property_of, value_of
+from thalweg.turns.bodies.schema import begun_string, must_be_string, property_of, value_of
 from thalweg.turns.format import Tagged, Value
 
 
@@ -188,16 +188,33 @@ class Tags(Body):
         text = "".join(self._buffer)
         if self._stream:
             self._sink.args((_inside(text) if self._lead else "") + '"')
-        elif self._row.nested:
-            opened, closed = self._sink.shown(self._row.key_open), self._sink.shown(self._row.value_close)
-            self._sink.args(element_value(text, self._schema, opened, closed, self._parameters))
         else:
-            self._sink.args(value_of(text, {} if self._kind == "json" else self._schema))
+            self._sink.args(self._value_of(text))
 
-    def finish(self) -> None:
+    def _value_of(self, text: str) -> str:
+        """The JSON of a value that was kept until its end."""
+        if self._row.nested:
+            opened, closed = self._sink.shown(self._row.key_open), self._sink.shown(self._row.value_close)
+            return element_value(text, self._schema, opened, closed, self._parameters)
+        return value_of(text, {} if self._kind == "json" else self._schema)
+
+    def _cut_value(self) -> None:
+        """The value's text ends, and more of it may have been due. A string that is passed on as it comes stays open."""
+        text = "".join(self._buffer)
+        if self._stream or self._lead:
+            return
+        if self._state == "closed":  # only what follows is missing
+            self._sink.args(self._value_of(text).removesuffix('"'))
+        elif not (self._row.nested and self._sink.shown(self._row.key_open)[:-1] in text):
+            self._sink.args(begun_string(text, {} if self._kind == "json" else self._schema))
+
+    def finish(self, cut: bool = False) -> None:
         if self._state in ("value", "closed"):
-            self._close_value()
-        self._sink.args("" if self._first else "}")
+            if cut:
+                self._cut_value()
+            else:
+                self._close_value()
+        self._sink.args("" if self._first or cut else "}")
         self._sink.end()
 
 
