@@ -405,9 +405,6 @@ class DeviceConfig(msgspec.Struct, kw_only=True, frozen=True):
     threads: int | None = None
 
 
-ENCODED = 64 << 20
-
-
 class CacheConfig(msgspec.Struct, kw_only=True, frozen=True):
     block_tokens: int
     groups: tuple[KVSpec, ...]
@@ -419,8 +416,6 @@ class CacheConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Type of keys and values in the cache. "": the model's dtype."""
     tables_kept: bool = False
     """The device keeps block tables (`hal.device.Device.keeps_tables`)."""
-    encoded: int = ENCODED
-    """Bytes of vectors of images and sounds that are kept for later requests with the same."""
 
 
 JUMP = 8

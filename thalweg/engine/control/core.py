@@ -35,6 +35,7 @@ from thalweg.engine.messages import EngineRequest, Finished, Outputs, Started, S
 from thalweg.errors import ConfigError
 from thalweg.grammar.grammars import Grammars
 from thalweg.hal.device import Pending
+from thalweg.hal.parts.overlays import ENCODED
 from thalweg.hal.step import StepBatch
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class EngineCore:
         scheduler, cache = config.scheduler, config.cache
         self.config = config
         top = max((g.top for g in cache.groups), default=0)
-        self._encoder, self._encodings = encoder, None if encoder is None else Encodings(encoder, clock, cache.encoded)
+        self._encoder, self._encodings = encoder, None if encoder is None else Encodings(encoder, clock, ENCODED)
         parts = builders(Setup(scheduler.max_seqs, config.model.max_len, config.model.vocab, grammars, self._encodings, top))
         self.slots = Slots(scheduler.max_seqs, config.model.max_len, parts)
         self.kv = KVCache(

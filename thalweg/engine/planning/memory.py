@@ -14,13 +14,14 @@ from typing import Any
 
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.weights import open_weights
-from thalweg.config import ENCODED, EngineArgs, SchedulerConfig, check_args
+from thalweg.config import EngineArgs, SchedulerConfig, check_args
 from thalweg.engine.control.cache.groups import policy
 from thalweg.engine.planning import described, resolve
 from thalweg.errors import CheckpointError, ConfigError, DeviceError
 from thalweg.hal import discovery
 from thalweg.hal.device import DeviceInfo, Memory
 from thalweg.hal.kv import KVSpec
+from thalweg.hal.parts.overlays import ENCODED
 from thalweg.hal.platform import Defaults, ModelInfo, Platform, StepSizes
 from thalweg.models import registry, sizes
 from thalweg.models.fallback.spec import UNRELIABLE, ForeignSpec

@@ -8,6 +8,9 @@ import numpy as np
 
 from thalweg.hal.fields import Array, Part, dim
 
+ENCODED = 64 << 20
+"""Bytes of vectors of images and sounds that are kept for later requests with the same."""
+
 
 @dataclass(slots=True)
 class Overlays(Part):
