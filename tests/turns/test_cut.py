@@ -68,7 +68,7 @@ def check(bound: Bound, text: str, whole: Message, other: Message | None = None,
     """Every cut begins the whole turn, and up to there the other one."""
     found = ends(text)
     rng, size = random.Random(len(text)), len(found)
-    for n in sorted({*rng.sample(found, min(size, some(50, size))), *found[-50:]}):
+    for n in sorted({*rng.sample(found, min(size, some(12, size))), *found[-30:]}):
         said = read(bound, text[:n], "", SCHEMAS, cut=True)
         if not said.calls:
             continue

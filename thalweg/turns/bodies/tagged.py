@@ -199,7 +199,7 @@ class Tags(Body):
         return value_of(text, {} if self._kind == "json" else self._schema)
 
     def _cut_value(self) -> None:
-        """The value's text ends, and more of it may have been due. A string that is passed on as it comes stays open."""
+        """The value's text ends, and more of it may have been due. A string that is streamed stays open."""
         text = "".join(self._buffer)
         if self._stream or self._lead:
             return
