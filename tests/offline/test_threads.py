@@ -128,6 +128,15 @@ def test_a_thread_waits_for_what_it_enqueued_and_one_that_did_not_for_everything
     assert (tokens(after), [o.request_id for o in after]) == ([want], kept)
 
 
+@pytest.fixture
+def own_handler():
+    """Python's handler of Ctrl-C, also where this process was started with the signal ignored, as in a script's background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("own_handler")
 def test_ctrl_c_ends_the_main_threads_call_between_steps_and_no_others(llm):
     want = tokens(llm.generate(["a", "b"], PARAMS, **QUIET))
     step, main, left = llm._core.step, threading.main_thread(), []
@@ -152,6 +161,7 @@ def test_ctrl_c_ends_the_main_threads_call_between_steps_and_no_others(llm):
     assert tokens(llm.generate(["a", "b"], PARAMS, **QUIET)) == want
 
 
+@pytest.mark.usefixtures("own_handler")
 def test_a_second_ctrl_c_is_not_put_off():
     reached = []
 
