@@ -89,9 +89,12 @@ def test_rows_of_experts_are_the_same_bits_in_any_batch_in_the_interpreter() -> 
 
 
 @pytest.mark.slow
-def test_what_the_kit_leaves_out_in_the_interpreter() -> None:
-    files = [str(HERE / name) for name in ("interpreted.py", "interpreted_experts.py")]
-    _run("-m", "pytest", "-p", "no:cacheprovider", "-q", *files, TRITON_INTERPRET="1")
+@pytest.mark.parametrize(
+    "part", ["interpreted.py -k partial_results", "interpreted.py -k not(partial_results)", "interpreted_experts.py"]
+)
+def test_what_the_kit_leaves_out_in_the_interpreter(part: str) -> None:
+    file, *chosen = part.split()
+    _run("-m", "pytest", "-p", "no:cacheprovider", "-q", str(HERE / file), *chosen, TRITON_INTERPRET="1")
 
 
 @pytest.mark.slow
