@@ -60,7 +60,6 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "named and matched": keyed("^(b|c)$", properties={"a": DIGIT}, minProperties=2),
     "named and matched twice": keyed("^[ab]$", properties={"a": {"minimum": 5}}, required=["a"], minProperties=2),
     "patterns that meet": {**SHUT, "patternProperties": {"^[ab]$": DIGIT, "^[bc]$": {"type": "integer", "minimum": 5}}},
-    "a pattern of nothing": {"type": "object", "patternProperties": {"^[^a]": False, "^a(.|\\n)": False}, **ANY},
     "required by pattern": keyed("^(red|green)$", required=["green"]),
     "keys to escape": keyed('^("|\\\\)$'),
     "keys to escape, all of them": keyed('^("|\\\\)$', minProperties=2),
