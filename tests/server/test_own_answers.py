@@ -150,7 +150,7 @@ ACROSS: dict[str, Callable[[Json], list[Json]]] = {"responses": as_responses, "m
 
 def cuts(text: str) -> Iterator[str]:
     """The text up to each of its letters, or to some of them."""
-    yield from (text[:n] for n in range(0, len(text), some(5, 1)))
+    yield from (text[:n] for n in range(0, len(text), some(9, 1)))
     yield text
 
 

@@ -80,7 +80,7 @@ def some_tools(rng: random.Random) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_call_that_must_be_made_fits_its_schema(name):
     rng, served, refused = random.Random(f"law {name}"), 0, 0
-    for i in range(some(6, 16)):
+    for i in range(some(4, 16)):
         turn = turn_of(name, rng.choice(["qwen3", "deepseek_v3", "kimi_k2", "mistral"]))
         tokens, tools = wishes.tokens_of(turn, KINDS[i % 3]), some_tools(rng)
         end, thinking = end_of_reasoning(tokens.bound), turn.headers is None and rng.random() < 0.4
@@ -108,7 +108,7 @@ def test_a_call_that_must_be_made_fits_its_schema(name):
 def test_a_call_that_may_be_made_fits_its_schema(name):
     """Strict tools beside free text: from the token that begins a call, or in a grammar of the whole turn."""
     rng, called = random.Random(f"strict {name}"), 0
-    for i in range(some(9, 16)):
+    for i in range(some(6, 16)):
         turn = turn_of(name, rng.choice(["qwen3", "deepseek_v3"]))
         tokens, tools = wishes.tokens_of(turn, KINDS[i % 3]), some_tools(rng)
         begun = beginning_of_calls(tokens.bound) if rng.random() < 0.5 else None
@@ -132,7 +132,7 @@ def test_a_call_that_may_be_made_fits_its_schema(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_beside_a_form_there_are_calls_or_content_of_that_form(name):
     rng, seen = random.Random(f"form {name}"), set()
-    for i in range(some(8, 16)):
+    for i in range(some(5, 16)):
         turn = turn_of(name, rng.choice(["qwen3", "deepseek_v3"]))
         tokens, tools, form = wishes.tokens_of(turn, KINDS[i % 3]), some_tools(rng), wishes.members(rng)
         form = {**form, "$defs": {"Shared": {"type": "string"}}}
