@@ -31,14 +31,13 @@ def fill(rig: Rig, slot: int, rank: int) -> dict[Source, torch.Tensor]:
     """A random adapter into a slot of the state. Returns what it adds to each matrix."""
     rng, changes = torch.Generator().manual_seed(slot), {}
     for name, target in rig.model.adapters.targets.items():
-        pair, first = rig.box.value["adapters"][name], 0
+        pair = rig.box.value["adapters"][name]
         for i, (source, rows) in enumerate(zip(target.sources, target.rows, strict=True)):
             a = torch.randn(rank, target.inputs, generator=rng) / target.inputs**0.5
             b = torch.randn(rows, rank, generator=rng) * 0.05
             pair["a"][slot, i * RANK : i * RANK + rank] = a
-            pair["b"][slot, first : first + rows, :rank] = b
+            pair["b"][i][slot, :, :rank] = b
             changes[source] = b @ a
-            first += rows
     return changes
 
 

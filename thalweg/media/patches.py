@@ -340,17 +340,17 @@ def together(parts: Sequence[Prepared], group: int, shrunk: int = 1) -> Prepared
         np.concatenate([p.keep + at for p, at in zip(parts, begins, strict=False)]),
     )  # fmt: skip
     if any(p.place is not None for p in parts):
-        out.place, out.share = _padded([(p.place, p.share) for p in parts])
+        out.place, out.share = _pad([(p.place, p.share) for p in parts])
     if parts[0].turn is not None:
         out.turn = np.concatenate([p.turn for p in parts if p.turn is not None])
     if any(p.mix is not None for p in parts):
-        out.mix, out.part = _padded(list(_mixed(parts, group)))
+        out.mix, out.part = _pad(list(_mix(parts, group)))
     if any(p.windows for p in parts):
         out.windows = [n for p in parts for n in p.windows or p.lengths]
     return out
 
 
-def _mixed(parts: Sequence[Prepared], group: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+def _mix(parts: Sequence[Prepared], group: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """(mix, part) of each image, of vectors that are counted through all of them. The row's end lies behind the last."""
     counts = [len(p.keep) // group for p in parts]
     for p, n, begin in zip(parts, counts, np.cumsum([0, *counts], dtype=I32), strict=False):
@@ -358,7 +358,7 @@ def _mixed(parts: Sequence[Prepared], group: int) -> Iterator[tuple[np.ndarray, 
         yield np.where(mix == n, I32(sum(counts)), mix + begin).astype(I32), p.part
 
 
-def _padded(pairs: Sequence[tuple[np.ndarray | None, np.ndarray | None]]) -> tuple[np.ndarray, np.ndarray]:
+def _pad(pairs: Sequence[tuple[np.ndarray | None, np.ndarray | None]]) -> tuple[np.ndarray, np.ndarray]:
     """Rows of tables and their shares, one below the other. What an image has fewer of is filled up with shares of 0."""
     tables = [(at, np.ones(at.shape, F32) if share is None else share) for at, share in pairs if at is not None]
     width = max(at.shape[1] for at, _ in tables)

@@ -47,7 +47,7 @@ class Flow:
     """[N, sources, hidden]: what the encoder gave of the sounds of this step."""
     slots: Array | None = None
     """i32[T]: where each token's adapter lies. None: the step adapts no sequence."""
-    adapters: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
+    adapters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The adapters in the state, as `models.adapters.allocate` makes them."""
     read: Array | None = None
     """i32[R], from the last layer on that mixes tokens: the rows that are read of what it gives. None: all are. A mixer that

@@ -326,7 +326,7 @@ class Scheduler:
             if self._config.chunked_prefill:
                 most = min(most, max(1, self._kv.room(slot) - start))
             take = self._chunk_size(start, rests[slot], most) if s.serial[slot] and most > 0 else 0
-            take = self._allowed(s.requests[slot], start, self._uncut(s.requests[slot], start, take, chunks))
+            take = self._take_ready(s.requests[slot], start, self._uncut(s.requests[slot], start, take, chunks))
             if take > 0 and self._make_room(slot, take, in_flight):
                 chunks.append(Chunk(slot, take))
                 taken += take
@@ -358,7 +358,7 @@ class Scheduler:
         threshold = self._config.long_prefill_threshold
         return self._kv.cut(start, min(rest, budget, threshold) if threshold else min(rest, budget))
 
-    def _allowed(self, request: Request | None, start: int, take: int) -> int:
+    def _take_ready(self, request: Request | None, start: int, take: int) -> int:
         """The tokens <= `take` that may be computed now, of a chunk that ends inside no span."""
         if request is None or not request.gated or self._ready is None or take <= 0:
             return take
@@ -425,7 +425,7 @@ class Scheduler:
             if config.chunked_prefill and not running:
                 take = self._kv.first_chunk(nodes, take)
             take = self._uncut(request, cached, take, chunks)
-            if request.gated and take and (allowed := self._allowed(request, cached, take)) < take:
+            if request.gated and take and (allowed := self._take_ready(request, cached, take)) < take:
                 if not allowed or not config.chunked_prefill:
                     request.held = "encoder"
                     continue

@@ -80,10 +80,10 @@ class Linear:
             self.specs["bias"] = ParamSpec(weights["bias"], ctx.dtype)
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow | None) -> Array:
-        y = self._multiplied(p, x)
-        return y if self._adapter is None or flow is None or flow.slots is None else self._adapter(y, x, flow, False)
+        y = self._multiply(p, x)
+        return y if self._adapter is None else self._adapter(y, x, flow)
 
-    def _multiplied(self, p: Mapping[str, Any], x: Array) -> Array:
+    def _multiply(self, p: Mapping[str, Any], x: Array) -> Array:
         weight, bias = p["weight"], p.get("bias")
         if self._clip is not None:
             weight = [weight] if len(self._products) == 1 else weight
@@ -117,14 +117,13 @@ class RowLinear:
             self.specs["bias"] = ParamSpec(weights["bias"], ctx.dtype)
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow | None, read: bool = False) -> Array:
-        bias, adapts = p.get("bias"), self._adapter is not None and flow is not None and flow.slots is not None
+        bias = p.get("bias")
         if self._clip is not None:  # of encoders, which no rank divides
             return self._clip(p["clip"], 0, x, partial(self._product, p=p["weight"], bias=bias))
+        y = self._product(x, p["weight"], bias if self._comm.size == 1 else None)
+        if self._adapter is not None:  # of this rank's inputs, so that the sum over ranks is that of the whole adapter
+            y = self._adapter(y, x, flow, read)
         if self._comm.size == 1:
-            y = self._product(x, p["weight"], bias)
-            return self._adapter(y, x, flow, read) if adapts else y  # type: ignore[misc, arg-type]
-        y = self._product(x, p["weight"], None)
-        if adapts:  # of this rank's inputs, so that the sum over ranks is that of the whole adapter
-            y = self._adapter(y, x, flow, read)  # type: ignore[misc, arg-type]
+            return y
         y = self._comm.all_reduce(y)
         return y if bias is None else y + bias  # once, not once per rank

@@ -60,7 +60,7 @@ class Ear:
         def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
             frames = batch.get(Frames)
             assert frames is not None
-            x, residual = (carried["x"], carried["residual"]) if first else (self._entered(params, frames), None)
+            x, residual = (carried["x"], carried["residual"]) if first else (self._enter(params, frames), None)
             carried.clear()
             rows = torch.arange(len(x), dtype=torch.int32, device=x.device)
             flow = Flow(batch, [x.new_zeros(0)] * len(self._blocks), {0: frames.turn}, rows=rows)
@@ -77,7 +77,7 @@ class Ear:
 
         return step
 
-    def _entered(self, params: Params, frames: Frames) -> Array:
+    def _enter(self, params: Params, frames: Frames) -> Array:
         """[T, hidden]."""
         x = self._convolved(params, frames).index_select(0, frames.row)
         if self.spec.places:

@@ -156,7 +156,7 @@ class Tower:
                 begun = {"x": self._embedded(params, patches), "residual": None, "tapped": (), "read": {}}
             passed, out = self._through(params, begun, batch, patches, range(first, last)), None
             if last == self.depth:
-                out = self._left(params, passed, patches)
+                out = self._project(params, passed, patches)
             else:
                 carried.update(passed)
             zeros = torch.zeros_like(batch.slots)
@@ -188,7 +188,7 @@ class Tower:
                 read = {**read, i: x if residual is None else x + residual}
         return {"x": x, "residual": residual, "tapped": tapped, "read": read}
 
-    def _left(self, params: Params, passed: dict[str, Any], patches: Patches) -> Array:
+    def _project(self, params: Params, passed: dict[str, Any], patches: Patches) -> Array:
         x, residual = passed["x"], passed["residual"]
         if residual is not None:
             x = x + residual
