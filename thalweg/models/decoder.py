@@ -1,13 +1,12 @@
 """Models assembled from their specs: an embedding, layers with a residual stream around them, a norm, a tail.
 
-A family (`families/`) declares a `ModelSpec`; nothing here knows one. What a layer is made of is looked up by the kind of
-its declaration: `MIXERS`, `FFNS` and `AROUND` are the lists that a new kind of layer adds a line to.
+A family (`families/`) declares a `ModelSpec`. Nothing here knows one. Layers are made in `block`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,163 +22,57 @@ from thalweg.hal.parts.sparse import Sparse
 from thalweg.hal.step import Array, StepBatch, StepShape
 from thalweg.models import sizes, spec
 from thalweg.models.adapters import Held, slots_of
+from thalweg.models.block import Block, build_layer
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
 from thalweg.models.heads.classify import Classifier
 from thalweg.models.heads.dense import DenseModules
 from thalweg.models.heads.lexical import WordWeights
 from thalweg.models.heads.pooling import Pooler
-from thalweg.models.layers.altup import AltUp, Laurel, Streams
-from thalweg.models.layers.attention import Attention
-from thalweg.models.layers.beside import MLPBesideExperts
-from thalweg.models.layers.cross import CrossAttention
-from thalweg.models.layers.delta import GatedDeltaNet
-from thalweg.models.layers.disentangled import DisentangledAttention, Distances
+from thalweg.models.layers.altup import Streams
+from thalweg.models.layers.disentangled import Distances
 from thalweg.models.layers.embedding import Added, Embedding, LMHead
-from thalweg.models.layers.kda import KimiDeltaAttention
-from thalweg.models.layers.latent import LatentAttention
-from thalweg.models.layers.lightning import LightningAttention
-from thalweg.models.layers.mamba import Mamba
-from thalweg.models.layers.mamba2 import Mamba2
-from thalweg.models.layers.mlp import GatedMLP
-from thalweg.models.layers.moe import Experts
-from thalweg.models.layers.norm import BoundNorm, bound
-from thalweg.models.layers.perlayer import Ended, LayerInputs
+from thalweg.models.layers.norm import bound
+from thalweg.models.layers.perlayer import LayerInputs
 from thalweg.models.layers.rotary import cos_sin_table
-from thalweg.models.layers.short_conv import ShortConv
-from thalweg.models.layers.shortcut import MLPAndShortcut
 from thalweg.models.layers.sound import SoundEncoder
-from thalweg.models.layers.sparse import SparseGatedMLP
-from thalweg.models.layers.ungated import UngatedMLP
-from thalweg.models.layers.xielu import XieluMLP
 from thalweg.models.vision.ear import Ear
 from thalweg.models.vision.tower import Tower
 from thalweg.models.weights import ParamSpec, Weight
 
-MIXERS: Mapping[type, Callable[..., Any]] = {
-    spec.Attention: Attention,
-    spec.CrossAttention: CrossAttention,
-    spec.DeltaNet: GatedDeltaNet,
-    spec.DisentangledAttention: DisentangledAttention,
-    spec.KimiDelta: KimiDeltaAttention,
-    spec.LatentAttention: LatentAttention,
-    spec.LightningAttention: LightningAttention,
-    spec.Mamba: Mamba,
-    spec.Mamba2: Mamba2,
-    spec.ShortConv: ShortConv,
-}
-FFNS: Mapping[type, Callable[..., Any]] = {
-    spec.MLP: GatedMLP,
-    spec.UngatedMLP: UngatedMLP,
-    spec.MoE: Experts,
-    spec.XieluMLP: XieluMLP,
-    spec.SparseMLP: SparseGatedMLP,
-    spec.Beside: MLPBesideExperts,
-    spec.Shortcut: MLPAndShortcut,
-}
-AROUND: Mapping[type, Callable[..., Any]] = {spec.Ending: Ended, spec.AltUp: AltUp}
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A part around the layers that some models lack.
+
+    key: of its parameters. find: its declaration, None where the model lacks it. build: from (context, model, declaration,
+    weights under the key)."""
+
+    key: str
+    find: Callable[[spec.ModelSpec], Any]
+    build: Callable[[Context, spec.ModelSpec, Any, Any], Any]
 
 
-class Block:
-    """One layer. What is to be added to the residual stream, and the stream, in; the same out. No stream: what would be
-    added is all of it."""
-
-    def __init__(self, ctx: Context, layer: spec.Layer, weights: Mapping[str, Any], places: Sequence[Place]) -> None:
-        """places: of its mixers."""
-        self._parallel, self._multiplier, self.places = layer.parallel, layer.multiplier, places
-        norms = {k: bound(ctx, getattr(layer.norms, k), w) for k, w in weights["norms"].items()}
-        self._enter, self._leave, self._ffn_enter, self._ffn_leave, self._sum, self._ffn_sum = (
-            norms.get(k) for k in spec.Norms.KEYS
-        )
-        self._several = isinstance(layer.mixer, tuple)
-        parts = weights["mixer"].values() if self._several else [weights["mixer"]] if layer.mixers else []
-        self.mixers = [
-            MIXERS[type(mixer)](_for(ctx, at.of, mixer), mixer, w, at)
-            for mixer, w, at in zip(layer.mixers, parts, places, strict=True)
-        ]
-        self._mixer_scales, self._ffn_scale = layer.mixer_scales or ((1.0, 1.0),) * len(self.mixers), layer.ffn_scale
-        self._ffn = None if layer.ffn is None else FFNS[type(layer.ffn)](ctx, layer.ffn, weights["ffn"])
-        self.specs: dict[str, Any] = {"norms": {k: n.specs for k, n in norms.items()}}
-        if self.mixers:
-            each = {i: mixer.specs for i, mixer in enumerate(self.mixers)}
-            self.specs["mixer"] = each if self._several else each[0]
-        if self._ffn is not None:
-            self.specs["ffn"] = self._ffn.specs
-        self._laurel = Laurel(ctx, layer.laurel, weights["laurel"]) if layer.laurel else None
-        if self._laurel is not None:
-            self.specs["laurel"] = self._laurel.specs
-
-    def __call__(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array | None]:
-        norms = p.get("norms", {})  # of norms without weights nothing is loaded
-        if not self.mixers:
-            return self._only(p, x, residual, flow)
-        entered, residual = _entered(self._enter, norms.get("mixer"), x, residual)
-        x, entered, residual = self._mixed(p["mixer"], entered, flow), flow.cut(entered), flow.cut(residual)
-        flow.slots = None if flow.slots is None else flow.cut(flow.slots)
-        if self._leave is not None:
-            x = self._leave(norms.get("mixer_out"), x)
-        if self._parallel:
-            if self._ffn_enter is not None:
-                entered = self._ffn_enter(norms.get("ffn"), residual)
-            x = x + self._last(p, entered, flow)
-            return self._scaled(x), residual
-        x, stream = self._scaled(x), residual
-        if self._laurel is not None:
-            x, stream = (x + residual + self._laurel(p["laurel"], entered)) * 0.5**0.5, None
-        if self._sum is not None:
-            x, stream = self._sum.add(norms.get("mixer_sum"), x, residual)[0], None
-        return (x, stream) if self._ffn is None else self._only(p, x, stream, flow)
-
-    def _only(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array | None]:
-        """The feed-forward part, of what the layer has before it."""
-        entered, residual = _entered(self._ffn_enter, p.get("norms", {}).get("ffn"), x, residual)
-        x = self._scaled(self._last(p, entered, flow))
-        if self._ffn_sum is not None:
-            return self._ffn_sum.add(p.get("norms", {}).get("ffn_sum"), x, residual)[0], None
-        return x, residual
-
-    def _mixed(self, p: Mapping[Any, Any], x: Array, flow: Flow) -> Array:
-        """The sum of what the mixers give, of the rows that are read."""
-        parts = []
-        for i, (mixer, (before, after)) in enumerate(zip(self.mixers, self._mixer_scales, strict=True)):
-            out = mixer(p[i] if self._several else p, _times(x, before), flow)
-            parts.append(_times(out if getattr(mixer, "cuts", False) else flow.cut(out), after))
-        return sum(parts[1:], parts[0])
-
-    def _last(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        assert self._ffn is not None
-        x = _times(self._ffn(p["ffn"], x, flow), self._ffn_scale)
-        return x if self._ffn_leave is None else self._ffn_leave(p.get("norms", {}).get("ffn_out"), x)
-
-    def _scaled(self, x: Array) -> Array:
-        return _times(x, self._multiplier)
+_ENDS = (
+    _End("distances", lambda s: s.distances, lambda ctx, s, part, w: Distances(ctx, part, w)),
+    _End("inputs", lambda s: s.inputs, lambda ctx, s, part, w: LayerInputs(ctx, part, w)),
+    _End("streams", lambda s: s.streams, lambda ctx, s, part, w: Streams(ctx, part, w)),
+    _End("embed_norm", lambda s: s.embed_norm, lambda ctx, s, part, w: bound(ctx, part, w)),
+    _End("norm", lambda s: s.norm, lambda ctx, s, part, w: bound(ctx, part, w)),
+    _End("head", lambda s: s if s.pooling is None else None, lambda ctx, s, part, w: LMHead(ctx, s, w)),
+    _End("classes", lambda s: s.pooling and s.pooling.classes, lambda ctx, s, part, w: Classifier(ctx, part, s.hidden, w)),
+    _End("dense", lambda s: (s.pooling and s.pooling.dense) or None, lambda ctx, s, part, w: DenseModules(ctx, part, w)),
+    _End("lexical", lambda s: s.pooling and s.pooling.lexical, lambda ctx, s, part, w: WordWeights(ctx, part, s.hidden, w)),
+    _End("vision", lambda s: s.vision, lambda ctx, s, part, w: Tower(ctx, part, w, Block)),
+    _End("hearing", lambda s: s.hearing, lambda ctx, s, part, w: Ear(ctx, part, w, Block)),
+    _End("sound", lambda s: s.sound, lambda ctx, s, part, w: SoundEncoder(replace(ctx, adapters=None), part, w, Block)),
+)
 
 
-def _layer(ctx: Context, layer: spec.Layer, weights: Mapping[str, Any], places: Sequence[Place]) -> Any:
-    """A block, in what it is wrapped in."""
-    block = Block(ctx, layer, weights, places)
-    if layer.around is None:
-        return block
-    return AROUND[type(layer.around)](ctx, layer.around, block, weights["around"], places[0].of)
-
-
-def _times(x: Array, by: float) -> Array:
-    return x if by == 1.0 else x * by
-
-
-def _for(ctx: Context, layer: int, mixer: spec.Mixer) -> Context:
-    """What a mixer is built with: its cache may hold the model's own type, where others' do not."""
-    reads = getattr(mixer, "reads", None)
-    skipped = ctx.kv_dtype and sizes.skipped(layer if reads is None else reads, mixer, ctx.kv_skip)
-    return replace(ctx, kv_dtype="") if skipped else ctx
-
-
-def _entered(norm: BoundNorm | None, p: Any, x: Array, residual: Array | None) -> tuple[Array, Array]:
-    """What enters a part of a layer, and the residual stream it is made of."""
-    if norm is not None:
-        return norm.add(p, x, residual)
-    total = x if residual is None else x + residual
-    return total, total
+def _build_ends(ctx: Context, s: spec.ModelSpec, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of `_ENDS` that the model has, by key."""
+    declared = [(end, end.find(s)) for end in _ENDS]
+    return {end.key: end.build(ctx, s, part, weights[end.key]) for end, part in declared if part is not None}
 
 
 class Decoder:
@@ -202,7 +95,7 @@ class Decoder:
             Place(owners[i], self.layer_group[i], _table(ropes, mixer), of, i in read) for i, (of, mixer) in enumerate(s.mixers)
         ]
         self.blocks = [
-            _layer(ctx, layer, weights["layers"][i], [place for place in places if place.of == i])
+            build_layer(ctx, layer, weights["layers"][i], [place for place in places if place.of == i])
             for i, layer in enumerate(s.layers)
         ]
         self._mixes_last = sizes.mixes_last(s.layers)
@@ -210,24 +103,14 @@ class Decoder:
         self.cache_scales = frozenset(n for mixer in mixers for n in getattr(mixer, "cache_scales", ()))
         """Names of tensors of the checkpoint that were read while the model was built: scales of keys and values."""
         self._learned = [Added(ctx, each, s.hidden, weights["learned"][i]) for i, each in enumerate(s.learned)]
-        self._inputs = None if s.inputs is None else LayerInputs(ctx, s.inputs, weights["inputs"])
-        self._streams = None if s.streams is None else Streams(ctx, s.streams, weights["streams"])
-        self._distances = None if s.distances is None else Distances(ctx, s.distances, weights["distances"])
-        self._embed_norm = None if s.embed_norm is None else bound(ctx, s.embed_norm, weights["embed_norm"])
-        self._norm = None if s.norm is None else bound(ctx, s.norm, weights["norm"])
-        self._head = LMHead(ctx, s, weights["head"]) if s.pooling is None else None
+        ends = _build_ends(ctx, s, weights)
+        self._distances, self._inputs, self._streams = ends.get("distances"), ends.get("inputs"), ends.get("streams")
+        self._embed_norm, self._norm = ends.get("embed_norm"), ends.get("norm")
+        self._head: LMHead | None = ends.get("head")
         self._pooler = None if s.pooling is None else Pooler(ctx, s.pooling, s.hidden)
-        self._classes = None
-        if s.pooling is not None and s.pooling.classes is not None:
-            self._classes = Classifier(ctx, s.pooling.classes, s.hidden, weights["classes"])
-        self._dense = (
-            DenseModules(ctx, s.pooling.dense, weights["dense"]) if s.pooling is not None and s.pooling.dense else None
-        )
-        lexical = None if s.pooling is None else s.pooling.lexical
-        self._lexical = None if lexical is None else WordWeights(ctx, lexical, s.hidden, weights["lexical"])
-        self.vision = None if s.vision is None else Tower(ctx, s.vision, weights["vision"], Block)
-        """Its step is another executable, over the parameters under this key."""
-        self.hearing = None if s.hearing is None else Ear(ctx, s.hearing, weights["hearing"], Block)
+        self._classes, self._dense, self._lexical = ends.get("classes"), ends.get("dense"), ends.get("lexical")
+        self.vision, self.hearing, self._sound = ends.get("vision"), ends.get("hearing"), ends.get("sound")
+        """Encoders. The steps of the first two are executables of their own, over the parameters under their keys."""
         self.specs: dict[str, Any] = {
             "rope": {i: _table_spec(rope, ctx.max_len) for i, rope in enumerate(ropes)},
             "embed": self._embed.specs,
@@ -237,10 +120,7 @@ class Decoder:
             self.specs["axes"] = {i: _axes_spec(rope) for i, rope in enumerate(ropes)}
         if self._learned:
             self.specs["learned"] = {i: each.specs for i, each in enumerate(self._learned)}
-        self._sound = None if s.sound is None else SoundEncoder(replace(ctx, adapters=None), s.sound, weights["sound"], Block)
-        for key, part in self._ends():
-            if part is not None:
-                self.specs[key] = part.specs
+        self.specs |= {key: part.specs for key, part in ends.items()}
         self.layouts: tuple[KVLayout | tuple[KVLayout, ...], ...] = tuple(mixer.layout for mixer in mixers)
         """Per mixer; several where its cache is several arrays, and none where it reads another's."""
         self.groups = sizes.kv_groups(kinds, ctx.block_tokens, ctx.state_tokens, [_bytes(each) for each in self.layouts])
@@ -347,21 +227,6 @@ class Decoder:
         return tuple(
             {} if group is None else group[0].metadata(batch, g, group[1], shape) for g, group in enumerate(self.attention)
         )
-
-    def _ends(self) -> Iterator[tuple[str, Any]]:
-        """Parts around the layers that some models lack, by the key of their parameters."""
-        yield "distances", self._distances
-        yield "inputs", self._inputs
-        yield "streams", self._streams
-        yield "embed_norm", self._embed_norm
-        yield "norm", self._norm
-        yield "head", self._head
-        yield "classes", self._classes
-        yield "dense", self._dense
-        yield "lexical", self._lexical
-        yield "vision", self.vision
-        yield "hearing", self.hearing
-        yield "sound", self._sound
 
     @property
     def pools(self) -> bool:

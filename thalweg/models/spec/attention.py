@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,28 +96,9 @@ class Attention:
     nothing. Everything but `norm.q` and the projections must be as in that layer."""
 
     def __post_init__(self) -> None:
-        if self.fused and (self.keys_as_values or self.reads is not None):
-            raise ValueError("Attention: a fused tensor holds q, k and v")
-        if self.window and self.chunk:
-            raise ValueError("Attention: this version has no windows within chunks")
-        if self.value_dim and (self.gated or self.gate or self.fused or self.keys_as_values or self.value_dim > self.head_dim):
-            raise ValueError("Attention: values are narrower than keys in tensors of their own, and without gates")
-        if self.slopes and (not self.causal or self.rope or self.reads is not None or len(self.slopes) != self.heads):
-            raise ValueError("Attention: each head has a slope, in layers that tell positions in no other way")
-        if self.grouped and (self.gated or not self.fused):
-            raise ValueError("Attention: heads are grouped in a fused tensor, and without gates")
-        if self.gate and (self.gated or self.fused):
-            raise ValueError("Attention: a gate of its own stands beside q, k and v in tensors of their own")
-        if (self.softplus or self.gate_heads) and not self.gate:
-            raise ValueError("Attention: a gate for each head, or through softplus, has a matrix of its own")
-        if not self.key_bias and self.fused:
-            raise ValueError("Attention: a fused tensor has a bias for keys too")
-        if self.norm is not None and self.norm.after and self.norm.whole:
-            raise ValueError("Attention: this version has no norm over all heads after rotation")
-        if self.chunk and not self.causal:
-            raise ValueError("Attention: this version has no chunks of tokens that see both ways")
-        if self.relative is not None and (self.causal or self.rope is not None):
-            raise ValueError("Attention: scores change by distance where tokens see both ways, and without rotary positions")
+        for conflict, why in _CONFLICTS:
+            if conflict(self):
+                raise ValueError(f"Attention: {why}")
 
     @property
     def kept_dim(self) -> int:
@@ -184,3 +166,33 @@ class Attention:
         if self.relative is not None:
             made["relative"] = Weight((Source(self.relative.name, (self.relative.buckets, self.heads)),), 1, dtype="float32")
         return made
+
+
+_CONFLICTS: tuple[tuple[Callable[[Attention], bool], str], ...] = (
+    (lambda a: bool(a.fused) and (a.keys_as_values or a.reads is not None), "a fused tensor holds q, k and v"),
+    (lambda a: bool(a.fused) and not a.key_bias, "a fused tensor has a bias for keys too"),
+    (lambda a: a.grouped and (a.gated or not a.fused), "grouped heads require a fused tensor without gates"),
+    (lambda a: bool(a.gate) and (a.gated or bool(a.fused)), "a gate matrix requires separate tensors of q, k and v"),
+    (lambda a: (a.softplus or a.gate_heads) and not a.gate, "a gate per head, or with softplus, requires a gate matrix"),
+    (lambda a: bool(a.window) and bool(a.chunk), "windows within chunks are not implemented"),
+    (lambda a: bool(a.chunk) and not a.causal, "chunks of bidirectional attention are not implemented"),
+    (
+        lambda a: (
+            bool(a.value_dim) and (a.gated or bool(a.gate) or bool(a.fused) or a.keys_as_values or a.value_dim > a.head_dim)
+        ),
+        "values narrower than keys require separate tensors without gates",
+    ),
+    (
+        lambda a: bool(a.slopes) and (not a.causal or a.rope is not None or a.reads is not None or len(a.slopes) != a.heads),
+        "ALiBi requires causal attention, a slope per head, and no other positions",
+    ),
+    (
+        lambda a: a.norm is not None and a.norm.after and a.norm.whole,
+        "a QK-norm over all heads after rotation is not implemented",
+    ),
+    (
+        lambda a: a.relative is not None and (a.causal or a.rope is not None),
+        "relative position bias requires bidirectional attention without rotary positions",
+    ),
+)
+"""Settings that exclude each other, or that no layer implements together, and the error."""

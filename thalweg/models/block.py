@@ -1,0 +1,161 @@
+"""One layer of a model: mixers and a feed-forward part, with norms and a residual stream around them.
+
+What a layer is made of is looked up by the kind of its declaration: `MIXERS`, `FFNS` and `AROUND` are the lists that a new
+kind of layer adds a line to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from thalweg.hal.step import Array
+from thalweg.models import sizes, spec
+from thalweg.models.context import Context
+from thalweg.models.flow import Flow, Place
+from thalweg.models.layers.altup import AltUp, Laurel
+from thalweg.models.layers.attention import Attention
+from thalweg.models.layers.beside import MLPBesideExperts
+from thalweg.models.layers.cross import CrossAttention
+from thalweg.models.layers.delta import GatedDeltaNet
+from thalweg.models.layers.disentangled import DisentangledAttention
+from thalweg.models.layers.kda import KimiDeltaAttention
+from thalweg.models.layers.latent import LatentAttention
+from thalweg.models.layers.lightning import LightningAttention
+from thalweg.models.layers.mamba import Mamba
+from thalweg.models.layers.mamba2 import Mamba2
+from thalweg.models.layers.mlp import GatedMLP
+from thalweg.models.layers.moe import Experts
+from thalweg.models.layers.norm import BoundNorm, bound
+from thalweg.models.layers.perlayer import Ended
+from thalweg.models.layers.short_conv import ShortConv
+from thalweg.models.layers.shortcut import MLPAndShortcut
+from thalweg.models.layers.sparse import SparseGatedMLP
+from thalweg.models.layers.ungated import UngatedMLP
+from thalweg.models.layers.xielu import XieluMLP
+
+MIXERS: Mapping[type, Callable[..., Any]] = {
+    spec.Attention: Attention,
+    spec.CrossAttention: CrossAttention,
+    spec.DeltaNet: GatedDeltaNet,
+    spec.DisentangledAttention: DisentangledAttention,
+    spec.KimiDelta: KimiDeltaAttention,
+    spec.LatentAttention: LatentAttention,
+    spec.LightningAttention: LightningAttention,
+    spec.Mamba: Mamba,
+    spec.Mamba2: Mamba2,
+    spec.ShortConv: ShortConv,
+}
+FFNS: Mapping[type, Callable[..., Any]] = {
+    spec.MLP: GatedMLP,
+    spec.UngatedMLP: UngatedMLP,
+    spec.MoE: Experts,
+    spec.XieluMLP: XieluMLP,
+    spec.SparseMLP: SparseGatedMLP,
+    spec.Beside: MLPBesideExperts,
+    spec.Shortcut: MLPAndShortcut,
+}
+AROUND: Mapping[type, Callable[..., Any]] = {spec.Ending: Ended, spec.AltUp: AltUp}
+
+
+class Block:
+    """One layer. What is to be added to the residual stream, and the stream, in; the same out. No stream: what would be
+    added is all of it."""
+
+    def __init__(self, ctx: Context, layer: spec.Layer, weights: Mapping[str, Any], places: Sequence[Place]) -> None:
+        """places: of its mixers."""
+        self._parallel, self._multiplier, self.places = layer.parallel, layer.multiplier, places
+        norms = {k: bound(ctx, getattr(layer.norms, k), w) for k, w in weights["norms"].items()}
+        self._enter, self._leave, self._ffn_enter, self._ffn_leave, self._sum, self._ffn_sum = (
+            norms.get(k) for k in spec.Norms.KEYS
+        )
+        self._several = isinstance(layer.mixer, tuple)
+        parts = weights["mixer"].values() if self._several else [weights["mixer"]] if layer.mixers else []
+        self.mixers = [
+            MIXERS[type(mixer)](_for(ctx, at.of, mixer), mixer, w, at)
+            for mixer, w, at in zip(layer.mixers, parts, places, strict=True)
+        ]
+        self._mixer_scales, self._ffn_scale = layer.mixer_scales or ((1.0, 1.0),) * len(self.mixers), layer.ffn_scale
+        self._ffn = None if layer.ffn is None else FFNS[type(layer.ffn)](ctx, layer.ffn, weights["ffn"])
+        self.specs: dict[str, Any] = {"norms": {k: n.specs for k, n in norms.items()}}
+        if self.mixers:
+            each = {i: mixer.specs for i, mixer in enumerate(self.mixers)}
+            self.specs["mixer"] = each if self._several else each[0]
+        if self._ffn is not None:
+            self.specs["ffn"] = self._ffn.specs
+        self._laurel = Laurel(ctx, layer.laurel, weights["laurel"]) if layer.laurel else None
+        if self._laurel is not None:
+            self.specs["laurel"] = self._laurel.specs
+
+    def __call__(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array | None]:
+        norms = p.get("norms", {})  # of norms without weights nothing is loaded
+        if not self.mixers:
+            return self._only(p, x, residual, flow)
+        entered, residual = _entered(self._enter, norms.get("mixer"), x, residual)
+        x, entered, residual = self._mixed(p["mixer"], entered, flow), flow.cut(entered), flow.cut(residual)
+        flow.slots = None if flow.slots is None else flow.cut(flow.slots)
+        if self._leave is not None:
+            x = self._leave(norms.get("mixer_out"), x)
+        if self._parallel:
+            if self._ffn_enter is not None:
+                entered = self._ffn_enter(norms.get("ffn"), residual)
+            x = x + self._last(p, entered, flow)
+            return self._scaled(x), residual
+        x, stream = self._scaled(x), residual
+        if self._laurel is not None:
+            x, stream = (x + residual + self._laurel(p["laurel"], entered)) * 0.5**0.5, None
+        if self._sum is not None:
+            x, stream = self._sum.add(norms.get("mixer_sum"), x, residual)[0], None
+        return (x, stream) if self._ffn is None else self._only(p, x, stream, flow)
+
+    def _only(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array | None]:
+        """The feed-forward part, of what the layer has before it."""
+        entered, residual = _entered(self._ffn_enter, p.get("norms", {}).get("ffn"), x, residual)
+        x = self._scaled(self._last(p, entered, flow))
+        if self._ffn_sum is not None:
+            return self._ffn_sum.add(p.get("norms", {}).get("ffn_sum"), x, residual)[0], None
+        return x, residual
+
+    def _mixed(self, p: Mapping[Any, Any], x: Array, flow: Flow) -> Array:
+        """The sum of what the mixers give, of the rows that are read."""
+        parts = []
+        for i, (mixer, (before, after)) in enumerate(zip(self.mixers, self._mixer_scales, strict=True)):
+            out = mixer(p[i] if self._several else p, _times(x, before), flow)
+            parts.append(_times(out if getattr(mixer, "cuts", False) else flow.cut(out), after))
+        return sum(parts[1:], parts[0])
+
+    def _last(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
+        assert self._ffn is not None
+        x = _times(self._ffn(p["ffn"], x, flow), self._ffn_scale)
+        return x if self._ffn_leave is None else self._ffn_leave(p.get("norms", {}).get("ffn_out"), x)
+
+    def _scaled(self, x: Array) -> Array:
+        return _times(x, self._multiplier)
+
+
+def build_layer(ctx: Context, layer: spec.Layer, weights: Mapping[str, Any], places: Sequence[Place]) -> Any:
+    """A block, in what it is wrapped in."""
+    block = Block(ctx, layer, weights, places)
+    if layer.around is None:
+        return block
+    return AROUND[type(layer.around)](ctx, layer.around, block, weights["around"], places[0].of)
+
+
+def _times(x: Array, by: float) -> Array:
+    return x if by == 1.0 else x * by
+
+
+def _for(ctx: Context, layer: int, mixer: spec.Mixer) -> Context:
+    """What a mixer is built with: its cache may hold the model's own type, where others' do not."""
+    reads = getattr(mixer, "reads", None)
+    skipped = ctx.kv_dtype and sizes.skipped(layer if reads is None else reads, mixer, ctx.kv_skip)
+    return replace(ctx, kv_dtype="") if skipped else ctx
+
+
+def _entered(norm: BoundNorm | None, p: Any, x: Array, residual: Array | None) -> tuple[Array, Array]:
+    """What enters a part of a layer, and the residual stream it is made of."""
+    if norm is not None:
+        return norm.add(p, x, residual)
+    total = x if residual is None else x + residual
+    return total, total
