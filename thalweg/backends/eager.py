@@ -154,6 +154,11 @@ class EagerDevice(Device):
     def alloc(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         return torch.zeros(shape, dtype=getattr(torch, dtype))
 
+    def write(self, array: Tensor, at: int, values: Any) -> Tensor:
+        with torch.inference_mode():
+            array[at].copy_(to_torch(values))
+        return array
+
     def compile(
         self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None
     ) -> Executable:

@@ -179,7 +179,13 @@ class Device(ABC):
 
     @abstractmethod
     def alloc(self, shape: tuple[int, ...], dtype: str) -> Array:
-        """A zeroed array that lives in the state (the token history)."""
+        """A zeroed array that lives in the state (the token history, adapters)."""
+
+    def write(self, array: Array, at: int, values: Array) -> Array:
+        """`array`, which `alloc` made, with `values` in row `at` of its first dimension. values: a host array of shape
+        array.shape[1:], converted to the array's type. Steps that were launched before read the old row, later ones the new
+        one. The host does not wait for them. What is returned replaces the array in the state: it may be another array."""
+        raise NotImplementedError(f"{self.info.kind}: write")
 
     @abstractmethod
     def compile(

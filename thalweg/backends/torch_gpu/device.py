@@ -89,6 +89,17 @@ class GpuDevice(Device):
     def alloc(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         return torch.zeros(shape, dtype=getattr(torch, dtype), device=self._runtime.device)
 
+    def write(self, array: Tensor, at: int, values: Any) -> Tensor:
+        """In the array's own memory, which graphs read."""
+        placed = self.put(values)
+
+        def work() -> None:
+            with torch.inference_mode():
+                array[at].copy_(placed)
+
+        self._runtime.compute.run(work)
+        return array
+
     def compile(
         self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None
     ) -> GpuExecutable:

@@ -106,6 +106,9 @@ class TpuDevice(Device):
     def alloc(self, shape: tuple[int, ...], dtype: str) -> jax.Array:
         return self._zeros(shape, dtype, self._ranks.whole())
 
+    def write(self, array: jax.Array, at: int, values: Any) -> jax.Array:
+        return jax.device_put(array.at[at].set(jnp.asarray(to_host(values), array.dtype)), array.sharding)
+
     def _zeros(self, shape: tuple[int, ...], dtype: str, where: Any) -> jax.Array:
         return jnp.zeros(shape, {"int64": "int32"}.get(dtype, dtype), device=where)
 

@@ -102,6 +102,28 @@ def test_caches_of_a_model_executes_each_for_itself(device: Device) -> None:
     assert second == none + none + data + none + data + none
 
 
+def test_a_row_that_is_written_executes_from_the_next_step_on(device: Device) -> None:
+    """Steps in flight read what the row held when they were launched."""
+    box = StateBox({"rows": device.alloc((3, 2, 4), "bfloat16"), "other": device.alloc((3,), "int32")})
+
+    def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
+        return state, StepResult(batch.slots[:, None], batch.query, extras={"rows": state["rows"].to(torch.float32) + 0})
+
+    run = device.compile(step, None, box, None, None)
+    values = torch.arange(16, dtype=torch.bfloat16).reshape(2, 2, 4)
+    launched = [run(empty_batch())]
+    for at, row in ((2, values[0]), (1, values[1]), (2, values[1])):
+        try:
+            box.value = {**box.value, "rows": device.write(box.value["rows"], at, row)}
+        except NotImplementedError as e:
+            pytest.skip(str(e))
+        launched.append(run(empty_batch()))
+    want, got = np.zeros((3, 2, 4), np.float32), [p.result().extras["rows"].copy() for p in launched]
+    for (at, row), rows in zip(((0, torch.zeros(2, 4)), (2, values[0]), (1, values[1]), (2, values[1])), got, strict=True):
+        want[at] = row.to(torch.float32).numpy()
+        np.testing.assert_array_equal(rows, want)
+
+
 def _count(device: Device, box: StateBox) -> Any:
     def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
         return state + params, StepResult(state.reshape(1, 1), batch.query)
