@@ -210,7 +210,7 @@ def test_the_child_has_its_pipes_and_nothing_of_ours() -> None:
 
 
 def test_no_template_library_is_loaded_outside_the_child() -> None:
-    code = "import sys, thalweg.async_llm, thalweg.server.openai.conversation; sys.exit('jinja2' in sys.modules)"
+    code = "import sys, thalweg.async_llm, thalweg.server.core.conversation; sys.exit('jinja2' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from thalweg.server.core.conversation import Conversation
 from thalweg.server.core.lifecycle import PROBES, Gate, Lifecycle
 from thalweg.server.core.serving import Serving
 from thalweg.server.description import pages_of
@@ -22,7 +23,6 @@ from thalweg.server.http.middleware import Counted, HostGuard, KeyGuard, OriginG
 from thalweg.server.observe.metrics import EngineMetrics, HttpMetrics
 from thalweg.server.observe.recent import Recent
 from thalweg.server.observe.traces import Traced, Traces
-from thalweg.server.openai.conversation import Conversation
 from thalweg.server.page import assets
 from thalweg.server.routes import described, lines_of
 from thalweg.server.settings import ServerSettings

@@ -59,7 +59,7 @@ class Row:
 ROUTES = (
     Row("/v1/completions", "openai.completions:completions", "Continue text", ("openai.protocol:CompletionRequest",), STREAMED,
         "generate"),
-    Row("/v1/chat/completions", "openai.chat:chat_completions", "Answer a conversation", ("openai.protocol:ChatRequest",),
+    Row("/v1/chat/completions", "openai.chat:chat_completions", "Answer a conversation", ("core.request:ChatRequest",),
         STREAMED, "generate"),
     Row("/tokenize", "openai.tokens:tokenize", "Token ids of a text or a conversation",
         ("openai.protocol:TokenizeText", "openai.protocol:TokenizeChat")),
@@ -99,7 +99,7 @@ ROUTES = (
     Row("/v1/chat/completions/batch", "openai.chat_batch:chat_batch", "Answer several conversations",
         ("openai.chat_batch:BatchChatRequest",), needs="generate"),
     Row("/v1/chat/completions/render", "inference.render:chat", "A conversation as token ids and parameters",
-        ("openai.protocol:ChatRequest",), needs="generate"),
+        ("core.request:ChatRequest",), needs="generate"),
     Row("/v1/completions/render", "inference.render:completions", "Prompts as token ids and parameters",
         ("openai.protocol:CompletionRequest",), needs="generate"),
     Row("/inference/v1/generate", "inference.generate:generate", "Token ids in, token ids out",

@@ -13,14 +13,9 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from thalweg.server.openai.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    MaxBytes,
-    TokenizeChat,
-    TokenizeText,
-)
+from thalweg.server.core.request import ChatRequest
+from thalweg.server.core.schema import MaxBytes
+from thalweg.server.openai.protocol import CompletionRequest, DetokenizeRequest, TokenizeChat, TokenizeText
 
 MODELS = (ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeChat, TokenizeText)
 

@@ -9,7 +9,7 @@ import pytest
 from fake_engine import TEMPLATE, FakeEngine
 
 from thalweg.errors import ConfigError, UnavailableError
-from thalweg.server.openai.conversation import Conversation
+from thalweg.server.core.conversation import Conversation
 from thalweg.server.settings import ServerSettings
 from thalweg.template.chat import Chat
 from thalweg.template.jail import LimitError

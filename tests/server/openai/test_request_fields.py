@@ -10,8 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripted import Scripted
 
 from thalweg.server.core.fields import MOST_NAMES, Fields
-from thalweg.server.openai.protocol import ChatRequest, CompletionRequest, TokenizeText
-from thalweg.server.openai.refused import NOT_YET
+from thalweg.server.core.refused import NOT_YET
+from thalweg.server.core.request import ChatRequest
+from thalweg.server.openai.protocol import CompletionRequest, TokenizeText
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HI = {"role": "user", "content": "hi"}

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from thalweg.server.core.request import ChatRequest
+from thalweg.server.core.sampling import chat_params
 from thalweg.server.errors import ApiError
-from thalweg.server.openai.protocol import ChatRequest, CompletionRequest
-from thalweg.server.openai.sampling import chat_params, completion_params
+from thalweg.server.openai.protocol import CompletionRequest
+from thalweg.server.openai.sampling import completion_params
 
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
 TAG = {"type": "structural_tag", "format": {"type": "any_text"}}

@@ -8,8 +8,8 @@ import orjson
 
 from thalweg.errors import RequestError
 from thalweg.server.anthropic.protocol import Block, CountRequest, Message, MessagesRequest, Tool
+from thalweg.server.core.request import ChatFields, ChatRequest
 from thalweg.server.errors import ApiError, translate
-from thalweg.server.openai.protocol import ChatRequest, TokenizeChat
 
 BILLING = "x-anthropic-billing-header:"
 """A client's first system block may begin so. It differs per request, and no prefix of the prompt would be found cached."""
@@ -54,12 +54,12 @@ def chat_of(request: MessagesRequest, effort: str | None = None) -> ChatRequest:
     return chat
 
 
-def counted_of(request: CountRequest, exclude_tools: bool) -> TokenizeChat:
+def counted_of(request: CountRequest, exclude_tools: bool) -> ChatFields:
     """exclude_tools: where none may be called, the template sees none."""
     fields = _prompt_fields(request)
     if exclude_tools and request.tool_choice is not None and request.tool_choice.type == "none":
         fields["tools"] = None
-    return TokenizeChat.model_validate(fields)
+    return ChatFields.model_validate(fields)
 
 
 def _prompt_fields(request: CountRequest) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from thalweg.server.anthropic.asked import chat_of
 from thalweg.server.anthropic.blocks import Blocks, content_of
 from thalweg.server.anthropic.errors import Events, event
 from thalweg.server.anthropic.protocol import MessagesRequest
+from thalweg.server.core.chat_format import Answer
 from thalweg.server.core.serving import Job, Serving
 from thalweg.server.http.answer import or_disconnect
 from thalweg.server.openai.chat import asked
-from thalweg.server.openai.turns import Answer
 
 
 async def messages(serving: Serving, http: Request) -> Response:

@@ -13,12 +13,12 @@ from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.server.cohere.errors import Events, event
 from thalweg.server.cohere.pieces import Pieces
 from thalweg.server.cohere.protocol import ChatV2Request, Message, Part
+from thalweg.server.core.chat_format import Answer
+from thalweg.server.core.request import ChatRequest
 from thalweg.server.core.serving import Job, Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import STARTED, or_disconnect
 from thalweg.server.openai.chat import asked
-from thalweg.server.openai.protocol import ChatRequest
-from thalweg.server.openai.turns import Answer
 
 SAME = ("model", "max_tokens", "stream", "temperature", "seed", "frequency_penalty", "presence_penalty", "tools", "priority")
 

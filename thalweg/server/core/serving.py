@@ -38,8 +38,8 @@ from thalweg.text.encoder import Encoder
 
 if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
+    from thalweg.server.core.conversation import Conversation
     from thalweg.server.observe.metrics import HttpMetrics
-    from thalweg.server.openai.conversation import Conversation
     from thalweg.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

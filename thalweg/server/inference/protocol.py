@@ -10,9 +10,9 @@ from pydantic import Field
 from thalweg.errors import RequestError
 from thalweg.params import RequestOutputKind, SamplingParams
 from thalweg.server.core.fields import refuse_asked
+from thalweg.server.core.request import StreamOptions
 from thalweg.server.core.schema import Asked, Flag, Label, MaxBytes, Model, TokenIds
 from thalweg.server.errors import ApiError
-from thalweg.server.openai.protocol import StreamOptions
 
 NOT_YET: dict[str, tuple[Any, ...]] = {"features": ({},), "kv_transfer_params": ()}
 """Fields that change the answer and are not honoured, each with the values that ask for nothing."""

@@ -9,14 +9,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.params import SamplingParams
+from thalweg.server.core.request import ChatRequest
+from thalweg.server.core.request import Request as Fields
 from thalweg.server.core.serving import Serving
 from thalweg.server.http.answer import respond
 from thalweg.server.http.middleware import tenant_of
 from thalweg.server.inference.protocol import written
 from thalweg.server.openai.chat import asked
 from thalweg.server.openai.completions import prompts
-from thalweg.server.openai.protocol import ChatRequest, CompletionRequest
-from thalweg.server.openai.protocol import Request as Fields
+from thalweg.server.openai.protocol import CompletionRequest
 from thalweg.server.openai.sampling import completion_params
 
 

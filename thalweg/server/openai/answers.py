@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.outputs import CompletionOutput, RequestMetrics
+from thalweg.server.core.request import Request
 from thalweg.server.core.serving import Job, Serving
-from thalweg.server.openai.protocol import Request
 
 
 def as_ids(serving: Serving, request: Request) -> bool:

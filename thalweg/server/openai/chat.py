@@ -11,15 +11,15 @@ from starlette.responses import Response
 from thalweg.errors import RequestError
 from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.params import SamplingParams
+from thalweg.server.core.chat_format import Answer
+from thalweg.server.core.request import ChatRequest
+from thalweg.server.core.sampling import chat_name, chat_params
 from thalweg.server.core.serving import Job, Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import DONE, STARTED, EventStream, or_disconnect
 from thalweg.server.openai import logprobs
 from thalweg.server.openai.answers import as_ids, finish, timing, usage_of
 from thalweg.server.openai.chunks import ChunkWriter, Counter
-from thalweg.server.openai.protocol import ChatRequest
-from thalweg.server.openai.sampling import chat_name, chat_params
-from thalweg.server.openai.turns import Answer
 
 
 async def chat_completions(serving: Serving, http: Request) -> Response:

@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.outputs import RequestOutput
+from thalweg.server.core.request import ChatRequest
 from thalweg.server.core.schema import MAX_PROMPTS
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import or_disconnect
 from thalweg.server.openai.chat import Chat, asked
-from thalweg.server.openai.protocol import ChatRequest
 
 ONE = ("stream", "tools", "tool_choice", "prompt_logprobs", "return_token_ids")
 """Fields that one conversation may have, and several together not."""

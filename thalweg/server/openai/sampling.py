@@ -1,37 +1,13 @@
-"""From a checked request to SamplingParams: request value, then the model's generation config, then the built-in default."""
+"""From a checked request for a completion to SamplingParams."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from thalweg.errors import RequestError
-from thalweg.params import RequestOutputKind, SamplingParams
-from thalweg.server.openai.protocol import ChatRequest, CompletionRequest
-from thalweg.server.openai.structured import structured
-
-SHARED = (
-    "n",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "min_tokens",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "bad_words",
-    "allowed_token_ids",
-    "prompt_logprobs",
-    "thinking_token_budget",
-)
-"""Fields that mean the same in a request and in SamplingParams."""
-MOST_NAMED = 10
-"""Wrong keys that a refusal names."""
-DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Fields the model's own generation config may fill in."""
+from thalweg.params import SamplingParams
+from thalweg.server.core.sampling import build_params
+from thalweg.server.openai.protocol import CompletionRequest
 
 
 def completion_params(request: CompletionRequest, defaults: Mapping[str, Any], detokenize: bool) -> SamplingParams:
@@ -41,58 +17,4 @@ def completion_params(request: CompletionRequest, defaults: Mapping[str, Any], d
     fields: dict[str, Any] = {"max_tokens": 1 if limit == 0 else limit, "logprobs": request.logprobs}
     if request.echo and request.logprobs is not None and request.prompt_logprobs is None:
         fields["prompt_logprobs"] = request.logprobs
-    return _build(request, defaults, fields, detokenize)
-
-
-def chat_params(request: ChatRequest, defaults: Mapping[str, Any]) -> SamplingParams:
-    limit = request.max_completion_tokens or request.max_tokens or defaults.get("max_tokens")
-    fields: dict[str, Any] = {"max_tokens": limit}
-    if request.logprobs:
-        fields["logprobs"] = request.top_logprobs or 0
-    try:
-        return _build(request, defaults, fields, True)
-    except RequestError as e:
-        raise RequestError(str(e), chat_name(e.param, request)) from None
-
-
-def chat_name(param: str | None, request: ChatRequest) -> str | None:
-    """A field of SamplingParams as the client of chat completions wrote it."""
-    if param == "logprobs":
-        return "top_logprobs"
-    if param == "max_tokens" and request.max_completion_tokens is not None:
-        return "max_completion_tokens"
-    return param
-
-
-def _build(
-    request: CompletionRequest | ChatRequest, defaults: Mapping[str, Any], fields: dict[str, Any], detokenize: bool
-) -> SamplingParams:
-    for name in SHARED:
-        value = getattr(request, name)
-        if value is not None:
-            fields[name] = value
-    for name in DEFAULTED:
-        value = getattr(request, name)
-        if value is None:
-            value = defaults.get(name)
-        if value is not None:
-            fields[name] = value
-    if request.logit_bias:
-        fields["logit_bias"] = _bias(request.logit_bias)
-    fields["structured_outputs"] = structured(request)
-    fields["output_kind"] = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
-    fields["detokenize"] = detokenize
-    return SamplingParams(**fields)
-
-
-def _bias(bias: Mapping[str, float]) -> dict[int, float]:
-    wrong = [key for key in bias if not (key.isascii() and key.isdecimal())]
-    if wrong:
-        shown = ", ".join(map(repr, wrong[:MOST_NAMED])) + (" ..." if len(wrong) > MOST_NAMED else "")
-        raise RequestError(f"logit_bias: not token ids: {shown}", "logit_bias")
-    out: dict[int, float] = {}
-    for key, value in bias.items():
-        if int(key) in out:
-            raise RequestError(f"logit_bias: token {int(key)} is given twice, once as {key!r}", "logit_bias")
-        out[int(key)] = value
-    return out
+    return build_params(request, defaults, fields, detokenize)

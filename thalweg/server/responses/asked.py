@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from thalweg.errors import RequestError
+from thalweg.server.core.request import ChatFields, ChatRequest
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError, translate
-from thalweg.server.openai.protocol import ChatRequest, TokenizeChat
 from thalweg.server.responses.items import messages_of, text_of
 from thalweg.server.responses.protocol import Conversed, Item, ResponsesRequest
 from thalweg.server.responses.tools import Tools
@@ -57,7 +57,7 @@ def chat_of(request: ResponsesRequest, tools: Tools, items: Sequence[Item]) -> C
     return chat
 
 
-def counted_of(request: Conversed, tools: Tools, items: Sequence[Item], exclude_tools: bool) -> TokenizeChat:
+def counted_of(request: Conversed, tools: Tools, items: Sequence[Item], exclude_tools: bool) -> ChatFields:
     """exclude_tools: where none may be called, the template sees none."""
     fields = _prompt_fields(request, tools, items)
     if exclude_tools and tools.choice == "none":
@@ -66,7 +66,7 @@ def counted_of(request: Conversed, tools: Tools, items: Sequence[Item], exclude_
         fields["chat_template_kwargs"] = {
             "reasoning_effort": request.reasoning.effort, **(fields["chat_template_kwargs"] or {})
         }  # fmt: skip
-    return TokenizeChat.model_validate(fields)
+    return ChatFields.model_validate(fields)
 
 
 def _prompt_fields(request: Conversed, tools: Tools, items: Sequence[Item]) -> dict[str, Any]:

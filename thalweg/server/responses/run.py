@@ -10,11 +10,11 @@ from typing import Any
 import orjson
 
 from thalweg.outputs import CompletionOutput, RequestOutput
+from thalweg.server.core.chat_format import Answer
 from thalweg.server.core.serving import Job, Serving
 from thalweg.server.errors import ApiError, translate
 from thalweg.server.http.answer import STARTED
 from thalweg.server.openai import logprobs
-from thalweg.server.openai.turns import Answer
 from thalweg.server.responses.asked import renamed
 from thalweg.server.responses.errors import event, told
 from thalweg.server.responses.events import Output

@@ -8,10 +8,10 @@ from typing import Any
 
 from thalweg.outputs import CompletionOutput
 from thalweg.params import Aside, SamplingParams
+from thalweg.server.core.constraint import Constraint
+from thalweg.server.core.request import ChatRequest
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
-from thalweg.server.openai.constraint import Constraint
-from thalweg.server.openai.protocol import ChatRequest
 from thalweg.template.chat import Chat
 from thalweg.turns.aside import aside_of
 from thalweg.turns.bind import Bound, bind

@@ -10,7 +10,7 @@ from thalweg.params import StructuredOutputsParams
 from thalweg.server.errors import ApiError
 
 if TYPE_CHECKING:
-    from thalweg.server.openai.protocol import Request
+    from thalweg.server.core.request import Request
 
 GUIDED = ("json", "regex", "choice", "grammar")
 KNOWN = frozenset(

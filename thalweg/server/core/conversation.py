@@ -7,11 +7,11 @@ from typing import Any
 
 from thalweg.engine.client.media import MEDIA, Medium
 from thalweg.errors import ConfigError
+from thalweg.server.core.chat_format import Turns, history
+from thalweg.server.core.request import ChatFields, ChatRequest, Message
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.middleware import current_scope, tenant_of
-from thalweg.server.openai.protocol import ChatFields, ChatRequest, Message
-from thalweg.server.openai.turns import Turns, history
 from thalweg.template.chat import CELLS, Chat
 from thalweg.template.messages import FORMATS
 from thalweg.template.select import Templates

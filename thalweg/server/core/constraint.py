@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from thalweg.params import GrammarPart, SamplingParams, StructuredOutputsParams
-from thalweg.server.openai.protocol import ChatRequest, NamedTool
+from thalweg.server.core.request import ChatRequest, NamedTool
 from thalweg.turns.arguments import object_of
 from thalweg.turns.bind import Bound
 from thalweg.turns.format import JsonArgs, JsonCalls

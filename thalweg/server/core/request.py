@@ -1,0 +1,277 @@
+"""Requests for text, in the one language of all dialects: every field typed and bounded.
+
+The fields have OpenAI's names. A dialect with other names translates its requests into a ChatRequest. Here are types, shapes
+and outer bounds. SamplingParams has the exact ranges of sampling.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from thalweg.server.core.refused import IMAGES, SOUNDS, drop_tools, refuse, refuse_parts
+from thalweg.server.core.schema import (
+    Asked,
+    Flag,
+    Int32,
+    Label,
+    MaxBytes,
+    Model,
+    Number,
+    Strings,
+    Text,
+    TokenIds,
+    Whole,
+)  # fmt: skip
+from thalweg.server.errors import ApiError
+
+MAX_MESSAGES = 10_000
+MAX_PARTS = 1024
+Json = Annotated[dict[str, Any], MaxBytes(2**20)]
+
+
+class Body(Model):
+    """A body whose fields have OpenAI's names."""
+
+    @classmethod
+    def refuse(cls, body: dict[str, Any]) -> None:
+        refuse(body)
+
+
+class StreamOptions(Model):
+    include_usage: Flag | None = False
+    continuous_usage_stats: Flag | None = False
+
+
+class Request(Asked, Body):
+    """What completions and chat share."""
+
+    stream: Flag | None = False
+    stream_options: StreamOptions | None = None
+
+    n: Annotated[Whole, Field(ge=1, le=16384)] | None = 1
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Int32 | None = None
+    min_p: Number | None = None
+    frequency_penalty: Number | None = 0.0
+    presence_penalty: Number | None = 0.0
+    repetition_penalty: Number | None = None
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
+    logit_bias: Annotated[dict[Annotated[str, Field(max_length=12)], Number], Field(max_length=100_000)] | None = None
+
+    stop: Annotated[str, Field(max_length=65536)] | Strings | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: Flag = False
+    ignore_eos: Flag = False
+    min_tokens: Int32 = 0
+    skip_special_tokens: Flag = True
+    spaces_between_special_tokens: Flag = True
+    bad_words: Annotated[list[Label], Field(max_length=1000)] | None = None
+    allowed_token_ids: TokenIds | None = None
+    prompt_logprobs: Int32 | None = None
+    thinking_token_budget: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
+
+    response_format: Json | None = None
+    structured_outputs: Json | None = None
+    guided_json: Annotated[str, Field(max_length=2**20)] | Json | None = None
+    guided_regex: Annotated[str, Field(max_length=2**20)] | None = None
+    guided_choice: Annotated[list[Annotated[str, Field(max_length=65536)]], Field(min_length=1, max_length=100_000)] | None = (
+        None
+    )
+    guided_grammar: Annotated[str, Field(max_length=2**20)] | None = None
+    guided_whitespace_pattern: Label | None = None
+
+    echo: Flag | None = False
+    return_tokens_as_token_ids: Flag | None = None
+    return_token_ids: Flag | None = None
+
+    # Labels of the copied API that ask for nothing.
+    user: Label | None = None
+    metadata: Annotated[dict[Label, Any], MaxBytes(2**16), Field(max_length=1024)] | None = None
+    store: Flag | None = None
+    service_tier: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
+
+    @model_validator(mode="after")
+    def _rules(self) -> Request:
+        if self.stream_options is not None and not self.stream:
+            raise ApiError("stream_options is only for stream=true", "stream_options")
+        if self.prompt_logprobs is not None:
+            if self.stream:
+                raise ApiError("prompt_logprobs cannot be streamed; leave out stream", "prompt_logprobs")
+            if self.prompt_logprobs < -1:
+                raise ApiError("prompt_logprobs must be -1 (the whole vocabulary) or more", "prompt_logprobs")
+        return self
+
+
+class ImageUrl(Model):
+    url: Text
+    detail: Label | None = None
+
+
+class InputAudio(Model):
+    """A file in base64. The bytes say what format they have."""
+
+    data: Text
+    format: Label | None = None
+
+
+class AudioUrl(Model):
+    url: Text
+
+
+class Part(Model):
+    """A part of a message: a text, an image or a sound."""
+
+    type: Literal["text", "input_text", "output_text", "image_url", "input_image", "input_audio", "audio_url"]
+    text: Text | None = None
+    image_url: ImageUrl | Text | None = None
+    input_audio: InputAudio | None = None
+    audio_url: AudioUrl | Text | None = None
+    detail: Label | None = None
+
+    @property
+    def medium(self) -> str:
+        """image, audio, or "" for a text."""
+        return "image" if self.type in IMAGES else "audio" if self.type in SOUNDS else ""
+
+    @model_validator(mode="after")
+    def _rules(self) -> Part:
+        name = {"image": "image_url", "audio": self.type}.get(self.medium, "text")
+        if getattr(self, name) is None:
+            raise ValueError(f"a part of type {self.type} needs {name}")
+        return self
+
+
+class FunctionCall(Model):
+    """Of a turn that was answered before, so arguments may be cut off, broken or absent."""
+
+    name: Text
+    arguments: Text | Json | None = None
+
+
+class ToolCall(Model):
+    id: Label | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Model):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[Part], Field(max_length=MAX_PARTS)] | None = None
+    name: Label | None = None
+    tool_call_id: Label | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_PARTS)] | None = None
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None
+    # What replies carry, so that a reply can be sent back as history. They must be empty.
+    refusal: Text | None = None
+    annotations: Annotated[list[Any], MaxBytes(2**20), Field(max_length=1024)] | None = None
+    audio: None = None
+    function_call: None = None
+
+    @model_validator(mode="after")
+    def _rules(self) -> Message:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"a message of role {self.role} needs content")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls belong to messages of role assistant")
+        return self
+
+
+class FunctionDefinition(Model):
+    name: Label
+    description: Text | None = None
+    parameters: Annotated[dict[Label, Any], MaxBytes(2**20), Field(max_length=1024)] | None = None
+    strict: Flag | None = None
+
+
+class Tool(Model):
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+
+
+class FunctionName(Model):
+    name: Label
+
+
+class NamedTool(Model):
+    type: Literal["function"] = "function"
+    function: FunctionName
+
+
+class ChatFields(Body):
+    """What chat and tokenising a chat share."""
+
+    @classmethod
+    def refuse(cls, body: dict[str, Any]) -> None:
+        super().refuse(body)
+        drop_tools(body)
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
+    add_special_tokens: Flag = False
+    chat_template: Annotated[str, Field(max_length=2**20)] | None = None
+    chat_template_kwargs: Annotated[dict[Label, Any], MaxBytes(2**16), Field(max_length=256)] | None = None
+
+    @model_validator(mode="after")
+    def _chat_rules(self) -> ChatFields:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ApiError("continue_final_message needs add_generation_prompt=false", "continue_final_message")
+        return self
+
+
+class ChatRequest(Request, ChatFields):
+    @classmethod
+    def refuse(cls, body: dict[str, Any]) -> None:
+        super().refuse(body)
+        refuse_parts(body)
+
+    max_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
+    max_completion_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
+    logprobs: Flag | None = False
+    top_logprobs: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: Flag | None = True
+    include_reasoning: Flag | None = True
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+
+    @property
+    def choice(self) -> str:
+        """none | auto | required | named: what may be called."""
+        if not self.tools:
+            return "none"
+        return "named" if isinstance(self.tool_choice, NamedTool) else self.tool_choice or "auto"
+
+    _tool_fields: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def tool_fields(self) -> dict[str, str]:
+        """The field of each tool's schema as the client wrote it, by the tool's name. "tools" where its place is not known."""
+        if self._tool_fields:
+            return self._tool_fields
+        names = [t.function.name for t in self.tools or ()]
+        return {n: "tools" if self.dropped_tools else f"tools[{i}].function.parameters" for i, n in enumerate(names)}
+
+    @model_validator(mode="after")
+    def _tool_rules(self) -> ChatRequest:
+        names = [t.function.name for t in self.tools or ()]
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ApiError(f"tool_choice: tools has no function {self.tool_choice.function.name!r}", "tool_choice")
+        if self.tool_choice == "required" and not names:
+            raise ApiError("tool_choice: 'required' needs a function in tools", "tool_choice")
+        if len(set(names)) < len(names):
+            raise ApiError("tools: every function needs a name of its own", "tools")
+        return self
+
+    @model_validator(mode="after")
+    def _logprob_rules(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError("top_logprobs needs logprobs=true", "top_logprobs")
+        return self
