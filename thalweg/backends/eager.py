@@ -20,7 +20,7 @@ from torch import Tensor
 
 from thalweg.backends.host import host_memory, process_memory
 from thalweg.hal.attention import AttentionBackend
-from thalweg.hal.device import Background, Device, DeviceInfo, Executable, Memory
+from thalweg.hal.device import Background, Device, DeviceInfo, Executable, Exported, Memory, row_bytes
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import Features, Params, StateBox, Step, StepBatch, StepResult, StepShape
@@ -125,6 +125,8 @@ class Worker:
 class EagerDevice(Device):
     """Host memory, torch CPU operations, one thread that calls."""
 
+    moves_blocks = True
+
     def __init__(self, info: DeviceInfo, kernels: Sequence[Kernel], attention: Sequence[AttentionBackend]) -> None:
         self.info, self.kernels, self.attention = info, tuple(kernels), tuple(attention)
         self._worker: Worker | None = None
@@ -163,6 +165,22 @@ class EagerDevice(Device):
         self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None
     ) -> Executable:
         return EagerExecutable(step, params, state)
+
+    def export(self, caches: Sequence[Tensor], blocks: np.ndarray) -> Exported:
+        index = to_torch(blocks).long()
+        with torch.inference_mode():
+            parts = [kv.view(torch.uint8)[index].flatten(1) for kv in caches]
+            return Exported(torch.cat(parts, dim=1).numpy())
+
+    def import_(self, caches: Sequence[Tensor], blocks: np.ndarray, rows: np.ndarray) -> list[Tensor]:
+        index, data, at = to_torch(blocks).long(), to_torch(rows), 0
+        with torch.inference_mode():
+            for kv in caches:
+                n = row_bytes(kv)
+                got = kv.view(torch.uint8)
+                got[index] = data[:, at : at + n].reshape(len(index), *got.shape[1:])
+                at += n
+        return list(caches)
 
     def copy_blocks(self, kv: Tensor, source: np.ndarray, target: np.ndarray) -> Tensor:
         with torch.inference_mode():

@@ -8,6 +8,7 @@ It never supplies a worker, runner, sampler, scheduler or model.
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,6 +54,29 @@ class Pending(Protocol):
     def result(self) -> StepResult:
         """Wait for and return the (host) result. May be called once. Raises what the step raised."""
         ...
+
+
+class Export(Protocol):
+    """Blocks on their way to the host."""
+
+    def ready(self) -> bool: ...
+
+    def result(self) -> np.ndarray:
+        """u8[blocks, bytes], waited for if need be. May be called once."""
+        ...
+
+
+@dataclass(slots=True)
+class Exported:
+    """An `Export` that has arrived."""
+
+    rows: np.ndarray
+
+    def ready(self) -> bool:
+        return True
+
+    def result(self) -> np.ndarray:
+        return self.rows
 
 
 class Executable(Protocol):
@@ -117,6 +141,9 @@ class Device(ABC):
     bodies_invariant: bool = True
     """An op's reference body gives a row the same bits in any batch, as it does where it runs as written. False where a
     compiler decides the order of sums."""
+
+    moves_blocks: bool = False
+    """`export` and `import_` work, so KV blocks can go to a store and come back."""
 
     @abstractmethod
     def memory(self) -> Memory: ...
@@ -240,6 +267,28 @@ class Device(ABC):
     def write_blocks(self, kv: Array, blocks: np.ndarray, data: bytes) -> Array:
         raise NotImplementedError(f"{self.info.kind}: write_blocks")
 
+    def export(self, caches: Sequence[Array], blocks: np.ndarray) -> Export:
+        """Copy blocks of a KV group to the host. The copy takes effect in order with the steps: it holds what the steps
+        launched before it wrote, whatever later steps do to the blocks. Only where `moves_blocks`.
+
+        caches: every cache of the group. blocks: i32[N]. A row of the result is one block: its bytes in each cache, in the
+        order of `caches`, in C order. Default: waits for the steps, and reads each cache."""
+        parts = [np.frombuffer(self.read_blocks(kv, blocks), np.uint8).reshape(len(blocks), -1) for kv in caches]
+        return Exported(np.concatenate(parts, axis=1))
+
+    def import_(self, caches: Sequence[Array], blocks: np.ndarray, rows: np.ndarray) -> list[Array]:
+        """Write blocks that `export` read, here or in another process, and return the caches. Later steps see them, and
+        steps launched before do not. Only where `moves_blocks`.
+
+        blocks: i32[N], each once. rows: u8[N, bytes]; the caller does not write to it afterwards. Default: writes each
+        cache after the steps launched before."""
+        out, at = [], 0
+        for kv in caches:
+            n = row_bytes(kv)
+            out.append(self.write_blocks(kv, blocks, rows[:, at : at + n].tobytes()))
+            at += n
+        return out
+
     def synchronize(self) -> None:
         """Wait for everything launched. Default: nothing outlives a call."""
         return
@@ -247,3 +296,8 @@ class Device(ABC):
     def close(self) -> None:
         """Give everything back. The device is not used again."""
         return
+
+
+def row_bytes(kv: Array) -> int:
+    """Bytes of one block in a cache: an array, of any framework, whose first dimension counts blocks."""
+    return int(math.prod(kv.shape[1:])) * int(kv.dtype.itemsize)

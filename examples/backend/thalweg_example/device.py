@@ -35,6 +35,8 @@ class Launched:
 
 
 class ExampleDevice(Device):
+    moves_blocks = True
+
     def __init__(self, info: DeviceInfo, kernels: bool) -> None:
         self.info = info
         self.kernels = KERNELS if kernels else ()

@@ -81,6 +81,7 @@ class HashAttention(AttentionBackend):
 
 class NullDevice(Device):
     attention = (HashAttention(),)
+    moves_blocks = True
 
     def __init__(self, options: NullOptions) -> None:
         self.options = options

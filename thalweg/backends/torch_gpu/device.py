@@ -19,10 +19,10 @@ from thalweg.backends.torch_gpu.arrival import Arrival
 from thalweg.backends.torch_gpu.executable import GpuExecutable, Lane, counted
 from thalweg.backends.torch_gpu.library import Parts
 from thalweg.backends.torch_gpu.runtime import Runtime
-from thalweg.backends.torch_gpu.staging import SMALLEST, Inbox, Outbox, Tables, Uploader
+from thalweg.backends.torch_gpu.staging import SMALLEST, Inbox, Leaving, Outbox, Tables, Uploader
 from thalweg.errors import DeviceError
 from thalweg.hal.comm import Communicator, Solo
-from thalweg.hal.device import Device, DeviceInfo, InFiles, Memory, Rehearsal
+from thalweg.hal.device import Device, DeviceInfo, InFiles, Memory, Rehearsal, row_bytes
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 
@@ -34,7 +34,7 @@ class GpuDevice(Device):
     before the first request compile kernels and capture graphs ("graphs"), compile only ("kernels"), or neither
     ("none"). readers: threads that read weights from files; 0: each is read by the caller and `put`."""
 
-    keeps_tables = rounds = True
+    keeps_tables = rounds = moves_blocks = True
 
     def __init__(
         self, info: DeviceInfo, runtime: Runtime, parts: Parts, *, graphs: bool = True, prepare: str = "none",
@@ -159,6 +159,31 @@ class GpuDevice(Device):
                     run.launch_nowhere(batch, nowhere)
                 except Exception as e:  # something in it wants values, or a device: it says so again if it runs no better
                     logger.debug("kernels of %s are not compiled ahead: %s", run.shape or "steps of any shape", e)
+
+    def export(self, caches: Sequence[Tensor], blocks: np.ndarray) -> Leaving:
+        """Gathered between two steps, and copied to the host beside them."""
+        index, gathered = self._index(blocks), list[Tensor]()
+
+        def gather() -> None:
+            with torch.inference_mode():
+                gathered.append(torch.cat([kv.view(torch.uint8)[index].flatten(1) for kv in caches], dim=1))
+
+        self._runtime.compute.run(gather)
+        return Leaving(self._runtime, gathered, (len(blocks), sum(map(row_bytes, caches))))
+
+    def import_(self, caches: Sequence[Tensor], blocks: np.ndarray, rows: np.ndarray) -> list[Tensor]:
+        index, data = self._index(blocks), self.put(rows)
+
+        def scatter() -> None:
+            at = 0
+            with torch.inference_mode():
+                for kv in caches:
+                    n, target = row_bytes(kv), kv.view(torch.uint8)
+                    target[index] = data[:, at : at + n].reshape(len(blocks), *target.shape[1:])
+                    at += n
+
+        self._runtime.compute.run(scatter)
+        return list(caches)
 
     def copy_blocks(self, kv: Tensor, source: np.ndarray, target: np.ndarray) -> Tensor:
         where, what = self._index(target), self._index(source)

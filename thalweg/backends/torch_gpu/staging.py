@@ -194,6 +194,27 @@ class Outbox:
         self._free.append(buffer)
 
 
+class Leaving:
+    """An array on its way to the host, beside later steps. The device's copy is kept until it has arrived."""
+
+    def __init__(self, runtime: Runtime, gathered: list[Tensor], shape: tuple[int, int]) -> None:
+        """gathered: filled with a u8 tensor of this shape by work that the compute stream was given."""
+        self._gathered, self._shape = gathered, shape
+        self._host = host = runtime.pinned(shape[0] * shape[1])
+        runtime.copies.wait(runtime.compute.record())
+        runtime.copies.run(lambda: _copy(host, gathered[0].view(-1)))
+        self._arrived = runtime.copies.record()
+
+    def ready(self) -> bool:
+        return self._arrived.query()
+
+    def result(self) -> np.ndarray:
+        """u8 of the shape, in pinned memory of its own."""
+        self._arrived.synchronize()
+        self._gathered.clear()
+        return self._host.numpy().reshape(self._shape)
+
+
 class Uploader:
     """Arrays of any size to the device, through two pinned buffers: one fills while the other is copied."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,12 +21,12 @@ from thalweg.backends.tpu.library import kernels
 from thalweg.backends.tpu.mesh import Ranks
 from thalweg.backends.tpu.program import Executable
 from thalweg.errors import DeviceError
-from thalweg.hal.device import Device, DeviceInfo, Memory
+from thalweg.hal.device import Device, DeviceInfo, Memory, row_bytes
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
 from thalweg.hal.parts.scores import Scores
 from thalweg.hal.platform import Place
-from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
+from thalweg.hal.step import SCRATCH, Features, Params, StateBox, Step, StepShape
 
 LOGPROBS = 20
 """Top tokens computed where some are asked for: as many as requests usually may."""
@@ -64,7 +65,7 @@ def _info(device_kind: str, memory_bytes: int) -> DeviceInfo:
 class TpuDevice(Device):
     """One JAX device, or several that share a model, and programs for them."""
 
-    pads = True
+    pads = moves_blocks = True
     bodies_invariant = False
 
     def __init__(self, devices: Sequence[Any], options: TpuOptions) -> None:
@@ -133,6 +134,20 @@ class TpuDevice(Device):
         first = {s.uniform: s for s in sorted(buckets, key=lambda s: -s.tokens)}
         return [first[k] for k in (False, True) if k in first]
 
+    def export(self, caches: Sequence[jax.Array], blocks: np.ndarray) -> Leaving:
+        index = padded(blocks)
+        return Leaving([kv[index] for kv in caches], len(blocks))
+
+    def import_(self, caches: Sequence[jax.Array], blocks: np.ndarray, rows: np.ndarray) -> list[jax.Array]:
+        index, out, at = padded(blocks), list[jax.Array](), 0
+        for kv in caches:
+            n = row_bytes(kv)
+            got = np.zeros((len(index), *kv.shape[1:]), kv.dtype)
+            got[: len(blocks)] = np.ascontiguousarray(rows[:, at : at + n]).view(kv.dtype).reshape(len(blocks), *kv.shape[1:])
+            out.append(jax.device_put(_written(kv, index, got), kv.sharding))
+            at += n
+        return out
+
     def copy_blocks(self, kv: jax.Array, source: np.ndarray, target: np.ndarray) -> jax.Array:
         return jax.device_put(kv.at[jnp.asarray(target)].set(kv[jnp.asarray(source)]), kv.sharding)
 
@@ -145,3 +160,30 @@ class TpuDevice(Device):
 
     def synchronize(self) -> None:
         jax.device_put(0, self._ranks.whole()).block_until_ready()
+
+
+@dataclass(slots=True)
+class Leaving:
+    """Blocks of caches that were gathered on the device. The host copies them when they are asked for."""
+
+    parts: list[jax.Array]
+    count: int
+
+    def ready(self) -> bool:
+        return all(bool(part.is_ready()) for part in self.parts)  # type: ignore[attr-defined]
+
+    def result(self) -> np.ndarray:
+        """u8[blocks, bytes]"""
+        rows = [np.asarray(part)[: self.count].reshape(self.count, -1).view(np.uint8) for part in self.parts]
+        return np.concatenate(rows, axis=1)
+
+
+def padded(blocks: np.ndarray) -> np.ndarray:
+    """These blocks and the scratch block, up to a power of two: every new length is compiled for."""
+    more = (1 << (len(blocks) - 1).bit_length()) - len(blocks)
+    return np.concatenate([blocks, np.full(more, SCRATCH, blocks.dtype)])
+
+
+@partial(jax.jit, donate_argnums=0)
+def _written(kv: jax.Array, index: np.ndarray, got: np.ndarray) -> jax.Array:
+    return kv.at[index].set(got)

@@ -160,3 +160,32 @@ def test_blocks_executes_out_and_in_again(device: Device) -> None:
     kv = device.copy_blocks(kv, np.array([2], np.int32), np.array([5], np.int32))
     assert device.read_blocks(kv, np.array([5], np.int32)) == data[32:]
     assert not np.frombuffer(device.read_blocks(kv, np.array([0, 1, 3], np.int32)), np.float32).any()
+
+
+def test_exported_blocks_executes_on_from_there_after_import(device: Device) -> None:
+    """An export holds what the steps before it wrote, though a later one writes there, and steps go on from an import."""
+    if not device.moves_blocks:
+        pytest.skip(f"{device.info.kind} moves no blocks")
+    box = StateBox(device.alloc((5, 1, 2), "int32"))
+    other = device.alloc_kv(KVLayout((3,), "bfloat16", "test"), 5)
+
+    def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
+        return state + params, StepResult(state.reshape(1, 10) + params, batch.query)
+
+    run = device.compile(step, device.put(torch.ones(1, dtype=torch.int32)), box, None, None)
+    steps = [run(empty_batch()) for _ in range(2)]
+    left = device.export([box.value, other], np.array([2, 4, 1], np.int32))
+    steps.append(run(empty_batch()))
+    rows = left.result()
+    assert rows.shape == (3, 2 * 4 + 3 * 2)
+    assert rows[:, :8].copy().view(np.int32).tolist() == [[2, 2]] * 3
+    rows = rows.copy()
+    rows[1, :8].view(np.int32)[:] = (70, 80)
+    rows[:, 8:] = np.arange(18, dtype=np.uint8).reshape(3, 6)
+    box.value, other = device.import_([box.value, other], np.array([3, 1, 2], np.int32), rows)
+    steps.append(run(empty_batch()))
+    results = [int(v) for p in steps[:3] for v in p.result().tokens[0, :1]]
+    assert results == [1, 2, 3]
+    assert steps[3].result().tokens[0, 2:].tolist() == [71, 81, 3, 3, 3, 3, 4, 4]  # block 0 is scratch
+    back = device.export([other], np.array([1, 3], np.int32)).result()
+    assert back.tolist() == [rows[1, 8:].tolist(), rows[0, 8:].tolist()]
