@@ -1,5 +1,5 @@
-"""How many files a guest needs beyond its own: a model family, a checkpoint format, a kind of KV group, a part of a step.
-Each should be one file and one line of a registry.
+"""How many files a guest needs beyond its own: a model family, a checkpoint format, a kind of KV group, a format of
+adapters, a part of a step. Each should be one file and one line of a registry.
 
 A guest is known to another file if that file imports its module, or has its module's name or one of its registered names in a
 string. Prints a table. Run: python ci/guests.py [REPOSITORY]
@@ -42,6 +42,7 @@ KINDS = (
     Kind("family", "thalweg/models/families", "thalweg/models/registry.py", named=True),
     Kind("format", "thalweg/quantization/formats", "thalweg/quantization/registry.py"),
     Kind("KV group", "thalweg/engine/control/cache/groups", "thalweg/engine/control/cache/groups/__init__.py"),
+    Kind("adapter format", "thalweg/checkpoint/adapters", "thalweg/checkpoint/adapters/__init__.py"),
     Kind("step part", "thalweg/engine/control/parts", "thalweg/features.py"),
 )
 
@@ -120,9 +121,9 @@ def main() -> int:
     gc.disable()  # as in source.main
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
     found = list(guests(root))
-    print(f"{'kind':<10}{'guest':<28}{'lines':>6}{'files elsewhere':>17}")
+    print(f"{'kind':<15}{'guest':<28}{'lines':>6}{'files elsewhere':>17}")
     for g in found:
-        print(f"{g.kind.name:<10}{g.module.rpartition('.')[2]:<28}{g.lines:>6}{len(g.elsewhere):>17}")
+        print(f"{g.kind.name:<15}{g.module.rpartition('.')[2]:<28}{g.lines:>6}{len(g.elsewhere):>17}")
         for path in g.elsewhere if len(g.elsewhere) > MOST else ():
             print(f"{'':<10}  {path}")
     over = sum(len(g.elsewhere) > MOST for g in found)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thalweg.checkpoint import adapters, gguf, native, quantised, sentence
+from thalweg.checkpoint import gguf, native, quantised, sentence
+from thalweg.checkpoint.adapters.tasks import describe_task
 from thalweg.checkpoint.json_files import read_json, read_object
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.checkpoint.spelling import BESIDE as BESIDE
@@ -72,7 +73,7 @@ def read_config(
     if config.get("classifier_from_token") is not None:
         config["classifier_token_ids"] = token_ids(config["classifier_from_token"], Path(path))
     if config.get("task_names") is not None:
-        config["adapter"] = adapters.described(folder(Path(path)), config, read_json)
+        config["adapter"] = describe_task(folder(Path(path)), config, read_json)
     if windows is not None:
         _within_window(config, min(filter(None, windows(config)), default=0))
     return config

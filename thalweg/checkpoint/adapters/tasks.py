@@ -18,7 +18,7 @@ PLAIN: Mapping[str, Any] = {
 """What the file of an adapter may say of parts that are here in one form alone."""
 
 
-def described(path: Path, config: Mapping[str, Any], read: Callable[[Path], Any]) -> dict[str, Any] | None:
+def describe_task(path: Path, config: Mapping[str, Any], read: Callable[[Path], Any]) -> dict[str, Any] | None:
     """{"folder", "scale"} of the adapter for `jina_task` among `task_names`. None where the model has none beside it: one that
     was merged. read: a JSON file's content, or CheckpointError."""
     tasks, task = config["task_names"], config.get("jina_task", USUAL)

@@ -1,0 +1,87 @@
+"""What an adapter is, whatever its files look like, and what readers of formats share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from thalweg.checkpoint.safetensors import Shard
+from thalweg.errors import CheckpointError
+
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+DIGEST = 32
+"""Bytes of `AdapterWeights.digest`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """What an adapter adds to one matrix of the base model [outputs, inputs]: scale * b @ a (LoRA, Hu et al. 2021)."""
+
+    a: np.ndarray  # f32[rank, inputs]
+    b: np.ndarray  # f32[outputs, rank]
+    scale: float
+    """alpha / rank, or what the format has in its stead."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """An adapter as it was read and checked."""
+
+    modules: Mapping[str, LowRank]
+    """By the name of the base model's tensor, as its checkpoint has it: "model.layers.0.self_attn.q_proj.weight"."""
+    digest: bytes
+    """Of names, scales and values. Equal adapters have equal digests, whatever files they lie in."""
+
+    @property
+    def rank(self) -> int:
+        """The largest of its modules."""
+        return max(len(m.a) for m in self.modules.values())
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFormat:
+    """A reader, as the registry has it. `holds`: is this folder or file one of the format's? It looks at names, and raises
+    nothing. `read`: its matrices by the names of base tensors; CheckpointError or UnsupportedModelError."""
+
+    holds: Callable[[Path], bool]
+    read: Callable[[Path], Mapping[str, LowRank]]
+
+
+def read_floats(path: Path) -> dict[str, np.ndarray]:
+    """Every tensor of a safetensors file, in float32. Its header is checked as that of a checkpoint is. CheckpointError names a
+    tensor that holds no floating-point numbers."""
+    shard = Shard(path)
+    return {name: widen(path, name, entry.dtype, shard.read(name)) for name, entry in shard.entries.items()}
+
+
+def widen(path: Path, name: str, dtype: str, values: np.ndarray) -> np.ndarray:
+    """Values in float32, as a copy. bfloat16 comes as unsigned integers of 16 bits, the upper half of a float32."""
+    if dtype not in FLOATS:
+        raise CheckpointError(f"{path}: tensor {name[:200]!r} is {dtype}; an adapter's are {', '.join(FLOATS)}")
+    if dtype == "bfloat16":
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32)
+
+
+def check_modules(path: Path, modules: Mapping[str, LowRank]) -> AdapterWeights:
+    """The adapter of what a reader found. CheckpointError names a module whose arrays do not belong together, or hold NaN or
+    infinity, and an adapter without modules."""
+    if not modules:
+        raise CheckpointError(f"{path}: the adapter changes no matrix")
+    hashed = blake2b(digest_size=DIGEST)
+    for name, m in sorted(modules.items()):
+        if m.a.ndim != 2 or m.b.ndim != 2 or not m.a.shape[0] or m.b.shape[1] != m.a.shape[0]:
+            raise CheckpointError(
+                f"{path}: {name}: A of shape {list(m.a.shape)} and B of shape {list(m.b.shape)} are no [rank, inputs] and "
+                "[outputs, rank]"
+            )
+        if not (np.isfinite(m.scale) and np.isfinite(m.a).all() and np.isfinite(m.b).all()):
+            raise CheckpointError(f"{path}: {name}: holds NaN or infinity")
+        hashed.update(f"{name}\0{float(m.scale).hex()}\0{m.a.shape}{m.b.shape}".encode())
+        for array in (m.a, m.b):
+            hashed.update(np.ascontiguousarray(array, np.float32).data)
+    return AdapterWeights(dict(modules), hashed.digest())
