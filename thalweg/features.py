@@ -54,7 +54,7 @@ FEATURES = (
     Feature(f"{_HAL}.spans:Spans", f"{_CONTROL}.spans:SpansBuilder"),
     Feature(f"{_HAL}.sparse:Sparse", f"{_CONTROL}.sparse:SparseBuilder"),
     Feature(f"{_HAL}.axes:Axes", f"{_CONTROL}.axes:AxesBuilder"),
-    Feature(f"{_HAL}.sounds:Sounds", f"{_CONTROL}.sounds:SoundsBuilder"),
+    Feature(f"{_HAL}.sources:Sources", f"{_CONTROL}.sources:SourcesBuilder"),
     Feature(f"{_HAL}.drafts:Drafts", f"{_CONTROL}.drafts:DraftsBuilder"),
 )  # fmt: skip
 """Those of this repository."""

@@ -21,7 +21,9 @@ from PIL import ImageOps  # noqa: E402
 from thalweg import LLM, SamplingParams  # noqa: E402
 from thalweg.checkpoint.config import read_config  # noqa: E402
 from thalweg.engine.client import media as client_media  # noqa: E402
-from thalweg.engine.messages import MediaItem  # noqa: E402
+from thalweg.engine.control.parts.axes import shifts  # noqa: E402
+from thalweg.engine.control.request import Request  # noqa: E402
+from thalweg.engine.messages import Input, TokenSampling  # noqa: E402
 from thalweg.errors import RequestError  # noqa: E402
 from thalweg.media import patches  # noqa: E402
 from thalweg.media.cell import pictures  # noqa: E402
@@ -326,17 +328,21 @@ def test_positions_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     seeing.processor(name).save_pretrained(tmp_path)
     ours = processor(read_config(tmp_path), tmp_path)
     assert ours is not None
-    token, ids, items, grids = seeing.IDS[family.token], [5, 6, 7], list[MediaItem](), list[list[int]]()
+    token, ids, items, grids = seeing.IDS[family.token], [5, 6, 7], list[Input](), list[list[int]]()
     for seed, (width, height) in enumerate(SIZES):
         views, size = seen(picture(width, height, seed), ours)
         count = ours.count(size)
-        items.append(MediaItem(b"", np.arange(len(ids), len(ids) + count, dtype=np.int32), views, size))
+        places = np.arange(len(ids), len(ids) + count, dtype=np.int32)
+        axes, extent = client_media.axes_of(ours, size, places)
+        items.append(Input(kind="image", digest=b"", positions=places, data=views, size=size, axes=axes, extent=extent))
         ids += [token] * count + [9] * (1 + seed % 3)
         columns, rows = ours.grid(size) or (0, 0)
         grids.append([1, rows * ours.merge, columns * ours.merge])  # type: ignore[union-attr]
     said = torch.tensor([ids])
     want, delta = model.model.get_rope_index(said, (said == token).int(), image_grid_thw=torch.tensor(grids))
-    axes = client_media.axes(ours, len(ids), items)
-    assert axes is not None
-    np.testing.assert_array_equal(axes.shift + np.arange(len(ids))[:, None], want[:, 0].T.numpy())
-    assert axes.after == int(delta[0])
+    request = Request(
+        1, TokenSampling(max_tokens=1), len(ids), (0, 0), b"", True, 999, 0.0, np.array(ids, np.int32), inputs=tuple(items)
+    )
+    shift, after = shifts(request)
+    np.testing.assert_array_equal(shift + np.arange(len(ids))[:, None], want[:, 0].T.numpy())
+    assert after == int(delta[0])

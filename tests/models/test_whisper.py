@@ -13,10 +13,10 @@ from whisper_zoo import BINS, DE, END, NO_TIMES, SOURCES, START, TIMES, TRANSCRI
 
 from thalweg import LLM, SamplingParams
 from thalweg.config import EngineArgs
-from thalweg.engine.control.scheduler import MOST_SOUNDS
+from thalweg.engine.client.hearing import MOST_A_STEP
 from thalweg.engine.planning.memory import plan
 from thalweg.errors import RequestError
-from thalweg.hal.parts.sounds import Sounds
+from thalweg.hal.parts.sources import Sources
 from thalweg.hal.parts.timestamps import Timestamps
 from thalweg.media.mel import log_mel
 from thalweg.models import sizes
@@ -110,14 +110,14 @@ def test_a_step_hears_few_sounds(tmp_path):
     launch = core._launch
 
     def counted(batch):
-        sounds = batch.get(Sounds)
-        heard.append(0 if sounds is None else len(sounds.row))
+        sources = batch.get(Sources)
+        heard.append(0 if sources is None else len(sources.row))
         return launch(batch)
 
     core._launch = counted
     llm.generate([prompt([START], sound(i, 0.1)) for i in range(10)], SamplingParams(max_tokens=2), use_tqdm=False)
     assert sum(heard) == 10
-    assert max(heard) == MOST_SOUNDS
+    assert max(heard) == MOST_A_STEP
     core.check()
 
 

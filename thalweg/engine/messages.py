@@ -18,33 +18,47 @@ from thalweg.grammar.source import Vocabulary as Vocabulary
 # ---------------------------------------------------------------- client -> core
 
 
-class Overlay(msgspec.Struct, frozen=True):
-    """Vectors in place of embedded tokens of a prompt."""
+class Input(msgspec.Struct, frozen=True, kw_only=True):
+    """Something in a prompt that is not text: an image, a recording, vectors of the caller's. The control plane reads no
+    kind: what it needs to know is stated here as facts."""
 
-    positions: np.ndarray  # i32[N], ascending: the token at each is a placeholder
-    vectors: np.ndarray  # f32[N, hidden]
-
-
-class MediaItem(msgspec.Struct, frozen=True):
-    """An image or a sound of a prompt."""
-
+    kind: str
+    """A row of `thalweg.media.kinds`, whose encoder makes the vectors. Any other name where the caller sent them."""
     digest: bytes
-    """No other image or sound of this client has it, in any size and for any settings."""
-    positions: np.ndarray  # i32[N], ascending: the token at each is a placeholder of one vector
-    views: tuple[np.ndarray, ...]
-    """u8[height, width, 3] each: what the processor makes of an image. f32[bins, frames] of a sound."""
-    size: tuple[int, int] = (0, 0)
-    """Of an image: its width and height as it was sent, upright."""
-    frames: int = 0
-    """Of a sound itself, of which its view may have more. 0: it is an image."""
+    """No other input of this client has it, whatever its kind. It salts the prefix cache and names vectors that are kept."""
+    positions: np.ndarray  # i32[N], ascending
+    """Prompt positions of the placeholders, one for each vector. Empty: the source of cross attention, which every token of
+    the sequence depends on."""
+    data: tuple[np.ndarray, ...] = ()
+    """Arrays for the encoder of its kind."""
+    size: tuple[int, ...] = ()
+    """How large it was when it was sent, in units of its kind."""
+    vectors: np.ndarray | None = None  # f32[N, hidden]
+    """The caller's vectors. None: an encoder makes them."""
+    uncut: bool = False
+    """The tokens from its first placeholder to its last are computed in one step."""
+    bidirectional: bool = False
+    """These tokens attend to each other in both directions, so they are computed in one step too."""
+    axes: np.ndarray | None = None  # i32[last - first + 1, 3]
+    """Positions of these tokens along several axes, relative to that of the first. None: they follow each other as text."""
+    extent: int = 0
+    """With `axes`: how far the next token's position lies behind that of the first."""
+    most_a_step: int = 0
+    """At most so many sequences with an input like this one enter in a step. 0: no limit."""
 
+    @property
+    def is_encoded(self) -> bool:
+        """Do its placeholders wait for an encoder?"""
+        return self.vectors is None and self.positions.size > 0
 
-class Axes(msgspec.Struct, frozen=True):
-    """Positions along several axes, of models that tell rows and columns of images apart."""
+    @property
+    def is_source(self) -> bool:
+        return not self.positions.size
 
-    shift: np.ndarray  # i32[prompt, 3]: added to the position of each token of the prompt, for each axis
-    after: int
-    """Added to that of every later token."""
+    @property
+    def span(self) -> tuple[int, int]:
+        """[first, end) of its placeholders, and of what lies between them."""
+        return int(self.positions[0]), int(self.positions[-1]) + 1
 
 
 class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,19 +91,8 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     grammar: Source | None = None
     """What the output must be. Its end is an end of sequence, for which `eos_ids` must have an id: so it wins over min_tokens
     and bad words where nothing else is left."""
-    overlay: Overlay | None = None
-    media: tuple[MediaItem, ...] = ()
-    """In the order of their positions."""
-    axes: Axes | None = None
-    """None: a token's position is that in its sequence."""
-    spans: tuple[tuple[int, int], ...] = ()
-    """Tokens [first, end) of the prompt that see each other, those behind too: each is computed in one step."""
-    uncut: tuple[tuple[int, int], ...] = ()
-    """Tokens [first, end) of the prompt that are computed in one step too, and see each other no more than others."""
     each_token: bool = False
     """Of a pooling model: a result of each token is wanted, beside that of the sequence."""
-    sound: np.ndarray | None = None  # f32[bins, frames]
-    """What the sequence is about, as the model's encoder takes it."""
     extra: dict[str, Any] = {}
     """SamplingParams.extra_args as the features they belong to checked them (`thalweg.features`): plain values."""
 
@@ -103,6 +106,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     tokens: np.ndarray  # i32, at least one
     prompt_len: int
     sampling: TokenSampling
+    inputs: tuple[Input, ...] = ()
+    """In the order of their positions."""
     priority: int = 0
     """Lower runs first under the priority policy."""
     cache_salt: str = ""

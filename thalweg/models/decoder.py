@@ -17,7 +17,7 @@ from thalweg.hal.kv import KVLayout
 from thalweg.hal.parts.adapters import Adapters
 from thalweg.hal.parts.axes import Axes
 from thalweg.hal.parts.overlays import Overlays
-from thalweg.hal.parts.sounds import Sounds
+from thalweg.hal.parts.sources import Sources
 from thalweg.hal.parts.sparse import Sparse
 from thalweg.hal.step import Array, StepBatch, StepShape
 from thalweg.models import sizes, spec
@@ -152,9 +152,9 @@ class Decoder:
         x, flow = self.begun(params, batch, kv, params.get("rope", {}))
         if adapters:
             flow.slots, flow.adapters = slots_of(batch.get(Adapters), batch.token_seq), adapters
-        sounds = batch.get(Sounds)
-        if sounds is not None and self._sound is not None:
-            flow.sources = self._sound(params["sound"], sounds.mel)
+        sources = batch.get(Sources)
+        if sources is not None and self._sound is not None:
+            flow.sources = self._sound(params["sound"], sources.features)
         residual, laid = None, flow.laid
         late = rows is not None and laid is not None and laid.shape[1] // self.hidden > len(self.blocks)
         cut = -1 if rows is None or late else self._mixes_last

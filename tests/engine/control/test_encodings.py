@@ -10,7 +10,7 @@ import pytest
 from world import World, make_config
 
 from thalweg.engine.control.encodings import Encodings
-from thalweg.engine.messages import EngineRequest, MediaItem, TokenSampling
+from thalweg.engine.messages import EngineRequest, Input, TokenSampling
 from thalweg.hal.parts.overlays import Overlays
 from thalweg.hal.step import StepResult
 
@@ -33,7 +33,7 @@ class FakePending:
 
 
 class FakeEncoding:
-    def __init__(self, encoder: FakeEncoder, items: Sequence[MediaItem]) -> None:
+    def __init__(self, encoder: FakeEncoder, items: Sequence[Input]) -> None:
         self.items, self.left, self._encoder = items, LAYERS, encoder
 
     def launch(self, layers: int) -> FakePending:
@@ -53,19 +53,24 @@ class FakeEncoder:
         self.begun: list[list[bytes]] = []
         self.launches: list[int] = []
 
-    def takes(self, item: MediaItem) -> bool:
+    def takes(self, item: Input) -> bool:
         return True
 
-    def begin(self, waiting: Sequence[MediaItem]) -> FakeEncoding:
+    def begin(self, waiting: Sequence[Input]) -> FakeEncoding:
         self.begun.append([item.digest for item in waiting])
         return FakeEncoding(self, list(waiting))
 
 
+def item(digest: int, first: int, end: int) -> Input:
+    return Input(kind="image", digest=bytes([digest]), positions=np.arange(first, end, dtype=np.int32))
+
+
 def shows(handle: int, prompt: int, *items: tuple[int, int, int], tokens: int = 3) -> EngineRequest:
     """items: a digest's only byte, and the placeholders [first, end)."""
-    media = tuple(MediaItem(bytes([d]), np.arange(a, b, dtype=np.int32), ()) for d, a, b in items)
-    sampling = TokenSampling(max_tokens=tokens, media=media)
-    return EngineRequest(handle=handle, tokens=np.arange(prompt, dtype=np.int32) % 60, prompt_len=prompt, sampling=sampling)
+    return EngineRequest(
+        handle=handle, tokens=np.arange(prompt, dtype=np.int32) % 60, prompt_len=prompt,
+        sampling=TokenSampling(max_tokens=tokens), inputs=tuple(item(d, a, b) for d, a, b in items),
+    )  # fmt: skip
 
 
 def world(encoder: FakeEncoder, **config: int) -> World:
@@ -140,15 +145,14 @@ def test_nothing_is_encoded_for_requests_that_have_ended() -> None:
 
 def test_vectors_are_held_for_requests_that_wait_and_kept_within_a_budget() -> None:
     encoder = FakeEncoder(True)
-    items = [MediaItem(bytes([d]), np.arange(4, dtype=np.int32), ()) for d in range(1, 5)]
+    items = [item(d, 0, 4) for d in range(1, 5)]
     made = Encodings(encoder, lambda: 0.0, budget=2 * 4 * WIDTH * 4)  # of two items
-    for item in items:
-        assert made.find(item) is None
+    assert [made.find(each) for each in items] == [None] * 4
     made.advance(None, wait=True)
     made.advance(None, wait=True)
-    assert all(made.find(item) is not None for item in items)
+    assert all(made.find(each) is not None for each in items)
     made.forget(set())
-    assert [made.find(item) is not None for item in items] == [False, False, True, True]
+    assert [made.find(each) is not None for each in items] == [False, False, True, True]
     assert len(encoder.begun) == 1
 
 
@@ -164,7 +168,7 @@ def test_layers_of_a_launch_follow_from_the_time_that_layers_take() -> None:
     encoder = FakeEncoder(False)
     encoder.begin = lambda waiting: Slow(encoder, list(waiting))  # type: ignore[method-assign]
     made = Encodings(encoder, lambda: now[0], 1 << 20)
-    made.find(MediaItem(b"a", np.arange(4, dtype=np.int32), ()))
+    made.find(item(1, 0, 4))
     assert made.advance(0, wait=False) == 0
     assert encoder.launches == []
     while made.busy:

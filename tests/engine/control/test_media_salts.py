@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from thalweg.engine.control.request import Request
-from thalweg.engine.messages import MediaItem, TokenSampling
+from thalweg.engine.messages import Input, TokenSampling
 
 
 def request(salt: bytes, *items: tuple[bytes, int, int]) -> Request:
     """items: digest, and the positions [first, end) of its placeholders."""
-    media = tuple(MediaItem(d, np.arange(a, b, dtype=np.int32), (), (1, 1)) for d, a, b in items)
+    inputs = tuple(Input(kind="image", digest=d, positions=np.arange(a, b, dtype=np.int32)) for d, a, b in items)
     tokens = np.zeros(64, np.int32)
-    return Request(1, TokenSampling(max_tokens=1, media=media), 64, (0, 0), salt, True, 65, 0.0, tokens)
+    return Request(1, TokenSampling(max_tokens=1), 64, (0, 0), salt, True, 65, 0.0, tokens, inputs=inputs)
 
 
 def salts(r: Request) -> list[bytes]:
@@ -39,3 +39,8 @@ def test_no_salt_of_a_caller_reads_as_an_image() -> None:
     assert len({salts(request(s, (b"a" * 16, 0, 16)))[0] for s in (b"", b"x", b"0", b"1:x")}) == 4
     both = request(b"", (b"a" * 16, 0, 4), (b"b" * 16, 8, 12)), request(b"", (b"b" * 16, 0, 4), (b"a" * 16, 8, 12))
     assert len({salts(r)[0] for r in both}) == 2
+
+
+def test_the_source_of_cross_attention_tells_every_block_apart() -> None:
+    one, other, none = (salts(request(b"x", *items)) for items in ([(b"a" * 16, 0, 0)], [(b"b" * 16, 0, 0)], []))
+    assert all(len({a, b, c}) == 3 for a, b, c in zip(one, other, none, strict=True))

@@ -9,7 +9,7 @@ from world import World, make_config
 
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.control.pace import FIRST
-from thalweg.engine.messages import EngineRequest, TokenSampling
+from thalweg.engine.messages import EngineRequest, Input, TokenSampling
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVSpec
 from thalweg.hal.parts.history import History
@@ -18,7 +18,7 @@ from thalweg.hal.parts.penalties import Penalties
 
 
 def request(handle: int, prompt, max_tokens: int = 4, **fields) -> EngineRequest:
-    names = {"priority", "cache_salt", "read_prefix_cache", "streamed"} & fields.keys()
+    names = {"priority", "cache_salt", "inputs", "read_prefix_cache", "streamed"} & fields.keys()
     own = {n: fields.pop(n) for n in names}
     tokens = np.array(prompt, np.int32)
     sampling = TokenSampling(max_tokens=max_tokens, **fields)
@@ -551,15 +551,19 @@ def test_prompts_start_in_every_so_many_steps_beside_running_sequences():
 
 
 def test_what_is_not_to_be_cut_is_computed_in_one_step():
-    for uncut, takes in (((), [8, 8, 4]), (((6, 12),), [6, 8, 6])):
+    def uncut(first, end):
+        at, vectors = np.arange(first, end, dtype=np.int32), np.zeros((end - first, 3), np.float32)
+        return (Input(kind="image", digest=b"", positions=at, vectors=vectors, uncut=True),)
+
+    for inputs, takes in (((), [8, 8, 4]), (uncut(6, 12), [6, 8, 6])):
         w = world(depth=1, max_len=64, max_tokens=8)
-        w.submit(request(0, range(20), 1, uncut=uncut))
+        w.submit(request(0, range(20), 1, inputs=inputs))
         w.drain()
         assert [int(b.query.sum()) for b in w.batch_log] == takes
     w = world(depth=1, max_len=64, max_tokens=8)
-    w.submit(request(0, range(20), 1, uncut=((2, 14),)))
+    w.submit(request(0, range(20), 1, inputs=uncut(2, 14)))
     w.tracked[0].may_fail = True
-    assert "computed together" in w.step().finished[0].error
+    assert "an image has 12 tokens, which are computed together" in w.step().finished[0].error
 
 
 def test_steps_are_logged_where_asked_for(caplog):

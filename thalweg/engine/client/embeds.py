@@ -1,4 +1,4 @@
-"""Prompts that are given as embeddings (`prompt_embeds`), checked and laid over placeholder tokens."""
+"""Prompts that are given as embeddings (`prompt_embeds`): checked, and made an input over placeholder tokens."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.engine.messages import Overlay
+from thalweg.engine.messages import Input
 from thalweg.errors import RequestError
 from thalweg.params import SamplingParams
 
 NAME, IDS, MASK = "prompt_embeds", "prompt_token_ids", "prompt_is_token_ids"
 MOST_BYTES = 128 << 20
 """Bytes of vectors that a request may send to an engine process, all its choices together."""
-RESERVED = "\0"
-"""What such a salt begins with, and no caller's may."""
 PLACEHOLDER = 0
 """Token id that stands for a vector, where the prompt names none to be told back."""
 
 
-def read(fields: Mapping[str, Any], hidden: int) -> tuple[Overlay, dict[str, Any]]:
+def read(fields: Mapping[str, Any], hidden: int) -> tuple[Input | None, dict[str, Any]]:
     """The vectors [tokens, hidden] of a prompt, of numpy or torch, in any float type. And the rest of it: its ids, and what
-    else was said. RequestError."""
+    else was said. None: every position is a token. RequestError."""
     vectors = _vectors(fields[NAME], hidden)
     rest = {k: v for k, v in fields.items() if k not in (NAME, MASK) and v is not None}
     ids, mask = rest.get(IDS), fields.get(MASK)
@@ -36,7 +34,7 @@ def read(fields: Mapping[str, Any], hidden: int) -> tuple[Overlay, dict[str, Any
     if tokens.dtype != bool:
         raise RequestError(f"{MASK} must hold true and false", MASK)
     at = np.flatnonzero(~tokens).astype(np.int32)
-    return Overlay(at, vectors[at]), {**rest, IDS: [PLACEHOLDER] * len(vectors) if ids is None else ids}
+    return _input(at, vectors[at]), {**rest, IDS: [PLACEHOLDER] * len(vectors) if ids is None else ids}
 
 
 def _vectors(given: Any, hidden: int) -> np.ndarray:
@@ -53,19 +51,21 @@ def _vectors(given: Any, hidden: int) -> np.ndarray:
     return vectors
 
 
-def salted(salt: str, overlay: Overlay) -> str:
-    """A cache salt of these vectors: placeholders are equal in all prompts, and must find nobody else's blocks."""
-    digest = hashlib.blake2b(repr((salt, overlay.vectors.shape)).encode(), digest_size=24)
-    digest.update(overlay.positions.tobytes())
-    digest.update(overlay.vectors.tobytes())
-    return RESERVED + digest.hexdigest()
+def _input(positions: np.ndarray, vectors: np.ndarray) -> Input | None:
+    if not positions.size:
+        return None
+    digest = hashlib.blake2b(repr((NAME, vectors.shape)).encode(), digest_size=24)
+    digest.update(positions.tobytes())
+    digest.update(vectors.tobytes())
+    return Input(kind="embeds", digest=digest.digest(), positions=positions, vectors=vectors)
 
 
-def check(params: SamplingParams, overlay: Overlay) -> None:
+def check(params: SamplingParams, item: Input | None) -> None:
     """RequestError for more than may be sent, and for what reads the tokens of a prompt."""
-    if overlay.vectors.nbytes * params.n > MOST_BYTES:
+    size = 0 if item is None or item.vectors is None else item.vectors.nbytes
+    if size * params.n > MOST_BYTES:
         raise RequestError(
-            f"{NAME}: {params.n} choices of a prompt of {overlay.vectors.nbytes} bytes are more than {MOST_BYTES} bytes: "
+            f"{NAME}: {params.n} choices of a prompt of {size} bytes are more than {MOST_BYTES} bytes: "
             "send a shorter one, or ask for fewer choices at once",
             NAME,
         )

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from thalweg.config import SoundConfig
-from thalweg.engine.client.embeds import MOST_BYTES, RESERVED
+from thalweg.engine.client.embeds import MOST_BYTES
+from thalweg.engine.messages import Input
 from thalweg.errors import RequestError
 from thalweg.media.mel import HOP, RATE, LogMel, log_mel
 from thalweg.media.sound import samples_of
@@ -17,6 +18,8 @@ from thalweg.params import SamplingParams
 
 NAME = "multi_modal_data"
 NEVER = float("-inf")
+MOST_A_STEP = 4
+"""Recordings that are encoded in one step: each costs what a long prompt costs."""
 TIMESTAMPS = "timestamps"
 """Name in extra_args of the rules that times keep to: the first time, the end, and the latest first time."""
 
@@ -75,11 +78,11 @@ def _heard(audio: Any, config: SoundConfig) -> np.ndarray:
     return log_mel(wave, config.bins, config.frames)
 
 
-def salted(salt: str, mel: np.ndarray) -> str:
-    """A cache salt of this sound: prompts of transcripts are equal, and must find nobody else's blocks."""
-    digest = hashlib.blake2b(repr((salt, "sound", mel.shape)).encode(), digest_size=24)
+def input_of(mel: np.ndarray) -> Input:
+    """The source of cross attention. Prompts of transcripts are equal, so its digest salts every block."""
+    digest = hashlib.blake2b(repr(("sound", mel.shape)).encode(), digest_size=24)
     digest.update(mel.tobytes())
-    return RESERVED + digest.hexdigest()
+    return Input(kind="audio", digest=digest.digest(), positions=np.zeros(0, np.int32), data=(mel,), most_a_step=MOST_A_STEP)
 
 
 def check(params: SamplingParams, mel: np.ndarray | None) -> None:
@@ -93,10 +96,8 @@ def check(params: SamplingParams, mel: np.ndarray | None) -> None:
         raise RequestError(f"n: {params.n} choices of a sound are more than {MOST_BYTES} bytes: ask for fewer at once", "n")
 
 
-def sampling(config: SoundConfig, mel: np.ndarray, ids: list[int], fields: dict[str, Any]) -> dict[str, Any]:
+def sampling(config: SoundConfig, ids: list[int], fields: dict[str, Any]) -> dict[str, Any]:
     """Fields of TokenSampling, with the tokens left out that the model was trained to leave out."""
     bias = dict(fields["logit_bias"]) | dict.fromkeys(config.suppress, NEVER)
     first = tuple((ids[-1], i) for i in config.begin_suppress)
-    return {
-        **fields, "sound": mel, "logit_bias": tuple(sorted(bias.items())), "bad_words": (*fields["bad_words"], *first),
-    }  # fmt: skip
+    return {**fields, "logit_bias": tuple(sorted(bias.items())), "bad_words": (*fields["bad_words"], *first)}

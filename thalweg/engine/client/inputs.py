@@ -21,7 +21,7 @@ from thalweg.engine.client.grammars import StructuredOutputs
 from thalweg.engine.client.media import MEDIA, NAME, Media
 from thalweg.engine.client.pool_shape import PoolShape, pool_shape, token_types
 from thalweg.engine.client.thinking import Marks
-from thalweg.engine.messages import EngineRequest, MediaItem, Overlay, TokenSampling
+from thalweg.engine.messages import EngineRequest, Input, TokenSampling
 from thalweg.errors import RequestError
 from thalweg.features import all_features
 from thalweg.grammar.source import Source
@@ -34,6 +34,8 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, {"prompt": text}, or {"prompt_token_ids": ids} with "prompt" and "cache_salt" beside them if wanted."""
 
 MAX_SALT = 1024
+RESERVED = "\0"
+"""Salts of blocks with inputs begin so (`Request.salt_of`), and no caller's may."""
 KEPT_WORDS = 16
 """Lists of bad words kept as tokens: the prompts and choices of a request share theirs."""
 _KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
@@ -130,20 +132,16 @@ class InputProcessor:
         _check_priority(priority)
         prompt, mel = hearing.read(prompt, self._sound)
         prompt, images = _with_images(prompt)
-        text, ids, salt, overlay = self._laid(prompt, params)
-        items = self._items(ids, images, params.n)
+        text, ids, salt, embedded = self._embedded(prompt, params)
+        inputs = self._media_inputs(ids, images, params.n)
         tokens = np.array(ids, np.int32)
-        if overlay is not None:
-            tokens[overlay.positions] = embeds.PLACEHOLDER
-        shared = {
-            **self._sampling(params, ids),
-            "overlay": overlay,
-            "media": items,
-            **self._seen(ids, items),
-        }
+        if embedded is not None:
+            tokens[embedded.positions] = embeds.PLACEHOLDER
+            inputs = tuple(sorted((*inputs, embedded), key=lambda item: int(item.positions[0])))
+        shared = self._sampling(params, ids)
         hearing.check(params, mel)
         if mel is not None and self._sound is not None:
-            salt, shared = hearing.salted(salt, mel), hearing.sampling(self._sound, mel, ids, shared)
+            inputs, shared = (hearing.input_of(mel), *inputs), hearing.sampling(self._sound, ids, shared)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         scores = -1 if params.prompt_logprobs is None else self._logprobs("prompt_logprobs", params.prompt_logprobs)
         requests = []
@@ -156,6 +154,7 @@ class InputProcessor:
                     tokens=tokens,
                     prompt_len=len(ids),
                     sampling=TokenSampling(**shared, seed=choice_seed(seed, first_choice + i), prompt_logprobs=mine),
+                    inputs=inputs,
                     priority=priority,
                     cache_salt=salt,
                     read_prefix_cache=not skip,
@@ -217,29 +216,22 @@ class InputProcessor:
 
     # ------------------------------------------------------------ prompts
 
-    def _seen(self, ids: list[int], items: tuple[MediaItem, ...]) -> dict[str, Any]:
-        """What follows from the images of a prompt, as fields of TokenSampling."""
-        if self._media is None or not items:
-            return {}
-        return {"axes": self._media.axes(len(ids), items), "spans": self._media.spans(items), "uncut": self._media.uncut(items)}
-
-    def _items(self, ids: list[int], images: Sequence[Any], choices: int) -> tuple[MediaItem, ...]:
+    def _media_inputs(self, ids: list[int], images: Sequence[Any], choices: int) -> tuple[Input, ...]:
         if not images:
             return ()
         if self._media is None:
             raise RequestError(f"prompt: {NAME} is not supported by this model, which takes text alone; leave it out", "prompt")
-        return self._media.items(ids, images, choices)
+        return self._media.inputs(ids, images, choices)
 
-    def _laid(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, list[int], str, Overlay | None]:
+    def _embedded(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, list[int], str, Input | None]:
         """As `_prompt`, of a prompt that may be given as embeddings too."""
         if not isinstance(prompt, Mapping) or embeds.NAME not in prompt:
             return *self._prompt(prompt), None
         if not self._hidden:
             raise RequestError(f"{embeds.NAME}: this engine runs no model; send text or token ids", embeds.NAME)
-        overlay, rest = embeds.read(prompt, self._hidden)
-        embeds.check(params, overlay)
-        text, ids, salt = self._prompt(rest)
-        return text, ids, embeds.salted(salt, overlay), overlay
+        embedded, rest = embeds.read(prompt, self._hidden)
+        embeds.check(params, embedded)
+        return *self._prompt(rest), embedded
 
     def _prompt(self, prompt: Prompt) -> tuple[str | None, list[int], str]:
         """(text if known, ids, cache salt)."""
@@ -451,7 +443,7 @@ def _check_priority(priority: Any) -> None:
 def _salt(salt: Any) -> str:
     if salt is None:
         return ""
-    if isinstance(salt, str) and salt.startswith(embeds.RESERVED):
+    if isinstance(salt, str) and salt.startswith(RESERVED):
         raise RequestError("cache_salt must not begin with a NUL character", "cache_salt")
     if not isinstance(salt, str) or not salt or len(salt) > MAX_SALT:
         raise RequestError(f"cache_salt must be a non-empty string of at most {MAX_SALT} characters", "cache_salt")

@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from thalweg.engine.messages import Axes, MediaItem
+from thalweg.engine.messages import Input
 from thalweg.errors import RequestError
 from thalweg.host.turns import Turns
 from thalweg.media.fetches import Fetches
 from thalweg.media.gate import Gate, checked, decoded
 from thalweg.media.images import CELLS, Image, Images
 from thalweg.media.listeners import Listener
-from thalweg.media.processors import Processor
+from thalweg.media.processors import Processor, Size
 from thalweg.media.sound import samples_of
 from thalweg.media.sounds import Sound, Sounds
 from thalweg.media.wire import WHITE, Colour
@@ -250,9 +250,9 @@ class Media:
             grown += len(shown) - len(marker)
         return "".join([*out, text[last:]]), [*moved, *((a + grown, b + grown) for a, b in spans)]
 
-    def items(self, ids: Sequence[int], media: Sequence[Medium], choices: int) -> tuple[MediaItem, ...]:
+    def inputs(self, ids: Sequence[int], media: Sequence[Medium], choices: int) -> tuple[Input, ...]:
         """The media with the positions of their placeholders among a prompt's ids. choices: that the request asks for."""
-        made: list[MediaItem] = []
+        made: list[Input] = []
         for kind, way in self._ways.items():
             mine = _of(kind, media)
             places = np.flatnonzero(np.array(ids, np.int32) == way.token).astype(np.int32)
@@ -262,8 +262,8 @@ class Media:
                     f"prompt: {places.size} placeholders for {sum(counts)} vectors of {len(mine)} {way.word}", "prompt"
                 )
             parts = np.split(places, np.cumsum(counts)[:-1]) if counts else []
-            made += [_item(each, at) for each, at in zip(mine, parts, strict=True)]
-        size = sum(v.nbytes for item in made for v in item.views)
+            made += [self._input(each, at) for each, at in zip(mine, parts, strict=True)]
+        size = sum(v.nbytes for item in made for v in item.data)
         if size * choices > MOST_BYTES:
             raise RequestError(
                 f"prompt: images and sounds of {size >> 20} MiB for {choices} choices are more than {MOST_BYTES >> 20} MiB: "
@@ -271,25 +271,23 @@ class Media:
             )  # fmt: skip
         return tuple(sorted(made, key=lambda item: int(item.positions[0])))
 
-    def axes(self, length: int, items: Sequence[MediaItem]) -> Axes | None:
-        """Positions of a prompt of so many tokens, of models that tell rows and columns apart."""
-        shown = [item for item in items if not item.frames]  # along a sound they go on as along a text
-        return None if self._processor is None or not shown else axes(self._processor, length, shown)
+    def _input(self, item: Medium, positions: np.ndarray) -> Input:
+        uncut = self._settings.uncut
+        if isinstance(item, Sound):
+            return Input(
+                kind="audio", digest=item.digest, positions=positions, data=(item.mel,), size=(item.frames,), uncut=uncut
+            )
+        assert self._processor is not None
+        axes, extent = axes_of(self._processor, item.size, positions)
+        return Input(
+            kind="image", digest=item.digest, positions=positions, data=item.views, size=item.size, uncut=uncut,
+            bidirectional=self._processor.together, axes=axes, extent=extent,
+        )  # fmt: skip
 
     def forget(self) -> None:
         """Read every image anew."""
         if self._images is not None:
             self._images.forget()
-
-    def uncut(self, items: Sequence[MediaItem]) -> tuple[tuple[int, int], ...]:
-        """Tokens that are computed in one step, where images are to be."""
-        return _spans(items) if self._settings.uncut else ()
-
-    def spans(self, items: Sequence[MediaItem]) -> tuple[tuple[int, int], ...]:
-        """Tokens that see each other, of models whose images do."""
-        if self._processor is None or not self._processor.together:
-            return ()
-        return _spans([item for item in items if not item.frames])
 
     # ------------------------------------------------------------ prompts of programs
 
@@ -329,35 +327,18 @@ class Media:
         return await asyncio.to_thread(self.prompt, fields)
 
 
-def _spans(items: Sequence[MediaItem]) -> tuple[tuple[int, int], ...]:
-    return tuple((int(item.positions[0]), int(item.positions[-1]) + 1) for item in items)
-
-
-def axes(processor: Processor, length: int, items: Sequence[MediaItem]) -> Axes | None:
-    """Positions of a prompt with these images. None: the model's have one axis. An image has the time of its first token, and
-    what follows goes on behind its longer edge."""
-    grids = [processor.grid(item.size) for item in items]
-    shift, less = np.zeros((length, 3), np.int32), 0
-    for item, grid in zip(items, grids, strict=True):
-        if grid is None:
-            return None
-        first, last = int(item.positions[0]), int(item.positions[-1]) + 1
-        each = np.arange(last - first, dtype=np.int32)
-        down, across = np.divmod(each, grid[0])
-        shift[first:last] = np.stack([np.zeros_like(down), down, across], 1) - each[:, None] - less
-        less += last - first - max(grid)
-        shift[last:] = -less
-    return Axes(shift, -less)
+def axes_of(processor: Processor, size: Size, positions: np.ndarray) -> tuple[np.ndarray | None, int]:
+    """`Input.axes` and `Input.extent` of an image of this size. It has the time of its first token, and what follows goes on
+    behind its longer edge."""
+    grid = processor.grid(size)
+    if grid is None:
+        return None, 0
+    down, across = np.divmod(np.arange(int(positions[-1]) + 1 - int(positions[0]), dtype=np.int32), grid[0])
+    return np.stack([np.zeros_like(down), down, across], 1), max(grid)
 
 
 def _of(kind: Kind, media: Sequence[Medium]) -> list[Medium]:
     return [item for item in media if isinstance(item, Image if kind == "image" else Sound)]
-
-
-def _item(item: Medium, positions: np.ndarray) -> MediaItem:
-    if isinstance(item, Image):
-        return MediaItem(item.digest, positions, item.views, item.size)
-    return MediaItem(item.digest, positions, (item.mel,), frames=item.frames)
 
 
 def _found(text: str, marker: str) -> list[int]:

@@ -28,7 +28,7 @@ from thalweg.engine.control.invariant import InvariantError, ensure
 from thalweg.engine.control.ngram import NGramDrafter
 from thalweg.engine.control.output import News, ResultReader
 from thalweg.engine.control.parts.builder import Setup, builders
-from thalweg.engine.control.request import Request, limit_of, refuse
+from thalweg.engine.control.request import Request, limit_of, most_a_step, refuse, stretches_together
 from thalweg.engine.control.scheduler import SHARE_FROM, Schedule, Scheduler
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.messages import EngineRequest, Finished, Outputs, Started, Stats
@@ -64,7 +64,7 @@ class EngineCore:
         """`launch` starts a step and returns at once; calls take effect in order. `announce` is told which sequences a step
         begins before it is launched, so that somebody knows should the step be the end; without it they are in the step's
         Outputs. `hash_fn`, `share_from` and `drafter` (who guesses tokens, whatever the configuration says) are for tests.
-        `grammars` compiles those of requests, which are refused without it. `encoder` makes vectors of media, likewise.
+        `grammars` compiles those of requests, which are refused without it. `encoder` makes vectors of inputs, likewise.
         `populate` is `Worker.populate`.
         Raises ConfigError if the cache has groups this version cannot keep, or that cannot go with drafts."""
         scheduler, cache = config.scheduler, config.cache
@@ -115,8 +115,8 @@ class EngineCore:
             why = refuse(r, self.config, self.kv.bounds)
             if why is None and r.sampling.grammar is not None:
                 why = self._uncompiled(r)
-            if why is None and not all(self._encoder is not None and self._encoder.takes(item) for item in r.sampling.media):
-                why = "this engine does not take images or sounds such as these"
+            if why is None:
+                why = self._unencodable(r)
             if r.handle in self._requests:
                 why = f"handle: {r.handle} is in use"
             if why is not None:
@@ -131,8 +131,9 @@ class EngineCore:
             request = Request(
                 r.handle, r.sampling, r.prompt_len, (priority, next(self._arrivals)), salt,
                 r.read_prefix_cache and r.sampling.prompt_logprobs < 0, limit, now, np.array(r.tokens, np.int32),
-                r.streamed, gated=any(b.asked(r.sampling) and b.gates(r.sampling) for b in self._parts),
+                r.streamed, r.inputs, stretches_together(r.inputs), most_a_step(r.inputs),
             )  # fmt: skip
+            request.gated = any(b.applies(request) and b.gates(request) for b in self._parts)
             self._requests[r.handle] = request
             self.scheduler.add(request)
 
@@ -144,6 +145,13 @@ class EngineCore:
         if r.sampling.grammar.text and not r.sampling.eos_ids:
             return "structured_outputs: the model has no end-of-sequence token, so no grammar could end"
         return self._grammars.refuse(r.sampling.grammar)
+
+    def _unencodable(self, r: EngineRequest) -> str | None:
+        """Why a request with inputs can never run, or None."""
+        for item in r.inputs:
+            if item.is_encoded and (self._encoder is None or not self._encoder.takes(item)):
+                return f"this engine has no encoder for inputs of kind {item.kind}"
+        return None
 
     def abort(self, handles: Sequence[int]) -> None:
         """End these sequences now. Unknown handles have already ended, and are ignored."""
@@ -161,7 +169,7 @@ class EngineCore:
 
     def _ready(self, request: Request, begin: int, end: int) -> int:
         """How many tokens of [begin, end), from the first, every part of the request can be built for now."""
-        gates = (b for b in self._parts if b.asked(request.sampling) and b.gates(request.sampling))
+        gates = (b for b in self._parts if b.applies(request) and b.gates(request))
         return min((b.ready(request, begin, end) for b in gates), default=end - begin)
 
     def _encode(self) -> None:
@@ -179,7 +187,7 @@ class EngineCore:
     def _forget(self) -> None:
         if self._encodings is not None:
             prompts = (r for r in self._requests.values() if r.gated and self.scheduler.in_prompt(r))
-            self._encodings.forget({item.digest for r in prompts for item in r.sampling.media})
+            self._encodings.forget({item.digest for r in prompts for item in r.inputs})
 
     # ------------------------------------------------------------------ the loop
 

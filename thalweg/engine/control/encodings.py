@@ -1,4 +1,4 @@
-"""When media of prompts are encoded, several items together: beside steps where the device has a second queue, else between
+"""When inputs of prompts are encoded, several items together: beside steps where the device has a second queue, else between
 them, some layers of the encoder at a time.
 
 Vectors are found by the digest of their item. A prompt waits where it needs some that are not there; nobody else does. Between
@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from thalweg.engine.messages import MediaItem
+from thalweg.engine.messages import Input
 from thalweg.hal.device import Pending
 
 WHOLE_SECONDS = 0.1
@@ -23,7 +23,7 @@ WHOLE_SECONDS = 0.1
 class Encoding(Protocol):
     """Items that are encoded together."""
 
-    items: Sequence[MediaItem]
+    items: Sequence[Input]
 
     @property
     def left(self) -> int:
@@ -37,15 +37,15 @@ class Encoding(Protocol):
 
 
 class Encoder(Protocol):
-    """Makes vectors of images and sounds."""
+    """Makes the vectors of inputs."""
 
     beside: bool
     """Does it run beside steps, and not between them?"""
 
-    def takes(self, item: MediaItem, /) -> bool:
+    def takes(self, item: Input, /) -> bool:
         """Is there an encoder for it?"""
 
-    def begin(self, waiting: Sequence[MediaItem], /) -> Encoding:
+    def begin(self, waiting: Sequence[Input], /) -> Encoding:
         """Of the first of these, and of those after it that are encoded together with it. The one before has ended."""
 
 
@@ -56,7 +56,7 @@ class Encodings:
         self._encoder, self._clock, self._budget = encoder, clock, budget
         self._kept: OrderedDict[bytes, np.ndarray] = OrderedDict()
         self._held = 0
-        self._waiting: OrderedDict[bytes, MediaItem] = OrderedDict()
+        self._waiting: OrderedDict[bytes, Input] = OrderedDict()
         self._wanted: dict[bytes, np.ndarray] = {}
         """Vectors that requests have waited for, until `forget`."""
         self._encoding: Encoding | None = None
@@ -73,7 +73,7 @@ class Encodings:
         """Is anything to be encoded?"""
         return bool(self._waiting) or self._encoding is not None
 
-    def find(self, item: MediaItem) -> np.ndarray | None:
+    def find(self, item: Input) -> np.ndarray | None:
         """f32[positions, width]. None: they are not there, and are made."""
         found = self._kept.get(item.digest)
         if found is not None:

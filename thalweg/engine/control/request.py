@@ -5,13 +5,14 @@ While a sequence runs, its progress lives in `slots` (arrays), not here; a preem
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from thalweg.config import EngineConfig
 from thalweg.engine.control.cache.prefix import Node
-from thalweg.engine.messages import EngineRequest, TokenSampling
+from thalweg.engine.messages import EngineRequest, Input, TokenSampling
 
 INT32_MAX = 2**31 - 1
 
@@ -31,6 +32,11 @@ class Request:
     tokens: np.ndarray
     """i32; every token known when it entered the waiting queue."""
     streamed: bool = True
+    inputs: tuple[Input, ...] = ()
+    together: tuple[tuple[int, int], ...] = ()
+    """Stretches [first, end) of the prompt that are each computed in one step."""
+    most_a_step: int = 0
+    """At most so many requests with a limit enter in the step that it enters in. 0: it has none."""
     slot: int = 0
     """0 while waiting."""
     started: bool = False
@@ -57,11 +63,11 @@ class Request:
     """Keys of blocks it is computing now, for others to wait for."""
 
     def salt_of(self, begin: int, end: int) -> bytes:
-        """The salt of the block of tokens [begin, end). Placeholders are equal for all images, so it names those that the
-        block shows some of, and which part. Of other blocks it is the request's own."""
+        """The salt of the block of tokens [begin, end). Placeholders are equal for all inputs, so it names the inputs that
+        the block holds placeholders of, and which ones. Of other blocks it is the request's own."""
         out = b""
-        for item in self.sampling.media:
-            first, last = np.searchsorted(item.positions, (begin, end)).tolist()
+        for item in self.inputs:
+            first, last = (0, 1) if item.is_source else np.searchsorted(item.positions, (begin, end)).tolist()
             if first < last:
                 out += b"%d:%d:%b" % (first, len(item.digest), item.digest)
         # No caller's salt begins so.
@@ -71,6 +77,24 @@ class Request:
     def resumed(self) -> bool:
         """Had it begun to answer when it entered the queue?"""
         return bool(self.tokens.size > self.prompt_len)
+
+
+def stretches_together(inputs: Sequence[Input]) -> tuple[tuple[int, int], ...]:
+    """`Request.together` of these inputs."""
+    return tuple(item.span for item in inputs if _size_together(item))
+
+
+def _size_together(item: Input) -> int:
+    """How many tokens of this input are computed in one step; 0 = any number of them may be."""
+    if item.is_source or not (item.uncut or item.bidirectional):
+        return 0
+    first, end = item.span
+    return end - first
+
+
+def most_a_step(inputs: Sequence[Input]) -> int:
+    """`Request.most_a_step` of these inputs."""
+    return min((item.most_a_step for item in inputs if item.most_a_step), default=0)
 
 
 def limit_of(request: EngineRequest, max_len: int) -> int:
@@ -103,13 +127,13 @@ def refuse(request: EngineRequest, config: EngineConfig, bounds: list[tuple[int,
     named = (*sampling.allowed_ids, *(i for i, _ in sampling.logit_bias), *(i for w in sampling.bad_words for i in w))
     if any(not 0 <= i < model.vocab for i in named) or any(not w for w in sampling.bad_words):
         return f"allowed_ids, logit_bias, bad_words: ids must be between 0 and {model.vocab - 1}, and no bad word empty"
-    if (
-        most := max((end - first for first, end in sampling.spans or sampling.uncut), default=0)
-    ) > config.scheduler.token_budget:
-        return (
-            f"an image has {most} tokens, which are computed together, but a step takes {config.scheduler.token_budget}: raise "
-            "--max-num-batched-tokens"
-        )
+    for item in request.inputs:
+        if (size := _size_together(item)) > config.scheduler.token_budget:
+            article = "an" if item.kind[:1] in "aeiou" else "a"
+            return (
+                f"{article} {item.kind} has {size} tokens, which are computed together, but a step takes "
+                f"{config.scheduler.token_budget}: raise --max-num-batched-tokens"
+            )
     if not config.scheduler.chunked_prefill and tokens.size > config.scheduler.token_budget:
         return (
             f"the prompt has {tokens.size} tokens, but with chunked prefill off a step takes {config.scheduler.token_budget}: "

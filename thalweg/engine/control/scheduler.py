@@ -40,9 +40,6 @@ SHARE_FROM = 64
 PASS_AT_MOST = 64
 """Waiting requests that others may overtake in one step: bounds the search."""
 
-MOST_SOUNDS = 4
-"""Sounds that a step may hear: each costs what a long prompt costs."""
-
 _rank = attrgetter("rank")
 
 
@@ -343,8 +340,8 @@ class Scheduler:
             most = min(rest, c.take + budget, self._kv.room(c.slot) - start)
             more = self._chunk_size(start, rest, most) - c.take
             request = s.requests[c.slot]
-            if request is not None and (request.gated or request.sampling.spans or request.sampling.uncut):
-                more = 0  # it ends where no image is cut, and before what is not encoded yet
+            if request is not None and (request.gated or request.together):
+                more = 0  # it ends inside no stretch, and before what is not encoded yet
             if more > 0 and self._kv.grow(c.slot, start + c.take + more):
                 chunks[i] = Chunk(c.slot, c.take + more, c.cached)
                 budget -= more
@@ -359,19 +356,19 @@ class Scheduler:
         return self._kv.cut(start, min(rest, budget, threshold) if threshold else min(rest, budget))
 
     def _take_ready(self, request: Request | None, start: int, take: int) -> int:
-        """The tokens <= `take` that may be computed now, of a chunk that ends inside no span."""
+        """The tokens <= `take` that may be computed now, of a chunk that ends inside no stretch."""
         if request is None or not request.gated or self._ready is None or take <= 0:
             return take
         end = start + self._ready(request, start, start + take)
         if end == start + take:
             return take
-        inside = (first for first, last in request.sampling.spans or request.sampling.uncut if first < end < last)
+        inside = (first for first, last in request.together if first < end < last)
         return max(0, next(inside, end) - start)
 
     def _uncut(self, request: Request | None, start: int, take: int, chunks: list[Chunk]) -> int:
-        """The tokens <= `take` of a chunk that ends inside no span, or all of one that it begins with, if the step has room
+        """The tokens <= `take` of a chunk that ends inside no stretch, or all of one that it begins with, if the step has room
         for that; 0 if it has not."""
-        for first, end in () if request is None else request.sampling.spans or request.sampling.uncut:
+        for first, end in () if request is None else request.together:
             if first < start + take < end:
                 if first > start:
                     return first - start
@@ -396,13 +393,13 @@ class Scheduler:
         s, config = self._slots, self._config
         threshold = config.long_prefill_threshold
         partial, long_partial = self._in_progress(chunks)
-        sounds = 0
+        limited = 0
         for request in self.waiting[: s.available + PASS_AT_MOST]:
             running = len(self.running)
             if not budget or not s.available or self._kv.crowded(running):
                 request.held = "tokens" if not budget else "slots" if not s.available else "cache"
                 return given - budget
-            if request.sampling.sound is not None and sounds == MOST_SOUNDS:
+            if 0 < request.most_a_step <= limited:
                 request.held = "tokens"
                 return given - budget
             if request.waits_for in self._computing:
@@ -448,7 +445,7 @@ class Scheduler:
             if take < rest:
                 partial, long_partial = partial + 1, long_partial + long
             self._admit(request, nodes, take)
-            sounds += request.sampling.sound is not None
+            limited += request.most_a_step > 0
             chunks.append(Chunk(request.slot, take, cached))
             entered.append(request)
             budget -= take

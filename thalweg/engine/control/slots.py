@@ -115,7 +115,7 @@ class Slots:
         # the same without.
         self.hopes[slot] = self.may_hope and not self.flags[slot] & TRUNCATE
         for builder in self._builders:
-            if builder.asked(sampling):
+            if builder.applies(request):
                 self.hopes[slot] &= not builder.waits(sampling) or builder.hopes(sampling)
                 self.flags[slot] |= builder.flags | WAITS * builder.waits(sampling)
                 builder.enter(slot, request)

@@ -266,14 +266,12 @@ def _encoder(job: _Job, model: Model, params: Any, background: Background | None
     if eye is not None and not model.looks_ahead:
         logger.warning("images are refused: no attention of this device lets an image's tokens see each other")
         eye = None
-    if eye is None and ear is None:
-        return None
-    return encoders.Encoder(
-        job.device,
-        background,
-        None if eye is None else encoders.seeing(model.vision, params["vision"], eye),
-        None if ear is None else encoders.hearing(model.hearing, params["hearing"], ear),
-    )
+    ways = {}
+    if eye is not None:
+        ways["image"] = encoders.seeing(model.vision, params["vision"], eye)
+    if ear is not None:
+        ways["audio"] = encoders.hearing(model.hearing, params["hearing"], ear)
+    return encoders.Encoder(job.device, background, ways) if ways else None
 
 
 def _prepare(job: _Job, runner: Runner, buckets: Sequence[StepShape], limits: Limits, vocab: int) -> None:

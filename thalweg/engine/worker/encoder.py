@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from thalweg.engine.messages import MediaItem
+from thalweg.engine.messages import Input
 from thalweg.hal.device import Background, Device, Executable, Pending
 from thalweg.hal.step import Params, StateBox, Step, StepBatch
 from thalweg.media import patches
@@ -28,8 +28,8 @@ class Way:
 
     tower: Tower | Ear
     params: Params
-    batches: Callable[[Sequence[MediaItem]], tuple[StepBatch, ...]]
-    size: Callable[[MediaItem], int]
+    batches: Callable[[Sequence[Input]], tuple[StepBatch, ...]]
+    size: Callable[[Input], int]
     """Patches of an item. Those of items that are encoded together are at most `TOGETHER`."""
     state: StateBox = field(default_factory=lambda: StateBox({}), init=False)
     carried: dict[str, Any] = field(default_factory=dict, init=False)
@@ -39,28 +39,28 @@ class Way:
 
 
 def seeing(tower: Tower, params: Params, processor: Processor) -> Way:
-    def batches(items: Sequence[MediaItem]) -> tuple[StepBatch, ...]:
-        each = [processor.prepared(item.views, item.size) for item in items]
+    def batches(items: Sequence[Input]) -> tuple[StepBatch, ...]:
+        each = [processor.prepared(item.data, (item.size[0], item.size[1])) for item in items]
         shrinks = 1 if tower.spec.shrinks is None else tower.spec.shrinks[1].group
         whole = patches.batch(patches.together(each, tower.spec.projector.group, shrinks))
         merged = () if tower.spec.shrinks is None else (patches.shrunk(whole, shrinks),)
         return (whole, patches.windows(whole), *merged)
 
-    def size(item: MediaItem) -> int:
-        return sum(v.shape[0] // processor.patch * (v.shape[1] // processor.patch) for v in item.views)
+    def size(item: Input) -> int:
+        return sum(v.shape[0] // processor.patch * (v.shape[1] // processor.patch) for v in item.data)
 
     return Way(tower, params, batches, size)
 
 
 def hearing(tower: Ear, params: Params, listener: Listener) -> Way:
     """Sounds are encoded one at a time."""
-    return Way(tower, params, lambda items: (listener.batch(items[0].views[0], items[0].frames),), lambda item: TOGETHER)
+    return Way(tower, params, lambda items: (listener.batch(items[0].data[0], items[0].size[0]),), lambda item: TOGETHER)
 
 
 class Encoding:
     """One run of an encoder. Its parts are launched in order, and the last one's result has the vectors."""
 
-    def __init__(self, way: Way, items: Sequence[MediaItem], compile: Compile, whole: bool) -> None:
+    def __init__(self, way: Way, items: Sequence[Input], compile: Compile, whole: bool) -> None:
         """whole: all layers are launched at once."""
         self.items, self._way, self._compile, self._whole, self._next = items, way, compile, whole, 0
         seen = way.batches(items)
@@ -91,25 +91,24 @@ class Encoding:
 class Encoder:
     """Begins encodings. One thread drives it, and at most one encoding is under way."""
 
-    def __init__(self, device: Device, background: Background | None, eye: Way | None, ear: Way | None) -> None:
-        """background: where it runs. None: in the queue of the steps, between them."""
-        self._device, self._eye, self._ear = device, eye, ear
+    def __init__(self, device: Device, background: Background | None, ways: Mapping[str, Way]) -> None:
+        """background: where it runs. None: in the queue of the steps, between them. ways: by kind of input."""
+        self._device, self._ways = device, ways
         self.beside = background is not None
         self._compile = background.compile if background else lambda step, p, state: device.compile(step, p, state, None, None)
         self.items = 0
         """Items encoded, or begun."""
 
-    def takes(self, item: MediaItem) -> bool:
+    def takes(self, item: Input) -> bool:
         """Is there an encoder for it?"""
-        return (self._ear if item.frames else self._eye) is not None
+        return item.kind in self._ways
 
-    def begin(self, waiting: Sequence[MediaItem]) -> Encoding:
+    def begin(self, waiting: Sequence[Input]) -> Encoding:
         """Of the first of these, and of those after it that are encoded together with it."""
-        way = self._ear if waiting[0].frames else self._eye
-        assert way is not None, "refused before"
+        way = self._ways[waiting[0].kind]
         items, size = [waiting[0]], way.size(waiting[0])
         for item in waiting[1:]:
-            if self._device.pads or bool(item.frames) != bool(waiting[0].frames):
+            if self._device.pads or item.kind != waiting[0].kind:
                 break
             size += way.size(item)
             if size > TOGETHER:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from thalweg.hal import ops
-from thalweg.hal.parts.sounds import Sounds
+from thalweg.hal.parts.sources import Sources
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
@@ -38,7 +38,7 @@ class CrossAttention:
         }  # fmt: skip
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        table, heard = flow.batch.block_tables[self._place.group], flow.batch.get(Sounds)
+        table, heard = flow.batch.block_tables[self._place.group], flow.batch.get(Sources)
         keys, values = flow.caches[self._place.layer]
         if heard is not None:
             keys, values = (

@@ -1,30 +1,54 @@
-"""Positions along several axes, of prompts with images and of what follows them."""
+"""Positions along several axes, of prompts with inputs that have them and of what follows them."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from thalweg.engine.control.parts.builder import FOREVER, Builder, Work
-from thalweg.engine.messages import TokenSampling
+from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, Work
+from thalweg.engine.control.request import Request
 from thalweg.hal.parts.axes import Axes
 
 
 class AxesBuilder(Builder):
     part = Axes
 
-    def asked(self, p: TokenSampling) -> bool:
-        return p.axes is not None
+    def __init__(self, setup: Setup) -> None:
+        self._shifts: dict[int, tuple[np.ndarray, int]] = {}
+        """By slot: what `shifts` gave."""
+
+    def applies(self, request: Request) -> bool:
+        return any(item.axes is not None for item in request.inputs)
+
+    def enter(self, slot: int, request: Request) -> None:
+        self._shifts[slot] = shifts(request)
+
+    def leave(self, slot: int) -> None:
+        self._shifts.pop(slot, None)
 
     def build(self, work: Work) -> tuple[Axes | None, int]:
         """After the prompt the shift stays the same, however far a sequence goes."""
         shift = np.zeros((int(work.query.sum()), 3), np.int32)
         settled = True
         for row, request in work.rows(self.flag):
-            axes = request.sampling.axes
-            assert axes is not None, "it asks for it"
+            prompt, after = self._shifts[request.slot]
             begin, count, first = int(work.context[row]), int(work.query[row]), work.first_token(row)
-            known = axes.shift[begin : begin + count]
+            known = prompt[begin : begin + count]
             shift[first : first + len(known)] = known
-            shift[first + len(known) : first + count] = axes.after
+            shift[first + len(known) : first + count] = after
             settled &= not len(known)
         return Axes(shift), FOREVER if settled else 1
+
+
+def shifts(request: Request) -> tuple[np.ndarray, int]:
+    """(i32[prompt, 3], shift): what is added to the position of each token of the prompt along each axis, and to that of every
+    later token. The first token of an input keeps its place. What follows goes on `Input.extent` behind it."""
+    shift, less = np.zeros((request.prompt_len, 3), np.int32), 0
+    for item in request.inputs:
+        if item.axes is None:
+            continue
+        first, end = item.span
+        each = np.arange(end - first, dtype=np.int32)
+        shift[first:end] = item.axes - each[:, None] - less
+        less += end - first - item.extent
+        shift[end:] = -less
+    return shift, -less

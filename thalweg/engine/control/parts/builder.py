@@ -40,7 +40,7 @@ class Setup:
     grammars: Grammars | None = None
     """What compiles grammars. None: no request has one."""
     encodings: Encodings | None = None
-    """None: no request has an image or a sound."""
+    """None: no request has inputs to encode."""
     top: int = 0
     """Tokens that a token reads at the most, in layers that choose them. 0 = all."""
 
@@ -109,8 +109,12 @@ class Builder(ABC):
         """Subclasses keep what they need."""
         return
 
+    def applies(self, request: Request) -> bool:
+        """Does a request ask for it? Default: where its sampling parameters do (`asked`)."""
+        return self.asked(request.sampling)
+
     def asked(self, p: TokenSampling) -> bool:
-        """Does a request ask for it? Default: no, it follows from the step (`wanted`)."""
+        """Do sampling parameters ask for it? Default: no, it follows from the step (`wanted`)."""
         return False
 
     def waits(self, p: TokenSampling) -> bool:
@@ -140,7 +144,7 @@ class Builder(ABC):
         """Every token is known: for how many of these guesses, from the first, can the step have the part? Default: all."""
         return len(drafts)
 
-    def gates(self, p: TokenSampling) -> bool:
+    def gates(self, request: Request) -> bool:
         """Where a request asks for it: must tokens of its prompt wait until the part for them can be built? Default: no."""
         return False
 

@@ -1,4 +1,4 @@
-"""Vectors laid over placeholder tokens of prompts: those that requests bring, and those that are made of their media."""
+"""Vectors in place of placeholder tokens: those that requests bring, and those that encoders make of their inputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 
 from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, Work
 from thalweg.engine.control.request import Request
-from thalweg.engine.messages import TokenSampling
 from thalweg.hal.parts.overlays import Overlays
 
 
@@ -18,16 +17,16 @@ class OverlaysBuilder(Builder):
     def __init__(self, setup: Setup) -> None:
         self._encodings = setup.encodings
 
-    def asked(self, p: TokenSampling) -> bool:
-        return p.overlay is not None or bool(p.media)
+    def applies(self, request: Request) -> bool:
+        return any(item.positions.size for item in request.inputs)
 
-    def gates(self, p: TokenSampling) -> bool:
-        return bool(p.media)
+    def gates(self, request: Request) -> bool:
+        return any(item.is_encoded for item in request.inputs)
 
     def ready(self, request: Request, begin: int, end: int) -> int:
         """Up to the first item without vectors. Those of all later items of the prompt are begun too, to be made together."""
         assert self._encodings is not None, "refused before"
-        behind = (item for item in request.sampling.media if item.positions[-1] >= begin)
+        behind = (item for item in request.inputs if item.is_encoded and item.positions[-1] >= begin)
         missing = [item for item in behind if self._encodings.find(item) is None]
         return end - begin if not missing else min(end - begin, max(0, int(missing[0].positions[0]) - begin))
 
@@ -44,27 +43,25 @@ class OverlaysBuilder(Builder):
             if request is None:
                 continue
             begin = int(work.context[row])
-            for positions, vectors in self._laid(request.sampling, begin, begin + chunk.take):
+            for positions, vectors in self._vectors(request, begin, begin + chunk.take):
                 pick[work.first_token(row) + positions - begin] = np.arange(size, size + len(vectors), dtype=np.int32)
                 found.append(vectors)
                 size += len(vectors)
         return (Overlays(pick, _joined(found)) if found else None), FOREVER
 
-    def _laid(self, p: TokenSampling, begin: int, end: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _vectors(self, request: Request, begin: int, end: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Positions of [begin, end) and the vectors for them."""
-        if p.overlay is not None:
-            first, last = np.searchsorted(p.overlay.positions, (begin, end))
-            if first < last:
-                yield p.overlay.positions[first:last], p.overlay.vectors[first:last]
-        for item in p.media:
+        for item in request.inputs:
             first, last = np.searchsorted(item.positions, (begin, end))
             if first < last:
-                vectors = None if self._encodings is None else self._encodings.find(item)
+                vectors = item.vectors
+                if vectors is None and self._encodings is not None:
+                    vectors = self._encodings.find(item)
                 assert vectors is not None, "`ready` said that they are there"
                 yield item.positions[first:last], vectors[first:last]
 
 
 def _joined(found: list[np.ndarray]) -> np.ndarray:
-    """Those of images may say something of later layers, too, in further columns. Others say nothing of them."""
+    """Encoders may add columns for later layers. Rows without them are padded with zeros."""
     width = max(v.shape[1] for v in found)
     return np.concatenate([np.pad(v, ((0, 0), (0, width - v.shape[1]))) if v.shape[1] < width else v for v in found])

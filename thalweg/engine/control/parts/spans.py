@@ -1,19 +1,19 @@
-"""How far the tokens of images see."""
+"""How far tokens attend that attend to each other in both directions."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from thalweg.engine.control.parts.builder import FOREVER, Builder, Work
-from thalweg.engine.messages import TokenSampling
+from thalweg.engine.control.request import Request
 from thalweg.hal.parts.spans import Spans
 
 
 class SpansBuilder(Builder):
     part = Spans
 
-    def asked(self, p: TokenSampling) -> bool:
-        return bool(p.spans)
+    def applies(self, request: Request) -> bool:
+        return any(item.bidirectional for item in request.inputs)
 
     def wanted(self, work: Work) -> bool:
         return bool(work.chunks) and super().wanted(work)
@@ -23,7 +23,10 @@ class SpansBuilder(Builder):
         for row, chunk in enumerate(work.chunks, work.chunks_from):
             request = work.state.requests[chunk.slot]
             begin, first = int(work.context[row]), work.first_token(row)
-            for a, b in () if request is None else request.sampling.spans:
+            for item in () if request is None else request.inputs:
+                if not item.bidirectional:
+                    continue
+                a, b = item.span
                 low, high = max(a, begin), min(b, begin + chunk.take)
                 if low < high:
                     last[first + low - begin : first + high - begin] = b - 1

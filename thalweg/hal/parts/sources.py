@@ -1,4 +1,4 @@
-"""Sounds of sequences that begin a stay in this step: what an encoder hears, once."""
+"""Sources of cross attention, of sequences that enter in this step. The encoder reads each once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from thalweg.hal.fields import Array, Part, dim
 
 
 @dataclass(slots=True)
-class Sounds(Part):
+class Sources(Part):
     """The step runs the encoder on each, and writes what cross attention keeps of it to the block of its sequence."""
 
     prompts = True
-    row: Array = dim("sounds", np.int32)  # in S, of the sequence whose sound it is
-    mel: Array = dim("sounds bins frames", np.float32)  # log-mel features
+    row: Array = dim("sources", np.int32)  # in S, of the sequence that it is the source of
+    features: Array = dim("sources bins frames", np.float32)  # as the encoder reads them

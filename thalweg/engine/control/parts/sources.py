@@ -1,0 +1,39 @@
+"""Sources of cross attention, of sequences that have just got their slot: the encoder reads each once per stay."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, Work
+from thalweg.engine.control.request import Request
+from thalweg.hal.parts.sources import Sources
+
+
+class SourcesBuilder(Builder):
+    part = Sources
+
+    def __init__(self, setup: Setup) -> None:
+        self._unread: dict[int, np.ndarray] = {}
+        """By slot."""
+
+    def applies(self, request: Request) -> bool:
+        return any(item.is_source for item in request.inputs)
+
+    def enter(self, slot: int, request: Request) -> None:
+        self._unread[slot] = next(item.data[0] for item in request.inputs if item.is_source)
+
+    def leave(self, slot: int) -> None:
+        self._unread.pop(slot, None)
+
+    def wanted(self, work: Work) -> bool:
+        return bool(self._unread and work.chunks) and super().wanted(work)
+
+    def build(self, work: Work) -> tuple[Sources | None, int]:
+        """However much of a prompt was found in the cache: what cross attention keeps is never found there."""
+        rows, found = [], []
+        for row, chunk in enumerate(work.chunks, work.chunks_from):
+            features = self._unread.pop(chunk.slot, None)
+            if features is not None:
+                rows.append(row)
+                found.append(features)
+        return (Sources(np.array(rows, np.int32), np.stack(found)) if rows else None), FOREVER
