@@ -34,6 +34,16 @@ def test_the_hash_is_the_one_that_was_asked_for() -> None:
         assert len(PrefixCache(1, algorithm=name).key(*message)) == {"blake2b": 16, "sha256": 32}[name]
 
 
+class Watcher:
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, int, bytes]] = []
+
+    def published(self, group: int, block: int, key: bytes) -> None: ...
+
+    def evicted(self, group: int, block: int, key: bytes) -> None:
+        self.heard.append((group, block, key))
+
+
 class CacheMachine(RuleBasedStateMachine):
     hash_fn = staticmethod(keyed_hash(b"k"))
 
@@ -86,10 +96,17 @@ class CacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.holds[0] or self.holds[1])
     @rule(data=st.data())
-    def forget(self, data) -> None:
+    def evict(self, data) -> None:
+        """Whoever watches hears of it while the key is known."""
         g, block = data.draw(st.sampled_from([(g, b) for g in (0, 1) for b in self.holds[g]]))
-        self.cache.forget(g, block)
-        del self.holds[g][block]
+        self.cache.watcher = watcher = Watcher()
+        self.cache.evict(g, block)
+        self.cache.watcher = None
+        salt, prompt = self.holds[g].pop(block)
+        key = b""
+        for tokens in prompt:
+            key = self.cache.key(key, salt, tokens)
+        assert watcher.heard == [(g, block, key)]
 
     @rule()
     def clear(self) -> None:

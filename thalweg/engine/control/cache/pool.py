@@ -6,7 +6,7 @@ Every block but the scratch block 0 is in exactly one of three states:
     cached  nobody holds it, but a prefix may still be found in it; the least recently released is given out first
     held    by `references` sequences; its contents may be findable too
 
-so free + cached + held = total - 1, always. There is no evictor: a cached block is forgotten when it is handed out again.
+so free + cached + held = total - 1, always. There is no evictor: a cached block is evicted when it is handed out again.
 All operations are O(1). What a block holds is not known here: `tag` is the prefix cache's business.
 """
 
@@ -20,8 +20,9 @@ from thalweg.hal.step import SCRATCH
 
 
 class BlockPool:
-    def __init__(self, total: int, forget: Callable[[int], None] | None = None) -> None:
-        """`total` counts the scratch block. `forget(block)` is called when a cached block is about to be handed out."""
+    def __init__(self, total: int, evict: Callable[[int], None] | None = None) -> None:
+        """`total` counts the scratch block. `evict(block)` is called when a cached block is handed out, before the step that
+        writes to it is launched."""
         if total < 2:
             raise ValueError(f"a KV group needs at least 2 blocks (one is scratch), not {total}")
         self.total = total
@@ -30,7 +31,7 @@ class BlockPool:
         """Blocks below this have been handed out once."""
         self.withheld = 0
         """Blocks not given out for now: memory pressure, as a test may want it."""
-        self._forget = forget
+        self._evict = evict
         self._free = list(range(total - 1, SCRATCH, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._findable = bytearray(total)
@@ -54,8 +55,8 @@ class BlockPool:
             ensure(self._cached, "take: no block is available; the caller did not ask")
             block, _ = self._cached.popitem(last=False)
             self._findable[block] = False
-            if self._forget is not None:
-                self._forget(block)
+            if self._evict is not None:
+                self._evict(block)
         self.references[block] = 1
         return block
 

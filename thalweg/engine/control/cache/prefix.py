@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Callable
+from typing import Protocol
 
 from thalweg.engine.control.invariant import ensure
 
@@ -53,6 +54,15 @@ class Node:
         """Running sequences whose last published node this is."""
 
 
+class Watcher(Protocol):
+    """Hears which blocks become findable, and which stop being so because they are used again. Both calls come between the
+    launch of the step that completed the block and the launch of any step that overwrites it."""
+
+    def published(self, group: int, block: int, key: bytes, /) -> None: ...
+
+    def evicted(self, group: int, block: int, key: bytes, /) -> None: ...
+
+
 class PrefixCache:
     def __init__(self, groups: int, hash_fn: HashFn | None = None, algorithm: str = "blake2b") -> None:
         """algorithm: see keyed_hash. `hash_fn`, in its place, is for tests that force collisions."""
@@ -60,6 +70,7 @@ class PrefixCache:
         self._hash = hash_fn or keyed_hash(secrets.token_bytes(32), algorithm)
         self._nodes: dict[bytes, Node] = {}
         self._owners: list[dict[int, Node]] = [{} for _ in range(groups)]
+        self.watcher: Watcher | None = None
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -94,12 +105,16 @@ class PrefixCache:
             return False
         node.blocks[group] = block
         self._owners[group][block] = node
+        if self.watcher is not None:
+            self.watcher.published(group, block, node.key)
         return True
 
-    def forget(self, group: int, block: int) -> None:
-        """The block is about to hold something else."""
+    def evict(self, group: int, block: int) -> None:
+        """The block is about to hold something else. No step that writes to it has been launched."""
         node = self._owners[group].pop(block)
         node.blocks[group] = 0
+        if self.watcher is not None:
+            self.watcher.evicted(group, block, node.key)
         self.prune(node)
 
     def prune(self, node: Node) -> None:

@@ -59,7 +59,7 @@ class Group(ABC):
         self.index = index
         self.unit, self.align, self.max_len = around.unit, around.align, around.max_len
         self.prefix = around.prefix
-        self.pool = BlockPool(total, partial(around.prefix.forget, index))
+        self.pool = BlockPool(total, partial(around.prefix.evict, index))
 
     # ------------------------------------------------------------------ sizes, for planning
 
