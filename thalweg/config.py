@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from thalweg.config_objects import decoding, limits, loading, structured
+from thalweg.drafters import SpeculationConfig, configure
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVSpec
 
@@ -422,16 +423,6 @@ JUMP = 8
 """Tokens that a grammar leaves no choice about, in a step, at most: each is a row of logits."""
 
 
-class SpeculationConfig(msgspec.Struct, kw_only=True, frozen=True):
-    """Drafts by n-gram lookup: the only method so far."""
-
-    tokens: int
-    """Drafts of a sequence in a step, at most."""
-    lookup_min: int
-    lookup_max: int
-    """Tokens at a sequence's end that are looked up among those before."""
-
-
 class SchedulerConfig(msgspec.Struct, kw_only=True, frozen=True):
     max_seqs: int
     token_budget: int
@@ -483,12 +474,6 @@ _POSITIVE = ("max_model_len", "block_size", "mamba_block_size", "kv_cache_memory
              "renderer_num_workers", "prefill_schedule_interval")  # fmt: skip
 
 
-_SPECULATION = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
-_MOST_DRAFTS = _LONGEST_LOOKUP = 64
-_LOOKUP = 5
-"""Tokens looked up where nothing is said."""
-
-
 def speculation(args: EngineArgs) -> SpeculationConfig | None:
     """What drafts were asked for. None: none. ConfigError lists everything that is wrong with it."""
     said = dict(args.speculative_config or {})
@@ -497,27 +482,7 @@ def speculation(args: EngineArgs) -> SpeculationConfig | None:
             raise ConfigError(f"speculative_config: {key} is {said[key]!r} there and {value!r} in its short flag; give one")
     if not said:
         return None
-    problems = [f"{k!r} is not supported; this version has {', '.join(_SPECULATION)}" for k in said if k not in _SPECULATION]
-    if said.get("method") != "ngram":
-        problems.append(f"method: must be 'ngram', the one this version has, not {said.get('method')!r}")
-    low, high = said.get("prompt_lookup_min"), said.get("prompt_lookup_max")
-    low = _LOOKUP if low is None and high is None else high if low is None else low
-    values: dict[str, tuple[Any, int]] = {
-        "num_speculative_tokens": (said.get("num_speculative_tokens"), _MOST_DRAFTS),
-        "prompt_lookup_min": (low, _LONGEST_LOOKUP),
-        "prompt_lookup_max": (low if high is None else high, _LONGEST_LOOKUP),
-    }
-    for name, (value, most) in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            problems.append(f"{name}: must be a whole number from 1 to {most}, not {value!r}")
-    if problems:
-        raise ConfigError(*(f"speculative_config: {p}" for p in problems))
-    made = SpeculationConfig(**dict(zip(("tokens", "lookup_min", "lookup_max"), (v for v, _ in values.values()), strict=True)))
-    if made.lookup_min > made.lookup_max:
-        raise ConfigError(
-            f"speculative_config: prompt_lookup_min {made.lookup_min} exceeds prompt_lookup_max {made.lookup_max}"
-        )
-    return made
+    return configure(said)
 
 
 def check_args(args: EngineArgs) -> None:

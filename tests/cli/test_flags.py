@@ -13,7 +13,8 @@ import pytest
 from thalweg import flag_table
 from thalweg.cli import common, flags, main
 from thalweg.cli import serve as serve_command
-from thalweg.config import EngineArgs, SpeculationConfig, speculation
+from thalweg.config import EngineArgs, speculation
+from thalweg.drafters import SpeculationConfig
 from thalweg.errors import ConfigError
 from thalweg.flag_values import dotted, human_int, merge
 from thalweg.host import envs
@@ -238,18 +239,18 @@ def test_drafts_are_asked_for_by_an_object_its_keys_or_in_short():
     given = ("method=ngram", "num_speculative_tokens=4", "prompt_lookup_max=3")
     parts = engine(*(f"--speculative-config.{key}" for key in given))
     short = engine("--spec-method", "ngram", "--spec-tokens", "4", "--speculative-config.prompt_lookup_max", "3")
-    want = SpeculationConfig(tokens=4, lookup_min=3, lookup_max=3)
+    want = SpeculationConfig(tokens=4, options={"prompt_lookup_min": 3, "prompt_lookup_max": 3})
     assert [speculation(args) for args in (whole, parts, short)] == [want] * 3
     assert speculation(engine()) is None
     assert speculation(engine("--spec-method", "ngram", "--spec-tokens", "2")) == SpeculationConfig(
-        tokens=2, lookup_min=5, lookup_max=5
+        tokens=2, options={"prompt_lookup_min": 5, "prompt_lookup_max": 5}
     )
 
 
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"num_speculative_tokens": 4}, "method: must be 'ngram', the one this version has, not None"),
+        ({"num_speculative_tokens": 4}, "method: must be one of ngram, not None"),
         ({"method": "eagle3", "num_speculative_tokens": 4}, "not 'eagle3'"),
         ({"method": "ngram"}, "num_speculative_tokens: must be a whole number from 1 to 64, not None"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "from 1 to 64, not 0"),

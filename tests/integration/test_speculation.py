@@ -70,5 +70,5 @@ def test_text_is_the_same_where_sequences_give_way_and_find_prefixes() -> None:
 
 
 def test_what_cannot_be_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(ConfigError, match=r"speculative_config: method: must be 'ngram'.*'medusa'"):
+    with pytest.raises(ConfigError, match=r"speculative_config: method: must be one of ngram, not 'medusa'"):
         LLM(speculative_config={"method": "medusa", "num_speculative_tokens": 3})

@@ -1,4 +1,4 @@
-"""A family, format, kind of KV group or part of a step is one file and one line of a registry: the count of that is right."""
+"""A guest (a family, a format, a kind of KV group, a part of a step, a drafter) is one file and one line of a registry."""
 
 from __future__ import annotations
 

@@ -16,9 +16,11 @@ from oracle import Oracle
 
 from thalweg.backends.null import NullOptions, NullPlatform
 from thalweg.backends.null.hashing import STATE
-from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig
+from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from thalweg.drafters import SpeculationConfig
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.control.slots import Slots
+from thalweg.engine.control.speculation.drafter import Drafter, Proposals
 from thalweg.engine.messages import EngineRequest, Outputs, TokenSampling
 from thalweg.hal.kv import KVSpec
 from thalweg.hal.platform import Place
@@ -84,15 +86,21 @@ def windows_of(config: EngineConfig) -> tuple[int, ...]:
     return tuple(STATE if g.kind == "state" else g.window for g in config.cache.groups)
 
 
-class Guesser:
+def ngrams(tokens: int, low: int, high: int) -> SpeculationConfig:
+    return SpeculationConfig(tokens=tokens, options={"prompt_lookup_min": low, "prompt_lookup_max": high})
+
+
+class Guesser(Drafter):
     """A drafter that knows what will come out, and says it as often as it is lucky."""
 
     def __init__(self, world: World, slots: Slots, most: int, luck: float) -> None:
         self.world, self.slots, self.most, self.luck = world, slots, most, luck
         self.rng = random.Random(most)
-        self.pending: dict[int, int] = {}
 
-    def propose(self, slot: int, most: int) -> list[int]:
+    def propose(self, slots, most) -> Proposals:
+        return Proposals.of([self.guess(slot, n) for slot, n in zip(slots.tolist(), most.tolist(), strict=True)])
+
+    def guess(self, slot: int, most: int) -> list[int]:
         s, rng = self.slots, self.rng
         assert s.known[slot] == s.length[slot] == s.scheduled[slot] + 1, "drafts without every token before them"
         assert not s.proposed[slot]
@@ -102,11 +110,12 @@ class Guesser:
         right = [*t.tokens[said:], *(rng.randrange(vocab) for _ in range(most))][: rng.randrange(most + 1)]
         return [token if rng.random() < self.luck else rng.randrange(vocab) for token in right]
 
-    def hopes(self, slot: int) -> bool:
-        return self.rng.random() < 0.6
+    def is_promising(self, slots):
+        return np.array([self.rng.random() < 0.6 for _ in slots], bool)
 
-    def learn(self, slot: int, accepted: int) -> None:
-        assert 0 <= accepted <= self.most
+    def learn(self, slots, accepted) -> None:
+        assert slots.size == accepted.size
+        assert ((accepted >= 0) & (accepted <= self.most)).all()
 
 
 class World:
@@ -327,7 +336,7 @@ def random_config(rng: random.Random) -> EngineConfig:
     most = [-(-max_len // size) if w >= 0 else rng.choice([1, 2, 5]) for w, size in zip(windows, sizes, strict=True)]
     blocks = tuple(n + 1 + rng.choice([0, 0, 1, 3, n]) for n in most)
     lookup = rng.randrange(1, 4)
-    drafts = SpeculationConfig(tokens=rng.randrange(1, 7), lookup_min=rng.randrange(1, lookup + 1), lookup_max=lookup)
+    drafts = ngrams(rng.randrange(1, 7), rng.randrange(1, lookup + 1), lookup)
     return make_config(
         vocab=rng.choice([3, 17, 40, 101]), speculation=None if -1 in windows else rng.choice([None, drafts]),
         max_len=max_len, block_tokens=bt, blocks=blocks, windows=windows,

@@ -21,20 +21,24 @@ from thalweg.hal.parts.mask import Mask
 MOST = 4
 
 
+def everyone(slots: np.ndarray) -> np.ndarray:
+    return np.ones(slots.size, bool)
+
+
 def world(*, luck=1.0, **config) -> World:
     """Every sequence that may have drafts has as many as may be, and waits for its turn to."""
     w = World(make_config(**({"max_len": 96, "blocks": 80, "depth": 1} | config)), drafts=MOST, luck=luck)
     w.batch_log = []
-    guesser = w.core.scheduler._drafter._drafter
+    guesser = w.core.scheduler.speculator.drafter
 
-    def propose(slot: int, most: int) -> list[int]:
+    def guess(slot: int, most: int) -> list[int]:
         t, vocab = w.tracked[int(guesser.slots.handle[slot])], w.config.model.vocab
         said = int(guesser.slots.known[slot]) - t.request.prompt_len
         right = [*t.tokens[said:], *[0] * most][:most]
         return [x if guesser.rng.random() < luck else (x + 1) % vocab for x in right]
 
-    guesser.propose, guesser.hopes = propose, lambda slot: True
-    w.core.scheduler.gain.allows = lambda rows: True  # whatever this machine's clock says
+    guesser.guess, guesser.is_promising = guess, everyone
+    w.core.scheduler.speculator.gain.allows = lambda rows: True  # whatever this machine's clock says
     return w
 
 
@@ -205,7 +209,7 @@ def spent(drafts: int, luck: float, base: float, per_token: float, depth: int) -
     w.options = replace(w.options, base=base, per_token=per_token, clock=clock)
     w.boot()
     if drafts:
-        w.core.scheduler._drafter._drafter.hopes = lambda slot: True
+        w.core.scheduler.speculator.drafter.is_promising = everyone
     for h in range(8):
         ask(w, h, [h + 1, 2, 3], 300)
     w.drain()

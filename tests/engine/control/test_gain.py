@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from thalweg.engine.control.gain import LONGEST_REST, TRIAL, Gain
+from thalweg.engine.control.speculation.gain import LONGEST_REST, TRIAL, Gain
 
 
 def run(steps: int, rows: int, plain: float, drafted: float, counts: list[int]) -> tuple[int, float, float]:

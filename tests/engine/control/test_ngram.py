@@ -7,11 +7,11 @@ import pytest
 from amounts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import World, make_config
+from world import World, make_config, ngrams
 
-from thalweg.config import SpeculationConfig
-from thalweg.engine.control.ngram import LONGEST_REST, NGramDrafter
+from thalweg.drafters import SpeculationConfig
 from thalweg.engine.control.slots import Slots
+from thalweg.engine.control.speculation.ngram import LONGEST_REST, NGramDrafter
 from thalweg.engine.messages import EngineRequest, TokenSampling
 
 MOST = 5
@@ -33,8 +33,14 @@ class Rig:
     def __init__(self, prompt: list[int], low: int, high: int) -> None:
         self.slots = Slots(2, 500)
         self.slots.serial[1] = 7
-        self.drafter = NGramDrafter(SpeculationConfig(tokens=MOST, lookup_min=low, lookup_max=high), self.slots)
+        self.drafter = NGramDrafter(ngrams(MOST, low, high), self.slots)
         self.say(prompt)
+
+    def propose(self, most: int) -> list[int]:
+        return self.drafter.propose(np.array([1], np.int32), np.array([most], np.int32)).split()[0]
+
+    def learn(self, accepted: int) -> None:
+        self.drafter.learn(np.array([1], np.int32), np.array([accepted], np.int32))
 
     def say(self, tokens: list[int]) -> None:
         known = int(self.slots.known[1])
@@ -54,41 +60,41 @@ def test_what_is_proposed_is_what_followed_last_time(prompt, more, low, wider, m
         rig.say(tokens)
         said += tokens
         if look:
-            rig.drafter.learn(1, MOST)  # as many as may be
-            rig.drafter.learn(1, MOST)
+            rig.learn(MOST)  # as many as may be
+            rig.learn(MOST)
             want = expected(said, low, low + wider, most)
-            assert rig.drafter.hopes(1) == bool(want)
-            assert rig.drafter.propose(1, most) == want
+            assert rig.drafter.is_promising(np.array([1])).tolist() == [bool(want)]
+            assert rig.propose(most) == want
 
 
 def test_another_sequence_in_the_slot_is_another_index():
     rig = Rig([1, 2, 3, 1, 2], 2, 2)
-    assert rig.drafter.propose(1, 2) == [3, 1]
+    assert rig.propose(2) == [3, 1]
     rig.slots.serial[1], rig.slots.known[1] = 8, 0
     rig.say([1, 2, 9, 1, 2])
-    assert rig.drafter.propose(1, 2) == [9, 1]
+    assert rig.propose(2) == [9, 1]
 
 
 def test_a_sequence_without_luck_is_left_alone_for_longer_and_longer():
     rig, rests = Rig([1, 2] * 10, 1, 2), []
     for _ in range(9):
-        rig.drafter.learn(1, 0)
+        rig.learn(0)
         rest = 0
-        while not rig.drafter.propose(1, 1):
+        while not rig.propose(1):
             rig.say([1 + rest % 2])
             rest += 1
         rests.append(rest)
     assert rests == [0, 4, 8, 16, 32, LONGEST_REST, LONGEST_REST, LONGEST_REST, LONGEST_REST]
-    rig.drafter.learn(1, 1)
-    rig.drafter.learn(1, 0)
-    assert rig.drafter.propose(1, 1)
+    rig.learn(1)
+    rig.learn(0)
+    assert rig.propose(1)
 
 
 def test_there_are_as_many_drafts_as_were_right_and_one_more_or_twice_as_many():
     rig, widths = Rig([1, 2, 3, 4, 5, 6, 7] * 3, 2, 2), []
     for accepted in (2, 4, 5, 3, 0, 1, 1, 2):
-        widths.append(len(rig.drafter.propose(1, MOST)))
-        rig.drafter.learn(1, accepted)
+        widths.append(len(rig.propose(MOST)))
+        rig.learn(accepted)
     assert widths == [2, 4, 5, 5, 4, 1, 2, 2]
 
 
@@ -106,7 +112,7 @@ def answers(speculation: SpeculationConfig | None, depth: int) -> tuple[dict[int
 @pytest.mark.parametrize("depth", [2, *(pytest.param(d, marks=pytest.mark.slow) for d in (1, 3))])
 def test_what_is_said_is_the_same_with_drafts_and_without(depth):
     without, _ = answers(None, depth)
-    with_drafts, w = answers(SpeculationConfig(tokens=3, lookup_min=1, lookup_max=3), depth)
+    with_drafts, w = answers(ngrams(3, 1, 3), depth)
     assert with_drafts == without
     stats = w.core.stats()
     assert stats.preemptions > 0

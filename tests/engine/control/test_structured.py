@@ -15,9 +15,8 @@ import msgspec
 import numpy as np
 import pytest
 from oracle import Oracle
-from world import Guesser, World, make_config
+from world import Guesser, World, make_config, ngrams
 
-from thalweg.config import SpeculationConfig
 from thalweg.engine.control.parts.grammar import Followers
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.messages import EngineRequest, TokenSampling
@@ -209,7 +208,7 @@ def test_without_an_end_of_sequence_or_a_vocabulary_a_request_is_refused() -> No
 
 def jumping(depth: int = 1, **config: Any) -> World:
     w = world(depth, jump_forward=True, **config)
-    w.core.scheduler.gain.allows = lambda streams: True  # whatever this machine's clock says
+    w.core.scheduler.speculator.gain.allows = lambda streams: True  # whatever this machine's clock says
     w.batch_log = []
     return w
 
@@ -266,7 +265,7 @@ def test_jumps_under_preemption_prefix_hits_and_a_new_engine() -> None:
     for _ in range(9):
         w.step()
     w.boot()
-    w.core.scheduler.gain.allows = lambda streams: True
+    w.core.scheduler.speculator.gain.allows = lambda streams: True
     for t in [t for t in w.tracked.values() if t.finished is None]:
         tokens = np.array([*t.request.tokens[: t.request.prompt_len], *t.tokens[: t.got]], np.int32)
         w.core.add([msgspec.structs.replace(t.request, tokens=tokens)])
@@ -287,7 +286,7 @@ def test_guesses_of_a_drafter_are_cut_where_the_grammar_ends_them(luck: float) -
     w = world(2)
     w.kwargs["drafter"] = lambda slots: Guesser(w, slots, 4, luck)
     w.boot()
-    w.core.scheduler.gain.allows = lambda streams: True
+    w.core.scheduler.speculator.gain.allows = lambda streams: True
     for h in range(6):
         w.submit(request(h, rig.served("json", PERSON, compact=True) if h % 2 else None, max_tokens=40))
     w.drain()
@@ -306,7 +305,7 @@ def test_random_worlds_with_grammars() -> None:
     ]
     for seed in range(6):
         rng = random.Random(seed)
-        lookup = SpeculationConfig(tokens=4, lookup_min=1, lookup_max=2) if rng.random() < 0.5 else None
+        lookup = ngrams(4, 1, 2) if rng.random() < 0.5 else None
         w = world(
             rng.randrange(1, 4), blocks=rng.choice([16, 24, 60]), max_len=48, max_seqs=rng.choice([2, 4, 7]),
             speculation=lookup, jump_forward=rng.random() < 0.6,

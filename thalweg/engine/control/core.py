@@ -12,25 +12,24 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import msgspec
 import numpy as np
 
 from thalweg.config import EngineConfig
+from thalweg.drafters import load_drafter
 from thalweg.engine.control.batch import BatchBuilder, Launched
 from thalweg.engine.control.cache.prefix import HashFn
 from thalweg.engine.control.cache.tables import KVCache
-from thalweg.engine.control.drafts import Drafter
 from thalweg.engine.control.encodings import Encoder, Encodings
-from thalweg.engine.control.guesses import Guesses
 from thalweg.engine.control.invariant import InvariantError, ensure
-from thalweg.engine.control.ngram import NGramDrafter
 from thalweg.engine.control.output import News, ResultReader
-from thalweg.engine.control.parts.builder import Setup, builders
+from thalweg.engine.control.parts.builder import Builder, Setup, builders
 from thalweg.engine.control.request import Request, limit_of, most_a_step, refuse, stretches_together
 from thalweg.engine.control.scheduler import SHARE_FROM, Schedule, Scheduler
 from thalweg.engine.control.slots import Slots
+from thalweg.engine.control.speculation.drafter import Drafter
+from thalweg.engine.control.speculation.speculator import Speculator
 from thalweg.engine.messages import EngineRequest, Finished, Outputs, Started, Stats
 from thalweg.errors import ConfigError
 from thalweg.grammar.grammars import Grammars
@@ -77,18 +76,9 @@ class EngineCore:
             cache.groups, cache.blocks, self.slots, config.model.max_len, cache.prefix_caching, hash_fn, cache.prefix_hash
         )
         self.slots.may_hope = self.kv.rewinds and not config.model.logprobs_mode.startswith("processed")
-        if drafter is None and scheduler.speculation is not None:
-            drafter = partial(NGramDrafter, scheduler.speculation)
-        drafting = None if drafter is None else drafter(self.slots)
-        guesses = None
-        if drafting is not None or scheduler.jump_forward:
-            guesses = Guesses(self.slots, parts, drafting, scheduler.jump_forward)
-        if guesses is not None and not self.kv.rewinds:
-            name = "structured_outputs_config: enable_jump_forward" if drafting is None else "speculative_config"
-            raise ConfigError(f"{name}: a recurrent state cannot be taken back when drafts are wrong: leave it out")
-        self._drafting = guesses is not None
-        self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from, guesses, self._ready)
-        most = guesses.most if guesses is not None else 0
+        self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from, self._ready)
+        speculator = self.scheduler.speculator = self._speculator(parts, drafter)
+        most = speculator.most if speculator is not None else 0
         self._grammars, self._parts = grammars, parts
         self._builder = BatchBuilder(self.slots, self.kv, parts, most, config.cache.tables_kept)
         self._reader = ResultReader(self.slots, self.kv, self.scheduler, parts)
@@ -105,6 +95,21 @@ class EngineCore:
         self._steps = 0
         self._last_result = 0.0
         self._generated = 0
+
+    def _speculator(self, parts: Sequence[Builder], drafter: Callable[[Slots], Drafter] | None) -> Speculator | None:
+        """Who plans drafts, by the configuration or with this drafter. ConfigError."""
+        config = self.config.scheduler
+        made = None
+        if drafter is not None:
+            made = drafter(self.slots)
+        elif config.speculation is not None:
+            made = load_drafter(config.speculation.method)(config.speculation, self.slots)
+        if made is None and not config.jump_forward:
+            return None
+        if not self.kv.rewinds:
+            name = "structured_outputs_config: enable_jump_forward" if made is None else "speculative_config"
+            raise ConfigError(f"{name}: a recurrent state cannot be taken back when drafts are wrong: leave it out")
+        return Speculator(self.slots, self.kv, parts, made, config.jump_forward, self.scheduler.counters.drafts)
 
     # ------------------------------------------------------------------ requests
 
@@ -224,10 +229,11 @@ class EngineCore:
         result = oldest.pending.result()
         seconds = self._observe(oldest)
         news = self._reader.read(oldest, result)
-        if self._drafting and not oldest.prompt_tokens:
+        speculator = self.scheduler.speculator
+        if speculator is not None and not oldest.prompt_tokens:
             plain = oldest.drafts is None and oldest.decodes == oldest.streams
             counts = None if plain else np.unique(news.handles, return_counts=True)[1]
-            self.scheduler.gain.observe(oldest.streams, counts, seconds)
+            speculator.gain.observe(oldest.streams, counts, seconds)
         for request, how in news.ended:
             self._end(request, how)
         self._end_failed()

@@ -102,9 +102,9 @@ class ResultReader:
         rows = np.nonzero(live & step.emit)[0]
         slots, grid, counts = step.slots[rows], np.asarray(result.tokens)[rows], np.asarray(result.counts)[rows]
         ensure((counts >= 1).all() and (counts <= 1 + drafts[rows]).all(), "a step returned more tokens than it was asked for")
-        for slot, drafted, count in zip(slots.tolist(), drafts[rows].tolist(), counts.tolist(), strict=True):
-            if drafted:
-                self._scheduler.verified(slot, drafted, count - 1)
+        has = drafts[rows] > 0
+        if self._scheduler.speculator is not None and has.any():
+            self._scheduler.speculator.verified(slots[has], drafts[rows][has], counts[has] - 1)
         column = np.arange(grid.shape[1], dtype=np.int32)
         known = s.known[slots][:, None] + column + np.int32(1)
         real = column < counts[:, None]

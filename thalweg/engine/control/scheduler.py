@@ -23,13 +23,12 @@ import numpy as np
 from thalweg.config import SchedulerConfig
 from thalweg.engine.control.cache.prefix import Node
 from thalweg.engine.control.cache.tables import KVCache
-from thalweg.engine.control.drafts import Draft, DraftCounters
-from thalweg.engine.control.gain import Gain
-from thalweg.engine.control.guesses import Guesses
 from thalweg.engine.control.invariant import ensure
 from thalweg.engine.control.pace import Pace
 from thalweg.engine.control.request import Request
-from thalweg.engine.control.slots import PER_TOKEN, WAITS, Slots
+from thalweg.engine.control.slots import WAITS, Slots
+from thalweg.engine.control.speculation.drafter import AcceptanceCounters, Draft
+from thalweg.engine.control.speculation.speculator import Speculator
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,13 +73,13 @@ class Counters:
     prefix_hits: int = 0
     prompt_tokens: int = 0
     prompt_cached: int = 0
-    drafts: DraftCounters = field(default_factory=DraftCounters)
+    drafts: AcceptanceCounters = field(default_factory=AcceptanceCounters)
 
 
 class Scheduler:
     def __init__(
         self, config: SchedulerConfig, slots: Slots, kv: KVCache, share_from: int = SHARE_FROM,
-        drafter: Guesses | None = None, ready: Callable[[Request, int, int], int] | None = None,
+        ready: Callable[[Request, int, int], int] | None = None,
     ) -> None:  # fmt: skip
         """ready: how many tokens of [begin, end) of a gated request may be computed now, from the first."""
         self.waiting: list[Request] = []
@@ -96,11 +95,12 @@ class Scheduler:
         self._slots = slots
         self._kv = kv
         self._share_from = share_from
-        self._drafter, self._ready = drafter, ready
+        self._ready = ready
+        self.speculator: Speculator | None = None
+        """Who plans drafts, if anybody does. The caller sets it before the first step."""
         self._computing: dict[bytes, Request] = {}
         self._order: NDArray[np.int32] | None = None
         self.pace = Pace(config.max_prefill_slowdown)
-        self.gain = Gain()
         self._since = 0
         """Steps since the last one in which a prompt started, with it."""
         self._prefilling = 0  # an upper bound on running sequences with more than one token to compute
@@ -156,9 +156,11 @@ class Scheduler:
         """The next step, or None if nothing can be scheduled before a step in flight (of `in_flight`) returns."""
         preempted = self.counters.preemptions
         budget = self._config.token_budget
-        streams = self._streams() if self._drafter is not None else 0
-        drafter = self._drafter if streams and self.gain.allows(streams) else None
-        decode = self._decodes(budget, in_flight, drafter)
+        speculator, streams = self.speculator, 0
+        if speculator is not None:
+            streams = self._streams()
+            speculator = speculator if streams and speculator.gain.allows(streams) else None
+        decode = self._decodes(budget, in_flight, speculator)
         budget -= decode.size
         self._left = budget
         whole, rationed = False, self._streamed(decode)
@@ -178,8 +180,9 @@ class Scheduler:
         if chunks and budget and not whole and self.counters.preemptions == preempted:
             self._top_up(chunks, budget)
         drafted: list[Draft] = []
-        if drafter is not None and decode.size:
-            drafted = self._drafts(drafter, decode, self._config.token_budget - decode.size - sum(c.take for c in chunks))
+        if speculator is not None and decode.size:
+            left = self._config.token_budget - decode.size - sum(c.take for c in chunks)
+            drafted = speculator.plan(decode, left, len(self.running))
             decode = decode[~np.isin(decode, [d.slot for d in drafted])] if drafted else decode
         # Drafts alone wait for others in flight, and go with them: else each half of the sequences had steps of its own.
         halved = drafted and in_flight and self._slots.proposed[self.order()].any()
@@ -217,15 +220,15 @@ class Scheduler:
             self._order = np.fromiter((r.slot for r in self.running), np.int32, len(self.running))
         return self._order
 
-    def _decodes(self, budget: int, in_flight: int, drafter: Guesses | None) -> NDArray[np.int32]:
+    def _decodes(self, budget: int, in_flight: int, speculator: Speculator | None) -> NDArray[np.int32]:
         """Slots with exactly one token to compute, each with room for it in the cache."""
         s, order = self._slots, self.order()
         scheduled, length = s.scheduled[order], s.length[order]
         ready = (length - scheduled == 1) & (length < s.limit[order])
         if in_flight:
             ready &= ((s.flags[order] & WAITS) == 0) | (s.known[order] == length) | s.hopes[order]
-        if drafter is not None and in_flight:
-            ready &= ~self._sits_out(drafter, order, ready)
+        if speculator is not None and in_flight:
+            ready &= ~speculator.waits(order, ready)
         decode = order if ready.all() else order[ready]
         if decode.size > budget:
             decode = decode[:budget]
@@ -235,50 +238,10 @@ class Scheduler:
         stuck = [slot for slot in tight.tolist() if s.serial[slot] and not self._make_room(slot, 1, in_flight)]
         return decode[~np.isin(decode, stuck)] if stuck else decode
 
-    # ------------------------------------------------------------------ drafts
-
     def _streams(self) -> int:
+        """Sequences past their prompt."""
         s, order = self._slots, self.order()
         return int((s.length[order] - s.scheduled[order] <= 1).sum())
-
-    def _guessable(self, drafter: Guesses, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which of these may have drafts: those of whom all can be told for drafts, and with room for more than one token."""
-        s = self._slots
-        plain = ((s.flags[slots] & PER_TOKEN) == 0) & (s.logprobs[slots] < 0)
-        if drafter.needs:
-            plain &= (s.flags[slots] & drafter.needs) != 0
-        may: NDArray[np.bool_] = plain & (s.limit[slots] - s.length[slots] > 1)
-        return may
-
-    def _sits_out(self, drafter: Guesses, order: NDArray[np.int32], ready: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which sequences had better wait for their tokens in flight: only after a known token can drafts be proposed."""
-        s = self._slots
-        out = ready & (s.known[order] < s.length[order]) & self._guessable(drafter, order)
-        for i in np.nonzero(out)[0].tolist():
-            out[i] = drafter.hopes(int(order[i]))
-        return out
-
-    def _drafts(self, drafter: Guesses, decode: NDArray[np.int32], left: int) -> list[Draft]:
-        """Guesses for those of `decode` whose every token is known: at most `left` tokens, in blocks that nobody needs."""
-        s, drafted = self._slots, list[Draft]()
-        for slot in decode[(s.known[decode] == s.length[decode]) & self._guessable(drafter, decode)].tolist():
-            if left <= 0:
-                break
-            start = int(s.scheduled[slot])
-            tokens = drafter.propose(slot, min(drafter.most, left, int(s.limit[slot] - s.length[slot]) - 1))
-            room = int(s.capacity[slot]) - start - 1
-            if len(tokens) > room and (self._kv.crowded(len(self.running)) or not self._kv.grow(slot, start + 1 + len(tokens))):
-                tokens = tokens[:room]
-            if tokens:
-                drafted.append(Draft(slot, tokens))
-                left -= len(tokens)
-        return drafted
-
-    def verified(self, slot: int, drafted: int, accepted: int) -> None:
-        """So many of a sequence's drafts were right."""
-        self.counters.drafts.count(drafted, accepted)
-        if self._drafter is not None:
-            self._drafter.learn(slot, accepted)
 
     # ------------------------------------------------------------------ room, and chunks
 

@@ -17,10 +17,10 @@ from thalweg.plugins import imported
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from thalweg.engine.control.drafts import Draft
     from thalweg.engine.control.encodings import Encodings
     from thalweg.engine.control.request import Request
     from thalweg.engine.control.scheduler import Chunk
+    from thalweg.engine.control.speculation.drafter import Draft
     from thalweg.engine.messages import TokenSampling
     from thalweg.grammar.grammars import Grammars
 

@@ -10,35 +10,55 @@ wrong, twice and more in a row, is left alone for a while, longer each time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from thalweg.config import SpeculationConfig
-from thalweg.engine.control.slots import Slots
+from thalweg.drafters import Option, SpeculationConfig, whole
+from thalweg.engine.control.speculation.drafter import Drafter, Proposals
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from thalweg.engine.control.slots import Slots
 
     I32 = NDArray[np.int32]
     U64 = NDArray[np.uint64]
 
 FACTOR, MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
+LOOKUP, LONGEST_LOOKUP = 5, 64
+"""Tokens looked up where nothing is said, and at most."""
 LONGEST_REST = 64
 """Tokens for which a sequence without luck is left alone, at most."""
 
 
-class NGramDrafter:
-    """A `drafts.Drafter`."""
+class NGramDrafter(Drafter):
+    options: ClassVar[Mapping[str, Option]] = {
+        "prompt_lookup_min": Option(whole(1, LONGEST_LOOKUP)),
+        "prompt_lookup_max": Option(whole(1, LONGEST_LOOKUP)),
+    }
+
+    @classmethod
+    def settle(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """If one is missing it equals the other. If both are, LOOKUP."""
+        low, high = options["prompt_lookup_min"], options["prompt_lookup_max"]
+        low = (high or LOOKUP) if low is None else low
+        high = low if high is None else high
+        if low > high:
+            raise ValueError(f"prompt_lookup_min {low} exceeds prompt_lookup_max {high}")
+        return {"prompt_lookup_min": low, "prompt_lookup_max": high}
 
     def __init__(self, config: SpeculationConfig, slots: Slots) -> None:
-        self.most = config.tokens
-        self._sizes = range(config.lookup_max, config.lookup_min - 1, -1)
-        self._slots = slots
+        super().__init__(config, slots)
+        self._sizes = range(config.options["prompt_lookup_max"], config.options["prompt_lookup_min"] - 1, -1)
         self._indexes: dict[int, tuple[int, _Index]] = {}
         """Per slot: of which serial, and the index."""
 
-    def propose(self, slot: int, most: int) -> list[int]:
+    def propose(self, slots: I32, most: I32) -> Proposals:
+        return Proposals.of([self._follow(slot, n) for slot, n in zip(slots.tolist(), most.tolist(), strict=True)])
+
+    def _follow(self, slot: int, most: int) -> list[int]:
         known, row, index = int(self._slots.known[slot]), self._slots.tokens[slot], self._index(slot)
         begin, most = index.continuation(row, known), min(most, index.width)
         if begin < 0:
@@ -48,12 +68,15 @@ class NGramDrafter:
             drafts.append(drafts[begin - known])
         return drafts
 
-    def hopes(self, slot: int) -> bool:
-        """If what is known goes on as it did before, so will what is in flight."""
-        return self._index(slot).continuation(self._slots.tokens[slot], int(self._slots.known[slot])) >= 0
+    def is_promising(self, slots: I32) -> NDArray[np.bool_]:
+        """If the known tokens have been seen before, so will those in flight have been."""
+        s = self._slots
+        seen = (self._index(n).continuation(s.tokens[n], int(s.known[n])) >= 0 for n in slots.tolist())
+        return np.fromiter(seen, np.bool_, slots.size)
 
-    def learn(self, slot: int, accepted: int) -> None:
-        self._index(slot).learn(int(self._slots.known[slot]), accepted, self.most)
+    def learn(self, slots: I32, accepted: I32) -> None:
+        for slot, n in zip(slots.tolist(), accepted.tolist(), strict=True):
+            self._index(slot).learn(int(self._slots.known[slot]), n, self.most)
 
     def _index(self, slot: int) -> _Index:
         serial, (of, index) = int(self._slots.serial[slot]), self._indexes.get(slot, (0, None))

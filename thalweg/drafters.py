@@ -1,0 +1,90 @@
+"""The open list of drafters, and how a method of `speculative_config` is checked. Imports no drafter until one is named.
+
+An installed package adds a drafter with an entry point of the group `thalweg.drafters` ("NAME = package.module:Class"). The
+class is an `engine.control.speculation.drafter.Drafter`, which declares the keys of `speculative_config` it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from thalweg.errors import ConfigError
+from thalweg.plugins import OpenList
+
+_HERE = "thalweg.engine.control.speculation"
+DRAFTERS: Mapping[str, str] = {
+    "ngram": f"{_HERE}.ngram:NGramDrafter",
+}
+_LIST = OpenList("thalweg.drafters", DRAFTERS)
+
+METHOD, TOKENS = "method", "num_speculative_tokens"
+"""Keys that every method has."""
+MOST_DRAFTS = 64
+"""Of a sequence in a step."""
+
+
+class SpeculationConfig(msgspec.Struct, kw_only=True, frozen=True):
+    """A drafter, and what it is configured with."""
+
+    method: str = "ngram"
+    tokens: int
+    """Drafts of a sequence in a step, at most."""
+    options: dict[str, Any] = {}
+    """Values of the keys that the drafter declares, defaults included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A key of `speculative_config` that a drafter reads."""
+
+    check: Callable[[Any], Any]
+    """Returns the value, or raises ValueError in words."""
+    default: Any = None
+
+
+def whole(low: int, high: int) -> Callable[[Any], int]:
+    """A check of whole numbers."""
+
+    def check(value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise ValueError(f"must be a whole number from {low} to {high}, not {value!r}")
+        return value
+
+    return check
+
+
+def load_drafter(method: str) -> Any:
+    """The class of a method. KeyError if there is none of this name."""
+    return _LIST.load(method)
+
+
+def configure(given: Mapping[str, Any]) -> SpeculationConfig:
+    """What a `speculative_config` asks for. ConfigError lists everything that is wrong with it."""
+    method = given.get(METHOD)
+    if not isinstance(method, str) or method not in _LIST:
+        raise ConfigError(f"speculative_config: {METHOD}: must be one of {', '.join(_LIST.names())}, not {method!r}")
+    drafter = load_drafter(method)
+    fields = {TOKENS: Option(whole(1, MOST_DRAFTS)), **drafter.options}
+    known = (METHOD, *fields)
+    problems = [f"{k!r} is not supported; {method} has {', '.join(known)}" for k in given if k not in known]
+    values: dict[str, Any] = {}
+    for name, option in fields.items():
+        value = given.get(name)
+        if value is None and name != TOKENS:
+            values[name] = option.default
+            continue
+        try:
+            values[name] = option.check(value)
+        except ValueError as e:
+            problems.append(f"{name}: {e}")
+    if not problems:
+        tokens = values.pop(TOKENS)
+        try:
+            return SpeculationConfig(method=method, tokens=tokens, options=drafter.settle(values))
+        except ValueError as e:
+            problems.append(str(e))
+    raise ConfigError(*(f"speculative_config: {p}" for p in problems))

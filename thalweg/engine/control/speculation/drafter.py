@@ -1,0 +1,105 @@
+"""What a drafter is: it proposes tokens that may follow those of sequences. One step of the model verifies them all.
+
+A draft is accepted exactly if it is the token that would be sampled in its place, because the noise of sampling is a hash of
+seed, position and token. So the text depends neither on the drafter nor on whether there is one.
+
+Sequences have drafts if masks are all that changes their logits, as a draft has a mask of its own. It has no history and no
+bias, so others (`slots.PER_TOKEN`) have none. Nor have those that want logprobs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from thalweg.drafters import Option, SpeculationConfig
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from thalweg.engine.control.slots import Slots
+
+    I32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """Drafts of several sequences, one sequence after another."""
+
+    tokens: I32
+    """[sum of counts]"""
+    counts: I32
+    """[N]: drafts of each sequence."""
+
+    @staticmethod
+    def of(drafts: Sequence[Sequence[int]]) -> Proposals:
+        """drafts: those of each sequence."""
+        counts = np.fromiter(map(len, drafts), np.int32, len(drafts))
+        return Proposals(np.fromiter((t for each in drafts for t in each), np.int32, int(counts.sum())), counts)
+
+    def split(self) -> list[list[int]]:
+        """The drafts of each sequence."""
+        ends = np.cumsum(self.counts).tolist()
+        tokens: list[int] = self.tokens.tolist()
+        return [tokens[end - n : end] for end, n in zip(ends, self.counts.tolist(), strict=True)]
+
+
+class Drafter(ABC):
+    """Reads the slots of sequences and changes none. `Slots.serial` says whether a slot still has the same sequence."""
+
+    options: ClassVar[Mapping[str, Option]] = {}
+    """Keys of `speculative_config` that it reads, besides those that all methods have."""
+
+    @classmethod
+    def settle(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """Options whose values depend on each other. ValueError if they do not agree. Default: as they are."""
+        return options
+
+    def __init__(self, config: SpeculationConfig, slots: Slots) -> None:
+        self.most = config.tokens
+        """Drafts of a sequence in a step, at most."""
+        self._slots = slots
+
+    @abstractmethod
+    def propose(self, slots: I32, most: I32) -> Proposals:
+        """Drafts for the sequences in these slots [N], at most `most` [N] of each. Every one of their tokens is known. Called
+        once a step."""
+
+    def is_promising(self, slots: I32) -> NDArray[np.bool_]:
+        """bool[N]: for which of these, whose last tokens are in flight, is it worth waiting for those, to propose then?
+        Default: for all."""
+        return np.ones(slots.size, np.bool_)
+
+    def learn(self, slots: I32, accepted: I32) -> None:
+        """How many [N] of the drafts last proposed for these slots were accepted. Default: nothing is learnt."""
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A sequence's last known token and the drafts of those after it, to be computed in one step."""
+
+    slot: int
+    tokens: list[int]
+
+
+@dataclass(slots=True)
+class AcceptanceCounters:
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    per_position: list[int] = field(default_factory=list)
+    """Accepted drafts by their place in the proposal."""
+
+    def count(self, drafted: I32, accepted: I32) -> None:
+        """Drafts of each sequence [N], and how many were accepted [N]."""
+        self.rounds += drafted.size
+        self.drafted += int(drafted.sum())
+        self.accepted += int(accepted.sum())
+        self.per_position += [0] * (int(drafted.max(initial=0)) - len(self.per_position))
+        for place in range(int(accepted.max(initial=0))):
+            self.per_position[place] += int((accepted > place).sum())
