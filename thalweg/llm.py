@@ -20,7 +20,7 @@ from thalweg.engine.client.media import MEDIA, Medium
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import Stats
 from thalweg.engine.planning.arguments import engine_args as engine_args_of
-from thalweg.engine.worker.build import Worker
+from thalweg.engine.worker.worker import Worker
 from thalweg.errors import ConfigError, NotSupportedError, RequestError
 from thalweg.hal.device import Device
 from thalweg.offline.beams import BeamMethods

@@ -79,7 +79,7 @@ def test_whatever_needs_the_rest_finds_it_and_gives_the_same(need: str) -> None:
 def test_a_serving_process_runs_without_them() -> None:
     """Greedy and sampled, with logprobs, several requests at once."""
     code = """
-from thalweg.engine.worker.build import prepare
+from thalweg.engine.worker.stages.open import prepare
 prepare("cpu")
 from thalweg import LLM, SamplingParams
 llm = LLM(device="cpu", max_model_len=128, max_num_seqs=4, threads=1)

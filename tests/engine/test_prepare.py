@@ -12,7 +12,7 @@ from thalweg.backends.cpu import CpuPlatform
 from thalweg.config import EngineArgs
 from thalweg.engine.planning.memory import plan
 from thalweg.engine.worker import ahead
-from thalweg.engine.worker.build import expected, prepare
+from thalweg.engine.worker.stages.open import prepare, start_ahead
 from thalweg.hal import discovery
 
 CONFIG = {
@@ -103,9 +103,9 @@ def test_who_stands_by_expects_nothing(told: list[Any]) -> None:
 
 
 def test_a_process_that_builds_once_takes_back_what_it_expected_where_that_fails(told: list[Any], tmp_path: Path) -> None:
-    with expected(args(tmp_path)):
+    with start_ahead(args(tmp_path)):
         assert told == ["begin", (STORED, 3)]
     assert len(told) == 2
-    with pytest.raises(KeyError), expected(args(tmp_path)):
+    with pytest.raises(KeyError), start_ahead(args(tmp_path)):
         raise KeyError
     assert told[2:] == ["begin", (STORED, 3), (0, 0)]

@@ -40,8 +40,9 @@ from thalweg.engine.control.compiling import Compiling
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.ipc.codec import Codec, FrameError
 from thalweg.engine.ipc.socket import Channel, ChannelClosedError
-from thalweg.engine.worker.build import build, prepare
+from thalweg.engine.worker.build import build
 from thalweg.engine.worker.profiling import Profiler
+from thalweg.engine.worker.stages.open import prepare
 from thalweg.errors import RequestError, ThalwegError
 from thalweg.grammar.grammars import Grammars
 from thalweg.hal.device import Pending

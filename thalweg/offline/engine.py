@@ -19,8 +19,10 @@ from thalweg.engine.client.pairs import shortened, tokenization
 from thalweg.engine.client.pooled import PoolingOutputs
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import Stats
-from thalweg.engine.worker.build import Worker, build, expected
+from thalweg.engine.worker.build import build
 from thalweg.engine.worker.profiling import Profiler
+from thalweg.engine.worker.stages.open import start_ahead
+from thalweg.engine.worker.worker import Worker
 from thalweg.errors import ConfigError, RequestError, UnavailableError
 from thalweg.grammar.grammars import Grammars
 from thalweg.host.collector import uncollected
@@ -52,7 +54,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         self._profiler = None if said is None else Profiler(said)
         with uncollected():
             located = locate(args)
-            with expected(located.args):
+            with start_ahead(located.args):
                 self._made(located)
 
     def _made(self, located: Located) -> None:

@@ -16,7 +16,8 @@ from thalweg.config import EngineArgs
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.main import _Loop, _Words
 from thalweg.engine.messages import Add, EngineRequest, TokenSampling
-from thalweg.engine.worker.build import POPULATED, build
+from thalweg.engine.worker.build import build
+from thalweg.engine.worker.stages.cache import POPULATED
 from thalweg.grammar.grammars import Grammars
 
 CONFIG = {

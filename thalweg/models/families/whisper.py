@@ -19,6 +19,8 @@ from thalweg.models.spec import (
 
 EPS = 1e-5
 MOST_LAYERS = 1000
+ENGLISH_VOCAB = 51_864
+"""Tokens of the models for English only, one fewer than those of the multilingual ones."""
 
 
 def whisper(config: Config) -> ModelSpec:
@@ -49,6 +51,7 @@ def _encoder(config: Config, hidden: int, sources: int) -> Sound:
     return Sound(
         bins=integer(config, "num_mel_bins", high=1 << 12, default=80), sources=sources, hidden=hidden,
         layers=(layer,) * integer(config, "encoder_layers", high=MOST_LAYERS), norm=LayerNorm("layer_norm", hidden, EPS),
+        multilingual=integer(config, "vocab_size", high=1 << 24) != ENGLISH_VOCAB,
     )  # fmt: skip
 
 

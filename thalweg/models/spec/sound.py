@@ -31,6 +31,8 @@ class Sound:
     norm: AnyNorm
     act: str = "gelu"
     """After each convolution."""
+    multilingual: bool = True
+    """The language of a sound is a token of the prompt. False: the model knows only English."""
     name: str = "encoder."
     layer: str = "layers.{}."
 

@@ -1,0 +1,71 @@
+"""Third stage: how many blocks the KV cache has, and the state that steps thread through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from thalweg.config import SchedulerConfig
+from thalweg.engine.planning import resolve
+from thalweg.engine.planning.memory import encoded, history, step_sizes
+from thalweg.engine.worker.stages.model import BuiltModel
+from thalweg.engine.worker.stages.open import BuildInputs
+from thalweg.hal.device import Device
+from thalweg.hal.step import StateBox
+from thalweg.models import sizes
+from thalweg.quantization import registry as formats
+
+if TYPE_CHECKING:
+    from thalweg.models.build import Model
+
+POPULATED = 4096
+"""Tokens beyond those the cache has held so far, for which an idle engine has memory ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """Sizes of the state, settled before a weight is read."""
+
+    size: resolve.CacheSize
+    schedule: SchedulerConfig
+
+    @property
+    def slots(self) -> int:
+        """Scratch included."""
+        return self.schedule.max_seqs + 1
+
+
+def plan_cache(inputs: BuildInputs, built: BuiltModel) -> CachePlan:
+    """The cache that fits. Raises ConfigError, naming the flag to change."""
+    args, groups = inputs.args, built.model.groups
+    room = _cache_bytes(inputs, built)
+    schedule = resolve.with_states(args, groups, room, built.schedule)
+    return CachePlan(resolve.cache_size(args, groups, room, built.max_len, schedule.max_seqs), schedule)
+
+
+def allocate_state(inputs: BuildInputs, model: Model, plan: CachePlan) -> StateBox:
+    from thalweg.models.step import make_state
+
+    return StateBox(
+        make_state(model, inputs.device, blocks=plan.size.blocks, slots=plan.slots, max_len=plan.size.max_len)
+    )  # fmt: skip
+
+
+def populate_caches(device: Device, model: Model, state: StateBox, reached: Sequence[int]) -> bool:
+    """`Device.populate` of all caches: memory for the next blocks of each group. reached: first blocks per group that have
+    been in use. Returns whether there is more to do."""
+    ahead = [range(n, n + max(16, POPULATED // g.block_tokens)) for n, g in zip(reached, model.groups, strict=True)]
+    caches = zip(state.value["kv"], model.layer_group, strict=True)
+    return device.populate([(part, ahead[g]) for kv, g in caches for part in (kv if isinstance(kv, tuple) else (kv,))])
+
+
+def _cache_bytes(inputs: BuildInputs, built: BuiltModel) -> int:
+    """Bytes for the KV cache."""
+    spec, args, ranks = inputs.spec, inputs.args, inputs.device.comm.size
+    steps = step_sizes(spec, built.schedule, built.max_len, built.dtype, ranks, args.batch_invariant is not False)
+    others = inputs.platform.workspace(steps) + history(built.schedule, built.max_len, spec) + encoded(spec)
+    use = formats.scheme(inputs.hf, args.quantization)
+    platform = inputs.platform
+    weights = sizes.weight_bytes(spec, built.dtype, built.max_len, ranks, use, platform.packs, platform.dense_share)
+    return resolve.cache_bytes(args, inputs.defaults, inputs.device.memory(), weights, others)

@@ -1,0 +1,94 @@
+"""Last stage: the configuration that every process of the engine gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.checkpoint.config import generation_defaults
+from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, PoolingConfig, SchedulerConfig, SoundConfig
+from thalweg.engine.planning import resolve
+from thalweg.engine.worker.stages.open import BuildInputs
+from thalweg.errors import CheckpointError
+from thalweg.hal.kv import KVSpec
+from thalweg.models.spec import ModelSpec
+
+
+def engine_config(
+    inputs: BuildInputs,
+    *,
+    dtype: str,
+    size: resolve.CacheSize,
+    groups: tuple[KVSpec, ...],
+    schedule: SchedulerConfig,
+    vocab: int,
+    quantization: str | None = None,
+) -> EngineConfig:
+    """quantization: the method that rounds dense weights while they are loaded."""
+    args, f = inputs.args, inputs.facts
+    return EngineConfig(
+        model=ModelConfig(
+            path=str(inputs.path),
+            architecture=f.architecture,
+            dtype=dtype,
+            max_len=size.max_len,
+            vocab=vocab,
+            seed=args.seed,
+            load_format=args.load_format,
+            quantization=quantization,
+            logprobs_mode=args.logprobs_mode,
+            max_logprobs=args.max_logprobs,
+            hidden=inputs.spec.hidden if inputs.platform.runs_models else 0,
+            hf_overrides=args.hf_overrides or {},
+            pooling=_pooling(inputs.spec),
+            sound=_sound(inputs),
+        ),
+        device=DeviceConfig(
+            platform=inputs.platform.name,
+            name=inputs.device.info.name,
+            strict_kernels=args.strict_kernels,
+            threads=args.threads,
+        ),
+        cache=CacheConfig(
+            block_tokens=min(g.block_tokens for g in groups),
+            groups=groups,
+            blocks=size.blocks,
+            prefix_caching=args.enable_prefix_caching,
+            prefix_hash=args.prefix_caching_hash_algo,
+            dtype=args.kv_dtype,
+            tables_kept=inputs.device.keeps_tables,
+        ),
+        scheduler=schedule,
+    )
+
+
+def _pooling(spec: ModelSpec) -> PoolingConfig | None:
+    tail = spec.pooling
+    if tail is None:
+        return None
+    return PoolingConfig(
+        task="embed" if tail.classes is None else "classify", mode=tail.mode, activation=tail.activation,
+        activate=tail.activate, size=spec.result,
+        labels=() if tail.classes is None else tail.classes.labels, dimensions=tail.dimensions, types=spec.types,
+        form=tail.form, prompts=dict(tail.prompts), caches=resolve.in_chunks(spec), each=tail.each,
+        step_tag=tail.step_tag, columns=tail.columns,
+    )  # fmt: skip
+
+
+def _sound(inputs: BuildInputs) -> SoundConfig | None:
+    spec = inputs.spec.sound
+    if spec is None:
+        return None
+    generation = {**inputs.hf, **generation_defaults(inputs.path)}
+    return SoundConfig(
+        bins=spec.bins, frames=spec.frames, suppress=_token_ids(generation, "suppress_tokens", inputs.facts.vocab),
+        begin_suppress=_token_ids(generation, "begin_suppress_tokens", inputs.facts.vocab),
+        multilingual=bool(generation.get("is_multilingual", spec.multilingual)),
+    )  # fmt: skip
+
+
+def _token_ids(generation: dict[str, Any], key: str, vocab: int) -> tuple[int, ...]:
+    """A list of token ids. Negative ids mean a built-in list of another implementation, and are skipped."""
+    ids = generation.get(key) or []
+    if not isinstance(ids, list) or not all(isinstance(i, int) and i < vocab for i in ids):
+        raise CheckpointError(f"generation_config.json: {key}: must be a list of token ids below {vocab}")
+    return tuple(sorted({i for i in ids if i >= 0}))

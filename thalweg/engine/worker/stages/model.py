@@ -1,0 +1,157 @@
+"""Second stage: the model on the device's kernels, its weights, and the executables of its encoders."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from thalweg.checkpoint import ahead
+from thalweg.config import FASTER_READERS, SPELLINGS, SchedulerConfig
+from thalweg.engine.planning import resolve
+from thalweg.engine.planning.memory import gib, plan
+from thalweg.engine.worker.stages.open import BuildInputs
+from thalweg.errors import ConfigError
+from thalweg.hal.attention import AttentionBackend, named_attention
+from thalweg.hal.device import Background
+from thalweg.hal.op import Binder
+from thalweg.hal.step import Params
+from thalweg.host.marks import mark
+from thalweg.media.listeners import listener
+from thalweg.media.processors import processor
+from thalweg.models.fallback.spec import UNRELIABLE, ForeignSpec
+from thalweg.models.spec import describe_stretch
+from thalweg.quantization import online
+
+if TYPE_CHECKING:
+    from thalweg.engine.control.encodings import Encoder
+    from thalweg.models.build import Model
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltModel:
+    """A model without weights, and the choices it was built by."""
+
+    model: Model
+    binder: Binder
+    """Its `bindings` are the kernel plan."""
+    dtype: str
+    max_len: int
+    """Tokens, before the size of the cache is known."""
+    schedule: SchedulerConfig
+    quantization: str | None
+    """The method that rounds dense weights while they are loaded."""
+    background: Background | None
+    """The queue of the encoders, where the device has a second one."""
+
+
+def build_model(inputs: BuildInputs) -> BuiltModel:
+    """Every op of the model bound to a kernel. Errors as in `thalweg.models.build`."""
+    from thalweg.models.build import build as assemble
+    from thalweg.models.build import gains
+
+    args, device, spec = inputs.args, inputs.device, inputs.spec
+    dtype = resolve.dtype(args, inputs.facts, device.info, inputs.defaults)
+    length = resolve.max_len(args, inputs.facts)
+    for line in dict.fromkeys(describe_stretch(rope, length) for rope in spec.ropes):
+        if line:
+            logger.info("positions: %s", line)
+    schedule = resolve.scheduler(args, inputs.defaults, length)
+    binder = Binder(
+        device.kernels, strict=args.strict_kernels, batch_invariant=_choose_invariance(inputs),
+        bodies_invariant=device.bodies_invariant,
+    )  # fmt: skip
+    if args.load_format in FASTER_READERS:
+        logger.info("load_format: %s reads the same files as safetensors, and is served by that reader", args.load_format)
+    if args.quantization in SPELLINGS:
+        logger.info("quantization: %s is served as %s", args.quantization, online.meant(args.quantization))
+    method = online.chosen(args.quantization, functools.partial(gains, binder, dtype, inputs.facts.hidden))
+    block_tokens = resolve.block_tokens(args, inputs.defaults)
+    background = device.background() if spec.vision is not None or spec.hearing is not None else None
+    model = assemble(
+        inputs.hf, binder=binder, attention=_select_attention(inputs, device.attention), comm=device.comm, dtype=dtype,
+        max_len=length, block_tokens=block_tokens, quantization=method, kv_dtype=args.kv_dtype,
+        kv_skip=args.kv_cache_dtype_skip_layers,
+        state_tokens=resolve.state_tokens(args, spec, block_tokens),
+        background=None if background is None
+        else (binder.of(background.kernels), _select_attention(inputs, background.attention)),
+    )  # fmt: skip
+    return BuiltModel(model, binder, dtype, length, schedule, method, background)
+
+
+def load_weights(inputs: BuildInputs, built: BuiltModel) -> Params:
+    """The parameters on the device. Raises CheckpointError."""
+    from thalweg.models.load import load_params
+
+    args, device, model = inputs.args, inputs.device, built.model
+    before = device.used()
+    with ahead.reading(args):
+        params = load_params(
+            model, inputs.path, device, load_format=args.load_format, seed=args.seed, progress=args.use_tqdm_on_load,
+            ranks=range(device.comm.size),
+        )  # fmt: skip
+    if isinstance(inputs.spec, ForeignSpec) and args.load_format != "dummy":
+        model.check(params)
+    mark("weights loaded")
+    _log_memory(inputs, device.used() - before)
+    return params
+
+
+def make_encoder(inputs: BuildInputs, built: BuiltModel, params: Params) -> Encoder | None:
+    """The encoders of images and sounds, where the model has any and its files describe their inputs."""
+    from thalweg.engine.worker import encoder as encoders
+
+    model: Any = built.model
+    images = processor(inputs.hf, inputs.path) if model.vision is not None else None
+    sounds = listener(inputs.hf, inputs.path) if model.hearing is not None else None
+    if images is not None and not model.looks_ahead:
+        logger.warning("images are refused: no attention of this device lets an image's tokens see each other")
+        images = None
+    ways = {}
+    if images is not None:
+        ways["image"] = encoders.seeing(model.vision, params["vision"], images)
+    if sounds is not None:
+        ways["audio"] = encoders.hearing(model.hearing, params["hearing"], sounds)
+    return encoders.Encoder(inputs.device, built.background, ways) if ways else None
+
+
+def _select_attention(inputs: BuildInputs, found: Sequence[AttentionBackend]) -> Sequence[AttentionBackend]:
+    """These backends, or the one of them that the user named. Raises ConfigError."""
+    name = inputs.args.attention_backend
+    try:
+        return found if name == "auto" else named_attention(found, name)
+    except ValueError as e:
+        raise ConfigError(f"attention_backend: {e}") from None
+
+
+def _choose_invariance(inputs: BuildInputs) -> bool:
+    """Whether only batch-invariant kernels are bound. Logs the choice. Raises ConfigError where the device cannot honour it."""
+    wanted, can = inputs.args.batch_invariant, inputs.device.bodies_invariant
+    why = (
+        f"on {inputs.platform.name} a compiler orders sums by the shape of a step, so equal requests may differ in their "
+        "last bits"
+    )
+    if wanted and not can:
+        raise ConfigError(f"batch_invariant: {why}: leave the flag out")
+    if isinstance(inputs.spec, ForeignSpec):
+        logger.warning("%s: %s", inputs.facts.architecture, UNRELIABLE)
+        why = "transformers' own module computes the model"
+    elif wanted is False:
+        why = "not wanted"
+    logger.info("batch invariance: %s", "yes: same seed, same text" if can and wanted is not False else f"no: {why}")
+    return can and wanted is not False
+
+
+def _log_memory(inputs: BuildInputs, loaded: int) -> None:
+    """One line: the plan, and the bytes that the weights really take."""
+    if inputs.platform.describe() is None or not logger.isEnabledFor(logging.INFO):
+        return
+    p = plan(inputs.args)
+    logger.info(
+        "memory: weights %s planned, %s measured; KV cache %s for %d tokens; workspace %s estimated; %s of %s in all",
+        gib(p.weights), gib(loaded), gib(p.kv_cache), p.tokens, gib(p.workspace), gib(p.total), gib(p.device_bytes),
+    )  # fmt: skip

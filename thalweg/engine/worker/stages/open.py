@@ -1,0 +1,123 @@
+"""First stage: the arguments checked, the model declared, the device opened. Loads no weights."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thalweg.checkpoint.config import facts as read_facts
+from thalweg.config import EngineArgs, check_args
+from thalweg.engine.planning import described, resolve
+from thalweg.engine.planning.memory import to_load
+from thalweg.errors import ConfigError, ThalwegError
+from thalweg.hal import discovery
+from thalweg.hal.device import Device
+from thalweg.hal.platform import Defaults, ModelInfo, Platform
+from thalweg.host.marks import mark
+from thalweg.models import registry
+from thalweg.models.spec import ModelSpec
+from thalweg.quantization import registry as formats
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildInputs:
+    """The facts that every later stage reads."""
+
+    args: EngineArgs
+    path: Path
+    hf: dict[str, Any]
+    facts: ModelInfo
+    spec: ModelSpec
+    platform: Platform
+    device: Device
+    defaults: Defaults
+
+
+def prepare(device: str, expected: EngineArgs | None = None) -> None:
+    """Load the code that serving on `--device device` needs, and open nothing. Errors are raised later, by `build`.
+
+    expected: the arguments that `build` will get."""
+    try:
+        platform = discovery.asked(device)
+        if platform.runs_models:
+            if expected is not None:
+                _expect(platform, expected)
+            platform.preload()  # first: the platform says how its framework is imported
+            import thalweg.models.build
+            import thalweg.models.load
+            import thalweg.models.step  # noqa: F401
+    except (ThalwegError, ImportError):
+        return
+    mark("framework imported")
+
+
+@contextlib.contextmanager
+def start_ahead(args: EngineArgs) -> Iterator[None]:
+    """For the code around `build` in a process that builds once: the platform begins work on other threads meanwhile, and
+    drops it if the block raises."""
+    platform = None
+    with contextlib.suppress(ThalwegError, ImportError):
+        platform = discovery.asked(args.device)
+    if platform is None or not platform.runs_models:
+        yield
+        return
+    platform.begin()
+    _expect(platform, args)
+    try:
+        yield
+    except BaseException:
+        platform.expect(0)
+        raise
+
+
+def _expect(platform: Platform, args: EngineArgs) -> None:
+    """Tell the platform how many bytes are about to be loaded, if the model is here."""
+    with contextlib.suppress(ThalwegError, OSError, ValueError):  # `build` raises these again
+        if not Path(args.model).exists() or registry.foreign(described.read(args, Path(args.model))):
+            return  # a module's spec would load a framework, before the platform has loaded it as it wants
+        size = to_load(args, platform)
+        if size:
+            resolve.configured(args, platform).expect(size)
+
+
+def open_device(args: EngineArgs, platform: Platform | None) -> BuildInputs:
+    """The inputs of all later stages. The caller closes the device. Errors as in `build`."""
+    mark("engine started")
+    check_args(args)
+    path = Path(args.model)
+    hf = described.read(args, path)
+    formats.scheme(hf, args.quantization)
+    hf, spec = registry.declare(hf, path)  # refuse an unknown architecture before a framework is imported
+    facts = resolve.within(read_facts(hf, path), spec)
+    args = resolve.for_tail(args, spec)
+    configured = functools.partial(resolve.configured, args)
+    platform = configured(platform) if platform else discovery.choose(args.device, configured)
+    resolve.check_values(args, platform)
+    if platform.runs_models:
+        args = _with_cache_type(args, hf, spec)
+    device = platform.open(resolve.place(args, platform))
+    try:
+        defaults = platform.defaults(facts, device.info)
+        if args.enforce_eager and device.pads:
+            raise ConfigError(f"enforce_eager: on {platform.name} every step is compiled; leave the flag out")
+    except BaseException:
+        device.close()
+        raise
+    return BuildInputs(args, path, hf, facts, spec, platform, device, defaults)
+
+
+def _with_cache_type(args: EngineArgs, hf: dict[str, Any], spec: ModelSpec) -> EngineArgs:
+    resolved = described.cached(args, hf, spec)
+    if resolved.kv_cache_dtype != args.kv_cache_dtype:
+        logger.info(
+            "keys and values are cached in %s, as the checkpoint says; --kv-cache-dtype with the model's own type (bfloat16, "
+            "float16) keeps them as they are", resolved.kv_cache_dtype,
+        )  # fmt: skip
+    return resolved
