@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 
@@ -163,25 +163,55 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         return next((k, getattr(self, k)) for k in KINDS if getattr(self, k) is not None)  # type: ignore[return-value]
 
 
+class Range(msgspec.Struct, frozen=True):
+    """Values that a number of SamplingParams may have, and who reads it. Written at the field."""
+
+    low: float
+    high: float
+    open_low: bool = False
+    """`low` itself is refused."""
+    sampler: bool = False
+    """The sampler or its penalties read it: TokenSampling has a field of the same name and meaning."""
+    of_model: bool = False
+    """A model's generation_config.json may set its default."""
+    help: str = ""
+    """Words for the flags of commands that sample."""
+
+
+class NumberField(msgspec.Struct, frozen=True):
+    """A number of SamplingParams, as its declaration says."""
+
+    name: str
+    kind: type
+    """int or float."""
+    optional: bool
+    """None is a value."""
+    range: Range
+
+
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """See docs/sampling.md for the order in which these apply. Checked when made: RequestError names the field."""
 
-    n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
+    n: Annotated[int, Range(1, MAX_N)] = 1
+    temperature: Annotated[float, Range(0, 1e6, sampler=True, of_model=True, help="randomness; 0 is greedy")] = 1.0
+    top_p: Annotated[float, Range(0, 1, open_low=True, sampler=True, of_model=True, help="nucleus mass")] = 1.0
+    top_k: Annotated[
+        int, Range(-1, 2**31 - 1, sampler=True, of_model=True, help="keep the k most likely tokens; 0 keeps all")
+    ] = 0
+    min_p: Annotated[float, Range(0, 1, sampler=True, of_model=True, help="probability floor relative to the best token")] = 0.0
+    presence_penalty: Annotated[float, Range(-2, 2, sampler=True, help="penalty once a token has appeared")] = 0.0
+    frequency_penalty: Annotated[float, Range(-2, 2, sampler=True, help="penalty per appearance")] = 0.0
+    repetition_penalty: Annotated[
+        float, Range(0, 1e6, open_low=True, sampler=True, of_model=True, help="multiplicative penalty for seen tokens")
+    ] = 1.0
+    seed: Annotated[int | None, Range(-(2**63), 2**63 - 1)] = None
     stop: list[str] | str | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    max_tokens: Annotated[int | None, Range(1, 2**31 - 1)] = 16
+    min_tokens: Annotated[int, Range(0, 2**31 - 1)] = 0
+    logprobs: Annotated[int | None, Range(-1, 2**31 - 1)] = None
+    prompt_logprobs: Annotated[int | None, Range(-1, 2**31 - 1)] = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -201,7 +231,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     repetition_detection: RepetitionDetectionParams | None = None
     skip_clone: bool = False
     """Parameters are never changed here, so they need no copy."""
-    thinking_token_budget: int | None = None
+    thinking_token_budget: Annotated[int | None, Range(0, 2**31 - 1)] = None
     """Tokens of reasoning at most, after which its end is written (EngineArgs.reasoning_config)."""
     logprob_token_ids: list[int] | None = None
     routed_experts_prompt_start: int | None = None
@@ -232,27 +262,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             self.logit_bias = {int(k): max(-100.0, min(100.0, v)) for k, v in self.logit_bias.items()}
 
     def _check_numbers(self) -> None:
-        _int("n", self.n, 1, MAX_N)
-        _float("presence_penalty", self.presence_penalty, -2, 2)
-        _float("frequency_penalty", self.frequency_penalty, -2, 2)
-        _float("repetition_penalty", self.repetition_penalty, 0, 1e6, open_low=True)
-        _float("temperature", self.temperature, 0, 1e6)
-        _float("top_p", self.top_p, 0, 1, open_low=True)
-        _int("top_k", self.top_k, -1, 2**31 - 1)
-        _float("min_p", self.min_p, 0, 1)
-        if self.seed is not None:
-            _int("seed", self.seed, -(2**63), 2**63 - 1)
-        if self.max_tokens is not None:
-            _int("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _int("min_tokens", self.min_tokens, 0, 2**31 - 1)
-        if self.thinking_token_budget is not None:
-            _int("thinking_token_budget", self.thinking_token_budget, 0, 2**31 - 1)
+        for field in NUMBERS.values():
+            value, bound = getattr(self, field.name), field.range
+            if value is None and field.optional:
+                continue
+            if field.kind is int:
+                _int(field.name, value, int(bound.low), int(bound.high))
+            else:
+                _float(field.name, value, bound.low, bound.high, bound.open_low)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", "min_tokens")
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if value is not None:
-                _int(name, value, -1, 2**31 - 1)
 
     def _check_lists(self) -> None:
         assert isinstance(self.stop, list)
@@ -324,6 +343,27 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     def from_optional(**fields: Any) -> SamplingParams:
         """From fields of which any may be None, meaning "the default"."""
         return SamplingParams(**{k: v for k, v in fields.items() if v is not None})
+
+
+def _read_numbers() -> dict[str, NumberField]:
+    """The numbers of SamplingParams by name, in the order of their declaration."""
+    found = {}
+    for name, hint in get_type_hints(SamplingParams, include_extras=True).items():
+        said = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Range)), None)
+        if said is None:
+            continue
+        kinds = get_args(hint.__origin__) or (hint.__origin__,)
+        kind = next(k for k in kinds if k is not type(None))
+        found[name] = NumberField(name, kind, type(None) in kinds, said)
+    return found
+
+
+NUMBERS = _read_numbers()
+"""The one table of SamplingParams' numbers: what else reads such a field takes it from here."""
+SAMPLER = tuple(f.name for f in NUMBERS.values() if f.range.sampler)
+"""Fields that reach the sampler under their own name."""
+OF_MODEL = tuple(f.name for f in NUMBERS.values() if f.range.of_model)
+"""Fields that a model's generation_config.json may set."""
 
 
 def _int(name: str, value: Any, low: int, high: int) -> None:

@@ -14,7 +14,15 @@ import choke_points
 import device_words
 import group_kinds
 import pytest
+import sampling_walk
 from source import Rule, sources
+
+from thalweg.engine.messages import TokenSampling
+from thalweg.params import NUMBERS, OF_MODEL, SAMPLER
+from thalweg.server.audio.protocol import AudioRequest
+from thalweg.server.core.request import ChatRequest
+from thalweg.server.core.sampling import shared_fields
+from thalweg.server.core.schema import Sampled
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -238,6 +246,26 @@ def test_nobody_outside_the_policies_asks_what_kind_a_kv_group_is() -> None:
     assert found == []
     policies = [s for s in sources(ROOT, "thalweg/engine") if s.path.startswith(group_kinds.HOME)]
     assert {"full.py", "window.py", "state.py"} <= {s.path.rpartition("/")[2] for s in policies}
+
+
+# ---------------------------------------------------------------- one declaration of a sampling parameter
+
+
+def test_a_sampling_parameter_is_named_in_few_files() -> None:
+    files = sampling_walk.walk("min_p")
+    assert "thalweg/params.py" in files
+    assert len(files) <= sampling_walk.MOST, files
+
+
+def test_every_number_of_the_sampler_has_its_place_in_requests_messages_and_flags() -> None:
+    """A new one is declared in params.py, and this says where else its name belongs."""
+    for name in SAMPLER:
+        assert name in Sampled.model_fields
+        assert name in TokenSampling.__struct_fields__
+        assert name in shared_fields(ChatRequest)
+        assert name in shared_fields(AudioRequest)
+        assert NUMBERS[name].range.help, "words for its flag"
+    assert {"temperature", "top_k", "min_p", "repetition_penalty"} <= set(OF_MODEL) <= set(SAMPLER)
 
 
 # ---------------------------------------------------------------- formulas beside the walk over a spec

@@ -26,12 +26,12 @@ from thalweg.bench.datasets import Ask
 from thalweg.checkpoint.tokenizer import load_tokenizer
 from thalweg.errors import CheckpointError, ConfigError, ThalwegError
 from thalweg.host import envs
+from thalweg.params import NUMBERS, SAMPLER
 from thalweg.text.tokenizer import Tokenizer
 
 BACKENDS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 """Request formats, and the route each is for. "vllm" is another name of "openai"."""
 DATASETS = ("random", "sharegpt", "custom", "prefix_repetition")
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 REFUSED = (
     "use-beam-search", "profile", "lora-modules", "lora-assignment", "plot-timeline", "timeline-itl-thresholds",
     "plot-dataset-stats", "no-stream", "skip-chat-template", "enable-multimodal-chat", "trust-remote-code",
@@ -100,8 +100,8 @@ def _dataset_arguments(parser: argparse.ArgumentParser) -> None:
 def _request_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("requests").add_argument
     add("--ignore-eos", action="store_true", help="ask for exactly the answer's length")
-    for name in SAMPLING:
-        add(f"--{name.replace('_', '-')}", type=int if name == "top_k" else float)
+    for name in SAMPLER:
+        add(f"--{name.replace('_', '-')}", type=NUMBERS[name].kind)
     add("--logprobs", type=int, help="logprobs per token")
     add("--extra-body", type=json.loads, help="JSON object of more fields")
     add("--request-id-prefix", help="(default bench-<hex>-)")
@@ -322,7 +322,7 @@ def _body(a: argparse.Namespace, ask: Ask, model: str, chat: bool) -> dict[str, 
         body |= {"messages": [{"role": "user", "content": ask.prompt}], "max_completion_tokens": ask.output_len}
     else:
         body |= {"prompt": ask.prompt, "max_tokens": ask.output_len}
-    body |= {n: v for n in SAMPLING if (v := getattr(a, n)) is not None}
+    body |= {n: v for n in SAMPLER if (v := getattr(a, n)) is not None}
     if a.ignore_eos:
         body["ignore_eos"] = True
     if a.logprobs is not None:

@@ -8,18 +8,15 @@ from typing import Any
 
 from thalweg.errors import ConfigError, RequestError
 from thalweg.flag_values import human_int, integer, number
-from thalweg.params import SamplingParams
+from thalweg.params import NUMBERS, SamplingParams
 
 FLAGS = {
     "max-tokens": (human_int, "most tokens of an answer"),
-    "temperature": (number, "randomness; 0 is greedy"),
-    "top-p": (number, "nucleus mass"),
-    "top-k": (integer, "keep the k most likely tokens; 0 keeps all"),
-    "min-p": (number, "probability floor relative to the best token"),
-    "presence-penalty": (number, "penalty once a token has appeared"),
-    "frequency-penalty": (number, "penalty per appearance"),
-    "repetition-penalty": (number, "multiplicative penalty for seen tokens"),
-}
+    **{
+        f.name.replace("_", "-"): (integer if f.kind is int else number, f.range.help)
+        for f in NUMBERS.values() if f.range.sampler
+    },
+}  # fmt: skip
 NAMES = frozenset((*(n.replace("-", "_") for n in FLAGS), "stop", "ignore_eos", "sampling_seed", "min_tokens"))
 
 

@@ -15,6 +15,7 @@ from thalweg.checkpoint.gguf.files import Files
 from thalweg.checkpoint.gguf.header import Texts
 from thalweg.checkpoint.gguf.keys import MAX_TEXTS, Keys
 from thalweg.errors import CheckpointError
+from thalweg.params import NUMBERS, OF_MODEL
 from thalweg.text.vocabulary import CONTROL, NORMAL, SENTENCEPIECE, UNIGRAM, USER_DEFINED, WORDPIECE, Vocabulary
 
 _SPECIALS = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask", "cls")
@@ -33,9 +34,8 @@ _ENDS = frozenset({
 """Control tokens that end an answer, as llama.cpp finds them: many files name no other end than that of a text."""
 _HARMONY = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
 """Beside these, "<|end|>" ends a part of an answer and not the whole."""
-_SAMPLING = {
-    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
-}  # fmt: skip
+_SPELLED = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
+_SAMPLING = {_SPELLED.get(name, name): name for name in OF_MODEL}
 """general.sampling.{} -> generation_config.json's word."""
 
 
@@ -104,6 +104,5 @@ def ends(files: Files) -> tuple[int, ...]:
 def sampling(files: Files) -> dict[str, Any]:
     """What the file says of how to sample, in the words of generation_config.json."""
     keys = Keys(files.path, files.metadata, "general.sampling.")
-    return {
-        ours: keys.integer(name) if name == "top_k" else keys.real(name) for name, ours in _SAMPLING.items() if name in keys
-    }
+    said = {name: ours for name, ours in _SAMPLING.items() if name in keys}
+    return {ours: keys.integer(name) if NUMBERS[ours].kind is int else keys.real(name) for name, ours in said.items()}

@@ -25,15 +25,13 @@ from thalweg.media.gate import Gate
 from thalweg.media.listeners import listener
 from thalweg.media.processors import processor
 from thalweg.media.wire import WHITE
-from thalweg.params import SamplingParams
+from thalweg.params import OF_MODEL, SamplingParams
 from thalweg.template.chat import Chat
 from thalweg.template.select import Templates
 from thalweg.text.grammar import vocabulary
 from thalweg.text.tokenizer import Tokenizer, check_vocab
 
 logger = logging.getLogger(__name__)
-
-_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +157,7 @@ def _generation_config(args: EngineArgs, path: Path) -> dict[str, Any]:
 
 def _default_sampling(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
     """Of `found`, a generation config, what requests start from."""
-    fields = {k: found[k] for k in _SAMPLING_DEFAULTS if found.get(k) is not None}
+    fields = {k: found[k] for k in OF_MODEL if found.get(k) is not None}
     if found.get("max_new_tokens") is not None:
         fields["max_tokens"] = found["max_new_tokens"]
     try:

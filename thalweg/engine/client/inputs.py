@@ -25,7 +25,7 @@ from thalweg.engine.messages import EngineRequest, Input, TokenSampling
 from thalweg.errors import RequestError
 from thalweg.features import all_features
 from thalweg.grammar.source import Source
-from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
+from thalweg.params import SAMPLER, PoolingParams, RequestOutputKind, SamplingParams
 from thalweg.prompts import REFUSED_KEYS
 from thalweg.text.stops import automaton
 from thalweg.text.tokenizer import Tokenizer
@@ -344,13 +344,8 @@ class InputProcessor:
             "max_tokens": max_tokens,
             # With a grammar the end is where it leaves nothing else.
             "min_tokens": max_tokens if grammar is not None and p.ignore_eos else min(p.min_tokens, max_tokens),
-            "temperature": p.temperature,
+            **{name: getattr(p, name) for name in SAMPLER},
             "top_k": 0 if p.top_k >= self._vocab else p.top_k,
-            "top_p": p.top_p,
-            "min_p": p.min_p,
-            "repetition_penalty": p.repetition_penalty,
-            "presence_penalty": p.presence_penalty,
-            "frequency_penalty": p.frequency_penalty,
             "eos_ids": () if p.ignore_eos and grammar is None else self._eos_ids,
             "grammar": self._bounded(p, grammar, prompt),
             "stop_ids": tuple(p.stop_token_ids or ()),

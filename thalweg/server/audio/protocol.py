@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from thalweg.server.core.fields import refuse_asked
-from thalweg.server.core.schema import Asked, Flag, Int32, Number, Whole
+from thalweg.server.core.schema import Asked, Flag, Sampled, Whole
 from thalweg.server.errors import ApiError
 from thalweg.server.http.multipart import Part
 
@@ -30,7 +30,7 @@ INSTEAD = {"hotwords": "prompt", "chunking_strategy": "auto"}
 Form = Literal["json", "text", "srt", "verbose_json", "vtt"]
 
 
-class AudioRequest(Asked):
+class AudioRequest(Sampled, Asked):
     language: Annotated[str, Field(max_length=32)] | None = None
     prompt: Annotated[str, Field(max_length=1 << 16)] = ""
     response_format: Form = "json"
@@ -39,14 +39,6 @@ class AudioRequest(Asked):
     stream: Flag | None = False
     stream_include_usage: Flag | None = False
     stream_continuous_usage_stats: Flag | None = False
-    temperature: Number | None = None
-    top_p: Number | None = None
-    top_k: Int32 | None = None
-    min_p: Number | None = None
-    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
-    frequency_penalty: Number | None = None
-    presence_penalty: Number | None = None
-    repetition_penalty: Number | None = None
     max_completion_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
     """Of each window."""
 

@@ -26,6 +26,7 @@ from thalweg.server.audio import pieces
 from thalweg.server.audio.protocol import AudioRequest, check, fields_of
 from thalweg.server.audio.tokens import FIRST_WITHIN, STEP, Tokens
 from thalweg.server.core.admission import Ticket
+from thalweg.server.core.sampling import shared_fields
 from thalweg.server.core.serving import Job, Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import DONE, STARTED, EventStream, or_disconnect, respond
@@ -37,7 +38,6 @@ ROUNDS = 30
 """Times that what is left of a window is heard."""
 LEAST = 0.2
 """Seconds that are worth it."""
-GIVEN = ("top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty", "repetition_penalty")
 
 
 class Ear:
@@ -122,13 +122,13 @@ def _prompt(ids: list[int], mel: LogMel) -> dict[str, Any]:
 
 
 def _params(request: AudioRequest, ear: Ear, prompt: int) -> SamplingParams:
-    fields = {name: value for name in GIVEN if (value := getattr(request, name)) is not None}
+    fields = {name: value for name in shared_fields(AudioRequest) if (value := getattr(request, name)) is not None}
     if request.timed:
         fields |= {"extra_args": {"timestamps": [ear.tokens.times, ear.tokens.end, FIRST_WITHIN]}, "logprobs": 0}
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(
-        temperature=request.temperature or 0.0, max_tokens=request.max_completion_tokens, output_kind=kind,
-        detokenize=not request.timed, **fields,
+        max_tokens=request.max_completion_tokens, output_kind=kind, detokenize=not request.timed,
+        **{"temperature": 0.0, **fields},
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from thalweg.server.core.schema import (
     MaxBytes,
     Model,
     Number,
+    Sampled,
     Strings,
     Text,
     TokenIds,
@@ -44,21 +45,15 @@ class StreamOptions(Model):
     continuous_usage_stats: Flag | None = False
 
 
-class Request(Asked, Body):
+class Request(Sampled, Asked, Body):
     """What completions and chat share."""
 
     stream: Flag | None = False
     stream_options: StreamOptions | None = None
 
     n: Annotated[Whole, Field(ge=1, le=16384)] | None = 1
-    temperature: Number | None = None
-    top_p: Number | None = None
-    top_k: Int32 | None = None
-    min_p: Number | None = None
     frequency_penalty: Number | None = 0.0
     presence_penalty: Number | None = 0.0
-    repetition_penalty: Number | None = None
-    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
     logit_bias: Annotated[dict[Annotated[str, Field(max_length=12)], Number], Field(max_length=100_000)] | None = None
 
     stop: Annotated[str, Field(max_length=65536)] | Strings | None = None

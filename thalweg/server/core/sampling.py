@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from thalweg.errors import RequestError
-from thalweg.params import RequestOutputKind, SamplingParams
+from thalweg.params import OF_MODEL, RequestOutputKind, SamplingParams
 from thalweg.server.core.request import ChatRequest, Request
+from thalweg.server.core.schema import Model
 from thalweg.server.core.structured import structured
 
-SHARED = (
-    "n",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "min_tokens",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "bad_words",
-    "allowed_token_ids",
-    "prompt_logprobs",
-    "thinking_token_budget",
-)
-"""Fields that mean the same in a request and in SamplingParams."""
 MOST_NAMED = 10
 """Wrong keys that a refusal names."""
-DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Fields the model's own generation config may fill in."""
+TRANSLATED = frozenset({"max_tokens", "logprobs", "logit_bias", "structured_outputs"})
+"""Fields of requests that do not become parameters as they are."""
+
+
+@cache
+def shared_fields(kind: type[Model]) -> tuple[str, ...]:
+    """Fields that have one name and one meaning in requests of `kind` and in SamplingParams."""
+    return tuple(n for n in SamplingParams.__struct_fields__ if n in kind.model_fields and n not in TRANSLATED)
 
 
 def chat_params(request: ChatRequest, defaults: Mapping[str, Any]) -> SamplingParams:
@@ -56,13 +46,9 @@ def chat_name(param: str | None, request: ChatRequest) -> str | None:
 
 def build_params(request: Request, defaults: Mapping[str, Any], fields: dict[str, Any], detokenize: bool) -> SamplingParams:
     """fields: parameters that the dialect has resolved. RequestError names the field."""
-    for name in SHARED:
+    for name in shared_fields(Request):
         value = getattr(request, name)
-        if value is not None:
-            fields[name] = value
-    for name in DEFAULTED:
-        value = getattr(request, name)
-        if value is None:
+        if value is None and name in OF_MODEL:
             value = defaults.get(name)
         if value is not None:
             fields[name] = value

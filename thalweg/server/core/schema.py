@@ -89,6 +89,19 @@ class Model(BaseModel):
         """Take out of `body` what asks for nothing. ApiError for a field that would change the answer and is not honoured."""
 
 
+class Sampled(Model):
+    """The numbers that most dialects name as SamplingParams does."""
+
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Int32 | None = None
+    min_p: Number | None = None
+    frequency_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
+
+
 class Asked(Model):
     """What a request of any dialect may say of how it is run."""
 

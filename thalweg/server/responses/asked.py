@@ -8,6 +8,7 @@ from typing import Any
 
 from thalweg.errors import RequestError
 from thalweg.server.core.request import ChatFields, ChatRequest
+from thalweg.server.core.sampling import shared_fields
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError, translate
 from thalweg.server.responses.items import messages_of, text_of
@@ -24,10 +25,7 @@ NAMES = {
     "response_format.schema": "text.format.schema",
 }
 """Fields of chat completions as clients of this API write them."""
-SAME = (
-    "temperature", "top_p", "top_k", "repetition_penalty", "seed", "logit_bias", "stop", "ignore_eos", "skip_special_tokens",
-    "include_stop_str_in_output", "structured_outputs", "priority", "cache_salt", "presence_penalty", "frequency_penalty",
-)  # fmt: skip
+SAME = (*shared_fields(ResponsesRequest), "logit_bias", "structured_outputs", "priority", "cache_salt")
 ROOM = 8
 """truncation: auto leaves one part in so many of the context for the answer, where max_output_tokens does not say."""
 
