@@ -55,6 +55,7 @@ FEATURES = (
     Feature(f"{_HAL}.sparse:Sparse", f"{_CONTROL}.sparse:SparseBuilder"),
     Feature(f"{_HAL}.axes:Axes", f"{_CONTROL}.axes:AxesBuilder"),
     Feature(f"{_HAL}.sources:Sources", f"{_CONTROL}.sources:SourcesBuilder"),
+    Feature(f"{_HAL}.adapters:Adapters", f"{_CONTROL}.adapters:AdaptersBuilder"),
     Feature(f"{_HAL}.drafts:Drafts", f"{_CONTROL}.drafts:DraftsBuilder"),
 )  # fmt: skip
 """Those of this repository."""

@@ -23,6 +23,7 @@ from thalweg.engine.control.slots import Slots
 from thalweg.engine.control.speculation.drafter import Drafter, Proposals
 from thalweg.engine.messages import EngineRequest, Outputs, TokenSampling
 from thalweg.hal.kv import KVSpec
+from thalweg.hal.parts.adapters import Adapters
 from thalweg.hal.platform import Place
 from thalweg.hal.step import StateBox, StepBatch, StepResult
 
@@ -121,10 +122,10 @@ class Guesser(Drafter):
 class World:
     def __init__(
         self, config: EngineConfig, *, salt=0, deferred=False, poison=False, check=True, share_from=1, hash_fn=None, clock=None,
-        drafts=0, luck=0.7, encoder=None,
+        drafts=0, luck=0.7, encoder=None, adapters=0, loaded=(),
     ) -> None:  # fmt: skip
-        """drafts: at most so many guesses of a sequence in a step, instead of what the configuration says; luck: the share of
-        them that are right."""
+        """adapters: slots for them. loaded: digests that requests may name. drafts: at most so many guesses of a sequence in a
+        step, instead of what the configuration says; luck: the share of them that are right."""
         self.config, self.check = config, check
         self.windows = windows_of(config)
         self.oracle = Oracle(salt, config.model.vocab, self.windows)
@@ -135,6 +136,11 @@ class World:
             self.kwargs["encoder"] = encoder
         if drafts:
             self.kwargs["drafter"] = lambda slots: Guesser(self, slots, drafts, luck)
+        self.loaded, self.writes = loaded, list[tuple[int, bytes]]()
+        self.content = [b""] * (adapters + 1)
+        """The adapter in each slot, as of the step that runs."""
+        if adapters:
+            self.kwargs["adapters"] = adapters, self.write_adapter
         self.tracked: dict[int, Tracked] = {}
         self.batches = 0
         self.sick: dict[int, int] = {}
@@ -157,6 +163,8 @@ class World:
         self.run = self.device.compile(None, None, StateBox(state), None, None)
         self.queue: deque = deque()
         self.core = EngineCore(config, self.launch, **self.kwargs)
+        for digest in self.loaded:
+            self.core.adapters.load(digest)
         if self.poison:
             for g, group in enumerate(self.core.kv.groups):
                 self._poison_on_release(group.pool, self.kv[g])
@@ -180,6 +188,11 @@ class World:
 
         pool.release, pool.take = released, taken
 
+    def write_adapter(self, slot: int, digest: bytes) -> None:
+        self.writes.append((slot, digest))
+        action = lambda: self.content.__setitem__(slot, digest)  # noqa: E731
+        self.queue.append(action) if self.deferred else action()
+
     def launch(self, batch: StepBatch) -> Later:
         self.batches += 1
         if self.check:
@@ -189,7 +202,12 @@ class World:
         later = Later(self.queue)
         handles = [self.core.slots.handle[s] for s in batch.slots]
 
+        wanted, part = [self.tracked[h].request.adapter for h in handles], batch.get(Adapters)
+        assert (part is None) == (not any(wanted)), "a step has the part if a sequence has an adapter"
+
         def execute() -> None:
+            for row, digest in enumerate(wanted) if part is not None else ():
+                assert self.content[part.slot[row]] == digest, "a sequence runs with another's adapter"
             result = self.run(batch).result()
             sick = [row for row, h in enumerate(handles) if self.sick.get(int(h), 0) > 0]
             if sick:

@@ -112,6 +112,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Lower runs first under the priority policy."""
     cache_salt: str = ""
     """Sequences share cached prefixes only with the same salt (tenant)."""
+    adapter: bytes = b""
+    """Digest of a loaded adapter (`LoadAdapter`). b"": the base model. Cached prefixes are shared only with the same."""
     read_prefix_cache: bool = True
     streamed: bool = True
     """Somebody reads its tokens as they come, so that prompts beside it are rationed."""
@@ -178,8 +180,8 @@ class Started(msgspec.Struct, frozen=True):
     queued_ts: float
     scheduled_ts: float
     held: str = ""
-    """What it waited for when it was last passed over, first in the queue: slots, tokens, cache, prefix, partial, encoder. "":
-    it never was."""
+    """What it waited for when it was last passed over, first in the queue: slots, tokens, cache, prefix, partial, encoder,
+    adapter. "": it never was."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):

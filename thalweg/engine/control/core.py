@@ -18,6 +18,7 @@ import numpy as np
 
 from thalweg.config import EngineConfig
 from thalweg.drafters import load_drafter
+from thalweg.engine.control.adapters import AdapterSlots
 from thalweg.engine.control.batch import BatchBuilder, Launched
 from thalweg.engine.control.cache.prefix import HashFn
 from thalweg.engine.control.cache.tables import KVCache
@@ -25,7 +26,7 @@ from thalweg.engine.control.encodings import Encoder, Encodings
 from thalweg.engine.control.invariant import InvariantError, ensure
 from thalweg.engine.control.output import News, ResultReader
 from thalweg.engine.control.parts.builder import Builder, Setup, builders
-from thalweg.engine.control.request import Request, limit_of, most_a_step, refuse, stretches_together
+from thalweg.engine.control.request import Request, limit_of, most_a_step, prefix_salt, refuse, stretches_together
 from thalweg.engine.control.scheduler import SHARE_FROM, Schedule, Scheduler
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.control.speculation.drafter import Drafter
@@ -59,24 +60,29 @@ class EngineCore:
         grammars: Grammars | None = None,
         encoder: Encoder | None = None,
         populate: Callable[[Sequence[int]], bool] | None = None,
+        adapters: tuple[int, Callable[[int, bytes], None]] | None = None,
     ) -> None:
         """`launch` starts a step and returns at once; calls take effect in order. `announce` is told which sequences a step
         begins before it is launched, so that somebody knows should the step be the end; without it they are in the step's
         Outputs. `hash_fn`, `share_from` and `drafter` (who guesses tokens, whatever the configuration says) are for tests.
         `grammars` compiles those of requests, which are refused without it. `encoder` makes vectors of inputs, likewise.
-        `populate` is `Worker.populate`.
+        `populate` is `Worker.populate`. `adapters`: slots for adapters in the state, and what writes a loaded one into a slot.
         Raises ConfigError if the cache has groups this version cannot keep, or that cannot go with drafts."""
         scheduler, cache = config.scheduler, config.cache
         self.config = config
         top = max((g.top for g in cache.groups), default=0)
         self._encoder, self._encodings = encoder, None if encoder is None else Encodings(encoder, clock, ENCODED)
-        parts = builders(Setup(scheduler.max_seqs, config.model.max_len, config.model.vocab, grammars, self._encodings, top))
+        self.adapters = None if adapters is None else AdapterSlots(adapters[0], scheduler.max_seqs, adapters[1])
+        """What is loaded. None: requests have no adapters."""
+        parts = builders(
+            Setup(scheduler.max_seqs, config.model.max_len, config.model.vocab, grammars, self._encodings, top, self.adapters)
+        )
         self.slots = Slots(scheduler.max_seqs, config.model.max_len, parts)
         self.kv = KVCache(
             cache.groups, cache.blocks, self.slots, config.model.max_len, cache.prefix_caching, hash_fn, cache.prefix_hash
         )
         self.slots.may_hope = self.kv.rewinds and not config.model.logprobs_mode.startswith("processed")
-        self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from, self._ready)
+        self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from, self._ready, self.adapters)
         speculator = self.scheduler.speculator = self._speculator(parts, drafter)
         most = speculator.most if speculator is not None else 0
         self._grammars, self._parts = grammars, parts
@@ -122,6 +128,8 @@ class EngineCore:
                 why = self._uncompiled(r)
             if why is None:
                 why = self._unencodable(r)
+            if why is None and r.adapter and (self.adapters is None or r.adapter not in self.adapters):
+                why = "lora_request: the adapter is not loaded"
             if r.handle in self._requests:
                 why = f"handle: {r.handle} is in use"
             if why is not None:
@@ -132,11 +140,10 @@ class EngineCore:
                 self._finished.append(Finished(r.handle, "length"))
                 continue
             priority = r.priority if self.config.scheduler.policy == "priority" else 0
-            salt = r.cache_salt.encode("utf-8", "surrogatepass")
             request = Request(
-                r.handle, r.sampling, r.prompt_len, (priority, next(self._arrivals)), salt,
+                r.handle, r.sampling, r.prompt_len, (priority, next(self._arrivals)), prefix_salt(r),
                 r.read_prefix_cache and r.sampling.prompt_logprobs < 0, limit, now, np.array(r.tokens, np.int32),
-                r.streamed, r.inputs, stretches_together(r.inputs), most_a_step(r.inputs),
+                r.streamed, r.inputs, stretches_together(r.inputs), most_a_step(r.inputs), adapter=r.adapter,
             )  # fmt: skip
             request.gated = any(b.applies(request) and b.gates(request) for b in self._parts)
             self._requests[r.handle] = request
@@ -329,6 +336,15 @@ class EngineCore:
             drafts=counters.drafts.rounds, draft_tokens=counters.drafts.drafted, accepted_tokens=counters.drafts.accepted,
             accepted_per_position=counters.drafts.per_position.copy(),
         )  # fmt: skip
+
+    def unload_adapter(self, digest: bytes) -> str:
+        """Forget an adapter: "", or why not. Requests that run or wait with it keep it."""
+        if self.adapters is None or digest not in self.adapters:
+            return "the adapter is not loaded"
+        if users := sum(r.adapter == digest for r in self._requests.values()):
+            return f"{users} requests use the adapter: wait until they end, or abort them"
+        self.adapters.unload(digest)
+        return ""
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix. Running sequences go on; what they have computed is not found by others."""

@@ -25,6 +25,7 @@ class Request:
     rank: tuple[int, int]
     """(priority, arrival): the smaller runs first and is preempted last."""
     salt: bytes
+    """As `prefix_salt` gives it."""
     read_cache: bool
     limit: int
     """Length at which it ends: prompt and output, bounded by the model's context."""
@@ -59,6 +60,10 @@ class Request:
     chunks: int = 0
     gated: bool = False
     """Must tokens of its prompt wait for a part (`Builder.gates`)?"""
+    adapter: bytes = b""
+    """Digest. b"": the base model."""
+    overtaken: int = 0
+    """Requests with other adapters that entered while it waited for a slot of its own."""
     claims: set[bytes] = field(default_factory=set)
     """Keys of blocks it is computing now, for others to wait for."""
 
@@ -77,6 +82,13 @@ class Request:
     def resumed(self) -> bool:
         """Had it begun to answer when it entered the queue?"""
         return bool(self.tokens.size > self.prompt_len)
+
+
+def prefix_salt(request: EngineRequest) -> bytes:
+    """What tells its cached prefixes from those of others: the caller's salt, and the adapter. No caller's salt begins
+    with NUL, and other salts go on with digits after it."""
+    salt = request.cache_salt.encode("utf-8", "surrogatepass")
+    return b"\0adapter:%b%b" % (request.adapter, salt) if request.adapter else salt
 
 
 def stretches_together(inputs: Sequence[Input]) -> tuple[tuple[int, int], ...]:

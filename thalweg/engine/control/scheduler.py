@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thalweg.config import SchedulerConfig
+from thalweg.engine.control.adapters import AdapterSlots
 from thalweg.engine.control.cache.prefix import Node
 from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.invariant import ensure
@@ -79,9 +80,10 @@ class Counters:
 class Scheduler:
     def __init__(
         self, config: SchedulerConfig, slots: Slots, kv: KVCache, share_from: int = SHARE_FROM,
-        ready: Callable[[Request, int, int], int] | None = None,
+        ready: Callable[[Request, int, int], int] | None = None, adapters: AdapterSlots | None = None,
     ) -> None:  # fmt: skip
-        """ready: how many tokens of [begin, end) of a gated request may be computed now, from the first."""
+        """ready: how many tokens of [begin, end) of a gated request may be computed now, from the first. adapters: None: no
+        request has one."""
         self.waiting: list[Request] = []
         """In rank order."""
         self.running: list[Request] = []
@@ -95,7 +97,7 @@ class Scheduler:
         self._slots = slots
         self._kv = kv
         self._share_from = share_from
-        self._ready = ready
+        self._ready, self._adapters = ready, adapters
         self.speculator: Speculator | None = None
         """Who plans drafts, if anybody does. The caller sets it before the first step."""
         self._computing: dict[bytes, Request] = {}
@@ -349,14 +351,17 @@ class Scheduler:
         return True
 
     def _enter(self, chunks: list[Chunk], entered: list[Request], budget: int, in_flight: int, whole: bool) -> int:
-        """Admit waiting requests in rank order. The first that finds no room ends the round; only one that waits for a
-        prefix, or a long prompt while enough long ones are in progress, lets others pass; with `whole`, so does any whose
+        """Admit waiting requests in rank order. The first that finds no room ends the round. Some let others pass: those that
+        wait for a prefix or a slot of adapters, a long prompt while enough long ones are in progress, with `whole` any whose
         prompt does not fit this step. Returns the tokens taken."""
         given = budget
         s, config = self._slots, self._config
         threshold = config.long_prefill_threshold
         partial, long_partial = self._in_progress(chunks)
         limited = 0
+        adapters = self._adapters
+        if adapters is not None:
+            adapters.begin_round()
         for request in self.waiting[: s.available + PASS_AT_MOST]:
             running = len(self.running)
             if not budget or not s.available or self._kv.crowded(running):
@@ -365,6 +370,9 @@ class Scheduler:
             if 0 < request.most_a_step <= limited:
                 request.held = "tokens"
                 return given - budget
+            if request.adapter and adapters is not None and not adapters.admits(request):
+                request.held = "adapter"
+                continue
             if request.waits_for in self._computing:
                 request.held = "prefix"
                 continue
@@ -472,6 +480,8 @@ class Scheduler:
             ensure(all(a < b for a, b in pairwise(ranks)), f"{name}: not in rank order")
         ensure(all(r.slot and self._slots.requests[r.slot] is r for r in self.running), "running: a request without its slot")
         ensure(not any(r.slot for r in self.waiting), "waiting: a request with a slot")
+        if self._adapters is not None:
+            self._adapters.check(self.running)
         claims = {k: r for r in self.running for k in r.claims}
         ensure(claims == self._computing, "claims on blocks being computed do not match the running requests")
 

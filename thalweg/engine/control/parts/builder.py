@@ -17,6 +17,7 @@ from thalweg.plugins import imported
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from thalweg.engine.control.adapters import AdapterSlots
     from thalweg.engine.control.encodings import Encodings
     from thalweg.engine.control.request import Request
     from thalweg.engine.control.scheduler import Chunk
@@ -43,6 +44,8 @@ class Setup:
     """None: no request has inputs to encode."""
     top: int = 0
     """Tokens that a token reads at the most, in layers that choose them. 0 = all."""
+    adapters: AdapterSlots | None = None
+    """None: no request has an adapter."""
 
 
 @dataclass(slots=True)

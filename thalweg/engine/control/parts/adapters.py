@@ -1,0 +1,30 @@
+"""The adapter of each sequence."""
+
+from __future__ import annotations
+
+from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, Work
+from thalweg.engine.control.request import Request
+from thalweg.hal.parts.adapters import Adapters
+
+
+class AdaptersBuilder(Builder):
+    part = Adapters
+
+    def __init__(self, setup: Setup) -> None:
+        self._slots = setup.adapters
+
+    def applies(self, request: Request) -> bool:
+        return bool(request.adapter)
+
+    def enter(self, slot: int, request: Request) -> None:
+        assert self._slots is not None, "refused before"
+        self._slots.enter(slot, request)
+
+    def leave(self, slot: int) -> None:
+        assert self._slots is not None, "it entered"
+        self._slots.leave(slot)
+
+    def build(self, work: Work) -> tuple[Adapters | None, int]:
+        """While a sequence runs, its adapter stays where it is."""
+        assert self._slots is not None, "a sequence entered"
+        return Adapters(self._slots.of_sequence[work.slots]), FOREVER
