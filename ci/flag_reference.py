@@ -1,4 +1,4 @@
-"""docs/flags.md, made of the table of flags (thalweg/assets/flags.json) and of the settings classes.
+"""docs/flags.md, made of the table of all flags (thalweg/options/table.py).
 
 python ci/flag_reference.py            # writes the page
 python ci/flag_reference.py --check    # exit status 1 where the page is not what would be written
@@ -9,15 +9,8 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from thalweg.cli import flags
-from thalweg.cli.flags import Flag
-from thalweg.config import EngineArgs
-from thalweg.flag_table import GONE
-from thalweg.server.settings import ServerSettings
+from thalweg.options.table import GONE, Flag, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "flags.md"
 HEAD = """# Flags
@@ -45,9 +38,9 @@ def main(argv: list[str]) -> int:
 
 def page() -> str:
     """The whole of docs/flags.md."""
-    every = [f for f in flags.table().values() if f.group not in GONE]
-    known = [f for f in every if flags.is_honoured(f)]
-    others = [f for f in every if not flags.is_honoured(f)]
+    every = [f for f in table().values() if f.group not in GONE]
+    known = [f for f in every if f.honoured]
+    others = [f for f in every if not f.honoured]
     parts = [HEAD.format(honoured=len(known), refused=len(others)), "## Honoured\n"]
     for group in sorted({f.group for f in known}):
         rows = [_honoured(f) for f in known if f.group == group]
@@ -57,24 +50,16 @@ def page() -> str:
         rows = [(_name(f), f.help, f.refusal) for f in others if f.group == group]
         parts.append(f"### {group}: refused\n\n" + _table(("flag", "what it asks for", "why not, and what to do"), rows))
     for group, says in (("Removed", "They are accepted with a warning."), ("Replaced", "They are refused.")):
-        rows = [(_name(f), f.refusal) for f in flags.table().values() if f.group == group]
+        rows = [(_name(f), f.refusal) for f in table().values() if f.group == group]
         parts.append(f"## {group} by vLLM\n\n{says}\n\n" + _table(("flag", "what holds now"), rows))
     return "\n".join(parts)
 
 
 def _honoured(flag: Flag) -> tuple[str, ...]:
-    choices = flags.CHOICES.get(flag.dest, flag.choices if flag.type == "choice" else None)
-    value = "" if flag.type == "bool" else ", ".join(f"`{c}`" for c in choices) if choices else flag.type
-    default = _defaults().get(flag.dest, flag.default)
+    value = "" if flag.type == "bool" else ", ".join(f"`{c}`" for c in flag.choices) if flag.choices else flag.type
+    default = flag.default
     shown = "" if default in (None, "", [], {}) else f"`{default if isinstance(default, str) else json.dumps(default)}`"
     return _name(flag), value, shown, flag.help
-
-
-def _defaults() -> dict[str, Any]:
-    """What the settings classes say, which is what counts: the table's own column is vLLM's."""
-    fields = [f for c in (EngineArgs, ServerSettings) for f in msgspec.structs.fields(c)]
-    made = {f.name: f.default for f in fields if f.default is not msgspec.NODEFAULT}
-    return made | {f.name: f.default_factory() for f in fields if f.default_factory is not msgspec.NODEFAULT}
 
 
 def _name(flag: Flag) -> str:

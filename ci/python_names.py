@@ -17,8 +17,8 @@ from pathlib import Path
 from thalweg.compat import as_vllm
 from thalweg.config import EngineArgs
 from thalweg.engine.planning.arguments import AS_IT_IS, COMPILING, INTERNAL, TRANSLATED
-from thalweg.flag_table import table
 from thalweg.llm import LLM
+from thalweg.options.table import table
 from thalweg.params import REFUSED_PARAMS, REFUSED_POOLING
 from thalweg.prompts import REFUSED_KEYS
 
@@ -59,7 +59,10 @@ def _argument(name: str) -> str:
         return HAS
     if name in inspect.signature(LLM.__init__).parameters:
         return HAS
-    return REFUSES if name in INTERNAL or any(f.dest == name for f in table().values()) else LACKS
+    flag = table().get(name.replace("_", "-"))
+    if flag is not None and flag.anyway:
+        return HAS
+    return REFUSES if name in INTERNAL or flag is not None else LACKS
 
 
 def _member(cls: type, name: str) -> str:

@@ -14,9 +14,9 @@ from thalweg.config import EngineArgs, check_args
 from thalweg.engine.client.frontend import load_frontend, locate
 from thalweg.engine.planning import resolve
 from thalweg.errors import ConfigError
-from thalweg.flag_table import GONE
 from thalweg.hal.platform import Defaults
 from thalweg.llm import LLM
+from thalweg.options.table import GONE
 from thalweg.params import SamplingParams
 
 
@@ -30,9 +30,9 @@ def test_every_flag_of_the_parser_is_listed_once_with_its_fate_and_the_counts_ar
     fates = re.findall(r"^(honoured|refused |gone    )  --([\w-]+)", text, re.M)
     assert sorted(name for _, name in fates) == sorted(flags.table())
     for fate, name in fates:
-        assert (fate == "honoured") is flags.is_honoured(flags.table()[name])
+        assert (fate == "honoured") is flags.table()[name].honoured
     kept = [f for f in flags.table().values() if f.group not in GONE]
-    assert f"{sum(map(flags.is_honoured, kept))} of  {len(kept)} honoured" in text
+    assert f"{sum(f.honoured for f in kept)} of  {len(kept)} honoured" in text
 
 
 def test_a_flag_is_found_by_any_of_its_names_and_a_refusal_says_why(capsys):

@@ -7,17 +7,19 @@ import re
 import subprocess
 import sys
 import time
+from importlib import resources
 
 import pytest
 
-from thalweg import flag_table
 from thalweg.cli import common, flags, main
 from thalweg.cli import serve as serve_command
 from thalweg.config import EngineArgs, speculation
 from thalweg.drafters import SpeculationConfig
 from thalweg.errors import ConfigError
-from thalweg.flag_values import dotted, human_int, merge
 from thalweg.host import envs
+from thalweg.options import table as flag_table
+from thalweg.options.command import CommandOptions
+from thalweg.options.values import dotted, human_int, merge
 from thalweg.server import settings as settings_module
 from thalweg.server.settings import ServerSettings
 from thalweg.turns import table
@@ -57,7 +59,7 @@ def value_for(flag: flags.Flag) -> list[str]:
     }[flag.type]
 
 
-NOT_HONOURED = [f for f in flags.table().values() if not flags.is_honoured(f)]
+NOT_HONOURED = [f for f in flags.table().values() if not f.honoured]
 
 
 @pytest.mark.parametrize("flag", [f for f in NOT_HONOURED if f.group != "Removed"], ids=lambda f: f.name)
@@ -85,7 +87,7 @@ def test_refusals_stand_for_themselves():
             known = named.removeprefix("no-") in flags.table() or named in ("cpunodebind", "membind")
             assert known, (flag.name, named)
         for advised in re.findall(r"use --([a-z-]+)", flag.refusal):
-            assert flags.is_honoured(flags.table()[advised.removeprefix("no-")]), (flag.name, advised)
+            assert flags.table()[advised.removeprefix("no-")].honoured, (flag.name, advised)
 
 
 STRINGS = {
@@ -100,9 +102,9 @@ STRINGS = {
 LISTS = {"kv-cache-dtype-skip-layers": ("0", "sliding_window")}
 
 
-@pytest.mark.parametrize("flag", [f for f in flags.table().values() if flags.is_honoured(f)], ids=lambda f: f.name)
+@pytest.mark.parametrize("flag", [f for f in flags.table().values() if f.honoured], ids=lambda f: f.name)
 def test_an_honoured_flag_arrives(flag):
-    if flag.dest in flags.COMMAND:
+    if flag.dest in flags.COMMAND or flag.anyway:
         pytest.skip("no field of either; tested by name")
     if flag.dest in (
         "middleware",
@@ -130,7 +132,6 @@ def test_an_honoured_flag_arrives(flag):
         "device_ids",
     ):
         pytest.skip("refuses this value or needs a companion; tested by name")
-    choices = flags.CHOICES.get(flag.dest, flag.choices if flag.type == "choice" else None)
     target, kind = (EngineArgs, engine) if flag.dest in flags.ENGINE else (ServerSettings, server)
     default = getattr(target(), flag.dest)
     words = {
@@ -140,7 +141,7 @@ def test_an_honoured_flag_arrives(flag):
         "float": [f"--{flag.name}", "1.5" if flag.name.endswith(("-timeout", "-slowdown")) else "0.5"],
         "human-int": [f"--{flag.name}", "2k"],
         "list": [f"--{flag.name}", *LISTS.get(flag.name, ("x", "y"))],
-        "choice": [f"--{flag.name}", next((c for c in choices or () if c != default), "x")],
+        "choice": [f"--{flag.name}", next((c for c in flag.choices or () if c != default), "x")],
         "str": [f"--{flag.name}", STRINGS.get(flag.name, "x")],
     }[flag.type]
     if flag.name == "fingerprint-value":
@@ -156,9 +157,16 @@ def test_an_honoured_flag_arrives(flag):
     assert getattr(kind(*words), flag.dest) == expected.get(flag.type, words[1] if len(words) > 1 else None)
 
 
-def test_every_engine_argument_and_server_setting_has_a_flag():
-    names = {f.dest for f in flags.table().values()}
-    assert names >= flags.ENGINE | flags.SERVER
+def test_no_fact_of_an_honoured_flag_is_written_twice():
+    """Its field declares it. The file has what is not honoured, and what asks for what happens anyway."""
+    rows = json.loads((resources.files("thalweg") / "assets" / "flags.json").read_text(encoding="utf-8"))
+    foreign = {row[0].replace("-", "_") for row in rows}
+    declared = [*EngineArgs.__struct_fields__, *ServerSettings.__struct_fields__, *CommandOptions.__struct_fields__]
+    assert len(declared) == len(set(declared))
+    assert not foreign & set(declared)
+    assert {f.dest for f in flags.table().values()} == foreign | set(declared)
+    options = [o for f in flags.table().values() for o in f.options]
+    assert sorted(options) == sorted(set(options)), "two flags have the same spelling"
 
 
 def test_a_flag_that_asks_for_what_happens_anyway_is_accepted(capsys):

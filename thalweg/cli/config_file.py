@@ -9,7 +9,7 @@ from typing import Any
 
 from thalweg.cli import flags
 from thalweg.errors import ConfigError
-from thalweg.flag_table import table
+from thalweg.options.table import table
 
 MAX_BYTES = 1_000_000
 MODEL = ("model", "model_tag", "model-tag")
@@ -36,6 +36,7 @@ def words_of(file: Path) -> list[str]:
     """The file as words of a command line. true is the bare flag, false its --no- form, null nothing, a list several
     values, an object JSON. Names have dashes or underscores."""
     known = {option[2:] for f in table().values() for option in f.options if option.startswith("--")}
+    objects = {f.name for f in table().values() if f.type == "json"}
     words: list[str] = []
     for key, value in _read(file).items():
         name = "model" if key in MODEL else str(key).replace("_", "-")
@@ -43,7 +44,7 @@ def words_of(file: Path) -> list[str]:
             raise ConfigError(f"{file}: {key}: there is no such flag; keys are names of flags, without dashes in front")
         if value is True or value is False:
             words.append(f"--{'' if value else 'no-'}{name}")
-        elif isinstance(value, dict) or (isinstance(value, list) and table().get(name, flags.UNKNOWN).type == "json"):
+        elif isinstance(value, dict) or (isinstance(value, list) and name in objects):
             words += [f"--{name}", json.dumps(value)]
         elif isinstance(value, list):
             words += [f"--{name}", *map(str, value)] if value else []

@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Iterable, Sequence
 from textwrap import fill
 
-from thalweg.cli.flags import Parser, is_honoured
-from thalweg.flag_table import GONE, TIERS, Flag, table
+from thalweg.cli.flags import Parser
+from thalweg.options.table import GONE, TIERS, Flag, table
 
 FATES = ("honoured", "refused")
 ABOUT = """Every flag of `vllm serve` that is known, and every flag of thalweg's own: honoured, or refused with why, and what
@@ -26,7 +26,7 @@ def run(words: list[str]) -> int:
     if not chosen:
         parser.error(f"NAME: no flag, group, tier or text matches {namespace.name!r}")
     if namespace.only:
-        chosen = [f for f in chosen if is_honoured(f) is (namespace.only == "honoured")]
+        chosen = [f for f in chosen if f.honoured is (namespace.only == "honoured")]
     if not namespace.status:
         print("\n".join(_line(f) for f in chosen))
         print()
@@ -45,10 +45,10 @@ def _matching(flags: Sequence[Flag], name: str) -> list[Flag]:
 
 
 def _line(flag: Flag) -> str:
-    fate = "honoured" if is_honoured(flag) else "gone    " if flag.group in GONE else "refused "
+    fate = "honoured" if flag.honoured else "gone    " if flag.group in GONE else "refused "
     head = f"{fate}  {', '.join(flag.options)}"
     width = max(60, shutil.get_terminal_size().columns - 2)
-    text = flag.help if is_honoured(flag) else f"{flag.help}. {flag.refusal[:1].upper()}{flag.refusal[1:]}"
+    text = flag.help if flag.honoured else f"{flag.help}. {flag.refusal[:1].upper()}{flag.refusal[1:]}"
     return head + "\n" + fill(text, width, initial_indent=" " * 10, subsequent_indent=" " * 10)
 
 
@@ -56,7 +56,7 @@ def counts(flags: Iterable[Flag]) -> dict[str, tuple[int, int]]:
     """By tier: how many are honoured, of how many. Those the field has removed are left out."""
     here = [f for f in flags if f.group not in GONE]
     found = {tier: [f for f in here if f.tier == tier] for tier in TIERS}
-    return {tier: (sum(map(is_honoured, fs)), len(fs)) for tier, fs in found.items() if fs}
+    return {tier: (sum(f.honoured for f in fs), len(fs)) for tier, fs in found.items() if fs}
 
 
 def summary(flags: Sequence[Flag]) -> str:

@@ -1,8 +1,7 @@
-"""The flags of `serve` and of every command that starts an engine: one table (thalweg.flag_table), three fates.
+"""The flags of `serve` and of every command that starts an engine: one table (thalweg.options.table), three fates.
 
-A flag is honoured (a field of EngineArgs or ServerSettings, or one of COMMAND), or refused with a reason, or unknown
-and refused with the nearest name. Nothing is parsed and ignored. A flag that is honoured takes its default from the
-settings class.
+A flag is honoured (a field of EngineArgs, ServerSettings or CommandOptions), or refused with a reason, or unknown and
+refused with the nearest name. Nothing is parsed and ignored.
 """
 
 from __future__ import annotations
@@ -12,64 +11,26 @@ import difflib
 import json
 import re
 import sys
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NoReturn
 
-import msgspec
-
-from thalweg.config import (
-    CACHES_REFUSED,
-    DTYPES,
-    KV_CACHE_DTYPES,
-    LOAD_FORMATS,
-    LOAD_REFUSED,
-    LOAD_STRATEGIES,
-    LOGPROBS_MODES,
-    POLICIES,
-    PREFIX_HASHES,
-    QUANTIZATIONS,
-    RUNNERS,
-    TOKENIZER_MODES,
-    TOKENIZER_REFUSED,
-    EngineArgs,
-    check_args,
-)
+from thalweg.config import EngineArgs, check_args
 from thalweg.engine.planning.arguments import compiling
 from thalweg.errors import ConfigError
-from thalweg.flag_table import ANYWAY, GONE, REMOVED, Flag, table
-from thalweg.flag_values import OWN_VALUES, VALUES, dotted, merge
 from thalweg.host import envs
+from thalweg.options.command import CommandOptions
+from thalweg.options.option import convert, flag_name
+from thalweg.options.table import GONE, REMOVED, Flag, table
+from thalweg.options.values import dotted, merge
 from thalweg.server.settings import ServerSettings
 
-CHOICES = {
-    "dtype": DTYPES,
-    "kv_cache_dtype": tuple(KV_CACHE_DTYPES),
-    "load_format": LOAD_FORMATS,
-    "logprobs_mode": LOGPROBS_MODES,
-    "mm_processor_cache_type": ("lru",),
-    "prefix_caching_hash_algo": PREFIX_HASHES,
-    "quantization": QUANTIZATIONS,
-    "safetensors_load_strategy": LOAD_STRATEGIES,
-    "runner": RUNNERS,
-    "scheduling_policy": POLICIES,
-    "tokenizer_mode": TOKENIZER_MODES,
-}
-"""Values of flags for which this version has fewer (or other) values than the field."""
-REFUSED_VALUES = {
-    "mm_processor_cache_type": CACHES_REFUSED,
-    "load_format": LOAD_REFUSED,
-    "safetensors_load_strategy": {"torchao": "torchao's checkpoints are known by their config.json; leave it out"},
-    "tokenizer_mode": TOKENIZER_REFUSED,
-}
-"""Values of the field that a flag does not take here -> what to do instead."""
-COMMAND = frozenset({*ANYWAY, "compilation_config", "config", "fail_on_environ_validation", "log_level", "optimization_level"})
-"""Honoured by the command line itself, here or in common.parse, or what happens anyway (`flag_table.ANYWAY`)."""
 _UNSET = object()
 
 
-UNKNOWN = Flag("", (), "str", None, None, "", "", "")
 ENGINE = frozenset(EngineArgs.__struct_fields__)
 SERVER = frozenset(ServerSettings.__struct_fields__)
+COMMAND = frozenset(CommandOptions.__struct_fields__)
 
 
 class Parser(argparse.ArgumentParser):
@@ -99,40 +60,30 @@ def known(taken: frozenset[str], *, server: bool, skip: frozenset[str]) -> argpa
             parser.add_argument(*options, f"--no-{flag.name}", action=_OnOff, nargs=0, **kwargs)
             continue
         nargs = {"list": "+"}.get(flag.type)
-        if flag.name == "hf-token" or not is_honoured(flag):
+        if flag.bare or not flag.honoured:
             nargs = "*" if flag.type == "list" else "?"
             kwargs["const"] = True
         if nargs == "*":
             del kwargs["const"]
-        parser.add_argument(*options, nargs=nargs, type=_value(flag), metavar=flag.type.upper(), action=_Last, **kwargs)
+        parser.add_argument(
+            *options,
+            nargs=nargs,
+            type=_reader(flag),
+            metavar=flag.type.upper(),
+            action=_Joined if flag.repeats else _Last,
+            **kwargs,
+        )
     return parser
 
 
-def is_honoured(flag: Flag) -> bool:
-    """Does this version do what the flag asks?"""
-    return flag.group not in GONE and (flag.dest in ENGINE or flag.dest in SERVER or flag.dest in COMMAND)
-
-
-def _value(flag: Flag) -> Any:
-    if not is_honoured(flag):
-        return str
-    choices = CHOICES.get(flag.dest, flag.choices if flag.type == "choice" else None)
-    read = OWN_VALUES.get(flag.name, VALUES[flag.type])
-
-    def convert(text: str) -> Any:
-        if choices is None and text in ("None", "") and flag.type not in ("list", "json") and flag.default is None:
-            return None
+def _reader(flag: Flag) -> Callable[[str], Any]:
+    def read(word: str) -> Any:
         try:
-            value = read(text)
+            return flag.value(word) if flag.honoured else word
         except ValueError as e:
             raise argparse.ArgumentTypeError(str(e)) from None
-        if (why := REFUSED_VALUES.get(flag.dest, {}).get(text)) is not None:
-            raise argparse.ArgumentTypeError(f"{text}: {why}")
-        if choices is not None and value not in choices:
-            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}")
-        return value
 
-    return convert
+    return read
 
 
 class _OnOff(argparse.Action):
@@ -148,11 +99,17 @@ class _Last(argparse.Action):
         before = getattr(namespace, self.dest, _UNSET)
         if isinstance(before, dict) and isinstance(values, dict):
             values = merge(before, values)
-        elif self.dest == "middleware" and isinstance(before, list):
-            values = before + values
         else:
             _warn_repeat(self, namespace)
         setattr(namespace, self.dest, values)
+
+
+class _Joined(argparse.Action):
+    """The values of all."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        before = getattr(namespace, self.dest, _UNSET)
+        setattr(namespace, self.dest, values if before is _UNSET else before + values)
 
 
 def _warn_repeat(action: argparse.Action, namespace: Any) -> None:
@@ -200,7 +157,7 @@ def check_given(namespace: argparse.Namespace) -> None:
     problems = []
     for flag in table().values():
         value = getattr(namespace, flag.dest, _UNSET)
-        if value is _UNSET or is_honoured(flag) or flag.asks_nothing(value):
+        if value is _UNSET or flag.honoured or flag.asks_nothing(value):
             continue
         if flag.group == REMOVED:
             print(f"warning: --{flag.name} has no effect: {flag.refusal}", file=sys.stderr)
@@ -218,7 +175,7 @@ def given(namespace: argparse.Namespace, dest: str) -> Any:
 
 def given_names(namespace: argparse.Namespace) -> list[str]:
     """The engine flags that were given, as written on the command line."""
-    return [f"--{n.replace('_', '-')}" for n in sorted(_given(namespace, ENGINE))]
+    return [flag_name(n) for n in sorted(_given(namespace, ENGINE))]
 
 
 def engine_args(namespace: argparse.Namespace) -> EngineArgs:
@@ -226,17 +183,14 @@ def engine_args(namespace: argparse.Namespace) -> EngineArgs:
     said = _given(namespace, COMMAND)
     presets = compiling(said.get("compilation_config"), said.get("optimization_level"))
     fields = {**envs.engine_fields(), **presets, **_given(namespace, ENGINE)}
-    try:
-        args = msgspec.convert(fields, EngineArgs)
-    except msgspec.ValidationError as e:
-        raise ConfigError(f"engine flags: {e}") from None
+    args = EngineArgs(**convert(EngineArgs, fields, flag_name))
     check_args(args)
     return args
 
 
 def server_settings(namespace: argparse.Namespace) -> dict[str, Any]:
-    """The server's share, as fields of ServerSettings."""
-    return _given(namespace, SERVER)
+    """The server's share, as fields of ServerSettings. ConfigError lists values of a wrong type."""
+    return convert(ServerSettings, _given(namespace, SERVER), flag_name)
 
 
 def _given(namespace: argparse.Namespace, names: frozenset[str]) -> dict[str, Any]:
@@ -254,8 +208,8 @@ def show_help(prog: str, usage: str, own: str, topic: str | None, *, server: boo
         groups: dict[str, list[Flag]] = {}
         for f in flags:
             groups.setdefault(f.group, []).append(f)
-        lines = [f"  {g:26} {sum(map(is_honoured, fs)):3} of {len(fs):3} flags supported" for g, fs in sorted(groups.items())]
-        main = "\n".join(_line(f) for f in flags if is_honoured(f))
+        lines = [f"  {g:26} {sum(f.honoured for f in fs):3} of {len(fs):3} flags supported" for g, fs in sorted(groups.items())]
+        main = "\n".join(_line(f) for f in flags if f.honoured)
         more = f"{prog} --help=all | --help=<Group> | --help=<keyword>"
         return f"usage: {usage}\n\n{own}\nflags supported:\n{main}\n\ngroups (more: {more}):\n" + "\n".join(lines) + "\n"
     word = topic.lower().replace("_", "-")
@@ -263,12 +217,12 @@ def show_help(prog: str, usage: str, own: str, topic: str | None, *, server: boo
     chosen = chosen or [f for f in flags if word.lstrip("-") in f.name or word in f.help.lower()]
     if not chosen:
         return f"no flag or group matches {topic!r}; {prog} --help lists the groups\n"
-    return "\n".join(_line(f) + ("" if is_honoured(f) else f"\n      [not supported: {f.refusal}]") for f in chosen) + "\n"
+    return "\n".join(_line(f) + ("" if f.honoured else f"\n      [not supported: {f.refusal}]") for f in chosen) + "\n"
 
 
 def _line(flag: Flag) -> str:
     name = f"--{'[no-]' if flag.type == 'bool' else ''}{flag.name}"
     kind = "" if flag.type == "bool" else f" {flag.type.upper()}"
-    choices = CHOICES.get(flag.dest, flag.choices)
-    default = "" if flag.default is None else f" (default: {flag.default if flag.type != 'json' else json.dumps(flag.default)})"
-    return f"  {name}{kind}\n      {flag.help}" + (f" [{', '.join(choices)}]" if choices else "") + default
+    shown = json.dumps(flag.default) if flag.type == "json" else flag.default
+    default = "" if flag.default in (None, "", [], {}) else f" (default: {shown})"
+    return f"  {name}{kind}\n      {flag.help}" + (f" [{', '.join(flag.choices)}]" if flag.choices else "") + default

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from thalweg.errors import ConfigError, RequestError
-from thalweg.flag_values import human_int, integer, number
+from thalweg.options.values import human_int, integer, number
 from thalweg.params import NUMBERS, SamplingParams
 
 FLAGS = {

@@ -60,12 +60,6 @@ def settings(given: dict[str, Any]) -> ServerSettings:
             load_plugin(f"--{name.replace('_', '-')}", given[name])
     if "chat_template" in given:
         given["chat_template"] = _template(given["chat_template"])
-    for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
-        value = given.get(name)
-        if value is not None and not (isinstance(value, list) and all(isinstance(v, str) for v in value)):
-            raise ConfigError(f"--{name.replace('_', '-')}: must be a JSON list of strings")
-    if not isinstance(given.get("default_chat_template_kwargs", {}), dict):
-        raise ConfigError("--default-chat-template-kwargs: must be a JSON object")
     if "disable_access_log_for_endpoints" in given and given.get("disable_uvicorn_access_log"):
         print("warning: --disable-uvicorn-access-log leaves --disable-access-log-for-endpoints nothing to do", file=sys.stderr)
     return ServerSettings(**given)

@@ -8,8 +8,7 @@ from typing import Any
 from thalweg import config
 from thalweg.compat.configs import MadeArgs, MakesConfigs, made
 from thalweg.engine.planning.arguments import engine_args
-from thalweg.flag_table import GONE, Flag, table
-from thalweg.flag_values import OWN_VALUES, VALUES
+from thalweg.options.table import GONE, Flag, table
 
 
 class EngineArgs(MakesConfigs):
@@ -50,11 +49,9 @@ def _flags() -> list[Flag]:
 
 
 def _value(flag: Flag) -> Any:
-    read = OWN_VALUES.get(flag.name, VALUES[flag.type])
-
     def convert(text: str) -> Any:
         try:
-            return read(text)
+            return flag.value(text)
         except ValueError as e:
             raise argparse.ArgumentTypeError(str(e)) from None
 

@@ -8,19 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from thalweg.config import EngineArgs
 from thalweg.errors import ConfigError
-from thalweg.flag_table import ANYWAY, GONE, REMOVED, Flag, table
 from thalweg.host import envs
+from thalweg.options.option import convert
+from thalweg.options.table import GONE, REMOVED, Flag, table
 
 logger = logging.getLogger(__name__)
 NO_COMPILER = "the platform decides what is compiled and captured; of this object mode, level and cudagraph_mode are read"
 GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 COMPILING = ("compilation_config", "optimization_level")
 AS_IT_IS = {
-    **ANYWAY,
     "enable_prompt_embeds": "generate() takes prompt_embeds as it is",
     "enable_log_requests": "requests in Python are logged by whoever makes them",
 }
@@ -45,10 +43,7 @@ def engine_args(fields: Mapping[str, Any]) -> EngineArgs:
     for name in ("model", "tokenizer", "download_dir", "hf_config_path"):
         if isinstance(kept.get(name), Path):
             kept[name] = str(kept[name])
-    try:
-        return msgspec.convert({**envs.engine_fields(), **presets, **kept}, EngineArgs)
-    except msgspec.ValidationError as e:
-        raise ConfigError(f"engine argument: {e}") from None
+    return EngineArgs(**convert(EngineArgs, {**envs.engine_fields(), **presets, **kept}, str))
 
 
 INTERNAL = {
@@ -75,7 +70,7 @@ def _elsewhere(fields: dict[str, Any]) -> dict[str, Any]:
 def _problem(name: str, value: Any) -> str | None:
     """Why the argument is not honoured. None: it asks for what happens anyway."""
     flag = _flags().get(name)
-    if name in AS_IT_IS:
+    if name in AS_IT_IS or (flag is not None and flag.anyway):
         return None
     if name in INTERNAL:
         default, why = INTERNAL[name]

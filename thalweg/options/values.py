@@ -99,7 +99,8 @@ def merge(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-VALUES: dict[str, Callable[[str], Any]] = {
+READERS: dict[str, Callable[[str], Any]] = {
+    "bool": str,
     "str": str,
     "choice": str,
     "list": str,
@@ -108,8 +109,4 @@ VALUES: dict[str, Callable[[str], Any]] = {
     "json": json_value,
     "human-int": human_int,
 }
-OWN_VALUES: dict[str, Callable[[str], Any]] = {
-    "compilation-config": compilation, "cudagraph-capture-sizes": integer, "device-ids": integer,
-    "max-model-len": context_length,
-}  # fmt: skip
-"""Parsers of flags whose values are read in a way of their own."""
+"""By kind of value: what reads one word."""

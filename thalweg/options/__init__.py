@@ -1,0 +1,1 @@
+"""Every option of engine, server and command line, each declared once: `option.py` says how."""

@@ -1,0 +1,62 @@
+"""Options of the KV cache and the prefix cache."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated
+
+import msgspec
+
+from thalweg.options.device import DeviceOptions
+from thalweg.options.option import Option
+
+KV_CACHE_DTYPES = {
+    "auto": "", "float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "int8_per_token_head": "int8",
+}  # fmt: skip
+"""By name: `AttnSpec.kv_dtype`."""
+_option = partial(Option, group="CacheConfig")
+
+
+def check_layers(layers: list[str]) -> Iterator[str]:
+    if odd := [s for s in layers if not s.isdecimal() and s != "sliding_window"]:
+        yield f"{odd[0]!r:.40} is neither a layer's number nor sliding_window"
+
+
+class CacheOptions(DeviceOptions, kw_only=True, frozen=True):
+    """How large the KV cache is, and what it stores."""
+
+    block_size: Annotated[int | None, _option("Tokens per KV-cache page; platform chooses when unset", ge=1)] = None
+    kv_cache_dtype: Annotated[str, _option("Storage type of cached keys and values", choices=tuple(KV_CACHE_DTYPES))] = "auto"
+    """Type of keys and values in the cache. auto: what the checkpoint means them to be cached in, else the model's dtype."""
+    kv_cache_dtype_skip_layers: Annotated[
+        list[str],
+        _option("Layers (index or attention type) exempt from KV quantization", tier="specialist", check=check_layers),
+    ] = msgspec.field(default_factory=list)
+    """Layers whose keys and values keep the model's dtype: their numbers, and "sliding_window" for those that have one."""
+    kv_cache_memory_bytes: Annotated[
+        int | None, _option("Fixed KV budget per device; overrides utilisation fraction", kind="human-int", ge=1)
+    ] = None
+    num_gpu_blocks_override: Annotated[int | None, _option("Force KV block count, for tests", ge=1)] = None
+    gpu_memory_utilization: Annotated[
+        float, _option("Fraction of device memory this instance may use", aliases=("--device-memory-utilization",), gt=0, le=1)
+    ] = 0.92
+    mamba_block_size: Annotated[
+        int | None, _option("Tokens per Mamba cache block with prefix caching", tier="specialist", ge=1)
+    ] = None
+    """Tokens from one state of recurrent layers that the prefix cache keeps to the next: a multiple of block_size. None: about
+    1024."""
+    enable_prefix_caching: Annotated[bool, _option("Reuse KV blocks of shared prompt prefixes")] = True
+    prefix_caching_hash_algo: Annotated[str, _option("Hash function for block content keys", choices=("blake2b", "sha256"))] = (
+        "blake2b"
+    )
+    """Hash by which blocks are looked up. Each is keyed with a secret of the process, and hits are compared, so it
+    changes no answer."""
+    disable_sliding_window: Annotated[
+        bool, _option("Ignore window layers and cap context at the window", group="ModelConfig")
+    ] = False
+    """Attend to everything, and serve no context longer than the model's window."""
+
+    @property
+    def kv_dtype(self) -> str:
+        """`kv_cache_dtype` as backends know it (`AttnSpec.kv_dtype`). "": the model's dtype."""
+        return KV_CACHE_DTYPES[self.kv_cache_dtype]

@@ -1,0 +1,79 @@
+"""Options of images and sounds."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Any
+
+from thalweg.options.option import Option
+from thalweg.options.requests import RequestOptions
+
+_option = partial(Option, group="MultiModalConfig")
+
+
+def check_counts(limits: dict[str, Any]) -> Iterator[str]:
+    """limit_mm_per_prompt: {"image": 4}, or {"image": {"count": 4}}."""
+    for kind, limit in limits.items():
+        count = limit.get("count") if isinstance(limit, dict) and set(limit) <= {"count", "width", "height"} else limit
+        if kind not in ("image", "video", "audio") or isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            yield f'{kind!r:.40}: {limit!r:.80} is not like {{"image": 4}}'
+        elif kind == "video" and count:
+            yield f"{kind}: is not read by this version; leave it out, or say 0"
+
+
+def check_decoding(settings: dict[str, Any]) -> Iterator[str]:
+    """The keys of media_io_kwargs."""
+    for kind, given in settings.items():
+        if kind != "image" or not isinstance(given, dict):
+            yield f'{kind!r:.40}: is not like {{"image": {{"rgba_background_color": [255, 255, 255]}}}}'
+            continue
+        for key, value in given.items():
+            if key != "rgba_background_color":
+                yield f"image: {key!r:.60} is not known; this version has rgba_background_color"
+            elif (
+                not isinstance(value, list | tuple)
+                or len(value) != 3
+                or not all(type(v) is int and 0 <= v < 256 for v in value)
+            ):
+                yield f"image: {key} must be three numbers from 0 to 255, not {value!r:.60}"
+
+
+class MediaOptions(RequestOptions, kw_only=True, frozen=True):
+    """What prompts may hold beside text."""
+
+    allowed_media_domains: Annotated[
+        list[str] | None,
+        _option("Hosts whose media URLs are fetched: HOST means ports 80 and 443, HOST:PORT that port", group="ModelConfig"),
+    ] = None
+    """Hosts whose http and https URLs requests may have fetched. None: data: URLs alone are read."""
+    allowed_local_media_path: Annotated[
+        str | None, _option("Server directory from which file:// media may be read", group="ModelConfig")
+    ] = None
+    """A directory whose files requests may have read, by file: URLs. None: none are."""
+    limit_mm_per_prompt: Annotated[
+        dict[str, Any] | None, _option("Maximum items per modality in one prompt", check=check_counts)
+    ] = None
+    """Images and sounds that one prompt may have: {"image": 4, "audio": 2}. None: 16 of each."""
+    mm_processor_kwargs: Annotated[dict[str, Any] | None, _option("Extra arguments for the model's HF processor")] = None
+    """Settings of images in place of those of the model's files: {"max_pixels": 1003520}. One that nothing reads is refused."""
+    media_io_kwargs: Annotated[
+        dict[str, Any] | None, _option("Per-modality options for decoding media files", check=check_decoding)
+    ] = None
+    """How files are decoded: {"image": {"rgba_background_color": [255, 255, 255]}}, what shows through a picture."""
+    mm_processor_cache_gb: Annotated[
+        float, _option("GiB of processed-media cache per process", ge=0, le=1024, note="0: none")
+    ] = 0.25
+    """GiB of images that are kept as the model takes them, so that the next turn of a conversation decodes none. 0: none."""
+    mm_processor_cache_type: Annotated[
+        str,
+        _option(
+            "How images that were read are kept",
+            choices=("lru",),
+            refused={"shm": "one process reads images, so none is shared; leave it at lru"},
+        ),
+    ] = "lru"
+    disable_chunked_mm_input: Annotated[
+        bool, _option("Never split one multimodal item across scheduler steps", group="SchedulerConfig")
+    ] = False
+    """Compute all of an image's tokens in one step."""
+    language_model_only: Annotated[bool, _option("Switch off all media inputs of a multimodal model")] = False
+    """Leave the encoders of images and sounds out, and refuse these."""

@@ -1,0 +1,113 @@
+"""Options of the model: its files, what is read of them, and what it is used for."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+
+from thalweg.options.option import Option
+from thalweg.options.values import context_length
+
+BUNDLED = "thalweg-nano"
+"""Name of the model inside the package: the default, so that nothing needs a download."""
+BUNDLED_FOLDERS = {BUNDLED: "weights", "thalweg-nano-draft": "draft", "bundled": "weights"}
+"""Names of the checkpoints inside the package, and their folders in it. "bundled" is the default's name of old."""
+BUNDLED_WORDS = (
+    "using thalweg-nano, the bundled model: five million parameters, made for trying things out; pass {how} for a real one"
+)
+DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
+_TOKENIZER = "the tokenizer of the model's files gives the same tokens; leave the mode at auto"
+TOKENIZER_REFUSED = {
+    "deepseek_v32": f"messages of these models are written by their chat template; {_TOKENIZER}",
+    "deepseek_v4": f"messages of these models are written by their chat template; {_TOKENIZER}",
+    "fastokens": _TOKENIZER,
+}
+"""Values of `tokenizer_mode` that are not honoured, and what to do instead."""
+_option = partial(Option, group="ModelConfig")
+
+
+def check_code(trusted: bool) -> Iterator[str]:
+    if trusted:
+        yield "code from model repositories is never run; leave it out"
+
+
+class Tail(msgspec.Struct, frozen=True):
+    """What the user says of whether a model generates text, or gives vectors or classes (`checkpoint.tail`)."""
+
+    runner: str = "auto"
+    convert: str = "auto"
+    pooler: dict[str, Any] | None = None
+
+
+class ModelOptions(msgspec.Struct, kw_only=True, frozen=True):
+    """What the model is, and where its files are."""
+
+    model: Annotated[str, _option("Directory or hub id of the model (option form of the positional argument)")] = BUNDLED
+    tokenizer: Annotated[str | None, _option("Tokenizer id or path if different")] = None
+    tokenizer_mode: Annotated[
+        str, _option("Tokenizer implementation", choices=("auto", "hf", "slow", "mistral"), refused=TOKENIZER_REFUSED)
+    ] = "auto"
+    """mistral: of tekken.json or tokenizer.model.v*. hf (and slow): of tokenizer.json, or what transformers reads. auto:
+    what is there, tokenizer.json first."""
+    revision: Annotated[str | None, _option("Hub revision of the model")] = None
+    tokenizer_revision: Annotated[str | None, _option("Hub revision of the tokenizer")] = None
+    hf_token: Annotated[str | bool | None, _option("Hub access token; bare flag uses stored login")] = None
+    skip_tokenizer_init: Annotated[bool, _option("Token ids in and out only")] = False
+    trust_remote_code: Annotated[
+        bool, _option("Not supported: code from model repositories is never run", check=check_code)
+    ] = False
+    """Accepted only as False: code from model repositories is never run."""
+    served_model_name: Annotated[list[str] | None, _option("Public model names; first appears in replies")] = None
+    hf_overrides: Annotated[dict[str, Any] | None, _option("Patch fields of the model's HF config")] = None
+    hf_config_path: Annotated[str | None, _option("Take config.json from another directory")] = None
+    """A directory whose config.json describes the model, in place of the one beside its weights."""
+    config_format: Annotated[str, _option("Which config file style describes the model", choices=("auto", "hf", "mistral"))] = (
+        "auto"
+    )
+    """hf: config.json. mistral: params.json, with consolidated weights. auto: what is there, config.json first."""
+    model_impl: Annotated[
+        str,
+        _option(
+            "thalweg (or vllm): its own implementation; transformers: that library's module; auto: the first that is there",
+            choices=("auto", "thalweg", "vllm", "transformers"),
+            refused={"terratorch": "models of images of the earth are not served; leave it at auto"},
+        ),
+    ] = "auto"
+    """thalweg (or vllm): its own family. transformers: transformers' own module (`models.fallback`). auto: the family, and
+    where there is none the module."""
+    runner: Annotated[
+        str, _option("Generate text, or give vectors, classes and scores", choices=("auto", "generate", "pooling"))
+    ] = "auto"
+    """What the model is for: generate, or pooling (vectors, classes, scores); auto: what its files say."""
+    convert: Annotated[
+        str, _option("Make vectors of a model that generates (embed)", choices=("auto", "none", "embed", "classify"))
+    ] = "auto"
+    """embed: vectors from a model that generates. none: the model as it is."""
+    pooler_config: Annotated[
+        dict[str, Any] | None, _option("How vectors are pooled, instead of what the model's files say")
+    ] = None
+    """How a pooling model pools, in place of what its files say: {"pooling_type": "MEAN", "use_activation": false}."""
+    generation_config: Annotated[
+        str, _option("Source of sampling defaults: auto (the model), thalweg or vllm (none), or a directory")
+    ] = "auto"
+    """auto: generation_config.json of the model. thalweg (or vllm): none. Otherwise a directory."""
+    override_generation_config: Annotated[dict[str, Any] | None, _option("Override individual sampling defaults")] = None
+    dtype: Annotated[str, _option("Numeric type of weights and activations", choices=DTYPES)] = "auto"
+    seed: Annotated[int, _option("Global random seed")] = 0
+    max_model_len: Annotated[
+        int | None,
+        _option(
+            "Context length limit; auto or -1 fits memory",
+            kind="human-int",
+            ge=1,
+            also=(-1,),
+            note="-1: as much as fits",
+            read=context_length,
+        ),
+    ] = None
+
+    @property
+    def tail(self) -> Tail:
+        """What was said of whether the model generates."""
+        return Tail(self.runner, self.convert, self.pooler_config)

@@ -1,0 +1,68 @@
+"""Options of profiles and statistics."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from thalweg.errors import ConfigError
+from thalweg.options.option import Option, Rules
+from thalweg.options.reliability import ReliabilityOptions
+
+_option = partial(Option, group="General")
+
+
+class ProfilerConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Of torch.profiler, in the engine's process."""
+
+    profiler: Literal["torch"]
+    torch_profiler_dir: str
+    torch_profiler_with_stack: bool = True
+    torch_profiler_with_flops: bool = False
+    torch_profiler_use_gzip: bool = True
+    torch_profiler_record_shapes: bool = False
+    torch_profiler_with_memory: bool = False
+    delay_iterations: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Steps between start and the first that is recorded."""
+    max_iterations: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Steps that are recorded, at the most; 0: until it is stopped."""
+
+
+def check_profiler(args: "ObservationOptions") -> Iterable[str]:
+    profiling(args)
+    return ()
+
+
+class ObservationOptions(ReliabilityOptions, kw_only=True, frozen=True):
+    """What is measured and logged."""
+
+    profiler_config: Annotated[
+        dict[str, Any] | None,
+        _option('What /start_profile records: {"profiler": "torch", "torch_profiler_dir": "/folder"} and options'),
+    ] = None
+    """What /start_profile records: {"profiler": "torch", "torch_profiler_dir": folder}, and fields of `ProfilerConfig`."""
+    disable_log_stats: Annotated[
+        bool, _option("Stop periodic engine statistics (and stat-based metrics)", group="EngineArgs")
+    ] = False
+    enable_logging_iteration_details: Annotated[
+        bool, _option("Log per-step context/generation counts and timing", group="ObservabilityConfig", tier="specialist")
+    ] = False
+    """A line of the log for each step: its prompt tokens, its decoding sequences, its time."""
+
+    RULES: ClassVar[Rules] = (check_profiler,)
+
+
+def profiling(args: "ObservationOptions") -> ProfilerConfig | None:
+    """What profiles record. None: there are none. ConfigError names the field."""
+    said = args.profiler_config
+    if not said or said.get("profiler", "") is None:
+        return None
+    try:
+        made = msgspec.convert(said, ProfilerConfig)
+    except msgspec.ValidationError as e:
+        known = ", ".join(ProfilerConfig.__struct_fields__)
+        raise ConfigError(f"profiler_config: {e}; this version has {known}, and the profiler torch alone") from None
+    if not made.torch_profiler_dir.startswith("/"):
+        raise ConfigError(f"profiler_config: torch_profiler_dir: {made.torch_profiler_dir!r} must be an absolute folder")
+    return made

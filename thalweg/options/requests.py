@@ -1,0 +1,58 @@
+"""Options of what requests may ask for: structured output, reasoning, log-probabilities."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Any
+
+from thalweg.options.option import Option
+from thalweg.options.speculation import SpeculationOptions
+
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+_SWITCHES = ("disable_any_whitespace", "disable_additional_properties", "enable_jump_forward")
+_SAME_ALWAYS: dict[str, tuple[Any, ...]] = {
+    "reasoning_parser": ("", None), "reasoning_parser_plugin": ("", None), "enable_in_reasoning": (False, None),
+    "disable_fallback": (True, False, None),
+}  # fmt: skip
+"""Keys of structured_outputs_config, and values that ask for nothing. There is no other engine to fall back on."""
+_option = partial(Option, group="ModelConfig")
+
+
+def check_grammars(settings: dict[str, Any]) -> Iterator[str]:
+    """The keys of structured_outputs_config."""
+    for key, value in settings.items():
+        if key == "backend":
+            if value not in ("auto", "guidance"):
+                yield (
+                    f"backend {value!r} is not here: this version has guidance (llguidance) alone, because it accepts"
+                    " nothing that a schema forbids; leave it out"
+                )
+        elif key in _SWITCHES:
+            if not isinstance(value, bool):
+                yield f"{key} must be true or false, not {value!r}"
+        elif key not in _SAME_ALWAYS:
+            yield f"{key!r:.60} is not known; known are backend, {', '.join(_SWITCHES)}"
+        elif value not in _SAME_ALWAYS[key]:
+            yield f"{key}: reasoning is never constrained, and has flags of its own (--reasoning-parser); leave it out"
+
+
+class RequestOptions(SpeculationOptions, kw_only=True, frozen=True):
+    """What requests may ask for."""
+
+    structured_outputs_config: Annotated[
+        dict[str, Any] | None,
+        _option("Grammar engine and options object", group="StructuredOutputsConfig", check=check_grammars),
+    ] = None
+    """Of every request's structured output: {"backend": "guidance", "disable_any_whitespace": true,
+    "disable_additional_properties": true}. With "enable_jump_forward": true, tokens that a grammar leaves no choice about are
+    computed together."""
+    reasoning_config: Annotated[
+        dict[str, Any] | None, _option("What begins and ends reasoning, for thinking budgets", group="General")
+    ] = None
+    """What begins and ends reasoning, for thinking_token_budget: {"reasoning_start_str": "<think>", "reasoning_end_str":
+    "</think>"}, or {"reasoning_parser": name}. None: those two, where they are tokens."""
+    renderer_num_workers: Annotated[int, _option("Processes that render chat templates", ge=1, le=64)] = 2
+    """Processes that render chat templates."""
+    logprobs_mode: Annotated[str, _option("Return raw or processed, logits or log-probabilities", choices=LOGPROBS_MODES)] = (
+        "raw_logprobs"
+    )
+    max_logprobs: Annotated[int, _option("Upper limit a request may ask; -1 unlimited", ge=-1, note="-1: no limit")] = 20

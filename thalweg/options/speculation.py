@@ -1,0 +1,44 @@
+"""Options of speculative decoding."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+from thalweg.drafters import SpeculationConfig, configure
+from thalweg.errors import ConfigError
+from thalweg.options.option import Option, Rules
+from thalweg.options.scheduler import SchedulerOptions
+
+_option = partial(Option, group="General")
+
+
+def check_drafts(args: "SpeculationOptions") -> Iterable[str]:
+    speculation(args)
+    return ()
+
+
+class SpeculationOptions(SchedulerOptions, kw_only=True, frozen=True):
+    """Which drafts are verified."""
+
+    speculative_config: Annotated[
+        dict[str, Any] | None,
+        _option("Draft method, model and token count object", group="SpeculativeConfig", aliases=("-sc",)),
+    ] = None
+    """Drafts to verify: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}. The
+    text is the same without."""
+    spec_method: Annotated[str | None, _option("Shorthand for speculative-config method")] = None
+    spec_tokens: Annotated[int | None, _option("Shorthand for speculative-config token count")] = None
+    """Short for "method" and "num_speculative_tokens" of speculative_config."""
+
+    RULES: ClassVar[Rules] = (check_drafts,)
+
+
+def speculation(args: "SpeculationOptions") -> SpeculationConfig | None:
+    """What drafts were asked for. None: none. ConfigError lists everything that is wrong with it."""
+    said = dict(args.speculative_config or {})
+    for key, value in (("method", args.spec_method), ("num_speculative_tokens", args.spec_tokens)):
+        if value is not None and said.setdefault(key, value) != value:
+            raise ConfigError(f"speculative_config: {key} is {said[key]!r} there and {value!r} in its short flag; give one")
+    if not said:
+        return None
+    return configure(said)
