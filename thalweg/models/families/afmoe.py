@@ -1,5 +1,5 @@
-"""AFMoE (Trinity): norms before and after each part, gates on what attention gives, windows on three of four layers, whose
-tokens alone are told positions, and mixtures whose experts are chosen by sigmoids and a correction."""
+"""AFMoE (Trinity): pre- and post-norms, gated attention, sliding windows with RoPE on three of four layers and NoPE on the
+fourth, sigmoid router with expert bias."""
 
 from __future__ import annotations
 

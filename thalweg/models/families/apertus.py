@@ -1,4 +1,4 @@
-"""Apertus: norms of every head's q and k, and no gates but a learned activation."""
+"""Apertus: QK-norm, an ungated MLP with a learned activation (xIELU)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arcee's AFM: Llama without gates, and with squared ReLUs."""
+"""Arcee AFM: Llama with an ungated squared-ReLU MLP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aya Vision and Command A Vision: Command R behind SigLIP, whose vectors are joined in squares and projected by a gated layer.
+"""Aya Vision and Command A Vision: SigLIP encoder, pixel-shuffle projector with a gated layer, Command R decoder.
 
 Command R's `logit_scale` counts, as in its text models. Transformers' class for images leaves it out."""
 

@@ -1,5 +1,5 @@
-"""Baichuan 1 and 2: Llama with q, k and v in one tensor, and in the larger ones scores that fall with distance for positions;
-in the second each row of the output matrix is divided by its length."""
+"""Baichuan 1 and 2: Llama with fused q, k and v, ALiBi in the larger models, and in version 2 an output matrix with normalised
+rows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Ling and Ring, 1 and 2: mixtures beside an expert that every token goes to. In the second, norms of every head's q and k,
-positions on a part of each head, and experts that are chosen by sigmoids and a correction within groups."""
+"""Ling and Ring, 1 and 2: mixture of experts with a shared expert. In the second, norms of every head's q and k, positions on
+a part of each head, and experts that are chosen by sigmoids and a correction within groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bamba: Mamba-2 layers, and attention on those that the configuration names, with positions on half of each head."""
+"""Bamba: Mamba-2 layers, and attention with half-rotary RoPE on the layers that the configuration names."""
 
 from __future__ import annotations
 

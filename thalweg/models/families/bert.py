@@ -1,6 +1,6 @@
-"""BERT as an encoder: learned positions, every sum normalised, a pooled vector at the end. Sentence encoders such as
-all-MiniLM, BGE and E5 are of this kind, and classifiers and rerankers with a head on top. In an encoder the pooler that was
-trained to guess the next sentence is left out."""
+"""BERT encoder: learned positions, post-norm layers, an optional pooler. Sentence encoders such as all-MiniLM, BGE and E5 are
+of this kind, and classifiers and rerankers with a head on top. In an encoder the pooler that was trained to guess the next
+sentence is left out."""
 
 from __future__ import annotations
 

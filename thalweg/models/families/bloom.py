@@ -1,4 +1,4 @@
-"""Bloom and MPT: no positions but scores that fall with distance (ALiBi), layer norms, no gates."""
+"""Bloom and MPT: ALiBi, layer norms, ungated MLPs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""ChatGLM 2 and 3 and GLM-4 in their first files: GLM-4's layers by other names, with q, k and v in one tensor and how fast
-positions turn said by a ratio."""
+"""ChatGLM 2 and 3, and GLM-4 as first published: GLM-4's layers under other names, fused q, k and v, a RoPE ratio."""
 
 from __future__ import annotations
 

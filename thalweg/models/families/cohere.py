@@ -1,5 +1,5 @@
-"""Command R, Command R+ and Command R7B, Aya: attention and the feed-forward part read the same x, layer norms without bias,
-positions in neighbouring pairs, scaled logits. Of the second generation, layers that see everything are told no positions."""
+"""Command R, Command R+, Command R7B and Aya: parallel attention and MLP, layer norms without bias, interleaved RoPE, scaled
+logits. Of the second generation, layers that see everything are told no positions."""
 
 from __future__ import annotations
 

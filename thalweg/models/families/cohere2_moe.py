@@ -1,4 +1,4 @@
-"""Command A+: Command R7B's layers with mixtures of experts, beside one that every token goes to."""
+"""Command A+: Command R7B with a mixture of experts and a shared expert."""
 
 from __future__ import annotations
 

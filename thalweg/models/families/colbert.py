@@ -1,5 +1,5 @@
-"""ColBERT: an encoder whose every token has a vector of its own, made shorter by one matrix. Texts are compared by the best
-match of each of a query's tokens."""
+"""ColBERT: an encoder with one embedding per token and a projection to a smaller size. Texts are compared by the best match of
+each of a query's tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code World Model: Llama with a window on three of four layers."""
+"""Code World Model: Llama with a sliding window on three of four layers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""DeBERTa, of all three versions, as an encoder: BERT's order of norms, and scores to which distances between tokens add
-through vectors of their own. Many rerankers, zero-shot classifiers and guards of prompts are of this kind."""
+"""DeBERTa 1 to 3 encoders: post-norm layers with disentangled attention (content and relative position). Many rerankers,
+zero-shot classifiers and guards of prompts are of this kind."""
 
 from __future__ import annotations
 

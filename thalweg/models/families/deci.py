@@ -1,5 +1,5 @@
-"""DeciLM and Nemotron-NAS (Llama-3.x-Nemotron Super and Ultra): Llama whose layers differ in heads of keys and in width, or
-lack attention or the feed-forward part."""
+"""DeciLM and Nemotron-NAS (Llama-3.x-Nemotron Super and Ultra): Llama with KV heads and MLP width per layer, and layers
+without attention or MLP."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""DeepSeek-MoE, V2, V3, R1 and Kimi K2: latent attention with positions on a slice of each head, and mixtures whose experts are
-chosen within groups, beside one that every token goes to."""
+"""DeepSeek-MoE, V2, V3, R1 and Kimi K2: latent attention (MLA) with decoupled RoPE, grouped expert routing, shared experts."""
 
 from __future__ import annotations
 

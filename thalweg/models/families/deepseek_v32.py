@@ -1,5 +1,5 @@
-"""DeepSeek-V3.2: DeepSeek-V3 with an indexer in every layer, which chooses the tokens that latent attention reads. GLM-5 and
-its kin, where some layers read what the layer before them chose."""
+"""DeepSeek-V3.2: DeepSeek-V3 with sparse attention (DSA), an indexer in every layer. GLM-5 and its kin, where some layers read
+what the layer before them chose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DistilBERT as an encoder: BERT's layers under names of its own, without types of tokens."""
+"""DistilBERT encoder: BERT's layers under other names, without token types."""
 
 from __future__ import annotations
 

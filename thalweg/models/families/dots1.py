@@ -1,4 +1,4 @@
-"""dots.llm1: Qwen 3's heads, and mixtures whose experts are chosen by sigmoids and a correction."""
+"""dots.llm1: Qwen 3's attention heads, sigmoid router with expert bias."""
 
 from __future__ import annotations
 

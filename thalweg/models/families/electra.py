@@ -1,4 +1,4 @@
-"""ELECTRA as an encoder: BERT without a pooler, where embeddings are as wide as layers."""
+"""ELECTRA encoder: BERT without a pooler, embeddings as wide as the layers."""
 
 from __future__ import annotations
 

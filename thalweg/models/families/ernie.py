@@ -1,4 +1,4 @@
-"""ERNIE 2 and 3 as encoders: BERT with one more row added to every token, that of a task, where a checkpoint has them."""
+"""ERNIE 2 and 3 encoders: BERT with a task embedding where the checkpoint has one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Ernie 4.5: Llama with rotary positions in neighbouring pairs; one setting adds biases everywhere. Its mixtures choose experts
-by a softmax and a correction, and begin at a layer of their own."""
+"""Ernie 4.5: Llama with interleaved RoPE and optional biases. Its mixtures choose experts by a softmax and a correction, and
+begin at a layer of their own."""
 
 from __future__ import annotations
 

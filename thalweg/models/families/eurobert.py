@@ -1,4 +1,4 @@
-"""EuroBERT: Llama whose tokens see both ways, as an encoder and with heads of classes."""
+"""EuroBERT: Llama with bidirectional attention, as an encoder and as a classifier."""
 
 from __future__ import annotations
 

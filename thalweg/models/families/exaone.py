@@ -1,4 +1,4 @@
-"""EXAONE 3 and 3.5, EXAONE Deep: Llama by other names."""
+"""EXAONE 3 and 3.5, EXAONE Deep: Llama under other names."""
 
 from __future__ import annotations
 

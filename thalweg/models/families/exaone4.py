@@ -1,5 +1,5 @@
-"""EXAONE 4: a norm after each part instead of before it, norms of every head's q and k; windows on three of four layers, and
-where there are windows, no positions on the layers without."""
+"""EXAONE 4: post-norm layers, QK-norm, sliding windows on three of four layers, NoPE on the full-attention layers of such
+models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EXAONE 4.5: EXAONE 4 behind Qwen2.5-VL's encoder, whose heads share keys and values. Positions have one axis."""
+"""EXAONE 4.5: Qwen2.5-VL's vision encoder with GQA, EXAONE 4 decoder. Positions have one axis."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""K-EXAONE: EXAONE 4's windows and heads with a norm before each part, and mixtures whose experts are chosen by sigmoids and a
-correction."""
+"""K-EXAONE: EXAONE 4's attention with pre-norm, sigmoid router with expert bias."""
 
 from __future__ import annotations
 

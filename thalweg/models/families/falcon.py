@@ -1,5 +1,4 @@
-"""Falcon 7B, 40B, 180B and Falcon 2: both parts read the same x, through one norm or two; q, k and v in one tensor, grouped by
-heads of keys."""
+"""Falcon 7B, 40B, 180B and Falcon 2: parallel attention and MLP with one or two norms, fused q, k and v grouped by KV head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Falcon-H1: Mamba-2 and attention side by side in every layer, with multipliers wherever something is projected."""
+"""Falcon-H1: Mamba-2 and attention in parallel in every layer, with multipliers on every projection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FlexOlmo: OLMo 2's norms and heads, and a mixture of experts on every layer."""
+"""FlexOlmo: OLMo 2's norms and attention with a mixture of experts on every layer."""
 
 from __future__ import annotations
 

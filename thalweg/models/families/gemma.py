@@ -1,5 +1,5 @@
-"""Gemma and Gemma 2: norms that multiply by 1 + weight, embeddings scaled by the root of their width. Gemma 2 has a norm before
-and after each part, a window on every other layer, and caps on scores and logits."""
+"""Gemma and Gemma 2: (1 + w) RMSNorm, embeddings scaled by the square root of their width. Gemma 2 has a norm before and after
+each part, a window on every other layer, and caps on scores and logits."""
 
 from __future__ import annotations
 

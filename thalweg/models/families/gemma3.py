@@ -1,5 +1,5 @@
-"""Gemma 3, text: a norm before and after each part, norms that multiply by 1 + weight, embeddings scaled by the root of
-their width; layers with a sliding window and others that see everything, each kind with rotary positions of its own."""
+"""Gemma 3 (text): pre- and post-norms with (1 + w) RMSNorm, scaled embeddings, sliding-window and full layers with separate
+RoPE settings."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Gemma 3n (text): four residual streams of which a layer computes one, a low-rank path beside attention, inputs that each
-layer has of its own, MLPs of few active values, and last layers that read an earlier layer's cache."""
+"""Gemma 3n (text): four residual streams (AltUp), a low-rank path next to attention (Laurel), per-layer inputs, sparse MLP
+activations, KV sharing among the last layers."""
 
 from __future__ import annotations
 

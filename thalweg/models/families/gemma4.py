@@ -1,5 +1,5 @@
-"""Gemma 4 (text): layers with a window and layers that see everything, each kind with heads of its own. The last ones may read
-an earlier layer's cache; tokens may give each layer an input of its own, and an MLP may have a mixture beside it."""
+"""Gemma 4 (text): sliding-window and full layers with different head sizes. The last ones may read an earlier layer's cache;
+tokens may give each layer an input of its own, and an MLP may have a mixture beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Gemma 4 with its images: their tokens see each other in layers with a window, where the configuration says so."""
+"""Gemma 4 with images: bidirectional attention among image tokens in sliding-window layers, where the configuration asks for
+it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""GLM-4 (9B, of 2024): Llama's layers with rotary positions on half of each head, in neighbouring pairs; gate and up in one
-tensor."""
+"""GLM-4 (9B, 2024): Llama with interleaved RoPE on half of each head, fused gate and up."""
 
 from __future__ import annotations
 

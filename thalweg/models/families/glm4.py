@@ -1,5 +1,4 @@
-"""GLM-4 (0414): rotary positions on half of each head, in neighbouring pairs; a norm before and after each part; gate and
-up in one tensor."""
+"""GLM-4 (0414): interleaved RoPE on half of each head, pre- and post-norms, fused gate and up."""
 
 from __future__ import annotations
 

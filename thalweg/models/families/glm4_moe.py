@@ -1,5 +1,4 @@
-"""GLM-4.5, 4.6 and 4.7: positions on half of each head, norms of q and k where the configuration says so, and mixtures whose
-experts are chosen by sigmoids and a correction, beside one that every token goes to."""
+"""GLM-4.5, 4.6 and 4.7: half-rotary RoPE, optional QK-norm, sigmoid router with expert bias, one shared expert."""
 
 from __future__ import annotations
 

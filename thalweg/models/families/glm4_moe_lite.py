@@ -1,4 +1,4 @@
-"""GLM-4.7-Flash: latent attention as DeepSeek-V3 has it, and the mixtures of GLM-4.7."""
+"""GLM-4.7-Flash: DeepSeek-V3's latent attention (MLA) with GLM-4.7's mixture of experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GLM-4.1V, 4.5V and 4.6V, GLM-OCR: GLM-4, or its mixtures, with positions of three axes, behind an encoder of images."""
+"""GLM-4.1V, 4.5V, 4.6V and GLM-OCR: a vision encoder, GLM-4 decoder (dense or MoE) with three-axis RoPE."""
 
 from __future__ import annotations
 

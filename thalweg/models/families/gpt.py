@@ -1,5 +1,4 @@
-"""GPT-2, with learned positions and matrices that are stored on their side; and GPT-J, whose parts read the same x, with rotary
-positions in neighbouring pairs."""
+"""GPT-2, with learned positions and transposed matrices, and GPT-J, with parallel attention and MLP and interleaved RoPE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPT-NeoX, Pythia and Dolly: both parts read the same x through norms of their own; q, k and v in one tensor, head by head."""
+"""GPT-NeoX, Pythia and Dolly: parallel attention and MLP with separate norms, fused q, k and v per head."""
 
 from __future__ import annotations
 

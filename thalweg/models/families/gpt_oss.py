@@ -1,5 +1,5 @@
-"""gpt-oss: logits that join the softmax of scores, a window on every other layer, and mixtures with biases whose gates are cut
-off at 7. As published, experts are in MXFP4."""
+"""gpt-oss: attention sinks, a sliding window on every other layer, experts with biases and gates clamped at 7. As published,
+experts are in MXFP4."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Granite 3 and 4, dense, and mixtures of Granite 3: Llama with multipliers of embeddings, of scores, of what is added to the
-residual stream, and a divisor of logits. HyperCLOVA X is built alike."""
+"""Granite 3 and 4 (dense) and Granite 3 MoE: Llama with multipliers on embeddings, attention scores and residuals, and a
+logits divisor. HyperCLOVA X is built alike."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Granite 4, hybrid: Mamba-2 and attention layers with Granite's multipliers, and experts beside one that every token goes to,
-or that one alone."""
+"""Granite 4 (hybrid): Mamba-2 and attention layers with Granite's multipliers, a mixture with a shared expert or a plain
+MLP."""
 
 from __future__ import annotations
 

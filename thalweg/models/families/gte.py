@@ -1,5 +1,4 @@
-"""GTE of many languages as an encoder: rotary positions, a gated feed-forward part, BERT's order of norms. Its files call
-the class New."""
+"""GTE (multilingual) encoder: RoPE, gated MLPs, post-norm layers. Its files call the class New."""
 
 from __future__ import annotations
 

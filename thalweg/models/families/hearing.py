@@ -1,4 +1,4 @@
-"""Models that hear: a language model with an encoder of sounds before it (`towers.ears`), some with one of images too."""
+"""Audio chat models: an audio encoder (`towers.ears`), some with a vision encoder too, and a language model."""
 
 from __future__ import annotations
 

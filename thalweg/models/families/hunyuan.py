@@ -1,4 +1,4 @@
-"""HunYuan, dense and mixtures: Llama with norms of every head's q and k after rotation."""
+"""HunYuan, dense and MoE: Llama with QK-norm after RoPE."""
 
 from __future__ import annotations
 

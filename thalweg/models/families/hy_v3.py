@@ -1,5 +1,4 @@
-"""Hy3: norms of every head's q and k, and on all layers but the first a mixture whose experts are chosen by sigmoids and a
-correction."""
+"""Hy3: QK-norm, and sigmoid routers with expert bias on all layers but the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Idefics 3 and SmolVLM: Llama behind SigLIP, whose vectors are joined in squares."""
+"""Idefics 3 and SmolVLM: SigLIP encoder, pixel-shuffle projector, Llama decoder."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""InternLM 1 to 3: Llama, with biases where the configuration says so; InternLM 2, and its reward models, by other names, with
-q, k and v in one tensor."""
+"""InternLM 1 to 3: Llama with optional biases, and InternLM 2 (and its reward models) under other names with fused q, k and
+v."""
 
 from __future__ import annotations
 

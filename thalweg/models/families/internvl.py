@@ -1,5 +1,4 @@
-"""InternVL, in transformers' format and in its own (and Qianfan-OCR): Qwen, InternLM 2, Llama or gpt-oss behind an encoder of
-tiles."""
+"""InternVL in both formats, and Qianfan-OCR: a tiled vision encoder, with a Qwen, InternLM 2, Llama or gpt-oss decoder."""
 
 from __future__ import annotations
 

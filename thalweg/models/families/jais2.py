@@ -1,4 +1,4 @@
-"""Jais 2: layer norms, biases everywhere, no gates, squared ReLUs."""
+"""Jais 2: layer norms, biases, ungated squared-ReLU MLPs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Jamba: Mamba layers with norms inside, one attention layer among several of them that is told no positions, and mixtures of
-experts on every other layer."""
+"""Jamba: Mamba layers with inner norms, one NoPE attention layer among several of them, a mixture of experts on every other
+layer."""
 
 from __future__ import annotations
 

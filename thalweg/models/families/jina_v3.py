@@ -1,4 +1,4 @@
-"""Jina Embeddings v3 as an encoder, without its adapters: XLM-RoBERTa's layers with rotary positions."""
+"""Jina Embeddings v3 encoder without its adapters: XLM-RoBERTa with RoPE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jina Embeddings v5: Qwen 3, or EuroBERT, with a low-rank change for each task, of which `jina_task` chooses one."""
+"""Jina Embeddings v5: Qwen 3 or EuroBERT with one low-rank adapter per task, selected by `jina_task`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Kimi Linear: delta nets whose states decay by channel, and every fourth layer latent attention that is told no positions;
-on all layers but the first mixtures whose experts are chosen by sigmoids and a correction."""
+"""Kimi Linear: delta nets with per-channel decay, NoPE latent attention (MLA) on every fourth layer, sigmoid routers with
+expert bias on all layers but the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kimi-VL and Kimi K2.5: DeepSeek V3 behind MoonViT, an encoder of images of any ratio whose heads turn by rows and columns."""
+"""Kimi-VL and Kimi K2.5: MoonViT encoder (any aspect ratio, two-axis RoPE), DeepSeek V3 decoder."""
 
 from __future__ import annotations
 

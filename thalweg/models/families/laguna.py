@@ -1,5 +1,5 @@
-"""Laguna: gates on what each head gives, which are softplus and not sigmoids; windows on some layers, whose heads may differ in
-number; mixtures whose experts are chosen by sigmoids and a correction, beside one that every token goes to."""
+"""Laguna: softplus gates on attention heads, sliding windows on some layers with other head counts, sigmoid router with expert
+bias, one shared expert."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""LFM2, dense and mixtures of experts: short convolutions between two gates, and a few layers of attention with norms of every
-head's q and k."""
+"""LFM2, dense and MoE: gated short convolutions, and some attention layers with QK-norm."""
 
 from __future__ import annotations
 

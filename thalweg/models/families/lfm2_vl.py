@@ -1,4 +1,4 @@
-"""LFM2-VL: LFM2, dense or a mixture, behind SigLIP 2, which takes images of any ratio and size."""
+"""LFM2-VL: SigLIP 2 encoder (any aspect ratio and size), LFM2 decoder (dense or MoE)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LightOnOCR: Qwen 3 behind Pixtral's encoder, whose patches are merged."""
+"""LightOnOCR: Pixtral encoder with merged patches, Qwen 3 decoder."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Llama 4: three of four layers see their own chunk of the text, with norms of q and k after rotation. The fourth sees
-everything, without positions. Experts' inputs are multiplied by their weights, beside one that every token goes to."""
+"""Llama 4: chunked attention on three of four layers, QK-norm after RoPE. The fourth sees everything, without positions.
+Experts' inputs are multiplied by their weights, beside one that every token goes to."""
 
 from __future__ import annotations
 

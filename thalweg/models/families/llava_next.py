@@ -1,4 +1,4 @@
-"""LLaVA-NeXT, Granite Vision and LLaVA-OneVision: an encoder of tiles whose rows end in a learned vector.
+"""LLaVA-NeXT, Granite Vision and LLaVA-OneVision: a tiled vision encoder with a learned end-of-row vector.
 
 Granite's `logits_scaling` counts, as in its text models. Transformers' class for images leaves it out."""
 

@@ -1,5 +1,4 @@
-"""Mamba and FalconMamba: selective scans alone, without attention or feed-forward parts; FalconMamba norms what its scans step
-by, write with and read with."""
+"""Mamba and FalconMamba: selective scans without attention or MLPs, with inner norms in FalconMamba."""
 
 from __future__ import annotations
 

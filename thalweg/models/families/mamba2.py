@@ -1,4 +1,4 @@
-"""Mamba-2 and Codestral Mamba: layers of state-space duality alone, without attention or feed-forward parts."""
+"""Mamba-2 and Codestral Mamba: state-space duality (SSD) layers without attention or MLPs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MiMo (7B): Qwen 2 with layers that guess tokens ahead, which this version does not run."""
+"""MiMo (7B): Qwen 2 with multi-token-prediction layers, which this version does not run."""
 
 from __future__ import annotations
 

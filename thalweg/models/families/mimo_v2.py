@@ -1,5 +1,5 @@
-"""MiMo-V2-Flash: values narrower than keys, windows with sinks on five of six layers, whose heads of keys are twice as many,
-and on all layers but the first a mixture whose experts are chosen by sigmoids and a correction."""
+"""MiMo-V2-Flash: values narrower than keys, sliding windows with sinks and more KV heads on five of six layers, sigmoid
+routers with expert bias on all layers but the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MiniCPM 1, 2 and 4: Llama with embeddings, residual additions and logits scaled."""
+"""MiniCPM 1, 2 and 4: Llama with scaled embeddings, residuals and logits."""
 
 from __future__ import annotations
 

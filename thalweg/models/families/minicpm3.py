@@ -1,4 +1,4 @@
-"""MiniCPM3: latent attention whose positions turn halves, with embeddings, residual additions and logits scaled."""
+"""MiniCPM3: latent attention (MLA) with half-split RoPE, scaled embeddings, residuals and logits."""
 
 from __future__ import annotations
 

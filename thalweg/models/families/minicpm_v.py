@@ -1,4 +1,4 @@
-"""MiniCPM-V 4.6: Qwen3.5 behind SigLIP, whose patches are merged after a few layers and once more at the end."""
+"""MiniCPM-V 4.6: SigLIP encoder with two patch merges, Qwen3.5 decoder."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""MiniMax-Text-01 and M1: linear attention that forgets at a fixed rate on most layers, a norm after each part instead of
-before it, and a mixture of experts on every layer."""
+"""MiniMax-Text-01 and M1: lightning attention with fixed decay on most layers, post-norm, a mixture of experts on every
+layer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""MiniMax-M2: norms of q and k over all heads at once, positions on a part of each head, and a mixture on every layer, whose
-experts are chosen by sigmoids and a correction."""
+"""MiniMax-M2: QK-norm over all heads at once, partial RoPE, sigmoid routers with expert bias on every layer."""
 
 from __future__ import annotations
 

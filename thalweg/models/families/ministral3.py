@@ -1,4 +1,4 @@
-"""Ministral 3: Mistral with positions scaled by YaRN, and queries that grow with the length of the text."""
+"""Ministral 3: Mistral with YaRN, and queries scaled by position."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Mistral 7B and its kin: Llama with a sliding window (null = none; absent = 4096, the family's default) on every layer, or on
-those that `layer_types` names."""
+"""Mistral 7B and its derivatives: Llama with a sliding window (null = none; absent = 4096, the family's default) on every
+layer, or on those of `layer_types`."""
 
 from __future__ import annotations
 

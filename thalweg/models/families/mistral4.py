@@ -1,5 +1,5 @@
-"""Mistral Large 3 and Mistral Small 4: latent attention whose queries grow with the length of the text, and mixtures chosen by
-a softmax within groups, beside an expert that every token goes to."""
+"""Mistral Large 3 and Mistral Small 4: latent attention (MLA) with queries scaled by position, grouped softmax routing, a
+shared expert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtral: Mistral's layers with a mixture of experts in each, and no window unless the configuration has one. Experts have
+"""Mixtral: Mistral's layers with a mixture of experts in each, and a window only where the configuration has one. Experts have
 names of their own: w1 is gate, w3 up, w2 down."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""MPNet as an encoder: BERT's layers, whose scores also change by how far apart two tokens are. all-mpnet and
-multi-qa-mpnet are of this kind."""
+"""MPNet encoder: BERT's layers with a relative position bias. all-mpnet and multi-qa-mpnet are of this kind."""
 
 from __future__ import annotations
 

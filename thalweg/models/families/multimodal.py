@@ -1,5 +1,5 @@
-"""Models that also see: a language model with an encoder of images before it (`towers`), or its text part alone, of those whose
-encoder is not served, and where that is asked for (--language-model-only)."""
+"""Vision-language models: a vision encoder (`towers`) and a language model, or the language model only (unsupported encoders,
+--language-model-only)."""
 
 from __future__ import annotations
 

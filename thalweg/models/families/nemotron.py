@@ -1,5 +1,4 @@
-"""Nemotron 3 and 4, and Minitron: layer norms that multiply by 1 + weight, no gates, squared ReLUs, positions on half of each
-head."""
+"""Nemotron 3 and 4, and Minitron: (1 + w) layer norms, ungated squared-ReLU MLPs, half-rotary RoPE."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Nemotron-H and Nemotron 3: layers of one part each, which is Mamba-2, attention that is told no positions, an ungated MLP
-with squared ReLUs, or a mixture of such experts."""
+"""Nemotron-H and Nemotron 3: one part per layer, either Mamba-2, NoPE attention, an ungated squared-ReLU MLP or a mixture of
+such experts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Nomic BERT as an encoder: BERT's order of norms, rotary positions in place of learned ones, a gated feed-forward part
-without biases. nomic-embed-text is of this kind."""
+"""Nomic BERT encoder: post-norm layers, RoPE, gated MLPs without biases. nomic-embed-text is of this kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMo 1: Llama with layer norms that have neither weight nor bias."""
+"""OLMo 1: Llama with layer norms without weights and biases."""
 
 from __future__ import annotations
 

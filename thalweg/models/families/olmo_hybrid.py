@@ -1,5 +1,5 @@
-"""OLMo hybrid: gated delta nets that may take back what they kept, normed before each part, and on every fourth layer OLMo 3's
-attention, normed after it, without positions unless the configuration has some."""
+"""OLMo hybrid: pre-norm gated delta nets with negative eigenvalues, post-norm OLMo 3 attention on every fourth layer, NoPE
+unless the configuration has RoPE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMoE: Llama with norms of q and k over all heads at once, and a mixture of experts on every layer."""
+"""OLMoE: Llama with QK-norm over all heads at once, and a mixture of experts on every layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OPT: learned positions, layer norms, biases everywhere, no gates, ReLUs."""
+"""OPT: learned positions, layer norms, biases, ungated ReLU MLPs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Ouro: Llama with norms before and after each part, whose layers are gone through several times, each time with a cache of
-their own and the last norm at the end."""
+"""Ouro: looped Llama layers with pre- and post-norms, one KV cache per loop, the final norm after each loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PaddleOCR-VL: Ernie's layers with positions of three axes behind SigLIP, whose patches turn by rows and columns."""
+"""PaddleOCR-VL: SigLIP encoder with two-axis RoPE, Ernie decoder with three-axis RoPE."""
 
 from __future__ import annotations
 

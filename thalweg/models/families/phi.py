@@ -1,5 +1,4 @@
-"""Phi-1, 1.5 and 2: attention and an ungated feed-forward part that read the same x, layer norms, biases everywhere, of the
-output matrix too; positions on a part of each head."""
+"""Phi-1, 1.5 and 2: parallel attention and ungated MLP, layer norms, biases everywhere, partial RoPE."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Phi-3, Phi-3.5 and Phi-4: q, k and v in one tensor, gate and up in another; positions scaled for long texts by a factor per
-dimension; Phi-4-mini turns a part of each head."""
+"""Phi-3, Phi-3.5 and Phi-4: fused q, k and v, fused gate and up, longrope scaling, partial RoPE in Phi-4-mini."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phi-3.5-MoE: layer norms, biases of attention and of the output matrix, and two of many experts, chosen by a sparsemixer."""
+"""Phi-3.5-MoE: layer norms, biases in attention and the output matrix, two experts per token by sparsemixer."""
 
 from __future__ import annotations
 

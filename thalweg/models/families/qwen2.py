@@ -1,4 +1,4 @@
-"""Qwen2, Qwen2.5, QwQ: biases on q, k and v only; sliding windows on some layers if the configuration turns them on."""
+"""Qwen2, Qwen2.5, QwQ: biases on q, k and v, optional sliding windows on some layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-57B-A14B: Qwen 2 with mixtures of experts, and a gated one that every token goes to."""
+"""Qwen1.5-MoE and Qwen2-57B-A14B: Qwen 2 with a mixture of experts and a gated shared expert."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Qwen3, dense and mixtures of experts: every head's q and k are normalised before rotation; head_dim does not follow
-from hidden_size."""
+"""Qwen3, dense and MoE: QK-norm before RoPE, head_dim independent of hidden_size."""
 
 from __future__ import annotations
 

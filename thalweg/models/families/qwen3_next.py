@@ -1,6 +1,5 @@
-"""Qwen3-Next: gated delta nets, and every fourth layer gated attention that turns a quarter of each head; norms that multiply
-by 1 + weight; mixtures of experts beside one that every token goes to. And Qwen3.5 (text), with or without mixtures, with its
-projections in tensors of their own."""
+"""Qwen3-Next: gated delta nets, gated attention with quarter-rotary RoPE on every fourth layer, (1 + w) RMSNorm, a mixture
+with a shared expert. And Qwen3.5 (text), with or without mixtures, with its projections in tensors of their own."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""RoBERTa and XLM-RoBERTa: BERT's layers, with positions that are counted from one past the padding token's id. E5, BGE-M3
-and most rerankers of many languages are of this kind."""
+"""RoBERTa and XLM-RoBERTa encoders: BERT's layers with position ids offset by the padding token's id. E5, BGE-M3 and most
+rerankers of many languages are of this kind."""
 
 from __future__ import annotations
 

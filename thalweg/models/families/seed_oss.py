@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama with biases of q, k and v, and heads whose size does not follow from hidden_size."""
+"""Seed-OSS: Llama with biases on q, k and v, and head_dim independent of hidden_size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Solar Open: Llama's heads, and on every layer a mixture whose experts are chosen by sigmoids and a correction."""
+"""Solar Open: Llama's attention, sigmoid routers with expert bias on every layer."""
 
 from __future__ import annotations
 

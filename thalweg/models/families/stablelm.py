@@ -1,5 +1,4 @@
-"""StableLM 2 and 3B: layer norms, of q and k too in StableLM 2 12B, positions on a quarter of each head, and where the
-configuration says so attention and the feed-forward part that read the same x."""
+"""StableLM 2 and 3B: layer norms, QK-norm in StableLM 2 12B, quarter-rotary RoPE, optional parallel attention and MLP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StarCoder 2: layer norms, biases everywhere, no gates, a window where the configuration says so."""
+"""StarCoder 2: layer norms, biases, ungated MLPs, an optional sliding window."""
 
 from __future__ import annotations
 

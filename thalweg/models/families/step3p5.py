@@ -1,5 +1,5 @@
-"""Step 3.5 Flash: a gate on what each head gives, windows on three of four layers, which have heads and positions of their own,
-and mixtures whose experts are chosen by sigmoids and a correction, beside one that every token goes to."""
+"""Step 3.5 Flash: gated attention heads, sliding windows on three of four layers with other heads and RoPE settings, sigmoid
+router with expert bias, a shared expert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""voyage-4-nano: Qwen 3 whose tokens see both ways, and a matrix behind it that makes vectors longer."""
+"""voyage-4-nano: Qwen 3 with bidirectional attention, and a projection to longer embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whisper: an encoder of 30 seconds of sound, and a decoder whose every layer attends to what that gives."""
+"""Whisper: a 30-second audio encoder, and a decoder with cross attention in every layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Youtu-LLM: latent attention as DeepSeek-V3 has it, and plain MLPs."""
+"""Youtu-LLM: DeepSeek-V3's latent attention (MLA) with dense MLPs."""
 
 from __future__ import annotations
 
