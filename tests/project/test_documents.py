@@ -11,10 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import docs_links
+import feature_page
 import flag_reference
 import model_reference
 import pytest
 import yaml
+from features import Feature
 
 from thalweg.cli import flags, matrix
 from thalweg.hal import discovery
@@ -56,6 +58,25 @@ def test_relative_links_lead_somewhere(file: Path) -> None:
     assert [t for t in targets if not (file.parent / t).exists()] == []
 
 
+def anchors(file: Path) -> set[str]:
+    """The anchors of a page's headings."""
+    text = re.sub(r"^```.*?^```", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", h).strip() for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE))
+    return {re.sub(r"[^\w\s-]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.relative_to(ROOT).as_posix())
+def test_anchors_of_links_are_headings(file: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|mailto:)([^)#\s]*)#([^)\s]+)\)", file.read_text(encoding="utf-8"))
+    missing = [
+        f"{path}#{a}"
+        for path, a in links
+        if not path or path.endswith(".md")
+        if a not in anchors(file.parent / path if path else file)
+    ]
+    assert missing == []
+
+
 def test_every_page_has_a_place_in_the_site() -> None:
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     listed = [page for section in config["nav"] for pages in section.values() for page in pages]
@@ -95,6 +116,28 @@ def test_the_flag_reference_says_what_counts_here_and_not_what_counts_elsewhere(
 def test_the_table_of_models_is_what_is_generated() -> None:
     assert model_reference.PAGE.read_text(encoding="utf-8") == model_reference.page(), "python ci/model_reference.py"
     assert all(f"`{name}`" in model_reference.page() for name in registry.ARCHITECTURES)
+
+
+def test_the_page_of_features_is_what_is_generated() -> None:
+    """It follows from ci/features.py, the evidence of the support matrix, and the flags that are honoured."""
+    assert feature_page.PAGE.read_text(encoding="utf-8") == feature_page.page(), "python ci/feature_page.py"
+
+
+def test_a_feature_claims_no_run_without_evidence_and_no_file_that_is_missing() -> None:
+    ran = {"cpu"}
+    assert feature_page._row(Feature("a", "RHHHN", ("README.md",)), {}, ran).startswith("| a | run | hosted |")
+    with pytest.raises(ValueError, match="cuda has run on no device"):
+        feature_page._row(Feature("a", "RRHHN"), {}, ran)
+    with pytest.raises(ValueError, match=r"gone\.py is missing"):
+        feature_page._row(Feature("a", "RHHHN", ("tests/gone.py",)), {}, ran)
+    with pytest.raises(ValueError, match="--max-num-seqs is honoured"):
+        feature_page._row(Feature("a", "NNNNN", flag="max-num-seqs"), {}, ran)
+
+
+def test_the_level_of_a_feature_is_the_best_of_its_kernels() -> None:
+    cells = {"op": {"cpu": {"native": ("executed",)}, "cuda": {"fast": ("compiled", "interpreted"), "slow": ("executed",)}}}
+    feature = Feature("a", ops={"op": "native|fast"})
+    assert [feature_page.level(feature, p, cells) for p in ("cpu", "cuda", "xpu")] == ["R", "H", "h"]
 
 
 def test_every_result_is_in_the_index() -> None:

@@ -56,7 +56,7 @@ def test_ops_and_device_pass_the_conformance_kit_in_the_interpreter(part: int) -
 
 @pytest.mark.slow
 def test_attention_passes_the_conformance_kit_in_the_interpreter() -> None:
-    """Chosen cases; all of them take minutes of one core: docs/status.md has the command, in parts."""
+    """Chosen cases; all of them take minutes of one core: docs/performance.md has the command, in parts."""
     _kit("-q", "-k", "test_attention and (window or int8 or e4m3) and 16 and float32 and not chunking")
 
 
@@ -105,7 +105,7 @@ def test_attention_compiles_to_matrix_instructions_within_the_limits_of_three_de
 
 @pytest.mark.slow
 def test_each_kernel_compiles_for_two_more_devices() -> None:
-    """Every launch for all eight is most of an hour: docs/status.md has the command."""
+    """Every launch for all eight is most of an hour: docs/performance.md has the command."""
     out = _run("ci/gpu/compile.py", "--each", "--arch", "sm_100", "gfx1201")
     assert ", 0 with problems" in out
 

@@ -1,0 +1,319 @@
+"""The rows of docs/support.md (ci/feature_page.py): each feature, how far each platform was taken, and what showed it.
+
+`cells` has a letter per platform, in the order of PLATFORMS. `ops` names kernels of the support matrix instead, and the cells
+follow from its evidence. `flag` names a flag of `thalweg serve`: while it is refused the row says no on every platform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+PLATFORMS = ("cpu", "cuda", "rocm", "xpu", "tpu")
+WORDS = {
+    "R": "run", "r": "run, slow", "H": "hosted", "h": "hosted, slow", "C": "compiled", "N": "no", "U": "untested",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A row. `shown` holds files of the repository, or commands, that show the cells. `ops`: an op -> a pattern of kernels."""
+
+    name: str
+    cells: str = ""
+    shown: tuple[str, ...] = ()
+    note: str = ""
+    flag: str = ""
+    ops: Mapping[str, str] = field(default_factory=dict)
+
+
+def _kernels(name: str, pattern: str, *shown: str, op: str = "linear", note: str = "") -> Feature:
+    return Feature(name, shown=shown, note=note, ops={op: pattern})
+
+
+_AGAINST = "tests/integration/test_against_transformers.py"
+_GPU = "docs/evidence/gpu.md"
+_QUANTISED = "tests/quantization"
+_ROUNDED = "tests/models/test_online_quantization.py"
+
+SECTIONS: Mapping[str, tuple[Feature, ...]] = {
+    "Models": (
+        Feature("[Dense decoders](models.md): Llama, Qwen, Mistral, Gemma, Phi, GLM ...", "RRHHH", (_AGAINST, _GPU)),
+        Feature("[Mixtures of experts](models.md): Qwen, gpt-oss, DeepSeek, GLM, Mixtral ...", "RRHHH", (_AGAINST, _GPU)),
+        Feature("Sliding-window attention", ops={"attention": "native|torch|triton|xla|pallas"}, shown=(_AGAINST,)),
+        Feature("[Latent attention](models.md#latent-attention) (MLA)", "RHHHH", ("tests/integration/test_latent_devices.py",)),
+        Feature(
+            "[Sparse attention](models.md#sparse-attention-dsa) (DSA)",
+            "rhhhh",
+            ("tests/models/test_sparse_attention.py", "tests/integration/test_latent_devices.py"),
+            "reads all blocks: no time saved",
+        ),
+        Feature(
+            "[Recurrent layers](models.md#recurrent-layers): gated delta nets, Mamba, Mamba-2, short convolutions",
+            "RhhhH",
+            ("tests/integration/test_recurrent_states.py",),
+        ),
+        Feature(
+            "Chunked attention (Llama 4), attention heads of 512 (Gemma 4)",
+            "RhhhH",
+            ("tests/integration/test_shared_caches.py",),
+        ),
+        Feature("ALiBi (Bloom, MPT, Baichuan 13B)", "RUUUH", (_AGAINST,)),
+        Feature("RoPE scaling: linear, dynamic, yarn, llama3, longrope", "RUUUU", ("tests/models/test_rotary.py",)),
+        Feature("[transformers fallback](fallback.md) for other text classes", "RUUUH", ("tests/models/test_fallback.py",)),
+        Feature("[Embeddings](embeddings.md) from decoders", "RHHHH", ("tests/integration/test_pooling_devices.py",)),
+        Feature(
+            "[Text encoders](embeddings.md): BERT, RoBERTa, ModernBERT, MPNet, GTE and others",
+            "RHHHN",
+            ("tests/models/test_encoders.py", "tests/integration/test_pooling_devices.py"),
+        ),
+        Feature(
+            "[Classifiers and rerankers](embeddings.md#rerankers-scored-by-yes-and-no)",
+            "RHHHU",
+            ("tests/engine/test_rerankers.py", "tests/integration/test_pooling_devices.py"),
+        ),
+        Feature(
+            "[One result per token](embeddings.md#results-per-token): ColBERT, SPLADE, reward models",
+            "RUUUU",
+            ("tests/engine/test_per_token.py",),
+        ),
+        Feature("Encoder-decoder text models (T5, BART)", "NNNNN", ("thalweg models --only refused",)),
+    ),
+    "Images, audio and video": (
+        Feature("[Image input](images.md), 34 architectures", "RHHHU", ("tests/models/test_images.py",)),
+        Feature(
+            "Images of Gemma 3 and of larger Gemma 4 models (bidirectional image tokens)",
+            "RNNNN",
+            ("tests/models/test_images.py",),
+        ),
+        Feature(
+            "[Audio input](audio.md#audio-in-conversations) in chat, 8 architectures",
+            "RHHHU",
+            ("tests/models/test_hearing.py",),
+        ),
+        Feature(
+            "[Transcription and translation](audio.md#transcription) (Whisper)", "RUUUN", ("tests/models/test_whisper.py",)
+        ),
+        Feature("Video input", "NNNNN"),
+        Feature("Audio output", "NNNNN"),
+    ),
+    "Weights": (
+        Feature("bfloat16, float16, float32 safetensors", "RRHHH", (_AGAINST, _GPU)),
+        Feature(
+            "[bfloat16 in 12 bits](evidence/cpu-kernels.md#bfloat16-in-12-bits), lossless", "RNNNN", ("benchmarks/turns.py",)
+        ),
+        _kernels("`--quantization int8` (int8 weights and inputs)", "native|triton-int8-int8$|pallas-rounded", _ROUNDED),
+        _kernels("`--quantization w8a16` (int8 weights)", "native|triton-int8$|pallas-quantised", _ROUNDED),
+        _kernels("`--quantization w4a16` (int4 weights)", "native|triton-int4$|pallas-quantised", _ROUNDED),
+        _kernels("`--quantization w4a8` (int4 weights, int8 inputs)", "native", _ROUNDED),
+        _kernels("`--quantization fp8` (float8 weights and inputs)", "native|triton-float8-float8$|pallas-rounded", _ROUNDED),
+        _kernels("`--quantization fp8_per_block`", "native|triton-float8$|pallas-quantised", _ROUNDED),
+        _kernels("`--quantization mxfp4`", "native|triton-float4$|pallas-quantised", _ROUNDED),
+        _kernels("`--quantization nvfp4`", "native|triton-nvfp4$", _ROUNDED),
+        _kernels(
+            "[AWQ, GPTQ, AutoRound](formats.md), 4 bits", "native|triton-int4$|pallas-quantised", f"{_QUANTISED}/test_ints.py"
+        ),
+        _kernels(
+            "[AWQ, GPTQ, AutoRound](formats.md), other widths",
+            "native|triton-int8$|pallas-quantised",
+            f"{_QUANTISED}/test_ints.py",
+        ),
+        _kernels(
+            "[compressed-tensors](formats.md), all 32 presets",
+            "native|triton-int4$|pallas-quantised",
+            f"{_QUANTISED}/test_compressed_tensors.py",
+        ),
+        _kernels(
+            "[float8 checkpoints](formats.md): per tensor, row or block",
+            "native|triton-float8$|pallas-quantised",
+            f"{_QUANTISED}/test_fp8.py",
+        ),
+        _kernels(
+            "[ModelOpt, Quark](formats.md)",
+            "native|triton-nvfp4$",
+            f"{_QUANTISED}/test_modelopt.py",
+            f"{_QUANTISED}/test_quark.py",
+        ),
+        _kernels("[bitsandbytes](formats.md) nf4 and fp4", "native|triton-table4$", f"{_QUANTISED}/test_ints.py"),
+        _kernels("[HQQ, BitNet, torchao](formats.md)", "native|triton-int8$|pallas-quantised", f"{_QUANTISED}/test_ints.py"),
+        _kernels("[GGUF](gguf.md), 48 architectures, every block type", "native|triton-int4$", "tests/checkpoint/gguf_files"),
+        _kernels("Experts in int4", "native|triton-int4|pallas-grouped", "docs/evidence/support.md", op="experts"),
+        _kernels("Experts in MXFP4 (gpt-oss)", "native|triton-float4", "tests/quantization/test_mxfp4.py", op="experts"),
+        Feature(
+            "Weights whose inputs are rounded to MX or NVFP4 blocks", "rhhhh", (f"{_QUANTISED}/test_compressed_tensors.py",)
+        ),
+        Feature("[Mistral's own format](mistral.md) (`params.json`)", "RHHHU", ("tests/checkpoint/mistral",)),
+        Feature("Pickled checkpoints (`.bin`, `.pt`)", "NNNNN", note="convert to safetensors"),
+    ),
+    "KV cache": (
+        Feature("Model's dtype", ops={"attention": "native|triton-paged$|xla|pallas"}, shown=("docs/evidence/support.md",)),
+        Feature("`--kv-cache-dtype int8_per_token_head`", "RRHHH", ("tests/models/test_cache_dtypes.py", _GPU)),
+        Feature("`--kv-cache-dtype fp8_e4m3`, `fp8_e5m2`", "RRHHH", ("tests/models/test_cache_dtypes.py", _GPU)),
+        Feature("Prefix caching", "RHHHH", (_AGAINST, "tests/integration/test_latent_devices.py")),
+        Feature(
+            "Offloading to host memory or disk",
+            "NNNNN",
+            flag="kv-offloading-size",
+            note="lower `--max-model-len`, or cache in int8",
+        ),
+        Feature("KV transfer between engines (disaggregated prefill)", "NNNNN", flag="kv-transfer-config"),
+        Feature("Weight offloading to host memory", "NNNNN", flag="cpu-offload-gb", note="use `--quantization int4`"),
+    ),
+    "Long context": (
+        Feature("Prompts of 2,048 tokens", "RRHHC", ("benchmarks/results/README.md", _GPU, "docs/evidence/tpu.md")),
+        Feature("Prompts of 8,192 tokens", "URUUC", (_GPU, "docs/evidence/tpu.md")),
+        Feature("Contexts of 131,072 tokens", "UUUUC", ("docs/evidence/tpu.md",)),
+    ),
+    "Several devices": (
+        Feature(
+            "Tensor parallelism", "NNNNH", ("tests/backends/tpu/test_tpu_ranks.py",), "`tpu`: one process drives all devices"
+        ),
+        Feature("Pipeline parallelism", "NNNNN", flag="pipeline-parallel-size"),
+        Feature("Expert parallelism", "NNNNN", flag="enable-expert-parallel"),
+        Feature(
+            "Data parallelism", "NNNNN", flag="data-parallel-size", note="start a server per replica behind a load balancer"
+        ),
+        Feature("Several hosts", "NNNNN", flag="nnodes"),
+    ),
+    "Speculation": (
+        Feature("[N-gram drafts](speculative-decoding.md)", "RHHHU", ("tests/integration/test_speculation.py",)),
+        Feature(
+            "[Jump-forward](structured-output.md#jump-forward) for structured output",
+            "RHHHU",
+            ("tests/integration/test_structured_output.py",),
+        ),
+        Feature("Drafts for models with recurrent layers", "NNNNN", ("tests/integration/test_speculation.py",)),
+        Feature("Draft models, EAGLE, MTP", "NNNNN", flag="spec-model"),
+    ),
+    "Adapters": (Feature("LoRA", "NNNNN", flag="enable-lora", note="merge the adapter (peft: `merge_and_unload`)"),),
+    "Engine": (
+        Feature("Continuous batching, chunked prefill, preemption", "RRHHH", (_AGAINST, _GPU)),
+        Feature("Captured, recorded or compiled decode steps", "RRHHH", (_GPU, "tests/integration/test_replay.py")),
+        Feature("Batch-invariant results (same bits in any batch)", "RRHHN", ("tests/backends/test_batch_invariance.py", _GPU)),
+        Feature("[Sampling](sampling.md), greedy and seeded", "RRHHH", ("tests/integration/test_seeds.py", _GPU)),
+        _kernels("Log-probabilities", "native|topk|triton|pallas|one-by-one", "tests/backends/test_sampler.py", op="logprobs"),
+        _kernels(
+            "[Structured output](structured-output.md): JSON schema, regex, grammar, choice, structural tags",
+            "by-byte|triton",
+            "tests/integration/test_structured_output.py",
+            op="token_mask",
+        ),
+        Feature(
+            "[Prompts as embeddings](embeddings.md#prompts-as-embeddings), from Python",
+            "RHHHU",
+            ("tests/models/test_prompt_embeds.py",),
+        ),
+        Feature(
+            "[Vendor matrix products](evidence/vendor-kernels.md) (cuBLASLt without split sums, float8, int8)",
+            "NRUNN",
+            ("docs/evidence/vendor-kernels.md",),
+        ),
+        Feature(
+            "[Vendor attention](evidence/vendor-kernels.md) (flash-attn, flashinfer, AITER)",
+            "NHHNN",
+            ("tests/backends/torch_gpu/test_attention_libraries.py",),
+        ),
+        Feature("[Kernels compiled ahead](compiling-ahead.md)", "NRCNN", ("thalweg compile --arch sm_90 MODEL", _GPU)),
+        Feature("[Sleep and wake](reliability.md#pause-and-sleep)", "RUUUU", ("tests/integration/test_sleep.py",)),
+        Feature("[Profiles](debugging.md#where-a-steps-time-goes)", "RUUUU", ("tests/integration/test_profiles.py",)),
+        Feature(
+            "[Engine restart](reliability.md) with the same text",
+            "RUUUH",
+            ("tests/integration/test_async_llm.py", "tests/backends/tpu/test_tpu_serving.py"),
+        ),
+    ),
+}
+"""Heading -> its rows. A visitor's question finds its heading from the README."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A feature that no device changes."""
+
+    name: str
+    supported: bool
+    shown: tuple[str, ...] = ()
+    note: str = ""
+
+
+SERVICES: tuple[Service, ...] = (
+    Service(
+        "`/v1/chat/completions`, `/v1/completions` ([OpenAI](getting-started.md#serve))",
+        True,
+        ("tests/server/openai/test_openai_client.py",),
+    ),
+    Service("`/v1/responses` ([OpenAI](responses.md))", True, ("tests/server/responses",), "kept in memory"),
+    Service("`/v1/messages` ([Anthropic](anthropic.md))", True, ("tests/server/anthropic",)),
+    Service("`/v2/chat` and `/v2/embed` ([Cohere](more-routes.md))", True, ("tests/server/cohere",)),
+    Service("`/v1/files`, `/v1/batches` ([batches](batches.md))", True, ("tests/server/batches",)),
+    Service(
+        "`/v1/embeddings`, `/pooling`, `/score`, `/rerank`, `/classify` ([pooling](embeddings.md))",
+        True,
+        ("tests/server/pooling",),
+    ),
+    Service(
+        "`/v1/audio/transcriptions`, `/v1/audio/translations` ([Whisper only](audio.md#transcription))",
+        True,
+        ("tests/server/audio",),
+    ),
+    Service("`/v1/realtime`, `/v1/images`, `/v1/audio/speech`", False),
+    Service(
+        "[Tool calls](tools-and-reasoning.md), streamed, forced and strict",
+        True,
+        ("tests/turns", "tests/server/openai/test_tools.py"),
+    ),
+    Service(
+        "[Reasoning](tools-and-reasoning.md) as a field, with a token budget",
+        True,
+        ("tests/turns", "tests/grammar/test_budget.py"),
+    ),
+    Service(
+        "Tool formats [derived from a chat template](tools-and-reasoning.md#derived-formats)",
+        True,
+        ("tests/turns/test_derive.py",),
+        "not for templates with a header on each message",
+    ),
+    Service("Images in results of tools", False, note="send the image in a user's message"),
+    Service("Structured output over HTTP, with vLLM's fields", True, ("tests/server/openai/test_structured_fields.py",)),
+    Service("Beam search, from Python", True, ("tests/models/test_beam_search.py",)),
+    Service(
+        "[Web page](web-page.md), in Chromium", True, ("tests/server/page/test_browser.py",), "other browsers are untested"
+    ),
+    Service(
+        "[Clients](responses.md#clients): Claude Code, Codex, OpenCode, Agents SDK, Instructor, `ai` SDK",
+        True,
+        ("ci/clients.py",),
+    ),
+    Service(
+        "Engine restart, drain, admission limits, [fairness among keys](reliability.md#sharing-the-engine)",
+        True,
+        ("make chaos", "tests/server/core/test_seats.py"),
+    ),
+    Service("API keys, TLS, host and origin checks", True, ("tests/server/http",)),
+    Service(
+        "[Prometheus metrics](deployment.md#metrics) under vLLM's names",
+        True,
+        ("tests/server/observe",),
+        "no series for LoRA, connectors, offloading or block lifetimes",
+    ),
+    Service(
+        "[Traces](debugging.md#traces) by OpenTelemetry over HTTP",
+        True,
+        ("tests/server/observe",),
+        "gRPC is untested. No spans of a step or of the start",
+    ),
+    Service("Several models in one server", False, note="start a server per model"),
+    Service(
+        "[vLLM's Python names](compat.md)", True, ("ci/python_names.py",), "368 of 536 names; 151 raise an error with a reason"
+    ),
+    Service("vLLM's flags", True, ("thalweg flags --status",), "143 of the 166 for one machine are honoured"),
+    Service("Prompts as embeddings over HTTP", False, note="use Python"),
+    Service("`vllm_xargs` over HTTP", False, note="use Python"),
+    Service(
+        "Third-party [families](adding-a-model.md), [formats](adding-a-format.md), [features](adding-a-feature.md), "
+        "[backends](adding-a-backend.md)",
+        True,
+        ("tests/project/test_guests.py", "examples/backend/README.md"),
+    ),
+    Service("Remote code of checkpoints (`--trust-remote-code`)", False, note="never run"),
+)
