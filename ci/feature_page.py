@@ -13,7 +13,8 @@ from pathlib import Path
 
 from features import PLATFORMS, SECTIONS, SERVICES, WORDS, Feature, Service
 
-from thalweg.cli import flags, matrix
+from thalweg.cli import matrix
+from thalweg.options.table import table
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "support.md"
@@ -120,13 +121,12 @@ def _hardware(files: list[dict]) -> Iterator[str]:
 def _row(feature: Feature, cells: dict, ran: set[str]) -> str:
     letters = "".join(level(feature, p, cells) for p in PLATFORMS) if feature.ops else feature.cells
     if feature.flag:
-        known = flags.table().get(feature.flag)
+        known = table().get(feature.flag)
         if known is None:
             raise ValueError(f"{feature.name}: there is no flag --{feature.flag}")
-        if flags.is_honoured(known) == (letters == "N" * len(PLATFORMS)):
-            raise ValueError(
-                f"{feature.name}: --{feature.flag} is {'' if flags.is_honoured(known) else 'not '}honoured: its cells"
-            )
+        if known.honoured == (letters == "N" * len(PLATFORMS)):
+            fate = "honoured" if known.honoured else "refused"
+            raise ValueError(f"{feature.name}: --{feature.flag} is {fate}, and its cells are {letters}: update ci/features.py")
     if len(letters) != len(PLATFORMS) or set(letters) - set(WORDS):
         raise ValueError(f"{feature.name}: cells {letters!r}: a letter of {''.join(WORDS)} for each of {', '.join(PLATFORMS)}")
     for platform, letter in zip(PLATFORMS, letters, strict=True):
