@@ -3,9 +3,9 @@
     python tests/rigs/simulator.py --seeds 1000 --start 0
 
 Each seed draws a configuration and a workload, and injects faults: aborts at any moment, cache blocks that are withheld for
-a while, steps that return not-a-number for a sequence, a device that runs late, and crashes of the core, after which
-every unfinished request is resubmitted as prompt + emitted tokens. Every token is compared with the oracle, every
-invariant checked at every step, and at the end nothing may be left: no block, no slot, no request.
+a while, steps that return not-a-number for a sequence, a device that runs late, a store that lies, fails or hangs, and
+crashes of the core, after which every unfinished request is resubmitted as prompt + emitted tokens. Every token is compared
+with the oracle, every invariant checked at every step, and at the end nothing may be left: no block, no slot, no request.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+from stores import FAULTS, FaultyStore
 from world import World, random_config, random_request, windows_of
 
 from thalweg.backends.null import SimClock
@@ -41,6 +42,10 @@ class Summary:
     cached: int = 0
     drafted: int = 0
     accepted: int = 0
+    loaded: int = 0
+    """Tokens that came from a store."""
+    wrong: int = 0
+    """Blocks that a store gave wrong, or not at all."""
     digest: str = ""
 
 
@@ -51,10 +56,13 @@ class Run:
         rng = self.rng = random.Random(seed)
         self.config = random_config(rng)
         self.clock = SimClock()
+        luck = random.Random(seed + (1 << 40))
+        faults = {name: luck.choice([0, 0, luck.random() * 0.3]) for name in FAULTS}
+        self.store = FaultyStore(luck, faults) if luck.random() < 0.6 else None
         self.world = World(
             self.config, salt=seed, deferred=rng.random() < 0.5, poison=rng.random() < 0.7, check=check,
             share_from=rng.choice([1, 1, 12, 1000]), clock=self.clock, luck=rng.choice([0.0, 0.7, 0.95, 1.0]),
-            drafts=0 if -1 in windows_of(self.config) else rng.choice([0, 1, 2, 4, 7]),
+            store=self.store, drafts=0 if -1 in windows_of(self.config) else rng.choice([0, 1, 2, 4, 7]),
         )  # fmt: skip
         self.total = rng.randrange(1, 25)
         self.faults = {
@@ -79,6 +87,7 @@ class Run:
             group.pool.withheld = 0
         self.world.drain()
         self.collect()
+        self.summary.wrong = 0 if self.store is None else self.store.wrong
         self.summary.digest = self.trace.hexdigest()
         return self.summary
 
@@ -128,6 +137,8 @@ class Run:
         self.summary.tokens += stats.generated_tokens
         self.summary.preemptions += stats.preemptions
         self.summary.cached += stats.prefix_hits
+        if self.store is not None:
+            self.summary.loaded += self.world.core.stats().store_hits
         drafts = self.world.core.scheduler.counters.drafts
         self.summary.drafted += drafts.drafted
         self.summary.accepted += drafts.accepted
@@ -158,6 +169,8 @@ def simulate(start: int, seeds: int, check: bool = True) -> Summary:
             "cached",
             "drafted",
             "accepted",
+            "loaded",
+            "wrong",
         ):
             setattr(total, name, getattr(total, name) + getattr(one, name))
         digest.update(one.digest.encode())

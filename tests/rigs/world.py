@@ -13,14 +13,17 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 from oracle import Oracle
+from stores import SimLane
 
 from thalweg.backends.null import NullOptions, NullPlatform
 from thalweg.backends.null.hashing import STATE
 from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from thalweg.drafters import SpeculationConfig
+from thalweg.engine.control.cache.prefix import keyed_hash
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.control.speculation.drafter import Drafter, Proposals
+from thalweg.engine.control.store.transfers import Connection
 from thalweg.engine.messages import EngineRequest, Outputs, TokenSampling
 from thalweg.hal.kv import KVSpec
 from thalweg.hal.parts.adapters import Adapters
@@ -57,7 +60,7 @@ class Later:
     """A step that runs when its turn comes in the queue."""
 
     queue: deque
-    value: StepResult | None = None
+    value: StepResult | np.ndarray | None = None
 
     def ready(self) -> bool:
         return self.value is not None
@@ -122,10 +125,11 @@ class Guesser(Drafter):
 class World:
     def __init__(
         self, config: EngineConfig, *, salt=0, deferred=False, poison=False, check=True, share_from=1, hash_fn=None, clock=None,
-        drafts=0, luck=0.7, encoder=None, adapters=0, loaded=(),
+        drafts=0, luck=0.7, encoder=None, adapters=0, loaded=(), store=None,
     ) -> None:  # fmt: skip
         """adapters: slots for them. loaded: digests that requests may name. drafts: at most so many guesses of a sequence in a
-        step, instead of what the configuration says; luck: the share of them that are right."""
+        step, instead of what the configuration says; luck: the share of them that are right. store: a `stores.FaultyStore`,
+        which outlives the core."""
         self.config, self.check = config, check
         self.windows = windows_of(config)
         self.oracle = Oracle(salt, config.model.vocab, self.windows)
@@ -141,6 +145,11 @@ class World:
         """The adapter in each slot, as of the step that runs."""
         if adapters:
             self.kwargs["adapters"] = adapters, self.write_adapter
+        if store is not None:
+            lanes = lambda name: SimLane(store, clock)  # noqa: E731
+            self.kwargs |= {"store": Connection(store, self, 4.0, lanes), "hash_fn": hash_fn or keyed_hash(b"one secret")}
+            self.block_bytes = [8 * (2 if g.kind == "state" else g.block_tokens) for g in config.cache.groups]
+            self.signature = b"the hash model"
         self.tracked: dict[int, Tracked] = {}
         self.batches = 0
         self.sick: dict[int, int] = {}
@@ -162,9 +171,13 @@ class World:
         self.kv = state["kv"]
         self.run = self.device.compile(None, None, StateBox(state), None, None)
         self.queue: deque = deque()
+        self.spoils: list = []
+        """What new holders write into their blocks before they read them."""
         self.core = EngineCore(config, self.launch, **self.kwargs)
         for digest in self.loaded:
             self.core.adapters.load(digest)
+        if self.core._transfers is not None:
+            self.core._transfers.departures.per_step = self.kwargs["store"].store.per_step
         if self.poison:
             for g, group in enumerate(self.core.kv.groups):
                 self._poison_on_release(group.pool, self.kv[g])
@@ -173,8 +186,7 @@ class World:
         release, take = pool.release, pool.take
 
         def spoil(block: int) -> None:
-            action = lambda: self.device.poison(kv, block)  # noqa: E731
-            self.queue.append(action) if self.deferred else action()
+            self.spoils.append(lambda: self.device.poison(kv, block))
 
         def released(block: int) -> None:
             release(block)
@@ -193,7 +205,29 @@ class World:
         action = lambda: self.content.__setitem__(slot, digest)  # noqa: E731
         self.queue.append(action) if self.deferred else action()
 
+    def spoil_blocks(self) -> None:
+        self.queue.extend(self.spoils)
+        self.spoils.clear()
+
+    def export(self, group: int, blocks: np.ndarray) -> Later:
+        """As `departures.Mover`, with the blocks as they are when the export's turn comes."""
+        blocks, later = blocks.copy(), Later(self.queue)
+
+        def copy() -> None:
+            later.value = self.device.export([self.kv[group]], blocks).result()
+
+        self.queue.append(copy)
+        if not self.deferred:
+            later.result()
+        return later
+
+    def import_(self, group: int, blocks: np.ndarray, rows: np.ndarray) -> None:
+        self.spoil_blocks()
+        blocks, rows = blocks.copy(), rows.copy()
+        self.queue.append(lambda: self.device.import_([self.kv[group]], blocks, rows))
+
     def launch(self, batch: StepBatch) -> Later:
+        self.spoil_blocks()
         self.batches += 1
         if self.check:
             self.check_batch(batch)
@@ -232,7 +266,7 @@ class World:
         logprobs = max(int(s.logprobs[slot]) for slot in batch.slots)
         inferred = batch.infer_features(logprobs)
         assert batch.features == inferred, (batch.features, inferred)
-        assert batch.uniform == 0 or (batch.query == batch.uniform).all()
+        assert batch.uniform == 0 or (batch.uniform == 1 and (batch.query == 1).all())
         for table, g in zip(batch.block_tables, self.core.kv.groups, strict=True):
             bt, window = g.spec.block_tokens, g.spec.window
             for row in range(batch.slots.size):
@@ -282,6 +316,7 @@ class World:
         assert all(g.pool.held == 0 for g in self.core.kv.groups), "blocks leaked"
         assert self.core.slots.available == self.config.scheduler.max_seqs, "slots leaked"
         assert not self.core.scheduler._computing, "claims leaked"
+        assert self.core._transfers is None or not self.core._transfers.waiting, "a request that is gone waits for the store"
 
     # ------------------------------------------------------------------ comparing
 

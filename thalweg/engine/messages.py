@@ -242,6 +242,14 @@ class Stats(msgspec.Struct, frozen=True):
     """Tokens of draft_tokens that were right."""
     accepted_per_position: list[int] = []
     """Accepted tokens by a draft's place among those of its time, from the first."""
+    store_queries: int = 0
+    """Prompt tokens for which a store was asked."""
+    store_hits: int = 0
+    """Prompt tokens that were loaded from it."""
+    store_saved: int = 0
+    """Bytes that were saved in it."""
+    store_failed: int = 0
+    """Blocks and calls that failed. What failed to load was computed."""
 
 
 class Outputs(msgspec.Struct, tag=True):

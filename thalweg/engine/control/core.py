@@ -31,6 +31,7 @@ from thalweg.engine.control.scheduler import SHARE_FROM, Schedule, Scheduler
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.control.speculation.drafter import Drafter
 from thalweg.engine.control.speculation.speculator import Speculator
+from thalweg.engine.control.store.transfers import Connection, Transfers
 from thalweg.engine.messages import EngineRequest, Finished, Outputs, Started, Stats
 from thalweg.errors import ConfigError
 from thalweg.grammar.grammars import Grammars
@@ -61,12 +62,14 @@ class EngineCore:
         encoder: Encoder | None = None,
         populate: Callable[[Sequence[int]], bool] | None = None,
         adapters: tuple[int, Callable[[int, bytes], None]] | None = None,
+        store: Connection | None = None,
     ) -> None:
         """`launch` starts a step and returns at once; calls take effect in order. `announce` is told which sequences a step
         begins before it is launched, so that somebody knows should the step be the end; without it they are in the step's
         Outputs. `hash_fn`, `share_from` and `drafter` (who guesses tokens, whatever the configuration says) are for tests.
         `grammars` compiles those of requests, which are refused without it. `encoder` makes vectors of inputs, likewise.
         `populate` is `Worker.populate`. `adapters`: slots for adapters in the state, and what writes a loaded one into a slot.
+        `store` keeps blocks beyond the cache.
         Raises ConfigError if the cache has groups this version cannot keep, or that cannot go with drafts."""
         scheduler, cache = config.scheduler, config.cache
         self.config = config
@@ -84,6 +87,7 @@ class EngineCore:
         self.slots.may_hope = self.kv.rewinds and not config.model.logprobs_mode.startswith("processed")
         self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from, self._ready, self.adapters)
         speculator = self.scheduler.speculator = self._speculator(parts, drafter)
+        self._transfers = self.scheduler.transfers = None if store is None else Transfers(store, self.kv, clock, share_from)
         most = speculator.most if speculator is not None else 0
         self._grammars, self._parts = grammars, parts
         self._builder = BatchBuilder(self.slots, self.kv, parts, most, config.cache.tables_kept)
@@ -229,6 +233,9 @@ class EngineCore:
                     time.sleep(POLL_SECONDS)  # requests that need nothing of it may come meanwhile
                 self._forget()
                 return self._outputs(None) if self._finished else None
+            if self._transfers is not None and self._transfers.waiting and not self.paused:
+                self._transfers.pause()
+                return self._outputs(None) if self._finished else None
             if self._requests and not self.kv.withheld and not self._finished and not self.paused:
                 raise InvariantError(f"nothing can be scheduled, but {len(self._requests)} requests wait")
             return self._outputs(None) if self._finished else None
@@ -252,7 +259,13 @@ class EngineCore:
 
     def idle(self) -> bool:
         """There is no work: do a few milliseconds of what later steps would wait for. Returns whether more of it is left."""
-        return self._populate is not None and self._populate([g.pool.reached for g in self.kv.groups])
+        saving = self._transfers is not None and self._transfers.settle()
+        return (self._populate is not None and self._populate([g.pool.reached for g in self.kv.groups])) or saving
+
+    def close(self) -> None:
+        """No step follows. What was computed for a store is saved, within `transfers.CLOSE_SECONDS`."""
+        if self._transfers is not None:
+            self._transfers.close()
 
     def _may_launch(self) -> bool:
         """Is there room in the pipeline? A long step is not followed by another ahead of time: that would save the device a
@@ -280,6 +293,8 @@ class EngineCore:
                 self._announce(started)
         record.streams, record.rationed = schedule.streams, schedule.rationed
         self.scheduler.pace.planned(record.prompt_tokens, record.decodes, record.rationed)
+        if self._transfers is not None:
+            self._transfers.flush()
         record.launched = self._clock()
         record.pending = self._launch(batch)
         self._in_flight.append(record)
@@ -335,6 +350,7 @@ class EngineCore:
             prompt_cached=counters.prompt_cached,
             drafts=counters.drafts.rounds, draft_tokens=counters.drafts.drafted, accepted_tokens=counters.drafts.accepted,
             accepted_per_position=counters.drafts.per_position.copy(),
+            **({} if self._transfers is None else self._transfers.stats()),
         )  # fmt: skip
 
     def unload_adapter(self, digest: bytes) -> str:

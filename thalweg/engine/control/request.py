@@ -64,6 +64,8 @@ class Request:
     """Digest. b"": the base model."""
     overtaken: int = 0
     """Requests with other adapters that entered while it waited for a slot of its own."""
+    tried_store: bool = False
+    """Has it asked the store for a longer prefix since it last began to wait?"""
     claims: set[bytes] = field(default_factory=set)
     """Keys of blocks it is computing now, for others to wait for."""
 

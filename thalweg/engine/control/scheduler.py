@@ -34,6 +34,8 @@ from thalweg.engine.control.speculation.speculator import Speculator
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from thalweg.engine.control.store.transfers import Transfers
+
 SHARE_FROM = 64
 """A request waits for a prefix that a running one is computing now if that saves at least this many tokens."""
 
@@ -93,6 +95,8 @@ class Scheduler:
         self.preempted: list[int] = []
         """Handles, one for each time. The caller takes them away."""
         self.counters = Counters()
+        self.transfers: Transfers | None = None
+        """With a store: the traffic with it."""
         self._config = config
         self._slots = slots
         self._kv = kv
@@ -114,6 +118,8 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """The request has ended, or is to end: it gives up its slot and blocks, or its place in the queue."""
+        if self.transfers is not None:
+            self.transfers.forget(request)
         if request.slot:
             self._stop(request)
         else:
@@ -133,7 +139,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self._stop(request)
-        request.scored_scheduled = request.scored
+        request.scored_scheduled, request.tried_store = request.scored, False
         self.add(request)
         self.counters.preemptions += 1
         self.preempted.append(request.handle)
@@ -149,6 +155,8 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> None:
         self._kv.reset()
+        if self.transfers is not None:
+            self.transfers.reset()
         for request in self.running:
             self._disclaim(request)
 
@@ -184,7 +192,7 @@ class Scheduler:
         drafted: list[Draft] = []
         if speculator is not None and decode.size:
             left = self._config.token_budget - decode.size - sum(c.take for c in chunks)
-            drafted = speculator.plan(decode, left, len(self.running), fill=not chunks)
+            drafted = speculator.plan(decode, left, len(self.running))
             decode = decode[~np.isin(decode, [d.slot for d in drafted])] if drafted else decode
         # Drafts alone wait for others in flight, and go with them: else each half of the sequences had steps of its own.
         halved = drafted and in_flight and self._slots.proposed[self.order()].any()
@@ -352,8 +360,8 @@ class Scheduler:
 
     def _enter(self, chunks: list[Chunk], entered: list[Request], budget: int, in_flight: int, whole: bool) -> int:
         """Admit waiting requests in rank order. The first that finds no room ends the round. Some let others pass: those that
-        wait for a prefix or a slot of adapters, a long prompt while enough long ones are in progress, with `whole` any whose
-        prompt does not fit this step. Returns the tokens taken."""
+        wait for a prefix, a store or a slot of adapters, a long prompt while enough long ones are in progress, with `whole` any
+        whose prompt does not fit this step. Returns the tokens taken."""
         given = budget
         s, config = self._slots, self._config
         threshold = config.long_prefill_threshold
@@ -384,6 +392,11 @@ class Scheduler:
             if self._worth_waiting(request, len(nodes)):
                 request.held = "prefix"
                 continue
+            if self.transfers is not None and not request.tried_store:
+                if self.transfers.coming(request, len(nodes), running):
+                    request.held = "store"
+                    continue
+                nodes = self._kv.find(request)
             cached = len(nodes) * self._kv.unit
             rest = request.tokens.size - cached
             take = self._chunk_size(cached, rest, budget)
@@ -455,6 +468,8 @@ class Scheduler:
     def _admit(self, request: Request, nodes: list[Node], take: int) -> None:
         kv = self._kv
         cached = len(nodes) * kv.unit
+        if self.transfers is not None:
+            self.transfers.forget(request)
         self.waiting.remove(request)
         request.demand = []
         insort(self.running, request, key=_rank)

@@ -129,6 +129,11 @@ class KVCache:
         """The longest cached prefix a waiting request could start from. At least its last token is left to compute."""
         if not self.caching or not request.read_cache:
             return []
+        nodes = self.chain(request)
+        return nodes[: self.agreed(nodes)]
+
+    def chain(self, request: Request) -> list[Node]:
+        """The nodes of a waiting request that are there, from the first. Not every group has a block of each."""
         unit, nodes = self.unit, list[Node]()
         most = (request.tokens.size - 1) // unit
         for i, key in enumerate(self.keys(request)[:most]):
@@ -138,9 +143,9 @@ class KVCache:
             if node is None:
                 break
             nodes.append(node)
-        return nodes[: self._agreed(nodes)]
+        return nodes
 
-    def _agreed(self, nodes: Sequence[Node]) -> int:
+    def agreed(self, nodes: Sequence[Node]) -> int:
         """The largest number of nodes after which every group can go on."""
         count, before = len(nodes), -1
         while count != before:

@@ -73,6 +73,16 @@ class Group(ABC):
     def sized(cls, spec: KVSpec, tokens: int, seqs: int) -> int:
         """Blocks, scratch included, of a cache of `tokens` tokens that belong to at most `seqs` running sequences."""
 
+    # ------------------------------------------------------------------ nodes
+
+    @abstractmethod
+    def ends(self, nodes: int) -> range:
+        """Indices of those of the first `nodes` nodes under which a block of this group can be filed."""
+
+    @abstractmethod
+    def reads(self, nodes: int) -> range:
+        """Indices of the nodes whose blocks a sequence holds that enters after `nodes` nodes. `find` has found them."""
+
     # ------------------------------------------------------------------ entering
 
     @abstractmethod

@@ -38,6 +38,14 @@ class Cross(Group):
     def sized(cls, spec: KVSpec, tokens: int, seqs: int) -> int:
         return 1 + seqs
 
+    # ------------------------------------------------------------------ nodes
+
+    def ends(self, nodes: int) -> range:
+        return range(0)
+
+    def reads(self, nodes: int) -> range:
+        return range(0)
+
     # ------------------------------------------------------------------ entering
 
     def find(self, nodes: Sequence[Node], most: int) -> int:

@@ -48,6 +48,14 @@ class Full(Group):
         n = self._nodes
         return [node.blocks[self.index] for node in nodes[(first + 1) * n - 1 : end * n : n]]
 
+    # ------------------------------------------------------------------ nodes
+
+    def ends(self, nodes: int) -> range:
+        return range(self._nodes - 1, nodes, self._nodes)
+
+    def reads(self, nodes: int) -> range:
+        return range((self.first_needed(nodes * self.unit) + 1) * self._nodes - 1, nodes, self._nodes)
+
     # ------------------------------------------------------------------ entering
 
     def find(self, nodes: Sequence[Node], most: int) -> int:

@@ -56,6 +56,15 @@ class State(Group):
         """A live block for every sequence, and snapshots as close as they can be."""
         return 1 + seqs - (-tokens // spec.block_tokens)
 
+    # ------------------------------------------------------------------ nodes
+
+    def ends(self, nodes: int) -> range:
+        each = self.align // self.unit
+        return range(each - 1, nodes, each)
+
+    def reads(self, nodes: int) -> range:
+        return range(nodes - 1, nodes) if nodes else range(0)
+
     # ------------------------------------------------------------------ entering
 
     def find(self, nodes: Sequence[Node], most: int) -> int:

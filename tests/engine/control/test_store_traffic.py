@@ -1,0 +1,174 @@
+"""Between the cache and a store: what is saved is found by another engine, nobody waits for long, and every fault is a miss."""
+
+import random
+import threading
+
+import numpy as np
+import pytest
+from stores import FaultyStore
+from world import World, make_config
+
+from thalweg.backends.null import SimClock
+from thalweg.engine.control.store.host import HostStore
+from thalweg.engine.control.store.lanes import ThreadLane
+from thalweg.engine.control.store.names import seal, unseal
+from thalweg.engine.messages import EngineRequest, TokenSampling
+from thalweg.errors import ConfigError
+
+GROUPS = {"full": (0,), "window": (0, 9), "state": (-1, 0), "all": (0, 6, -1)}
+
+
+def ask(handle, tokens, max_tokens=3, salt=""):
+    tokens = np.array(tokens, np.int32)
+    sampling = TokenSampling(max_tokens=max_tokens)
+    return EngineRequest(handle=handle, tokens=tokens, prompt_len=tokens.size, sampling=sampling, cache_salt=salt)
+
+
+def world(store, windows=(0,), **kwargs):
+    config = make_config(vocab=101, max_len=128, block_tokens=4, blocks=kwargs.pop("blocks", 60), windows=windows, depth=2)
+    return World(config, store=store, clock=SimClock(), poison=True, deferred=True, **kwargs)
+
+
+def save_all(w):
+    """What an engine does when it ends, with its store left open."""
+    while w.core._transfers.settle():
+        pass
+
+
+PROMPT = [(7 * i) % 101 for i in range(50)]
+
+
+@pytest.mark.parametrize("windows", GROUPS.values(), ids=GROUPS)
+def test_another_engine_finds_what_one_has_computed(windows):
+    store = FaultyStore(random.Random(0), {})
+    first = world(store, windows)
+    first.submit(ask(0, PROMPT))
+    first.drain()
+    save_all(first)
+    second = world(store, windows)
+    second.submit(ask(0, [*PROMPT[:40], 1, 2, 3, 4, 5]))
+    second.drain()  # the oracle compares every token
+    reached = 32 if -1 in windows else 40  # a state is kept where a step ended
+    assert second.core.stats().store_hits == reached
+    assert second.core.stats().prompt_cached == reached
+    assert store.loaded, "blocks came from the store"
+    second.submit(ask(1, PROMPT[:40], salt="another tenant's"))
+    second.drain()
+    assert second.core.stats().store_hits == reached
+
+
+def test_others_run_while_a_request_waits_and_a_store_that_hangs_is_asked_no_more():
+    store = FaultyStore(random.Random(0), {})
+    w = world(store)
+    w.submit(ask(0, PROMPT))
+    w.drain()
+    save_all(w)
+    w.boot()
+    w.tracked.clear()
+    store.faults = {"late": 1.0}
+    store.rng.choice = lambda options: options[-1]  # late for ever
+    w.submit(ask(1, PROMPT))
+    w.submit(ask(2, [9, 8, 7]))
+    while w.tracked[2].finished is None:
+        w.step()
+    assert w.tracked[1].got == 0
+    (waiting,) = w.core.scheduler.waiting
+    assert waiting.held == "store"
+    begin = w.kwargs["clock"]()
+    w.drain()
+    waited = w.kwargs["clock"]() - begin
+    assert 3 < waited < 6, "it waits for the time-out, and is computed"
+    assert w.core.stats().store_failed == 1
+    w.submit(ask(3, [*PROMPT[::-1], 4]))
+    w.drain()
+    assert w.kwargs["clock"]() - begin == waited, "a call hangs, so nobody waits behind it"
+
+
+def test_what_is_evicted_before_it_left_leaves_with_the_step_that_takes_its_place():
+    store = FaultyStore(random.Random(0), {})
+    store.per_step = 0
+    w = world(store, blocks=14)
+    w.submit(ask(0, PROMPT[:40]))
+    w.drain()
+    assert not store.blocks, "nothing has left yet"
+    w.submit(ask(1, PROMPT[::-1][:44]))
+    w.drain()
+    w.core._transfers.departures.collect(wait=True)
+    assert len(store.blocks) > 4
+    w.submit(ask(2, PROMPT[:40]))
+    w.drain()  # with the right tokens
+    assert w.core.stats().store_hits > 0
+
+
+def test_a_preempted_sequence_takes_its_blocks_from_the_store():
+    store = FaultyStore(random.Random(0), {})
+    store.per_step = 1 << 20
+    w = world(store, blocks=34)
+    for handle in range(6):
+        w.submit(ask(handle, [handle, *PROMPT[:15]], max_tokens=60))
+    w.drain()
+    assert w.core.stats().preemptions > 0
+    assert w.core.stats().store_hits > 0
+
+
+def test_an_aborted_request_and_a_reset_leave_nothing_behind():
+    store = FaultyStore(random.Random(0), {})
+    w = world(store)
+    w.submit(ask(0, PROMPT))
+    w.drain()
+    save_all(w)
+    w.boot()
+    w.tracked.clear()
+    store.rng.choice = lambda options: 2
+    w.submit(ask(1, PROMPT))
+    w.submit(ask(2, PROMPT))
+    w.step()
+    w.abort(1)
+    w.core.reset_prefix_cache()
+    w.drain()
+    assert w.core.stats().store_hits == 0, "what was on its way is not found after a reset"
+
+
+def test_calls_of_a_store_are_made_in_order_on_a_thread_of_their_own():
+    lane, seen, go_on = ThreadLane("a store"), [], threading.Event()
+    first = lane.submit(lambda: (go_on.wait(), seen.append(threading.current_thread().name))[0])
+    second = lane.submit(lambda: 1 / 0)
+    assert not first.done
+    go_on.set()
+    while not second.done:
+        lane.wait(1)
+    assert first.result() is True
+    assert seen == ["a store"]
+    with pytest.raises(ZeroDivisionError):
+        second.result()
+
+
+def test_the_store_in_host_memory_drops_the_least_recently_used_beyond_its_limit():
+    store = HostStore.open({"cpu_bytes_to_use": 10})
+    store.save([b"a", b"b"], [b"1234", b"5678"])
+    assert store.load([b"a"]) == [b"1234"]
+    store.save([b"c"], [b"90"])
+    store.save([b"d", b"huge"], [b"ab", bytes(11)])
+    assert store.lookup([b"a", b"b", b"c", b"d", b"huge"]) == [True, False, True, True, False]
+    store.save([b"a"], [b"1234"])
+    assert store.load([b"a", b"b"]) == [b"1234", None]
+    store.clear()
+    assert store.lookup([b"a", b"c"]) == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({}, "bytes above 0"), ({"cpu_bytes_to_use": "4GiB"}, "bytes above 0"), ({"cpu_bytes_to_use": 1, "x": 1}, "'x' is not")],
+)
+def test_options_of_the_store_in_host_memory_are_refused_by_name(options, says):
+    with pytest.raises(ConfigError, match=says):
+        HostStore.open(options)
+
+
+def test_a_block_of_another_name_or_length_is_none():
+    kept = seal(b"k", b"some bytes")
+    assert unseal(b"k", kept, 10) == b"some bytes"
+    assert unseal(b"l", kept, 10) is None
+    assert unseal(b"k", kept[:-1], 10) is None
+    assert unseal(b"k", b"x" + kept[1:], 10) is None
+    assert unseal(b"k", None, 10) is None

@@ -1,0 +1,197 @@
+"""Prefixes on their way from a store to the cache, while the requests that want them wait and others run.
+
+A request asks once each time it waits. Its look-up and load are one call, made by another thread. When that is done the blocks
+enter the cache between two steps, and the request finds them as it finds any prefix. Whatever goes wrong, it is computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from thalweg.engine.control.cache.adoption import Adopted, adopt
+from thalweg.engine.control.cache.prefix import Node
+from thalweg.engine.control.cache.tables import KVCache
+from thalweg.engine.control.request import Request
+from thalweg.engine.control.store.base import Store
+from thalweg.engine.control.store.departures import Mover
+from thalweg.engine.control.store.lanes import Job, Lane
+from thalweg.engine.control.store.names import Names, unseal
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE = 8
+"""Requests whose prefixes are looked up or loaded at once: bounds the host memory of what has been loaded."""
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What came of a store."""
+
+    count: int = 0
+    """Nodes after which a sequence can go on."""
+    rows: dict[int, tuple[list[int], np.ndarray]] = field(default_factory=dict)
+    """Per KV group: indices of nodes, and u8[N, bytes] of their blocks."""
+    wrong: int = 0
+    """Blocks that the store said it has, and did not give."""
+
+
+@dataclass(slots=True)
+class _Fetch:
+    deadline: float
+    job: Job | None = None
+    """None: it waits for one of `AT_ONCE` places."""
+    again: bool = False
+    """It is the second: with the first, the cache had evicted blocks before those that came."""
+
+
+class Arrivals:
+    def __init__(
+        self, store: Store, mover: Mover, names: Names, lane: Lane, kv: KVCache, clock: Callable[[], float], timeout: float,
+        least: int,
+    ) -> None:  # fmt: skip
+        """lane: the one that calls `lookup` and `load`. timeout: seconds. least: tokens that a load must save."""
+        self._store, self._mover, self._names, self._lane = store, mover, names, lane
+        self._kv, self._clock, self._timeout, self._least = kv, clock, timeout, least
+        self._fetches: dict[int, _Fetch] = {}
+        self._late: list[Job] = []
+        """Calls whose requests wait no longer."""
+        self.queries = self.hits = self.failed = 0
+        """Tokens asked for, and tokens that came; blocks and calls that failed."""
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._fetches)
+
+    def coming(self, request: Request, found: int) -> bool:
+        """Is a longer prefix of a waiting request than the `found` nodes on its way? Asks for it when first called."""
+        fetch = self._fetches.get(request.handle)
+        if fetch is None:
+            most = (request.tokens.size - 1) // self._kv.unit
+            self._late = [job for job in self._late if not job.done]
+            worth = (most - found) * self._kv.unit >= self._least
+            if self._late or not worth or not self._kv.caching or not request.read_cache:
+                return self._give_up(request)
+            fetch = self._fetches[request.handle] = _Fetch(self._clock() + self._timeout)
+            self.queries += (most - found) * self._kv.unit
+        if fetch.job is None and sum(f.job is not None for f in self._fetches.values()) < AT_ONCE:
+            fetch.job = self._lane.submit(partial(self._load, *self._ask(request), found))
+        if fetch.job is not None and fetch.job.done:
+            return False
+        if self._clock() < fetch.deadline:
+            return True
+        if fetch.job is not None:
+            self._late.append(fetch.job)
+            self._fail(f"{self._timeout:g} s were not enough to load a prefix")
+        return self._give_up(request)
+
+    def land(self, request: Request, found: int, running: int) -> list[tuple[int, np.ndarray, np.ndarray]] | None:
+        """What has been loaded for a request enters the cache, which now has `found` nodes of it. Returns (group, blocks, rows)
+        to import before the next step. Where the cache has no room now, it is kept for the next time. None: the cache has
+        evicted what came before it, and the request asks again, once."""
+        fetch = self._fetches.get(request.handle)
+        if fetch is None or fetch.job is None or not fetch.job.done:
+            return []
+        try:
+            loaded: Loaded = fetch.job.result()
+        except Exception as e:  # a store may raise anything
+            self._fail(f"{type(e).__name__}: {e}")
+            loaded = Loaded()
+        if loaded.wrong:
+            self._fail(f"{loaded.wrong} blocks were not what it was given, or not there", loaded.wrong)
+            loaded.wrong = 0
+        here = {(g, i) for g, (nodes, _) in loaded.rows.items() for i in nodes}
+        placed = adopt(self._kv, request, loaded.count, here, running) if loaded.count else []
+        if placed is None:
+            return []
+        if not placed and loaded.count > found and not fetch.again:
+            self._fetches[request.handle] = _Fetch(self._clock() + self._timeout, again=True)
+            return None
+        self._give_up(request)
+        self.hits += max(0, loaded.count - found) * self._kv.unit if placed else 0
+        return _imports(placed, loaded)
+
+    def forget(self, request: Request) -> None:
+        """It waits no longer."""
+        self._fetches.pop(request.handle, None)
+
+    def reset(self) -> None:
+        """What is on its way is not to be found."""
+        for fetch in self._fetches.values():
+            fetch.job = self._lane.submit(Loaded)
+
+    def _give_up(self, request: Request) -> bool:
+        self._fetches.pop(request.handle, None)
+        request.tried_store = True
+        return False
+
+    def _fail(self, why: str, count: int = 1) -> None:
+        if not self.failed:
+            logger.warning(
+                "kv store: %s: %s; the prompt is computed (further failures are counted, not logged)",
+                type(self._store).__name__, why,
+            )  # fmt: skip
+        self.failed += count
+
+    # ------------------------------------------------------------------ on the store's thread
+
+    def _ask(self, request: Request) -> tuple[list[bytes], list[Node]]:
+        """Keys of the nodes that a request could start from, and copies of those nodes: which groups have blocks of them."""
+        keys, groups = self._kv.keys(request)[: (request.tokens.size - 1) // self._kv.unit], len(self._kv.groups)
+        copies = [Node(key, None, b"", b"", groups) for key in keys]
+        for copy, node in zip(copies, self._kv.chain(request), strict=False):
+            copy.blocks = node.blocks.copy()
+        return keys, copies
+
+    def _load(self, keys: Sequence[bytes], nodes: list[Node], found: int) -> Loaded:
+        """Look up what the cache lacks, and load what an entering sequence would hold. nodes: copies, written to."""
+        groups, out = self._kv.groups, Loaded()
+        places = [(g.index, i) for g in groups for i in g.ends(len(nodes)) if not nodes[i].blocks[g.index]]
+        stored = set[tuple[int, int]]()
+        names = [self._names.name(keys[i], g) for g, i in places]
+        for (g, i), has in zip(places, self._store.lookup(names) if names else (), strict=True):
+            if has:
+                stored.add((g, i))
+                nodes[i].blocks[g] = -1
+        blocks: dict[tuple[int, int], memoryview] = {}
+        while True:
+            count = self._kv.agreed(nodes)
+            if (count - found) * self._kv.unit < self._least:
+                return Loaded(wrong=out.wrong)
+            want = [(g.index, i) for g in groups for i in g.reads(count) if (g.index, i) in stored]
+            more = [place for place in want if place not in blocks]
+            if not more:
+                break
+            names = [self._names.name(keys[i], g) for g, i in more]
+            for (g, i), name, kept in zip(more, names, self._store.load(names), strict=True):
+                block = unseal(name, kept, self._mover.block_bytes[g])
+                if block is None:
+                    out.wrong += 1
+                    stored.discard((g, i))
+                    nodes[i].blocks[g] = 0
+                else:
+                    blocks[g, i] = block
+        out.count = count
+        for group in groups:
+            indices = [i for g, i in want if g == group.index]
+            rows = np.empty((len(indices), self._mover.block_bytes[group.index]), np.uint8)
+            for row, i in zip(rows, indices, strict=True):
+                row[:] = np.frombuffer(blocks[group.index, i], np.uint8)
+            out.rows[group.index] = indices, rows
+        return out
+
+
+def _imports(placed: Sequence[Adopted], loaded: Loaded) -> list[tuple[int, np.ndarray, np.ndarray]]:
+    out = []
+    for g, (nodes, rows) in loaded.rows.items():
+        at = {node: row for row, node in enumerate(nodes)}
+        mine = [p for p in placed if p.group == g]
+        if mine:
+            picked = [at[p.node] for p in mine]
+            whole = picked == list(range(len(nodes)))
+            out.append((g, np.array([p.block for p in mine], np.int32), rows if whole else rows[picked]))
+    return out

@@ -1,0 +1,55 @@
+"""The contract of a store: where KV blocks are kept by key, and found by this engine later, or by others."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+
+class Store(ABC):
+    """Keeps blocks by key. A cache: it may drop any block at any time.
+
+    A key is 16 bytes. It names the tokens of a block and all before them, the model with its adapters and media, the
+    layout of the block, and the engine's key secret. So equal keys mean equal bytes, and a key is written once.
+
+    The engine calls from two threads of its own, never from the one that runs steps. `lookup` and `load` come from one
+    thread, `save` and `clear` from the other. A call may wait, and may raise: what is raised is logged, and counts as a block
+    that is not there. A request waits `load_timeout` seconds for a prefix and is then computed.
+
+    The engine checks a block's length and checksum, which finds faults of a store. It does not find forgeries: who can
+    write to a store can change answers.
+    """
+
+    shared: ClassVar[bool] = False
+    """Other engines read what this one saves, or this one after a restart. Then they need one key secret."""
+
+    @classmethod
+    @abstractmethod
+    def open(cls, options: Mapping[str, Any]) -> Self:
+        """A store for `kv_connector_extra_config`. ConfigError names the option that is wrong."""
+
+    @classmethod
+    def check(cls, options: Mapping[str, Any]) -> list[str]:
+        """What is wrong with these options, before anything is opened. Default: nothing."""
+        return []
+
+    @abstractmethod
+    def lookup(self, keys: Sequence[bytes]) -> Sequence[bool]:
+        """Which of these blocks are here."""
+
+    @abstractmethod
+    def load(self, keys: Sequence[bytes]) -> Sequence[bytes | bytearray | memoryview | None]:
+        """The blocks, as they were saved. None for one that is not here."""
+
+    @abstractmethod
+    def save(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> None:
+        """Keep these blocks."""
+
+    def clear(self) -> None:
+        """The engine's prefix cache is being reset. Default: nothing, blocks of a shared store belong to others too."""
+        return
+
+    def close(self) -> None:
+        """The engine ends. Nothing is called afterwards."""
+        return

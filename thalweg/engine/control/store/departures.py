@@ -1,0 +1,149 @@
+"""Blocks on their way from the cache to a store: copied between steps, a few at a time, and saved by another thread.
+
+A block is queued when it can be found. It leaves with one of the next steps, or with the step that takes its place: the cache
+says what it evicts before that step is launched. Where more is evicted at once than may be in flight, the rest is lost, as it
+would be without a store.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from thalweg.engine.control.store.base import Store
+from thalweg.engine.control.store.lanes import Job, Lane
+from thalweg.engine.control.store.names import Names, seal
+from thalweg.hal.device import Export
+
+logger = logging.getLogger(__name__)
+
+PER_STEP = 16 << 20
+"""Bytes that leave with a step, at most: what a link of 16 GB/s moves in a millisecond. At least one block does."""
+STAGED = 64 << 20
+"""Bytes of copies that have not arrived on the host, at most. They take room on the device."""
+SAVING = 256 << 20
+"""Bytes that the store was given and has not saved, beyond which no more leave."""
+
+
+class Mover(Protocol):
+    """Copies blocks out of the cache and into it, in order with the steps (`hal.device.Device.export`)."""
+
+    block_bytes: Sequence[int]
+    """Of a block of each KV group."""
+    signature: bytes
+    """Equal where blocks of one process are right for another: of the model, and of how its blocks lie and are computed."""
+
+    def export(self, group: int, blocks: np.ndarray, /) -> Export: ...
+
+    def import_(self, group: int, blocks: np.ndarray, rows: np.ndarray, /) -> None: ...
+
+
+@dataclass(slots=True)
+class _Copy:
+    keys: list[bytes]
+    export: Export
+    size: int
+
+
+class Departures:
+    def __init__(self, store: Store, mover: Mover, names: Names, lane: Lane) -> None:
+        """lane: the one that calls `save`."""
+        self._store, self._mover, self._names, self._lane = store, mover, names, lane
+        self._queued: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        """(group, block) -> key of the node it is filed under."""
+        self._evicted: list[tuple[tuple[int, int], bytes]] = []
+        self._copies: deque[_Copy] = deque()
+        self._saves: deque[tuple[Job, int]] = deque()
+        self._staged = self._saving = 0
+        self.per_step = PER_STEP
+        self.muted = False
+        """What is published now came from the store."""
+        self.saved_bytes = self.lost_blocks = self.failed = 0
+
+    @property
+    def idle(self) -> bool:
+        """Is nothing queued, or being copied?"""
+        return not (self._queued or self._evicted or self._copies)
+
+    def published(self, group: int, block: int, key: bytes) -> None:
+        if not self.muted:
+            self._queued[group, block] = key
+
+    def evicted(self, group: int, block: int, key: bytes) -> None:
+        if self._queued.pop((group, block), None) is not None:
+            self._evicted.append(((group, block), key))
+
+    def flush(self) -> None:
+        """Start the copies that must precede the next step, and a few more."""
+        if self.idle and not self._saves:
+            return
+        self.collect(wait=False)
+        if self._evicted:
+            evicted, self._evicted = self._evicted, []
+            self._export(evicted, STAGED - self._staged)
+        if self._queued and self._saving < SAVING:
+            left, some = min(self.per_step, STAGED - self._staged), list[tuple[tuple[int, int], bytes]]()
+            while self._queued and left > 0:
+                some.append(self._queued.popitem(last=False))
+                left -= self._mover.block_bytes[some[-1][0][0]]
+            self._export(some, STAGED)
+
+    def _export(self, blocks: list[tuple[tuple[int, int], bytes]], budget: int) -> None:
+        """At most `budget` bytes of these; the rest is lost."""
+        groups: dict[int, tuple[list[int], list[bytes]]] = {}
+        for (group, block), key in blocks:
+            size = self._mover.block_bytes[group]
+            if size > budget:
+                self.lost_blocks += 1
+                continue
+            budget -= size
+            numbers, keys = groups.setdefault(group, ([], []))
+            numbers.append(block)
+            keys.append(self._names.name(key, group))
+        for group, (numbers, keys) in groups.items():
+            size = len(numbers) * self._mover.block_bytes[group]
+            self._copies.append(_Copy(keys, self._mover.export(group, np.array(numbers, np.int32)), size))
+            self._staged += size
+
+    def collect(self, wait: bool) -> None:
+        """Hand what has arrived on the host to the store; wait: for all of it."""
+        while self._copies and (wait or self._copies[0].export.ready()):
+            copy = self._copies.popleft()
+            self._staged -= copy.size
+            self._saving += copy.size
+            self._saves.append((self._lane.submit(partial(_save, self._store, copy.keys, copy.export.result())), copy.size))
+        while self._saves and self._saves[0][0].done:
+            job, size = self._saves.popleft()
+            self._saving -= size
+            try:
+                job.result()
+                self.saved_bytes += size
+            except Exception as e:  # a store may raise anything
+                self.failed += 1
+                if self.failed == 1:
+                    name, kind = type(self._store).__name__, type(e).__name__
+                    logger.warning("kv store: %s: blocks were not saved: %s: %s (more is counted, not logged)", name, kind, e)
+
+    def settle(self, seconds: float) -> bool:
+        """There are no steps to do: copy a few more blocks, and wait for them. Waits for a store that is behind, `seconds` at
+        most. Returns whether more is left."""
+        if self._saving >= SAVING:
+            self._lane.wait(seconds)
+        self.flush()
+        self.collect(wait=True)
+        return not self.idle
+
+    def reset(self) -> None:
+        """Nothing that is queued can be found any more, and its blocks may be overwritten."""
+        self._queued.clear()
+        self._evicted.clear()
+
+
+def _save(store: Store, keys: list[bytes], rows: np.ndarray) -> None:
+    store.save(keys, [seal(key, row.tobytes()) for key, row in zip(keys, rows, strict=True)])

@@ -1,0 +1,103 @@
+"""The traffic between the cache and a store, as the core drives it. Nothing here waits for the store while there are steps to
+do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from thalweg.engine.control.cache.tables import KVCache
+from thalweg.engine.control.request import Request
+from thalweg.engine.control.store.arrivals import Arrivals
+from thalweg.engine.control.store.base import Store
+from thalweg.engine.control.store.departures import Departures, Mover
+from thalweg.engine.control.store.lanes import Lane, ThreadLane
+from thalweg.engine.control.store.names import Names
+
+POLL_SECONDS = 0.005
+"""Between looks at the store's threads, where nothing else is to be done."""
+CLOSE_SECONDS = 10.0
+"""The store gets so long for what it was given when the engine ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A store, and what moves blocks to it and from it."""
+
+    store: Store
+    mover: Mover
+    load_timeout: float
+    """Seconds that a request waits for a prefix, at most."""
+    lanes: Callable[[str], Lane] = ThreadLane
+
+
+class Transfers:
+    def __init__(self, to: Connection, kv: KVCache, clock: Callable[[], float], least: int) -> None:
+        """least: tokens that a load must save for a request to wait for it."""
+        self._store, self._mover = to.store, to.mover
+        names = Names(to.mover.signature)
+        self._reading, self._writing = to.lanes("kv store: load"), to.lanes("kv store: save")
+        self.departures = Departures(to.store, to.mover, names, self._writing)
+        self.arrivals = Arrivals(to.store, to.mover, names, self._reading, kv, clock, to.load_timeout, least)
+        kv.prefix.watcher = self.departures
+
+    @property
+    def waiting(self) -> bool:
+        """Does a request wait for the store?"""
+        return self.arrivals.waiting
+
+    def coming(self, request: Request, found: int, running: int) -> bool:
+        """Is a prefix on its way that a waiting request had better wait for? One that has come can be found afterwards."""
+        imports = None
+        while imports is None:
+            if self.arrivals.coming(request, found):
+                return True
+            self.departures.muted = True
+            imports = self.arrivals.land(request, found, running)
+            self.departures.muted = False
+        if imports:
+            self.departures.flush()  # what the new blocks took the place of leaves first
+            for group, blocks, rows in imports:
+                self._mover.import_(group, blocks, rows)
+        return False
+
+    def forget(self, request: Request) -> None:
+        self.arrivals.forget(request)
+
+    def flush(self) -> None:
+        """A step is about to be launched."""
+        self.departures.flush()
+
+    def pause(self) -> None:
+        """Nothing can be done before a load is."""
+        self._reading.wait(POLL_SECONDS)
+
+    def settle(self) -> bool:
+        """There are no steps to do: save a few more blocks. Returns whether more is left."""
+        return self.departures.settle(POLL_SECONDS)
+
+    def reset(self) -> None:
+        """The prefix cache has been emptied."""
+        self.departures.reset()
+        self.arrivals.reset()
+        self._writing.submit(self._store.clear)
+
+    def stats(self) -> dict[str, int]:
+        """Fields of `messages.Stats`."""
+        came, went = self.arrivals, self.departures
+        return {
+            "store_queries": came.queries,
+            "store_hits": came.hits,
+            "store_saved": went.saved_bytes,
+            "store_failed": came.failed + went.failed,
+        }
+
+    def close(self) -> None:
+        """Save what is queued, as far as the store keeps up."""
+        until = time.monotonic() + CLOSE_SECONDS
+        while self.settle() and time.monotonic() < until:
+            pass
+        last = self._writing.submit(self._store.close)
+        while not last.done and time.monotonic() < until:
+            self._writing.wait(POLL_SECONDS)
