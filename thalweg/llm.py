@@ -16,13 +16,14 @@ from tqdm import tqdm
 from thalweg.config import BUNDLED, BUNDLED_WORDS, EngineArgs, EngineConfig
 from thalweg.engine.client.chat_turns import ChatTurns
 from thalweg.engine.client.inputs import PoolingSubmission, Submission
-from thalweg.engine.client.media import MEDIA, Medium
+from thalweg.engine.client.media import MEDIA
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import Stats
 from thalweg.engine.planning.arguments import engine_args as engine_args_of
 from thalweg.engine.worker.worker import Worker
 from thalweg.errors import ConfigError, NotSupportedError, RequestError
 from thalweg.hal.device import Device
+from thalweg.media.kinds.base import Medium
 from thalweg.offline.beams import BeamMethods
 from thalweg.offline.engine import LLMEngine
 from thalweg.offline.metrics import Metric
@@ -223,7 +224,7 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
             raise RequestError("chat_template: the model has none; pass chat_template=, or use generate()", "chat_template")
         made: list[Prompt] = []
         for conversation in conversations:
-            shown, images = self._seen(conversation)
+            shown, items = self._read_media(conversation)
             media = self.llm_engine.frontend.media
             prompt = chat.prompt(
                 shown,
@@ -233,9 +234,9 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
                 continue_final_message=continue_final_message,
                 content_format=FORMATS[chat_template_content_format],
                 kwargs=kwargs,
-                expand=media.expand(images) if media is not None and images else None,
+                expand=media.expand(items) if media is not None and items else None,
             )
-            made.append({**prompt, MEDIA: images} if images else prompt)
+            made.append({**prompt, MEDIA: items} if items else prompt)
         return made
 
     def _choose_template(
@@ -250,8 +251,8 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         template, rest = chat.templates.read_kwargs(given, kwargs)
         return chat, self._template if template is None else template, rest
 
-    def _seen(self, conversation: Sequence[Any]) -> tuple[Sequence[Any], list[Medium]]:
-        """A conversation with its images and sounds read and taken out, where the model takes any."""
+    def _read_media(self, conversation: Sequence[Any]) -> tuple[Sequence[Any], list[Medium]]:
+        """A conversation with its media read and taken out, where the model takes any."""
         media = self.llm_engine.frontend.media
         if media is None or not isinstance(conversation, list | tuple):
             return conversation, []

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from thalweg.engine.client import media as media_module
-from thalweg.engine.client.media import Media, Source
+from thalweg.engine.client.media import Media
 from thalweg.errors import RequestError
 from thalweg.media.fetches import PER_HOST, TOGETHER, Fetches
 from thalweg.media.gate import Gate
+from thalweg.media.kinds.base import Medium, Source
 
 AT = "messages[0].content[0]"
 HOSTS = [f"{name}.test" for name in ("slow", "quick", *(f"slow{i}" for i in range(8)))]
@@ -130,36 +132,38 @@ async def test_what_is_not_allowed_waits_for_no_place(web: Any) -> None:
 # ------------------------------------------------------------------ images of requests
 
 
-def media(web: Any) -> Media:
-    """One that sees: an image is its bytes."""
-    made = Media(None, None, None, web)  # type: ignore[arg-type]
-
-    class Way:
-        @staticmethod
-        def read(source: Source, fetched: bytes) -> Any:
-            return made._data(source, fetched)
-
-    made._ways["image"] = Way()  # type: ignore[assignment]
+def media(web: Any, read: Callable[[Source, bytes], bytes] = lambda source, data: data) -> Media:
+    """One that takes images: an image is its bytes."""
+    made = Media({}, None, web)  # type: ignore[arg-type]
+    made._taken["image"] = SimpleNamespace(reader=SimpleNamespace(read=read))  # type: ignore[assignment]
     return made
+
+
+def image(url: str = "", at: str = AT, **more: Any) -> Source:
+    return Source("image", at, url, **more)
+
+
+def values(media: Sequence[Medium]) -> list[Any]:
+    return [item.value for item in media]
 
 
 async def test_images_that_are_sent_do_not_wait_for_hosts(web: Any) -> None:
     made = media(web)
-    stalled = asyncio.create_task(made.read_async([Source(AT, f"http://slow.test/{i}") for i in range(16)], "hog"))
+    stalled = asyncio.create_task(made.read_async([image(f"http://slow.test/{i}") for i in range(16)], "hog"))
     await until(lambda: web.now["slow.test"] == PER_HOST)
     for tenant in ("hog", "guest"):
-        assert await made.read_async([Source(AT, data=b"abc")], tenant) == [b"abc"]
+        assert values(await made.read_async([image(data=b"abc")], tenant)) == [b"abc"]
     assert not stalled.done()
     web.let_go()
-    assert await stalled == [f"http://slow.test/{i}".encode() for i in range(16)]
+    assert values(await stalled) == [f"http://slow.test/{i}".encode() for i in range(16)]
 
 
 def test_programs_that_wait_for_nothing_else_are_the_same(web: Any) -> None:
     """`read`, which blocks: two slow hosts once held both threads that decode."""
     made = media(web)
-    thread = threading.Thread(target=made.read, args=([Source(AT, f"http://slow.test/{i}") for i in range(4)],))
+    thread = threading.Thread(target=made.read, args=([image(f"http://slow.test/{i}") for i in range(4)],))
     thread.start()
-    assert made.read([Source(AT, data=b"a"), Source(AT, "http://quick.test/b")]) == [b"a", b"http://quick.test/b"]
+    assert values(made.read([image(data=b"a"), image("http://quick.test/b")])) == [b"a", b"http://quick.test/b"]
     assert thread.is_alive()
     web.let_go()
     thread.join(60)
@@ -168,23 +172,23 @@ def test_programs_that_wait_for_nothing_else_are_the_same(web: Any) -> None:
 async def test_the_first_that_cannot_be_read_is_named(web: Any) -> None:
     made = media(web)
     with pytest.raises(RequestError, match="second: broken"):
-        await made.read_async([Source("first", "http://slow.test/a"), Source("second", "http://quick.test/broken")], "a")
+        await made.read_async([image("http://slow.test/a", "first"), image("http://quick.test/broken", "second")], "a")
 
 
 async def test_decoding_takes_turns_by_caller(web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An image may take seconds of a decoding process."""
-    monkeypatch.setattr(media_module, "CELLS", 1)
-    made, go, order = media(web), threading.Event(), list[bytes]()
+    monkeypatch.setattr(media_module, "READERS", 1)
+    go, order = threading.Event(), list[bytes]()
 
-    def read(source: Source, fetched: bytes) -> bytes:
+    def read(source: Source, data: bytes) -> bytes:
         assert go.wait(60)
         order.append(source.data)
         return source.data
 
-    made._ways["image"] = type("Way", (), {"read": staticmethod(read)})()
-    hog = asyncio.create_task(made.read_async([Source(AT, data=b"h%d" % i) for i in range(5)], "hog"))
+    made = media(web, read)
+    hog = asyncio.create_task(made.read_async([image(data=b"h%d" % i) for i in range(5)], "hog"))
     await asyncio.sleep(0.01)
-    guest = asyncio.create_task(made.read_async([Source(AT, data=b"g")], "guest"))
+    guest = asyncio.create_task(made.read_async([image(data=b"g")], "guest"))
     await asyncio.sleep(0.01)
     go.set()
     await asyncio.gather(hog, guest)

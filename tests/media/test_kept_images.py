@@ -16,6 +16,7 @@ from thalweg.config import EngineArgs, check_args  # noqa: E402
 from thalweg.engine.client.media import _names  # noqa: E402
 from thalweg.errors import ConfigError, RequestError  # noqa: E402
 from thalweg.media.images import Images  # noqa: E402
+from thalweg.media.kinds.image import IMAGE  # noqa: E402
 from thalweg.media.processors import Pixtral, processor  # noqa: E402
 
 AT = "messages[0].content[0]"
@@ -67,10 +68,10 @@ def test_a_name_stands_for_the_image_that_is_kept(reader: Images) -> None:
     assert reader.read(b"", AT, "mine") is first
     with pytest.raises(RequestError, match="no image of the name 'yours' is kept"):
         reader.read(b"", AT, "yours")
-    assert _names({"image": ["a", None]}, 2) == ["a", ""]
+    assert _names(IMAGE, {"image": ["a", None]}, 2) == ["a", ""]
     for wrong in ({"image": ["a"]}, {"audio": ["a", "b"]}, ["a", "b"], {"image": [1, 2]}):
         with pytest.raises(RequestError, match="multi_modal_uuids"):
-            _names(wrong, 2)
+            _names(IMAGE, wrong, 2)
 
 
 def test_settings_of_images_are_replaced_where_the_models_images_have_them(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_vectors_are_the_same_alone_together_and_in_parts(name: str, tmp_path: P
             places = np.arange(ours.count(shown), dtype=np.int32)
             items.append(Input(kind="image", digest=bytes([seed]), positions=places, data=views, size=shown))
         alone = [run(beside, [item])[0] for item in items]
-        between = Encoder(worker.device, None, beside._ways)  # layers a few at a time, in the queue of the steps
+        between = Encoder(worker.device, None, beside._kinds)  # layers a few at a time, in the queue of the steps
         for way in (run(beside, items), run(between, items, 1), run(between, items[::-1], 2)[::-1]):
             for one, other in zip(alone, way, strict=True):
                 assert one.shape == other.shape

@@ -23,7 +23,6 @@ WALL = 60.0
 """Seconds of the clock. An image cannot wait: it stands still with its machine alone."""
 MEMORY = 1 << 30
 """Bytes over an idle process: a few copies of the largest image."""
-CELLS = 2
 DIGEST = 16
 """Bytes of a digest."""
 
@@ -72,17 +71,17 @@ class _Kept:
 
 
 class Images:
-    """Up to CELLS children that read images. Thread-safe. Children start when first needed, or with `prepare`. They end with
-    this object or this process."""
+    """Up to `readers` children that read images. Thread-safe. Children start when first needed, or with `prepare`. They end
+    with this object or this process."""
 
-    def __init__(self, processor: Processor, kept_bytes: int = 0, background: Colour = WHITE) -> None:
+    def __init__(self, processor: Processor, kept_bytes: int = 0, background: Colour = WHITE, readers: int = 2) -> None:
         """kept_bytes: of images that were read, for when they come again. background: shows through what is transparent."""
         self._processor, self._background = processor, background
         self._kept = _Kept(kept_bytes)
         self._settings = msgspec.msgpack.encode(processor)
         self._secret = secrets.token_bytes(32)
         self._decoder: msgspec.msgpack.Decoder[Done | Refused] = msgspec.msgpack.Decoder(Done | Refused)
-        self._cells = Cells("thalweg.media.cell", CELLS, lambda reply: self._decoder.decode(reply).last)
+        self._cells = Cells("thalweg.media.cell", readers, lambda reply: self._decoder.decode(reply).last)
 
     def prepare(self) -> None:
         """Have a child ready soon. Does not wait."""

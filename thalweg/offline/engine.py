@@ -26,6 +26,7 @@ from thalweg.engine.worker.worker import Worker
 from thalweg.errors import ConfigError, RequestError, UnavailableError
 from thalweg.grammar.grammars import Grammars
 from thalweg.host.collector import uncollected
+from thalweg.media.kinds import plurals
 from thalweg.offline.metrics import Metric, snapshot
 from thalweg.offline.sharing import SHUT, SLEEPS, atomic, locked
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
@@ -138,7 +139,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         cut = cuts(keep, side, self.config.model.max_len, tokenizer.truncation_side if tokenizer else "right")
         if cut is not None and isinstance(prompt, Mapping) and prompt.get(media.MEDIA):
             raise RequestError(
-                "truncate_prompt_tokens: a prompt with images or sounds is not cut; leave it out", "truncate_prompt_tokens"
+                f"truncate_prompt_tokens: a prompt with {plurals('or')} is not cut; leave it out", "truncate_prompt_tokens"
             )
         prompt = shortened(tokenizer, prompt, cut, special)
         if isinstance(params, PoolingParams):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any
 
+from thalweg.media_kinds import MEDIA_KINDS
 from thalweg.options.option import Option
 from thalweg.options.requests import RequestOptions
 
@@ -14,27 +15,20 @@ def check_counts(limits: dict[str, Any]) -> Iterator[str]:
     """limit_mm_per_prompt: {"image": 4}, or {"image": {"count": 4}}."""
     for kind, limit in limits.items():
         count = limit.get("count") if isinstance(limit, dict) and set(limit) <= {"count", "width", "height"} else limit
-        if kind not in ("image", "video", "audio") or isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        if not (kind in MEDIA_KINDS or kind == "video") or isinstance(count, bool) or not isinstance(count, int) or count < 0:
             yield f'{kind!r:.40}: {limit!r:.80} is not like {{"image": 4}}'
-        elif kind == "video" and count:
+        elif kind not in MEDIA_KINDS and count:
             yield f"{kind}: is not read by this version; leave it out, or say 0"
 
 
 def check_decoding(settings: dict[str, Any]) -> Iterator[str]:
     """The keys of media_io_kwargs."""
     for kind, given in settings.items():
-        if kind != "image" or not isinstance(given, dict):
+        problems = MEDIA_KINDS.load(kind).decoding_problems(given) if kind in MEDIA_KINDS and isinstance(given, dict) else None
+        if problems is None:
             yield f'{kind!r:.40}: is not like {{"image": {{"rgba_background_color": [255, 255, 255]}}}}'
-            continue
-        for key, value in given.items():
-            if key != "rgba_background_color":
-                yield f"image: {key!r:.60} is not known; this version has rgba_background_color"
-            elif (
-                not isinstance(value, list | tuple)
-                or len(value) != 3
-                or not all(type(v) is int and 0 <= v < 256 for v in value)
-            ):
-                yield f"image: {key} must be three numbers from 0 to 255, not {value!r:.60}"
+        else:
+            yield from (f"{kind}: {problem}" for problem in problems)
 
 
 class MediaOptions(RequestOptions, kw_only=True, frozen=True):

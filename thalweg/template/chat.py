@@ -38,7 +38,7 @@ class Expand(Protocol):
 
     @property
     def signs(self) -> Mapping[str, str]:
-        """What a template that reads strings gets in place of an image or a sound, by its type."""
+        """What a template that reads strings gets for an item of media, by its kind."""
 
     def __call__(self, text: str, data: Sequence[Span], /) -> tuple[str, list[Span]]: ...
 
@@ -177,13 +177,14 @@ class Chat:
         own: bool = False,
     ) -> tuple[str, list[Span]]:
         """The prompt's text, and the spans of it in which callers wrote special tokens out. Errors as `prompt`. Where the
-        template refuses system messages, they are told by users' turns (`fold`). expand: messages may hold IMAGE parts, and
-        this puts what stands for the images into the text. own: `template` is the model's or the operator's."""
+        template refuses system messages, they are told by users' turns (`fold`). expand: messages may hold parts of
+        media, {"type": KIND}, and this puts what stands for them into the text. own: `template` is the model's or the
+        operator's."""
         template, kwargs = self.templates.read_kwargs(template, kwargs)
         source, own = self.templates.find(template, bool(tools)), own or self.trusts(template)
         check_variables(kwargs, self.variables)
         # The richer form: a template that reads strings gets them from it unchanged.
-        checked = normalise(messages, "openai", images=expand is not None)
+        checked = normalise(messages, "openai", None if expand is None else expand.signs)
         given = [checked, list(tools) if tools else None, kwargs]
         (chat, schemas, variables), marks = self._specials.mark(given)
         job = Job(

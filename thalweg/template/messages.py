@@ -28,26 +28,21 @@ def check_variables(given: Mapping[str, Any], also: Mapping[str, Any] | None = N
         raise RequestError(f"chat_template_kwargs must not set {', '.join(clash)}", "chat_template_kwargs")
 
 
-IMAGE, SOUND = {"type": "image"}, {"type": "audio"}
-"""The parts that stand for an image or a sound, whatever it is."""
-SHOWN = (IMAGE, SOUND)
-
-
 def normalise(
-    messages: Any, content_format: ContentFormat = "string", images: bool = False, signs: Mapping[str, str] | None = None
+    messages: Any, content_format: ContentFormat = "string", signs: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
     """Checked copies of chat messages, as templates expect them.
 
     Text parts become one string, joined by newlines ("string"), or strings become one text part ("openai"). Arguments
-    of tool calls are parsed from JSON. Those that are no object stay text. images: parts may be IMAGE or SOUND. signs: what
-    stands for one in a string, by its type. RequestError names the message and field.
+    of tool calls are parsed from JSON. Those that are no object stay text. signs: kinds of media, whose parts are {"type":
+    KIND}, and what stands for an item of each in a string. RequestError names the message and field.
     Other fields pass through unchanged."""
     if not isinstance(messages, list | tuple) or not messages:
         raise RequestError("messages must be a list of at least one message", "messages")
-    return [_message(f"messages[{i}]", m, content_format, images, signs or {}) for i, m in enumerate(messages)]
+    return [_message(f"messages[{i}]", m, content_format, signs or {}) for i, m in enumerate(messages)]
 
 
-def _message(at: str, message: Any, content_format: ContentFormat, images: bool, signs: Mapping[str, str]) -> dict[str, Any]:
+def _message(at: str, message: Any, content_format: ContentFormat, signs: Mapping[str, str]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise RequestError(f"{at} must be an object with role and content, not {type(message).__name__}", "messages")
     role = message.get("role")
@@ -57,20 +52,19 @@ def _message(at: str, message: Any, content_format: ContentFormat, images: bool,
     content = message.get("content")
     if content is None and role != "assistant":
         raise RequestError(f"{at}.content is missing; only an assistant message may leave it out", "messages")
-    out["content"] = _content(f"{at}.content", content, content_format, images, signs)
+    out["content"] = _content(f"{at}.content", content, content_format, signs)
     if out.get("tool_calls"):
         out["tool_calls"] = _tool_calls(f"{at}.tool_calls", out["tool_calls"])
     return out
 
 
-def _content(at: str, content: Any, content_format: ContentFormat, images: bool, signs: Mapping[str, str]) -> Any:
+def _content(at: str, content: Any, content_format: ContentFormat, signs: Mapping[str, str]) -> Any:
     texts: list[str] = []
-    if images and isinstance(content, list) and any(part in SHOWN for part in content):
-        if content_format == "string" and all(part not in SHOWN or part["type"] in signs for part in content):
-            return "\n".join(signs[p["type"]] if p in SHOWN else _text_part(f"{at}[{i}]", p) for i, p in enumerate(content))
+    media = [{"type": kind} for kind in signs]
+    if isinstance(content, list) and any(part in media for part in content):
         if content_format == "string":
-            raise RequestError(f"{at}: the chat template reads text alone, so it can show no image and no sound", "messages")
-        return [p if p in SHOWN else {"type": "text", "text": _text_part(f"{at}[{i}]", p)} for i, p in enumerate(content)]
+            return "\n".join(signs[p["type"]] if p in media else _text_part(f"{at}[{i}]", p) for i, p in enumerate(content))
+        return [p if p in media else {"type": "text", "text": _text_part(f"{at}[{i}]", p)} for i, p in enumerate(content)]
     if isinstance(content, str):
         texts = [content]
     elif isinstance(content, list):

@@ -95,7 +95,7 @@ class ChatTemplate:
         """The prompt text of these messages, checked and brought into `content_format` (None = what this template
         reads).
 
-        tools: JSON schemas. kwargs: more variables for the template. signs: what stands for an image or a sound where it reads
+        tools: JSON schemas. kwargs: more variables for the template. signs: what stands for an item of media where it reads
         strings. now: what strftime_now formats. None: the clock.
         RequestError (param "messages") with the template's own words if it refuses them, or (param
         "chat_template_kwargs") if kwargs would replace one of RESERVED or one of `variables`. OutputLimitError beyond
@@ -106,7 +106,7 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt exclude each other; set add_generation_prompt to false",
                 "continue_final_message",
             )
-        chat = [_with_written(m) for m in normalise(messages, content_format or self.content_format, images=True, signs=signs)]
+        chat = [_with_written(m) for m in normalise(messages, content_format or self.content_format, signs)]
         if continue_final_message:
             chat = _mark_final(chat)
         pieces = self._template.generate(

@@ -35,7 +35,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     content_format: Literal["string", "openai"] | None = None
     kwargs: dict[str, Any] = {}
     signs: dict[str, str] = {}
-    """What stands for an image or a sound where the template reads strings."""
+    """By kind of media: what stands for an item where the template reads strings."""
     now: str = "1970-01-01"
     """Local time, ISO 8601, for templates that write the date."""
     limits: Limits = Limits(0.0, 0.0, 0, 0)

@@ -16,15 +16,14 @@ from thalweg.checkpoint import hub
 from thalweg.checkpoint.tokenizer import load_tokenizer
 from thalweg.config import EngineArgs, EngineConfig, check_args
 from thalweg.engine.client.grammars import StructuredOutputs
-from thalweg.engine.client.media import MOST_IMAGES, MOST_SOUNDS, Media, Settings
+from thalweg.engine.client.media import Media
 from thalweg.engine.client.thinking import Marks, marks
 from thalweg.engine.planning import described
 from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.hal.platform import ModelInfo
 from thalweg.media.gate import Gate
-from thalweg.media.listeners import listener
-from thalweg.media.processors import processor
-from thalweg.media.wire import WHITE
+from thalweg.media.kinds import all_kinds, processors
+from thalweg.media.kinds.base import Settings
 from thalweg.params import OF_MODEL, SamplingParams
 from thalweg.template.chat import Chat
 from thalweg.template.select import Templates
@@ -47,7 +46,7 @@ class Frontend:
     default_sampling: dict[str, Any]
     """SamplingParams fields a request starts from."""
     media: Media | None
-    """Who reads images and sounds. None: the model takes text alone."""
+    """Who reads media. None: the model takes text only."""
     marks: Marks | None
     """How the model's reasoning begins and ends. None: nothing says."""
     names: list[str]
@@ -91,7 +90,7 @@ def locate(args: EngineArgs) -> Located:
 def load_frontend(located: Located) -> Frontend:
     """Loads the tokenizer. CheckpointError or ConfigError, naming file or field."""
     args, path = located.given, located.path
-    tokenizer = None
+    tokenizer, taken = None, dict[str, Any]()
     if not args.skip_tokenizer_init:
         where = path
         if args.tokenizer and Path(args.tokenizer).is_dir():  # may hold a tokenizer and nothing else
@@ -103,8 +102,9 @@ def load_frontend(located: Located) -> Frontend:
         mode = "hf" if args.tokenizer_mode == "slow" else args.tokenizer_mode
         tokenizer = load_tokenizer(where, mode, located.facts.vocab)
         check_vocab(tokenizer, located.facts.vocab)
-        images = processor(located.config, located.path)
-        tokenizer = tokenizer if images is None else tokenizer.marking(images.marker)
+        taken = processors(located.config, located.path)
+        for each in taken.values():
+            tokenizer = tokenizer.marking(each.marker)
     generation = _generation_config(args, path)
     return Frontend(
         args=located.args,
@@ -113,30 +113,29 @@ def load_frontend(located: Located) -> Frontend:
         chat=Chat(tokenizer, Templates(tokenizer.chat_templates), args.renderer_num_workers) if tokenizer else None,
         eos_ids=hf.eos_ids(path, located.config, tokenizer, generation),
         default_sampling=_default_sampling(path, generation),
-        media=_media(located, tokenizer),
+        media=_media(located, tokenizer, taken),
         marks=marks(args.reasoning_config, tokenizer),
         names=list(args.served_model_name or [args.model]),
     )
 
 
-def _media(located: Located, tokenizer: Tokenizer | None) -> Media | None:
+def _media(located: Located, tokenizer: Tokenizer | None, taken: Mapping[str, Any]) -> Media | None:
+    """taken: processors by kind of media."""
     args = located.args
     gate = Gate(args.allowed_media_domains or (), args.allowed_local_media_path)
     if tokenizer is None:
         return None
-    eye, ear = processor(located.config, located.path), listener(located.config, located.path)
-    if eye is None and args.mm_processor_kwargs:
-        raise ConfigError("mm_processor_kwargs: this model takes no images; leave it out")
-    if eye is None and ear is None:
+    settable = [kind for kind in all_kinds().values() if kind.settable]
+    if args.mm_processor_kwargs and not any(kind.name in taken for kind in settable):
+        words = " and no ".join(kind.plural for kind in settable)
+        raise ConfigError(f"mm_processor_kwargs: this model takes no {words}; leave it out")
+    if not taken:
         return None
     said = args.limit_mm_per_prompt or {}
     limits = {kind: limit["count"] if isinstance(limit, dict) else limit for kind, limit in said.items()}
-    colour = (args.media_io_kwargs or {}).get("image", {}).get("rgba_background_color", WHITE)
-    settings = Settings(
-        limits.get("image", MOST_IMAGES), limits.get("audio", MOST_SOUNDS), int(args.mm_processor_cache_gb * (1 << 30)),
-        tuple(colour), args.disable_chunked_mm_input,
-    )  # fmt: skip
-    media = Media(eye, ear, tokenizer, gate, settings)
+    kept = int(args.mm_processor_cache_gb * (1 << 30))
+    settings = Settings(limits, kept, args.media_io_kwargs or {}, args.disable_chunked_mm_input)
+    media = Media(taken, tokenizer, gate, settings)
     if media.unsafe:
         kinds = " and ".join(media.unsafe)
         logger.warning("%s are refused: the tokenizer does not say that the model's token for them is a special token", kinds)

@@ -25,6 +25,7 @@ from thalweg.engine.messages import EngineRequest, Input, TokenSampling
 from thalweg.errors import RequestError
 from thalweg.features import all_features
 from thalweg.grammar.source import Source
+from thalweg.media.kinds.base import Medium
 from thalweg.params import SAMPLER, PoolingParams, RequestOutputKind, SamplingParams
 from thalweg.prompts import REFUSED_KEYS
 from thalweg.text.stops import automaton
@@ -96,7 +97,7 @@ class InputProcessor:
     ) -> None:
         """tokenizer None: prompts must be token ids, and nothing text-valued may be asked (skip_tokenizer_init).
         eos_ids: the model's end-of-sequence ids. seed_source: where seeds of requests without one come from.
-        structured: who judges grammars; None: there are none. media: who reads images; None: the model sees none.
+        structured: who judges grammars; None: there are none. media: who reads media; None: the model takes text only.
         marks: of its reasoning; None: nobody knows them."""
         self._structured, self._media, self._marks = structured, media, marks
         self._tokenizer = tokenizer
@@ -131,9 +132,9 @@ class InputProcessor:
             raise RequestError(f"sampling_params must be a SamplingParams, not {type(params).__name__}", "sampling_params")
         _check_priority(priority)
         prompt, mel = hearing.read(prompt, self._sound)
-        prompt, images = _with_images(prompt)
+        prompt, items = _with_media(prompt)
         text, ids, salt, embedded = self._embedded(prompt, params)
-        inputs = self._media_inputs(ids, images, params.n)
+        inputs = self._media_inputs(ids, items, params.n)
         tokens = np.array(ids, np.int32)
         if embedded is not None:
             tokens[embedded.positions] = embeds.PLACEHOLDER
@@ -216,12 +217,12 @@ class InputProcessor:
 
     # ------------------------------------------------------------ prompts
 
-    def _media_inputs(self, ids: list[int], images: Sequence[Any], choices: int) -> tuple[Input, ...]:
-        if not images:
+    def _media_inputs(self, ids: list[int], items: Sequence[Medium], choices: int) -> tuple[Input, ...]:
+        if not items:
             return ()
         if self._media is None:
             raise RequestError(f"prompt: {NAME} is not supported by this model, which takes text alone; leave it out", "prompt")
-        return self._media.inputs(ids, images, choices)
+        return self._media.inputs(ids, items, choices)
 
     def _embedded(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, list[int], str, Input | None]:
         """As `_prompt`, of a prompt that may be given as embeddings too."""
@@ -406,8 +407,8 @@ class InputProcessor:
         return tuple(out)
 
 
-def _with_images(prompt: Any) -> tuple[Any, Sequence[Any]]:
-    """A prompt, and the images that were read for it."""
+def _with_media(prompt: Any) -> tuple[Any, Sequence[Medium]]:
+    """A prompt, and the media that were read for it."""
     if not isinstance(prompt, Mapping):
         return prompt, ()
     if NAME in prompt:

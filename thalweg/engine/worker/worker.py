@@ -25,7 +25,7 @@ class Worker:
     device: Device
     load_seconds: float = 0.0
     encoder: Encoder | None = None
-    """Computes vectors of images and sounds. None: the model reads text only."""
+    """Computes vectors of media. None: the model reads text only."""
     populate: Callable[[Sequence[int]], bool] | None = None
     """`Device.populate` of all caches. Its argument counts, per KV group, the first blocks that have been in use."""
 

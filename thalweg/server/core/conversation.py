@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from thalweg.engine.client.media import MEDIA, Medium
+from thalweg.engine.client.media import MEDIA
 from thalweg.errors import ConfigError
+from thalweg.media.kinds import all_kinds, plurals
+from thalweg.media.kinds.base import Medium
 from thalweg.server.core.chat_format import Turns, history
 from thalweg.server.core.request import ChatFields, ChatRequest, Message
 from thalweg.server.core.serving import Serving
@@ -55,9 +57,9 @@ class Conversation:
         keep = self.serving.kept(request) if isinstance(request, ChatRequest) else None
         unbounded = not isinstance(request, ChatRequest) or keep is not None  # whoever counts tokens may have too many
         most_chars = self.serving.engine.config.model.max_len * tokenizer.max_token_chars
-        messages, images = await self._seen(request, keep is not None)
+        messages, items = await self._read_media(request, keep is not None)
         media = self.serving.engine.media
-        expand = media.expand(images) if media is not None and images else None
+        expand = media.expand(items) if media is not None and items else None
         prompt = await chat.prompt_async(
             lambda: (messages or [_plain(m) for m in request.messages], self._tools(request)),
             template=template,
@@ -70,10 +72,10 @@ class Conversation:
             last=None if keep is None else last_chars(keep, tokenizer.max_token_chars),
             expand=expand,
         )
-        return {**prompt, MEDIA: images} if images else prompt
+        return {**prompt, MEDIA: items} if items else prompt
 
-    async def _seen(self, request: ChatFields, cut: bool) -> tuple[list[Any], list[Medium]]:
-        """The messages with their images and sounds read and taken out; none, if they hold none. cut: it is to be shortened."""
+    async def _read_media(self, request: ChatFields, cut: bool) -> tuple[list[Any], list[Medium]]:
+        """The messages with their media read and taken out; none, if they hold none. cut: it is to be shortened."""
         where, medium = next(
             (
                 (f"messages[{i}].content[{j}]", part.medium)
@@ -86,11 +88,11 @@ class Conversation:
             return [], []
         media = self.serving.engine.media
         if media is None:
-            words = "images" if medium == "image" else "sounds"
+            words = all_kinds()[medium].plural
             raise ApiError(f"{where}: this model takes text alone: {words} are not supported by it; send text parts", where)
         if cut:
             raise ApiError(
-                "truncate_prompt_tokens: a prompt with images or sounds is not cut; leave it out", "truncate_prompt_tokens"
+                f"truncate_prompt_tokens: a prompt with {plurals('or')} is not cut; leave it out", "truncate_prompt_tokens"
             )
         messages, sources = media.apart([_plain(m) for m in request.messages])
         return messages, await media.read_async(sources, tenant_of(current_scope.get()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from thalweg.media.kinds import part_kinds, plurals
 from thalweg.server.core.fields import refuse_asked
 from thalweg.server.errors import ApiError
 
@@ -69,8 +70,9 @@ MESSAGE_NOT_YET: dict[str, tuple[Any, ...]] = {"tools": ([],), "task": ()}
 """NOT_YET for fields of a message."""
 
 
-TEXTS, IMAGES, SOUNDS = ("text", "input_text", "output_text"), ("image_url", "input_image"), ("input_audio", "audio_url")
-"""Types of parts of messages."""
+TEXTS = ("text", "input_text", "output_text")
+MEDIA = {name: (kind.name, part) for name, kind in part_kinds().items() if (part := kind.part_types[name]).form != "object"}
+"""Types of parts of messages. Those of media with the kind, and where and how they hold an item."""
 
 
 def refuse(body: dict[str, Any]) -> None:
@@ -98,7 +100,7 @@ def drop_tools(body: dict[str, Any]) -> None:
 
 
 def refuse_parts(body: dict[str, Any]) -> None:
-    """ApiError for a part of a message that is no text, image or sound."""
+    """ApiError for a part of a message that is neither text nor media of a kind that is here."""
     for i, message in enumerate(body.get("messages") or () if isinstance(body.get("messages"), list) else ()):
         content = message.get("content") if isinstance(message, dict) else None
         for j, part in enumerate(content if isinstance(content, list) else ()):
@@ -106,7 +108,7 @@ def refuse_parts(body: dict[str, Any]) -> None:
             where = f"messages[{i}].content[{j}]"
             if kind in TEXTS and part.get("text") is None:
                 raise ApiError(f"{where}.text: is missing", f"{where}.text")
-            if kind not in (*TEXTS, *IMAGES, *SOUNDS):
+            if kind not in (*TEXTS, *MEDIA):
                 raise ApiError(
-                    f"{where}: parts of type {kind!r} are not supported by this version; text, images and sounds are", where
+                    f"{where}: parts of type {kind!r} are not supported by this version; {plurals('and', 'text')} are", where
                 )

@@ -6,11 +6,11 @@ and outer bounds. SamplingParams has the exact ranges of sampling.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, create_model, model_validator
 
-from thalweg.server.core.refused import IMAGES, SOUNDS, drop_tools, refuse, refuse_parts
+from thalweg.server.core.refused import MEDIA, TEXTS, drop_tools, refuse, refuse_parts
 from thalweg.server.core.schema import (
     Asked,
     Flag,
@@ -103,43 +103,52 @@ class Request(Sampled, Asked, Body):
         return self
 
 
-class ImageUrl(Model):
+class Url(Model):
     url: Text
+
+
+class DetailedUrl(Url):
     detail: Label | None = None
 
 
-class InputAudio(Model):
+class File(Model):
     """A file in base64. The bytes say what format they have."""
 
     data: Text
     format: Label | None = None
 
 
-class AudioUrl(Model):
-    url: Text
+_FORMS: dict[str, Any] = {"url": Url | Text, "detailed url": DetailedUrl | Text, "file": File}
+"""`PartType.form` -> the type of the field."""
 
 
-class Part(Model):
-    """A part of a message: a text, an image or a sound."""
+class PartBase(Model):
+    """A part of a message: a text, or an item of media."""
 
-    type: Literal["text", "input_text", "output_text", "image_url", "input_image", "input_audio", "audio_url"]
+    type: str
     text: Text | None = None
-    image_url: ImageUrl | Text | None = None
-    input_audio: InputAudio | None = None
-    audio_url: AudioUrl | Text | None = None
     detail: Label | None = None
 
     @property
     def medium(self) -> str:
-        """image, audio, or "" for a text."""
-        return "image" if self.type in IMAGES else "audio" if self.type in SOUNDS else ""
+        """The kind of media. "": it is a text."""
+        return MEDIA[self.type][0] if self.type in MEDIA else ""
 
     @model_validator(mode="after")
-    def _rules(self) -> Part:
-        name = {"image": "image_url", "audio": self.type}.get(self.medium, "text")
+    def _rules(self) -> Self:
+        name = MEDIA[self.type][1].field if self.type in MEDIA else "text"
         if getattr(self, name) is None:
             raise ValueError(f"a part of type {self.type} needs {name}")
         return self
+
+
+if TYPE_CHECKING:
+    Part = PartBase
+else:  # a field for each kind of media, of which installed packages may add some
+    Part = create_model(
+        "Part", __base__=PartBase, type=(Literal[(*TEXTS, *MEDIA)], ...),
+        **{part.field: (_FORMS[part.form] | None, None) for _, part in MEDIA.values()},
+    )  # fmt: skip
 
 
 class FunctionCall(Model):

@@ -19,8 +19,7 @@ from thalweg.hal.device import Background
 from thalweg.hal.op import Binder
 from thalweg.hal.step import Params
 from thalweg.host.marks import mark
-from thalweg.media.listeners import listener
-from thalweg.media.processors import processor
+from thalweg.media.kinds import all_kinds
 from thalweg.models.fallback.spec import UNRELIABLE, ForeignSpec
 from thalweg.models.spec import describe_stretch
 from thalweg.quantization import online
@@ -102,21 +101,22 @@ def load_weights(inputs: BuildInputs, built: BuiltModel) -> Params:
 
 
 def make_encoder(inputs: BuildInputs, built: BuiltModel, params: Params) -> Encoder | None:
-    """The encoders of images and sounds, where the model has any and its files describe their inputs."""
+    """The encoders of the kinds of media that the model takes and its files describe."""
     from thalweg.engine.worker import encoder as encoders
 
     model: Any = built.model
-    images = processor(inputs.hf, inputs.path) if model.vision is not None else None
-    sounds = listener(inputs.hf, inputs.path) if model.hearing is not None else None
-    if images is not None and not model.looks_ahead:
-        logger.warning("images are refused: no attention of this device lets an image's tokens see each other")
-        images = None
-    ways = {}
-    if images is not None:
-        ways["image"] = encoders.seeing(model.vision, params["vision"], images)
-    if sounds is not None:
-        ways["audio"] = encoders.hearing(model.hearing, params["hearing"], sounds)
-    return encoders.Encoder(inputs.device, built.background, ways) if ways else None
+    networks: dict[str, encoders.Network] = {}
+    found = {}
+    for name, kind in all_kinds().items():
+        network = getattr(model, kind.encoder)
+        processor = kind.processor(inputs.hf, inputs.path) if network is not None else None
+        if processor is not None and kind.bidirectional(processor) and not model.looks_ahead:
+            logger.warning("%s are refused: no attention of this device lets their tokens attend to later ones", kind.plural)
+            processor = None
+        if processor is not None:
+            shared = networks.setdefault(kind.encoder, encoders.Network(network, params[kind.encoder]))
+            found[name] = encoders.Encodes(kind, processor, shared)
+    return encoders.Encoder(inputs.device, built.background, found) if found else None
 
 
 def _select_attention(inputs: BuildInputs, found: Sequence[AttentionBackend]) -> Sequence[AttentionBackend]:

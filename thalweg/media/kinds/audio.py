@@ -1,0 +1,105 @@
+"""Audio in conversations: files, URLs and samples in, spectra and placeholders out. `media/listeners` says how each family
+takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from thalweg.checkpoint.config import Config
+from thalweg.engine.messages import Input
+from thalweg.errors import RequestError
+from thalweg.hal.step import StepBatch
+from thalweg.media.gate import checked, decoded
+from thalweg.media.kinds.base import READERS, MediaKind, PartType, Reader, Settings, Source, url_of
+from thalweg.media.listeners import Listener, listener
+from thalweg.media.sound import samples_of
+from thalweg.media.sounds import Sound, Sounds
+
+
+class AudioReader(Reader):
+    def __init__(self, kind: str, processor: Listener, settings: Settings) -> None:
+        self._kind, self._processor, self._uncut = kind, processor, settings.uncut
+        self._sounds = Sounds(processor, READERS)
+
+    def read(self, source: Source, data: bytes) -> Sound:
+        if source.samples is not None:
+            return self._sounds.of(source.samples, source.at)
+        return self._sounds.read(data, source.at)
+
+    def count(self, value: Sound) -> int:
+        return self._processor.count(value.frames)
+
+    def text(self, value: Sound, token_of: Callable[[int], str]) -> str:
+        edges = self._processor.edges
+        before, behind = (token_of(each) for each in edges) if edges else ("", "")
+        return f"{before}{token_of(self._processor.token) * self.count(value)}{behind}"
+
+    def inputs(self, value: Sound, positions: np.ndarray) -> list[Input]:
+        return [
+            Input(
+                kind=self._kind, digest=value.digest, positions=positions, data=(value.mel,), size=(value.frames,),
+                uncut=self._uncut,
+            )
+        ]  # fmt: skip
+
+    def close(self) -> None:
+        self._sounds.close()
+
+
+class AudioKind(MediaKind):
+    name, plural = "audio", "sounds"
+    unsupported = "sounds are not supported by this model: it does not hear"
+    part_types = {
+        "input_audio": PartType("input_audio", "file"), "audio_url": PartType("audio_url", "url"),
+        "audio": PartType("audio", "object"),
+    }  # fmt: skip
+    encoder = "hearing"
+
+    def processor(self, config: Config, path: Path) -> Listener | None:
+        return listener(config, path)
+
+    def reader(self, processor: Listener, settings: Settings) -> AudioReader:
+        return AudioReader(self.name, processor, settings)
+
+    def source(self, part: Mapping[str, Any], at: str) -> Source:
+        """What a request says of its format is not believed."""
+        kind = self.part_types[part["type"]]
+        if kind.form == "file":
+            found = part.get(kind.field)
+            if not isinstance(found, Mapping) or not isinstance(found.get("data"), str):
+                raise RequestError(f"{at}.{kind.field}: must have data, the file in base64, and its format", at)
+            return Source(self.name, at, data=decoded(found["data"], at))
+        if kind.form == "url":
+            return Source(self.name, at, url=url_of(part, kind.field, at, "data:audio/wav;base64,..."))
+        found = next((part[key] for key in ("audio", "audio_url", "url") if part.get(key) is not None), None)
+        if found is None:
+            raise RequestError(f"{at}: has no sound", at)
+        return self.given(found, at)
+
+    def given(self, value: Any, at: str, name: str = "") -> Source:
+        if isinstance(value, str):
+            return Source(self.name, at, url=value)
+        if isinstance(value, bytes | bytearray):
+            return Source(self.name, at, data=checked(bytes(value), at))
+        return Source(self.name, at, samples=samples_of(value, at))
+
+    def several(self, value: Any) -> Sequence[Any]:
+        return value if isinstance(value, list | tuple) and not _is_one(value) else [value]
+
+    def batches(self, processor: Listener, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
+        (item,) = items
+        return (processor.batch(item.data[0], item.size[0]),)
+
+
+AUDIO = AudioKind()
+
+
+def _is_one(given: Sequence[Any]) -> bool:
+    """Is this list one recording, and not several?"""
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], int | float | np.integer):
+        return True
+    return bool(len(given)) and isinstance(given[0], int | float)

@@ -1,0 +1,176 @@
+"""What a kind of media is: how requests hold an item, who reads it, what stands for it in a prompt, what its encoder is given.
+
+A kind has two sides. The process of the API opens a `Reader` for a model and makes inputs of items. The engine's process builds
+batches for the encoder from these inputs. Neither side imports a tensor framework.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+
+from thalweg.checkpoint.config import Config
+from thalweg.engine.messages import Input
+from thalweg.errors import RequestError
+from thalweg.hal.step import StepBatch
+
+READERS = 2
+"""Items of a kind that are decoded at once, each in a process of its own."""
+MOST_ITEMS = 16
+"""Of one kind in a prompt, unless --limit-mm-per-prompt says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartType:
+    """A type of the content parts of messages."""
+
+    field: str
+    """The field that holds the item."""
+    form: Literal["url", "detailed url", "file", "object"]
+    """Its shape. url: a URL, or {"url": ...}. detailed url: the same, where "detail" may say how closely to look. file:
+    {"data": base64, "format": ...}. object: a Python object, or the URL of one, which HTTP requests cannot hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An item that has not been read yet."""
+
+    kind: str
+    at: str
+    """Its place in the request, for errors."""
+    url: str = ""
+    data: bytes = b""
+    name: str = ""
+    """What the caller calls it. There may be nothing else of one that is kept."""
+    samples: np.ndarray | None = None
+    """Of a recording that the caller decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """An item as the kind's reader made it."""
+
+    kind: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the operator said of media. limits: items of a prompt by kind. kept_bytes: of items that were read, kept for when
+    they come again. decoding: `media_io_kwargs` by kind. uncut: the tokens of an item are computed in one step."""
+
+    limits: Mapping[str, int] = field(default_factory=dict)
+    kept_bytes: int = 0
+    decoding: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    uncut: bool = False
+
+
+class Processor(Protocol):
+    """How one model takes a kind. The kind's own methods know the rest of it."""
+
+    @property
+    def token(self) -> int:
+        """The id that stands for one vector."""
+
+    @property
+    def marker(self) -> str:
+        """What templates write for an item. "": the token's own text."""
+
+
+class Reader(ABC):
+    """Reads the items of one kind for one model. Thread-safe. Its processes start when first needed and end with it."""
+
+    number: str = ""
+    """What stands before `text`, with the item's number in its prompt in place of {}."""
+
+    @abstractmethod
+    def read(self, source: Source, data: bytes) -> Any:
+        """An item of these bytes. Empty bytes: the source has something else. RequestError names the place in the request."""
+
+    @abstractmethod
+    def count(self, value: Any) -> int:
+        """Placeholders of an item: one for each vector."""
+
+    @abstractmethod
+    def text(self, value: Any, token_of: Callable[[int], str]) -> str:
+        """What stands for an item in the prompt: its placeholders, and what belongs around them. token_of: text of a token."""
+
+    @abstractmethod
+    def inputs(self, value: Any, positions: np.ndarray) -> list[Input]:
+        """An item as the engine gets it, one input or several. positions: i32[count] of its placeholders."""
+
+    def forget(self) -> None:
+        """Read everything anew from now on. Default: nothing is kept."""
+        return
+
+    def close(self) -> None:
+        """End the processes that are idle. Default: there are none."""
+        return
+
+
+class MediaKind(ABC):
+    """A row of `thalweg.media_kinds`."""
+
+    name: ClassVar[str]
+    plural: ClassVar[str]
+    """Word for several of them, in errors."""
+    unsupported: ClassVar[str]
+    """What a request is told whose model takes other media only."""
+    part_types: ClassVar[Mapping[str, PartType]]
+    encoder: ClassVar[str]
+    """The encoder that makes its vectors: "vision" or "hearing", as `ModelSpec` calls them."""
+    named: ClassVar[bool] = False
+    """May `multi_modal_uuids` name its items?"""
+    settable: ClassVar[bool] = False
+    """Are `mm_processor_kwargs` settings of its processor?"""
+
+    @abstractmethod
+    def processor(self, config: Config, path: Path) -> Any | None:
+        """How the model in this directory takes it: a `Processor`. None: it does not. CheckpointError or
+        UnsupportedModelError."""
+
+    @abstractmethod
+    def reader(self, processor: Any, settings: Settings) -> Reader: ...
+
+    @abstractmethod
+    def source(self, part: Mapping[str, Any], at: str) -> Source:
+        """The item of a content part of one of `part_types`. RequestError for a part that has not what it says."""
+
+    @abstractmethod
+    def given(self, value: Any, at: str, name: str = "") -> Source:
+        """An item as programs hold it. RequestError for what is none."""
+
+    def several(self, value: Any) -> Sequence[Any]:
+        """The items of what "multi_modal_data" holds under the kind's name: one or a list."""
+        return value if isinstance(value, list | tuple) else [value]
+
+    def decoding_problems(self, given: Mapping[str, Any]) -> list[str] | None:
+        """What is wrong with its part of `media_io_kwargs`. None: it has no settings there."""
+        return None
+
+    def bidirectional(self, processor: Any) -> bool:
+        """Do the vectors of an item attend to each other in both directions?"""
+        return False
+
+    @abstractmethod
+    def batches(self, processor: Any, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
+        """What the encoder is given of items that are encoded together, one batch for each kind of its layers, the step's
+        first. spec: the encoder as the model declares it."""
+
+    def cost(self, processor: Any, item: Input) -> int | None:
+        """Rows of an item in a batch. Items are encoded together up to a limit of these. None: it is encoded by itself."""
+        return None
+
+
+def url_of(part: Mapping[str, Any], field_name: str, at: str, example: str) -> str:
+    """The URL of a part: a string, or {"url": string}. RequestError."""
+    url = part.get(field_name)
+    url = url.get("url") if isinstance(url, Mapping) else url
+    if not isinstance(url, str):
+        raise RequestError(f"{at}.{field_name}: must be a URL, such as {example}", at)
+    return url

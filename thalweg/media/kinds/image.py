@@ -1,0 +1,175 @@
+"""Images: files, URLs and arrays in, views and placeholders out. `media/processors` says how each family cuts them."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from thalweg.checkpoint.config import Config
+from thalweg.engine.messages import Input
+from thalweg.errors import RequestError
+from thalweg.hal.step import StepBatch
+from thalweg.media import patches
+from thalweg.media.gate import checked, decoded
+from thalweg.media.images import Image, Images
+from thalweg.media.kinds.base import READERS, MediaKind, PartType, Reader, Settings, Source, url_of
+from thalweg.media.processors import Processor, Size, processor
+from thalweg.media.wire import WHITE
+
+BACKGROUND = "rgba_background_color"
+
+
+class ImageReader(Reader):
+    def __init__(self, kind: str, processor: Processor, settings: Settings) -> None:
+        self._kind, self._processor, self._uncut, self.number = kind, processor, settings.uncut, processor.number
+        self._images = Images(processor, settings.kept_bytes, background(settings.decoding.get(kind, {})), READERS)
+
+    def read(self, source: Source, data: bytes) -> Image:
+        return self._images.read(data, source.at, source.name)
+
+    def count(self, value: Image) -> int:
+        return self._processor.count(value.size)
+
+    def text(self, value: Image, token_of: Callable[[int], str]) -> str:
+        return image_text(self._processor, value.size, token_of)
+
+    def inputs(self, value: Image, positions: np.ndarray) -> list[Input]:
+        return [image_input(self._kind, self._processor, value, positions, self._uncut)]
+
+    def forget(self) -> None:
+        self._images.forget()
+
+    def close(self) -> None:
+        self._images.close()
+
+
+class ImageKind(MediaKind):
+    name, plural = "image", "images"
+    unsupported = "images are not supported by this model: it hears"
+    part_types = {
+        "image_url": PartType("image_url", "detailed url"), "input_image": PartType("image_url", "detailed url"),
+        "image": PartType("image", "object"), "image_pil": PartType("image_pil", "object"),
+    }  # fmt: skip
+    encoder = "vision"
+    named = settable = True
+
+    def processor(self, config: Config, path: Path) -> Processor | None:
+        return processor(config, path)
+
+    def reader(self, processor: Processor, settings: Settings) -> ImageReader:
+        return ImageReader(self.name, processor, settings)
+
+    def source(self, part: Mapping[str, Any], at: str) -> Source:
+        kind = self.part_types[part["type"]]
+        if kind.form != "object":
+            return Source(self.name, at, url=url_of(part, kind.field, at, "data:image/png;base64,..."))
+        if isinstance(said := part.get("source"), Mapping):
+            return self._sourced(said, at)
+        found = part.get(kind.field, part.get("url"))
+        if found is None:
+            raise RequestError(f"{at}: has no image", at)
+        return self.given(found, at)
+
+    def _sourced(self, said: Mapping[str, Any], at: str) -> Source:
+        """As Anthropic's Messages API writes it."""
+        if said.get("type") == "base64" and isinstance(said.get("data"), str):
+            return Source(self.name, at, data=decoded(said["data"], at))
+        if said.get("type") == "url" and isinstance(said.get("url"), str):
+            return Source(self.name, at, url=said["url"])
+        raise RequestError(f"{at}.source: must be of type base64, with data, or url, with a url", at)
+
+    def given(self, value: Any, at: str, name: str = "") -> Source:
+        if value is None and name:
+            return Source(self.name, at, name=name)
+        if isinstance(value, str):
+            return Source(self.name, at, url=value, name=name)
+        if isinstance(value, bytes | bytearray):
+            return Source(self.name, at, data=checked(bytes(value), at), name=name)
+        if isinstance(value, np.ndarray):
+            return Source(self.name, at, data=checked(_bitmap(value, at), at), name=name)
+        if hasattr(value, "save") and hasattr(value, "mode"):  # one of PIL's, which is not imported here
+            file = io.BytesIO()
+            value.save(file, format="PNG", compress_level=1)
+            return Source(self.name, at, data=checked(file.getvalue(), at), name=name)
+        raise RequestError(f"{at}: must be a URL, the bytes of a file, a PIL image or an array, not {type(value).__name__}", at)
+
+    def decoding_problems(self, given: Mapping[str, Any]) -> list[str]:
+        problems = []
+        for key, value in given.items():
+            three = isinstance(value, list | tuple) and len(value) == 3
+            if key != BACKGROUND:
+                problems.append(f"{key!r:.60} is not known; this version has {BACKGROUND}")
+            elif not three or not all(type(v) is int and 0 <= v < 256 for v in value):
+                problems.append(f"{key} must be three numbers from 0 to 255, not {value!r:.60}")
+        return problems
+
+    def bidirectional(self, processor: Processor) -> bool:
+        return processor.together
+
+    def batches(self, processor: Processor, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
+        each = [processor.prepared(item.data, size_of(item)) for item in items]
+        shrinks = 1 if spec.shrinks is None else spec.shrinks[1].group
+        whole = patches.batch(patches.together(each, spec.projector.group, shrinks))
+        merged = () if spec.shrinks is None else (patches.shrunk(whole, shrinks),)
+        return (whole, patches.windows(whole), *merged)
+
+    def cost(self, processor: Processor, item: Input) -> int:
+        return sum(v.shape[0] // processor.patch * (v.shape[1] // processor.patch) for v in item.data)
+
+
+IMAGE = ImageKind()
+
+
+def background(decoding: Mapping[str, Any]) -> tuple[int, int, int]:
+    """The colour behind what is transparent, of an image's part of `media_io_kwargs`."""
+    red, green, blue = decoding.get(BACKGROUND, WHITE)
+    return red, green, blue
+
+
+def size_of(item: Input) -> Size:
+    return item.size[0], item.size[1]
+
+
+def image_text(processor: Processor, size: Size, token_of: Callable[[int], str]) -> str:
+    """What stands for an image of this size in the prompt."""
+    before, behind = (token_of(each) for each in processor.edges) if processor.edges else ("", "")
+    return f"{before}{processor.text(size, token_of(processor.token))}{behind}"
+
+
+def image_input(kind: str, processor: Processor, image: Image, positions: np.ndarray, uncut: bool) -> Input:
+    axes, extent = axes_of(processor, image.size, positions)
+    return Input(
+        kind=kind, digest=image.digest, positions=positions, data=image.views, size=image.size, uncut=uncut,
+        bidirectional=processor.together, axes=axes, extent=extent,
+    )  # fmt: skip
+
+
+def axes_of(processor: Processor, size: Size, positions: np.ndarray) -> tuple[np.ndarray | None, int]:
+    """`Input.axes` and `Input.extent` of an image of this size. It has the time of its first token, and what follows goes on
+    behind its longer edge."""
+    grid = processor.grid(size)
+    if grid is None:
+        return None, 0
+    down, across = np.divmod(np.arange(int(positions[-1]) + 1 - int(positions[0]), dtype=np.int32), grid[0])
+    return np.stack([np.zeros_like(down), down, across], 1), max(grid)
+
+
+def _bitmap(image: np.ndarray, at: str) -> bytes:
+    """u8[height, width, 3] as a PNG file, which every reader reads alike."""
+    if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
+        shape = " x ".join(map(str, image.shape))
+        raise RequestError(f"{at}: an array must be u8[height, width, 3], not {image.dtype}[{shape}]", at)
+    height, width, _ = image.shape
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack("!I", len(body)) + kind + body + struct.pack("!I", zlib.crc32(kind + body))
+
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], 1)
+    head = struct.pack("!IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows.tobytes(), 1)) + chunk(b"IEND", b"")

@@ -1,0 +1,14 @@
+"""Kinds of media that prompts may hold: one line each, and a file of `thalweg.media.kinds`.
+
+An installed package adds a kind by an entry point of the group `thalweg.media_kinds`.
+"""
+
+from __future__ import annotations
+
+from thalweg.plugins import OpenList
+
+MEDIA_KINDS = OpenList(
+    "thalweg.media_kinds",
+    {"image": "thalweg.media.kinds.image:IMAGE", "audio": "thalweg.media.kinds.audio:AUDIO"},
+)
+"""Name -> a `thalweg.media.kinds.base.MediaKind`."""
