@@ -266,7 +266,7 @@ class World:
         logprobs = max(int(s.logprobs[slot]) for slot in batch.slots)
         inferred = batch.infer_features(logprobs)
         assert batch.features == inferred, (batch.features, inferred)
-        assert batch.uniform == 0 or (batch.uniform == 1 and (batch.query == 1).all())
+        assert batch.uniform == 0 or (batch.query == batch.uniform).all()
         for table, g in zip(batch.block_tables, self.core.kv.groups, strict=True):
             bt, window = g.spec.block_tokens, g.spec.window
             for row in range(batch.slots.size):

@@ -1,10 +1,10 @@
 """Decode steps recorded once and replayed: the compiled kernels of a step as one flat list, called from one function.
 
-A step of one token per sequence does the same calls every time. Only the values in its arrays differ. So the second
-batch of a layout runs under a recorder. Its arrays lie in a buffer that stays, its results lie in an arena, and every
-call of a compiled kernel is written down with its addresses. Later batches of that layout are copied into the buffer,
-and the list is run: no Python between kernels. Other calls (the token history, biases, masks: a few per step) are
-made again as they were, and their results copied to where they lay.
+A step that has equally many new tokens of every sequence (one, or one and its drafts) does the same calls every time. Only
+the values in its arrays differ. So the second batch of a layout runs under a recorder. Its arrays lie in a buffer that stays,
+its results lie in an arena, and every call of a compiled kernel is written down with its addresses. Later batches of that
+layout are copied into the buffer, and the list is run: no Python between kernels. Other calls (the token history, biases,
+masks: a few per step) are made again as they were, and their results copied to where they lay.
 
 All tapes share one arena, because nothing in it outlives a step. Memory that the recorded step freed is used again by
 the recorded step, as it would be when run.
@@ -233,7 +233,7 @@ class _Recorded:
 
 
 class RecordingExecutable:
-    """Steps of one token per sequence are recorded when a layout comes a second time. Others run as they are written."""
+    """Uniform steps are recorded when a layout comes a second time. Others run as they are written."""
 
     def __init__(self, step: Step, params: Params, state: StateBox, library: Library, arena: Arena) -> None:
         self._eager = EagerExecutable(step, params, state)
@@ -242,7 +242,7 @@ class RecordingExecutable:
         """Recorded steps by layout and statics. A text says why there is no tape."""
 
     def __call__(self, batch: StepBatch) -> Done:
-        if batch.uniform != 1 or (batch.slots == SCRATCH).any() or not len(batch.slots):
+        if not batch.uniform or (batch.slots == SCRATCH).any() or not len(batch.slots):
             return self._as_written(batch)
         wide = replace(batch, block_tables=tuple(_widened(t) for t in batch.block_tables))
         layout, size = lay_out(wide)

@@ -174,7 +174,7 @@ class BatchBuilder:
             tokens=np.concatenate([tokens, *spans]), token_seq=np.repeat(np.arange(slots.size, dtype=np.int32), query),
             positions=np.concatenate([positions, *all_positions]), slots=slots, context=context, query=query,
             last_row=np.cumsum(query, dtype=np.int32) - np.int32(1), emit=emit, block_tables=self._tables(slots, context),
-            sampling=members.sampling, features=members.features, parts=members.parts,
+            sampling=members.sampling, uniform=_uniform(schedule), features=members.features, parts=members.parts,
         )  # fmt: skip
         reached = context + query
         s.scheduled[slots] = reached
@@ -223,6 +223,12 @@ class BatchBuilder:
         )  # fmt: skip
         members.settle()
         return members
+
+
+def _uniform(schedule: Schedule) -> int:
+    """New tokens of every sequence, where all verify equally many drafts. 0: they differ."""
+    widths = {len(d.tokens) for d in schedule.drafted}
+    return 0 if schedule.decode.size or schedule.chunks or len(widths) != 1 else 1 + widths.pop()
 
 
 class _Changes:

@@ -104,7 +104,7 @@ class ResultReader:
         ensure((counts >= 1).all() and (counts <= 1 + drafts[rows]).all(), "a step returned more tokens than it was asked for")
         has = drafts[rows] > 0
         if self._scheduler.speculator is not None and has.any():
-            self._scheduler.speculator.verified(slots[has], drafts[rows][has], counts[has] - 1)
+            self._scheduler.speculator.verified(slots[has], counts[has] - 1)
         column = np.arange(grid.shape[1], dtype=np.int32)
         known = s.known[slots][:, None] + column + np.int32(1)
         real = column < counts[:, None]

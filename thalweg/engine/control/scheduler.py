@@ -192,7 +192,7 @@ class Scheduler:
         drafted: list[Draft] = []
         if speculator is not None and decode.size:
             left = self._config.token_budget - decode.size - sum(c.take for c in chunks)
-            drafted = speculator.plan(decode, left, len(self.running))
+            drafted = speculator.plan(decode, left, len(self.running), fill=not chunks)
             decode = decode[~np.isin(decode, [d.slot for d in drafted])] if drafted else decode
         # Drafts alone wait for others in flight, and go with them: else each half of the sequences had steps of its own.
         halved = drafted and in_flight and self._slots.proposed[self.order()].any()

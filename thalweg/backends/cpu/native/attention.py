@@ -243,15 +243,15 @@ def _parts(heads: int, tokens: int, seqs: int, threads: int) -> int:
 
 
 def _tasks(batch: StepBatch, heads: int, kv_heads: int, blind: bool) -> tuple[np.ndarray, bool]:
-    """(i32[n, 4] of core.h, longest first; does every row that is read belong to one?). blind: a step of one token per live
-    sequence is being recorded, for batches with other values too. Then only sizes count, and any order is as good."""
+    """(i32[n, 4] of core.h, longest first; does every row that is read belong to one?). blind: a step is being recorded, for
+    batches with other values too, whose sequences are all live and have equally many new tokens. Then only sizes count, and any
+    order is as good."""
     each = np.arange(kv_heads, dtype=np.int32)
     if blind:
-        seqs = batch.slots.shape[0]
-        tasks = np.zeros((seqs, kv_heads, 4), np.int32)
-        tasks[:, :, 0], tasks[:, :, 1], tasks[:, :, 3] = np.arange(seqs)[:, None], each, 1
-        return tasks.reshape(-1, 4), True
-    query, context, slots = batch.query.numpy(), batch.context.numpy(), batch.slots.numpy()
+        slots = np.ones(batch.slots.shape[0], np.int32)
+        query, context = batch.uniform * slots, 0 * slots
+    else:
+        query, context, slots = batch.query.numpy(), batch.context.numpy(), batch.slots.numpy()
     live = np.flatnonzero((slots != SCRATCH) & (query > 0))
     if batch.last_alone:
         seq, at, count = live.astype(np.int32), query[live] - 1, np.ones(len(live), np.int32)

@@ -42,6 +42,8 @@ class Speculator:
         self._builders, self._counters = builders, counters
         self._from_drafter: Mask = np.zeros(slots.count + 1, np.bool_)
         """Per slot: are its last drafts the drafter's?"""
+        self._proposed: I32 = np.zeros(slots.count + 1, np.int32)
+        """Per slot: its last drafts, less those that only filled it up."""
 
     # ------------------------------------------------------------------ before a step
 
@@ -78,23 +80,59 @@ class Speculator:
             out[i] = any(b.forces(s, request) for b in self._parts_of(int(slots[i])))
         return out
 
-    def plan(self, decode: I32, left: int, running: int) -> list[Draft]:
+    def plan(self, decode: I32, left: int, running: int, fill: bool) -> list[Draft]:
         """Drafts for those of `decode` whose every token is known: at most `left` tokens, in blocks that none of the `running`
-        sequences needs."""
+        sequences needs. fill: nothing but `decode` is in the step, so that it may be made uniform."""
         s, planned = self._slots, list[Draft]()
         slots = decode[(s.known[decode] == s.length[decode]) & self.eligible(decode)]
         if left <= 0 or not slots.size:
             return planned
-        for slot, tokens in zip(slots.tolist(), self._propose(slots, left), strict=True):
-            tokens = tokens[:left]
-            start = int(s.scheduled[slot])
-            room = int(s.capacity[slot]) - start - 1
-            if len(tokens) > room and (self._kv.crowded(running) or not self._kv.grow(slot, start + 1 + len(tokens))):
+        proposals = self._propose(slots, left)
+        self._proposed[slots] = [len(tokens) for tokens in proposals]
+        width = self._width(slots, left) if fill and slots.size == decode.size else 0
+        if width and self._grow(slots, width, running):
+            lasts = s.tokens[slots, s.known[slots] - 1].tolist()
+            return [
+                Draft(slot, tokens + [last] * (width - len(tokens)))
+                for slot, last, tokens in zip(slots.tolist(), lasts, proposals, strict=True)
+            ]
+        for slot, tokens in zip(slots.tolist(), proposals, strict=True):
+            tokens = tokens[: max(0, left)]
+            room = int(s.capacity[slot] - s.scheduled[slot]) - 1
+            if len(tokens) > room and not self._grow(np.array([slot], np.int32), len(tokens), running):
                 tokens = tokens[:room]
+            self._proposed[slot] = len(tokens)
             if tokens:
                 planned.append(Draft(slot, tokens))
                 left -= len(tokens)
         return planned
+
+    def _width(self, slots: I32, left: int) -> int:
+        """Drafts for each sequence in a step that has equally many of all, so that what was recorded, captured or compiled for
+        this width serves it. Short proposals are filled up, with any token: verification decides, so no text depends on it. 0:
+        the step is better left as it is."""
+        s, counts = self._slots, self._proposed[slots]
+        longest, total = int(counts.max()), int(counts.sum())
+        if not longest:
+            return 0
+        width = min((1 << longest.bit_length()) - 1, self.most)
+        added = slots.size * width - total
+        if added > slots.size + total or slots.size * width > left:
+            return 0
+        short = counts < width
+        filled = slots[short]
+        # A grammar's masks follow from the drafts, and there are none for others than its own.
+        if (s.flags[filled] & WAITS).any() or (s.limit[filled] - s.length[filled] <= width).any():
+            return 0
+        return width
+
+    def _grow(self, slots: I32, drafts: int, running: int) -> bool:
+        """Room for so many drafts of each, in blocks that none of the running sequences needs."""
+        s = self._slots
+        for slot in slots[s.capacity[slots] - s.scheduled[slots] <= drafts].tolist():
+            if self._kv.crowded(running) or not self._kv.grow(slot, int(s.scheduled[slot]) + 1 + drafts):
+                return False
+        return True
 
     def _propose(self, slots: I32, left: int) -> list[list[int]]:
         s = self._slots
@@ -136,9 +174,11 @@ class Speculator:
 
     # ------------------------------------------------------------------ after a result
 
-    def verified(self, slots: I32, drafted: I32, accepted: I32) -> None:
-        """How many [N] of the drafts of these sequences were accepted."""
-        self._counters.count(drafted, accepted)
-        mine = self._from_drafter[slots]
+    def verified(self, slots: I32, accepted: I32) -> None:
+        """How many [N] of the drafts of these sequences were accepted. Tokens that only filled a proposal up do not count."""
+        proposed = self._proposed[slots]
+        accepted, some = np.minimum(accepted, proposed), proposed > 0
+        self._counters.count(proposed[some], accepted[some])
+        mine = self._from_drafter[slots] & some
         if self.drafter is not None and mine.any():
             self.drafter.learn(slots[mine], accepted[mine])
