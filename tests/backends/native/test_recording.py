@@ -15,6 +15,7 @@ from thalweg import LLM, SamplingParams
 from thalweg.backends.cpu import recording
 from thalweg.backends.cpu.native import REPLAYED, Library, levels
 from thalweg.backends.cpu.recording import Arena, RecordingExecutable, advancing, opaque
+from thalweg.engine.control.speculation.gain import Gain
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import SamplingArrays, StateBox, StepBatch, StepResult
 
@@ -72,6 +73,33 @@ def _serve(dtype: str, **config: Any) -> list[tuple[list[int], Any]]:
         ]
     finally:
         llm.shutdown()
+
+
+def test_steps_that_verify_drafts_are_recorded_and_say_the_same(
+    best: Library, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts of several widths and of sequences in any number; each layout is recorded when it comes again."""
+    monkeypatch.setattr(Gain, "allows", lambda self, streams: True)  # whatever this machine's clock says
+    widths: list[int] = []
+    replay = RecordingExecutable._replay
+    monkeypatch.setattr(
+        RecordingExecutable,
+        "_replay",
+        lambda self, tape, batch, layout: widths.append(batch.uniform) or replay(self, tape, batch, layout),
+    )
+    said, drafts = [], {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    for asked in (None, drafts):
+        llm = LLM(device="cpu", dtype="float32", max_model_len=256, seed=0, speculative_config=asked, use_tqdm_on_load=False)
+        try:
+            prompts = [{"prompt_token_ids": [7 + i, 8, 9] * 9} for i in range(3)]
+            params = [SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.4 * (i % 2), seed=i) for i in range(3)]
+            said.append([list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)])
+            accepted = llm.stats().accepted_tokens
+        finally:
+            llm.shutdown()
+    assert said[0] == said[1]
+    assert accepted > 30
+    assert {2, 4, 5} & set(widths), widths
 
 
 @pytest.mark.slow

@@ -126,18 +126,19 @@ def test_tokens_may_see_some_of_those_behind_them(
     assert np.abs(got - want).max() <= TOLERANCE[dtype] * np.abs(want).max()
 
 
+@pytest.mark.parametrize("each", [1, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_step_of_decodes_equals_dense_attention_padded_or_not(
-    device: Device, attention: Any, spec: AttnSpec, dtype: str
+def test_a_uniform_step_equals_dense_attention_padded_or_not(
+    device: Device, attention: Any, spec: AttnSpec, dtype: str, each: int
 ) -> None:
-    """Such a step says so (`uniform`), and may take another way than a mixed one."""
+    """A step of decodes, or one that verifies drafts. It says so (`uniform`), and may take another way than a mixed one."""
     size = _size(attention)
     spec = _ready(attention, spec, dtype, size)
-    mix = [(length, 1) for length in (1, 37, 300, 64, 16, 700)]
-    for shape in (None, StepShape(8, 8, 50, uniform=True)):
+    mix = [(length, each) for length in (3, 37, 300, 64, 16, 700)]
+    for shape in (None, StepShape(8 * each, 8, 50, uniform=True)):
         stories, cache, table, start = _filled(device, attention, spec, mix, size, 2)
-        batch = replace(seq.batch_of(table, start, [1] * len(mix)), uniform=1)
-        got = cache.attend(batch, *seq.rows(stories, start, [1] * len(mix)), shape=shape)
+        batch = replace(seq.batch_of(table, start, [each] * len(mix)), uniform=each)
+        got = cache.attend(batch, *seq.rows(stories, start, [each] * len(mix)), shape=shape)
         want = np.concatenate([seq.dense(s, spec, getattr(torch, dtype)) for s in stories])
         assert np.isfinite(got).all()
         assert np.abs(got - want).max() <= TOLERANCE[dtype] * np.abs(want).max()
