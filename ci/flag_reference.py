@@ -10,7 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-from thalweg.options.table import GONE, Flag, table
+from thalweg.options.flag import Flag
+from thalweg.options.table import GONE, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "flags.md"
 HEAD = """# Flags
@@ -38,32 +39,33 @@ def main(argv: list[str]) -> int:
 
 def page() -> str:
     """The whole of docs/flags.md."""
-    every = [f for f in table().values() if f.group not in GONE]
+    every = [f for f in table().values() if f.option.group not in GONE]
     known = [f for f in every if f.honoured]
     others = [f for f in every if not f.honoured]
     parts = [HEAD.format(honoured=len(known), refused=len(others)), "## Honoured\n"]
-    for group in sorted({f.group for f in known}):
-        rows = [_honoured(f) for f in known if f.group == group]
+    for group in sorted({f.option.group for f in known}):
+        rows = [_honoured(f) for f in known if f.option.group == group]
         parts.append(f"### {group}\n\n" + _table(("flag", "value", "default", "what it does"), rows))
     parts.append("## Refused\n")
-    for group in sorted({f.group for f in others}):
-        rows = [(_name(f), f.help, f.refusal) for f in others if f.group == group]
+    for group in sorted({f.option.group for f in others}):
+        rows = [(_name(f), f.option.help, f.refusal) for f in others if f.option.group == group]
         parts.append(f"### {group}: refused\n\n" + _table(("flag", "what it asks for", "why not, and what to do"), rows))
     for group, says in (("Removed", "They are accepted with a warning."), ("Replaced", "They are refused.")):
-        rows = [(_name(f), f.refusal) for f in table().values() if f.group == group]
+        rows = [(_name(f), f.refusal) for f in table().values() if f.option.group == group]
         parts.append(f"## {group} by vLLM\n\n{says}\n\n" + _table(("flag", "what holds now"), rows))
     return "\n".join(parts)
 
 
 def _honoured(flag: Flag) -> tuple[str, ...]:
-    value = "" if flag.type == "bool" else ", ".join(f"`{c}`" for c in flag.choices) if flag.choices else flag.type
+    choices = ", ".join(f"`{c}`" for c in flag.option.choices)
+    value = "" if flag.kind == "bool" else choices or flag.kind
     default = flag.default
     shown = "" if default in (None, "", [], {}) else f"`{default if isinstance(default, str) else json.dumps(default)}`"
-    return _name(flag), value, shown, flag.help
+    return _name(flag), value, shown, flag.option.help
 
 
 def _name(flag: Flag) -> str:
-    names = [f"`--{'[no-]' if flag.type == 'bool' else ''}{flag.name}`", *(f"`{a}`" for a in flag.aliases)]
+    names = [f"`--{'[no-]' if flag.kind == 'bool' else ''}{flag.name}`", *(f"`{a}`" for a in flag.option.aliases)]
     return ", ".join(names)
 
 

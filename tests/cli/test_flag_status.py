@@ -31,7 +31,7 @@ def test_every_flag_of_the_parser_is_listed_once_with_its_fate_and_the_counts_ar
     assert sorted(name for _, name in fates) == sorted(flags.table())
     for fate, name in fates:
         assert (fate == "honoured") is flags.table()[name].honoured
-    kept = [f for f in flags.table().values() if f.group not in GONE]
+    kept = [f for f in flags.table().values() if f.option.group not in GONE]
     assert f"{sum(f.honoured for f in kept)} of  {len(kept)} honoured" in text
 
 

@@ -17,7 +17,6 @@ from thalweg.config import EngineArgs, speculation
 from thalweg.drafters import SpeculationConfig
 from thalweg.errors import ConfigError
 from thalweg.host import envs
-from thalweg.options import table as flag_table
 from thalweg.options.command import CommandOptions
 from thalweg.options.values import dotted, human_int, merge
 from thalweg.server import settings as settings_module
@@ -55,23 +54,22 @@ def value_for(flag: flags.Flag) -> list[str]:
         "json": ['{"a": 1}'],
         "list": ["x"],
         "str": ["x"],
-        "choice": [next((c for c in flag.choices or ("x",) if c != flag.default), "x")],
-    }[flag.type]
+        "choice": [next((c for c in flag.option.choices or ("x",) if c != flag.default), "x")],
+    }[flag.kind]
 
 
 NOT_HONOURED = [f for f in flags.table().values() if not f.honoured]
 
 
-@pytest.mark.parametrize("flag", [f for f in NOT_HONOURED if f.group != "Removed"], ids=lambda f: f.name)
+@pytest.mark.parametrize("flag", [f for f in NOT_HONOURED if f.option.group != "Removed"], ids=lambda f: f.name)
 def test_a_flag_that_is_not_honoured_is_refused_with_why_and_what_to_do(flag):
-    same = flag_table.SAME_AS_NOW.get(flag.dest, ())
-    value = value_for(flag) if not same or flag.type != "choice" else ["something-else"]
+    value = value_for(flag) if not flag.same or flag.kind != "choice" else ["something-else"]
     with pytest.raises(ConfigError) as e:
         parse(f"--{'no-' if flag.default is True else ''}{flag.name}", *value)
     assert str(e.value).startswith(f"--{flag.name}: {flag.refusal}")
 
 
-@pytest.mark.parametrize("flag", [f for f in NOT_HONOURED if f.group == "Removed"], ids=lambda f: f.name)
+@pytest.mark.parametrize("flag", [f for f in NOT_HONOURED if f.option.group == "Removed"], ids=lambda f: f.name)
 def test_a_flag_the_field_removed_is_named_in_a_warning_that_says_what_holds_now(flag, capsys):
     parse(f"--{flag.name}", *value_for(flag))
     assert capsys.readouterr().err == f"warning: --{flag.name} has no effect: {flag.refusal}\n"
@@ -141,20 +139,20 @@ def test_an_honoured_flag_arrives(flag):
         "float": [f"--{flag.name}", "1.5" if flag.name.endswith(("-timeout", "-slowdown")) else "0.5"],
         "human-int": [f"--{flag.name}", "2k"],
         "list": [f"--{flag.name}", *LISTS.get(flag.name, ("x", "y"))],
-        "choice": [f"--{flag.name}", next((c for c in flag.choices or () if c != default), "x")],
+        "choice": [f"--{flag.name}", next((c for c in flag.option.choices or () if c != default), "x")],
         "str": [f"--{flag.name}", STRINGS.get(flag.name, "x")],
-    }[flag.type]
+    }[flag.kind]
     if flag.name == "fingerprint-value":
         words += ["--fingerprint-mode", "custom"]
     expected = {
         "bool": default is not True,
         "json": ["x"] if "allowed" in flag.name else {"a": 1},
-        "int": int(words[-1]) if flag.type == "int" else None,
-        "float": float(words[-1]) if flag.type == "float" else None,
+        "int": int(words[-1]) if flag.kind == "int" else None,
+        "float": float(words[-1]) if flag.kind == "float" else None,
         "human-int": 2000,
         "list": list(LISTS.get(flag.name, ("x", "y"))),
     }
-    assert getattr(kind(*words), flag.dest) == expected.get(flag.type, words[1] if len(words) > 1 else None)
+    assert getattr(kind(*words), flag.dest) == expected.get(flag.kind, words[1] if len(words) > 1 else None)
 
 
 def test_no_fact_of_an_honoured_flag_is_written_twice():
@@ -165,7 +163,7 @@ def test_no_fact_of_an_honoured_flag_is_written_twice():
     assert len(declared) == len(set(declared))
     assert not foreign & set(declared)
     assert {f.dest for f in flags.table().values()} == foreign | set(declared)
-    options = [o for f in flags.table().values() for o in f.options]
+    options = [o for f in flags.table().values() for o in f.spellings]
     assert sorted(options) == sorted(set(options)), "two flags have the same spelling"
 
 
@@ -182,8 +180,8 @@ def test_a_flag_that_asks_for_what_happens_anyway_is_accepted(capsys):
 def test_every_flag_at_its_default_is_accepted_or_honoured():
     """It says no more than leaving it out."""
     for flag in NOT_HONOURED:
-        if flag.group != "Removed" and flag.default is not None and flag.type not in ("bool", "list"):
-            text = json.dumps(flag.default) if flag.type == "json" else str(flag.default)
+        if flag.option.group != "Removed" and flag.default is not None and flag.kind not in ("bool", "list"):
+            text = json.dumps(flag.default) if flag.kind == "json" else str(flag.default)
             parse(f"--{flag.name}", text)
 
 
@@ -477,7 +475,7 @@ def test_help_topics(capsys):
     assert all(
         f"-{f.name}" in shown["--help=all"] or f"]{f.name}" in shown["--help=all"]
         for f in flags.table().values()
-        if f.group not in flags.GONE
+        if f.option.group not in flags.GONE
     )
     assert "--dtype" not in shown["--help=Frontend"]
     assert "[no-]enable-lora" in shown["--help=lora"]

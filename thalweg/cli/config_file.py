@@ -35,8 +35,8 @@ def fill(namespace: argparse.Namespace, parser: flags.Parser) -> None:
 def words_of(file: Path) -> list[str]:
     """The file as words of a command line. true is the bare flag, false its --no- form, null nothing, a list several
     values, an object JSON. Names have dashes or underscores."""
-    known = {option[2:] for f in table().values() for option in f.options if option.startswith("--")}
-    objects = {f.name for f in table().values() if f.type == "json"}
+    known = {option[2:] for f in table().values() for option in f.spellings if option.startswith("--")}
+    objects = {f.name for f in table().values() if f.kind == "json"}
     words: list[str] = []
     for key, value in _read(file).items():
         name = "model" if key in MODEL else str(key).replace("_", "-")

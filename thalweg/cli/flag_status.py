@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from textwrap import fill
 
 from thalweg.cli.flags import Parser
-from thalweg.options.table import GONE, TIERS, Flag, table
+from thalweg.options.flag import Flag
+from thalweg.options.table import GONE, TIERS, table
 
 FATES = ("honoured", "refused")
 ABOUT = """Every flag of `vllm serve` that is known, and every flag of thalweg's own: honoured, or refused with why, and what
@@ -21,7 +22,7 @@ def run(words: list[str]) -> int:
     parser.add_argument("--only", choices=FATES, help="flags of one fate alone")
     own = {option for action in parser._actions for option in action.option_strings}
     namespace = parser.parse_args([w if w.partition("=")[0] in own else w.lstrip("-") for w in words])
-    every = sorted(table().values(), key=lambda f: (f.group in GONE, f.name))
+    every = sorted(table().values(), key=lambda f: (f.option.group in GONE, f.name))
     chosen = every if namespace.name is None else _matching(every, namespace.name)
     if not chosen:
         parser.error(f"NAME: no flag, group, tier or text matches {namespace.name!r}")
@@ -36,26 +37,26 @@ def run(words: list[str]) -> int:
 
 def _matching(flags: Sequence[Flag], name: str) -> list[Flag]:
     word = name.lower().lstrip("-").replace("_", "-").removeprefix("no-")
-    exact = [f for f in flags if word == f.name or f"--{word}" in f.aliases or f"-{word}" in f.aliases]
+    exact = [f for f in flags if word == f.name or f"--{word}" in f.option.aliases or f"-{word}" in f.option.aliases]
     return (
         exact
-        or [f for f in flags if word in (f.group.lower(), f.tier)]
-        or [f for f in flags if word in f.name or name.lower() in f.help.lower()]
+        or [f for f in flags if word in (f.option.group.lower(), f.option.tier)]
+        or [f for f in flags if word in f.name or name.lower() in f.option.help.lower()]
     )
 
 
 def _line(flag: Flag) -> str:
-    fate = "honoured" if flag.honoured else "gone    " if flag.group in GONE else "refused "
-    head = f"{fate}  {', '.join(flag.options)}"
+    fate = "honoured" if flag.honoured else "gone    " if flag.option.group in GONE else "refused "
+    head = f"{fate}  {', '.join(flag.spellings)}"
     width = max(60, shutil.get_terminal_size().columns - 2)
-    text = flag.help if flag.honoured else f"{flag.help}. {flag.refusal[:1].upper()}{flag.refusal[1:]}"
+    text = flag.option.help if flag.honoured else f"{flag.option.help}. {flag.refusal[:1].upper()}{flag.refusal[1:]}"
     return head + "\n" + fill(text, width, initial_indent=" " * 10, subsequent_indent=" " * 10)
 
 
 def counts(flags: Iterable[Flag]) -> dict[str, tuple[int, int]]:
     """By tier: how many are honoured, of how many. Those the field has removed are left out."""
-    here = [f for f in flags if f.group not in GONE]
-    found = {tier: [f for f in here if f.tier == tier] for tier in TIERS}
+    here = [f for f in flags if f.option.group not in GONE]
+    found = {tier: [f for f in here if f.option.tier == tier] for tier in TIERS}
     return {tier: (sum(f.honoured for f in fs), len(fs)) for tier, fs in found.items() if fs}
 
 
@@ -64,6 +65,6 @@ def summary(flags: Sequence[Flag]) -> str:
     by_tier = counts(flags)
     lines = [f"{tier:11} {honoured:4} of {total:4} honoured" for tier, (honoured, total) in by_tier.items()]
     sums = [sum(n) for n in zip(*by_tier.values(), strict=True)] or [0, 0]
-    gone = sum(f.group in GONE for f in flags)
+    gone = sum(f.option.group in GONE for f in flags)
     beside = f", and {gone} that vLLM has removed are known" if gone else ""
     return "\n".join([*lines, f"{'together':11} {sums[0]:4} of {sums[1]:4} honoured, the others refused in words{beside}"])

@@ -11,7 +11,6 @@ import difflib
 import json
 import re
 import sys
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NoReturn
 
@@ -20,9 +19,9 @@ from thalweg.engine.planning.arguments import compiling
 from thalweg.errors import ConfigError
 from thalweg.host import envs
 from thalweg.options.command import CommandOptions
-from thalweg.options.option import convert, flag_name
-from thalweg.options.table import GONE, REMOVED, Flag, table
-from thalweg.options.values import dotted, merge
+from thalweg.options.flag import Flag, convert, spell
+from thalweg.options.table import GONE, REMOVED, asks_nothing, table
+from thalweg.options.values import argument, dotted, merge
 from thalweg.server.settings import ServerSettings
 
 _UNSET = object()
@@ -52,38 +51,28 @@ def known(taken: frozenset[str], *, server: bool, skip: frozenset[str]) -> argpa
     `server` False: the server's own flags are not known."""
     parser = argparse.ArgumentParser(add_help=False, formatter_class=partial(argparse.HelpFormatter, width=80))
     for flag in table().values():
-        if flag.name in skip or (not server and flag.group == "Frontend"):
+        if flag.name in skip or (not server and flag.option.group == "Frontend"):
             continue
-        options = [o for o in flag.options if o not in taken]
+        options = [o for o in flag.spellings if o not in taken]
         kwargs: dict[str, Any] = {"dest": flag.dest, "default": _UNSET, "help": argparse.SUPPRESS}
-        if flag.type == "bool":
+        if flag.kind == "bool":
             parser.add_argument(*options, f"--no-{flag.name}", action=_OnOff, nargs=0, **kwargs)
             continue
-        nargs = {"list": "+"}.get(flag.type)
-        if flag.bare or not flag.honoured:
-            nargs = "*" if flag.type == "list" else "?"
+        nargs = {"list": "+"}.get(flag.kind)
+        if flag.bare:
+            nargs = "*" if flag.kind == "list" else "?"
             kwargs["const"] = True
         if nargs == "*":
             del kwargs["const"]
         parser.add_argument(
             *options,
             nargs=nargs,
-            type=_reader(flag),
-            metavar=flag.type.upper(),
-            action=_Joined if flag.repeats else _Last,
+            type=argument(flag.value if flag.honoured else str),
+            metavar=flag.kind.upper(),
+            action=_Joined if flag.option.repeats else _Last,
             **kwargs,
         )
     return parser
-
-
-def _reader(flag: Flag) -> Callable[[str], Any]:
-    def read(word: str) -> Any:
-        try:
-            return flag.value(word) if flag.honoured else word
-        except ValueError as e:
-            raise argparse.ArgumentTypeError(str(e)) from None
-
-    return read
 
 
 class _OnOff(argparse.Action):
@@ -157,9 +146,9 @@ def check_given(namespace: argparse.Namespace) -> None:
     problems = []
     for flag in table().values():
         value = getattr(namespace, flag.dest, _UNSET)
-        if value is _UNSET or flag.honoured or flag.asks_nothing(value):
+        if value is _UNSET or flag.honoured or asks_nothing(flag, value):
             continue
-        if flag.group == REMOVED:
+        if flag.option.group == REMOVED:
             print(f"warning: --{flag.name} has no effect: {flag.refusal}", file=sys.stderr)
         else:
             problems.append(f"--{flag.name}: {flag.refusal}")
@@ -175,7 +164,7 @@ def given(namespace: argparse.Namespace, dest: str) -> Any:
 
 def given_names(namespace: argparse.Namespace) -> list[str]:
     """The engine flags that were given, as written on the command line."""
-    return [flag_name(n) for n in sorted(_given(namespace, ENGINE))]
+    return [spell(n) for n in sorted(_given(namespace, ENGINE))]
 
 
 def engine_args(namespace: argparse.Namespace) -> EngineArgs:
@@ -183,14 +172,14 @@ def engine_args(namespace: argparse.Namespace) -> EngineArgs:
     said = _given(namespace, COMMAND)
     presets = compiling(said.get("compilation_config"), said.get("optimization_level"))
     fields = {**envs.engine_fields(), **presets, **_given(namespace, ENGINE)}
-    args = EngineArgs(**convert(EngineArgs, fields, flag_name))
+    args = EngineArgs(**convert(EngineArgs, fields, spell))
     check_args(args)
     return args
 
 
 def server_settings(namespace: argparse.Namespace) -> dict[str, Any]:
     """The server's share, as fields of ServerSettings. ConfigError lists values of a wrong type."""
-    return convert(ServerSettings, _given(namespace, SERVER), flag_name)
+    return convert(ServerSettings, _given(namespace, SERVER), spell)
 
 
 def _given(namespace: argparse.Namespace, names: frozenset[str]) -> dict[str, Any]:
@@ -203,26 +192,27 @@ def _given(namespace: argparse.Namespace, names: frozenset[str]) -> dict[str, An
 
 def show_help(prog: str, usage: str, own: str, topic: str | None, *, server: bool) -> str:
     """--help: the groups and what is honoured, briefly. --help=all, =Group, =keyword: the flags, each with its fate."""
-    flags = [f for f in table().values() if f.group not in GONE and (server or f.group != "Frontend")]
+    flags = [f for f in table().values() if f.option.group not in GONE and (server or f.option.group != "Frontend")]
     if topic is None:
         groups: dict[str, list[Flag]] = {}
         for f in flags:
-            groups.setdefault(f.group, []).append(f)
+            groups.setdefault(f.option.group, []).append(f)
         lines = [f"  {g:26} {sum(f.honoured for f in fs):3} of {len(fs):3} flags supported" for g, fs in sorted(groups.items())]
         main = "\n".join(_line(f) for f in flags if f.honoured)
         more = f"{prog} --help=all | --help=<Group> | --help=<keyword>"
         return f"usage: {usage}\n\n{own}\nflags supported:\n{main}\n\ngroups (more: {more}):\n" + "\n".join(lines) + "\n"
     word = topic.lower().replace("_", "-")
-    chosen = [f for f in flags if word == "all" or f.group.lower() == word]
-    chosen = chosen or [f for f in flags if word.lstrip("-") in f.name or word in f.help.lower()]
+    chosen = [f for f in flags if word == "all" or f.option.group.lower() == word]
+    chosen = chosen or [f for f in flags if word.lstrip("-") in f.name or word in f.option.help.lower()]
     if not chosen:
         return f"no flag or group matches {topic!r}; {prog} --help lists the groups\n"
     return "\n".join(_line(f) + ("" if f.honoured else f"\n      [not supported: {f.refusal}]") for f in chosen) + "\n"
 
 
 def _line(flag: Flag) -> str:
-    name = f"--{'[no-]' if flag.type == 'bool' else ''}{flag.name}"
-    kind = "" if flag.type == "bool" else f" {flag.type.upper()}"
-    shown = json.dumps(flag.default) if flag.type == "json" else flag.default
+    name = f"--{'[no-]' if flag.kind == 'bool' else ''}{flag.name}"
+    kind = "" if flag.kind == "bool" else f" {flag.kind.upper()}"
+    choices = f" [{', '.join(flag.option.choices)}]" if flag.option.choices else ""
+    shown = json.dumps(flag.default) if flag.kind == "json" else flag.default
     default = "" if flag.default in (None, "", [], {}) else f" (default: {shown})"
-    return f"  {name}{kind}\n      {flag.help}" + (f" [{', '.join(flag.choices)}]" if flag.choices else "") + default
+    return f"  {name}{kind}\n      {flag.option.help}{choices}{default}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from thalweg.errors import ConfigError, RequestError
-from thalweg.options.values import human_int, integer, number
+from thalweg.options.values import argument, human_int, integer, number
 from thalweg.params import NUMBERS, SamplingParams
 
 FLAGS = {
@@ -23,10 +23,10 @@ NAMES = frozenset((*(n.replace("-", "_") for n in FLAGS), "stop", "ignore_eos", 
 def add(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     for name, (read, text) in FLAGS.items():
-        group.add_argument(f"--{name}", type=_typed(read), metavar=name.split("-")[-1].upper(), help=text)
-    group.add_argument("--min-tokens", type=_typed(integer), metavar="TOKENS", help="no stop before this many tokens")
+        group.add_argument(f"--{name}", type=argument(read), metavar=name.split("-")[-1].upper(), help=text)
+    group.add_argument("--min-tokens", type=argument(integer), metavar="TOKENS", help="no stop before this many tokens")
     group.add_argument(
-        "--sampling-seed", type=_typed(integer), metavar="SEED", help="seed of this request (--seed is the engine's)"
+        "--sampling-seed", type=argument(integer), metavar="SEED", help="seed of this request (--seed is the engine's)"
     )
     group.add_argument("--stop", action="append", metavar="TEXT", help="stop at this text; may be repeated")
     group.add_argument("--ignore-eos", action="store_true", default=None, help="do not stop at the end token")
@@ -50,13 +50,3 @@ def params(said: Mapping[str, Any], defaults: Mapping[str, Any], **fixed: Any) -
     except RequestError as e:
         flag = "sampling-seed" if e.param == "seed" else (e.param or "").replace("_", "-")
         raise ConfigError(f"--{flag}: {e}") from None
-
-
-def _typed(read: Any) -> Any:
-    def convert(text: str) -> Any:
-        try:
-            return read(text)
-        except ValueError as e:
-            raise argparse.ArgumentTypeError(str(e)) from None
-
-    return convert

@@ -8,7 +8,9 @@ from typing import Any
 from thalweg import config
 from thalweg.compat.configs import MadeArgs, MakesConfigs, made
 from thalweg.engine.planning.arguments import engine_args
-from thalweg.options.table import GONE, Flag, table
+from thalweg.options.flag import Flag
+from thalweg.options.table import GONE, table
+from thalweg.options.values import argument
 
 
 class EngineArgs(MakesConfigs):
@@ -23,14 +25,14 @@ class EngineArgs(MakesConfigs):
         """Every engine flag of vLLM, with values written as for `thalweg serve`. What is not given is None."""
         taken = {o for a in parser._actions for o in a.option_strings}
         for flag in _flags():
-            options = [o for o in flag.options if o not in taken]
+            options = [o for o in flag.spellings if o not in taken]
             if not options:
                 continue
-            if flag.type == "bool":
+            if flag.kind == "bool":
                 parser.add_argument(*options, dest=flag.dest, action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
             else:
-                nargs = "+" if flag.type == "list" else None
-                parser.add_argument(*options, dest=flag.dest, nargs=nargs, type=_value(flag), help=argparse.SUPPRESS)
+                nargs = "+" if flag.kind == "list" else None
+                parser.add_argument(*options, dest=flag.dest, nargs=nargs, type=argument(flag.value), help=argparse.SUPPRESS)
         return parser
 
     @classmethod
@@ -45,14 +47,5 @@ class AsyncEngineArgs(EngineArgs):
 
 
 def _flags() -> list[Flag]:
-    return [f for f in table().values() if f.group != "Frontend" and f.group not in GONE and f.tier != "own"]
-
-
-def _value(flag: Flag) -> Any:
-    def convert(text: str) -> Any:
-        try:
-            return flag.value(text)
-        except ValueError as e:
-            raise argparse.ArgumentTypeError(str(e)) from None
-
-    return convert
+    others = ("Frontend", *GONE)
+    return [f for f in table().values() if f.option.group not in others and f.option.tier != "own"]

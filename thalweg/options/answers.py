@@ -41,21 +41,16 @@ class AnswerOptions(HttpOptions, kw_only=True, frozen=True):
     """Which calls of tool_choice auto are held to a grammar: off, those of tools that are strict; function, names and form of
     all; parameter, the schemas of all too."""
     tool_parser_plugin: Annotated[str | None, _option("Python file registering further tool parsers")] = None
-    """A Python file, run at start, that registers more formats."""
     reasoning_parser: Annotated[str | None, _option("Splits thinking text from answer", group="StructuredOutputsConfig")] = None
     reasoning_parser_plugin: Annotated[
         str | None, _option("Python file registering further reasoning parsers", group="StructuredOutputsConfig")
     ] = None
-    anthropic_disabled_thinking_effort: Annotated[
-        str | None,
-        _option(
-            "Effort that the Messages API takes for thinking turned off",
-            choices=("none", "minimal", "low", "medium", "high", "xhigh", "max"),
-        ),
-    ] = None
+    anthropic_disabled_thinking_effort: Annotated[str | None, _option(
+        "Effort that the Messages API takes for thinking turned off",
+        choices=("none", "minimal", "low", "medium", "high", "xhigh", "max"),
+    )] = None  # fmt: skip
     """reasoning_effort of requests of the Messages API whose thinking is disabled, and that name none themselves."""
     server_dev_mode: Annotated[bool, _option("Routes for operators (also THALWEG_SERVER_DEV_MODE=1)", tier="own")] = False
-    """Routes for operators too (also THALWEG_SERVER_DEV_MODE=1): sleep, pause, profiles."""
     enable_tokenizer_info_endpoint: Annotated[bool, _option("Expose tokenizer settings route")] = False
     tokens_only: Annotated[bool, _option("Expose only token-in/token-out generation route", tier="scale")] = False
     """No routes for texts: token ids in and out, and requests ended by name."""
@@ -65,16 +60,10 @@ class AnswerOptions(HttpOptions, kw_only=True, frozen=True):
     enable_prompt_tokens_details: Annotated[bool, _option("Report cached-token count inside usage")] = False
     enable_force_include_usage: Annotated[bool, _option("Always return token usage; streams have it in every chunk")] = False
     enable_server_load_tracking: Annotated[bool, _option("Count in-flight requests for the load endpoint")] = False
-    metrics_prefix: Annotated[
-        str,
-        _option(
-            "What series are called in /metrics: thalweg:name, vllm:name (what dashboards and gateways of vLLM ask for), or "
-            "both",
-            tier="own",
-            choices=("thalweg", "vllm", "both"),
-        ),
-    ] = "both"
-    """thalweg | vllm | both: what series are called in /metrics."""
+    metrics_prefix: Annotated[str, _option(
+        "What series are called in /metrics: thalweg:name, vllm:name (what dashboards and gateways of vLLM ask for), or both",
+        tier="own", choices=("thalweg", "vllm", "both"),
+    )] = "both"  # fmt: skip
     custom_histogram_buckets: Annotated[
         dict[str, Any] | None, _option("Buckets of the metrics' histograms", group="ObservabilityConfig")
     ] = None
@@ -82,21 +71,15 @@ class AnswerOptions(HttpOptions, kw_only=True, frozen=True):
     enable_per_request_metrics: Annotated[bool, _option("Times of a request in its answer", group="ObservabilityConfig")] = (
         False
     )
-    """Times of a request in its answer, where one prompt has one choice."""
-    otlp_traces_endpoint: Annotated[
-        str | None,
-        _option("OpenTelemetry collector of traces, as http://host:4317 (needs thalweg[otel])", group="ObservabilityConfig"),
-    ] = None
-    """Collector of traces: http://host:4317 by gRPC, or a whole address over HTTP."""
-    strict_requests: Annotated[
-        bool,
-        _option(
-            "Refuse a request with a field that is not known here; else it is ignored, logged once and counted in "
-            "unknown_request_fields_total",
-            tier="own",
-        ),
-    ] = False
-    """Refuse request fields nobody here knows, rather than count them."""
+    """Only where one prompt has one choice."""
+    otlp_traces_endpoint: Annotated[str | None, _option(
+        "OpenTelemetry collector of traces, as http://host:4317 (needs thalweg[otel])", group="ObservabilityConfig",
+    )] = None  # fmt: skip
+    """http://host:4317 by gRPC, or a whole address over HTTP."""
+    strict_requests: Annotated[bool, _option(
+        "Refuse a request with a field that is not known here; else it is ignored, logged once and counted in "
+        "unknown_request_fields_total", tier="own",
+    )] = False  # fmt: skip
     return_tokens_as_token_ids: Annotated[bool, _option("Show logprob tokens as token_id:N strings")] = False
     fingerprint_mode: Annotated[str, _option("How system_fingerprint is built", choices=("full", "hash", "custom", "none"))] = (
         "full"

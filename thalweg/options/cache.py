@@ -28,10 +28,9 @@ class CacheOptions(DeviceOptions, kw_only=True, frozen=True):
     block_size: Annotated[int | None, _option("Tokens per KV-cache page; platform chooses when unset", ge=1)] = None
     kv_cache_dtype: Annotated[str, _option("Storage type of cached keys and values", choices=tuple(KV_CACHE_DTYPES))] = "auto"
     """Type of keys and values in the cache. auto: what the checkpoint means them to be cached in, else the model's dtype."""
-    kv_cache_dtype_skip_layers: Annotated[
-        list[str],
-        _option("Layers (index or attention type) exempt from KV quantization", tier="specialist", check=check_layers),
-    ] = msgspec.field(default_factory=list)
+    kv_cache_dtype_skip_layers: Annotated[list[str], _option(
+        "Layers (index or attention type) exempt from KV quantization", tier="specialist", check=check_layers,
+    )] = msgspec.field(default_factory=list)  # fmt: skip
     """Layers whose keys and values keep the model's dtype: their numbers, and "sliding_window" for those that have one."""
     kv_cache_memory_bytes: Annotated[
         int | None, _option("Fixed KV budget per device; overrides utilisation fraction", kind="human-int", ge=1)
@@ -43,8 +42,7 @@ class CacheOptions(DeviceOptions, kw_only=True, frozen=True):
     mamba_block_size: Annotated[
         int | None, _option("Tokens per Mamba cache block with prefix caching", tier="specialist", ge=1)
     ] = None
-    """Tokens from one state of recurrent layers that the prefix cache keeps to the next: a multiple of block_size. None: about
-    1024."""
+    """Distance between states of recurrent layers that the prefix cache keeps: a multiple of block_size. None: about 1024."""
     enable_prefix_caching: Annotated[bool, _option("Reuse KV blocks of shared prompt prefixes")] = True
     prefix_caching_hash_algo: Annotated[str, _option("Hash function for block content keys", choices=("blake2b", "sha256"))] = (
         "blake2b"

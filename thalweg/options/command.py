@@ -15,31 +15,15 @@ class CommandOptions(msgspec.Struct, kw_only=True, frozen=True):
     """What a command does before anything starts."""
 
     config: Annotated[str | None, _option("YAML file supplying flags; command line wins")] = None
-    log_level: Annotated[
-        str,
-        _option(
-            "Least level of what server and engine log",
-            choices=("debug", "info", "warning", "error", "critical"),
-        ),
-    ] = "info"
+    log_level: Annotated[str, _option(
+        "Least level of what server and engine log", choices=("debug", "info", "warning", "error", "critical"),
+    )] = "info"  # fmt: skip
     fail_on_environ_validation: Annotated[
         bool, _option("Unknown/invalid environment variables become fatal", group="EngineArgs", tier="specialist")
     ] = False
-    compilation_config: Annotated[
-        dict[str, Any] | None,
-        _option(
-            "Graph compile and capture settings as one object",
-            group="CompilationConfig",
-            aliases=("-cc",),
-            read=compilation,
-        ),
-    ] = None
-    optimization_level: Annotated[
-        str,
-        _option(
-            "Preset 0-3 trading start-up time for speed",
-            group="General",
-            aliases=("-O",),
-            choices=("0", "1", "2", "3"),
-        ),
-    ] = "2"
+    compilation_config: Annotated[dict[str, Any] | None, _option(
+        "Graph compile and capture settings as one object", group="CompilationConfig", aliases=("-cc",), read=compilation,
+    )] = None  # fmt: skip
+    optimization_level: Annotated[str, _option(
+        "Preset 0-3 trading start-up time for speed", group="General", aliases=("-O",), choices=("0", "1", "2", "3"),
+    )] = "2"  # fmt: skip

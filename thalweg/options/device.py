@@ -29,17 +29,10 @@ class DeviceOptions(WeightOptions, kw_only=True, frozen=True):
     strict_kernels: Annotated[bool, _option("Refuse to start when an op would fall back to its reference body", tier="own")] = (
         False
     )
-    batch_invariant: Annotated[
-        bool | None,
-        _option(
-            "Only kernels whose rows do not depend on the rest of the batch: same seed, same text (default: where the device "
-            "has them; given: refuse to start where it has not)",
-            group="EngineArgs",
-            tier="own",
-        ),
-    ] = None
-    """Use only kernels whose rows do not depend on the rest of the batch: same seed, same text, whatever else runs.
-    None: wherever the device has them. True: refuse to start where it has not. False: the fastest kernels."""
+    batch_invariant: Annotated[bool | None, _option(
+        "Only kernels whose rows do not depend on the rest of the batch: same seed, same text (default: where the device has "
+        "them; given: refuse to start where it has not)", group="EngineArgs", tier="own",
+    )] = None  # fmt: skip
     attention_backend: Annotated[
         str, _option("Which kind of attention is used: auto, or a name of this device's", group="AttentionConfig", none=True)
     ] = "auto"
@@ -47,28 +40,25 @@ class DeviceOptions(WeightOptions, kw_only=True, frozen=True):
     the first that can do what a layer needs."""
     enforce_eager: Annotated[bool, _option("Never compile or capture graphs", group="ModelConfig")] = False
     """Run every step as it is written: no graph is captured, nothing is recorded. Refused where a compiler makes every step."""
-    cudagraph_capture_sizes: Annotated[
-        list[int] | None,
-        _option("Sequences of the decoding steps that graphs are captured for", group="CompilationConfig", check=check_sizes),
-    ] = None
-    """Sequences of the decoding steps that graphs are captured for. None: the platform's choice. Refused where none are."""
+    cudagraph_capture_sizes: Annotated[list[int] | None, _option(
+        "Sequences of the decoding steps that graphs are captured for", group="CompilationConfig", check=check_sizes,
+    )] = None  # fmt: skip
+    """None: the platform's choice. Refused where no graphs are captured by size."""
     max_cudagraph_capture_size: Annotated[
         int | None, _option("Sequences of the largest captured decoding step", group="CompilationConfig", ge=1)
     ] = None
-    """Sequences of the largest of them. Steps of more run uncaptured."""
+    """Steps of more run uncaptured."""
     threads: Annotated[
         int | None, _option("Threads of the engine process; unset lets the platform choose", tier="own", ge=1)
     ] = None
-    """CPU threads of the engine process. None = the platform's choice."""
-    additional_config: Annotated[
-        dict[str, Any] | None,
-        _option("Free-form settings handed to the active hardware platform plugin", group="General", tier="specialist"),
-    ] = None
+    additional_config: Annotated[dict[str, Any] | None, _option(
+        "Free-form settings handed to the active hardware platform plugin", group="General", tier="specialist",
+    )] = None  # fmt: skip
     """The platform's own knobs, by name."""
     device_ids: Annotated[
         list[int] | None, _option("Which devices of the machine are used", group="ParallelConfig", check=check_ids)
     ] = None
-    """Which of the machine's devices are used, by the driver's numbers from 0: as many as the model needs. None: the first."""
+    """Numbers of the driver, from 0, as many as the model needs. None: the first."""
     tensor_parallel_size: Annotated[
         int, _option("Ranks that split each layer", group="ParallelConfig", tier="scale", aliases=("-tp",), ge=1)
     ] = 1

@@ -4,8 +4,8 @@ Each file of this folder declares the options of one subject, in a class that co
 structs have one base. Field names are vLLM's. Flags have `-` for `_`.
 """
 
+from thalweg.options.flag import check
 from thalweg.options.observation import ObservationOptions
-from thalweg.options.option import check
 
 
 class EngineArgs(ObservationOptions, kw_only=True, frozen=True):

@@ -48,36 +48,22 @@ class HttpOptions(msgspec.Struct, kw_only=True, frozen=True):
     port: Annotated[int, _option("TCP port to bind", ge=0, le=65535, note="0 takes a free one")] = 8000
     uds: Annotated[str | None, _option("Bind a Unix socket instead of TCP")] = None
     root_path: Annotated[str, _option("URL prefix behind a reverse proxy", check=check_prefix, none=True)] = ""
-    api_key: Annotated[
-        list[str],
-        _option(
-            "Bearer keys clients must send; several may be given. Other users of the machine can read a command line: prefer "
-            "the environment variable THALWEG_API_KEY",
-            check=check_keys,
-        ),
-    ] = []
-    allowed_hosts: Annotated[
-        list[str],
-        _option(
-            "Names clients may call the server by (Host); * for any. Default on loopback without a key: localhost and "
-            "addresses; else any",
-            tier="own",
-            check=check_names,
-        ),
-    ] = []
-    """Names clients may call this server by (the Host field). "*": any. Empty: see `hosts`."""
-    forwarded_allow_ips: Annotated[
-        list[str],
-        _option(
-            "Reverse proxies (addresses, networks, *) whose X-Forwarded-For and -Proto are believed; nobody's by default",
-            tier="own",
-        ),
-    ] = []
-    """Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed. Empty: nobody's."""
+    api_key: Annotated[list[str], _option(
+        "Bearer keys clients must send; several may be given. Other users of the machine can read a command line: prefer the "
+        "environment variable THALWEG_API_KEY", check=check_keys,
+    )] = []  # fmt: skip
+    allowed_hosts: Annotated[list[str], _option(
+        "Names clients may call the server by (Host); * for any. Default on loopback without a key: localhost and addresses; "
+        "else any", tier="own", check=check_names,
+    )] = []  # fmt: skip
+    """The Host field. "*": any. Empty: see `ServerSettings.hosts`."""
+    forwarded_allow_ips: Annotated[list[str], _option(
+        "Reverse proxies (addresses, networks, *) whose X-Forwarded-For and -Proto are believed; nobody's by default",
+        tier="own",
+    )] = []  # fmt: skip
     allowed_origins: Annotated[
         list[str], _option("CORS: origins whose pages may read answers (JSON list); none by default", kind="json")
     ] = []
-    """Web pages of other origins that a browser lets read answers. None unless told."""
     allowed_methods: Annotated[list[str], _option("CORS: HTTP methods accepted (JSON list)", kind="json")] = msgspec.field(
         default_factory=lambda: ["*"]
     )
@@ -91,7 +77,6 @@ class HttpOptions(msgspec.Struct, kw_only=True, frozen=True):
     h11_max_incomplete_event_size: Annotated[
         int, _option("Bytes of a request's head; more are refused with 431", ge=1024, le=2**22, unit="bytes")
     ] = 16384
-    """Bytes of a request's head."""
     h11_max_header_count: Annotated[int, _option("Header fields of a request; more are refused with 431", ge=8, le=4096)] = 64
     ssl_keyfile: Annotated[str | None, _option("TLS key file", check=check_file)] = None
     ssl_certfile: Annotated[str | None, _option("TLS certificate file", check=check_file)] = None
@@ -109,7 +94,6 @@ class HttpOptions(msgspec.Struct, kw_only=True, frozen=True):
     disable_access_log_for_endpoints: Annotated[str | None, _option("Comma list of paths left out of access log")] = None
     disable_fastapi_docs: Annotated[bool, _option("Hide OpenAPI schema, Swagger and ReDoc pages")] = False
     webui: Annotated[bool, _option("A page to chat with at /, for browsers", tier="own")] = True
-    """A page to chat with at `/`, for browsers."""
     log_config_file: Annotated[
         str | None, _option("Python logging config JSON for server and uvicorn", aliases=("--logging-config",))
     ] = None
@@ -124,91 +108,41 @@ class HttpOptions(msgspec.Struct, kw_only=True, frozen=True):
     enable_log_deltas: Annotated[
         bool, _option("Log the pieces of a streamed answer as they come, where --enable-log-outputs is given")
     ] = False
-    """Of a streamed answer each piece too, at once, where enable_log_outputs is set."""
     max_log_len: Annotated[int | None, _option("Prompt characters or ids printed in logs", ge=0)] = None
     sse_keep_alive_interval: Annotated[
         float, _option("Comments in a silent stream, every so many seconds", ge=0, le=86400, unit="seconds", note="0: none")
     ] = 0.0
-    """Seconds of silence of a stream after which a comment is sent, for proxies between. 0: none is."""
-    shutdown_timeout: Annotated[
-        int,
-        _option(
-            "Seconds open requests get to finish when the server is told to stop (SIGTERM, SIGINT); what is left then ends "
-            "with an error. A second signal does not wait",
-            group="EngineArgs",
-            ge=0,
-        ),
-    ] = 30
-    """Seconds open requests get to finish once the server is told to stop."""
-    max_body: Annotated[
-        int | None,
-        _option(
-            "Bytes of one request body; more is refused before it is read. Default: 64 per token of the context, between 8 "
-            "and 64 MiB",
-            tier="own",
-            kind="human-int",
-            ge=1,
-        ),
-    ] = None
-    """Bytes of one request body. More is refused before it is read. None: by the model's context."""
-    max_queued_requests: Annotated[
-        int | None,
-        _option(
-            "Prompts that may wait for the engine before new ones get 429 with Retry-After; default: 4 x max-num-seqs",
-            aliases=("--max-num-queued-reqs",),
-            ge=0,
-        ),
-    ] = None
-    """Prompts that may wait for the engine. None: four times the sequences it runs at once."""
-    max_queued_tokens: Annotated[
-        int,
-        _option(
-            "Prompt tokens that may wait for the engine before new requests get 429 with Retry-After",
-            aliases=("--max-num-queued-tokens",),
-            kind="human-int",
-            ge=1,
-        ),
-    ] = 2**21
-    responses_store_bytes: Annotated[
-        int,
-        _option(
-            "Bytes of answers of /v1/responses kept for later turns, of all clients; 0 keeps none",
-            tier="own",
-            kind="human-int",
-            ge=0,
-            note="0 keeps nothing",
-        ),
-    ] = 64 * 2**20
-    """Bytes of responses that are kept, of all clients. 0 keeps none."""
-    files_store_bytes: Annotated[
-        int,
-        _option(
-            "Bytes of files of /v1/files of each API key, answers of batches included; 0 allows none",
-            tier="own",
-            kind="human-int",
-            ge=0,
-            note="0 keeps nothing",
-        ),
-    ] = 64 * 2**20
-    """Bytes of files of each key, batches' answers included. 0: there are no files."""
-    files_directory: Annotated[
-        str | None,
-        _option(
-            "Folder where files of /v1/files are kept while the server runs; default: memory", tier="own", check=check_folder
-        ),
-    ] = None
-    """Where they are kept while the server runs. None: in memory."""
-    slow_client_timeout: Annotated[
-        float,
-        _option(
-            "Seconds an answer waits for a client that takes nothing of it before the connection is cut",
-            tier="own",
-            ge=0.1,
-            le=86400,
-            unit="seconds",
-        ),
-    ] = 60.0
-    """Seconds an answer may wait for a client that takes nothing of it."""
+    shutdown_timeout: Annotated[int, _option(
+        "Seconds open requests get to finish when the server is told to stop (SIGTERM, SIGINT); what is left then ends with an "
+        "error. A second signal does not wait", group="EngineArgs", ge=0,
+    )] = 30  # fmt: skip
+    max_body: Annotated[int | None, _option(
+        "Bytes of one request body; more is refused before it is read. Default: 64 per token of the context, between 8 and 64 "
+        "MiB", tier="own", kind="human-int", ge=1,
+    )] = None  # fmt: skip
+    max_queued_requests: Annotated[int | None, _option(
+        "Prompts that may wait for the engine before new ones get 429 with Retry-After; default: 4 x max-num-seqs",
+        aliases=("--max-num-queued-reqs",), ge=0,
+    )] = None  # fmt: skip
+    max_queued_tokens: Annotated[int, _option(
+        "Prompt tokens that may wait for the engine before new requests get 429 with Retry-After",
+        aliases=("--max-num-queued-tokens",), kind="human-int", ge=1,
+    )] = 2**21  # fmt: skip
+    responses_store_bytes: Annotated[int, _option(
+        "Bytes of answers of /v1/responses kept for later turns, of all clients; 0 keeps none", tier="own", kind="human-int",
+        ge=0, note="0 keeps nothing",
+    )] = 64 * 2**20  # fmt: skip
+    files_store_bytes: Annotated[int, _option(
+        "Bytes of files of /v1/files of each API key, answers of batches included; 0 allows none", tier="own", kind="human-int",
+        ge=0, note="0 keeps nothing",
+    )] = 64 * 2**20  # fmt: skip
+    files_directory: Annotated[str | None, _option(
+        "Folder where files of /v1/files are kept while the server runs; default: memory", tier="own", check=check_folder,
+    )] = None  # fmt: skip
+    slow_client_timeout: Annotated[float, _option(
+        "Seconds an answer waits for a client that takes nothing of it before the connection is cut", tier="own", ge=0.1,
+        le=86400, unit="seconds",
+    )] = 60.0  # fmt: skip
     header_timeout: Annotated[
         float, _option("Seconds a client has to send a request's header fields", tier="own", ge=0.1, le=86400, unit="seconds")
     ] = 10.0

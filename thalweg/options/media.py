@@ -34,15 +34,13 @@ def check_decoding(settings: dict[str, Any]) -> Iterator[str]:
 class MediaOptions(RequestOptions, kw_only=True, frozen=True):
     """What prompts may hold beside text."""
 
-    allowed_media_domains: Annotated[
-        list[str] | None,
-        _option("Hosts whose media URLs are fetched: HOST means ports 80 and 443, HOST:PORT that port", group="ModelConfig"),
-    ] = None
-    """Hosts whose http and https URLs requests may have fetched. None: data: URLs alone are read."""
+    allowed_media_domains: Annotated[list[str] | None, _option(
+        "Hosts whose media URLs are fetched: HOST means ports 80 and 443, HOST:PORT that port", group="ModelConfig",
+    )] = None  # fmt: skip
+    """None: only data: URLs are read."""
     allowed_local_media_path: Annotated[
         str | None, _option("Server directory from which file:// media may be read", group="ModelConfig")
     ] = None
-    """A directory whose files requests may have read, by file: URLs. None: none are."""
     limit_mm_per_prompt: Annotated[
         dict[str, Any] | None, _option("Maximum items per modality in one prompt", check=check_counts)
     ] = None
@@ -56,18 +54,13 @@ class MediaOptions(RequestOptions, kw_only=True, frozen=True):
     mm_processor_cache_gb: Annotated[
         float, _option("GiB of processed-media cache per process", ge=0, le=1024, note="0: none")
     ] = 0.25
-    """GiB of images that are kept as the model takes them, so that the next turn of a conversation decodes none. 0: none."""
-    mm_processor_cache_type: Annotated[
-        str,
-        _option(
-            "How images that were read are kept",
-            choices=("lru",),
-            refused={"shm": "one process reads images, so none is shared; leave it at lru"},
-        ),
-    ] = "lru"
+    """Images as the model reads them, so that the next turn of a conversation decodes none."""
+    mm_processor_cache_type: Annotated[str, _option(
+        "How images that were read are kept", choices=("lru",),
+        refused={"shm": "one process reads images, so none is shared; leave it at lru"},
+    )] = "lru"  # fmt: skip
     disable_chunked_mm_input: Annotated[
         bool, _option("Never split one multimodal item across scheduler steps", group="SchedulerConfig")
     ] = False
-    """Compute all of an image's tokens in one step."""
     language_model_only: Annotated[bool, _option("Switch off all media inputs of a multimodal model")] = False
-    """Leave the encoders of images and sounds out, and refuse these."""
+    """Encoders are not loaded, and requests with images or sounds are refused."""

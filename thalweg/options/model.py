@@ -57,29 +57,22 @@ class ModelOptions(msgspec.Struct, kw_only=True, frozen=True):
     trust_remote_code: Annotated[
         bool, _option("Not supported: code from model repositories is never run", check=check_code)
     ] = False
-    """Accepted only as False: code from model repositories is never run."""
     served_model_name: Annotated[list[str] | None, _option("Public model names; first appears in replies")] = None
     hf_overrides: Annotated[dict[str, Any] | None, _option("Patch fields of the model's HF config")] = None
     hf_config_path: Annotated[str | None, _option("Take config.json from another directory")] = None
-    """A directory whose config.json describes the model, in place of the one beside its weights."""
     config_format: Annotated[str, _option("Which config file style describes the model", choices=("auto", "hf", "mistral"))] = (
         "auto"
     )
     """hf: config.json. mistral: params.json, with consolidated weights. auto: what is there, config.json first."""
-    model_impl: Annotated[
-        str,
-        _option(
-            "thalweg (or vllm): its own implementation; transformers: that library's module; auto: the first that is there",
-            choices=("auto", "thalweg", "vllm", "transformers"),
-            refused={"terratorch": "models of images of the earth are not served; leave it at auto"},
-        ),
-    ] = "auto"
-    """thalweg (or vllm): its own family. transformers: transformers' own module (`models.fallback`). auto: the family, and
-    where there is none the module."""
+    model_impl: Annotated[str, _option(
+        "thalweg (or vllm): its own implementation; transformers: that library's module; auto: the first that is there",
+        choices=("auto", "thalweg", "vllm", "transformers"),
+        refused={"terratorch": "models of images of the earth are not served; leave it at auto"},
+    )] = "auto"  # fmt: skip
     runner: Annotated[
         str, _option("Generate text, or give vectors, classes and scores", choices=("auto", "generate", "pooling"))
     ] = "auto"
-    """What the model is for: generate, or pooling (vectors, classes, scores); auto: what its files say."""
+    """auto: what the model's files say."""
     convert: Annotated[
         str, _option("Make vectors of a model that generates (embed)", choices=("auto", "none", "embed", "classify"))
     ] = "auto"
@@ -91,21 +84,13 @@ class ModelOptions(msgspec.Struct, kw_only=True, frozen=True):
     generation_config: Annotated[
         str, _option("Source of sampling defaults: auto (the model), thalweg or vllm (none), or a directory")
     ] = "auto"
-    """auto: generation_config.json of the model. thalweg (or vllm): none. Otherwise a directory."""
     override_generation_config: Annotated[dict[str, Any] | None, _option("Override individual sampling defaults")] = None
     dtype: Annotated[str, _option("Numeric type of weights and activations", choices=DTYPES)] = "auto"
     seed: Annotated[int, _option("Global random seed")] = 0
-    max_model_len: Annotated[
-        int | None,
-        _option(
-            "Context length limit; auto or -1 fits memory",
-            kind="human-int",
-            ge=1,
-            also=(-1,),
-            note="-1: as much as fits",
-            read=context_length,
-        ),
-    ] = None
+    max_model_len: Annotated[int | None, _option(
+        "Context length limit; auto or -1 fits memory", kind="human-int", ge=1, also=(-1,), note="-1: as much as fits",
+        read=context_length,
+    )] = None  # fmt: skip
 
     @property
     def tail(self) -> Tail:

@@ -37,18 +37,15 @@ def check_profiler(args: "ObservationOptions") -> Iterable[str]:
 class ObservationOptions(ReliabilityOptions, kw_only=True, frozen=True):
     """What is measured and logged."""
 
-    profiler_config: Annotated[
-        dict[str, Any] | None,
-        _option('What /start_profile records: {"profiler": "torch", "torch_profiler_dir": "/folder"} and options'),
-    ] = None
-    """What /start_profile records: {"profiler": "torch", "torch_profiler_dir": folder}, and fields of `ProfilerConfig`."""
+    profiler_config: Annotated[dict[str, Any] | None, _option(
+        'What /start_profile records: {"profiler": "torch", "torch_profiler_dir": "/folder"} and options',
+    )] = None  # fmt: skip
     disable_log_stats: Annotated[
         bool, _option("Stop periodic engine statistics (and stat-based metrics)", group="EngineArgs")
     ] = False
     enable_logging_iteration_details: Annotated[
         bool, _option("Log per-step context/generation counts and timing", group="ObservabilityConfig", tier="specialist")
     ] = False
-    """A line of the log for each step: its prompt tokens, its decoding sequences, its time."""
 
     RULES: ClassVar[Rules] = (check_profiler,)
 

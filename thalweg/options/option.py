@@ -9,13 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
-
-import msgspec
-
-from thalweg.errors import ConfigError
+from typing import Any
 
 Rules = tuple[Callable[[Any], Iterable[str]], ...]
 """Functions of a settings object that yield what is wrong with several fields together, naming them. They may also raise
@@ -92,72 +86,3 @@ class Option:
 
     def _noted(self) -> str:
         return f" ({self.note})" if self.note else ""
-
-
-@dataclass(frozen=True, slots=True)
-class OptionField:
-    """A field of a settings class, and its option."""
-
-    name: str
-    type: Any
-    """Without Annotated."""
-    default: Any
-    option: Option
-
-    @property
-    def types(self) -> tuple[Any, ...]:
-        """The members of its type, None left out."""
-        union = get_origin(self.type) in (Union, UnionType)
-        return tuple(t for t in get_args(self.type) if t is not NoneType) if union else (self.type,)
-
-    @property
-    def kind(self) -> str:
-        """How its values are written: a key of `values.READERS`, or bool."""
-        first = get_origin(self.types[0]) or self.types[0]
-        by_type = {bool: "bool", int: "int", float: "float", str: "str", list: "list", dict: "json"}
-        return self.option.kind or ("choice" if self.option.choices else by_type[first])
-
-
-@cache
-def option_fields(settings: type[msgspec.Struct]) -> dict[str, OptionField]:
-    """The fields of a settings class by name. TypeError: one of them declares no option."""
-    found = {}
-    for f in msgspec.structs.fields(settings):
-        option = next((o for o in get_args(f.type)[1:] if isinstance(o, Option)), None)
-        if get_origin(f.type) is not Annotated or option is None:
-            raise TypeError(f"{settings.__name__}.{f.name} declares no Option (docs/adding-a-flag.md)")
-        default = f.default if f.default_factory is msgspec.NODEFAULT else f.default_factory()
-        found[f.name] = OptionField(f.name, get_args(f.type)[0], default, option)
-    return found
-
-
-def flag_name(name: str) -> str:
-    """The flag of a field, as it is written on the command line."""
-    return f"--{name.replace('_', '-')}"
-
-
-def convert(settings: type[msgspec.Struct], values: Mapping[str, Any], name: Callable[[str], str]) -> dict[str, Any]:
-    """The values as the types of their fields. ConfigError lists each of a wrong type. `name`: how errors write a field."""
-    fields, converted, problems = option_fields(settings), {}, []
-    for field_name, value in values.items():
-        try:
-            converted[field_name] = msgspec.convert(value, fields[field_name].type)
-        except msgspec.ValidationError as e:
-            problems.append(f"{name(field_name)}: {e}")
-    if problems:
-        raise ConfigError(*problems)
-    return converted
-
-
-def check(settings: msgspec.Struct, name: Callable[[str, str], str]) -> None:
-    """Check every field by its option, then every rule in RULES of the class and its bases. ConfigError lists all problems.
-    `name`: joins the name of a field and the words about it."""
-    kind = type(settings)
-    problems = [name(f.name, p) for f in option_fields(kind).values() for p in f.option.problems(getattr(settings, f.name))]
-    for rule in (rule for base in reversed(kind.__mro__) for rule in vars(base).get("RULES", ())):
-        try:
-            problems += rule(settings)
-        except ConfigError as e:
-            problems += e.problems
-    if problems:
-        raise ConfigError(*problems)

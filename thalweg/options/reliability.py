@@ -12,41 +12,21 @@ _option = partial(Option, group="EngineArgs")
 class ReliabilityOptions(MediaOptions, kw_only=True, frozen=True):
     """When an engine process is replaced, or put to sleep."""
 
-    heartbeat_timeout: Annotated[
-        float,
-        _option(
-            "Seconds without a sign of life after which the engine process counts as stuck, and is replaced",
-            tier="own",
-            ge=1,
-            le=86400,
-            unit="seconds",
-        ),
-    ] = 8.0
-    """Seconds without a sign of life after which the engine process counts as stuck, and is replaced."""
-    hang_timeout: Annotated[
-        float,
-        _option(
-            "Seconds without a finished step, while there is work, after which the engine counts as stuck, and is replaced",
-            tier="own",
-            ge=1,
-            le=86400,
-            unit="seconds",
-        ),
-    ] = 60.0
-    """Seconds without a finished step, while there is work, after which it counts as stuck. A step of a large model on a slow
-    device must fit."""
+    heartbeat_timeout: Annotated[float, _option(
+        "Seconds without a sign of life after which the engine process counts as stuck, and is replaced", tier="own", ge=1,
+        le=86400, unit="seconds",
+    )] = 8.0  # fmt: skip
+    hang_timeout: Annotated[float, _option(
+        "Seconds without a finished step, while there is work, after which the engine counts as stuck, and is replaced",
+        tier="own", ge=1, le=86400, unit="seconds",
+    )] = 60.0  # fmt: skip
+    """A step of a large model on a slow device must fit."""
     max_restarts: Annotated[int, _option("Engine restarts within ten minutes before the server gives up", tier="own", ge=0)] = 5
-    """Engine restarts within ten minutes before the server gives up."""
     standby_engine: Annotated[
         bool, _option("Keep a process with the engine's code loaded, so that a restart does not wait for that", tier="own")
     ] = True
-    """Keep a process with the engine's code loaded, so that a restart does not wait for that. It holds no device and no
-    weights, only host memory for the code."""
-    enable_sleep_mode: Annotated[
-        bool,
-        _option(
-            "The engine may be put to sleep: its process ends, and all its memory is given back, until it is woken",
-            group="ModelConfig",
-        ),
-    ] = False
-    """May the engine be put to sleep, and give its memory back until it is woken?"""
+    """It holds no device and no weights, only host memory for the code."""
+    enable_sleep_mode: Annotated[bool, _option(
+        "The engine may be put to sleep: its process ends, and all its memory is given back, until it is woken",
+        group="ModelConfig",
+    )] = False  # fmt: skip

@@ -38,10 +38,9 @@ def check_grammars(settings: dict[str, Any]) -> Iterator[str]:
 class RequestOptions(SpeculationOptions, kw_only=True, frozen=True):
     """What requests may ask for."""
 
-    structured_outputs_config: Annotated[
-        dict[str, Any] | None,
-        _option("Grammar engine and options object", group="StructuredOutputsConfig", check=check_grammars),
-    ] = None
+    structured_outputs_config: Annotated[dict[str, Any] | None, _option(
+        "Grammar engine and options object", group="StructuredOutputsConfig", check=check_grammars,
+    )] = None  # fmt: skip
     """Of every request's structured output: {"backend": "guidance", "disable_any_whitespace": true,
     "disable_additional_properties": true}. With "enable_jump_forward": true, tokens that a grammar leaves no choice about are
     computed together."""

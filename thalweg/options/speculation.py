@@ -20,10 +20,9 @@ def check_drafts(args: "SpeculationOptions") -> Iterable[str]:
 class SpeculationOptions(SchedulerOptions, kw_only=True, frozen=True):
     """Which drafts are verified."""
 
-    speculative_config: Annotated[
-        dict[str, Any] | None,
-        _option("Draft method, model and token count object", group="SpeculativeConfig", aliases=("-sc",)),
-    ] = None
+    speculative_config: Annotated[dict[str, Any] | None, _option(
+        "Draft method, model and token count object", group="SpeculativeConfig", aliases=("-sc",),
+    )] = None  # fmt: skip
     """Drafts to verify: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}. The
     text is the same without."""
     spec_method: Annotated[str | None, _option("Shorthand for speculative-config method")] = None

@@ -12,6 +12,19 @@ _HUMAN = re.compile(r"(-?\d+(?:\.\d+)?)([kmgtKMGT]?)")
 _POWER = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
+def argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`read` as argparse calls it: the words of a ValueError are shown to the user."""
+    from argparse import ArgumentTypeError  # only commands parse arguments, and engine processes import this file
+
+    def convert(word: str) -> Any:
+        try:
+            return read(word)
+        except ValueError as e:
+            raise ArgumentTypeError(str(e)) from None
+
+    return convert
+
+
 def human_int(text: str) -> int:
     """1234, 2k (2000), 1.5k (1500), 2K (2048). ValueError in words otherwise."""
     match = _HUMAN.fullmatch(text.strip())

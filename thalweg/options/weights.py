@@ -62,38 +62,25 @@ class WeightOptions(ModelOptions, kw_only=True, frozen=True):
     ignore_patterns: Annotated[list[str], _option("Shell patterns of files of a repository that are not downloaded")] = (
         msgspec.field(default_factory=lambda: ["original/*", "consolidated*"])
     )
-    """Files of a repository that are not downloaded, by shell patterns of their paths. As it stands: second copies of the
-    weights in other layouts."""
-    quantization: Annotated[
-        str | None,
-        _option(
-            "Weight quantization method; unset reads checkpoint",
-            group="ModelConfig",
-            aliases=("-q",),
-            choices=QUANTIZATIONS,
-            note="a checkpoint that is quantised already says so itself, and needs no flag",
-        ),
-    ] = None
-    """Round dense weights while they are loaded (ROUNDINGS, SPELLINGS), or the format that the checkpoint is known to have
-    (CHECKPOINT_FORMATS): another one is refused. None = as the checkpoint holds them."""
+    """As it stands: second copies of the weights in other layouts."""
+    quantization: Annotated[str | None, _option(
+        "Weight quantization method; unset reads checkpoint", group="ModelConfig", aliases=("-q",), choices=QUANTIZATIONS,
+        note="a checkpoint that is quantised already says so itself, and needs no flag",
+    )] = None  # fmt: skip
+    """Round dense weights at load (ROUNDINGS, SPELLINGS), or name the checkpoint's format (CHECKPOINT_FORMATS).
+    None: as the checkpoint stores them."""
     load_format: Annotated[
         str, _option("How and in which format weights are read", choices=LOAD_FORMATS, refused=LOAD_REFUSED)
     ] = "auto"
-    safetensors_load_strategy: Annotated[
-        str | None,
-        _option(
-            "How weight files are read: mapped (lazy), read whole before the first tensor (eager), or ahead in the "
-            "background (prefetch)",
-            choices=("lazy", "eager", "prefetch"),
-            refused={"torchao": "torchao's checkpoints are known by their config.json; leave it out"},
-        ),
-    ] = None
-    """One of LOAD_STRATEGIES. None: lazy."""
+    safetensors_load_strategy: Annotated[str | None, _option(
+        "How weight files are read: mapped (lazy), read whole before the first tensor (eager), or ahead in the background "
+        "(prefetch)", choices=("lazy", "eager", "prefetch"),
+        refused={"torchao": "torchao's checkpoints are known by their config.json; leave it out"},
+    )] = None  # fmt: skip
     safetensors_prefetch_num_threads: Annotated[int, _option("Threads that read ahead", ge=1)] = 8
     safetensors_prefetch_block_size: Annotated[
         int, _option("Bytes of one read of eager and prefetch", kind="human-int", ge=1)
     ] = 1 << 24
-    """Bytes of one read of eager and prefetch."""
     model_loader_extra_config: Annotated[
         dict[str, Any] | None, _option("Options for the selected weight loader", check=check_loader)
     ] = None

@@ -10,7 +10,8 @@ from ipaddress import ip_address
 from typing import ClassVar
 
 from thalweg.options.answers import AnswerOptions
-from thalweg.options.option import Rules, check, flag_name
+from thalweg.options.flag import check, spell
+from thalweg.options.option import Rules
 from thalweg.server.observe.buckets import problems_of
 from thalweg.turns.choose import AUTO, NONE
 from thalweg.turns.table import CALLS, REASONING, TEMPLATE
@@ -41,7 +42,7 @@ def check_parsers(settings: ServerSettings) -> Iterator[str]:
         value = getattr(settings, name)
         if value and value not in known and value not in (AUTO, NONE, TEMPLATE) and value != "GptOss":
             names = ", ".join(sorted({AUTO, NONE, TEMPLATE, *known}))
-            yield f"{flag_name(name)}: {value!r} is not one of {names}"
+            yield f"{spell(name)}: {value!r} is not one of {names}"
 
 
 def check_buckets(settings: ServerSettings) -> Iterator[str]:
@@ -70,7 +71,7 @@ class ServerSettings(AnswerOptions, kw_only=True, frozen=True):
         return f"ServerSettings({', '.join(f'{n}={v!r}' for n, v in shown.items())}, {len(self.api_key)} api keys)"
 
     def __post_init__(self) -> None:
-        check(self, lambda name, words: f"{flag_name(name)}: {words}")
+        check(self, lambda name, words: f"{spell(name)}: {words}")
 
 
 def _is_loopback(host: str) -> bool:

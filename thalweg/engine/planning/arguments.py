@@ -11,8 +11,8 @@ from typing import Any
 from thalweg.config import EngineArgs
 from thalweg.errors import ConfigError
 from thalweg.host import envs
-from thalweg.options.option import convert
-from thalweg.options.table import GONE, REMOVED, Flag, table
+from thalweg.options.flag import Flag, convert
+from thalweg.options.table import GONE, REMOVED, asks_nothing, table
 
 logger = logging.getLogger(__name__)
 NO_COMPILER = "the platform decides what is compiled and captured; of this object mode, level and cudagraph_mode are read"
@@ -76,16 +76,16 @@ def _problem(name: str, value: Any) -> str | None:
         default, why = INTERNAL[name]
         return None if value is None or value == default else f"{name}: {why}; leave it out"
     if flag is not None and not flag.refusal:
-        if value is None or value == "" or flag.asks_nothing(value):
+        if value is None or value == "" or asks_nothing(flag, value):
             return None
         return f"{name}: it is a setting of the server: `thalweg serve --{flag.name}`; leave it out"
     if flag is None:
         near = difflib.get_close_matches(name, EngineArgs.__struct_fields__, n=1, cutoff=0.6)
         hint = f"; did you mean {near[0]}?" if near else "; `thalweg flags` lists them"
         return f"{name}: not an engine argument this version honours{hint}"
-    if flag.asks_nothing(value) or (value is None and flag.group not in GONE):
+    if asks_nothing(flag, value) or (value is None and flag.option.group not in GONE):
         return None
-    if flag.group == REMOVED:
+    if flag.option.group == REMOVED:
         logger.warning("%s has no effect any more: %s", name, flag.refusal)
         return None
     return f"{name}: {flag.refusal}"
