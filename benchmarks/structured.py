@@ -23,13 +23,13 @@ import numpy as np
 
 from thalweg.bench.host import null_config, null_launch
 from thalweg.checkpoint.hub import resolve_model
-from thalweg.config import BUNDLED
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.grammar.compiled import Compiler
 from thalweg.grammar.convert import source_of
 from thalweg.grammar.grammars import Grammars
 from thalweg.grammar.source import Asked, Source, Vocabulary
+from thalweg.options.model import BUNDLED
 from thalweg.text.grammar import vocabulary as vocabulary_of
 from thalweg.text.tokenizer import load_tokenizer
 

@@ -22,9 +22,10 @@ from typing import Any
 
 from thalweg.checkpoint.hub import resolve_model
 from thalweg.cli.eval import engine
-from thalweg.config import BUNDLED, EngineArgs
+from thalweg.config import EngineArgs
 from thalweg.nano import score
 from thalweg.nano.tasks import TASKS, generate
+from thalweg.options.model import BUNDLED
 from thalweg.quantize.formats import chosen
 from thalweg.quantize.run import Options, quantize
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, Self
 
-from thalweg.config import EngineArgs, EngineConfig, profiling
+from thalweg.config import EngineArgs, EngineConfig
 from thalweg.engine import messages as m
 from thalweg.engine.client.about import About
 from thalweg.engine.client.frontend import Frontend, load_frontend, locate
@@ -33,6 +33,7 @@ from thalweg.engine.client.stream import Stream
 from thalweg.engine.client.supervisor import Supervisor
 from thalweg.errors import ConfigError, EngineDeadError, RequestError, ThalwegError
 from thalweg.host.marks import mark
+from thalweg.options.observation import read_profiler_config
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
 from thalweg.prompts import meant
@@ -416,7 +417,7 @@ class AsyncLLM(Rests, About):
     @property
     def profiles(self) -> bool:
         """May steps be profiled?"""
-        return profiling(self._frontend.args) is not None
+        return read_profiler_config(self._frontend.args) is not None
 
     async def start_profile(self) -> None:
         """Record the operations of steps from now on. RequestError without `profiler_config`, on a device without torch, and

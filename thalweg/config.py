@@ -10,26 +10,10 @@ from typing import Any
 
 import msgspec
 
-from thalweg.drafters import SpeculationConfig as SpeculationConfig
+from thalweg.drafters import SpeculationConfig
 from thalweg.hal.kv import KVSpec
-from thalweg.options.cache import KV_CACHE_DTYPES as KV_CACHE_DTYPES
 from thalweg.options.engine import EngineArgs as EngineArgs
 from thalweg.options.engine import check_args as check_args
-from thalweg.options.model import BUNDLED as BUNDLED
-from thalweg.options.model import BUNDLED_FOLDERS as BUNDLED_FOLDERS
-from thalweg.options.model import BUNDLED_WORDS as BUNDLED_WORDS
-from thalweg.options.model import Tail as Tail
-from thalweg.options.observation import ProfilerConfig as ProfilerConfig
-from thalweg.options.observation import profiling as profiling
-from thalweg.options.requests import LOGPROBS_MODES as LOGPROBS_MODES
-from thalweg.options.speculation import speculation as speculation
-from thalweg.options.weights import CHECKPOINT_FORMATS as CHECKPOINT_FORMATS
-from thalweg.options.weights import FASTER_READERS as FASTER_READERS
-from thalweg.options.weights import LOAD_FORMATS as LOAD_FORMATS
-from thalweg.options.weights import LOAD_REFUSED as LOAD_REFUSED
-from thalweg.options.weights import QUANTIZATIONS as QUANTIZATIONS
-from thalweg.options.weights import ROUNDINGS as ROUNDINGS
-from thalweg.options.weights import SPELLINGS as SPELLINGS
 
 
 class PoolingConfig(msgspec.Struct, kw_only=True, frozen=True):

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
-from thalweg.config import BUNDLED, BUNDLED_WORDS, EngineArgs, EngineConfig
+from thalweg.config import EngineArgs, EngineConfig
 from thalweg.engine.client.chat_turns import ChatTurns
 from thalweg.engine.client.inputs import PoolingSubmission, Submission
 from thalweg.engine.client.media import MEDIA
@@ -30,6 +30,7 @@ from thalweg.offline.metrics import Metric
 from thalweg.offline.pooling import PoolingMethods
 from thalweg.offline.prompts import Prompt, as_list, per_prompt
 from thalweg.offline.sharing import Runs, in_turn
+from thalweg.options.model import BUNDLED, BUNDLED_WORDS
 from thalweg.outputs import RequestOutput
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
 from thalweg.refused import NoCode, NoNewWeights, no_adapter

@@ -13,11 +13,12 @@ import pytest
 
 from thalweg.cli import common, flags, main
 from thalweg.cli import serve as serve_command
-from thalweg.config import EngineArgs, speculation
+from thalweg.config import EngineArgs
 from thalweg.drafters import SpeculationConfig
 from thalweg.errors import ConfigError
 from thalweg.host import envs
 from thalweg.options.command import CommandOptions
+from thalweg.options.speculation import read_speculation_config
 from thalweg.options.values import dotted, human_int, merge
 from thalweg.server import settings as settings_module
 from thalweg.server.settings import ServerSettings
@@ -246,9 +247,9 @@ def test_drafts_are_asked_for_by_an_object_its_keys_or_in_short():
     parts = engine(*(f"--speculative-config.{key}" for key in given))
     short = engine("--spec-method", "ngram", "--spec-tokens", "4", "--speculative-config.prompt_lookup_max", "3")
     want = SpeculationConfig(tokens=4, options={"prompt_lookup_min": 3, "prompt_lookup_max": 3})
-    assert [speculation(args) for args in (whole, parts, short)] == [want] * 3
-    assert speculation(engine()) is None
-    assert speculation(engine("--spec-method", "ngram", "--spec-tokens", "2")) == SpeculationConfig(
+    assert [read_speculation_config(args) for args in (whole, parts, short)] == [want] * 3
+    assert read_speculation_config(engine()) is None
+    assert read_speculation_config(engine("--spec-method", "ngram", "--spec-tokens", "2")) == SpeculationConfig(
         tokens=2, options={"prompt_lookup_min": 5, "prompt_lookup_max": 5}
     )
 
@@ -322,7 +323,7 @@ def test_hf_token_alone_means_the_stored_one():
         (["--qqqqq"], "unknown flag --qqqqq"),
         (["--port", "abc"], "--port: 'abc' is not a whole number"),
         (["--port"], "--port"),
-        (["--dtype", "int4"], "--dtype: 'int4' is not one of auto"),
+        (["--dtype", "int4"], "--dtype: must be one of auto, half, float16, bfloat16, float, float32, not 'int4'"),
         (["--gpu-memory-utilization", "nan"], "not a finite number"),
         (["--max-model-len", "1.5K"], "powers of 1024"),
         (["--hf-overrides", "{"], "not valid JSON"),

@@ -32,6 +32,7 @@ def test_a_number_outside_the_bounds_of_its_field_is_refused_by_name(settings, f
 def test_an_exception_to_the_bounds_and_what_was_not_said_are_accepted():
     option = Option("", "", gt=1, also=(0,), note="0: no limit", unit="seconds")
     assert [list(option.problems(value)) for value in (None, 0, 2)] == [[], [], []]
+    assert list(option.problems("2")) == ["must be a number, not '2'"]
     assert list(option.problems(0.5)) == ["must be above 1 seconds (0: no limit), not 0.5"]
 
 

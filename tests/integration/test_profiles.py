@@ -8,8 +8,9 @@ import json
 import pytest
 
 from thalweg import AsyncLLM, EngineArgs, SamplingParams
-from thalweg.config import check_args, profiling
+from thalweg.config import check_args
 from thalweg.errors import ConfigError, RequestError
+from thalweg.options.observation import read_profiler_config
 
 TORCH = {"profiler": "torch", "torch_profiler_dir": "/tmp/x"}
 
@@ -53,6 +54,6 @@ def test_what_cannot_be_honoured_is_refused(config, words) -> None:
 
 
 def test_no_profiler_is_none() -> None:
-    assert profiling(EngineArgs()) is None
-    assert profiling(EngineArgs(profiler_config={"profiler": None})) is None
-    assert profiling(EngineArgs(profiler_config=TORCH)).torch_profiler_use_gzip
+    assert read_profiler_config(EngineArgs()) is None
+    assert read_profiler_config(EngineArgs(profiler_config={"profiler": None})) is None
+    assert read_profiler_config(EngineArgs(profiler_config=TORCH)).torch_profiler_use_gzip

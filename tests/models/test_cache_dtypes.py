@@ -6,9 +6,10 @@ import pytest
 
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.hub import resolve_model
-from thalweg.config import KV_CACHE_DTYPES, EngineArgs
+from thalweg.config import EngineArgs
 from thalweg.engine.planning.memory import plan
 from thalweg.errors import ConfigError, DeviceError
+from thalweg.options.cache import KV_CACHE_DTYPES
 
 PROMPTS = ["Reverse the word: lantern", "12 + 30 =", "The capital of France is"]
 SMALL = ("fp8", "fp8_e5m2", "int8_per_token_head")

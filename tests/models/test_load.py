@@ -17,7 +17,6 @@ from thalweg import LLM
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.hub import resolve_model
 from thalweg.checkpoint.safetensors import Checkpoint
-from thalweg.config import LOAD_FORMATS, LOAD_REFUSED
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.hal.comm import Communicator, Solo
 from thalweg.hal.discovery import load
@@ -27,6 +26,7 @@ from thalweg.hal.weights import DENSE
 from thalweg.models.build import build
 from thalweg.models.load import _placed, load_params
 from thalweg.models.weights import walk
+from thalweg.options.weights import LOAD_FORMATS, LOAD_REFUSED
 from thalweg.quantization import online
 
 DEVICE = load("reference").open(Place())

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.hub import resolve_model
-from thalweg.config import CHECKPOINT_FORMATS, QUANTIZATIONS, ROUNDINGS, SPELLINGS, EngineArgs
+from thalweg.config import EngineArgs
 from thalweg.engine.planning.memory import plan
 from thalweg.errors import ConfigError
 from thalweg.hal.device import Device
@@ -25,6 +25,7 @@ from thalweg.hal.weights import DENSE, QTensor
 from thalweg.models import registry as families
 from thalweg.models import sizes
 from thalweg.models.build import gains
+from thalweg.options.weights import CHECKPOINT_FORMATS, QUANTIZATIONS, ROUNDINGS, SPELLINGS
 from thalweg.quantization.online import CANDIDATES, METHODS, Formats, formats, rounded
 
 

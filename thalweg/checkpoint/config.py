@@ -17,9 +17,9 @@ from thalweg.checkpoint.spelling import BESIDE as BESIDE
 from thalweg.checkpoint.spelling import TEXT_ENDS, settled
 from thalweg.checkpoint.tail import decide, token_ids
 from thalweg.checkpoint.weights import Stored
-from thalweg.config import Tail
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.platform import ModelInfo
+from thalweg.options.model import Tail
 
 if TYPE_CHECKING:
     from thalweg.text.tokenizer import Tokenizer

@@ -12,8 +12,8 @@ from typing import Any
 
 from thalweg.checkpoint.gguf.names import first_part, is_gguf
 from thalweg.checkpoint.native import PARAMS, WEIGHTS, is_native
-from thalweg.config import BUNDLED_FOLDERS
 from thalweg.errors import CheckpointError
+from thalweg.options.model import BUNDLED_FOLDERS
 
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.model.v*", "*.jinja")
 """Files that are downloaded: weights, configuration, tokenizers, templates. Never code, never pickles."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from thalweg.config import Tail
 from thalweg.errors import CheckpointError, ConfigError
+from thalweg.options.model import Tail
 
 GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """Ends of class names. What generates text is served as that, unless somebody says otherwise."""

@@ -12,10 +12,11 @@ from functools import partial
 import msgspec
 
 from thalweg.cli import config_file, flags
-from thalweg.config import BUNDLED, BUNDLED_WORDS, EngineArgs
+from thalweg.config import EngineArgs
 from thalweg.errors import ConfigError
 from thalweg.hal import discovery
 from thalweg.host import envs
+from thalweg.options.model import BUNDLED, BUNDLED_WORDS
 
 
 def parse(

@@ -20,11 +20,12 @@ from typing import Any
 import msgspec
 
 from thalweg.cli import common
-from thalweg.config import BUNDLED, EngineArgs
+from thalweg.config import EngineArgs
 from thalweg.engine.planning import described
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.hal import discovery
 from thalweg.host import processes
+from thalweg.options.model import BUNDLED
 
 MODULE = "thalweg.engine.worker.absent"
 ENDING = 10.0

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from thalweg.cli import common
-from thalweg.config import BUNDLED
 from thalweg.engine.planning import described
 from thalweg.engine.planning.memory import Plan, gib, plan
+from thalweg.options.model import BUNDLED
 
 
 def run(words: list[str]) -> int:

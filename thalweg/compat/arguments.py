@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from thalweg import config
 from thalweg.compat.configs import MadeArgs, MakesConfigs, made
 from thalweg.engine.planning.arguments import engine_args
 from thalweg.options.flag import Flag
+from thalweg.options.model import BUNDLED
 from thalweg.options.table import GONE, table
 from thalweg.options.values import argument
 
@@ -17,7 +17,7 @@ class EngineArgs(MakesConfigs):
     """Makes a thalweg EngineArgs: `EngineArgs(model=..., dtype=...)`. Arguments of vLLM that this version has not are accepted
     where they ask for what happens anyway. ConfigError names the others, with why and what to do instead."""
 
-    def __new__(cls, model: str = config.BUNDLED, **fields: Any) -> MadeArgs:  # type: ignore[misc]
+    def __new__(cls, model: str = BUNDLED, **fields: Any) -> MadeArgs:  # type: ignore[misc]
         return made(engine_args({"model": model, **fields}))
 
     @staticmethod

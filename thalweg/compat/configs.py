@@ -11,10 +11,12 @@ import msgspec
 
 from thalweg import config
 from thalweg.compat.names import UsageContext
+from thalweg.drafters import SpeculationConfig
 from thalweg.engine.client.frontend import locate
 from thalweg.engine.planning import memory, resolve
 from thalweg.errors import ConfigError
 from thalweg.hal import discovery
+from thalweg.options.speculation import read_speculation_config
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,8 @@ class VllmConfig:
         return ParallelConfig(self.engine_args.tensor_parallel_size)
 
     @cached_property
-    def speculative_config(self) -> config.SpeculationConfig | None:
-        return config.speculation(self.engine_args)
+    def speculative_config(self) -> SpeculationConfig | None:
+        return read_speculation_config(self.engine_args)
 
 
 class MakesConfigs:
@@ -153,9 +155,9 @@ class MakesConfigs:
 
     def create_speculative_config(
         self, target_model_config: Any = None, target_parallel_config: Any = None
-    ) -> config.SpeculationConfig | None:
+    ) -> SpeculationConfig | None:
         """Drafts come of n-grams, so nothing of the model is needed. None: there are none."""
-        return config.speculation(_args(self))
+        return read_speculation_config(_args(self))
 
     def get_batch_defaults(self, world_size: int = 1) -> tuple[dict[UsageContext, int], dict[UsageContext, int]]:
         """(tokens of a step, sequences at once) of this device, whoever starts the engine. world_size: nothing depends on

@@ -34,7 +34,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from thalweg.config import ProfilerConfig, profiling
 from thalweg.engine import messages as m
 from thalweg.engine.control.compiling import Compiling
 from thalweg.engine.control.core import EngineCore
@@ -49,6 +48,7 @@ from thalweg.hal.device import Pending
 from thalweg.hal.step import StepBatch
 from thalweg.host import envs
 from thalweg.host.failpoints import fp
+from thalweg.options.observation import ProfilerConfig, read_profiler_config
 
 log = logging.getLogger(__name__)
 M = TypeVar("M")
@@ -87,7 +87,7 @@ def main(fd: int, device: str) -> int:
     gc.freeze()
     gc.enable()
     try:
-        _Loop(core, channel, grammars, words, profiling(start.args)).run()
+        _Loop(core, channel, grammars, words, read_profiler_config(start.args)).run()
     except ChannelClosedError:
         return 0
     except Exception as e:

@@ -17,7 +17,6 @@ import torch
 from tqdm import tqdm
 
 from thalweg.checkpoint.weights import open_weights
-from thalweg.config import LOAD_FORMATS
 from thalweg.errors import ConfigError
 from thalweg.hal.device import Device, InFiles
 from thalweg.hal.ops.quantise import at_rest
@@ -28,6 +27,7 @@ from thalweg.models import sizes
 from thalweg.models.build import Model
 from thalweg.models.files import FLOATS, Files
 from thalweg.models.weights import ParamSpec, walk
+from thalweg.options.weights import LOAD_FORMATS
 from thalweg.quantization.online import rounded
 
 DUMMY_STD = 0.02
@@ -51,9 +51,9 @@ def load_params(
 ) -> Params:
     """Nested dicts with the keys of `model.specs`, on the device and packed for its kernels.
 
-    load_format: a name of `config.LOAD_FORMATS`. All read the files of `path` but "dummy", which draws reproducible random
-    values (normal, std 0.02; norms are one) and reads none. ranks: those the device drives, of model.comm.size: it holds
-    their shares of divided parameters.
+    load_format: a name of `options.weights.LOAD_FORMATS`. All read the files of `path` but "dummy", which draws reproducible
+    random values (normal, std 0.02; norms are one) and reads none. ranks: those the device drives, of model.comm.size: it
+    holds their shares of divided parameters.
     CheckpointError, before any weight is read, names missing and unexpected tensors and those of the wrong shape or dtype."""
     packed: Packer = _none
     lying: Callable[[ParamSpec, int], InFiles | None] = _none

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.config import LOGPROBS_MODES
 from thalweg.features import all_features
 from thalweg.hal import ops
 from thalweg.hal.fields import Part
@@ -20,6 +19,7 @@ from thalweg.hal.op import Binder, Bound
 from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.step import SCRATCH, Features, Logprobs, SamplingArrays, StepBatch, StepResult
 from thalweg.models.logits.change import Change, ChangesDrafts, Rows
+from thalweg.options.requests import LOGPROBS_MODES
 from thalweg.plugins import imported
 
 

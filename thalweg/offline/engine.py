@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from thalweg.config import EngineArgs, EngineConfig, profiling
+from thalweg.config import EngineArgs, EngineConfig
 from thalweg.engine.client import media
 from thalweg.engine.client.frontend import Located, load_frontend, locate
 from thalweg.engine.client.inputs import InputProcessor, PoolingSubmission, Submission
@@ -29,6 +29,7 @@ from thalweg.host.collector import uncollected
 from thalweg.media.kinds import plurals
 from thalweg.offline.metrics import Metric, snapshot
 from thalweg.offline.sharing import SHUT, SLEEPS, atomic, locked
+from thalweg.options.observation import read_profiler_config
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
 from thalweg.prompts import meant
@@ -50,7 +51,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
     """
 
     def __init__(self, args: EngineArgs) -> None:
-        said = profiling(args)
+        said = read_profiler_config(args)
         self.lock = threading.RLock()
         self._profiler = None if said is None else Profiler(said)
         with uncollected():

@@ -65,10 +65,8 @@ class Flag:
             return None
         items = "int" if kind == "list" and get_args(self._types[0]) == (int,) else kind
         value = (option.read or READERS[items])(word)
-        if word in option.refused:
-            raise ValueError(f"{word}: {option.refused[word]}")
-        if self.honoured and option.choices and value not in option.choices:
-            raise ValueError(f"{word!r} is not one of {', '.join(option.choices)}")
+        if self.honoured and option.choices and (problems := list(option.problems(value))):
+            raise ValueError(problems[0])
         return value
 
     @property

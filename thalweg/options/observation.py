@@ -30,7 +30,7 @@ class ProfilerConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
 
 
 def check_profiler(args: "ObservationOptions") -> Iterable[str]:
-    profiling(args)
+    read_profiler_config(args)
     return ()
 
 
@@ -50,7 +50,7 @@ class ObservationOptions(ReliabilityOptions, kw_only=True, frozen=True):
     RULES: ClassVar[Rules] = (check_profiler,)
 
 
-def profiling(args: "ObservationOptions") -> ProfilerConfig | None:
+def read_profiler_config(args: "ObservationOptions") -> ProfilerConfig | None:
     """What profiles record. None: there are none. ConfigError names the field."""
     said = args.profiler_config
     if not said or said.get("profiler", "") is None:

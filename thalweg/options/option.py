@@ -61,7 +61,9 @@ class Option:
                 yield f"{value}: {self.refused[value]}"
             elif value not in self.choices:
                 yield f"must be one of {', '.join(self.choices)}, not {value!r}{self._noted()}"
-        if not self._within(value):
+        if self.bounds and type(value) not in (int, float):
+            yield f"must be a number, not {value!r:.80}"
+        elif not self._within(value):
             yield f"must be {self.bounds}{f' {self.unit}' if self.unit else ''}{self._noted()}, not {value}"
         if self.check is not None:
             yield from self.check(value)

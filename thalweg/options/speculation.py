@@ -13,7 +13,7 @@ _option = partial(Option, group="General")
 
 
 def check_drafts(args: "SpeculationOptions") -> Iterable[str]:
-    speculation(args)
+    read_speculation_config(args)
     return ()
 
 
@@ -32,7 +32,7 @@ class SpeculationOptions(SchedulerOptions, kw_only=True, frozen=True):
     RULES: ClassVar[Rules] = (check_drafts,)
 
 
-def speculation(args: "SpeculationOptions") -> SpeculationConfig | None:
+def read_speculation_config(args: "SpeculationOptions") -> SpeculationConfig | None:
     """What drafts were asked for. None: none. ConfigError lists everything that is wrong with it."""
     said = dict(args.speculative_config or {})
     for key, value in (("method", args.spec_method), ("num_speculative_tokens", args.spec_tokens)):

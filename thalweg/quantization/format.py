@@ -96,8 +96,8 @@ class Format(ABC):
         return CACHE.search(name) is not None
 
     def cache(self) -> str:
-        """In what the checkpoint means keys and values to be cached: a name of `config.KV_CACHE_DTYPES`; "": it does not say.
-        UnsupportedModelError is not raised: what cannot be is a reason to keep them as they are. Default: it does not say."""
+        """The type that the checkpoint means for cached keys and values: a name of `options.cache.KV_CACHE_DTYPES`. "": it does
+        not say, which is the default. Never raises: a type that cannot be used leaves keys and values as they are."""
         return ""
 
     def multiplied(self, method: str) -> Format | None:

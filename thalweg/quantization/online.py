@@ -23,8 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from thalweg.config import SPELLINGS
 from thalweg.hal.weights import DENSE, ONCE, QTensor, WeightFormat
+from thalweg.options.weights import SPELLINGS
 
 if TYPE_CHECKING:
     from torch import Tensor

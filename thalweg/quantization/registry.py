@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from thalweg.checkpoint.quantised import Described, refuse
-from thalweg.config import CHECKPOINT_FORMATS, ROUNDINGS, SPELLINGS
 from thalweg.errors import ConfigError
+from thalweg.options.weights import CHECKPOINT_FORMATS, ROUNDINGS, SPELLINGS
 from thalweg.plugins import OpenList
 from thalweg.quantization.format import Format, Scheme
 from thalweg.quantization.online import formats

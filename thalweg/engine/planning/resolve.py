@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from thalweg.config import EngineArgs, SchedulerConfig, speculation
+from thalweg.config import EngineArgs, SchedulerConfig
 from thalweg.engine.control.cache.groups import policy
 from thalweg.errors import ConfigError
 from thalweg.hal.device import DeviceInfo, Memory
@@ -18,6 +18,7 @@ from thalweg.hal.platform import Defaults, ModelInfo, Parallel, Place, Platform
 from thalweg.models import sizes
 from thalweg.models.fallback.spec import ForeignSpec
 from thalweg.models.spec import ModelSpec
+from thalweg.options.speculation import read_speculation_config
 
 BLOCK_TOKENS = 16
 STATE_TOKENS = 1024
@@ -205,7 +206,7 @@ def scheduler(args: EngineArgs, defaults: Defaults, length: int) -> SchedulerCon
         prefill_interval=args.prefill_schedule_interval,
         log_steps=args.enable_logging_iteration_details,
         pipeline_depth=depth,
-        speculation=speculation(args),
+        speculation=read_speculation_config(args),
         jump_forward=bool((args.structured_outputs_config or {}).get("enable_jump_forward")),
     )
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from thalweg.config import ProfilerConfig
 from thalweg.errors import RequestError
+from thalweg.options.observation import ProfilerConfig
 
 ROWS = 60
 """Lines of the table."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from thalweg.checkpoint import ahead
-from thalweg.config import FASTER_READERS, SPELLINGS, SchedulerConfig
+from thalweg.config import SchedulerConfig
 from thalweg.engine.planning import resolve
 from thalweg.engine.planning.memory import gib, plan
 from thalweg.engine.worker.stages.open import BuildInputs
@@ -22,6 +22,7 @@ from thalweg.host.marks import mark
 from thalweg.media.kinds import all_kinds
 from thalweg.models.fallback.spec import UNRELIABLE, ForeignSpec
 from thalweg.models.spec import describe_stretch
+from thalweg.options.weights import FASTER_READERS, SPELLINGS
 from thalweg.quantization import online
 
 if TYPE_CHECKING:
