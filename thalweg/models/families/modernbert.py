@@ -1,5 +1,5 @@
-"""ModernBERT encoder: RoPE, pre-norm except before the first attention, gated MLPs. Most layers see a window of tokens both ways,
-every third sees all. A classifier's head is a layer, an activation and a norm before the numbers."""
+"""ModernBERT encoder: RoPE, pre-norm except before the first attention, gated MLPs. Most layers have bidirectional
+sliding windows, every third has full attention. A classifier's head is a layer, an activation and a norm before the numbers."""
 
 from __future__ import annotations
 
