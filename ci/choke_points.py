@@ -41,8 +41,8 @@ CHOKES = (
     ),
     Choke(
         ("PIL", "cv2", "imageio", "soundfile"),
-        ("thalweg/media/cell.py", "thalweg/media/sound_cell.py"),
-        "images and sounds are decoded in one process, with its limits",
+        ("thalweg/media/decoders/",),
+        "media are decoded in processes with limits",
     ),
     Choke(
         (

@@ -92,7 +92,7 @@ def test_files_that_are_refused(gate):
 def test_a_lost_process_is_replaced(gate):
     good = written(tones(RATE)[:, None], RATE, 2)
     gate.decode(good)
-    for pid in gate._cells.pids():
+    for pid in gate.pids():
         os.kill(pid, signal.SIGKILL)
     assert gate.decode(good).size == RATE // 2
 

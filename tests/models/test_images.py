@@ -25,7 +25,7 @@ from thalweg.engine.control.request import Request  # noqa: E402
 from thalweg.engine.messages import Input, TokenSampling  # noqa: E402
 from thalweg.errors import RequestError  # noqa: E402
 from thalweg.media import patches  # noqa: E402
-from thalweg.media.cell import pictures  # noqa: E402
+from thalweg.media.decoders.image_process import pictures  # noqa: E402
 from thalweg.media.kinds.image import axes_of  # noqa: E402
 from thalweg.media.processors import processor  # noqa: E402
 from thalweg.models import registry  # noqa: E402

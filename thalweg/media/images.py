@@ -1,4 +1,4 @@
-"""Images read where they can do no harm: in child processes with limits (`cell`), killed when they pass one."""
+"""Images read where they can do no harm: in child processes with limits (`decoders`), killed when they pass one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from collections import OrderedDict
 import msgspec
 import numpy as np
 
-from thalweg.errors import RequestError, UnavailableError
-from thalweg.host.cells import Cells, CrashedError, LostError, OverranError, StoodStillError
+from thalweg.errors import RequestError
+from thalweg.host.jobs import Limits
+from thalweg.media.decoders.base import Decoder
+from thalweg.media.decoders.image import PROCESS, WHITE, WORDS, Colour, ImageTask, Picture, Views
 from thalweg.media.processors import Processor, Size
-from thalweg.media.wire import WHITE, Colour, Done, Job, Picture, Refused, frame
 
-MOST_PIXELS = 1 << 26
-"""Pixels that an image may announce. They are decoded whole before anything is made smaller."""
 SECONDS = 5.0
 """Processor time for one image."""
 WALL = 60.0
@@ -80,16 +79,15 @@ class Images:
         self._kept = _Kept(kept_bytes)
         self._settings = msgspec.msgpack.encode(processor)
         self._secret = secrets.token_bytes(32)
-        self._decoder: msgspec.msgpack.Decoder[Done | Refused] = msgspec.msgpack.Decoder(Done | Refused)
-        self._cells = Cells("thalweg.media.cell", readers, lambda reply: self._decoder.decode(reply).last)
+        self._decoder: Decoder[ImageTask, Views] = Decoder(PROCESS, readers, Views, WORDS)
 
     def prepare(self) -> None:
         """Have a child ready soon. Does not wait."""
-        self._cells.prepare()
+        self._decoder.prepare()
 
     def close(self) -> None:
         """End the idle children. A later `read` starts new ones."""
-        self._cells.close()
+        self._decoder.close()
 
     def forget(self) -> None:
         """Read everything anew from now on."""
@@ -109,22 +107,10 @@ class Images:
         return found
 
     def _read(self, data: bytes, at: str) -> Image:
-        job = Job(
-            data=data, processor=self._processor, most_pixels=MOST_PIXELS, seconds=SECONDS, wall=WALL,
-            memory=MEMORY + 2 * len(data), background=self._background,
-        )  # fmt: skip
-        try:
-            reply = self._decoder.decode(self._cells.ask(frame(job), WALL + SECONDS))
-        except OverranError:
-            raise RequestError(f"{at}: took longer than {SECONDS:g} seconds to read", at) from None
-        except CrashedError:
-            raise RequestError(f"{at}: crashed the process that read it", at) from None
-        except (StoodStillError, LostError):
-            raise UnavailableError("the process that reads images was lost or stood still; try again") from None
-        if isinstance(reply, Refused):
-            raise _refusal(reply, at)
-        views = tuple(_array(picture) for picture in reply.views)
-        return Image(views, reply.size, self._digest(views, reply.size))
+        task = ImageTask(data=data, processor=self._processor, background=self._background)
+        made = self._decoder.decode(task, at, Limits(SECONDS, WALL, MEMORY), extra=2 * len(data))
+        views = tuple(array_of(picture) for picture in made.views)
+        return Image(views, made.size, self._digest(views, made.size))
 
     def _digest(self, views: tuple[np.ndarray, ...], size: Size) -> bytes:
         """Of everything that what the model sees depends on, each part behind its length."""
@@ -136,18 +122,6 @@ class Images:
         return found.digest()
 
 
-def _array(picture: Picture) -> np.ndarray:
+def array_of(picture: Picture) -> np.ndarray:
+    """u8[height, width, 3]."""
     return np.frombuffer(picture.data, np.uint8).reshape(picture.height, picture.width, 3)
-
-
-def _refusal(reply: Refused, at: str) -> Exception:
-    if reply.why == "library":
-        return UnavailableError("images need the library Pillow on the server: pip install 'thalweg[images]'")
-    words = {
-        "format": "is no image that is read here: send PNG, JPEG, WebP or GIF",
-        "broken": "is a damaged or incomplete image",
-        "pixels": f"has {reply.detail} pixels; the limit is {MOST_PIXELS >> 20} Mi pixels: send a smaller image",
-        "shape": reply.detail,
-        "memory": f"needs more than {MEMORY >> 20} MiB of memory to read; send a smaller image",
-    }
-    return RequestError(f"{at}: {words[reply.why]}", at)

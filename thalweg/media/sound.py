@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from thalweg.errors import RequestError, UnavailableError
-from thalweg.host.cells import Cells, CrashedError, LostError, OverranError, StoodStillError
+from thalweg.errors import RequestError
+from thalweg.host.jobs import Limits
+from thalweg.media.decoders.audio import PROCESS, WORDS, AudioTask, Samples
+from thalweg.media.decoders.base import Decoder
 from thalweg.media.mel import RATE
 from thalweg.media.resample import resample
-from thalweg.media.sound_wire import Heard, Job, Refused, frame
 
 MEMORY = 768 << 20
 """Bytes that decoding may use, beyond the idle process."""
@@ -27,12 +27,8 @@ class SoundGate:
 
     def __init__(self, cells: int = 1, most_seconds: float = 600.0) -> None:
         self._most_seconds = most_seconds
-        self._decoder: msgspec.msgpack.Decoder[Heard | Refused] = msgspec.msgpack.Decoder(Heard | Refused)
-        self._cells = Cells("thalweg.media.sound_cell", cells, lambda reply: self._decoder.decode(reply).last)
-
-    def prepare(self) -> None:
-        """Have a process ready soon. Does not wait."""
-        self._cells.prepare()
+        self._decoder: Decoder[AudioTask, Samples] = Decoder(PROCESS, cells, Samples, WORDS)
+        self.prepare, self.close, self.pids = self._decoder.prepare, self._decoder.close, self._decoder.pids
 
     def decode(self, data: bytes, rate: int = RATE, at: str = PARAM) -> np.ndarray:
         """f32[samples] of one channel at `rate`. at: the place in the request. RequestError: what is wrong with the file.
@@ -40,21 +36,9 @@ class SoundGate:
         if not data:
             raise RequestError(f"{at}: it is empty", at)
         most = int(self._most_seconds * SAMPLES_PER_SECOND)
-        job = Job(data, rate, self._most_seconds, most, CPU_SECONDS, WALL, MEMORY)
-        try:
-            reply = self._decoder.decode(self._cells.ask(frame(job), WALL))
-        except OverranError:
-            raise RequestError(f"{at}: decoding it took longer than {CPU_SECONDS:g} seconds; it was stopped", at) from None
-        except CrashedError:
-            raise RequestError(f"{at}: decoding it crashed its process", at) from None
-        except (StoodStillError, LostError):
-            raise UnavailableError("the process that decodes sounds was lost; try again") from None
-        if isinstance(reply, Refused):
-            raise RequestError(f"{at}: {reply.message}", at)
-        return np.frombuffer(reply.samples, np.float32)
-
-    def close(self) -> None:
-        self._cells.close()
+        task = AudioTask(data, rate, self._most_seconds, most)
+        made = self._decoder.decode(task, at, Limits(CPU_SECONDS, WALL, MEMORY))
+        return np.frombuffer(made.samples, np.float32)
 
 
 def samples_of(given: Any, param: str) -> np.ndarray:

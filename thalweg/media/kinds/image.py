@@ -16,11 +16,11 @@ from thalweg.engine.messages import Input
 from thalweg.errors import RequestError
 from thalweg.hal.step import StepBatch
 from thalweg.media import patches
+from thalweg.media.decoders.image import WHITE
 from thalweg.media.gate import checked, decoded
 from thalweg.media.images import Image, Images
 from thalweg.media.kinds.base import READERS, MediaKind, PartType, Reader, Settings, Source, url_of
 from thalweg.media.processors import Processor, Size, processor
-from thalweg.media.wire import WHITE
 
 BACKGROUND = "rgba_background_color"
 

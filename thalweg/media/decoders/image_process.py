@@ -1,21 +1,17 @@
-"""The process in which images are read: `python -m thalweg.media.cell`, jobs on stdin, answers on stdout.
+"""The process in which images are decoded: `python -m thalweg.media.decoders.image_process`.
 
-A few codecs, all imported before the first job, because nothing can be opened afterwards. The size that a header announces is
+A few codecs, all imported before the first task, because nothing can be opened afterwards. The size that a header announces is
 checked before a pixel is decoded. What a library says of a file is never passed on.
 """
 
 from __future__ import annotations
 
-import gc
 import io
 import sys
-from functools import partial
 
-import msgspec
-
-from thalweg.host.confined import Confined
+from thalweg.host.jobs import RefusedError, serve
+from thalweg.media.decoders.image import WHITE, Colour, ImageTask, Picture, Views
 from thalweg.media.processors import Processor, Size, View
-from thalweg.media.wire import WHITE, Colour, Done, Job, Picture, Refused, frame
 
 try:
     from PIL import GifImagePlugin, Image, ImageOps, JpegImagePlugin, MpoImagePlugin, PngImagePlugin, TiffImagePlugin
@@ -29,39 +25,32 @@ else:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """Of files with several pictures the first is taken."""
-KEPT_BYTES = 64 << 20
-"""Bytes of growth after which a process retires."""
 
 
-class RefusedError(Exception):
-    def __init__(self, reply: Refused) -> None:
-        self.reply = reply
-
-
-def pictures(data: bytes, processor: Processor, most_pixels: int, background: Colour = WHITE) -> Done:
+def pictures(data: bytes, processor: Processor, most_pixels: int, background: Colour = WHITE) -> Views:
     """The views of one image, upright and without transparency. RefusedError."""
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except MemoryError:
         raise
     except Exception:
-        raise RefusedError(Refused("format")) from None
+        raise RefusedError("format") from None
     width, height = image.size
     if width * height > most_pixels:
-        raise RefusedError(Refused("pixels", f"{width} x {height}"))
+        raise RefusedError("pixels", f"{width} x {height}")
     try:
         image.load()
         upright = _opaque(ImageOps.exif_transpose(image), background)
     except MemoryError:
         raise
     except Exception:
-        raise RefusedError(Refused("broken")) from None
+        raise RefusedError("broken") from None
     try:
         views = processor.views(*upright.size)
     except ValueError as e:
-        raise RefusedError(Refused("shape", str(e))) from None
+        raise RefusedError("shape", str(e)) from None
     resized: dict[tuple[Size, ...], Image.Image] = {}
-    return Done([_view(upright, view, processor.resample, resized) for view in views], upright.size)
+    return Views([_view(upright, view, processor.resample, resized) for view in views], upright.size)
 
 
 def _view(image: Image.Image, view: View, resample: int, resized: dict[tuple[Size, ...], Image.Image]) -> Picture:
@@ -89,34 +78,13 @@ def _opaque(image: Image.Image, background: Colour) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def answer(process: Confined, job: Job) -> Done | Refused:
+def work(task: ImageTask) -> Views:
     if not READY:
-        return Refused("library", last=True)
-    with process.limited(job.seconds, job.wall, job.memory):
-        try:
-            done = pictures(job.data, job.processor, job.most_pixels, job.background)
-        except MemoryError:
-            process.limit_memory(None)
-            return Refused("memory", last=True)
-        except RefusedError as e:
-            return msgspec.structs.replace(e.reply, last=process.grown() > KEPT_BYTES)
-    return msgspec.structs.replace(done, last=process.grown() > KEPT_BYTES)
-
-
-def _framed(reply: Done | Refused) -> bytes:
-    try:
-        return frame(reply)
-    except ValueError:
-        return frame(Refused("memory", last=True))
-
-
-def main() -> int:
-    if READY:
-        Image.preinit()
-    process = Confined()
-    gc.freeze()
-    return process.serve(msgspec.msgpack.Decoder(Job).decode, partial(answer, process), _framed)
+        raise RefusedError("library")
+    return pictures(task.data, task.processor, task.most_pixels, task.background)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if READY:
+        Image.preinit()
+    sys.exit(serve(ImageTask, work))

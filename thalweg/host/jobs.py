@@ -1,0 +1,112 @@
+"""Jobs for confined processes, with types: a task goes in, a result or a refusal comes back.
+
+`Jobs` is the side of the caller, on top of `host.cells`. `serve` is the main loop of a process that does one kind of job, on
+top of `host.confined`. A kind of job is a type of task, a type of result, and a function from one to the other. Messages are
+MessagePack of closed types, so nothing that could run code is decodable.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from thalweg.host.cells import Cells
+from thalweg.host.confined import Confined, framed
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+MEMORY = "memory"
+"""`Refused.why` of a job that needed more memory than it may have, or whose result is too large to send."""
+KEPT_BYTES = 64 << 20
+"""Bytes of growth after which a process retires."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a job may use. seconds: of processor time. wall: seconds of the clock. memory: bytes beyond an idle process."""
+
+    seconds: float
+    wall: float
+    memory: int
+
+
+class Job(msgspec.Struct, Generic[Task], frozen=True):
+    task: Task
+    limits: Limits
+
+
+class Done(msgspec.Struct, Generic[Result], frozen=True, tag=True):
+    """last: the process ends now. Another one is used for the next job."""
+
+    result: Result
+    last: bool = False
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """why: a word that the caller knows. detail: words of ours, never of a library."""
+
+    why: str
+    detail: str = ""
+    last: bool = False
+
+
+class RefusedError(Exception):
+    """The task cannot be done, and why: as `Refused`."""
+
+    def __init__(self, why: str, detail: str = "") -> None:
+        super().__init__(why, detail)
+        self.why, self.detail = why, detail
+
+
+class Jobs(Generic[Task, Result]):
+    """Up to `most` processes that do one kind of job. Thread-safe. They start when first needed, or with `prepare`. They end
+    with this object or this process."""
+
+    def __init__(self, module: str, most: int, result: type[Result]) -> None:
+        """module: what a process runs; it calls `serve`."""
+        reply: Any = Done[result] | Refused  # type: ignore[valid-type]
+        self._decoder: msgspec.msgpack.Decoder[Done[Result] | Refused] = msgspec.msgpack.Decoder(reply)
+        self._cells = Cells(module, most, lambda body: self._decoder.decode(body).last)
+        self.prepare, self.close, self.pids = self._cells.prepare, self._cells.close, self._cells.pids
+
+    def run(self, task: Task, limits: Limits) -> Result:
+        """Raises RefusedError, and OverranError, CrashedError, StoodStillError or LostError of `host.cells`."""
+        job = framed(msgspec.msgpack.encode(Job(task, limits)))
+        reply = self._decoder.decode(self._cells.ask(job, limits.wall + limits.seconds))
+        if isinstance(reply, Refused):
+            raise RefusedError(reply.why, reply.detail)
+        return reply.result
+
+
+def serve(task: type[Any], work: Callable[[Any], Any], kept: int = KEPT_BYTES) -> int:
+    """Do jobs until none come: the main function of a process. It can open nothing from here on. Returns its exit status.
+
+    task: the type of tasks. work: from a task to a result. It may raise RefusedError. kept: bytes of growth after which the
+    process retires."""
+    process = Confined()
+    gc.freeze()
+    decoder = msgspec.msgpack.Decoder(Job[task])  # type: ignore[valid-type]
+    return process.serve(decoder.decode, partial(_answer, process, work, kept), _framed)
+
+
+def _answer(process: Confined, work: Callable[[Any], Any], kept: int, job: Job[Any]) -> Done[Any] | Refused:
+    limits = job.limits
+    with process.limited(limits.seconds, limits.wall, limits.memory):
+        try:
+            result = work(job.task)
+        except MemoryError:
+            process.limit_memory(None)
+            return Refused(MEMORY, last=True)
+        except RefusedError as e:
+            return Refused(e.why, e.detail, last=process.grown() > kept)
+    return Done(result, last=process.grown() > kept)
+
+
+def _framed(reply: Done[Any] | Refused) -> bytes:
+    try:
+        return framed(msgspec.msgpack.encode(reply))
+    except ValueError:
+        return framed(msgspec.msgpack.encode(Refused(MEMORY, last=True)))
