@@ -182,7 +182,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             "RHHHU",
             ("tests/integration/test_structured_output.py",),
         ),
-        Feature("Drafts for models with recurrent layers", "NNNNN", ("tests/integration/test_speculation.py",)),
+        Feature("Drafts for models with recurrent layers", "RHHHU", ("tests/integration/test_recurrent_states.py",)),
         Feature("Draft models, EAGLE, MTP", "NNNNN", flag="spec-model"),
     ),
     "Adapters": (Feature("LoRA", "NNNNN", flag="enable-lora", note="merge the adapter (peft: `merge_and_unload`)"),),

@@ -14,6 +14,8 @@ from zoo import make_checkpoint
 from thalweg import LLM, SamplingParams
 from thalweg.cli.plan import as_text
 from thalweg.config import EngineArgs
+from thalweg.engine.control.speculation.gain import Gain
+from thalweg.engine.control.speculation.ngram import NGramDrafter
 from thalweg.engine.planning.memory import plan
 from thalweg.models import step
 
@@ -97,6 +99,43 @@ def test_without_a_number_of_sequences_their_states_leave_half_of_the_cache_to_t
     state, _ = config.cache.groups
     assert 1 < config.scheduler.max_seqs < 64
     assert config.scheduler.max_seqs * state.bytes_per_block <= 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [("lfm2", "cpu"), *(pytest.param(n, "cpu", marks=pytest.mark.slow)
+                        for n in ("qwen3-next", "nemotron-h", "jamba", "kimi-linear", "minimax")),
+     *(pytest.param("qwen3-next", d, marks=pytest.mark.slow) for d in ("reference", HOST))],
+)  # fmt: skip
+def test_text_with_drafts_is_the_text_without(name, device, tmp_path, monkeypatch):
+    """A state that had gone on by a wrong draft would show in later tokens; acceptance would not (it looks healthy)."""
+    texts: list[list[int]] = []
+
+    def follow(self: NGramDrafter, slot: int, most: int) -> list[int]:
+        """What comes next, but for every fourth token."""
+        known = self._slots.tokens[slot, : self._slots.known[slot]].tolist()
+        text = next(t for t in texts if t[: len(known)] == known)[len(known) :]
+        return [token if (len(known) + i) % 4 else token + 1 for i, token in enumerate(text[:most])]
+
+    monkeypatch.setattr(NGramDrafter, "_follow", follow)
+    monkeypatch.setattr(Gain, "allows", lambda self, streams: True)  # whatever this machine's clock says
+    path = make_checkpoint(name, tmp_path)
+    for asked in (None, {"method": "ngram", "num_speculative_tokens": 3}):
+        llm = LLM(
+            str(path), device=device, dtype="float32", skip_tokenizer_init=True, block_size=4, max_model_len=64, max_num_seqs=4,
+            max_num_batched_tokens=24, mamba_block_size=8, use_tqdm_on_load=False, speculative_config=asked,
+        )  # fmt: skip
+        try:
+            asks = [rng.tolist() for rng in (np.random.default_rng(i).integers(3, 250, 6 + i) for i in range(6))]
+            params = [SamplingParams(temperature=0.5 * (i % 2), seed=i, max_tokens=24, ignore_eos=True) for i in range(6)]
+            outs = llm.generate([{"prompt_token_ids": p} for p in asks], params, use_tqdm=False)
+            said = [p + list(o.outputs[0].token_ids) for p, o in zip(asks, outs, strict=True)]
+            stats = llm.stats()
+        finally:
+            llm.shutdown()
+        texts = texts or said
+    assert said == texts
+    assert 0.2 * stats.draft_tokens < stats.accepted_tokens < stats.draft_tokens
 
 
 @pytest.mark.slow

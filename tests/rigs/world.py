@@ -35,12 +35,13 @@ KINDS = {-1: "state", 0: "full", 1: "window"}
 
 def make_config(
     *, vocab=64, max_len=64, block_tokens=4, blocks=40, windows=(0,), max_seqs=8, max_tokens=32, depth=2, caching=True,
-    **scheduler,
+    spare=False, **scheduler,
 ) -> EngineConfig:  # fmt: skip
-    """windows: per group, -1 = a recurrent state. block_tokens and blocks: of all groups, or per group."""
+    """windows: per group, -1 = a recurrent state. spare: it has spare blocks, as where there are drafts. block_tokens and
+    blocks: of all groups, or per group."""
     sizes = (block_tokens,) * len(windows) if isinstance(block_tokens, int) else tuple(block_tokens)
     groups = tuple(
-        KVSpec(KINDS[(w > 0) - (w < 0)], size, 8 * size, (g,), window=max(w, 0))
+        KVSpec(KINDS[(w > 0) - (w < 0)], size, 8 * size, (g,), window=max(w, 0), spare=spare and w < 0)
         for g, (w, size) in enumerate(zip(windows, sizes, strict=True))
     )
     counts = (blocks,) * len(groups) if isinstance(blocks, int) else tuple(blocks)
@@ -272,7 +273,7 @@ class World:
             for row in range(batch.slots.size):
                 c, q = int(batch.context[row]), int(batch.query[row])
                 if g.spec.kind == "state":
-                    assert table.shape[1] == 2
+                    assert table.shape[1] == 2 + g.spec.spare
                     assert table[row, 1], "a step writes its state to scratch"
                     assert table[row, 0] or not c, "a step reads its state from scratch"
                     continue
@@ -386,12 +387,12 @@ def random_config(rng: random.Random) -> EngineConfig:
     chunked = rng.random() < 0.8
     if not chunked:
         max_tokens = max(max_tokens, max_len)
-    most = [-(-max_len // size) if w >= 0 else rng.choice([1, 2, 5]) for w, size in zip(windows, sizes, strict=True)]
+    most = [-(-max_len // size) if w >= 0 else rng.choice([2, 3, 5]) for w, size in zip(windows, sizes, strict=True)]
     blocks = tuple(n + 1 + rng.choice([0, 0, 1, 3, n]) for n in most)
     lookup = rng.randrange(1, 4)
     drafts = ngrams(rng.randrange(1, 7), rng.randrange(1, lookup + 1), lookup)
     return make_config(
-        vocab=rng.choice([3, 17, 40, 101]), speculation=None if -1 in windows else rng.choice([None, drafts]),
+        vocab=rng.choice([3, 17, 40, 101]), speculation=rng.choice([None, drafts]), spare=True,
         max_len=max_len, block_tokens=bt, blocks=blocks, windows=windows,
         max_seqs=rng.choice([1, 3, 6, 10]), max_tokens=max_tokens, depth=rng.randrange(1, 4), caching=rng.random() < 0.85,
         policy=rng.choice(["fcfs", "priority"]), chunked_prefill=chunked, max_partial_prefills=rng.randrange(1, 4),

@@ -53,6 +53,9 @@ class KVSpec:
     top: int = 0
     """Tokens that a token reads at the most, of all that are kept: steps have the part `Sparse` for those that see more. 0 =
     all."""
+    spare: bool = False
+    """Kind "state", of an engine whose steps verify drafts: the table has a third column, a block of the sequence's own. A step
+    with drafts writes states there while it is not known how many of them are accepted."""
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1 or self.bytes_per_block < 0:

@@ -43,13 +43,15 @@ def build(
     kv_dtype: str = "",
     kv_skip: Sequence[str] = (),
     state_tokens: int = 0,
+    spare_states: bool = False,
     adapters: Room | None = None,
     background: tuple[Binder, Sequence[AttentionBackend]] | None = None,
 ) -> Model:
     """The model of a config.json, every op bound to the device's kernels (the choices are in `binder.bindings`).
 
     max_len: longest sequence served. quantization: a name of quantization.online.METHODS; dense weights
-    are rounded at load. kv_dtype: as in AttnSpec. kv_skip, adapters, state_tokens: as in Context; 0 = block_tokens.
+    are rounded at load. kv_dtype: as in AttnSpec. kv_skip, adapters, state_tokens (0 = block_tokens), spare_states: as in
+    Context.
     background: the binder and the attention of encoders, where they run in another queue than steps.
     Raises UnsupportedModelError, CheckpointError (the configuration), ConfigError (it does not
     divide among the ranks), DeviceError (no attention backend fits)."""
@@ -60,7 +62,7 @@ def build(
     use = fitted(scheme(config, quantization), binder, dtype, spec.hidden)
     ctx = Context(
         binder, attention, comm, dtype, max_len, block_tokens, use, kv_dtype, tuple(kv_skip), state_tokens or block_tokens,
-        adapters=adapters,
+        adapters=adapters, spare_states=spare_states,
     )  # fmt: skip
     if background is not None:
         ctx = replace(ctx, encoders=replace(ctx, binder=background[0], attention=background[1]))

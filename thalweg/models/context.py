@@ -36,6 +36,8 @@ class Context:
     """Layers whose caches hold the model's type, as `sizes.skipped` has them."""
     state_tokens: int = 1
     """The distance, in tokens, at which states of recurrent layers are kept for others: a multiple of block_tokens."""
+    spare_states: bool = False
+    """Steps verify drafts: sequences have spare blocks for states of recurrent layers (`KVSpec.spare`)."""
     encoders: Context | None = None
     """What encoders of images and sounds are built with, where they do not run in the queue of the steps."""
     adapters: Room | None = None

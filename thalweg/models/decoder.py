@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
-from thalweg.hal.kv import KVLayout
+from thalweg.hal.kv import KVLayout, StateSpec
 from thalweg.hal.parts.adapters import Adapters
 from thalweg.hal.parts.axes import Axes
 from thalweg.hal.parts.overlays import Overlays
@@ -34,6 +34,7 @@ from thalweg.models.layers.disentangled import Distances
 from thalweg.models.layers.embedding import Added, Embedding, LMHead
 from thalweg.models.layers.norm import bound
 from thalweg.models.layers.perlayer import LayerInputs
+from thalweg.models.layers.recurrent import Replay
 from thalweg.models.layers.rotary import cos_sin_table
 from thalweg.models.layers.sound import SoundEncoder
 from thalweg.models.vision.ear import Ear
@@ -100,6 +101,8 @@ class Decoder:
         ]
         self._mixes_last = sizes.mixes_last(s.layers)
         mixers = [mixer for block in self.blocks for mixer in block.mixers]
+        self.recurrent = any(isinstance(mixer.spec, StateSpec) for mixer in mixers)
+        """Do some of its layers keep states?"""
         self.cache_scales = frozenset(n for mixer in mixers for n in getattr(mixer, "cache_scales", ()))
         """Names of tensors of the checkpoint that were read while the model was built: scales of keys and values."""
         self._learned = [Added(ctx, each, s.hidden, weights["learned"][i]) for i, each in enumerate(s.learned)]
@@ -123,7 +126,9 @@ class Decoder:
         self.specs |= {key: part.specs for key, part in ends.items()}
         self.layouts: tuple[KVLayout | tuple[KVLayout, ...], ...] = tuple(mixer.layout for mixer in mixers)
         """Per mixer; several where its cache is several arrays, and none where it reads another's."""
-        self.groups = sizes.kv_groups(kinds, ctx.block_tokens, ctx.state_tokens, [_bytes(each) for each in self.layouts])
+        self.groups = sizes.kv_groups(
+            kinds, ctx.block_tokens, ctx.state_tokens, [_bytes(each) for each in self.layouts], ctx.spare_states
+        )
         """Mixers that keep the same tokens in the same way share a group."""
         first = [mixers[g.layers[0]] for g in self.groups]
         self.attention: tuple[tuple[AttentionBackend, AttnSpec] | None, ...] = tuple(
@@ -142,14 +147,22 @@ class Decoder:
         return self.spec.known(name)
 
     def forward(
-        self, params: Any, batch: StepBatch, kv: list[Array], rows: Array | None = None, adapters: Held | None = None
+        self,
+        params: Any,
+        batch: StepBatch,
+        kv: list[Array],
+        rows: Array | None = None,
+        adapters: Held | None = None,
+        replays: list[Replay] | None = None,
     ) -> tuple[Array, list[Array]]:
         """The hidden states [T, hidden] after the final norm, and the new caches, one per mixer. Token ids are known:
         batch.tokens holds no ON_DEVICE. Where the model tells types of tokens apart, one of type n is its id + n * vocab.
 
         rows i32[R]: those that are read, [R, hidden]. What follows the last mixer of tokens is computed of no others.
-        adapters: those in the state, where the model is built with some."""
+        adapters: those in the state, where the model is built with some. replays: of a step that verifies drafts, filled with
+        what `layers.recurrent.settle` needs to take the states of recurrent layers to the accepted tokens."""
         x, flow = self.begun(params, batch, kv, params.get("rope", {}))
+        flow.replays = replays
         if adapters:
             flow.slots, flow.adapters = slots_of(batch.get(Adapters), batch.token_seq), adapters
         sources = batch.get(Sources)

@@ -49,6 +49,8 @@ class Flow:
     """i32[T]: where each token's adapter lies. None: the step adapts no sequence."""
     adapters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The adapters in the state, as `models.adapters.allocate` makes them."""
+    replays: list[Any] | None = None
+    """Of steps that verify drafts: the ops over recurrent states, which `layers.recurrent.settle` runs again."""
     read: Array | None = None
     """i32[R], from the last layer on that mixes tokens: the rows that are read of what it gives. None: all are. A mixer that
     `cuts` gives these rows alone."""

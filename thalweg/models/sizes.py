@@ -127,11 +127,15 @@ def skipped(layer: int, mixer: Mixer, skip: Sequence[str]) -> bool:
 
 
 def kv_groups(
-    specs: Sequence[Kept | None], block_tokens: int, state_tokens: int, bytes_per_block: Sequence[int] | None = None
+    specs: Sequence[Kept | None],
+    block_tokens: int,
+    state_tokens: int,
+    bytes_per_block: Sequence[int] | None = None,
+    spare_states: bool = False,
 ) -> tuple[KVSpec, ...]:
     """Mixers that keep the same share a group, in order of their first. state_tokens: the distance at which states are
     kept for others. bytes_per_block: of each mixer, as its backend lays blocks out; None = keys and values side by side, the
-    layout that every backend here has."""
+    layout that every backend here has. spare_states: as in Context."""
     each = bytes_per_block or [0 if s is None else _block_bytes(s, block_tokens) for s in specs]
     groups = []
     for kind in dict.fromkeys(s for s in specs if s is not None):
@@ -139,7 +143,8 @@ def kv_groups(
         tokens = state_tokens if isinstance(kind, StateSpec) else block_tokens
         window = kind.window if kind.kind in ("window", "chunked") else 0  # an encoder's hides tokens, and frees none
         top = kind.top if isinstance(kind, AttnSpec) else 0
-        groups.append(KVSpec(kind.kind, tokens, sum(each[i] for i in layers), layers, window, top))
+        spare = spare_states and isinstance(kind, StateSpec)
+        groups.append(KVSpec(kind.kind, tokens, sum(each[i] for i in layers), layers, window, top, spare))
     return tuple(groups)
 
 

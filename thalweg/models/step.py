@@ -19,6 +19,7 @@ from thalweg.hal.step import Array, Logprobs, Params, State, Step, StepBatch, St
 from thalweg.models.adapters import allocate
 from thalweg.models.build import Model
 from thalweg.models.heads.pooling import pooled
+from thalweg.models.layers.recurrent import Replay, settle
 from thalweg.models.sampler import Sampler
 
 SCORE_ROWS = 256
@@ -65,13 +66,18 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
         drafts, scores = batch.get(Drafts), batch.get(Scores)
         rows = batch.last_row if drafts is None else torch.cat([batch.last_row, drafts.row - 1])
         some = scores is None and not batch.uniform  # of a uniform batch all rows are read, or nearly
-        x, kv = model.forward(params, batch, state["kv"], rows if some else None, **_adapters(state))
+        replays: list[Replay] = []
+        more = _adapters(state) if drafts is None or not model.recurrent else {**_adapters(state), "replays": replays}
+        x, kv = model.forward(params, batch, state["kv"], rows if some else None, **more)
         last = x if some else x.index_select(0, rows)
         if model.has_argmax and batch.features.plain:
             tokens, values = model.argmax(params, last)
             result, history = sampler.emit(tokens, values, history, batch)
         else:
             result, history = sampler(model.logits(params, last), history, batch)
+        if drafts is not None and replays:
+            wrong = (drafts.pick >= 0).sum(1) - (result.counts - 1).clamp(min=0)
+            kv = settle(replays, kv, batch, (batch.query - wrong).to(torch.int32))
         if scores is not None:
             result = replace(result, score=_score(model, sampler, params, x, scores))
         return {**state, "kv": kv, "history": history}, result

@@ -191,9 +191,23 @@ def test_a_step_that_returns_more_than_asked_for_is_found():
         w.step()
 
 
-def test_a_recurrent_state_and_drafts_are_refused_in_words():
-    with pytest.raises(ConfigError, match="recurrent state cannot be taken back"):
+def test_drafts_without_spare_blocks_for_states_are_refused_in_words():
+    with pytest.raises(ConfigError, match=r"speculative_config: KV groups \[1\] have no spare blocks"):
         World(make_config(windows=(0, -1)), drafts=2)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_state_goes_on_from_what_was_accepted(depth):
+    """Half of the drafts are wrong, and a state that had gone on by one would change every later token."""
+    w = world(luck=0.5, windows=(0, -1), spare=True, depth=depth, block_tokens=(2, 8), max_len=64)
+    for h in range(3):
+        ask(w, h, [h, 2, 3], 40)
+    w.drain()
+    assert 0 < w.core.stats().accepted_tokens < w.core.stats().draft_tokens
+    said = [0, 2, 3, *w.tracked[0].tokens]
+    ask(w, 9, said[:30], 20)  # from a state that was kept while drafts were verified
+    w.drain()
+    assert w.core.stats().prefix_hits
 
 
 # ---------------------------------------------------------------- do they pay? (a simulated clock)

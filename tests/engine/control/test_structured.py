@@ -276,8 +276,8 @@ def test_jumps_under_preemption_prefix_hits_and_a_new_engine() -> None:
     assert stats.accepted_tokens
 
 
-def test_a_recurrent_state_does_not_jump() -> None:
-    with pytest.raises(ConfigError, match="enable_jump_forward: a recurrent state"):
+def test_jumps_without_spare_blocks_for_states_are_refused() -> None:
+    with pytest.raises(ConfigError, match="enable_jump_forward: KV groups"):
         world(windows=(0, -1), block_tokens=(4, 4), blocks=(120, 40), jump_forward=True)
 
 

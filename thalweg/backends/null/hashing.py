@@ -78,19 +78,20 @@ class HashModel:
         emit = np.nonzero(batch.emit)[0]
         reached = batch.context + batch.query
         # Rows that sample: the last of each sequence that emits, and the one before each draft.
-        rows, ends = emit, reached[emit]
+        rows, ends, at = emit, reached[emit], batch.last_row[emit]
         if drafts is not None:
             rows = np.concatenate([rows, batch.token_seq[drafts.row]])
             ends = np.concatenate([ends, batch.positions[drafts.row]])
+            at = np.concatenate([at, drafts.row - 1])
+        carried: list[tuple[I64, NDArray[np.int32], I64, I64]] = []
         seen = np.zeros(rows.size, np.int64)
         hashes = np.zeros(tokens.size, np.int64)
         factor = C
         for cache, table, window in zip(caches, batch.block_tables, self._windows, strict=True):
             if window == STATE:
-                if drafts is not None:
-                    raise ValueError("null: a state cannot be taken back when drafts are wrong")
                 hashes, sums = self._carry(batch, cache, table, tokens)
-                attended = sums[rows]
+                carried.append((cache, table, hashes, sums))
+                attended = sums[at]
             else:
                 hashes = self._write(batch, cache, table, tokens)
                 attended = self._attend(cache, table[rows], window, ends)
@@ -108,11 +109,14 @@ class HashModel:
         if drafts is not None:
             result = verified(batch, drafts, out, picked[emit.size :], tokens)
             first = reached - (drafts.pick >= 0).sum(1)
-            at, column = np.nonzero(np.arange(result.tokens.shape[1]) < result.counts[:, None])
-            history[batch.slots[at], first[at] + column] = result.tokens[at, column]
+            row, column = np.nonzero(np.arange(result.tokens.shape[1]) < result.counts[:, None])
+            history[batch.slots[row], first[row] + column] = result.tokens[row, column]
         else:
             history[batch.slots[emit], reached[emit]] = out[emit]
             result = StepResult(out.astype(np.int32)[:, None], batch.emit.astype(np.int32))
+        wrong = 0 if drafts is None else (drafts.pick >= 0).sum(1) - np.maximum(result.counts - 1, 0)
+        for cache, table, h, sums in carried:
+            self._settle(batch, cache, table, h, sums, batch.last_row - wrong)
         if batch.features.logprobs >= 0:
             result.logprobs = ranked(out, hashes[batch.last_row], batch.features.logprobs, self._vocab)
         if scores is not None:
@@ -136,15 +140,22 @@ class HashModel:
         return h
 
     def _carry(self, batch: StepBatch, cache: I64, table: NDArray[np.int32], tokens: Any) -> tuple[I64, I64]:
-        """h of every token of the batch, and per sequence the sum of every h so far. Both are kept as its state."""
+        """h of every token of the batch, and the sum of every h up to it."""
         before = cache[table[:, 0]]
         h = self._hash(batch, before[:, 0], tokens)
-        has = batch.query > 0
         with np.errstate(over="ignore"):
-            sums = np.where(batch.context > 0, before[:, 1], 0)
-            sums[has] += _running(h, batch)[batch.last_row[has]]
-        cache[table[has, 1]] = np.stack([h[batch.last_row[has]], sums[has]], axis=1)
+            sums = np.where(batch.context > 0, before[:, 1], 0)[batch.token_seq] + _running(h, batch)
         return h, sums
+
+    def _settle(
+        self, batch: StepBatch, cache: I64, table: NDArray[np.int32], h: I64, sums: I64, last: NDArray[np.int64]
+    ) -> None:
+        """The state of each sequence after row `last` of the batch, its last one or that of its last accepted draft. A step
+        with drafts leaves another in the spare block."""
+        has = batch.query > 0
+        if batch.get(Drafts) is not None:
+            cache[table[has, 2]] = -1
+        cache[table[has, 1]] = np.stack([h[last[has]], sums[last[has]]], axis=1)
 
     def _attend(self, cache: I64, table: NDArray[np.int32], window: int, reached: Any) -> I64:
         """Sum of the stored h over what the last of `reached` tokens attends to. table: a row for each."""

@@ -116,9 +116,11 @@ class EngineCore:
             made = load_drafter(config.speculation.method)(config.speculation, self.slots)
         if made is None and not config.jump_forward:
             return None
-        if not self.kv.rewinds:
+        if self.kv.unready_for_drafts:
             name = "structured_outputs_config: enable_jump_forward" if made is None else "speculative_config"
-            raise ConfigError(f"{name}: a recurrent state cannot be taken back when drafts are wrong: leave it out")
+            raise ConfigError(
+                f"{name}: KV groups {self.kv.unready_for_drafts} have no spare blocks to verify drafts in: leave it out"
+            )
         return Speculator(self.slots, self.kv, parts, made, config.jump_forward, self.scheduler.counters.drafts)
 
     # ------------------------------------------------------------------ requests

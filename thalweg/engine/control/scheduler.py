@@ -190,7 +190,8 @@ class Scheduler:
         if chunks and budget and not whole and self.counters.preemptions == preempted:
             self._top_up(chunks, budget)
         drafted: list[Draft] = []
-        if speculator is not None and decode.size:
+        if speculator is not None and decode.size and not (chunks and self._kv.keeps_states):
+            # A step with drafts keeps what recurrent layers make of its tokens, and goes through it twice: no prompts there.
             left = self._config.token_budget - decode.size - sum(c.take for c in chunks)
             drafted = speculator.plan(decode, left, len(self.running), fill=not chunks)
             decode = decode[~np.isin(decode, [d.slot for d in drafted])] if drafted else decode

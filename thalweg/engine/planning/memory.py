@@ -130,7 +130,7 @@ def _plan(k: _Known) -> Plan:
     dtype = resolve.dtype(args, k.facts, k.info, k.defaults)
     length = resolve.max_len(args, k.facts)
     schedule = resolve.scheduler(args, k.defaults, length)
-    groups = _groups(k, length, resolve.block_tokens(args, k.defaults), dtype)
+    groups = _groups(k, length, resolve.block_tokens(args, k.defaults), dtype, schedule.most_drafts > 0)
     if k.facts.weight_bytes and args.load_format != "dummy" and formats.of_checkpoint(k.hf) is None:
         _check_stored(k)
     weights = beside = 0
@@ -214,12 +214,15 @@ def _shown(g: KVSpec, blocks: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _groups(k: _Known, length: int, block_tokens: int, dtype: str) -> tuple[KVSpec, ...]:
+def _groups(k: _Known, length: int, block_tokens: int, dtype: str, drafts: bool) -> tuple[KVSpec, ...]:
     if not k.platform.runs_models:
         return (sizes.stand_in_group(k.spec, block_tokens),)
     states = resolve.state_tokens(k.args, k.spec, block_tokens)
     return sizes.kv_groups(
-        sizes.kept(k.spec, dtype, k.args.kv_dtype, length, k.ranks, k.args.kv_cache_dtype_skip_layers), block_tokens, states
+        sizes.kept(k.spec, dtype, k.args.kv_dtype, length, k.ranks, k.args.kv_cache_dtype_skip_layers),
+        block_tokens,
+        states,
+        spare_states=drafts,
     )
 
 

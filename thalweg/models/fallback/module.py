@@ -39,6 +39,7 @@ class Foreign:
     has_argmax = False
     cache_scales: frozenset[str] = frozenset()
     adapters = None
+    recurrent = False
 
     def __init__(self, ctx: Context, spec: ForeignSpec) -> None:
         if ctx.comm.size > 1:

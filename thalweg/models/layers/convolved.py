@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from thalweg.hal import ops
-from thalweg.hal.step import Array, StepBatch
+from thalweg.hal.step import Array
 from thalweg.models.context import Context
-from thalweg.models.flow import Place
+from thalweg.models.flow import Flow, Place
+from thalweg.models.layers.recurrent import advance
 from thalweg.models.weights import ParamSpec
 
 
 class Convolved:
-    """x [T, channels], held as `ops.causal_conv` has it -> (y [T, channels], held)."""
+    """x [T, channels] -> y [T, channels], from the first array of the layer's cache."""
 
     def __init__(self, ctx: Context, weights: Mapping[str, Any], act: str) -> None:
         channels, _, taps = weights["weight"].shape(ctx.comm.size)
@@ -21,12 +22,6 @@ class Convolved:
         self._conv = ctx.bind(ops.causal_conv, act=act, channels=channels, taps=taps, **biased)
         self.specs = {name: ParamSpec(w, ctx.dtype) for name, w in weights.items()}
 
-    def __call__(self, p: Mapping[str, Any], x: Array, held: Array, rows: tuple[Array, ...]) -> tuple[Array, Array]:
-        """rows: of `ragged`."""
-        y, held = self._conv(x, p["weight"], held, *rows, *([p["bias"]] if "bias" in p else []))
-        return y, held
-
-
-def ragged(batch: StepBatch, place: Place) -> tuple[Array, ...]:
-    """The arrays of a batch that ops over recurrent state take last."""
-    return batch.block_tables[place.group], batch.context, batch.query, batch.last_row, batch.token_seq
+    def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow, place: Place) -> Array:
+        bias = [p["bias"]] if "bias" in p else []
+        return advance(flow, place, 0, lambda held, *rows: self._conv(x, p["weight"], held, *rows, *bias))

@@ -4,6 +4,7 @@ lies in the block that the group's table names; it is passed through, never kept
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from thalweg.hal.step import Array
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
 from thalweg.models.layers.linear import Linear, RowLinear
+from thalweg.models.layers.recurrent import advance
 from thalweg.models.spec import DeltaNet
 from thalweg.models.weights import ParamSpec
 
@@ -48,16 +50,14 @@ class GatedDeltaNet:
         }
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        batch, (last, states), (key_dim, value_dim) = flow.batch, flow.caches[self._place.layer], self._dims
-        rows = (batch.block_tables[self._place.group], batch.context, batch.query, batch.last_row, batch.token_seq)
+        key_dim, value_dim = self._dims
         qkv, z, b, a = self._projected(p["in"], x, flow)
-        qkv, last = self._conv(qkv, p["conv"]["weight"], last, *rows)
-        q, k, v = qkv.split(self._parts, dim=-1)
+        mixed = advance(flow, self._place, 0, partial(self._conv, qkv, p["conv"]["weight"]))
+        q, k, v = mixed.split(self._parts, dim=-1)
         q, k, v = (t.unflatten(-1, (-1, n)) for t, n in ((q, key_dim), (k, key_dim), (v, value_dim)))
         decay, share = self._gates(b, a, p["rate"]["log"], p["rate"]["bias"])
         share = share if self._most == 1.0 else share * self._most
-        out, states = self._rule(q, k, v, decay, share, states, *rows)
-        flow.caches[self._place.layer] = (last, states)
+        out = advance(flow, self._place, 1, partial(self._rule, q, k, v, decay, share))
         out = self._norm(out, z.unflatten(-1, (-1, value_dim)), p["norm"]["weight"])
         return self._out(p["out"], out.flatten(-2), flow)
 

@@ -4,6 +4,7 @@ head. What it keeps of a sequence is passed through, never kept."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from thalweg.hal import ops
@@ -11,6 +12,7 @@ from thalweg.hal.step import Array
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
 from thalweg.models.layers.linear import Linear, RowLinear
+from thalweg.models.layers.recurrent import advance
 from thalweg.models.spec import KimiDelta
 from thalweg.models.weights import ParamSpec
 
@@ -43,16 +45,13 @@ class KimiDeltaAttention:
         }  # fmt: skip
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        batch, (last, states) = flow.batch, flow.caches[self._place.layer]
-        rows = (batch.block_tables[self._place.group], batch.context, batch.query, batch.last_row, batch.token_seq)
         qkv, b = self._in(p["in"], x, flow).split((3 * self._inner, self._heads), dim=-1)
         low, gate = (part.contiguous() for part in self._low(p["low"], x, flow).chunk(2, -1))
-        qkv, last = self._conv(qkv.contiguous(), p["conv"]["weight"], last, *rows)
-        q, k, v = (part.unflatten(-1, (-1, self._dim)) for part in qkv.chunk(3, -1))
+        mixed = advance(flow, self._place, 0, partial(self._conv, qkv.contiguous(), p["conv"]["weight"]))
+        q, k, v = (part.unflatten(-1, (-1, self._dim)) for part in mixed.chunk(3, -1))
         step = self._decay(p["decay"], low, flow).unflatten(-1, (-1, self._dim))
         decay, share = self._gates(b, step, p["rate"]["log"], p["rate"]["bias"].view(-1, self._dim))
-        out, states = self._rule(q, k, v, decay, share, states, *rows)
-        flow.caches[self._place.layer] = (last, states)
+        out = advance(flow, self._place, 1, partial(self._rule, q, k, v, decay, share))
         gate = self._gate(p["gate"], gate, flow).unflatten(-1, (-1, self._dim))
         out = self._gated(self._norm(out, p["norm"]["weight"]), gate)
         return self._out(p["out"], out.flatten(-2), flow)

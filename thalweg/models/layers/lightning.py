@@ -14,9 +14,9 @@ from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
-from thalweg.models.layers.convolved import ragged
 from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.norm import RMSNorm
+from thalweg.models.layers.recurrent import advance
 from thalweg.models.spec import LightningAttention as Declared
 from thalweg.models.weights import ParamSpec, Weight
 
@@ -47,14 +47,12 @@ class LightningAttention:
         }  # fmt: skip
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        (states,), rate = flow.caches[self._place.layer], p["rate"]
-        inner = self._heads * self._dim
+        rate, inner = p["rate"], self._heads * self._dim
         qkv, gate = self._in(p["in"], x, flow).split((3 * inner, inner), dim=-1)
         q, k, v = self._act(qkv.contiguous()).unflatten(-1, (3, self._heads, self._dim)).unbind(-3)
         steps = torch.ones_like(x[:, :1]).expand(-1, self._heads).contiguous()
-        out, states = self._scan(
-            v.contiguous(), steps, k.contiguous(), q.contiguous(), rate["log"], rate["bias"], rate["skip"], states,
-            *ragged(flow.batch, self._place),
-        )  # fmt: skip
-        flow.caches[self._place.layer] = (states,)
+        scan = partial(
+            self._scan, v.contiguous(), steps, k.contiguous(), q.contiguous(), rate["log"], rate["bias"], rate["skip"]
+        )
+        out = advance(flow, self._place, 0, scan)
         return self._out(p["out"], self._gate(self._norm(p["norm"], out.flatten(-2)), gate), flow)

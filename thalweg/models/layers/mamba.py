@@ -4,6 +4,7 @@ in the block that the group's table names; it is passed through, never kept."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from thalweg.hal import ops
@@ -11,8 +12,9 @@ from thalweg.hal.step import Array
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
-from thalweg.models.layers.convolved import Convolved, ragged
+from thalweg.models.layers.convolved import Convolved
 from thalweg.models.layers.linear import Linear, RowLinear
+from thalweg.models.layers.recurrent import advance
 from thalweg.models.weights import ParamSpec
 
 
@@ -45,15 +47,15 @@ class Mamba:
         }
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        (last, states), rows, rate = flow.caches[self._place.layer], ragged(flow.batch, self._place), p["rate"]
+        rate = p["rate"]
         x, gate = self._in(p["in"], x, flow).split(self._in.outputs, dim=-1)
-        x, last = self._conv(p["conv"], x, last, rows)
+        x = self._conv(p["conv"], x, flow, self._place)
         step, b, c = self._chosen(p["chosen"], x, flow).split(self._sizes, dim=-1)
         if self._norms:
             step, b, c = (self._normed(p.get("norms", {}), i, t) for i, t in enumerate((step, b, c)))
         step = self._step(p["step"], step, flow)
-        out, states = self._scan(x, step, b, c, gate, rate["log"], rate["bias"], rate["skip"], states, *rows)
-        flow.caches[self._place.layer] = (last, states)
+        scan = partial(self._scan, x, step, b, c, gate, rate["log"], rate["bias"], rate["skip"])
+        out = advance(flow, self._place, 1, scan)
         return self._out(p["out"], out, flow)
 
     def _normed(self, p: Mapping[int, Any], i: int, x: Array) -> Array:

@@ -4,6 +4,7 @@ sequence lies in the block that the group's table names; it is passed through, n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from thalweg.hal.step import Array
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
-from thalweg.models.layers.convolved import Convolved, ragged
+from thalweg.models.layers.convolved import Convolved
 from thalweg.models.layers.linear import Linear, RowLinear
+from thalweg.models.layers.recurrent import advance
 from thalweg.models.weights import ParamSpec
 
 
@@ -54,19 +56,17 @@ class Mamba2:
         }
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        (last, states), rows, rate = flow.caches[self._place.layer], ragged(flow.batch, self._place), p["rate"]
-        head_dim, state = self._dims
+        rate, (head_dim, state) = p["rate"], self._dims
         projected = self._in(p["in"], x, flow)
         if self._scales:
             parts = projected.split(self._in.outputs, dim=-1)
             projected = torch.cat([part * by for part, by in zip(parts, self._scales, strict=True)], -1)
         gate, xbc, step = projected.split((self._parts[0], sum(self._parts), self._in.outputs[-1]), dim=-1)
-        xbc, last = self._conv(p["conv"], xbc, last, rows)
+        xbc = self._conv(p["conv"], xbc, flow, self._place)
         x, b, c = (
             t.unflatten(-1, (-1, n)) for t, n in zip(xbc.split(self._parts, dim=-1), (head_dim, state, state), strict=True)
         )
-        out, states = self._scan(x, step, b, c, rate["log"], rate["bias"], rate["skip"], states, *rows)
-        flow.caches[self._place.layer] = (last, states)
+        out = advance(flow, self._place, 1, partial(self._scan, x, step, b, c, rate["log"], rate["bias"], rate["skip"]))
         out = out.flatten(-2)
         out = self._gate(out, gate, p["norm"]["weight"]) if self._normed else self._gate(torch.cat((gate, out), -1))
         return self._out(p["out"], out, flow)

@@ -10,7 +10,7 @@ from thalweg.hal.step import Array
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
-from thalweg.models.layers.convolved import Convolved, ragged
+from thalweg.models.layers.convolved import Convolved
 from thalweg.models.layers.linear import Linear, RowLinear
 
 
@@ -30,8 +30,6 @@ class ShortConv:
         self.specs: dict[str, Any] = {"in": self._in.specs, "conv": self._conv.specs, "out": self._out.specs}
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        (last,) = flow.caches[self._place.layer]
         b, c, x = self._in(p["in"], x, flow).split(self._in.outputs, dim=-1)
-        y, last = self._conv(p["conv"], b * x, last, ragged(flow.batch, self._place))
-        flow.caches[self._place.layer] = (last,)
+        y = self._conv(p["conv"], b * x, flow, self._place)
         return self._out(p["out"], c * y, flow)

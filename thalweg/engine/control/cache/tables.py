@@ -58,8 +58,18 @@ class KVCache:
 
     @property
     def rewinds(self) -> bool:
-        """Can a sequence go back to an earlier position in every group, and write again from there?"""
+        """Can a sequence go back to a position that launched steps have passed, in every group?"""
         return all(g.rewinds for g in self.groups)
+
+    @property
+    def unready_for_drafts(self) -> list[int]:
+        """Groups that would need spare blocks, and have none."""
+        return [g.index for g in self.groups if g.keeps_states and not g.spec.spare]
+
+    @property
+    def keeps_states(self) -> bool:
+        """Does some group keep states?"""
+        return any(g.keeps_states for g in self.groups)
 
     @property
     def withheld(self) -> bool:

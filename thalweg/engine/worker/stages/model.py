@@ -76,7 +76,7 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
         inputs.hf, binder=binder, attention=_select_attention(inputs, device.attention), comm=device.comm, dtype=dtype,
         max_len=length, block_tokens=block_tokens, quantization=method, kv_dtype=args.kv_dtype,
         kv_skip=args.kv_cache_dtype_skip_layers,
-        state_tokens=resolve.state_tokens(args, spec, block_tokens),
+        state_tokens=resolve.state_tokens(args, spec, block_tokens), spare_states=schedule.most_drafts > 0,
         background=None if background is None
         else (binder.of(background.kernels), _select_attention(inputs, background.attention)),
     )  # fmt: skip

@@ -51,7 +51,11 @@ class Group(ABC):
     """Of its block table, always so many; 0: one for each block of the longest sequence in a step, and `growing`."""
 
     rewinds = True
-    """Can a sequence go back to a position its steps have passed, but which has not returned?"""
+    """Can a sequence go back to a position that launched steps have passed? Steps that verify drafts take it no further than
+    what they accept, in any group."""
+
+    keeps_states = False
+    """Does a block hold a whole sequence, so that drafts are verified in a spare one (`KVSpec.spare`)?"""
 
     def __init__(self, spec: KVSpec, total: int, index: int, around: Surroundings) -> None:
         """total: blocks, scratch included; index: of the group among all groups."""
@@ -62,6 +66,11 @@ class Group(ABC):
         self.pool = BlockPool(total, partial(around.prefix.evict, index))
 
     # ------------------------------------------------------------------ sizes, for planning
+
+    @classmethod
+    def table_columns(cls, spec: KVSpec) -> int:
+        """As `columns`, of this spec."""
+        return cls.columns
 
     @classmethod
     @abstractmethod

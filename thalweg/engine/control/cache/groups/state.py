@@ -11,6 +11,10 @@ A sequence without history reads block 0, whose contents mean nothing: a model s
 Snapshots are taken where a step happens to end at such a multiple, and only while a block is available. A chunk that would
 cross one is cut to end at the last it can reach. Of this group `block_tokens` is the least distance of snapshots, so it is
 chosen much larger than that of groups which keep tokens.
+
+Where steps verify drafts (`KVSpec.spare`) every sequence holds a spare block too, the third column of the table. A step with
+drafts writes there what its tokens make of the state, and the live block gets the state after those that were accepted. So a
+sequence never goes back, and nothing else here knows of drafts.
 """
 
 from __future__ import annotations
@@ -35,11 +39,14 @@ class State(Group):
     whole = False
     columns = 2
     rewinds = False
+    keeps_states = True
 
     def __init__(self, spec: KVSpec, total: int, index: int, around: Surroundings) -> None:
         super().__init__(spec, total, index, around)
         self.live: I32 = np.zeros(around.slots, np.int32)
         """Per slot: the block that steps write to; 0 = none yet."""
+        self.spare: I32 = np.zeros(around.slots, np.int32)
+        """Per slot: held as long as the live block is, if the group has spare blocks."""
         self._source: I32 = np.zeros(around.slots, np.int32)
         self._turned: I32 = np.zeros(around.slots, np.int32)
         """The step from position `_turned` reads `_source`; later ones read the live block."""
@@ -47,14 +54,18 @@ class State(Group):
         """Per slot: (position, block) of states that are held until that position has returned."""
 
     @classmethod
+    def table_columns(cls, spec: KVSpec) -> int:
+        return cls.columns + spec.spare
+
+    @classmethod
     def holds(cls, spec: KVSpec, tokens: int, step: int) -> int:
-        """The live block, and a snapshot for as long as it takes its step to return."""
-        return 2
+        """The live block, the spare one, and a snapshot for as long as it takes its step to return."""
+        return 2 + spec.spare
 
     @classmethod
     def sized(cls, spec: KVSpec, tokens: int, seqs: int) -> int:
-        """A live block for every sequence, and snapshots as close as they can be."""
-        return 1 + seqs - (-tokens // spec.block_tokens)
+        """A live and a spare block for every sequence, and snapshots as close as they can be."""
+        return 1 + seqs * (1 + spec.spare) - (-tokens // spec.block_tokens)
 
     # ------------------------------------------------------------------ nodes
 
@@ -78,10 +89,10 @@ class State(Group):
         return int(bool(nodes) and self.pool.is_idle(nodes[-1].blocks[self.index]))
 
     def need(self, nodes: Sequence[Node], tokens: int, chunk: int) -> int:
-        return 1 + self._idle(nodes)
+        return 1 + self.spec.spare + self._idle(nodes)
 
     def first_chunk(self, nodes: Sequence[Node], take: int) -> int:
-        return take if self.pool.available > self._idle(nodes) else 0
+        return take if self.pool.available >= self.need(nodes, 0, take) else 0
 
     def enter(self, slot: int, nodes: Sequence[Node]) -> None:
         block, computed = (nodes[-1].blocks[self.index] if nodes else 0), len(nodes) * self.unit
@@ -101,12 +112,13 @@ class State(Group):
         return end - start if end > start else take
 
     def lacks(self, slot: int, tokens: int) -> int:
-        return int(not self.live[slot])
+        return 0 if self.live[slot] else 1 + self.spec.spare
 
     def grow(self, slot: int, start: int, tokens: int, publishing: bool) -> int:
         live = int(self.live[slot])
         if not live:
             self.live[slot] = self.pool.take()
+            self.spare[slot] = self.pool.take() if self.spec.spare else 0
         elif publishing and start % self.align == 0 and self._turned[slot] != start and self.pool.available:
             self.snapshots[slot].append((start, live))
             self._source[slot], self._turned[slot], self.live[slot] = live, start, self.pool.take()
@@ -117,7 +129,8 @@ class State(Group):
 
     def rows(self, slots: I32, context: I32, tokens: int) -> I32:
         write = self.live[slots]
-        return np.stack([np.where(self._turned[slots] == context, self._source[slots], write), write], axis=1)
+        read = np.where(self._turned[slots] == context, self._source[slots], write)
+        return np.stack([read, write, self.spare[slots]] if self.spec.spare else [read, write], axis=1)
 
     # ------------------------------------------------------------------ after a result
 
@@ -143,10 +156,12 @@ class State(Group):
         self.snapshots[slot].clear()
         if self.live[slot]:
             self.pool.release(int(self.live[slot]))
-        self.live[slot] = self._source[slot] = self._turned[slot] = 0
+        if self.spare[slot]:
+            self.pool.release(int(self.spare[slot]))
+        self.live[slot] = self.spare[slot] = self._source[slot] = self._turned[slot] = 0
 
     def held(self, slot: int) -> list[int]:
-        live = [int(self.live[slot])] if self.live[slot] else []
+        live = [int(block) for block in (self.live[slot], self.spare[slot]) if block]
         return live + [block for _, block in self.snapshots[slot]]
 
     def check(self, slot: int) -> None:
@@ -155,4 +170,7 @@ class State(Group):
         ensure(all(p % self.align == 0 for p in positions), f"group {self.index}: a snapshot of slot {slot} can never be found")
         live = int(self.live[slot])
         ensure(not live or self.pool.references[live] == 1, f"group {self.index}: slot {slot} writes to a block others hold")
+        spare = int(self.spare[slot])
+        ensure(bool(spare) == (self.spec.spare and bool(live)), f"group {self.index}: slot {slot} lacks its spare block")
+        ensure(not spare or self.pool.references[spare] == 1, f"group {self.index}: the spare block of slot {slot} is shared")
         ensure(not live or not self.pool.findable(live), f"group {self.index}: slot {slot} writes to a block that can be found")
