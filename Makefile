@@ -24,10 +24,15 @@ setup:
 serve:
 	@ci/env thalweg serve $(MODEL) $(ARGS)
 
+# The tests run every set of CPU kernels that this processor has.
+test check: export THALWEG_SETS = runnable
+
 test:
+	@ci/env python hatch_build.py runnable --if-missing
 	@ci/env python -m pytest $(PROCESSES) --durations 15 $(ARGS)
 
 check:
+	@ci/env python hatch_build.py runnable --if-missing
 	@ci/env ci/check $(ARGS)
 
 bench:

@@ -1,13 +1,19 @@
 """Compiles the CPU kernels, as part of every install (`pip install .`, also with -e) or by hand: `python hatch_build.py`.
 
-One translation unit per instruction set of the machine's family, chosen among at run time. Without a C++ compiler, or on a
-system this library is not written for, the package is pure Python and says at run time that there are no compiled kernels.
+One translation unit per instruction set, chosen among at run time. Each takes most of a minute of processor time, so an
+install compiles the best set of this processor and the portable one. Without a C++ compiler, or on an unsupported system,
+the package is pure Python and says at run time that there are no compiled kernels.
     CXX               the compiler (default: c++, g++ or clang++)
     THALWEG_NATIVE    "0": do not compile; "1": failing to compile fails the install; else it is only said
+    THALWEG_SETS      best (default), runnable (all that this processor has), all (for wheels and images that travel), or
+                      names with commas between
+    THALWEG_PLATFORM  the platform that CXX compiles for, as a wheel's name has it (manylinux_2_28_aarch64). `ci/wheels` sets it
+By hand: `python hatch_build.py [SETS] [--if-missing]`. The flag compiles nothing if the library has these sets.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import shutil
@@ -51,6 +57,20 @@ ARM: dict[str, list[str]] = {
 SETS = {"x86_64": X86, "AMD64": X86, "aarch64": ARM, "arm64": ARM}
 """Machine -> instruction set -> flags of its file, beyond what every processor of the family has. Every machine compiles the
 portable file."""
+NEEDS = {
+    "avx2": {"avx2", "fma", "f16c"},
+    "avxvnni": {"avx2", "fma", "f16c", "avx_vnni"},
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "avx512vnni": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"},
+    "avx512bf16": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"},
+    "amx": {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"},
+    "neon": {"asimd"},
+    "neondot": {"asimddp"},
+    "neonbf16": {"asimddp", "bf16", "i8mm"},
+}
+"""Instruction set -> flags that Linux lists of a processor that has it."""
+BEST = ("avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "neonbf16", "neondot", "neon")
+"""The order in which a process chooses among the sets of its processor (`levels` in api.cpp)."""
 
 
 class CannotBuildError(Exception):
@@ -62,6 +82,46 @@ def compiler() -> str:
         if name and shutil.which(name):
             return name
     raise CannotBuildError("no C++ compiler was found (c++, g++ or clang++; CXX names another)")
+
+
+def find_runnable(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str] | None:
+    """Sets that this machine's processor has. None: the system does not say."""
+    try:
+        text = cpuinfo.read_text()
+    except OSError:
+        return None
+    flags = set()
+    for line in text.splitlines():
+        key, _, words = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            flags = set(words.split())
+            break
+    return [name for name in SETS.get(platform.machine(), {}) if flags >= NEEDS[name]] if flags else None
+
+
+def choose_sets(word: str) -> tuple[str, ...] | None:
+    """The sets that a value of THALWEG_SETS names, None for all. ValueError: it names one that does not exist."""
+    if word == "all":
+        return None
+    if word in ("", "best", "runnable"):
+        runnable = find_runnable()
+        if runnable is None:
+            return None
+        best = [name for name in BEST if name in runnable]
+        return tuple(runnable if word == "runnable" else best[:1])
+    names = tuple(name.strip() for name in word.split(","))
+    if odd := [name for name in names if name not in NEEDS and name != "portable"]:
+        raise ValueError(f"THALWEG_SETS: {odd[0]!r} is not one of best, runnable, all, {', '.join(NEEDS)}")
+    return names
+
+
+def has_sets(names: tuple[str, ...] | None, library: Path = LIBRARY) -> bool:
+    """Does the compiled library have these sets, as far as this processor can run them? False for `None`, which is all sets."""
+    if names is None or not library.exists():
+        return False
+    found = ctypes.CDLL(str(library))
+    found.thalweg_levels.restype = ctypes.c_char_p
+    return set(found.thalweg_levels().decode().split(",")) >= set(names)
 
 
 def build(
@@ -133,8 +193,10 @@ else:
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:
             if self.target_name != "wheel" or wanted() == "0":
                 return
+            target = os.environ.get("THALWEG_PLATFORM", "")
+            machine = next((name for name in SETS if target.endswith(f"_{name}")), "")
             try:
-                sets = build()
+                sets = build(sets=choose_sets(os.environ.get("THALWEG_SETS", "")), machine=machine)
             except CannotBuildError as e:
                 if wanted() == "1":
                     raise
@@ -146,9 +208,12 @@ else:
             if version != "editable":
                 build_data["pure_python"] = False
                 system = sysconfig.get_platform().replace("universal2", platform.machine())  # compiled for one
-                build_data["tag"] = f"py3-none-{system.replace('-', '_').replace('.', '_')}"
+                build_data["tag"] = f"py3-none-{target or system.replace('-', '_').replace('.', '_')}"
                 build_data["artifacts"].append(str(LIBRARY.relative_to(HERE)))
 
 
 if __name__ == "__main__":
-    print("compiled for", ", ".join(build()))
+    words = [word for word in sys.argv[1:] if word != "--if-missing"]
+    named = choose_sets(words[0] if words else os.environ.get("THALWEG_SETS", ""))
+    if "--if-missing" not in sys.argv or not has_sets(named):
+        print("compiled for", ", ".join(build(sets=named)))

@@ -42,7 +42,7 @@ def _levels() -> list[str]:
     if not LIBRARY.exists() or LIBRARY.stat().st_mtime < newest:
         build = builder()
         try:
-            build.build()
+            build.build(sets=build.choose_sets("runnable"))
         except build.CannotBuildError as e:
             raise NoLibraryError(str(e)) from None
     return levels()

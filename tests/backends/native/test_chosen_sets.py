@@ -1,0 +1,80 @@
+"""Which instruction sets an install compiles: the best of the processor, or what THALWEG_SETS names."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SERVER = "fpu avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16 amx_tile amx_bf16 amx_int8"
+DESKTOP = "fpu avx2 fma f16c avx_vnni"
+
+
+def builder() -> Any:
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """hatch_build on a processor whose flags are `build.flags`."""
+    module = builder()
+    find = module.find_runnable
+
+    def find_there() -> Any:
+        file = tmp_path / "cpuinfo"
+        file.write_text(f"processor\t: 0\nflags\t\t: {module.flags}\n")
+        return find(file)
+
+    monkeypatch.setattr(module.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(module, "find_runnable", find_there)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("flags", "best", "runnable"),
+    [
+        (SERVER, ("avx512bf16",), {"avx2", "avx512", "avx512vnni", "avx512bf16", "amx"}),
+        (DESKTOP, ("avxvnni",), {"avx2", "avxvnni"}),
+        ("fpu sse2", (), set()),
+    ],
+)
+def test_an_install_compiles_the_set_that_its_processor_would_run(
+    build: Any, flags: str, best: tuple[str, ...], runnable: set[str]
+) -> None:
+    build.flags = flags
+    assert build.choose_sets("") == best
+    assert set(build.choose_sets("runnable")) == runnable
+
+
+def test_wheels_hold_every_set_and_a_wrong_name_is_refused(build: Any) -> None:
+    build.flags = DESKTOP
+    assert build.choose_sets("all") is None
+    assert build.choose_sets("avx2, avx512") == ("avx2", "avx512")
+    with pytest.raises(ValueError, match="'mmx' is not one of best, runnable, all"):
+        build.choose_sets("avx2,mmx")
+
+
+def test_a_system_that_names_no_flags_compiles_every_set(build: Any, tmp_path: Path) -> None:
+    assert builder().find_runnable(tmp_path / "missing") is None
+    build.find_runnable = lambda: None
+    assert build.choose_sets("") is None
+
+
+def test_the_processor_itself_chooses_the_same_best_set() -> None:
+    """api.cpp asks the processor, and hatch_build reads what Linux lists: they agree on this machine."""
+    from thalweg.backends.cpu.native import LIBRARY, levels
+
+    build = builder()
+    if build.find_runnable() is None or not LIBRARY.exists():
+        pytest.skip("no /proc/cpuinfo, or no library")
+    assert build.has_sets(build.choose_sets("best"))
+    if best := build.choose_sets("best"):
+        assert levels()[0] == best[0]
