@@ -19,9 +19,9 @@ class AnswerOptions(HttpOptions, kw_only=True, frozen=True):
     """How requests become prompts, and what answers hold."""
 
     chat_template: Annotated[
-        str | None, _option("Jinja chat template: file path, inline text, or name of one of the model's")
+        str | None, _option("Jinja chat template: a file, inline text, or the name of one of the model's")
     ] = None
-    """The template itself: `serve` has read the file, if a file was named."""
+    """In ServerSettings the text, or a name: the command line reads the file."""
     chat_template_content_format: Annotated[
         str, _option("Give template message content as string or part list", choices=("auto", "openai", "string"))
     ] = "auto"
@@ -31,29 +31,28 @@ class AnswerOptions(HttpOptions, kw_only=True, frozen=True):
     trust_request_chat_template: Annotated[bool, _option("Allow request-supplied chat template or template kwargs")] = False
     response_role: Annotated[str, _option("Role name in generated chat messages", check=check_role)] = "assistant"
     exclude_tools_when_tool_choice_none: Annotated[bool, _option("Drop tool schemas from prompt when choice is none")] = False
-    enable_auto_tool_choice: Annotated[bool, _option("Let the model decide tool calls; on unless switched off")] = True
-    """May clients leave it to the model whether it calls a tool?"""
-    tool_call_parser: Annotated[str | None, _option("Parser turning model text into tool calls")] = None
-    """How calls are read out of the text: a name of the table of turn formats, auto, hf or none. None: auto."""
-    tool_strict_level: Annotated[
-        str, _option("How strictly calls of tool_choice auto are constrained", choices=("off", "function", "parameter"))
-    ] = "off"
-    """Which calls of tool_choice auto are held to a grammar: off, those of tools that are strict; function, names and form of
-    all; parameter, the schemas of all too."""
+    enable_auto_tool_choice: Annotated[bool, _option("Let the model decide about tool calls; on unless switched off")] = True
+    tool_call_parser: Annotated[str | None, _option(
+        "Format of tool calls in the text: a name, auto, hf (the template's) or none; default: auto",
+    )] = None  # fmt: skip
+    tool_strict_level: Annotated[str, _option(
+        "Which calls of tool_choice auto follow a grammar. off: only strict tools; function: names and form of all calls; "
+        "parameter: their schemas too", choices=("off", "function", "parameter"),
+    )] = "off"  # fmt: skip
     tool_parser_plugin: Annotated[str | None, _option("Python file registering further tool parsers")] = None
     reasoning_parser: Annotated[str | None, _option("Splits thinking text from answer", group="StructuredOutputsConfig")] = None
     reasoning_parser_plugin: Annotated[
         str | None, _option("Python file registering further reasoning parsers", group="StructuredOutputsConfig")
     ] = None
     anthropic_disabled_thinking_effort: Annotated[str | None, _option(
-        "Effort that the Messages API takes for thinking turned off",
+        "reasoning_effort of Messages API requests that disable thinking and name no effort",
         choices=("none", "minimal", "low", "medium", "high", "xhigh", "max"),
     )] = None  # fmt: skip
-    """reasoning_effort of requests of the Messages API whose thinking is disabled, and that name none themselves."""
     server_dev_mode: Annotated[bool, _option("Routes for operators (also THALWEG_SERVER_DEV_MODE=1)", tier="own")] = False
     enable_tokenizer_info_endpoint: Annotated[bool, _option("Expose tokenizer settings route")] = False
-    tokens_only: Annotated[bool, _option("Expose only token-in/token-out generation route", tier="scale")] = False
-    """No routes for texts: token ids in and out, and requests ended by name."""
+    tokens_only: Annotated[bool, _option(
+        "Expose only the token-in, token-out route, and the one that ends requests by name", tier="scale",
+    )] = False  # fmt: skip
     enable_request_id_headers: Annotated[
         bool, _option("X-Request-Id on responses: the client's, or one made for the request")
     ] = False
@@ -64,18 +63,18 @@ class AnswerOptions(HttpOptions, kw_only=True, frozen=True):
         "What series are called in /metrics: thalweg:name, vllm:name (what dashboards and gateways of vLLM ask for), or both",
         tier="own", choices=("thalweg", "vllm", "both"),
     )] = "both"  # fmt: skip
-    custom_histogram_buckets: Annotated[
-        dict[str, Any] | None, _option("Buckets of the metrics' histograms", group="ObservabilityConfig")
-    ] = None
-    """Upper bounds of buckets by family of histograms: {"request_latency": [0.1, 0.5, 1]}. See observe.buckets.FAMILIES."""
-    enable_per_request_metrics: Annotated[bool, _option("Times of a request in its answer", group="ObservabilityConfig")] = (
-        False
-    )
-    """Only where one prompt has one choice."""
-    otlp_traces_endpoint: Annotated[str | None, _option(
-        "OpenTelemetry collector of traces, as http://host:4317 (needs thalweg[otel])", group="ObservabilityConfig",
+    custom_histogram_buckets: Annotated[dict[str, Any] | None, _option(
+        'Upper bounds of histogram buckets in /metrics, by family: {"request_latency": [0.1, 0.5, 1]}',
+        group="ObservabilityConfig",
     )] = None  # fmt: skip
-    """http://host:4317 by gRPC, or a whole address over HTTP."""
+    """Families: `server.observe.buckets.FAMILIES`."""
+    enable_per_request_metrics: Annotated[bool, _option(
+        "Times of a request in its answer, where one prompt has one choice", group="ObservabilityConfig",
+    )] = False  # fmt: skip
+    otlp_traces_endpoint: Annotated[str | None, _option(
+        "OpenTelemetry collector of traces: http://host:4317 for gRPC, or a full HTTP address (needs thalweg[otel])",
+        group="ObservabilityConfig",
+    )] = None  # fmt: skip
     strict_requests: Annotated[bool, _option(
         "Refuse a request with a field that is not known here; else it is ignored, logged once and counted in "
         "unknown_request_fields_total", tier="own",

@@ -26,12 +26,14 @@ class CacheOptions(DeviceOptions, kw_only=True, frozen=True):
     """How large the KV cache is, and what it stores."""
 
     block_size: Annotated[int | None, _option("Tokens per KV-cache page; platform chooses when unset", ge=1)] = None
-    kv_cache_dtype: Annotated[str, _option("Storage type of cached keys and values", choices=tuple(KV_CACHE_DTYPES))] = "auto"
-    """Type of keys and values in the cache. auto: what the checkpoint means them to be cached in, else the model's dtype."""
+    kv_cache_dtype: Annotated[str, _option(
+        "Storage type of cached keys and values; auto: the type the checkpoint names, else the model's",
+        choices=tuple(KV_CACHE_DTYPES),
+    )] = "auto"  # fmt: skip
     kv_cache_dtype_skip_layers: Annotated[list[str], _option(
-        "Layers (index or attention type) exempt from KV quantization", tier="specialist", check=check_layers,
+        "Layers that keep keys and values in the model's type: their numbers, or sliding_window", tier="specialist",
+        check=check_layers,
     )] = msgspec.field(default_factory=list)  # fmt: skip
-    """Layers whose keys and values keep the model's dtype: their numbers, and "sliding_window" for those that have one."""
     kv_cache_memory_bytes: Annotated[
         int | None, _option("Fixed KV budget per device; overrides utilisation fraction", kind="human-int", ge=1)
     ] = None
@@ -39,20 +41,18 @@ class CacheOptions(DeviceOptions, kw_only=True, frozen=True):
     gpu_memory_utilization: Annotated[
         float, _option("Fraction of device memory this instance may use", aliases=("--device-memory-utilization",), gt=0, le=1)
     ] = 0.92
-    mamba_block_size: Annotated[
-        int | None, _option("Tokens per Mamba cache block with prefix caching", tier="specialist", ge=1)
-    ] = None
-    """Distance between states of recurrent layers that the prefix cache keeps: a multiple of block_size. None: about 1024."""
+    mamba_block_size: Annotated[int | None, _option(
+        "Tokens between states of recurrent layers that the prefix cache keeps, a multiple of block_size; default: about 1024",
+        tier="specialist", ge=1,
+    )] = None  # fmt: skip
     enable_prefix_caching: Annotated[bool, _option("Reuse KV blocks of shared prompt prefixes")] = True
     prefix_caching_hash_algo: Annotated[str, _option("Hash function for block content keys", choices=("blake2b", "sha256"))] = (
         "blake2b"
     )
-    """Hash by which blocks are looked up. Each is keyed with a secret of the process, and hits are compared, so it
-    changes no answer."""
+    """Every hash is keyed with a secret, and hits are compared, so it changes no answer."""
     disable_sliding_window: Annotated[
-        bool, _option("Ignore window layers and cap context at the window", group="ModelConfig")
+        bool, _option("Attend to all tokens in window layers, and cap the context at the window", group="ModelConfig")
     ] = False
-    """Attend to everything, and serve no context longer than the model's window."""
 
     @property
     def kv_dtype(self) -> str:

@@ -33,33 +33,31 @@ class DeviceOptions(WeightOptions, kw_only=True, frozen=True):
         "Only kernels whose rows do not depend on the rest of the batch: same seed, same text (default: where the device has "
         "them; given: refuse to start where it has not)", group="EngineArgs", tier="own",
     )] = None  # fmt: skip
-    attention_backend: Annotated[
-        str, _option("Which kind of attention is used: auto, or a name of this device's", group="AttentionConfig", none=True)
-    ] = "auto"
-    """Which of the device's kinds of attention is used, by our name or the field's (CPU_ATTN, TRITON_ATTN, ...). auto:
-    the first that can do what a layer needs."""
-    enforce_eager: Annotated[bool, _option("Never compile or capture graphs", group="ModelConfig")] = False
-    """Run every step as it is written: no graph is captured, nothing is recorded. Refused where a compiler makes every step."""
+    attention_backend: Annotated[str, _option(
+        "Attention backend, by this device's name or vLLM's; auto: the first that supports the layer",
+        group="AttentionConfig", none=True,
+    )] = "auto"  # fmt: skip
+    enforce_eager: Annotated[bool, _option(
+        "Never compile or capture graphs; refused where a compiler makes every step", group="ModelConfig",
+    )] = False  # fmt: skip
     cudagraph_capture_sizes: Annotated[list[int] | None, _option(
-        "Sequences of the decoding steps that graphs are captured for", group="CompilationConfig", check=check_sizes,
+        "Batch sizes of decode steps that graphs are captured for; default: the platform's. Refused where no graphs are "
+        "captured by size", group="CompilationConfig", check=check_sizes,
     )] = None  # fmt: skip
-    """None: the platform's choice. Refused where no graphs are captured by size."""
-    max_cudagraph_capture_size: Annotated[
-        int | None, _option("Sequences of the largest captured decoding step", group="CompilationConfig", ge=1)
-    ] = None
-    """Steps of more run uncaptured."""
+    max_cudagraph_capture_size: Annotated[int | None, _option(
+        "Largest captured batch size of a decode step; larger steps run uncaptured", group="CompilationConfig", ge=1,
+    )] = None  # fmt: skip
     threads: Annotated[
         int | None, _option("Threads of the engine process; unset lets the platform choose", tier="own", ge=1)
     ] = None
     additional_config: Annotated[dict[str, Any] | None, _option(
-        "Free-form settings handed to the active hardware platform plugin", group="General", tier="specialist",
+        "Settings of the hardware platform, by name", group="General", tier="specialist",
     )] = None  # fmt: skip
-    """The platform's own knobs, by name."""
-    device_ids: Annotated[
-        list[int] | None, _option("Which devices of the machine are used", group="ParallelConfig", check=check_ids)
-    ] = None
-    """Numbers of the driver, from 0, as many as the model needs. None: the first."""
-    tensor_parallel_size: Annotated[
-        int, _option("Ranks that split each layer", group="ParallelConfig", tier="scale", aliases=("-tp",), ge=1)
-    ] = 1
-    """Devices that share the model, each with its part of every layer. More than one only where one process drives them all."""
+    device_ids: Annotated[list[int] | None, _option(
+        "Devices to use, by the driver's numbers from 0, as many as the model needs; default: the first",
+        group="ParallelConfig", check=check_ids,
+    )] = None  # fmt: skip
+    tensor_parallel_size: Annotated[int, _option(
+        "Devices that split each layer; more than one only where one process drives them all", group="ParallelConfig",
+        tier="scale", aliases=("-tp",), ge=1,
+    )] = 1  # fmt: skip

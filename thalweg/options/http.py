@@ -56,7 +56,6 @@ class HttpOptions(msgspec.Struct, kw_only=True, frozen=True):
         "Names clients may call the server by (Host); * for any. Default on loopback without a key: localhost and addresses; "
         "else any", tier="own", check=check_names,
     )] = []  # fmt: skip
-    """The Host field. "*": any. Empty: see `ServerSettings.hosts`."""
     forwarded_allow_ips: Annotated[list[str], _option(
         "Reverse proxies (addresses, networks, *) whose X-Forwarded-For and -Proto are believed; nobody's by default",
         tier="own",
@@ -71,9 +70,8 @@ class HttpOptions(msgspec.Struct, kw_only=True, frozen=True):
         default_factory=lambda: ["*"]
     )
     allow_credentials: Annotated[bool, _option("CORS: permit cookies and credentials")] = False
-    middleware: Annotated[list[Any], _option("Import paths of ASGI middleware; repeatable", repeats=True)] = []
-    """ASGI middleware, outermost last: classes made with the application alone, or functions (request, call_next). The command
-    line has loaded them from the import paths that were given."""
+    middleware: Annotated[list[Any], _option("Import paths of ASGI middleware, outermost last; repeatable", repeats=True)] = []
+    """In ServerSettings the loaded objects: classes that take the application, or functions (request, call_next)."""
     h11_max_incomplete_event_size: Annotated[
         int, _option("Bytes of a request's head; more are refused with 431", ge=1024, le=2**22, unit="bytes")
     ] = 16384
@@ -85,8 +83,9 @@ class HttpOptions(msgspec.Struct, kw_only=True, frozen=True):
         int, _option("Client certificate policy (stdlib ssl value)", ge=0, le=2, note="0: none, 1: optional, 2: required")
     ] = 0
     ssl_ciphers: Annotated[str | None, _option("TLS 1.2 cipher suites")] = None
-    enable_ssl_refresh: Annotated[bool, _option("Reload TLS material when files change")] = False
-    """Read certificate and key again when their files change. Connections that are open keep theirs."""
+    enable_ssl_refresh: Annotated[bool, _option(
+        "Reload certificate and key when their files change; open connections keep theirs",
+    )] = False  # fmt: skip
     uvicorn_log_level: Annotated[
         str, _option("HTTP server log level", choices=("critical", "debug", "error", "info", "trace", "warning"))
     ] = "info"
@@ -94,17 +93,16 @@ class HttpOptions(msgspec.Struct, kw_only=True, frozen=True):
     disable_access_log_for_endpoints: Annotated[str | None, _option("Comma list of paths left out of access log")] = None
     disable_fastapi_docs: Annotated[bool, _option("Hide OpenAPI schema, Swagger and ReDoc pages")] = False
     webui: Annotated[bool, _option("A page to chat with at /, for browsers", tier="own")] = True
-    log_config_file: Annotated[
-        str | None, _option("Python logging config JSON for server and uvicorn", aliases=("--logging-config",))
-    ] = None
-    """JSON of logging.config.dictConfig, for this process and the web server in it. It names what it changes."""
-    log_error_stack: Annotated[bool, _option("Include stack traces for error responses in log")] = False
-    """Log where an answer with an error was decided."""
+    log_config_file: Annotated[str | None, _option(
+        "JSON of logging.config.dictConfig for the server process; it names what it changes", aliases=("--logging-config",),
+    )] = None  # fmt: skip
+    log_error_stack: Annotated[bool, _option("Log the stack where an error response was decided")] = False
     enable_log_requests: Annotated[bool, _option("Log each request's id, parameters and prompt", group="AsyncEngineArgs")] = (
         False
     )
-    enable_log_outputs: Annotated[bool, _option("Also log generated text; needs request logging")] = False
-    """The text of every finished choice too, up to max_log_len characters."""
+    enable_log_outputs: Annotated[bool, _option(
+        "Also log generated text, up to max-log-len characters; needs request logging",
+    )] = False  # fmt: skip
     enable_log_deltas: Annotated[
         bool, _option("Log the pieces of a streamed answer as they come, where --enable-log-outputs is given")
     ] = False

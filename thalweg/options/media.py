@@ -35,26 +35,24 @@ class MediaOptions(RequestOptions, kw_only=True, frozen=True):
     """What prompts may hold beside text."""
 
     allowed_media_domains: Annotated[list[str] | None, _option(
-        "Hosts whose media URLs are fetched: HOST means ports 80 and 443, HOST:PORT that port", group="ModelConfig",
+        "Hosts whose media URLs are fetched: HOST means ports 80 and 443, HOST:PORT that port; default: only data: URLs are "
+        "read", group="ModelConfig",
     )] = None  # fmt: skip
-    """None: only data: URLs are read."""
     allowed_local_media_path: Annotated[
         str | None, _option("Server directory from which file:// media may be read", group="ModelConfig")
     ] = None
-    limit_mm_per_prompt: Annotated[
-        dict[str, Any] | None, _option("Maximum items per modality in one prompt", check=check_counts)
-    ] = None
-    """Images and sounds that one prompt may have: {"image": 4, "audio": 2}. None: 16 of each."""
-    mm_processor_kwargs: Annotated[dict[str, Any] | None, _option("Extra arguments for the model's HF processor")] = None
-    """Settings of images in place of those of the model's files: {"max_pixels": 1003520}. One that nothing reads is refused."""
-    media_io_kwargs: Annotated[
-        dict[str, Any] | None, _option("Per-modality options for decoding media files", check=check_decoding)
-    ] = None
-    """How files are decoded: {"image": {"rgba_background_color": [255, 255, 255]}}, what shows through a picture."""
+    limit_mm_per_prompt: Annotated[dict[str, Any] | None, _option(
+        'Maximum items per modality in one prompt: {"image": 4, "audio": 2}; default: 16 each', check=check_counts,
+    )] = None  # fmt: skip
+    mm_processor_kwargs: Annotated[dict[str, Any] | None, _option(
+        'Image settings that replace those of the model files: {"max_pixels": 1003520}; one that nothing reads is refused',
+    )] = None  # fmt: skip
+    media_io_kwargs: Annotated[dict[str, Any] | None, _option(
+        'Per-modality decoding options: {"image": {"rgba_background_color": [255, 255, 255]}}', check=check_decoding,
+    )] = None  # fmt: skip
     mm_processor_cache_gb: Annotated[
-        float, _option("GiB of processed-media cache per process", ge=0, le=1024, note="0: none")
+        float, _option("GiB of preprocessed images kept for the next turn of a conversation", ge=0, le=1024, note="0: none")
     ] = 0.25
-    """Images as the model reads them, so that the next turn of a conversation decodes none."""
     mm_processor_cache_type: Annotated[str, _option(
         "How images that were read are kept", choices=("lru",),
         refused={"shm": "one process reads images, so none is shared; leave it at lru"},
@@ -62,5 +60,4 @@ class MediaOptions(RequestOptions, kw_only=True, frozen=True):
     disable_chunked_mm_input: Annotated[
         bool, _option("Never split one multimodal item across scheduler steps", group="SchedulerConfig")
     ] = False
-    language_model_only: Annotated[bool, _option("Switch off all media inputs of a multimodal model")] = False
-    """Encoders are not loaded, and requests with images or sounds are refused."""
+    language_model_only: Annotated[bool, _option("Do not load encoders of images and sounds, and refuse such inputs")] = False

@@ -45,11 +45,10 @@ class ModelOptions(msgspec.Struct, kw_only=True, frozen=True):
 
     model: Annotated[str, _option("Directory or hub id of the model (option form of the positional argument)")] = BUNDLED
     tokenizer: Annotated[str | None, _option("Tokenizer id or path if different")] = None
-    tokenizer_mode: Annotated[
-        str, _option("Tokenizer implementation", choices=("auto", "hf", "slow", "mistral"), refused=TOKENIZER_REFUSED)
-    ] = "auto"
-    """mistral: of tekken.json or tokenizer.model.v*. hf (and slow): of tokenizer.json, or what transformers reads. auto:
-    what is there, tokenizer.json first."""
+    tokenizer_mode: Annotated[str, _option(
+        "hf or slow: tokenizer.json, or what transformers reads; mistral: tekken.json or tokenizer.model.v*; auto: what is "
+        "there, tokenizer.json first", choices=("auto", "hf", "slow", "mistral"), refused=TOKENIZER_REFUSED,
+    )] = "auto"  # fmt: skip
     revision: Annotated[str | None, _option("Hub revision of the model")] = None
     tokenizer_revision: Annotated[str | None, _option("Hub revision of the tokenizer")] = None
     hf_token: Annotated[str | bool | None, _option("Hub access token; bare flag uses stored login")] = None
@@ -60,27 +59,25 @@ class ModelOptions(msgspec.Struct, kw_only=True, frozen=True):
     served_model_name: Annotated[list[str] | None, _option("Public model names; first appears in replies")] = None
     hf_overrides: Annotated[dict[str, Any] | None, _option("Patch fields of the model's HF config")] = None
     hf_config_path: Annotated[str | None, _option("Take config.json from another directory")] = None
-    config_format: Annotated[str, _option("Which config file style describes the model", choices=("auto", "hf", "mistral"))] = (
-        "auto"
-    )
-    """hf: config.json. mistral: params.json, with consolidated weights. auto: what is there, config.json first."""
+    config_format: Annotated[str, _option(
+        "hf: config.json; mistral: params.json and consolidated weights; auto: what is there, config.json first",
+        choices=("auto", "hf", "mistral"),
+    )] = "auto"  # fmt: skip
     model_impl: Annotated[str, _option(
         "thalweg (or vllm): its own implementation; transformers: that library's module; auto: the first that is there",
         choices=("auto", "thalweg", "vllm", "transformers"),
         refused={"terratorch": "models of images of the earth are not served; leave it at auto"},
     )] = "auto"  # fmt: skip
-    runner: Annotated[
-        str, _option("Generate text, or give vectors, classes and scores", choices=("auto", "generate", "pooling"))
-    ] = "auto"
-    """auto: what the model's files say."""
-    convert: Annotated[
-        str, _option("Make vectors of a model that generates (embed)", choices=("auto", "none", "embed", "classify"))
-    ] = "auto"
-    """embed: vectors from a model that generates. none: the model as it is."""
-    pooler_config: Annotated[
-        dict[str, Any] | None, _option("How vectors are pooled, instead of what the model's files say")
-    ] = None
-    """How a pooling model pools, in place of what its files say: {"pooling_type": "MEAN", "use_activation": false}."""
+    runner: Annotated[str, _option(
+        "Generate text, or give vectors, classes and scores; auto: as the model's files say",
+        choices=("auto", "generate", "pooling"),
+    )] = "auto"  # fmt: skip
+    convert: Annotated[str, _option(
+        "embed: vectors from a model that generates; none: the model as it is", choices=("auto", "none", "embed", "classify"),
+    )] = "auto"  # fmt: skip
+    pooler_config: Annotated[dict[str, Any] | None, _option(
+        'Pooling that replaces that of the model files: {"pooling_type": "MEAN", "use_activation": false}',
+    )] = None  # fmt: skip
     generation_config: Annotated[
         str, _option("Source of sampling defaults: auto (the model), thalweg or vllm (none), or a directory")
     ] = "auto"

@@ -17,15 +17,14 @@ class ReliabilityOptions(MediaOptions, kw_only=True, frozen=True):
         le=86400, unit="seconds",
     )] = 8.0  # fmt: skip
     hang_timeout: Annotated[float, _option(
-        "Seconds without a finished step, while there is work, after which the engine counts as stuck, and is replaced",
-        tier="own", ge=1, le=86400, unit="seconds",
+        "Seconds without a finished step, while there is work, after which the engine counts as stuck, and is replaced. A step "
+        "of a large model on a slow device must fit", tier="own", ge=1, le=86400, unit="seconds",
     )] = 60.0  # fmt: skip
-    """A step of a large model on a slow device must fit."""
     max_restarts: Annotated[int, _option("Engine restarts within ten minutes before the server gives up", tier="own", ge=0)] = 5
-    standby_engine: Annotated[
-        bool, _option("Keep a process with the engine's code loaded, so that a restart does not wait for that", tier="own")
-    ] = True
-    """It holds no device and no weights, only host memory for the code."""
+    standby_engine: Annotated[bool, _option(
+        "Keep a process with the engine's code loaded, so that a restart does not wait for that; it holds no device and no "
+        "weights", tier="own",
+    )] = True  # fmt: skip
     enable_sleep_mode: Annotated[bool, _option(
         "The engine may be put to sleep: its process ends, and all its memory is given back, until it is woken",
         group="ModelConfig",

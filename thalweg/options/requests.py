@@ -39,18 +39,17 @@ class RequestOptions(SpeculationOptions, kw_only=True, frozen=True):
     """What requests may ask for."""
 
     structured_outputs_config: Annotated[dict[str, Any] | None, _option(
-        "Grammar engine and options object", group="StructuredOutputsConfig", check=check_grammars,
+        'Settings of structured output: {"backend": "guidance", "disable_any_whitespace": true, '
+        '"disable_additional_properties": true, "enable_jump_forward": true}', group="StructuredOutputsConfig",
+        check=check_grammars,
     )] = None  # fmt: skip
-    """Of every request's structured output: {"backend": "guidance", "disable_any_whitespace": true,
-    "disable_additional_properties": true}. With "enable_jump_forward": true, tokens that a grammar leaves no choice about are
-    computed together."""
-    reasoning_config: Annotated[
-        dict[str, Any] | None, _option("What begins and ends reasoning, for thinking budgets", group="General")
-    ] = None
-    """What begins and ends reasoning, for thinking_token_budget: {"reasoning_start_str": "<think>", "reasoning_end_str":
-    "</think>"}, or {"reasoning_parser": name}. None: those two, where they are tokens."""
+    """enable_jump_forward: tokens that the grammar forces are computed together."""
+    reasoning_config: Annotated[dict[str, Any] | None, _option(
+        'Markers of reasoning, for thinking_token_budget: {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}, '
+        'or {"reasoning_parser": NAME}', group="General",
+    )] = None  # fmt: skip
+    """None: those two, where they are tokens."""
     renderer_num_workers: Annotated[int, _option("Processes that render chat templates", ge=1, le=64)] = 2
-    """Processes that render chat templates."""
     logprobs_mode: Annotated[str, _option("Return raw or processed, logits or log-probabilities", choices=LOGPROBS_MODES)] = (
         "raw_logprobs"
     )

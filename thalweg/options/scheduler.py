@@ -29,27 +29,26 @@ class SchedulerOptions(CacheOptions, kw_only=True, frozen=True):
         int | None, _option("Most tokens of a step, at most --max-num-batched-tokens", kind="human-int", ge=1)
     ] = None
     performance_mode: Annotated[str, _option(
-        "Preset: balanced; interactivity (smaller steps, streams hardly slowed by prompts); throughput (larger steps, twice "
-        "the sequences)", group="General", choices=("balanced", "interactivity", "throughput"),
+        "Preset of defaults. interactivity: half the tokens per step, streams slowed by prompts at most by a quarter; "
+        "throughput: twice the sequences and tokens, no bound on the slowdown", group="General",
+        choices=("balanced", "interactivity", "throughput"),
     )] = "balanced"  # fmt: skip
-    """interactivity: steps of half the tokens, and streams slowed by prompts at most by a quarter. throughput: twice the
-    sequences and tokens, and no bound on how prompts slow streams. Settings that are given win over it."""
     enable_chunked_prefill: Annotated[bool, _option("Allow prompts to be processed in token-budget pieces")] = True
     max_num_partial_prefills: Annotated[int, _option("Prompts that may be partially prefilled together", ge=1)] = 4
     max_long_partial_prefills: Annotated[int, _option("Long prompts that may prefill concurrently", ge=1)] = 1
     max_prefill_slowdown: Annotated[float | None, _option(
-        "Running streams are slowed at most by this factor while other requests' prompts are computed; 0: no limit", tier="own",
-        gt=1, le=1e6, also=(0,), note="0: no limit",
+        "Running streams are slowed at most by this factor while other prompts are computed; 0: no limit; default: 2, or by "
+        "performance-mode", tier="own", gt=1, le=1e6, also=(0,), note="0: no limit",
     )] = None  # fmt: skip
-    """None: by performance_mode, 2 where that is balanced."""
     long_prefill_token_threshold: Annotated[int, _option("Prompt length regarded as long; zero disables", ge=0)] = 0
-    scheduler_reserve_full_isl: Annotated[bool, _option("Admit only if whole prompt fits KV")] = True
-    """A prompt starts when the cache has room for all of it. False: for its first chunk, so that more may be preempted."""
+    scheduler_reserve_full_isl: Annotated[bool, _option(
+        "Start a prompt only if the cache has room for all of it, not just its first chunk",
+    )] = True  # fmt: skip
     watermark: Annotated[float, _option("Share of blocks kept free when prompts are admitted", ge=0, lt=1, none=True)] = 0.0
     prefill_schedule_interval: Annotated[int, _option("Start prompts in every so many steps only", ge=1)] = 1
     scheduling_policy: Annotated[str, _option("Arrival order or request priority", choices=("fcfs", "priority"))] = "fcfs"
-    stream_interval: Annotated[int, _option("Tokens buffered between streamed chunks", ge=1)] = 1
-    """Counted after the first token. The end sends what is left."""
-    async_scheduling: Annotated[bool | None, _option("Overlap scheduling of next step with device execution")] = None
-    """False: read every step before the next is scheduled. None: the platform's pipeline depth."""
+    stream_interval: Annotated[int, _option("Tokens per streamed chunk, after the first token", ge=1)] = 1
+    async_scheduling: Annotated[bool | None, _option(
+        "Schedule the next step while the device runs; off: read every step first; default: the platform's choice",
+    )] = None  # fmt: skip
     RULES: ClassVar[Rules] = (check_limits,)

@@ -21,13 +21,12 @@ class SpeculationOptions(SchedulerOptions, kw_only=True, frozen=True):
     """Which drafts are verified."""
 
     speculative_config: Annotated[dict[str, Any] | None, _option(
-        "Draft method, model and token count object", group="SpeculativeConfig", aliases=("-sc",),
+        'Drafter and its settings: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, '
+        '"prompt_lookup_max": 4}', group="SpeculativeConfig", aliases=("-sc",),
     )] = None  # fmt: skip
-    """Drafts to verify: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}. The
-    text is the same without."""
+    """The text is the same without."""
     spec_method: Annotated[str | None, _option("Shorthand for speculative-config method")] = None
     spec_tokens: Annotated[int | None, _option("Shorthand for speculative-config token count")] = None
-    """Short for "method" and "num_speculative_tokens" of speculative_config."""
 
     RULES: ClassVar[Rules] = (check_drafts,)
 

@@ -59,16 +59,15 @@ class WeightOptions(ModelOptions, kw_only=True, frozen=True):
     """How weights are found, read and rounded."""
 
     download_dir: Annotated[str | None, _option("Where weights are downloaded and cached")] = None
-    ignore_patterns: Annotated[list[str], _option("Shell patterns of files of a repository that are not downloaded")] = (
-        msgspec.field(default_factory=lambda: ["original/*", "consolidated*"])
-    )
-    """As it stands: second copies of the weights in other layouts."""
+    ignore_patterns: Annotated[list[str], _option(
+        "Shell patterns of repository files that are not downloaded; default: second copies of the weights",
+    )] = msgspec.field(default_factory=lambda: ["original/*", "consolidated*"])  # fmt: skip
     quantization: Annotated[str | None, _option(
-        "Weight quantization method; unset reads checkpoint", group="ModelConfig", aliases=("-q",), choices=QUANTIZATIONS,
+        "Round dense weights at load, or name the format of a quantised checkpoint to have it checked; unset reads the "
+        "checkpoint", group="ModelConfig", aliases=("-q",), choices=QUANTIZATIONS,
         note="a checkpoint that is quantised already says so itself, and needs no flag",
     )] = None  # fmt: skip
-    """Round dense weights at load (ROUNDINGS, SPELLINGS), or name the checkpoint's format (CHECKPOINT_FORMATS).
-    None: as the checkpoint stores them."""
+    """ROUNDINGS and SPELLINGS round. CHECKPOINT_FORMATS are checked."""
     load_format: Annotated[
         str, _option("How and in which format weights are read", choices=LOAD_FORMATS, refused=LOAD_REFUSED)
     ] = "auto"
@@ -81,11 +80,10 @@ class WeightOptions(ModelOptions, kw_only=True, frozen=True):
     safetensors_prefetch_block_size: Annotated[
         int, _option("Bytes of one read of eager and prefetch", kind="human-int", ge=1)
     ] = 1 << 24
-    model_loader_extra_config: Annotated[
-        dict[str, Any] | None, _option("Options for the selected weight loader", check=check_loader)
-    ] = None
-    """How files are read, as other loaders call it: {"enable_multithread_load": true, "num_threads": 8} is prefetch by so many
-    threads, and {"concurrency": 8} says their number alone."""
+    model_loader_extra_config: Annotated[dict[str, Any] | None, _option(
+        'Loader options as vLLM names them: {"enable_multithread_load": true, "num_threads": 8} reads ahead with 8 threads; '
+        '{"concurrency": 8} sets only their number', check=check_loader,
+    )] = None  # fmt: skip
     use_tqdm_on_load: Annotated[bool, _option("Progress bar while loading")] = True
 
     @property
