@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,9 @@ from thalweg.server.audio.tokens import FIRST_WITHIN, STEP, Tokens
 from thalweg.server.core.admission import Ticket
 from thalweg.server.core.sampling import shared_fields
 from thalweg.server.core.serving import Job, Serving
+from thalweg.server.core.turn import TurnReply
 from thalweg.server.errors import ApiError
-from thalweg.server.http.answer import DONE, STARTED, EventStream, or_disconnect, respond
+from thalweg.server.http.answer import DONE, or_disconnect, respond
 
 OVERHEAD = 256 * 1024
 """Bytes of a form beside its file."""
@@ -110,10 +111,10 @@ async def _answer(serving: Serving, http: Request, task: str) -> Response:
     job = serving.job(
         "trsc" if task == "transcribe" else "trsl", http, request, prompts, _params(request, ear, len(prompt)), ticket
     )
-    made = Transcript(serving, ear, request, job, heard, language, task)
+    reply = TranscriptReply(serving, job, ear, request, heard, language, task)
     if request.stream:
-        return EventStream(made.stream())
-    answer = await or_disconnect(http.receive, made.whole())
+        return await reply.respond(http, True)
+    answer = await or_disconnect(http.receive, reply.transcript())
     return Response(status_code=499) if answer is None else answer
 
 
@@ -149,19 +150,23 @@ async def _detected(serving: Serving, request: AudioRequest, ear: Ear, heard: He
     return next(code for code, i in known.items() if i == token)
 
 
-@dataclass(slots=True)
-class Transcript:
-    """One request: its windows as one answer, or as a stream."""
+class TranscriptReply(TurnReply):
+    """The windows of one request as one answer, or as a stream."""
 
-    serving: Serving
-    ear: Ear
-    request: AudioRequest
-    job: Job
-    heard: Heard
-    language: str
-    task: str
+    def __init__(
+        self, serving: Serving, job: Job, ear: Ear, request: AudioRequest, heard: Heard, language: str, task: str
+    ) -> None:
+        super().__init__(serving, job)
+        self.ear, self.request, self.heard, self.language, self.task = ear, request, heard, language, task
+        self._text = ""
+        self._held = [""] * len(job.prompts)
+        """What windows said while earlier ones had not ended."""
+        self._over = [False] * len(job.prompts)
+        self._at = 0
+        """The window that is written."""
 
-    async def whole(self) -> Response:
+    async def transcript(self) -> Response:
+        """The whole answer, in the form that was asked for."""
         form = self.request.response_format
         if self.request.timed:
             found = await self._timed()
@@ -216,29 +221,22 @@ class Transcript:
     def _usage(self) -> dict[str, Any]:
         return {"type": "duration", "seconds": math.ceil(self.heard.seconds)}
 
-    async def stream(self) -> AsyncGenerator[bytes, None]:
+    def write(self, i: int, output: RequestOutput) -> Iterator[bytes]:
         """Windows in order: what a later one says waits until the earlier ones have ended."""
-        count, at, text = len(self.job.prompts), 0, ""
-        held: list[str] = [""] * count
-        ended = [False] * count
-        outputs = self.serving.stream(self.job)
-        try:
-            async for i, output in outputs:
-                yield STARTED
-                held[i] += output.outputs[0].text
-                ended[i] = output.finished
-                while at < count:
-                    delta, held[at] = held[at], ""
-                    delta = delta if text else delta.lstrip()
-                    text += delta
-                    if delta:
-                        yield _event({"type": "transcript.text.delta", "delta": delta})
-                    if not ended[at]:
-                        break
-                    at += 1
-        finally:
-            await outputs.aclose()
-        yield _event({"type": "transcript.text.done", "text": text.rstrip(), "usage": self._usage()})
+        self._held[i] += output.outputs[0].text
+        self._over[i] = output.finished
+        while self._at < len(self._held):
+            delta, self._held[self._at] = self._held[self._at], ""
+            delta = delta if self._text else delta.lstrip()
+            self._text += delta
+            if delta:
+                yield _event({"type": "transcript.text.delta", "delta": delta})
+            if not self._over[self._at]:
+                break
+            self._at += 1
+
+    def end(self) -> Iterator[bytes]:
+        yield _event({"type": "transcript.text.done", "text": self._text.rstrip(), "usage": self._usage()})
         yield DONE
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -13,12 +13,11 @@ from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.server.cohere.errors import Events, event
 from thalweg.server.cohere.pieces import Pieces
 from thalweg.server.cohere.protocol import ChatV2Request, Message, Part
-from thalweg.server.core.chat_format import Answer
+from thalweg.server.core.answer import Answer
 from thalweg.server.core.request import ChatRequest
 from thalweg.server.core.serving import Job, Serving
+from thalweg.server.core.turn import TurnReply, prepare_chat
 from thalweg.server.errors import ApiError
-from thalweg.server.http.answer import STARTED, or_disconnect
-from thalweg.server.openai.chat import asked
 
 SAME = ("model", "max_tokens", "stream", "temperature", "seed", "frequency_penalty", "presence_penalty", "tools", "priority")
 
@@ -27,13 +26,9 @@ async def chat(serving: Serving, http: Request) -> Response:
     request, ticket = await serving.read(http, lambda body: serving.fields.parse(ChatV2Request, body))
     serving.model_name(request.model)
     chat = chat_of(request)
-    params, prompt, answer = await asked(serving, chat)
-    turn = Turn(serving, serving.job("chat", http, chat, [prompt], params, ticket), answer)
-    ignored = {"X-Ignored-Fields": ", ".join(request.ignored)} if request.ignored else {}
-    if request.stream:
-        return Events(turn.stream(), ignored)
-    body = await or_disconnect(http.receive, turn.whole())
-    return Response(status_code=499) if body is None else Response(body, 200, ignored, media_type="application/json")
+    params, prompt, answer = await prepare_chat(serving, chat)
+    job = serving.job("chat", http, chat, [prompt], params, ticket)
+    return await CohereReply(serving, job, answer).respond(http, bool(request.stream), request.ignored)
 
 
 def chat_of(request: ChatV2Request) -> ChatRequest:
@@ -98,21 +93,18 @@ def _said(part: Part) -> str:
     return part.document if isinstance(part.document, str) else orjson.dumps(part.document).decode()
 
 
-class Turn:
-    """One request: its output as one body or as a stream."""
+class CohereReply(TurnReply):
+    stream_class = Events
 
     def __init__(self, serving: Serving, job: Job, answer: Answer) -> None:
-        self.serving, self.job, self.answer = serving, job, answer
+        super().__init__(serving, job)
+        self.answer = answer
         self._pieces = Pieces()
-        self._made = self._cached = 0
+        self._ended: CompletionOutput | None = None
+        """The choice as it ended."""
 
-    async def whole(self) -> bytes:
-        return await self.serving.written(self.job, await self.serving.run(self.job), self._body)
-
-    def _body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
-        (output,) = outputs
-        (choice,) = output.outputs
-        self._count(output)
+    def write_body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        (choice,) = outputs[0].outputs
         for _ in self._pieces.push(self.answer.events(choice)):
             pass
         message: dict[str, Any] = {"role": "assistant"}
@@ -122,34 +114,24 @@ class Turn:
             message["tool_calls"] = self._pieces.calls
         return {"id": self.job.id, "message": message, **self._ending(choice)}
 
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        outputs = self.serving.stream(self.job)
-        begun = False
-        try:
-            async for _, output in outputs:
-                (choice,) = output.outputs
-                self._count(output)
-                if not begun:
-                    begun = True
-                    yield STARTED
-                    said = {"role": "assistant", "content": [], "tool_plan": "", "tool_calls": [], "citations": []}
-                    yield event({"type": "message-start", "id": self.job.id, "delta": {"message": said}})
-                for piece in self._pieces.push(self.answer.events(choice)):
-                    yield event(piece)
-                if choice.finish_reason is not None:
-                    for piece in self._pieces.finish():
-                        yield event(piece)
-                    yield event({"type": "message-end", "id": self.job.id, "delta": self._ending(choice)})
-        finally:
-            await outputs.aclose()
+    def begin(self) -> Iterator[bytes]:
+        said = {"role": "assistant", "content": [], "tool_plan": "", "tool_calls": [], "citations": []}
+        yield event({"type": "message-start", "id": self.job.id, "delta": {"message": said}})
 
-    def _count(self, output: RequestOutput) -> None:
-        self._made += sum(len(c.token_ids) for c in output.outputs)
-        if output.num_cached_tokens is not None:
-            self._cached = output.num_cached_tokens
+    def write(self, i: int, output: RequestOutput) -> list[bytes]:
+        (choice,) = output.outputs
+        if choice.finish_reason is not None:
+            self._ended = choice
+        return [event(piece) for piece in self._pieces.push(self.answer.events(choice))]
+
+    def end(self) -> Iterator[bytes]:
+        if self._ended is not None:
+            for piece in self._pieces.finish():
+                yield event(piece)
+            yield event({"type": "message-end", "id": self.job.id, "delta": self._ending(self._ended)})
 
     def _ending(self, choice: CompletionOutput) -> dict[str, Any]:
-        tokens = {"input_tokens": self.job.prompt_tokens, "output_tokens": self._made}
+        tokens = {"input_tokens": self.job.prompt_tokens, "output_tokens": self.made}
         if choice.finish_reason == "length":
             reason = "MAX_TOKENS"
         elif isinstance(choice.stop_reason, str):
@@ -158,5 +140,5 @@ class Turn:
             reason = "ERROR"
         else:
             reason = "TOOL_CALL" if self.answer.called(choice) else "COMPLETE"
-        usage = {"billed_units": tokens, "tokens": tokens, "cached_tokens": self._cached}
+        usage = {"billed_units": tokens, "tokens": tokens, "cached_tokens": self.cached}
         return {"finish_reason": reason, "usage": usage}

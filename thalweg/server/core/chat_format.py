@@ -1,12 +1,9 @@
-"""Tools and reasoning in chat completions: what a request asks of them, and the model's turn as messages and deltas."""
+"""How the served model writes reasoning and tool calls, and what a request asks of that."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
 
-from thalweg.outputs import CompletionOutput
 from thalweg.params import Aside, SamplingParams
 from thalweg.server.core.constraint import Constraint
 from thalweg.server.core.request import ChatRequest
@@ -16,11 +13,9 @@ from thalweg.template.chat import Chat
 from thalweg.turns.aside import aside_of
 from thalweg.turns.bind import Bound, bind
 from thalweg.turns.choose import choose, describe
-from thalweg.turns.events import CallArguments, CallBegun, Content, Event, Message, Thought
 from thalweg.turns.format import Turn
 from thalweg.turns.grammar import beginning_of_calls
 from thalweg.turns.held import Held
-from thalweg.turns.reader import Reader
 
 log = logging.getLogger(__name__)
 NO_FORMAT = (
@@ -30,8 +25,8 @@ NO_FORMAT = (
 NOT_AUTO = "tool_choice: 'auto' is switched off (--no-enable-auto-tool-choice); send tool_choice='none'"
 
 
-class Turns:
-    """How the served model's turns are read."""
+class ChatFormat:
+    """The formats of the served model's turns: with tools in the prompt, and without."""
 
     def __init__(self, serving: Serving, chat: Chat | None) -> None:
         """chat: with the chat template in use. ConfigError if a flag names no format."""
@@ -74,99 +69,3 @@ class Turns:
             opens, close, inside = aside
             params.stop_aside = Aside(opens=opens, close=close, inside=inside)
         return Constraint(request, bound, prompt, self._level).hold(params)
-
-
-class Answer:
-    """The choices of one request as their turns are read. Without a format they are content."""
-
-    def __init__(self, bound: Bound | None, request: ChatRequest, prompt: str, held: Held = Held.NOTHING) -> None:
-        """held: what of the turn a grammar decides."""
-        self._bound, self._request, self._prompt, self._held = bound, request, prompt, held
-        self._schemas = {t.function.name: t.function.parameters or {} for t in request.tools or ()}
-        self._readers: dict[int, Reader] = {}
-        self._one = request.parallel_tool_calls is False
-        self._called: set[int] = set()
-
-    @property
-    def plain(self) -> bool:
-        return self._bound is None
-
-    def message(self, choice: CompletionOutput, echo: str) -> dict[str, Any]:
-        """Fields of a whole choice's message, beside its role."""
-        if self._bound is None:
-            return {"content": echo + choice.text, "refusal": None}
-        said = Message()
-        said.add(self._events(choice, True))
-        out: dict[str, Any] = {"content": (echo + said.content) or None, "refusal": None}
-        if not said.calls and out["content"] is None:
-            out["content"] = ""
-        if said.reasoning:
-            out |= _reasoning(said.reasoning)
-        if said.calls:
-            out["tool_calls"] = [
-                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in said.calls
-            ]
-        return out
-
-    def deltas(self, choice: CompletionOutput) -> list[dict[str, Any]]:
-        """What is new of a choice, piece by piece."""
-        events = self._events(choice, choice.finish_reason is not None)
-        return [_delta(e) for e in events]
-
-    def events(self, choice: CompletionOutput) -> list[Event]:
-        """What is new of a choice, for dialects with pieces of their own."""
-        if self._bound is None:
-            return [Content(choice.text)] if choice.text else []
-        return self._events(choice, choice.finish_reason is not None)
-
-    def called(self, choice: CompletionOutput) -> bool:
-        """Has the choice begun a call?"""
-        return choice.index in self._called
-
-    def finish_reason(self, choice: CompletionOutput) -> str | None:
-        """tool_calls only where there are some, and the turn ended by itself. A call that was named ends with stop."""
-        called = choice.finish_reason == "stop" and choice.index in self._called
-        return "tool_calls" if called and self._request.choice in ("auto", "required") else choice.finish_reason
-
-    def _events(self, choice: CompletionOutput, ended: bool) -> list[Event]:
-        assert self._bound is not None
-        index, cut = choice.index, choice.finish_reason != "stop" or isinstance(choice.stop_reason, str)
-        reader = self._readers.get(index)
-        if reader is None:
-            reader = self._readers[index] = Reader(self._bound, self._prompt, self._schemas, self._held)
-        events = reader.push(choice.text) + (reader.finish(cut) if ended else [])
-        if any(isinstance(e, CallBegun) for e in events):
-            self._called.add(index)
-        return [e for e in events if self._wanted(e)]
-
-    def _wanted(self, event: Event) -> bool:
-        match event:
-            case Thought():
-                return self._request.include_reasoning is not False
-            case CallBegun(index) | CallArguments(index):
-                return not (self._one and index)
-        return True
-
-
-def _delta(event: Event) -> dict[str, Any]:
-    match event:
-        case Content(text):
-            return {"content": text}
-        case Thought(text):
-            return _reasoning(text)
-        case CallBegun(index, id, name):
-            call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
-            return {"tool_calls": [call]}
-        case CallArguments(index, text):
-            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
-
-
-def _reasoning(text: str) -> dict[str, str]:
-    """Under both names that clients read."""
-    return {"reasoning": text, "reasoning_content": text}
-
-
-def history(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message for templates, its reasoning under both names."""
-    thought = message.get("reasoning") or message.get("reasoning_content")
-    return {**message, **_reasoning(thought)} if thought else dict(message)

@@ -9,7 +9,7 @@ from thalweg.engine.client.media import MEDIA
 from thalweg.errors import ConfigError
 from thalweg.media.kinds import all_kinds, plurals
 from thalweg.media.kinds.base import Medium
-from thalweg.server.core.chat_format import Turns, history
+from thalweg.server.core.chat_format import ChatFormat
 from thalweg.server.core.request import ChatFields, ChatRequest, Message
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
@@ -39,7 +39,7 @@ class Conversation:
             self.chat.prepare()
         elif self.chat is not None:
             self.chat.check()
-        self.turns = Turns(serving, self.chat)
+        self.chat_format = ChatFormat(serving, self.chat)
 
     async def prompt(self, request: ChatFields) -> dict[str, Any]:
         """The rendered conversation and its token ids, as the engine takes them."""
@@ -121,7 +121,7 @@ def _prefer(template: str, templates: Templates) -> Templates:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """As clients wrote it, less what only replies carry."""
+    """As clients wrote it, less what only replies carry. Its reasoning stands under both names that templates read."""
     out = message.model_dump(exclude_none=True, exclude={"annotations", "audio", "function_call", "refusal"})
     if isinstance(message.content, list):
         out["content"] = [
@@ -129,4 +129,5 @@ def _plain(message: Message) -> dict[str, Any]:
         ]
     elif message.content is None and message.refusal:
         out["content"] = message.refusal
-    return history(out)
+    thought = out.get("reasoning") or out.get("reasoning_content")
+    return out | ({"reasoning": thought, "reasoning_content": thought} if thought else {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Annotated, Any
 
 import orjson
@@ -14,8 +14,9 @@ from thalweg.errors import RequestError
 from thalweg.outputs import RequestOutput
 from thalweg.server.core.schema import Asked, Flag, Text
 from thalweg.server.core.serving import Job, Serving
+from thalweg.server.core.turn import TurnReply
 from thalweg.server.errors import ApiError, translate
-from thalweg.server.http.answer import STARTED, EventStream, or_disconnect
+from thalweg.server.http.answer import EventStream
 from thalweg.server.inference.protocol import Json, read
 
 
@@ -47,11 +48,8 @@ async def generate(serving: Serving, http: Request) -> Response:
         raise _plain(str(e), e.param) from None
     (ids,) = await serving.encode([request.prompt], True, serving.kept(request), ticket.tenant)
     prompt = {"prompt": request.prompt, "prompt_token_ids": ids}
-    work = Texts(serving, serving.job("gen", http, request, [prompt], params, ticket), request.prompt)
-    if request.stream:
-        return TextLines(work.stream())
-    body = await or_disconnect(http.receive, work.whole())
-    return Response(status_code=499) if body is None else Response(body, media_type="application/json")
+    reply = TextsReply(serving, serving.job("gen", http, request, [prompt], params, ticket), request.prompt)
+    return await reply.respond(http, bool(request.stream))
 
 
 def _plain(message: str, param: str | None) -> ApiError:
@@ -60,37 +58,30 @@ def _plain(message: str, param: str | None) -> ApiError:
     return ApiError(message.removeprefix(where), (param or "").removeprefix(where) or None)
 
 
-class Texts:
-    """One request: the texts of its choices, each after the prompt."""
-
-    def __init__(self, serving: Serving, job: Job, prompt: str) -> None:
-        self._serving, self._job, self._prompt = serving, job, prompt
-
-    async def whole(self) -> bytes:
-        return await self._serving.written(self._job, await self._serving.run(self._job), self._body)
-
-    def _body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
-        return {"text": [self._prompt + c.text for o in outputs for c in sorted(o.outputs, key=lambda c: c.index)]}
-
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        """A line for each step, of all that was said so far."""
-        said = [self._prompt] * self._job.params.n
-        outputs = self._serving.stream(self._job)
-        try:
-            async for _, output in outputs:
-                yield STARTED
-                for choice in output.outputs:
-                    said[choice.index] += choice.text
-                yield orjson.dumps({"text": said}) + b"\n"
-        finally:
-            await outputs.aclose()
-
-
 class TextLines(EventStream):
     """A JSON object a line."""
 
-    def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(frames, {"Content-Type": "application/x-ndjson"})
+    def __init__(self, frames: AsyncGenerator[bytes, None], fields: Mapping[str, str] | None = None) -> None:
+        super().__init__(frames, {**(fields or {}), "Content-Type": "application/x-ndjson"})
 
     def broken(self, error: BaseException) -> bytes:
         return translate(error).bytes() + b"\n"
+
+
+class TextsReply(TurnReply):
+    """The texts of the choices, each after the prompt. Of a stream a line for each step, with all that was said so far."""
+
+    stream_class = TextLines
+
+    def __init__(self, serving: Serving, job: Job, prompt: str) -> None:
+        super().__init__(serving, job)
+        self._prompt = prompt
+        self._said = [prompt] * job.params.n
+
+    def write_body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        return {"text": [self._prompt + c.text for o in outputs for c in sorted(o.outputs, key=lambda c: c.index)]}
+
+    def write(self, i: int, output: RequestOutput) -> list[bytes]:
+        for choice in output.outputs:
+            self._said[choice.index] += choice.text
+        return [orjson.dumps({"text": self._said}) + b"\n"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -13,11 +13,11 @@ from starlette.responses import Response
 from thalweg.errors import RequestError
 from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.server.core.serving import Job, Serving
+from thalweg.server.core.turn import TurnReply
 from thalweg.server.errors import ApiError
-from thalweg.server.http.answer import DONE, STARTED, EventStream, or_disconnect
+from thalweg.server.http.answer import DONE
 from thalweg.server.inference.protocol import GenerateRequest, read
 from thalweg.server.openai import logprobs
-from thalweg.server.openai.chunks import Counter
 
 
 async def generate(serving: Serving, http: Request) -> Response:
@@ -30,11 +30,7 @@ async def generate(serving: Serving, http: Request) -> Response:
         raise renamed(e) from None
     id = request.request_id or http.headers.get("x-request-id", "")[:256] or uuid.uuid4().hex
     job = serving.job("gen", http, request, [{"prompt_token_ids": request.token_ids}], params, ticket, id)
-    work = Generation(serving, request, job)
-    if request.stream:
-        return EventStream(work.stream())
-    body = await or_disconnect(http.receive, work.whole())
-    return Response(status_code=499) if body is None else Response(body, media_type="application/json")
+    return await TokensReply(serving, job, request).respond(http, bool(request.stream))
 
 
 def renamed(error: RequestError) -> ApiError:
@@ -42,19 +38,17 @@ def renamed(error: RequestError) -> ApiError:
     return ApiError(str(error), param)
 
 
-class Generation:
-    """One request: its tokens as one body or as a stream."""
+class TokensReply(TurnReply):
+    def __init__(self, serving: Serving, job: Job, request: GenerateRequest) -> None:
+        super().__init__(serving, job)
+        options = request.stream_options
+        self._usage = bool(options and options.include_usage)
+        self._every = bool(self._usage and options and options.continuous_usage_stats)
 
-    def __init__(self, serving: Serving, request: GenerateRequest, job: Job) -> None:
-        self.serving, self.request, self.job = serving, request, job
+    def rename(self, error: Exception) -> Exception:
+        return renamed(error) if isinstance(error, RequestError) else error
 
-    async def whole(self) -> bytes:
-        try:
-            return await self.serving.written(self.job, await self.serving.run(self.job), self._body)
-        except RequestError as e:
-            raise renamed(e) from None
-
-    def _body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+    def write_body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         (output,) = outputs
         return {
             "request_id": self.job.id,
@@ -64,24 +58,18 @@ class Generation:
             "kv_transfer_params": None,
         }
 
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        options, counter = self.request.stream_options, Counter(self.job, self.serving)
-        usage, every = bool(options and options.include_usage), bool(options and options.continuous_usage_stats)
-        outputs = self.serving.stream(self.job)
-        try:
-            async for _, output in outputs:
-                yield STARTED
-                counter.cached(0, output.num_cached_tokens)
-                for choice in output.outputs:
-                    counter.made += len(choice.token_ids)
-                    yield self._frame([self._choice(choice)], counter.usage() if usage and every else None)
-        except RequestError as e:
-            raise renamed(e) from None
-        finally:
-            await outputs.aclose()
-        if usage:
-            yield self._frame([], counter.usage())
-        yield DONE
+    def write(self, i: int, output: RequestOutput) -> Iterator[bytes]:
+        made = self.made - sum(len(c.token_ids) for c in output.outputs)
+        for choice in output.outputs:
+            made += len(choice.token_ids)
+            yield self._frame([self._choice(choice)], self._usage_at(made) if self._every else None)
+
+    def end(self) -> list[bytes]:
+        return [*([self._frame([], self._usage_at(self.made))] if self._usage else []), DONE]
+
+    def _usage_at(self, made: int) -> dict[str, Any]:
+        """made: output tokens up to there."""
+        return self.serving.usage(self.job.prompt_tokens, made, self.cached)
 
     def _frame(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
         body = {"request_id": self.job.id, "choices": choices, "usage": usage}

@@ -12,10 +12,10 @@ from thalweg.params import SamplingParams
 from thalweg.server.core.request import ChatRequest
 from thalweg.server.core.request import Request as Fields
 from thalweg.server.core.serving import Serving
+from thalweg.server.core.turn import prepare_chat
 from thalweg.server.http.answer import respond
 from thalweg.server.http.middleware import tenant_of
 from thalweg.server.inference.protocol import written
-from thalweg.server.openai.chat import asked
 from thalweg.server.openai.completions import prompts
 from thalweg.server.openai.protocol import CompletionRequest
 from thalweg.server.openai.sampling import completion_params
@@ -24,7 +24,7 @@ from thalweg.server.openai.sampling import completion_params
 async def chat(serving: Serving, http: Request) -> Response:
     request = await serving.bodies.parse(http, lambda body: serving.fields.parse(ChatRequest, body))
     serving.model_name(request.model)
-    params, prompt, _ = await asked(serving, request)
+    params, prompt, _ = await prepare_chat(serving, request)
     return respond(_rendered(request, prompt, params, 0))
 
 

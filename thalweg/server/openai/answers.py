@@ -1,12 +1,15 @@
-"""What the answers of completions and chat share."""
+"""What the answers of completions and chat share, and a turn as messages and deltas."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from thalweg.outputs import CompletionOutput, RequestMetrics
 from thalweg.server.core.request import Request
 from thalweg.server.core.serving import Job, Serving
+from thalweg.server.core.turn import TurnReply
+from thalweg.turns.events import CallArguments, CallBegun, Content, Event, Message, Thought
 
 
 def as_ids(serving: Serving, request: Request) -> bool:
@@ -46,3 +49,41 @@ def timing(serving: Serving, job: Job, metrics: RequestMetrics | None) -> dict[s
 
 def finish(choice: CompletionOutput) -> dict[str, Any]:
     return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+
+
+def head_of(reply: TurnReply, kind: str) -> dict[str, Any]:
+    """The first fields of a whole answer. kind: its `object`."""
+    return {"id": reply.job.id, "object": kind, "created": reply.job.created, "model": reply.job.model}
+
+
+def message_of(events: Iterable[Event], echo: str) -> dict[str, Any]:
+    """Fields of a whole choice's message, without its role. echo: text before the content."""
+    said = Message()
+    said.add(events)
+    out: dict[str, Any] = {"content": (echo + said.content) or (None if said.calls else ""), "refusal": None}
+    if said.reasoning:
+        out |= _reasoning(said.reasoning)
+    if said.calls:
+        out["tool_calls"] = [
+            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in said.calls
+        ]
+    return out
+
+
+def delta_of(event: Event) -> dict[str, Any]:
+    """The delta of a chunk."""
+    match event:
+        case Content(text):
+            return {"content": text}
+        case Thought(text):
+            return _reasoning(text)
+        case CallBegun(index, id, name):
+            call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+            return {"tool_calls": [call]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """Under both names that clients read."""
+    return {"reasoning": text, "reasoning_content": text}

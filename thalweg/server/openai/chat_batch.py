@@ -11,10 +11,11 @@ from starlette.responses import Response
 from thalweg.outputs import RequestOutput
 from thalweg.server.core.request import ChatRequest
 from thalweg.server.core.schema import MAX_PROMPTS
-from thalweg.server.core.serving import Serving
+from thalweg.server.core.serving import Job, Serving
+from thalweg.server.core.turn import TurnReply, prepare_chat
 from thalweg.server.errors import ApiError
-from thalweg.server.http.answer import or_disconnect
-from thalweg.server.openai.chat import Chat, asked
+from thalweg.server.openai.answers import head_of
+from thalweg.server.openai.chat import ChatReply
 
 ONE = ("stream", "tools", "tool_choice", "prompt_logprobs", "return_token_ids")
 """Fields that one conversation may have, and several together not."""
@@ -29,29 +30,26 @@ class BatchChatRequest(ChatRequest):
 async def chat_batch(serving: Serving, http: Request) -> Response:
     chats, ticket = await serving.read(http, lambda body: _chats(serving, body))
     serving.model_name(chats[0].model)
-    found = [await asked(serving, chat) for chat in chats]
+    found = [await prepare_chat(serving, chat) for chat in chats]
     params = found[0][0]
     if any(p.structured_outputs != params.structured_outputs for p, *_ in found):
         raise ApiError("messages: the form of the answer differs between them; send them one by one", "messages")
     job = serving.job("chatcmpl", http, chats[0], [prompt for _, prompt, _ in found], params, ticket)
-    readers = [Chat(serving, chat, job, answer) for chat, (_, _, answer) in zip(chats, found, strict=True)]
+    replies = [ChatReply(serving, job, chat, answer) for chat, (_, _, answer) in zip(chats, found, strict=True)]
+    return await ChatBatchReply(serving, job, replies).respond(http, False)
 
-    def body(outputs: list[RequestOutput]) -> dict[str, Any]:
-        choices = [r.choice(o.outputs[0]) | {"index": i} for i, (r, o) in enumerate(zip(readers, outputs, strict=True))]
-        return {
-            "id": job.id,
-            "object": "chat.completion",
-            "created": job.created,
-            "model": job.model,
-            "choices": choices,
-            "usage": serving.total_usage(job, outputs),
-        }
 
-    async def whole() -> bytes:
-        return await serving.written(job, await serving.run(job), body)
+class ChatBatchReply(TurnReply):
+    def __init__(self, serving: Serving, job: Job, replies: list[ChatReply]) -> None:
+        """replies: who writes each conversation's choice."""
+        super().__init__(serving, job)
+        self._replies = replies
 
-    made = await or_disconnect(http.receive, whole())
-    return Response(status_code=499) if made is None else Response(made, media_type="application/json")
+    def write_body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        pairs = enumerate(zip(self._replies, outputs, strict=True))
+        choices = [reply.choice(output.outputs[0]) | {"index": i} for i, (reply, output) in pairs]
+        usage = self.serving.total_usage(self.job, outputs)
+        return {**head_of(self, "chat.completion"), "choices": choices, "usage": usage}
 
 
 def _chats(serving: Serving, body: dict[str, Any]) -> list[ChatRequest]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import orjson
 
-from thalweg.outputs import RequestMetrics
 from thalweg.server.core.serving import Job, Serving
 
 _BARE = b',"logprobs":null,"finish_reason":null}'
@@ -44,20 +43,3 @@ class ChunkWriter:
 
     def _end(self, usage: dict[str, Any] | None) -> bytes:
         return self._tail if usage is None else b'],"usage":' + orjson.dumps(usage) + b"}\n\n"
-
-
-class Counter:
-    """Tokens of a stream so far, for usage."""
-
-    def __init__(self, job: Job, serving: Serving) -> None:
-        self._job, self._serving = job, serving
-        self.made = 0
-        self.times: RequestMetrics | None = None
-        self._cached: dict[int, int] = {}
-
-    def cached(self, i: int, tokens: int | None) -> None:
-        if tokens is not None:
-            self._cached[i] = tokens
-
-    def usage(self) -> dict[str, Any]:
-        return self._serving.usage(self._job.prompt_tokens, self.made, sum(self._cached.values()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.requests import Request
@@ -10,11 +9,12 @@ from starlette.responses import Response
 
 from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.server.core.serving import Job, Serving
+from thalweg.server.core.turn import TurnReply
 from thalweg.server.errors import ApiError
-from thalweg.server.http.answer import DONE, STARTED, EventStream, or_disconnect
+from thalweg.server.http.answer import DONE
 from thalweg.server.openai import logprobs
-from thalweg.server.openai.answers import as_ids, finish, timing, usage_of
-from thalweg.server.openai.chunks import ChunkWriter, Counter
+from thalweg.server.openai.answers import as_ids, finish, head_of, timing, usage_of
+from thalweg.server.openai.chunks import ChunkWriter
 from thalweg.server.openai.protocol import CompletionRequest
 from thalweg.server.openai.sampling import completion_params
 
@@ -25,11 +25,7 @@ async def completions(serving: Serving, http: Request) -> Response:
     params = completion_params(request, serving.engine.default_sampling, serving.engine.tokenizer is not None)
     await serving.engine.prepare(params)
     job = serving.job("cmpl", http, request, await prompts(serving, request, ticket.tenant), params, ticket)
-    endpoint = Completions(serving, request, job)
-    if request.stream:
-        return EventStream(endpoint.stream())
-    body = await or_disconnect(http.receive, endpoint.whole())
-    return Response(status_code=499) if body is None else Response(body, media_type="application/json")
+    return await CompletionReply(serving, job, request).respond(http, bool(request.stream))
 
 
 async def prompts(serving: Serving, request: CompletionRequest, tenant: str) -> list[dict[str, Any]]:
@@ -54,24 +50,23 @@ async def prompts(serving: Serving, request: CompletionRequest, tenant: str) -> 
     return out
 
 
-class Completions:
-    """One request: its outputs as one body or as a stream."""
-
-    def __init__(self, serving: Serving, request: CompletionRequest, job: Job) -> None:
-        self.serving, self.request, self.job = serving, request, job
+class CompletionReply(TurnReply):
+    def __init__(self, serving: Serving, job: Job, request: CompletionRequest) -> None:
+        super().__init__(serving, job)
+        self.request = request
         self.as_ids = as_ids(serving, request)
         self.prompt_only = request.max_tokens == 0
+        self._usage, self._every = usage_of(serving, request)
+        self._chunks = ChunkWriter(job, serving, "text_completion", self._usage)
+        self._bare = request.logprobs is None and not request.return_token_ids and not self._every
+        """Chunks that neither begin nor end a choice hold text and nothing else."""
+        self._seen: dict[int, int] = {}
+        """Where the text of the next token begins, by choice. A choice not in it has sent nothing."""
 
-    async def whole(self) -> bytes:
-        return await self.serving.written(self.job, await self.serving.run(self.job), self._body)
-
-    def _body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+    def write_body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         choices = [self._choice(i, o, c) for i, o in enumerate(outputs) for c in sorted(o.outputs, key=lambda c: c.index)]
         body = {
-            "id": self.job.id,
-            "object": "text_completion",
-            "created": self.job.created,
-            "model": self.job.model,
+            **head_of(self, "text_completion"),
             "choices": choices,
             "usage": self.serving.total_usage(self.job, outputs, self.prompt_only),
         }
@@ -110,47 +105,39 @@ class Completions:
         token, tokenizer = self.job.prompts[i]["prompt_token_ids"][0], self.serving.engine.tokenizer
         return f"token_id:{token}" if self.as_ids else tokenizer.name_of(token) if tokenizer else ""
 
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        usage, every = usage_of(self.serving, self.request)
-        writer = ChunkWriter(self.job, self.serving, "text_completion", usage)
-        counter = Counter(self.job, self.serving)
-        seen: dict[int, int] = {}
-        """Where the text of the next token begins, by choice. A choice not in it has sent nothing."""
-        plain = self.request.logprobs is None and not self.request.return_token_ids and not every
-        outputs = self.serving.stream(self.job)
-        try:
-            async for i, output in outputs:
-                yield STARTED
-                counter.cached(i, output.num_cached_tokens)
-                counter.times = output.metrics
-                for choice in output.outputs:
-                    index = i * self.job.params.n + choice.index
-                    counter.made += 0 if self.prompt_only else len(choice.token_ids)
-                    if plain and index in seen and choice.finish_reason is None:
-                        if choice.text:
-                            yield writer.text(index, choice.text)
-                        continue
-                    body = self._delta(i, output, choice, index, seen)
-                    if body is not None:
-                        yield writer.choice(body, counter.usage() if every else None)
-        finally:
-            await outputs.aclose()
-        if usage:
-            yield writer.usage(counter.usage(), timing(self.serving, self.job, counter.times))
-        yield DONE
+    def write(self, i: int, output: RequestOutput) -> list[bytes]:
+        made = self.made - sum(len(c.token_ids) for c in output.outputs) if self._every else 0
+        frames: list[bytes] = []
+        for choice in output.outputs:
+            index = i * self.job.params.n + choice.index
+            made += len(choice.token_ids)
+            if self._bare and index in self._seen and choice.finish_reason is None:
+                if choice.text:
+                    frames.append(self._chunks.text(index, choice.text))
+                continue
+            body = self._delta(i, output, choice, index)
+            if body is not None:
+                frames.append(self._chunks.choice(body, self._usage_at(made) if self._every else None))
+        return frames
 
-    def _delta(
-        self, i: int, output: RequestOutput, choice: CompletionOutput, index: int, seen: dict[int, int]
-    ) -> dict[str, Any] | None:
-        first = index not in seen
+    def end(self) -> list[bytes]:
+        more = timing(self.serving, self.job, self.metrics)
+        return [*([self._chunks.usage(self._usage_at(self.made), more)] if self._usage else []), DONE]
+
+    def _usage_at(self, made: int) -> dict[str, Any]:
+        """made: output tokens up to there."""
+        return self.serving.usage(self.job.prompt_tokens, 0 if self.prompt_only else made, self.cached)
+
+    def _delta(self, i: int, output: RequestOutput, choice: CompletionOutput, index: int) -> dict[str, Any] | None:
+        first = index not in self._seen
         text = (self._echo(i) if first else "") + ("" if self.prompt_only else choice.text)
         out: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
-        offset = seen.setdefault(index, 0)
+        offset = self._seen.setdefault(index, 0)
         if self.request.logprobs is not None:
             positions: list[Any] = list(output.prompt_logprobs or ()) if first and self.request.echo else []
             positions += () if self.prompt_only else choice.logprobs or ()
             out["logprobs"] = found = logprobs.completion(positions, self._first(i), offset, self.as_ids)
-            seen[index] += sum(map(len, found["tokens"]))
+            self._seen[index] += sum(map(len, found["tokens"]))
         if choice.finish_reason is not None:
             out.update(finish(choice))
             if self.prompt_only:

@@ -10,16 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.server.core.serving import Serving
+from thalweg.server.core.turn import prepare_chat
 from thalweg.server.errors import ApiError
-from thalweg.server.http.answer import or_disconnect
 from thalweg.server.http.middleware import owner_of
-from thalweg.server.openai.chat import asked
 from thalweg.server.responses.asked import chat_of, check_images, shortened, tools_of
 from thalweg.server.responses.errors import Events
 from thalweg.server.responses.items import listed
 from thalweg.server.responses.protocol import Conversed, Item, ResponsesRequest
 from thalweg.server.responses.references import resolve
-from thalweg.server.responses.run import Run, missing
+from thalweg.server.responses.run import ResponseReply, missing
 from thalweg.server.responses.store import Turn, store
 
 NO_STORE = "background: this server keeps no responses (--responses-store-bytes 0), so nobody could fetch the answer"
@@ -50,26 +49,23 @@ async def responses(serving: Serving, http: Request) -> Response:
     tools = tools_of(request, said.items)
     items = await shortened(serving, request, tools, said.items) if request.truncation == "auto" else said.items
     chat = chat_of(request, tools, items)
-    params, prompt, answer = await asked(serving, chat)
+    params, prompt, answer = await prepare_chat(serving, chat)
     if request.scored and not answer.plain:
         raise ApiError(f"{request.scored}: {NOT_SCORED}", request.scored)
     id = f"resp_{uuid.uuid4().hex}"
     job = serving.job("resp", http, chat, [prompt], params, ticket, id)
     turn = Turn(id, orjson.dumps(said.new), b"", said.before, bool(request.background))
-    run = Run(serving, request, job, answer, tools, turn, owner)
+    reply = ResponseReply(serving, job, request, answer, tools, turn, owner)
+    if not request.background:
+        return await reply.respond(http, bool(request.stream), request.ignored)
+    visit = http.scope["thalweg.visit"].handed_over()
+    body = reply.start_in_background()
+    assert turn.task is not None
+    turn.task.add_done_callback(lambda _: visit.close())
     ignored = {"X-Ignored-Fields": ", ".join(request.ignored)} if request.ignored else {}
-    if request.background:
-        visit = http.scope["thalweg.visit"].handed_over()
-        body = run.begin()
-        assert turn.task is not None
-        turn.task.add_done_callback(lambda _: visit.close())
-        if request.stream and turn.log is not None:
-            return Events(turn.log.read(), ignored)
-        return Response(body, 200, ignored, media_type="application/json")
-    if request.stream:
-        return Events(run.stream(), ignored)
-    whole = await or_disconnect(http.receive, run.whole())
-    return Response(status_code=499) if whole is None else Response(whole, 200, ignored, media_type="application/json")
+    if request.stream and turn.log is not None:
+        return Events(turn.log.read(), ignored)
+    return Response(body, 200, ignored, media_type="application/json")
 
 
 def conversation(serving: Serving, request: Conversed, owner: str) -> Said:

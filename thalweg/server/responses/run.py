@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
 from thalweg.outputs import CompletionOutput, RequestOutput
-from thalweg.server.core.chat_format import Answer
+from thalweg.server.core.answer import Answer
 from thalweg.server.core.serving import Job, Serving
+from thalweg.server.core.turn import TurnReply
 from thalweg.server.errors import ApiError, translate
-from thalweg.server.http.answer import STARTED
 from thalweg.server.openai import logprobs
 from thalweg.server.responses.asked import renamed
-from thalweg.server.responses.errors import event, told
+from thalweg.server.responses.errors import Events, event, told
 from thalweg.server.responses.events import Output
 from thalweg.server.responses.protocol import ResponsesRequest
 from thalweg.server.responses.store import EventLog, Turn, store
@@ -32,35 +32,27 @@ ECHOED = (
 """Fields of a request that come back as they were sent."""
 
 
-class Run:
+class ResponseReply(TurnReply):
+    stream_class = Events
+
     def __init__(
-        self, serving: Serving, request: ResponsesRequest, job: Job, answer: Answer, tools: Tools, turn: Turn, owner: str
+        self, serving: Serving, job: Job, request: ResponsesRequest, answer: Answer, tools: Tools, turn: Turn, owner: str
     ) -> None:
         """turn: what is kept of this response. Its body is written here."""
-        self.serving, self.request, self.job, self.answer, self.turn = serving, request, job, answer, turn
+        super().__init__(serving, job)
+        self.request, self.answer, self.turn = request, answer, turn
         self._owner = owner
         self._keeps = request.store is not False and store(serving).limit > 0
         self._output = Output(tools, turn.id, "reasoning.encrypted_content" in (request.include or ()))
-        self._made = self._cached = 0
         self._number = 0
         self._head = self._fixed()
+        self._ended: CompletionOutput | None = None
+        """The choice as it ended."""
+        self._last: list[Json] = []
+        """The last events before the response has its end."""
 
-    async def whole(self) -> bytes:
-        """The answer's body."""
-        (output,) = await self.serving.run(self.job)
-        (choice,) = output.outputs
-        self._count(output)
-        for _ in self._output.push(self.answer.events(choice), self._scores(choice)):
-            pass
-        return (await self._ended(choice))[0]
-
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Frames. The first waits for the first output: an error before it is an answer of its own."""
-        async for frame in self._frames(self._begin("in_progress")):
-            yield frame
-
-    def begin(self) -> bytes:
-        """Run in the background, from now on. The body that says so. Follow `turn.log`."""
+    def start_in_background(self) -> bytes:
+        """Run from now on. The body that says so. Follow `turn.log`."""
         log = self.turn.log = EventLog()
         body = self._body("queued")
         log.add(self._frame("response.created", response=body))
@@ -73,7 +65,7 @@ class Run:
 
     async def _work(self, log: EventLog) -> None:
         try:
-            async for frame in self._frames([self._frame("response.in_progress", response=self._body("in_progress"))]):
+            async for frame in self.frames():
                 if frame:
                     log.add(frame)
                 else:
@@ -81,7 +73,7 @@ class Run:
         except asyncio.CancelledError:
             self._settle(self._body("cancelled"))
         except Exception as e:
-            log.add(self._failed(e))
+            log.add(self.fail(e))
         finally:
             log.end()
             self.turn.task = None
@@ -89,64 +81,63 @@ class Run:
                 store(self.serving).put(self._owner, self.turn)
             self.serving.lifecycle.leave()
 
-    async def _frames(self, first: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
-        outputs, begun = self.serving.stream(self.job), False
-        try:
-            async for _, output in outputs:
-                (choice,) = output.outputs
-                self._count(output)
-                if not begun:
-                    begun = True
-                    yield STARTED
-                    for frame in first:
-                        yield frame
-                for piece in self._output.push(self.answer.events(choice), self._scores(choice)):
-                    yield self._numbered(piece)
-                if choice.finish_reason is not None:
-                    body, pieces = await self._ended(choice)
-                    for piece in pieces:
-                        yield self._numbered(piece)
-                    said = orjson.loads(body)
-                    yield self._frame(f"response.{said['status']}", response=said)
-        except Exception as e:
-            if not begun:
-                raise
-            yield self._failed(e)
-        finally:
-            await outputs.aclose()
+    # ------------------------------------------------------------ what a run calls
 
-    async def _ended(self, choice: CompletionOutput) -> tuple[bytes, list[Json]]:
-        """The final body, which is kept if that was asked for, and the last events before it."""
-        incomplete = choice.finish_reason in REASONS
-        pieces = list(self._output.finish("incomplete" if incomplete else "completed"))
+    async def finish(self, outputs: list[RequestOutput]) -> bytes:
+        (choice,) = outputs[0].outputs
+        self._ended = choice
+        for _ in self._output.push(self.answer.events(choice), self._scores(choice)):
+            pass
+        await self.settle()
+        return self.turn.body
+
+    def begin(self) -> Iterator[bytes]:
+        body = self._body("in_progress")
+        if not self.turn.background:
+            yield self._frame("response.created", response=body)
+        yield self._frame("response.in_progress", response=body)
+
+    def write(self, i: int, output: RequestOutput) -> list[bytes]:
+        (choice,) = output.outputs
+        if choice.finish_reason is not None:
+            self._ended = choice
+        return [self._numbered(piece) for piece in self._output.push(self.answer.events(choice), self._scores(choice))]
+
+    async def settle(self) -> None:
+        """Make the final body, which is kept if that was asked for. Reasoning is counted in tokens for it."""
+        assert self._ended is not None, "an answer ends with a choice that has ended"
+        incomplete = self._ended.finish_reason in REASONS
+        status = "incomplete" if incomplete else "completed"
+        self._last = list(self._output.finish(status))
         thought = "".join(self._output.thought)
         tokens = 0
         if thought and self.serving.encoder is not None:
             (ids,) = await self.serving.encode([thought], False, tenant=self.job.ticket.tenant, bounded=False)
-            tokens = min(len(ids), self._made)
-        body = self._body("incomplete" if incomplete else "completed", self._usage(tokens))
+            tokens = min(len(ids), self.made)
+        body = self._body(status, self._usage(tokens))
         if incomplete:
-            body["incomplete_details"] = {"reason": REASONS[choice.finish_reason]}
-        return self._settle(body), pieces
+            body["incomplete_details"] = {"reason": REASONS[self._ended.finish_reason]}
+        self._settle(body)
 
-    def _settle(self, body: Json) -> bytes:
-        self.turn.body = made = orjson.dumps(body)
-        if self._keeps and not self.turn.background:
-            store(self.serving).put(self._owner, self.turn)
-        return made
+    def end(self) -> Iterator[bytes]:
+        for piece in self._last:
+            yield self._numbered(piece)
+        said = orjson.loads(self.turn.body)
+        yield self._frame(f"response.{said['status']}", response=said)
 
-    def _failed(self, error: Exception) -> bytes:
-        """The frame that ends a stream with an error."""
+    def fail(self, error: Exception) -> bytes:
         e = translate(renamed(error))
         body = self._body("failed") | {"error": told(e)}
         if self.turn.background:
             self._settle(body)
         return self._frame("response.failed", response=body)
 
-    def _begin(self, status: str) -> Iterable[bytes]:
-        body = self._body(status)
-        yield self._frame("response.created", response=body)
-        yield self._frame("response.in_progress", response=body)
+    # ------------------------------------------------------------ what is written
+
+    def _settle(self, body: Json) -> None:
+        self.turn.body = orjson.dumps(body)
+        if self._keeps and not self.turn.background:
+            store(self.serving).put(self._owner, self.turn)
 
     def _frame(self, kind: str, **fields: Any) -> bytes:
         return self._numbered({"type": kind, **fields})
@@ -155,11 +146,6 @@ class Run:
         body["sequence_number"] = self._number
         self._number += 1
         return event(body)
-
-    def _count(self, output: RequestOutput) -> None:
-        self._made += sum(len(c.token_ids) for c in output.outputs)
-        if output.num_cached_tokens is not None:
-            self._cached = output.num_cached_tokens
 
     def _scores(self, choice: CompletionOutput) -> list[Json]:
         if not self.request.scored or not choice.logprobs:
@@ -173,10 +159,10 @@ class Run:
         prompt = self.job.prompt_tokens
         return {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": self._cached, "cache_write_tokens": 0},
-            "output_tokens": self._made,
+            "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": 0},
+            "output_tokens": self.made,
             "output_tokens_details": {"reasoning_tokens": reasoning},
-            "total_tokens": prompt + self._made,
+            "total_tokens": prompt + self.made,
         }
 
     def _fixed(self) -> Json:

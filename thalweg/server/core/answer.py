@@ -1,0 +1,56 @@
+"""The model's turn as events: content, reasoning and tool calls. Dialects write them in their own forms."""
+
+from __future__ import annotations
+
+from thalweg.outputs import CompletionOutput
+from thalweg.server.core.request import ChatRequest
+from thalweg.turns.bind import Bound
+from thalweg.turns.events import CallArguments, CallBegun, Content, Event, Thought
+from thalweg.turns.held import Held
+from thalweg.turns.reader import Reader
+
+
+class Answer:
+    """The choices of one request as their turns are read. Without a format they are content."""
+
+    def __init__(self, bound: Bound | None, request: ChatRequest, prompt: str, held: Held = Held.NOTHING) -> None:
+        """held: what of the turn a grammar decides."""
+        self._bound, self._request, self._prompt, self._held = bound, request, prompt, held
+        self._schemas = {t.function.name: t.function.parameters or {} for t in request.tools or ()}
+        self._readers: dict[int, Reader] = {}
+        self._one = request.parallel_tool_calls is False
+        self._called: set[int] = set()
+
+    @property
+    def plain(self) -> bool:
+        """Is all of the answer content, as it stands?"""
+        return self._bound is None
+
+    def events(self, choice: CompletionOutput) -> list[Event]:
+        """What is new of a choice."""
+        if self._bound is None:
+            return [Content(choice.text)] if choice.text else []
+        return self._events(choice, choice.finish_reason is not None)
+
+    def called(self, choice: CompletionOutput) -> bool:
+        """Has the choice begun a call?"""
+        return choice.index in self._called
+
+    def _events(self, choice: CompletionOutput, ended: bool) -> list[Event]:
+        assert self._bound is not None
+        index, cut = choice.index, choice.finish_reason != "stop" or isinstance(choice.stop_reason, str)
+        reader = self._readers.get(index)
+        if reader is None:
+            reader = self._readers[index] = Reader(self._bound, self._prompt, self._schemas, self._held)
+        events = reader.push(choice.text) + (reader.finish(cut) if ended else [])
+        if any(isinstance(e, CallBegun) for e in events):
+            self._called.add(index)
+        return [e for e in events if self._wanted(e)]
+
+    def _wanted(self, event: Event) -> bool:
+        match event:
+            case Thought():
+                return self._request.include_reasoning is not False
+            case CallBegun(index) | CallArguments(index):
+                return not (self._one and index)
+        return True
