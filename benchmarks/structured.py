@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from thalweg.bench.host import null_config, null_launch
+from thalweg.bench.host import null_config, null_executor
 from thalweg.checkpoint.hub import resolve_model
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import EngineRequest, TokenSampling
@@ -76,7 +76,7 @@ def rates(args: argparse.Namespace, constrained: int, grammar: Source, grammars:
     """Tokens a second of a free sequence and of a constrained one, and steps a second."""
     config = null_config(seqs=args.seqs, max_len=args.tokens + 32, depth=args.depth)
     config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, vocab=args.vocab))
-    core = EngineCore(config, null_launch(config, vocab=args.vocab, base=args.step_ms / 1000), grammars=grammars)
+    core = EngineCore(null_executor(config, vocab=args.vocab, base=args.step_ms / 1000), grammars=grammars)
     requests = []
     for i in range(args.seqs):
         mine = grammar if i < constrained else None
@@ -109,7 +109,7 @@ def steps_of(args: argparse.Namespace, jump: bool) -> tuple[int, int, list[list[
         config, model=msgspec.structs.replace(config.model, vocab=vocab),
         scheduler=msgspec.structs.replace(config.scheduler, jump_forward=jump),
     )  # fmt: skip
-    core = EngineCore(config, null_launch(config, vocab=vocab, base=0.001), grammars=Grammars(lambda: words))
+    core = EngineCore(null_executor(config, vocab=vocab, base=0.001), grammars=Grammars(lambda: words))
     form = source_of(Asked(kind="json", text=json.dumps(RECORD), compact=True))
     sampling = TokenSampling(max_tokens=300, grammar=form, eos_ids=(0,))
     core.add(

@@ -97,13 +97,13 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
 
     @property
     def device(self) -> Device:
-        """What the model runs on."""
+        """The device of the model. UnavailableError as in `LLMEngine.worker`."""
         return self.llm_engine.worker.device
 
     @property
     def kernel_plan(self) -> list[str]:
         """Which kernel serves each op, and why not the others, a line each."""
-        return self.llm_engine.worker.plan
+        return self.llm_engine.executor.plan
 
     @property
     def chat_template(self) -> str | None:

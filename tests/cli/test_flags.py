@@ -91,6 +91,7 @@ def test_refusals_stand_for_themselves():
 
 STRINGS = {
     "device": "cpu",
+    "distributed-executor-backend": "mp",
     "root-path": "/x",
     "chat-template": "{{ a }}",
     "files-directory": ".",
@@ -370,6 +371,12 @@ def test_wrong_server_settings(words, said):
 def test_wrong_engine_arguments(words):
     with pytest.raises(ConfigError, match=words[0][2:].replace("-", "[-_]")):
         engine(*words)
+
+
+@pytest.mark.parametrize(("name", "said"), [("ray", "Ray cluster"), ("external_launcher", "launcher"), ("x", "mp, uni")])
+def test_an_executor_that_is_not_there_is_refused_by_name(name, said):
+    with pytest.raises(ConfigError, match=f"distributed_executor_backend.*{said}"):
+        engine("--distributed-executor-backend", name)
 
 
 def test_unknown_device_names_the_known():

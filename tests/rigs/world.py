@@ -21,6 +21,7 @@ from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig,
 from thalweg.drafters import SpeculationConfig
 from thalweg.engine.control.cache.prefix import keyed_hash
 from thalweg.engine.control.core import EngineCore
+from thalweg.engine.control.executor import StepsOnly
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.control.speculation.drafter import Drafter, Proposals
 from thalweg.engine.control.store.transfers import Connection
@@ -137,8 +138,7 @@ class World:
         self.options = NullOptions(vocab=config.model.vocab, windows=self.windows, salt=salt)
         self.deferred, self.poison = deferred, poison
         self.kwargs = {"share_from": share_from, "hash_fn": hash_fn} | ({"clock": clock} if clock else {})
-        if encoder is not None:
-            self.kwargs["encoder"] = encoder
+        self.encoder = encoder
         if drafts:
             self.kwargs["drafter"] = lambda slots: Guesser(self, slots, drafts, luck)
         self.loaded, self.writes = loaded, list[tuple[int, bytes]]()
@@ -174,7 +174,7 @@ class World:
         self.queue: deque = deque()
         self.spoils: list = []
         """What new holders write into their blocks before they read them."""
-        self.core = EngineCore(config, self.launch, **self.kwargs)
+        self.core = EngineCore(StepsOnly(config, self.launch, self.encoder), **self.kwargs)
         for digest in self.loaded:
             self.core.adapters.load(digest)
         if self.core._transfers is not None:

@@ -18,8 +18,8 @@ import numpy as np
 
 from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from thalweg.engine.control.core import EngineCore
+from thalweg.engine.control.executor import StepsOnly
 from thalweg.engine.messages import EngineRequest, TokenSampling
-from thalweg.hal.device import Executable
 from thalweg.hal.discovery import load
 from thalweg.hal.kv import KVSpec
 from thalweg.hal.platform import Place
@@ -47,8 +47,8 @@ def null_config(*, seqs: int, max_len: int, depth: int, blocks: int | None = Non
     )  # fmt: skip
 
 
-def null_launch(config: EngineConfig, **options: Any) -> Executable:
-    """A null executable with the state the configuration needs. `options` are the platform's own."""
+def null_executor(config: EngineConfig, **options: Any) -> StepsOnly:
+    """An executor of the null platform with the state the configuration needs. `options` are the platform's own."""
     platform = load("null")
     options = {"vocab": config.model.vocab, "windows": tuple(g.window for g in config.cache.groups), **options}
     device = platform.configured(replace(platform.options, **options)).open(Place())
@@ -57,7 +57,7 @@ def null_launch(config: EngineConfig, **options: Any) -> Executable:
         "kv": [np.zeros(shape, np.int64) for shape in layout],
         "history": np.zeros((config.scheduler.max_seqs + 1, config.model.max_len + 1), np.int32),
     }
-    return device.compile(None, None, StateBox(state), None, None)  # type: ignore[arg-type]
+    return StepsOnly(config, device.compile(None, None, StateBox(state), None, None))  # type: ignore[arg-type]
 
 
 def run(seqs: int = 256, steps: int = 2000, depth: int = 2, context: int = 128, progress: bool = False) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def run(seqs: int = 256, steps: int = 2000, depth: int = 2, context: int = 128, 
     ramp = sum(lengths) // MAX_TOKENS + seqs // MAX_TOKENS + 8
     output = steps + warm_up + depth + ramp
     config = null_config(seqs=seqs, max_len=max(lengths) + output, depth=depth)
-    core = EngineCore(config, null_launch(config, tokens="fixed", fixed=7))
+    core = EngineCore(null_executor(config, tokens="fixed", fixed=7))
     rng = np.random.default_rng(0)
     sampling = TokenSampling(max_tokens=output, temperature=0.8, top_p=0.95, eos_ids=(2,), stop_ids=(3, 5))
     prompts = [rng.integers(8, VOCAB, n).astype(np.int32) for n in lengths]

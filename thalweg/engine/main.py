@@ -29,7 +29,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,18 +37,17 @@ import numpy as np
 from thalweg.engine import messages as m
 from thalweg.engine.control.compiling import Compiling
 from thalweg.engine.control.core import EngineCore
+from thalweg.engine.control.executor import Executor
+from thalweg.engine.control.profiles import Profiles
 from thalweg.engine.ipc.codec import Codec, FrameError
 from thalweg.engine.ipc.socket import Channel, ChannelClosedError
-from thalweg.engine.worker.build import build
-from thalweg.engine.worker.profiling import Profiler
 from thalweg.engine.worker.stages.open import prepare
 from thalweg.errors import RequestError, ThalwegError
+from thalweg.executors import load_executor
 from thalweg.grammar.grammars import Grammars
-from thalweg.hal.device import Pending
-from thalweg.hal.step import StepBatch
 from thalweg.host import envs
 from thalweg.host.failpoints import fp
-from thalweg.options.observation import ProfilerConfig, read_profiler_config
+from thalweg.options.observation import read_profiler_config
 
 log = logging.getLogger(__name__)
 M = TypeVar("M")
@@ -65,7 +64,7 @@ def main(fd: int, device: str) -> int:
     try:
         prepare(device, _next(channel, m.Expect).args)
         start = _next(channel, m.Start)
-        worker = build(start.args)
+        executor: Executor = load_executor(start.args.distributed_executor_backend)(start.args)
     except ChannelClosedError:
         return 0
     except Exception as e:
@@ -73,28 +72,22 @@ def main(fd: int, device: str) -> int:
         return 1
     words = _Words()
     grammars = Grammars(words.get)
-    core = EngineCore(
-        worker.config,
-        _with_failpoints(worker.launch),
-        announce=lambda started: _announce(channel, started),
-        grammars=grammars,
-        encoder=worker.encoder,
-        populate=worker.populate,
-    )
-    channel.send(m.Ready(worker.config, worker.plan, worker.load_seconds))
+    core = EngineCore(executor, announce=lambda started: _announce(channel, started), grammars=grammars)
+    channel.send(m.Ready(executor.config, executor.plan, executor.load_seconds))
     # Weights and code live as long as the process: keep the collector from walking them in the middle of a step. Nor is it
     # worth a walk now, before the first answer: of 200,000 objects it finds a thousand, small ones.
     gc.freeze()
     gc.enable()
     try:
-        _Loop(core, channel, grammars, words, read_profiler_config(start.args)).run()
+        profiles = None if read_profiler_config(start.args) is None else Profiles(executor)
+        _Loop(core, channel, grammars, words, profiles).run()
     except ChannelClosedError:
         return 0
     except Exception as e:
         _report(channel, e)
         return 1
     finally:
-        worker.close()
+        executor.close()
     return 0
 
 
@@ -118,17 +111,14 @@ class _Words:
         return self.sent
 
 
-WRITTEN = "a profile was written: %s"
-
-
 class _Loop:
     """Messages in, steps, outputs out. A reader thread fills the inbox, so a step never waits for the socket."""
 
     def __init__(
-        self, core: EngineCore, channel: Channel, grammars: Grammars, words: _Words, profiles: ProfilerConfig | None
+        self, core: EngineCore, channel: Channel, grammars: Grammars, words: _Words, profiles: Profiles | None
     ) -> None:
-        self._core, self._channel, self._words = core, channel, words
-        self._profiler = None if profiles is None else Profiler(profiles)
+        """profiles: None if no profiler is configured."""
+        self._core, self._channel, self._words, self._profiles = core, channel, words, profiles
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._compiling = Compiling(grammars, self._inbox.put)
         self._stopping = False
@@ -150,13 +140,12 @@ class _Loop:
             self._steps += 1
             if outputs is not None:
                 self._channel.send(outputs)
-            if self._profiler is not None:
-                self._profiled(self._profiler)
+            if self._profiles is not None:
+                self._advance(self._profiles)
 
-    def _profiled(self, profiler: Profiler) -> None:
+    def _advance(self, profiles: Profiles) -> None:
         try:
-            if (trace := profiler.stepped()) is not None:
-                log.info(WRITTEN, trace)
+            profiles.advance()
         except OSError as e:
             log.error("a profile was not written: %s", e)
 
@@ -195,13 +184,10 @@ class _Loop:
 
     def _profile(self, op: str) -> str:
         """ "", or why not, in words for who asked."""
-        if self._profiler is None:
+        if self._profiles is None:
             return "no profiler is configured: --profiler-config"
         try:
-            if op == "start_profile":
-                self._profiler.start()
-            else:
-                log.info(WRITTEN, self._profiler.stop())
+            self._profiles.start() if op == "start_profile" else self._profiles.stop()
         except (RequestError, OSError) as e:
             return str(e)
         return ""
@@ -223,14 +209,6 @@ class _Loop:
 
 def _announce(channel: Channel, started: list[m.Started]) -> None:
     channel.send(m.Outputs(np.empty(0, np.int64), np.empty(0, np.int32), time.monotonic(), started=started))
-
-
-def _with_failpoints(launch: Callable[[StepBatch], Pending]) -> Callable[[StepBatch], Pending]:
-    def launch_or_fail(batch: StepBatch) -> Pending:
-        fp("engine.step", token=batch.tokens)
-        return launch(batch)
-
-    return launch_or_fail
 
 
 def _drain(inbox: queue.SimpleQueue[Any], wait: bool) -> Iterable[Any]:

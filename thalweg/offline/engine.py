@@ -18,12 +18,13 @@ from thalweg.engine.client.outputs import OutputProcessor
 from thalweg.engine.client.pairs import shortened, tokenization
 from thalweg.engine.client.pooled import PoolingOutputs
 from thalweg.engine.control.core import EngineCore
+from thalweg.engine.control.executor import Executor
+from thalweg.engine.control.profiles import Profiles
 from thalweg.engine.messages import Stats
-from thalweg.engine.worker.build import build
-from thalweg.engine.worker.profiling import Profiler
 from thalweg.engine.worker.stages.open import start_ahead
 from thalweg.engine.worker.worker import Worker
 from thalweg.errors import ConfigError, RequestError, UnavailableError
+from thalweg.executors import load_executor
 from thalweg.grammar.grammars import Grammars
 from thalweg.host.collector import uncollected
 from thalweg.media.kinds import plurals
@@ -51,9 +52,8 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
     """
 
     def __init__(self, args: EngineArgs) -> None:
-        said = read_profiler_config(args)
+        read_profiler_config(args)  # a wrong one is refused first
         self.lock = threading.RLock()
-        self._profiler = None if said is None else Profiler(said)
         with uncollected():
             located = locate(args)
             with start_ahead(located.args):
@@ -72,13 +72,15 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
 
     def _start(self) -> None:
         with uncollected():
-            self.worker: Worker = build(self.frontend.args)
-        self.config: EngineConfig = self.worker.config
+            args = self.frontend.args
+            self.executor: Executor = load_executor(args.distributed_executor_backend)(args)
+        self.config: EngineConfig = self.executor.config
+        self._profiles = None if read_profiler_config(args) is None else Profiles(self.executor)
         if not self._judged:
             self._structured, self._judged = self.frontend.structured(self.config), True
         structured = self._structured
         grammars = None if structured is None else Grammars(lambda: structured.judge.vocabulary)
-        self.core = EngineCore(self.config, self.worker.launch, grammars=grammars, encoder=self.worker.encoder)
+        self.core = EngineCore(self.executor, grammars=grammars)
         self.inputs = InputProcessor(
             self.config,
             self.frontend.tokenizer,
@@ -101,6 +103,13 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         return cls(engine_args)
 
     # ------------------------------------------------------------ what it is
+
+    @property
+    def worker(self) -> Worker:
+        """The worker in this process. UnavailableError while the engine sleeps, and where its executor has none here."""
+        if not isinstance(worker := getattr(getattr(self, "executor", None), "worker", None), Worker):
+            raise UnavailableError("the engine sleeps, or its steps run in another process: there is no device here")
+        return worker
 
     @property
     def model_config(self) -> Any:
@@ -220,8 +229,8 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         processed = self.outputs.process(news)
         if processed.abort:
             self.core.abort(processed.abort)
-        if self._profiler is not None:
-            self._profiler.stepped()
+        if self._profiles is not None:
+            self._profiles.advance()
         return [*closed, *processed.outputs, *self.pooled.process(news)]
 
     def has_unfinished_requests(self) -> bool:
@@ -257,16 +266,18 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record operations until `stop_profile`, by torch's profiler. RequestError without a profiler_config, while one runs,
         and on a device without torch."""
-        self._asked().start(profile_prefix or "thalweg")
+        self._configured_profiles().start(profile_prefix or "thalweg")
 
     def stop_profile(self) -> None:
         """Write the trace."""
-        self._asked().stop()
+        self._configured_profiles().stop()
 
-    def _asked(self) -> Profiler:
-        if self._profiler is None:
+    def _configured_profiles(self) -> Profiles:
+        if not hasattr(self, "executor"):
+            raise UnavailableError(SLEEPS)
+        if self._profiles is None:
             raise RequestError('profiler_config: give it to LLM(...): {"profiler": "torch", "torch_profiler_dir": FOLDER}')
-        return self._profiler
+        return self._profiles
 
     @locked
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
@@ -287,8 +298,9 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         self._asleep = True
         if level == 0:
             return
-        self.worker.close()
-        del self.worker, self.core
+        self.executor.close()
+        self._profiles = None
+        del self.executor, self.core
         gc.collect()
 
     @locked
@@ -305,8 +317,8 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
 
     def enter(self) -> None:
         """The calling thread drives the device from now on, in place of the one before."""
-        if hasattr(self, "worker"):
-            self.worker.device.enter()
+        if hasattr(self, "executor"):
+            self.executor.enter()
 
     def is_sleeping(self) -> bool:
         return self._asleep
@@ -319,5 +331,5 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
             self.frontend.chat.close()
         if self.frontend.media:
             self.frontend.media.close()
-        if hasattr(self, "worker"):
-            self.worker.close()
+        if hasattr(self, "executor"):
+            self.executor.close()

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any
 
+from thalweg.executors import find_problem
 from thalweg.options.option import Option
 from thalweg.options.weights import WeightOptions
 
@@ -18,6 +19,11 @@ def check_sizes(sizes: list[int]) -> Iterator[str]:
 def check_ids(ids: list[int]) -> Iterator[str]:
     if not ids or min(ids) < 0:
         yield f"must be numbers of devices, from 0, not {ids}"
+
+
+def check_executor(name: str) -> Iterator[str]:
+    if (problem := find_problem(name)) is not None:
+        yield problem
 
 
 class DeviceOptions(WeightOptions, kw_only=True, frozen=True):
@@ -61,3 +67,7 @@ class DeviceOptions(WeightOptions, kw_only=True, frozen=True):
         "Devices that split each layer; more than one only where one process drives them all", group="ParallelConfig",
         tier="scale", aliases=("-tp",), ge=1,
     )] = 1  # fmt: skip
+    distributed_executor_backend: Annotated[str | None, _option(
+        "What runs the steps: uni or mp (a worker in the engine's process), or the name of an installed package's executor; "
+        "default: uni", group="ParallelConfig", tier="scale", check=check_executor,
+    )] = None  # fmt: skip

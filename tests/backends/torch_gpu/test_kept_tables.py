@@ -14,6 +14,7 @@ from thalweg.backends.torch_gpu.host import HostRuntime
 from thalweg.backends.torch_gpu.library import Parts
 from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from thalweg.engine.control.core import EngineCore
+from thalweg.engine.control.executor import StepsOnly
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.engine.worker.runner import Runner
 from thalweg.hal.device import DeviceInfo
@@ -41,7 +42,7 @@ class World:
             cache=CacheConfig(block_tokens=BLOCK, groups=groups, blocks=(blocks,) * len(groups), tables_kept=kept),
             scheduler=SchedulerConfig(max_seqs=SEQS, token_budget=32, pipeline_depth=depth),
         )  # fmt: skip
-        self.core = EngineCore(config, self.launch)
+        self.core = EngineCore(StepsOnly(config, self.launch))
         self.seen = self.kinds = 0
 
     def launch(self, batch: StepBatch) -> Any:

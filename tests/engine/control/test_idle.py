@@ -14,6 +14,7 @@ from loop_rig import Wire, until_closed
 
 from thalweg.config import EngineArgs
 from thalweg.engine.control.core import EngineCore
+from thalweg.engine.executor.inline import InlineExecutor
 from thalweg.engine.main import _Loop, _Words
 from thalweg.engine.messages import Add, EngineRequest, TokenSampling
 from thalweg.engine.worker.build import build
@@ -39,7 +40,7 @@ def test_the_device_is_told_which_blocks_of_every_layer_come_next(tmp_path: Path
     )
     told: list[list[tuple[Any, range]]] = []
     monkeypatch.setattr(worker.device, "populate", lambda caches: bool(told.append(caches)))
-    core = EngineCore(worker.config, worker.launch, populate=worker.populate)
+    core = EngineCore(InlineExecutor(worker))
     assert not core.idle()
     block = worker.config.cache.block_tokens
     assert [c.shape[0] for c, _ in told[0]] == list(worker.config.cache.blocks) * 3

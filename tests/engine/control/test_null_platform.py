@@ -8,7 +8,7 @@ import pytest
 from oracle import expected
 
 from thalweg.backends.null import NullOptions, SimClock
-from thalweg.bench.host import null_config, null_launch, run
+from thalweg.bench.host import null_config, null_executor, run
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.errors import DeviceError
@@ -118,7 +118,7 @@ def test_the_host_benchmark_reports_every_step():
 def test_times_in_outputs_are_those_of_the_given_clock():
     config = null_config(seqs=2, max_len=32, depth=2)
     clock = SimClock(5.0)
-    core = EngineCore(config, null_launch(config, base=2.0, clock=clock), clock=clock)
+    core = EngineCore(null_executor(config, base=2.0, clock=clock), clock=clock)
     core.add([EngineRequest(handle=1, tokens=np.array([1], np.int32), prompt_len=1, sampling=TokenSampling(max_tokens=2))])
     frame = core.step()
     assert frame.time == 7.0

@@ -8,6 +8,7 @@ import pytest
 from world import World, make_config
 
 from thalweg.engine.control.core import EngineCore
+from thalweg.engine.control.executor import StepsOnly
 from thalweg.engine.control.pace import FIRST
 from thalweg.engine.messages import EngineRequest, Input, TokenSampling
 from thalweg.errors import ConfigError
@@ -210,7 +211,7 @@ def test_unsupported_kv_groups_are_refused_in_words():
 
     bad = msgspec.structs.replace(config, cache=msgspec.structs.replace(config.cache, groups=(group,)))
     with pytest.raises(ConfigError, match="other"):
-        EngineCore(bad, lambda batch: None)
+        EngineCore(StepsOnly(bad, lambda batch: None))
 
 
 # ---------------------------------------------------------------- prefixes
@@ -325,11 +326,11 @@ def test_poisoned_output_ends_only_its_request_and_is_not_cached():
 
 
 def test_stop_ids_do_not_count_before_min_tokens_even_if_the_device_ignores_the_ban():
-    from thalweg.bench.host import null_config, null_launch
+    from thalweg.bench.host import null_config, null_executor
 
     for min_tokens, stops, stop_id in ((0, {"eos_ids": (7,)}, -1), (3, {"stop_ids": (7,)}, 7), (3, {"eos_ids": (7,)}, -1)):
         config = null_config(seqs=2, max_len=32, depth=2)
-        core = EngineCore(config, null_launch(config, tokens="fixed", fixed=7))
+        core = EngineCore(null_executor(config, tokens="fixed", fixed=7))
         core.add([request(0, [1, 2], 9, min_tokens=min_tokens, **stops)])
         tokens, ends = [], []
         while core.has_work:

@@ -19,6 +19,7 @@ import numpy as np
 
 from thalweg.config import EngineArgs
 from thalweg.engine.control.core import EngineCore
+from thalweg.engine.executor.inline import InlineExecutor
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.engine.worker.build import build
 
@@ -65,7 +66,7 @@ def serve(args: EngineArgs) -> tuple[int, int]:
     worker = build(args)
     loaded = held()
     config = worker.config
-    core = EngineCore(config, worker.launch)
+    core = EngineCore(InlineExecutor(worker))
     rng = np.random.default_rng(0)
     tokens = (config.cache.blocks[0] - 1) * config.cache.block_tokens
     seqs = config.scheduler.max_seqs

@@ -2,7 +2,7 @@
 
 It launches up to `pipeline_depth` steps before it reads the oldest, so the device does not idle while the host thinks.
 What makes that safe is said where it matters: `slots` (scheduled and returned progress), `cache` (blocks), `output`
-(discarded rows). It knows no device and no model: `launch` is all it has.
+(discarded rows). It knows no device and no model: an `Executor` is all it has.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from thalweg.config import EngineConfig
 from thalweg.drafters import load_drafter
 from thalweg.engine.control.adapters import AdapterSlots
 from thalweg.engine.control.batch import BatchBuilder, Launched
 from thalweg.engine.control.cache.prefix import HashFn
 from thalweg.engine.control.cache.tables import KVCache
-from thalweg.engine.control.encodings import Encoder, Encodings
+from thalweg.engine.control.encodings import Encodings
+from thalweg.engine.control.executor import Executor
 from thalweg.engine.control.invariant import InvariantError, ensure
 from thalweg.engine.control.output import News, ResultReader
 from thalweg.engine.control.parts.builder import Builder, Setup, builders
@@ -35,9 +35,8 @@ from thalweg.engine.control.store.transfers import Connection, Transfers
 from thalweg.engine.messages import EngineRequest, Finished, Outputs, Started, Stats
 from thalweg.errors import ConfigError
 from thalweg.grammar.grammars import Grammars
-from thalweg.hal.device import Pending
 from thalweg.hal.parts.overlays import ENCODED
-from thalweg.hal.step import StepBatch
+from thalweg.host.failpoints import fp
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +49,7 @@ STATS_EVERY = 32
 class EngineCore:
     def __init__(
         self,
-        config: EngineConfig,
-        launch: Callable[[StepBatch], Pending],
+        executor: Executor,
         *,
         clock: Callable[[], float] = time.monotonic,
         hash_fn: HashFn | None = None,
@@ -59,18 +57,16 @@ class EngineCore:
         announce: Callable[[list[Started]], None] | None = None,
         drafter: Callable[[Slots], Drafter] | None = None,
         grammars: Grammars | None = None,
-        encoder: Encoder | None = None,
-        populate: Callable[[Sequence[int]], bool] | None = None,
         adapters: tuple[int, Callable[[int, bytes], None]] | None = None,
         store: Connection | None = None,
     ) -> None:
-        """`launch` starts a step and returns at once; calls take effect in order. `announce` is told which sequences a step
-        begins before it is launched, so that somebody knows should the step be the end; without it they are in the step's
-        Outputs. `hash_fn`, `share_from` and `drafter` (who guesses tokens, whatever the configuration says) are for tests.
-        `grammars` compiles those of requests, which are refused without it. `encoder` makes vectors of inputs, likewise.
-        `populate` is `Worker.populate`. `adapters`: slots for adapters in the state, and what writes a loaded one into a slot.
-        `store` keeps blocks beyond the cache.
+        """`executor` runs the steps. `announce` gets the sequences that a step begins before it is launched, so that somebody
+        knows them should the step be the end; without it they are in the step's Outputs. `hash_fn`, `share_from` and `drafter`
+        (which replaces that of the configuration) are for tests. `grammars` compiles those of requests, which are refused
+        without it. `adapters`: slots for adapters in the state, and what writes a loaded one into a slot. `store` keeps blocks
+        beyond the cache.
         Raises ConfigError if the cache has groups this version cannot keep, or that cannot go with drafts."""
+        config, encoder = executor.config, executor.encoder
         scheduler, cache = config.scheduler, config.cache
         self.config = config
         top = max((g.top for g in cache.groups), default=0)
@@ -92,7 +88,7 @@ class EngineCore:
         self._grammars, self._parts = grammars, parts
         self._builder = BatchBuilder(self.slots, self.kv, parts, most, config.cache.tables_kept)
         self._reader = ResultReader(self.slots, self.kv, self.scheduler, parts)
-        self._launch, self._populate = launch, populate
+        self._executor, self._launch = executor, executor.launch
         self._announce = announce
         self._clock = clock
         self._requests: dict[int, Request] = {}
@@ -262,7 +258,7 @@ class EngineCore:
     def idle(self) -> bool:
         """There is no work: do a few milliseconds of what later steps would wait for. Returns whether more of it is left."""
         saving = self._transfers is not None and self._transfers.settle()
-        return (self._populate is not None and self._populate([g.pool.reached for g in self.kv.groups])) or saving
+        return any(self._executor.call("populate", [g.pool.reached for g in self.kv.groups])) or saving
 
     def close(self) -> None:
         """No step follows. What was computed for a store is saved, within `transfers.CLOSE_SECONDS`."""
@@ -297,6 +293,7 @@ class EngineCore:
         self.scheduler.pace.planned(record.prompt_tokens, record.decodes, record.rationed)
         if self._transfers is not None:
             self._transfers.flush()
+        fp("engine.step", token=batch.tokens)
         record.launched = self._clock()
         record.pending = self._launch(batch)
         self._in_flight.append(record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from thalweg.config import EngineArgs
+from thalweg.engine.worker.profiling import profile_operations
 from thalweg.engine.worker.stages.cache import allocate_state, plan_cache, populate_caches
 from thalweg.engine.worker.stages.config import engine_config
 from thalweg.engine.worker.stages.model import build_model, load_weights, make_encoder
@@ -15,6 +16,7 @@ from thalweg.engine.worker.worker import Worker
 from thalweg.errors import ConfigError
 from thalweg.hal.platform import Platform
 from thalweg.host.marks import mark
+from thalweg.options.observation import read_profiler_config
 
 
 def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
@@ -32,6 +34,7 @@ def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
     except BaseException:
         inputs.device.close()
         raise
+    worker.operations = {**worker.operations, **profile_operations(read_profiler_config(inputs.args))}
     mark("engine built")
     worker.load_seconds = time.monotonic() - start
     return worker
@@ -57,6 +60,6 @@ def _build_with_model(inputs: BuildInputs) -> Worker:
     )  # fmt: skip
     return Worker(
         config, runner.launch, [str(c) for c in built.binder.bindings], device,
+        operations={"populate": lambda reached: populate_caches(device, built.model, state, reached)},
         encoder=make_encoder(inputs, built, params),
-        populate=lambda reached: populate_caches(device, built.model, state, reached),
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,8 @@ from thalweg.options.observation import ProfilerConfig
 
 ROWS = 60
 """Lines of the table."""
+_NUMBERS = itertools.count(1)
+"""Of the profiles of this process: an engine that slept does not overwrite those from before."""
 
 
 class Profiler:
@@ -21,7 +24,6 @@ class Profiler:
     def __init__(self, config: ProfilerConfig) -> None:
         self._config = config
         self._profile: Any = None
-        self._numbers = itertools.count(1)
         self._name = ""
         """Of the profile that was started. "": none."""
         self._steps = 0
@@ -32,7 +34,7 @@ class Profiler:
             raise RequestError("a profile is running: stop it first")
         if "torch" not in sys.modules:
             raise RequestError("this device runs no torch, so there is nothing to profile")
-        self._name, self._steps = f"{prefix}-{os.getpid()}-{next(self._numbers)}", -self._config.delay_iterations
+        self._name, self._steps = f"{prefix}-{os.getpid()}-{next(_NUMBERS)}", -self._config.delay_iterations
         if not self._steps:
             self._record()
 
@@ -72,3 +74,16 @@ class Profiler:
         table = profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=ROWS)
         (folder / f"{name}.txt").write_text(table, encoding="utf-8")
         return trace
+
+
+def profile_operations(config: ProfilerConfig | None) -> Mapping[str, Callable[..., Any]]:
+    """Operations of a worker (`Worker.operations`). Files are named by their whole path, as text."""
+    if config is None:
+        return {}
+    profiler = Profiler(config)
+
+    def advance() -> str | None:
+        trace = profiler.stepped()
+        return None if trace is None else str(trace)
+
+    return {"start_profile": profiler.start, "stop_profile": lambda: str(profiler.stop()), "advance_profile": advance}

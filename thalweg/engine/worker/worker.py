@@ -1,10 +1,10 @@
-"""The result of a build: a device with a model on it."""
+"""The result of a build: a device with a model on it, and the operations it can be asked for between steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from thalweg.config import EngineConfig
 from thalweg.hal.device import Device, Pending
@@ -23,11 +23,22 @@ class Worker:
     plan: list[str]
     """The kernel plan, a line per choice."""
     device: Device
-    load_seconds: float = 0.0
+    operations: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    """By name: work between steps. Arguments and replies are plain values and numpy arrays, as they may cross processes.
+
+    populate(reached): `Device.populate` of all caches. reached: per KV group, the first blocks that have been in use. Every
+    worker has it.
+    start_profile(prefix), stop_profile(), advance_profile(): see `profiling.Profiler`. With a profiler_config."""
     encoder: Encoder | None = None
     """Computes vectors of media. None: the model reads text only."""
-    populate: Callable[[Sequence[int]], bool] | None = None
-    """`Device.populate` of all caches. Its argument counts, per KV group, the first blocks that have been in use."""
+    load_seconds: float = 0.0
+
+    def call(self, operation: str, /, *args: Any) -> Any:
+        """Run an operation. ValueError for a name that is not in `operations`."""
+        found = self.operations.get(operation)
+        if found is None:
+            raise ValueError(f"operation: {operation!r} is none of this worker's: {', '.join(sorted(self.operations))}")
+        return found(*args)
 
     def close(self) -> None:
         self.device.close()

@@ -35,7 +35,8 @@ def build_without_model(inputs: BuildInputs) -> Worker:
         }
     )
     runner = Runner(lambda shape, features: device.compile(_no_step, {"vocab": facts.vocab}, box, shape, features), (), ())
-    return Worker(config, runner.launch, ["no model: this platform computes none"], device)
+    idle = {"populate": lambda reached: False}
+    return Worker(config, runner.launch, ["no model: this platform computes none"], device, idle)
 
 
 def _no_step(params: Any, state: Any, batch: StepBatch) -> Any:

@@ -1,0 +1,44 @@
+"""The open list of executors, and the check of `distributed_executor_backend`. Imports no executor until one is asked for.
+
+An installed package adds one with an entry point of the group `thalweg.executors` ("NAME = package.module:function"). The
+function has the EngineArgs as its argument and returns an `engine.control.executor.Executor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from thalweg.errors import ConfigError
+from thalweg.plugins import OpenList
+
+_HERE = "thalweg.engine.executor"
+EXECUTORS: Mapping[str, str] = {
+    "mp": f"{_HERE}.inline:open_inline",
+    "uni": f"{_HERE}.inline:open_inline",
+}
+"""mp and uni ask for the same while an engine has one rank: its worker runs in the engine's process."""
+REFUSED = {
+    "external_launcher": "the engine is started by the server or by LLM(...), and joins no ranks of a launcher; leave it out",
+    "ray": "the engine has one process, beside the server or in yours, and none on a Ray cluster; leave it out",
+}
+"""Names of the field that are not supported, and the way out."""
+DEFAULT = "uni"
+_LIST = OpenList("thalweg.executors", EXECUTORS)
+
+
+def find_problem(name: str | None) -> str | None:
+    """Why no executor has this name, in words. None: one has it, or no name is given."""
+    if name is None or name in _LIST:
+        return None
+    if name in REFUSED:
+        return f"{name}: {REFUSED[name]}"
+    return f"must be one of {', '.join(_LIST.names())}, or the name that an installed package adds, not {name!r}"
+
+
+def load_executor(name: str | None) -> Any:
+    """The function that opens an executor: (EngineArgs) -> Executor. ConfigError if `find_problem` finds one.
+    UnsupportedModelError if a package's function cannot be imported."""
+    if (problem := find_problem(name)) is not None:
+        raise ConfigError(f"distributed_executor_backend: {problem}")
+    return _LIST.load(name or DEFAULT)
