@@ -311,6 +311,13 @@ def test_the_last_of_two_wins_with_a_warning(capsys):
     assert "--port is given more than once" in capsys.readouterr().err
 
 
+def test_lists_of_import_paths_are_joined_and_the_word_none_asks_for_the_default(capsys):
+    assert flags.given(parse("--middleware", "a.b", "--middleware", "c.d", "e.f"), "middleware") == ["a.b", "c.d", "e.f"]
+    assert engine("--watermark", "None", "--attention-backend", "None", "--revision", "None") == EngineArgs()
+    assert server("--root-path", "None").root_path == ""
+    assert capsys.readouterr().err == ""
+
+
 def test_hf_token_alone_means_the_stored_one():
     assert engine("--hf-token").hf_token is True
     assert engine("--hf-token", "abc").hf_token == "abc"

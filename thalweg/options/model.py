@@ -91,5 +91,5 @@ class ModelOptions(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def tail(self) -> Tail:
-        """What was said of whether the model generates."""
+        """runner, convert and pooler_config."""
         return Tail(self.runner, self.convert, self.pooler_config)
