@@ -87,7 +87,7 @@ class Running:
 @pytest.fixture(autouse=True)
 def _fresh_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """/metrics tells what is so now. `test_metrics.py` tests what it does otherwise."""
-    monkeypatch.setattr("thalweg.server.observe.routes.FRESH_SECONDS", 0.0)
+    monkeypatch.setattr("thalweg.server.operators.metrics.FRESH_SECONDS", 0.0)
 
 
 @pytest.fixture

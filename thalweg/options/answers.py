@@ -67,7 +67,7 @@ class AnswerOptions(HttpOptions, kw_only=True, frozen=True):
         'Upper bounds of histogram buckets in /metrics, by family: {"request_latency": [0.1, 0.5, 1]}',
         group="ObservabilityConfig",
     )] = None  # fmt: skip
-    """Families: `server.observe.buckets.FAMILIES`."""
+    """Families: `server.buckets.FAMILIES`."""
     enable_per_request_metrics: Annotated[bool, _option(
         "Times of a request in its answer, where one prompt has one choice", group="ObservabilityConfig",
     )] = False  # fmt: skip

@@ -14,12 +14,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from thalweg.server.core.conversation import Conversation
-from thalweg.server.core.lifecycle import PROBES, Gate, Lifecycle
+from thalweg.server.core.lifecycle import Gate, Lifecycle
 from thalweg.server.core.serving import Serving
 from thalweg.server.description import pages_of
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import SILENCE, failure
 from thalweg.server.http.middleware import Counted, HostGuard, KeyGuard, OriginGuard, RequestIds, RootPath
+from thalweg.server.http.probes import PROBES
 from thalweg.server.observe.metrics import EngineMetrics, HttpMetrics
 from thalweg.server.observe.recent import Recent
 from thalweg.server.observe.traces import Traced, Traces
@@ -124,7 +125,7 @@ def _surround(app: ASGIApp, settings: ServerSettings, http: HttpMetrics, traced:
         app = RootPath(app, root_path=settings.root_path.rstrip("/"))
     if settings.enable_request_id_headers:
         app = RequestIds(app)
-    return Counted(app, metrics=http)
+    return Counted(app, http.in_flight, http.done)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

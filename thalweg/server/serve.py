@@ -26,11 +26,11 @@ from thalweg.engine.client.standby import Standby
 from thalweg.errors import EngineDeadError
 from thalweg.host import envs
 from thalweg.server.app import Application
-from thalweg.server.core.lifecycle import probe_of
 from thalweg.server.http.certificates import refresh
 from thalweg.server.http.connection import Connection, Limits
 from thalweg.server.http.crowd import Crowd
 from thalweg.server.http.listen import connection_limit, url
+from thalweg.server.http.probes import probe_of
 from thalweg.server.observe.metrics import EngineMetrics
 from thalweg.server.observe.stats_line import StatsLine
 from thalweg.server.observe.traces import Traces, exporter

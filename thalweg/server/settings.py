@@ -12,7 +12,7 @@ from typing import ClassVar
 from thalweg.options.answers import AnswerOptions
 from thalweg.options.flag import check, spell
 from thalweg.options.option import Rules
-from thalweg.server.observe.buckets import problems_of
+from thalweg.server.buckets import problems_of
 from thalweg.turns.choose import AUTO, NONE
 from thalweg.turns.table import CALLS, REASONING, TEMPLATE
 

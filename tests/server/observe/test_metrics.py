@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thalweg.server.observe import routes
+from thalweg.server.operators import metrics as routes
 
 
 def test_an_exposition_is_written_once_in_a_while(start, monkeypatch: pytest.MonkeyPatch) -> None:

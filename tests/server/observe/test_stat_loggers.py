@@ -10,7 +10,7 @@ from fake_engine import config
 from thalweg.engine.messages import Finished, Outputs, Stats
 from thalweg.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from thalweg.params import RequestOutputKind, SamplingParams
-from thalweg.server.observe.buckets import problems_of, steps_125
+from thalweg.server.buckets import problems_of, steps_125
 from thalweg.server.observe.metrics import EngineMetrics, exposition
 from thalweg.server.observe.stats_line import StatsLine
 

@@ -12,7 +12,7 @@ from fake_engine import FakeEngine
 from thalweg.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from thalweg.params import SamplingParams
 from thalweg.server.observe.recent import MOST_REQUESTS, Recent, Record
-from thalweg.server.observe.why import HELD
+from thalweg.server.operators.why import HELD
 
 BODY = {"model": "fake", "prompt": "x", "max_tokens": 4}
 

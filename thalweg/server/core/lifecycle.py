@@ -15,13 +15,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import failure, respond
+from thalweg.server.http.probes import probe_of
 
 if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
 
-READINESS = frozenset(("/readyz", "/health", "/ping"))
-PROBES = READINESS | {"/livez"}
-"""The only paths that never need a key: what load balancers ask."""
 REASONS = {
     "starting": "the model is loading",
     "restarting": "the engine is restarting; open requests go on when it is back",
@@ -31,12 +29,6 @@ REASONS = {
     "draining": "the server is shutting down",
 }
 """The only words a probe says: no message of the engine reaches a stranger."""
-
-
-def probe_of(path: str) -> str:
-    """The probe a path asks for, with or without a slash at its end. "": none."""
-    path = path.removesuffix("/")
-    return path if path in PROBES else ""
 
 
 class Lifecycle:

@@ -7,17 +7,17 @@ import hmac
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from ipaddress import ip_address
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from thalweg.server.core.lifecycle import probe_of
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import failure
 from thalweg.server.http.bodies import is_json
 from thalweg.server.http.crowd import neighbourhood
-from thalweg.server.observe.metrics import HttpMetrics
+from thalweg.server.http.probes import probe_of
 
 SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
 """They change nothing, and a page of another origin cannot read their answers."""
@@ -179,8 +179,15 @@ class RequestIds:
 class Counted:
     """Counts requests and their durations, and how many are in flight."""
 
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
-        self.app, self.metrics = app, metrics
+    def __init__(
+        self,
+        app: ASGIApp,
+        in_flight: Callable[[str], AbstractContextManager[None]],
+        done: Callable[[str, str, int, float, int, int], None],
+    ) -> None:
+        """in_flight(path): entered while a request of that path is. done(path, method, status, seconds, request bytes, answer
+        bytes): called when it has ended."""
+        self.app, self._in_flight, self._done = app, in_flight, done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -195,12 +202,12 @@ class Counted:
             await send(message)
 
         path, method = scope["path"], scope["method"]
-        with self.metrics.in_flight(path):
+        with self._in_flight(path):
             try:
                 await self.app(scope, receive, watched)
             finally:
                 took = _length(scope.get("headers", ()))
-                self.metrics.done(path, method, status, time.perf_counter() - start, took, gave)
+                self._done(path, method, status, time.perf_counter() - start, took, gave)
 
 
 def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:

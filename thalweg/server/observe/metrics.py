@@ -31,7 +31,7 @@ from thalweg.engine.control.cache.groups import policy
 from thalweg.engine.messages import Outputs, Stats
 from thalweg.outputs import ABORTED, FINISH_REASONS, PoolingRequestOutput, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
-from thalweg.server.observe.buckets import PER_TOKEN, REQUEST, families
+from thalweg.server.buckets import PER_TOKEN, REQUEST, families
 
 HTTP_FINE = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60)
 LABELS = ("model_name", "engine")

@@ -1,1 +1,1 @@
-"""Routes for who runs the server, not for who uses it. They exist with --server-dev-mode."""
+"""Routes for who runs the server, not for who uses it. Those that change something need --server-dev-mode."""
