@@ -1,6 +1,6 @@
 """Kinds of media that prompts may hold: one line each, and a file of `thalweg.media.kinds`.
 
-An installed package adds a kind by an entry point of the group `thalweg.media_kinds`.
+An installed package adds a kind by an entry point of the group `thalweg.media_kinds`. The recipe is docs/adding-media.md.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import secrets
 import threading
 from collections import OrderedDict
 
@@ -14,6 +12,7 @@ from thalweg.errors import RequestError
 from thalweg.host.jobs import Limits
 from thalweg.media.decoders.base import Decoder
 from thalweg.media.decoders.image import PROCESS, WHITE, WORDS, Colour, ImageTask, Picture, Views
+from thalweg.media.digests import Digests
 from thalweg.media.processors import Processor, Size
 
 SECONDS = 5.0
@@ -22,13 +21,11 @@ WALL = 60.0
 """Seconds of the clock. An image cannot wait: it stands still with its machine alone."""
 MEMORY = 1 << 30
 """Bytes over an idle process: a few copies of the largest image."""
-DIGEST = 16
-"""Bytes of a digest."""
 
 
 class Image(msgspec.Struct, frozen=True):
     """What was made of one: views u8[height, width, 3], its width and height before that, and a digest that no other image has.
-    The digest is keyed with a secret of this process, and covers the processor, the size, each view's shape and its bytes."""
+    It covers the processor, the size, each view's shape and its bytes."""
 
     views: tuple[np.ndarray, ...]
     size: Size
@@ -77,8 +74,7 @@ class Images:
         """kept_bytes: of images that were read, for when they come again. background: shows through what is transparent."""
         self._processor, self._background = processor, background
         self._kept = _Kept(kept_bytes)
-        self._settings = msgspec.msgpack.encode(processor)
-        self._secret = secrets.token_bytes(32)
+        self._digests = Digests("image", processor)
         self._decoder: Decoder[ImageTask, Views] = Decoder(PROCESS, readers, Views, WORDS)
 
     def prepare(self) -> None:
@@ -97,7 +93,7 @@ class Images:
         """at: the place in the request. name: what the caller calls an image. One that is kept under it is taken, whatever
         the data, which may be empty then. RequestError says what is wrong with it. UnavailableError: children were lost or
         stood still for no reason of ours."""
-        key = b"name" + name.encode() if name else hashlib.blake2b(data, key=self._secret, digest_size=DIGEST).digest()
+        key = b"name" + name.encode() if name else self._digests.of_bytes(data)
         found = self._kept.get(key)
         if found is None and not data:
             raise RequestError(f"{at}: no image of the name {name[:60]!r} is kept; send it", at)
@@ -110,16 +106,7 @@ class Images:
         task = ImageTask(data=data, processor=self._processor, background=self._background)
         made = self._decoder.decode(task, at, Limits(SECONDS, WALL, MEMORY), extra=2 * len(data))
         views = tuple(array_of(picture) for picture in made.views)
-        return Image(views, made.size, self._digest(views, made.size))
-
-    def _digest(self, views: tuple[np.ndarray, ...], size: Size) -> bytes:
-        """Of everything that what the model sees depends on, each part behind its length."""
-        found = hashlib.blake2b(key=self._secret, digest_size=DIGEST)
-        head = (b"image", self._settings, repr(size).encode())
-        for part in (*head, *(p for v in views for p in (repr((v.shape, v.dtype.str)).encode(), v.data))):
-            found.update(b"%d:" % len(memoryview(part).cast("B")))
-            found.update(part)
-        return found.digest()
+        return Image(views, made.size, self._digests.of_arrays(made.size, *views))
 
 
 def array_of(picture: Picture) -> np.ndarray:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import secrets
-
 import msgspec
 import numpy as np
 
 from thalweg.errors import RequestError
 from thalweg.host import envs
+from thalweg.media.digests import Digests
 from thalweg.media.listeners import Listener
 from thalweg.media.mel import RATE
 from thalweg.media.sound import SoundGate
 
-DIGEST = 16
-"""Bytes of a digest."""
-
 
 class Sound(msgspec.Struct, frozen=True):
-    """What was made of one: its spectrum, and a digest that no other sound has. The digest is keyed with a secret of this
-    process, and covers the listener's settings, the spectrum's shape and its bytes."""
+    """What was made of one: its spectrum, and a digest that no other sound has. It covers the listener's settings, the
+    spectrum's shape and its bytes."""
 
     mel: np.ndarray  # f32[bins, frames]
     frames: int
@@ -34,7 +29,7 @@ class Sounds:
     def __init__(self, listener: Listener, cells: int) -> None:
         self._listener, self._gate = listener, SoundGate(cells, envs.audio_seconds())
         self._most, self._seconds = int(envs.audio_file_megabytes() * (1 << 20)), envs.audio_seconds()
-        self._settings, self._secret = msgspec.msgpack.encode(listener), secrets.token_bytes(32)
+        self._digests = Digests("audio", listener)
 
     def close(self) -> None:
         self._gate.close()
@@ -52,8 +47,4 @@ class Sounds:
         if problem := self._listener.problem(samples.size):
             raise RequestError(f"{at}: {problem}", at)
         mel, frames = self._listener.mel(samples), self._listener.frames(samples.size)
-        found = hashlib.blake2b(key=self._secret, digest_size=DIGEST)
-        for part in (b"sound", self._settings, repr((mel.shape, frames)).encode(), mel.tobytes()):
-            found.update(b"%d:" % len(part))
-            found.update(part)
-        return Sound(mel, frames, found.digest())
+        return Sound(mel, frames, self._digests.of_arrays(frames, mel))

@@ -29,8 +29,15 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 def pictures(data: bytes, processor: Processor, most_pixels: int, background: Colour = WHITE) -> Views:
     """The views of one image, upright and without transparency. RefusedError."""
+    return views_of(open_image(data, most_pixels), processor, background)
+
+
+def open_image(data: bytes, most_pixels: int, formats: tuple[str, ...] = FORMATS) -> Image.Image:
+    """A file of which no pixel has been decoded. RefusedError."""
+    if not READY:
+        raise RefusedError("library")
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image = Image.open(io.BytesIO(data), formats=formats)
     except MemoryError:
         raise
     except Exception:
@@ -38,6 +45,11 @@ def pictures(data: bytes, processor: Processor, most_pixels: int, background: Co
     width, height = image.size
     if width * height > most_pixels:
         raise RefusedError("pixels", f"{width} x {height}")
+    return image
+
+
+def views_of(image: Image.Image, processor: Processor, background: Colour) -> Views:
+    """The views of an image, or of the picture that a file of several is at. RefusedError."""
     try:
         image.load()
         upright = _opaque(ImageOps.exif_transpose(image), background)
@@ -79,12 +91,15 @@ def _opaque(image: Image.Image, background: Colour) -> Image.Image:
 
 
 def work(task: ImageTask) -> Views:
-    if not READY:
-        raise RefusedError("library")
     return pictures(task.data, task.processor, task.most_pixels, task.background)
 
 
-if __name__ == "__main__":
+def load_codecs() -> None:
+    """Import what decodes, as nothing can be opened later."""
     if READY:
         Image.preinit()
+
+
+if __name__ == "__main__":
+    load_codecs()
     sys.exit(serve(ImageTask, work))

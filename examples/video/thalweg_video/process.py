@@ -1,0 +1,44 @@
+"""The process in which videos are decoded: `python -m thalweg_video.process`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from thalweg.host.jobs import RefusedError, serve
+from thalweg.media.decoders.image import WHITE, Views
+from thalweg.media.decoders.image_process import load_codecs, open_image, views_of
+from thalweg_video.tasks import Film, VideoTask
+
+
+def work(task: VideoTask) -> Film:
+    image = open_image(task.data, task.most_pixels, ("GIF",))
+    try:
+        count = int(getattr(image, "n_frames", 1))
+    except MemoryError:
+        raise
+    except Exception:
+        raise RefusedError("broken") from None
+    return Film([_frame(task, image, i) for i in chosen(count, task.frames)])
+
+
+def chosen(count: int, most: int) -> list[int]:
+    """Numbers of at most so many frames, spread evenly over all."""
+    if count <= most:
+        return list(range(count))
+    return [0] if most == 1 else [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
+def _frame(task: VideoTask, image: Any, number: int) -> Views:
+    try:
+        image.seek(number)
+    except MemoryError:
+        raise
+    except Exception:
+        raise RefusedError("broken") from None
+    return views_of(image, task.processor, WHITE)
+
+
+if __name__ == "__main__":
+    load_codecs()
+    sys.exit(serve(VideoTask, work))

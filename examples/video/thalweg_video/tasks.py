@@ -1,0 +1,36 @@
+"""Tasks of the process that decodes videos (`process`), and what is said where one fails."""
+
+from __future__ import annotations
+
+import msgspec
+
+from thalweg.media.decoders.base import Words
+from thalweg.media.decoders.image import MOST_PIXELS, Views
+from thalweg.media.decoders.image import WORDS as OF_IMAGES
+from thalweg.media.processors import QwenVL
+
+PROCESS = "thalweg_video.process"
+FRAMES = 8
+"""Frames of a video, unless --media-io-kwargs says otherwise. One that has fewer is shown whole."""
+WORDS = Words(
+    overran="took longer than {seconds} seconds to read",
+    crashed="crashed the process that read it",
+    lost="the process that reads videos was lost or stood still; try again",
+    refusals={
+        **OF_IMAGES.refusals, "format": "is no video that is read here: send an animated GIF",
+        "broken": "is a damaged or incomplete video",
+    },
+    missing=OF_IMAGES.missing,
+)  # fmt: skip
+
+
+class VideoTask(msgspec.Struct, frozen=True, kw_only=True):
+    data: bytes
+    processor: QwenVL
+    frames: int
+    """At most so many are taken, the first and the last among them."""
+    most_pixels: int = MOST_PIXELS
+
+
+class Film(msgspec.Struct, frozen=True):
+    frames: list[Views]
