@@ -57,6 +57,7 @@ FEATURES = (
     Feature(f"{_HAL}.sources:Sources", f"{_CONTROL}.sources:SourcesBuilder"),
     Feature(f"{_HAL}.adapters:Adapters", f"{_CONTROL}.adapters:AdaptersBuilder"),
     Feature(f"{_HAL}.drafts:Drafts", f"{_CONTROL}.drafts:DraftsBuilder"),
+    Feature(f"{_HAL}.proposing:Proposing", f"{_CONTROL}.proposing:ProposingBuilder"),
 )  # fmt: skip
 """Those of this repository."""
 

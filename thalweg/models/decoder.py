@@ -154,13 +154,15 @@ class Decoder:
         rows: Array | None = None,
         adapters: Held | None = None,
         replays: list[Replay] | None = None,
+        taps: dict[int, Array] | None = None,
     ) -> tuple[Array, list[Array]]:
         """The hidden states [T, hidden] after the final norm, and the new caches, one per mixer. Token ids are known:
         batch.tokens holds no ON_DEVICE. Where the model tells types of tokens apart, one of type n is its id + n * vocab.
 
         rows i32[R]: those that are read, [R, hidden]. What follows the last mixer of tokens is computed of no others.
         adapters: those in the state, where the model is built with some. replays: of a step that verifies drafts, filled with
-        what `layers.recurrent.settle` needs to take the states of recurrent layers to the accepted tokens."""
+        what `layers.recurrent.settle` needs to take the states of recurrent layers to the accepted tokens. taps: its keys are
+        layers; it gets the hidden states [T, hidden] after each, before any final norm. Not with rows."""
         x, flow = self.begun(params, batch, kv, params.get("rope", {}))
         flow.replays = replays
         if adapters:
@@ -177,6 +179,8 @@ class Decoder:
             x, residual = block(params["layers"][i], x, residual, flow)
             if laid is not None and i + 1 < laid.shape[1] // self.hidden:
                 x = x + laid[:, (i + 1) * self.hidden : (i + 2) * self.hidden].to(x.dtype)
+            if taps is not None and i in taps:
+                taps[i] = x if residual is None else x + residual
         if self._streams is not None:
             x = self._streams.leave(params["streams"], x)
         if self._norm is not None:

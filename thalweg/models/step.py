@@ -14,22 +14,27 @@ from thalweg.hal.op import Binder
 from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.parts.each_token import EachToken
 from thalweg.hal.parts.history import History
+from thalweg.hal.parts.proposing import Proposing
 from thalweg.hal.parts.scores import Scores
 from thalweg.hal.step import Array, Logprobs, Params, State, Step, StepBatch, StepResult
 from thalweg.models.adapters import allocate
 from thalweg.models.build import Model
 from thalweg.models.heads.pooling import pooled
 from thalweg.models.layers.recurrent import Replay, settle
+from thalweg.models.proposer import KEY, Proposer
 from thalweg.models.sampler import Sampler
 
 SCORE_ROWS = 256
 """Rows of prompt logprobs computed at once: bounds the [rows, vocab] logits, whatever the prompt's length."""
 
 
-def make_state(model: Model, device: Device, *, blocks: Sequence[int], slots: int, max_len: int) -> dict[str, Any]:
+def make_state(
+    model: Model, device: Device, *, blocks: Sequence[int], slots: int, max_len: int, proposer: Proposer | None = None
+) -> dict[str, Any]:  # fmt: skip
     """{"kv": one cache per mixer, "history": i32[slots, max_len + 1]}: token ids by slot and position; one more than a
     sequence may have, because a step also writes the token it samples. A model that samples none has no history. A cache is a
     tuple of arrays where the layer's layout is one. Where adapters are planned, "adapters" holds them (`models.adapters`).
+    `models.proposer.KEY` holds what a proposer keeps.
 
     blocks: per KV group. Both counts include scratch (block 0, slot 0)."""
     if len(blocks) != len(model.groups):
@@ -43,12 +48,15 @@ def make_state(model: Model, device: Device, *, blocks: Sequence[int], slots: in
         state["history"] = device.alloc((slots, max_len + 1), "int32")
     if model.adapters is not None:
         state["adapters"] = allocate(model.adapters, device, model.dtype)
+    if proposer is not None and (kept := proposer.allocate(device, slots, max_len)):
+        state[KEY] = kept
     return state
 
 
-def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
+def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Proposer | None = None) -> Step:
     """The step function of a model: resolves and records token ids, runs the model, samples, scores prompt tokens. That of a
-    model with another tail ends with a vector of each sequence, and of the tokens that are wanted."""
+    model with another tail ends with a vector of each sequence, and of the tokens that are wanted. proposer: the tail of steps
+    with the part `Proposing`."""
     if model.pools:
         return _pooling_step(model)
     resolve = binder.bind(ops.resolve_tokens)
@@ -65,9 +73,15 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
         history = write(history, slots, batch.positions, batch.tokens)
         drafts, scores = batch.get(Drafts), batch.get(Scores)
         rows = batch.last_row if drafts is None else torch.cat([batch.last_row, drafts.row - 1])
-        some = scores is None and not batch.uniform  # of a uniform batch all rows are read, or nearly
+        tail = proposer if batch.get(Proposing) is not None else None
+        taps: dict[int, Any] = {} if tail is None else dict.fromkeys(tail.taps)
+        some = scores is None and not batch.uniform and not taps  # of a uniform batch all rows are read, or nearly
         replays: list[Replay] = []
-        more = _adapters(state) if drafts is None or not model.recurrent else {**_adapters(state), "replays": replays}
+        more = _adapters(state)
+        if drafts is not None and model.recurrent:
+            more["replays"] = replays
+        if taps:
+            more["taps"] = taps
         x, kv = model.forward(params, batch, state["kv"], rows if some else None, **more)
         last = x if some else x.index_select(0, rows)
         if model.has_argmax and batch.features.plain:
@@ -80,7 +94,11 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
             kv = settle(replays, kv, batch, (batch.query - wrong).to(torch.int32))
         if scores is not None:
             result = replace(result, score=_score(model, sampler, params, x, scores))
-        return {**state, "kv": kv, "history": history}, result
+        state = {**state, "kv": kv, "history": history}
+        if tail is not None:
+            proposed, state = tail.propose(params, state, batch, tuple(taps.values()), result.tokens, result.counts)
+            result = replace(result, drafts=proposed)
+        return state, result
 
     return step
 

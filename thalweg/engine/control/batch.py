@@ -115,10 +115,14 @@ class BatchBuilder:
         for constant in (self._arange, self._ones, self._true):
             constant.flags.writeable = False
         self._members: _Members | None = None
+        self._proposes = 0
+        """Drafts that the last step proposes of a sequence."""
 
     def build(self, schedule: Schedule) -> tuple[StepBatch, Launched]:
         """Its batch; the slots' scheduled progress moves on. The record's `pending` is the caller's to fill."""
         s, decode = self._slots, schedule.decode
+        if schedule.proposes != self._proposes:
+            self._members, self._proposes = None, schedule.proposes
         positions = s.scheduled[decode]
         tokens = s.tokens[decode, positions]
         ahead = s.known[decode] <= positions
@@ -167,7 +171,7 @@ class BatchBuilder:
         if drafted:
             drafts = query - self._ones[: query.size]
             drafts[:known] = 0
-        work = Work(s, slots, context, query, self._asked(slots), chunks, n, drafts, self._drafts, drafted)
+        work = Work(s, slots, context, query, self._asked(slots), chunks, n, drafts, self._drafts, self._proposes, drafted)
         self._members = None  # what follows is of this mixture of chunks and decodes
         members = self._assemble(work)
         batch = StepBatch(
@@ -204,7 +208,9 @@ class BatchBuilder:
         same = members is not None and members.serials.size == serials.size and not (members.serials != serials).any()
         if members is not None and same and members.age < members.until:
             return members
-        work = Work(self._slots, slots, context, self._ones[: slots.size], self._asked(slots))
+        work = Work(
+            self._slots, slots, context, self._ones[: slots.size], self._asked(slots), proposes=self._proposes
+        )  # fmt: skip
         if members is None or not same:
             members = self._members = self._assemble(work)
         else:

@@ -85,6 +85,8 @@ class ResultReader:
         s.tokens[slots, np.minimum(known, s.tokens.shape[1] - 1)] = tokens
         known = known + np.int32(1)
         s.known[slots] = known
+        if result.drafts is not None:
+            self._receive(result, slots, np.arange(n) if rows is None else rows)
         self._ends(slots, tokens, known, ended)
         news = News(step.handles if rows is None else step.handles[rows], tokens.astype(np.int32), ended)
         if step.wants_logprobs and result.logprobs is not None:
@@ -115,6 +117,8 @@ class ResultReader:
         tokens = grid[at, place].astype(np.int32)
         s.tokens[slots[at], np.minimum(known[at, place] - 1, s.tokens.shape[1] - 1)] = tokens
         s.known[slots] += counts
+        if result.drafts is not None:
+            self._receive(result, slots, rows)
         reached = step.reached.copy()
         reached[rows] -= np.where(drafts[rows] > 0, 1 + drafts[rows] - counts, 0)
         self._advance(step, live, reached)
@@ -128,6 +132,11 @@ class ResultReader:
         if step.scored:
             self._scores(step, result, news)
         return news
+
+    def _receive(self, result: StepResult, slots: I32, rows: NDArray[np.int64]) -> None:
+        """What the step proposed after the tokens that were just noted."""
+        if self._scheduler.speculator is not None:
+            self._scheduler.speculator.receive(slots, np.asarray(result.drafts)[rows])
 
     def _allowed(self, step: Launched, result: StepResult, live: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """`live`, less the rows whose tokens turn out not to be allowed. Those are taken back."""

@@ -65,6 +65,8 @@ class Schedule:
     drafted: list[Draft]
     streams: int = 0
     """With a drafter: sequences past their prompt, in the step or not."""
+    proposes: int = 0
+    """Drafts of a sequence that the step proposes for a later one. 0: none."""
     rationed: bool = True
     """Is somebody's stream held up by the prompts of this step?"""
 
@@ -166,10 +168,12 @@ class Scheduler:
         """The next step, or None if nothing can be scheduled before a step in flight (of `in_flight`) returns."""
         preempted = self.counters.preemptions
         budget = self._config.token_budget
-        speculator, streams = self.speculator, 0
+        speculator, streams, proposes = self.speculator, 0, 0
         if speculator is not None:
             streams = self._streams()
-            speculator = speculator if streams and speculator.gain.allows(streams) else None
+            allowed = not streams or speculator.gain.allows(streams)
+            proposes = speculator.proposes if allowed else 0
+            speculator = speculator if streams and allowed else None
         decode = self._decodes(budget, in_flight, speculator)
         budget -= decode.size
         self._left = budget
@@ -200,7 +204,7 @@ class Scheduler:
         if not decode.size and not chunks and (halved or not drafted):
             return None
         self._since = 1 if entered else self._since + 1
-        return Schedule(decode, chunks, entered, drafted, streams, rationed)
+        return Schedule(decode, chunks, entered, drafted, streams, proposes, rationed)
 
     def _streamed(self, decode: NDArray[np.int32]) -> bool:
         """Does anybody wait for the next token of one of these? Those whose answer is told at its end gain by what the whole

@@ -46,9 +46,9 @@ def _build_with_model(inputs: BuildInputs) -> Worker:
     built = build_model(inputs)
     # Everything a user can have got wrong about sizes or kernels is refused before a weight is read.
     plan = plan_cache(inputs, built)
-    step = make_step(built.model, built.binder, logprobs_mode=inputs.args.logprobs_mode)
+    step = make_step(built.model, built.binder, logprobs_mode=inputs.args.logprobs_mode, proposer=built.proposer)
     params = load_weights(inputs, built)
-    state = allocate_state(inputs, built.model, plan)
+    state = allocate_state(inputs, built, plan)
     device = inputs.device
     runner, limits, buckets = make_runner(
         inputs, built, plan, lambda shape, features: device.compile(step, params, state, shape, features)

@@ -15,6 +15,7 @@ from thalweg.hal.fields import Part, dims
 from thalweg.hal.kv import KVSpec
 from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.parts.each_token import EachToken
+from thalweg.hal.parts.proposing import Proposing
 from thalweg.hal.parts.scores import Scores
 from thalweg.hal.platform import Limits
 from thalweg.hal.step import SCRATCH, Features, SamplingArrays, StepBatch, TableRows
@@ -86,6 +87,7 @@ def rehearsed(prompts: bool, logprobs: int = -1) -> list[tuple[type[Part], int]]
     with prompts too."""
     kinds: list[type[Part]] = [imported(f.part) for f in all_features()]
     kinds.remove(EachToken)  # of models that give vectors: steps of others never have it
+    kinds.remove(Proposing)  # of engines with a proposer
     known = {"T", "S", *sizes(32)}
     kinds = [k for k in kinds if all(a.isdecimal() or a.lstrip("<") in known for d in dims(k).values() for a in d.axes)]
     return [(k, max(logprobs, 0) if k is Scores else 0) for k in kinds if prompts or not k.prompts]

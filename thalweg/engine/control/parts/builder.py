@@ -79,6 +79,8 @@ class Work:
     """Per row: how many of its last new tokens are guesses. None: no row has any."""
     most_drafts: int = 0
     """At most so many of a sequence, in any step."""
+    proposes: int = 0
+    """Drafts of a sequence that the step proposes. 0: it has no proposer."""
     drafted: Sequence[Draft] = ()
     """The guesses, one for each row that has any, in the order of the rows."""
     scored: list[Scored] = field(default_factory=list)

@@ -54,6 +54,9 @@ class Drafter(ABC):
     options: ClassVar[Mapping[str, Option]] = {}
     """Keys of `speculative_config` that it reads, besides those that all methods have."""
 
+    proposer: ClassVar[str] = ""
+    """"module:attribute" of a `models.proposer.Proposer`, where steps propose its drafts on the device (`receive`)."""
+
     @classmethod
     def settle(cls, options: dict[str, Any]) -> dict[str, Any]:
         """Options whose values depend on each other. ValueError if they do not agree. Default: as they are."""
@@ -74,9 +77,35 @@ class Drafter(ABC):
         Default: for all."""
         return np.ones(slots.size, np.bool_)
 
+    def receive(self, slots: I32, drafts: I32) -> None:
+        """What the proposer of a step gave for these slots [N]: tokens [N, K] that may follow all that is known now, -1 after
+        the last. Default: nothing is kept."""
+        return
+
     def learn(self, slots: I32, accepted: I32) -> None:
         """How many [N] of the drafts last proposed for these slots were accepted. Default: nothing is learnt."""
         return
+
+
+class DeviceDrafter(Drafter):
+    """Hands on what the step before proposed. Subclasses name their `proposer`."""
+
+    def __init__(self, config: SpeculationConfig, slots: Slots) -> None:
+        super().__init__(config, slots)
+        n = slots.count + 1
+        self._drafts: I32 = np.full((n, self.most), -1, np.int32)
+        self._after = np.zeros((n, 2), np.int64)
+        """Per slot: the serial and the number of known tokens that its drafts follow."""
+
+    def receive(self, slots: I32, drafts: I32) -> None:
+        self._drafts[slots] = drafts[:, : self.most]
+        self._after[slots] = np.stack([self._slots.serial[slots], self._slots.known[slots]], 1)
+
+    def propose(self, slots: I32, most: I32) -> Proposals:
+        s, drafts = self._slots, self._drafts[slots]
+        there = (self._after[slots] == np.stack([s.serial[slots], s.known[slots]], 1)).all(1)
+        counts = np.minimum((np.cumsum(drafts < 0, 1) == 0).sum(1), most) * there
+        return Proposals(drafts[np.arange(self.most) < counts[:, None]], counts.astype(np.int32))
 
 
 @dataclass(frozen=True, slots=True)

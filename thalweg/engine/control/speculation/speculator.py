@@ -172,7 +172,17 @@ class Speculator:
     def _parts_of(self, slot: int) -> list[Builder]:
         return [b for b in self._builders if self._slots.flags[slot] & b.flag]
 
+    @property
+    def proposes(self) -> int:
+        """Drafts of a sequence that steps propose on the device. 0: none."""
+        return self.drafter.most if self.drafter is not None and self.drafter.proposer else 0
+
     # ------------------------------------------------------------------ after a result
+
+    def receive(self, slots: I32, drafts: I32) -> None:
+        """The tokens i32[N, K] that a step proposed after the known ones of these sequences."""
+        if self.drafter is not None:
+            self.drafter.receive(slots, drafts)
 
     def verified(self, slots: I32, accepted: I32) -> None:
         """How many [N] of the drafts of these sequences were accepted. Tokens that only filled a proposal up do not count."""

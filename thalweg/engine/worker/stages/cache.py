@@ -44,11 +44,14 @@ def plan_cache(inputs: BuildInputs, built: BuiltModel) -> CachePlan:
     return CachePlan(resolve.cache_size(args, groups, room, built.max_len, schedule.max_seqs), schedule)
 
 
-def allocate_state(inputs: BuildInputs, model: Model, plan: CachePlan) -> StateBox:
+def allocate_state(inputs: BuildInputs, built: BuiltModel, plan: CachePlan) -> StateBox:
     from thalweg.models.step import make_state
 
     return StateBox(
-        make_state(model, inputs.device, blocks=plan.size.blocks, slots=plan.slots, max_len=plan.size.max_len)
+        make_state(
+            built.model, inputs.device, blocks=plan.size.blocks, slots=plan.slots, max_len=plan.size.max_len,
+            proposer=built.proposer,
+        )
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.checkpoint import ahead
 from thalweg.config import SchedulerConfig
+from thalweg.drafters import load_drafter
 from thalweg.engine.planning import resolve
 from thalweg.engine.planning.memory import gib, plan
 from thalweg.engine.worker.stages.open import BuildInputs
@@ -23,11 +24,13 @@ from thalweg.media.kinds import all_kinds
 from thalweg.models.fallback.spec import UNRELIABLE, ForeignSpec
 from thalweg.models.spec import describe_stretch
 from thalweg.options.weights import FASTER_READERS, SPELLINGS
+from thalweg.plugins import imported
 from thalweg.quantization import online
 
 if TYPE_CHECKING:
     from thalweg.engine.control.encodings import Encoder
     from thalweg.models.build import Model
+    from thalweg.models.proposer import Proposer
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,8 @@ class BuiltModel:
     """The method that rounds dense weights while they are loaded."""
     background: Background | None
     """The queue of the encoders, where the device has a second one."""
+    proposer: Proposer | None = None
+    """The tail of steps that propose drafts."""
 
 
 def build_model(inputs: BuildInputs) -> BuiltModel:
@@ -80,12 +85,24 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
         background=None if background is None
         else (binder.of(background.kernels), _select_attention(inputs, background.attention)),
     )  # fmt: skip
-    return BuiltModel(model, binder, dtype, length, schedule, method, background)
+    proposer = _make_proposer(model, binder, schedule)
+    return BuiltModel(model, binder, dtype, length, schedule, method, background, proposer)
+
+
+def _make_proposer(model: Model, binder: Binder, schedule: SchedulerConfig) -> Proposer | None:
+    """That of the drafter which the user named, if it has one."""
+    config = schedule.speculation
+    where = "" if config is None else load_drafter(config.method).proposer
+    if not where:
+        return None
+    made: Proposer = imported(where)(model, binder, config)
+    return made
 
 
 def load_weights(inputs: BuildInputs, built: BuiltModel) -> Params:
     """The parameters on the device. Raises CheckpointError."""
     from thalweg.models.load import load_params
+    from thalweg.models.proposer import KEY as PROPOSER
 
     args, device, model = inputs.args, inputs.device, built.model
     before = device.used()
@@ -96,6 +113,8 @@ def load_weights(inputs: BuildInputs, built: BuiltModel) -> Params:
         )  # fmt: skip
     if isinstance(inputs.spec, ForeignSpec) and args.load_format != "dummy":
         model.check(params)
+    if built.proposer is not None and (loaded := built.proposer.load(device)):
+        params = {**params, PROPOSER: loaded}
     mark("weights loaded")
     _log_memory(inputs, device.used() - before)
     return params

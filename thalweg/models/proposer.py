@@ -1,0 +1,67 @@
+"""Proposers: tails of a step that propose drafts on the device. The next step verifies them like any other.
+
+The host side is a `Drafter` that names its proposer (`engine.control.speculation.drafter`). A proposer reads hidden states of
+layers that it taps and the tokens that the step accepted. Counts of accepted tokens are values and never shapes, so a step with
+a proposer is recorded, captured and compiled like others.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from thalweg.drafters import SpeculationConfig
+from thalweg.hal.device import Device
+from thalweg.hal.op import Binder
+from thalweg.hal.parts.drafts import Drafts
+from thalweg.hal.step import Array, Params, State, StepBatch
+
+KEY = "proposer"
+"""Under which a proposer's arrays lie in the parameters and in the state."""
+
+
+class Proposer(ABC):
+    """Made once, with the model. Holds no arrays: parameters and state are passed."""
+
+    taps: tuple[int, ...] = ()
+    """Layers after which it reads the hidden states."""
+
+    def __init__(self, model: Any, binder: Binder, config: SpeculationConfig) -> None:
+        """model: a `models.build.Model`. binder: for ops of the proposer's own. Raises ConfigError for a model it does not fit.
+        Subclasses keep what they need."""
+        self.most = config.tokens
+        """K: drafts of a sequence."""
+
+    def load(self, device: Device) -> Mapping[str, Any]:
+        """Its parameters on the device. Default: none."""
+        return {}
+
+    def allocate(self, device: Device, slots: int, max_len: int) -> Mapping[str, Any]:
+        """What it keeps from step to step. slots: scratch included. Default: nothing."""
+        return {}
+
+    @abstractmethod
+    def propose(
+        self, params: Params, state: State, batch: StepBatch, taps: tuple[Array, ...], tokens: Array, counts: Array
+    ) -> tuple[Array, State]:
+        """(drafts i32[S, K], the state): tokens that may follow each sequence, in order. -1 ends them.
+
+        params, state: of the whole step, its own under KEY. The state has this step's keys, values and history. batch has the
+        part `Proposing`, and all token ids are known. taps: [T, hidden] after each layer of `taps`, before any final norm.
+        tokens, counts: as in StepResult, i32[S, 1 + drafts verified] and i32[S]. Nobody reads the drafts of sequences whose
+        count is 0."""
+
+
+def accepted_row(batch: StepBatch, counts: Array) -> Array:
+    """i32[S]: the row in T of each sequence's last token that was accepted. The tokens of the step's result follow it."""
+    drafts = batch.get(Drafts)
+    if drafts is None:
+        return batch.last_row
+    rejected = (drafts.pick >= 0).sum(1) - (counts - 1).clamp(min=0)
+    return (batch.last_row - rejected).to(batch.last_row.dtype)
+
+
+def last_token(tokens: Array, counts: Array) -> Array:
+    """i32[S]: the last token that the step returns of each sequence."""
+    return tokens.gather(1, (counts - 1).clamp(min=0).long()[:, None])[:, 0]
