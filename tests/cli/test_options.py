@@ -62,6 +62,11 @@ def test_fields_and_the_rules_of_every_class_are_told_together():
     assert e.value.problems == ("low is odd", "high must be at most 9, not 10", "low exceeds high", "one", "two")
 
 
+def test_a_rule_that_stumbles_over_a_value_of_a_wrong_type_leaves_its_problem_to_be_told():
+    with pytest.raises(ConfigError, match="^max_num_active_seqs must be a number, not '3'$"):
+        check_args(EngineArgs(max_num_active_seqs="3", max_num_seqs=2))
+
+
 def test_a_field_without_an_option_is_a_mistake_that_is_named():
     class Bare(msgspec.Struct):
         x: Annotated[int, "no option"] = 1

@@ -117,5 +117,8 @@ def check(settings: msgspec.Struct, say: Callable[[str, str], str]) -> None:
             problems += rule(settings)
         except ConfigError as e:
             problems += e.problems
+        except TypeError:
+            if not problems:  # otherwise a field has a value of a wrong type, and its problem is listed
+                raise
     if problems:
         raise ConfigError(*problems)
