@@ -27,6 +27,11 @@ DEFAULT = "uni"
 _LIST = OpenList("thalweg.executors", EXECUTORS)
 
 
+def is_inline(name: str | None) -> bool:
+    """Does the worker run in the engine's process? Of an executor of another package nothing is known, so not."""
+    return (name or DEFAULT) in EXECUTORS
+
+
 def find_problem(name: str | None) -> str | None:
     """Why no executor has this name, in words. None: one has it, or no name is given."""
     if name is None or name in _LIST:

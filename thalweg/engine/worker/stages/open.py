@@ -15,6 +15,7 @@ from thalweg.config import EngineArgs, check_args
 from thalweg.engine.planning import described, resolve
 from thalweg.engine.planning.memory import to_load
 from thalweg.errors import ConfigError, ThalwegError
+from thalweg.executors import is_inline
 from thalweg.hal import discovery
 from thalweg.hal.device import Device
 from thalweg.hal.platform import Defaults, ModelInfo, Platform
@@ -46,7 +47,7 @@ def prepare(device: str, expected: EngineArgs | None = None) -> None:
     expected: the arguments that `build` will get."""
     try:
         platform = discovery.asked(device)
-        if platform.runs_models:
+        if platform.runs_models and (expected is None or is_inline(expected.distributed_executor_backend)):
             if expected is not None:
                 _expect(platform, expected)
             platform.preload()  # first: the platform says how its framework is imported
@@ -65,7 +66,7 @@ def start_ahead(args: EngineArgs) -> Iterator[None]:
     platform = None
     with contextlib.suppress(ThalwegError, ImportError):
         platform = discovery.asked(args.device)
-    if platform is None or not platform.runs_models:
+    if platform is None or not platform.runs_models or not is_inline(args.distributed_executor_backend):
         yield
         return
     platform.begin()
