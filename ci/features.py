@@ -185,7 +185,15 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         Feature("Drafts for models with recurrent layers", "RHHHU", ("tests/integration/test_recurrent_states.py",)),
         Feature("Draft models, EAGLE, MTP", "NNNNN", flag="spec-model"),
     ),
-    "Adapters": (Feature("LoRA", "NNNNN", flag="enable-lora", note="merge the adapter (peft: `merge_and_unload`)"),),
+    "Adapters": (
+        Feature(
+            "[LoRA](adapters.md) in `LLM`: many adapters in one batch",
+            "RHUUH",
+            ("tests/models/test_lora_requests.py",),
+            "the op has no kernel on `cpu`: it runs its reference body",
+        ),
+        Feature("LoRA in the server", "NNNNN", flag="lora-modules", note="merge the adapter (peft: `merge_and_unload`)"),
+    ),
     "Engine": (
         Feature("Continuous batching, chunked prefill, preemption", "RRHHH", (_AGAINST, _GPU)),
         Feature("Captured, recorded or compiled decode steps", "RRHHH", (_GPU, "tests/integration/test_replay.py")),

@@ -30,6 +30,7 @@ _HOMES = {
     "ScoringOutput": "thalweg.outputs",
     "ScoringRequestOutput": "thalweg.outputs",
     "LLMEngine": "thalweg.offline.engine",
+    "LoRARequest": "thalweg.lora",
     "BeamSearchParams": "thalweg.params",
     "RepetitionDetectionParams": "thalweg.params",
     "BeamSearchOutput": "thalweg.outputs",
@@ -55,6 +56,7 @@ __all__ = [
     "EngineArgs",
     "FlatLogprobs",
     "LLMEngine",
+    "LoRARequest",
     "Logprob",
     "PoolingOutput",
     "PoolingParams",
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
     from thalweg.config import EngineArgs
     from thalweg.llm import LLM
+    from thalweg.lora import LoRARequest
     from thalweg.offline.engine import LLMEngine
     from thalweg.outputs import (
         BeamSearchOutput,

@@ -138,6 +138,8 @@ class SchedulerConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Beside running sequences prompts enter in every so many steps."""
     pipeline_depth: int = 1
     speculation: SpeculationConfig | None = None
+    adapter_slots: int = 0
+    """For adapters in the state. 0: requests have none."""
     jump_forward: bool = False
     """Tokens that a grammar leaves no choice about are computed together."""
 

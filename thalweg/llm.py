@@ -23,6 +23,7 @@ from thalweg.engine.planning.arguments import engine_args as engine_args_of
 from thalweg.engine.worker.worker import Worker
 from thalweg.errors import ConfigError, NotSupportedError, RequestError
 from thalweg.hal.device import Device
+from thalweg.lora import LoRARequest
 from thalweg.media.kinds.base import Medium
 from thalweg.offline.beams import BeamMethods
 from thalweg.offline.engine import LLMEngine
@@ -33,7 +34,7 @@ from thalweg.offline.sharing import Runs, in_turn
 from thalweg.options.model import BUNDLED, BUNDLED_WORDS
 from thalweg.outputs import RequestOutput
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
-from thalweg.refused import NoCode, NoNewWeights, no_adapter
+from thalweg.refused import NoCode, NoNewWeights
 from thalweg.template.chat import Chat
 from thalweg.template.messages import FORMATS
 from thalweg.text.tokenizer import Tokenizer
@@ -134,16 +135,16 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt. Results come in prompt order. RequestError, naming the field, before anything runs.
-        tokenization_kwargs: {"truncate_prompt_tokens": 100, "add_special_tokens": False}."""
-        no_adapter(lora_request)
+        tokenization_kwargs: {"truncate_prompt_tokens": 100, "add_special_tokens": False}. lora_request: the adapter of all
+        prompts, or of each; an engine made with enable_lora reads it when it is first named."""
         _no_media(mm_processor_kwargs)
-        prepared = self._prepare(prompts, sampling_params, priority, tokenization_kwargs)
+        prepared = self._prepare(prompts, sampling_params, priority, tokenization_kwargs, lora_request)
         ids = [s.request_id for s in prepared]
         with self.runs.dropping(ids):
             self.llm_engine.submit(prepared)
@@ -156,7 +157,7 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -174,7 +175,6 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         limits of time, memory and output. With tools a model's `tool_use` is chosen. Special tokens written inside messages
         are text. Outputs have `content`, `reasoning` and, with tools, `tool_calls` beside the whole `text`. tool_call_parser,
         reasoning_parser: names of turn formats. None: found out, as docs/tools-and-reasoning.md says."""
-        no_adapter(lora_request)
         _no_media(mm_processor_kwargs)
         turns = ChatTurns(
             self.llm_engine.frontend,
@@ -198,6 +198,7 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
             [turns.marking(p, prompt) for p, prompt in zip(params, prompts, strict=True)],
             use_tqdm=use_tqdm,
             tokenization_kwargs=tokenization_kwargs,
+            lora_request=lora_request,
         )
         for output, param in zip(outputs, params, strict=True):
             turns.read(output, param)
@@ -266,7 +267,7 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | PoolingParams | Sequence[SamplingParams] | Sequence[PoolingParams] | None = None,
         *,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: Sequence[int] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -274,9 +275,8 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
     ) -> list[str]:
         """Add requests without running them. Returns their ids. All are checked before any is added. use_tqdm: a bar is shown
         by `wait_for_completion`."""
-        no_adapter(lora_request)
         _no_media(mm_processor_kwargs)
-        prepared = self._prepare(prompts, sampling_params, priority, tokenization_kwargs)
+        prepared = self._prepare(prompts, sampling_params, priority, tokenization_kwargs, lora_request)
         ids = [s.request_id for s in prepared]
         with self.runs.dropping(ids):
             self.llm_engine.submit(prepared)
@@ -285,16 +285,17 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
 
     def _prepare(
         self, prompts: Any, sampling_params: Any, priority: Sequence[int] | None,
-        tokenization_kwargs: Mapping[str, Any] | None,
+        tokenization_kwargs: Mapping[str, Any] | None, lora_request: Any = None,
     ) -> list[Submission | PoolingSubmission]:  # fmt: skip
         items = as_list(prompts)
         params = per_prompt("sampling_params", sampling_params, len(items), self.get_default_sampling_params)
         ranks = per_prompt("priority", priority, len(items), int)
+        adapters = per_prompt("lora_request", lora_request, len(items), lambda: None)
         return [
             self.llm_engine.prepare(
-                str(next(self._ids)), p, _final_only(s), priority=r, tokenization_kwargs=tokenization_kwargs
+                str(next(self._ids)), p, _final_only(s), priority=r, tokenization_kwargs=tokenization_kwargs, lora_request=a
             )
-            for p, s, r in zip(items, params, ranks, strict=True)
+            for p, s, r, a in zip(items, params, ranks, adapters, strict=True)
         ]
 
     @in_turn

@@ -10,6 +10,8 @@ from typing import Any, Generic, Self, TypeVar, overload
 
 import numpy as np
 
+from thalweg.lora import LoRARequest
+
 FINISH_REASONS = ("stop", "length", "abort", "error")
 ABORTED = "the request was aborted"
 """`PoolingRequestOutput.error` of one that its caller ended."""
@@ -153,10 +155,8 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     error: str | None = field(default=None)
     """finish_reason "error": what happened, in words a client may see."""
-
-    @property
-    def lora_request(self) -> None:
-        """There are no adapters."""
+    lora_request: LoRARequest | None = None
+    """The adapter it was served with."""
 
     @property
     def encoder_prompt(self) -> None:

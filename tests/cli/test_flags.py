@@ -137,7 +137,10 @@ def test_an_honoured_flag_arrives(flag):
     words = {
         "bool": [f"--{'no-' if default is True else ''}{flag.name}"],
         "json": [f"--{flag.name}", '["x"]' if flag.name.startswith("allowed") else '{"a": 1}'],
-        "int": [f"--{flag.name}", "1" if "partial" in flag.name else "2000" if "h11" in flag.name else "3"],
+        "int": [
+            f"--{flag.name}",
+            "1" if "partial" in flag.name else "8" if "rank" in flag.name else "2000" if "h11" in flag.name else "3",
+        ],
         "float": [f"--{flag.name}", "1.5" if flag.name.endswith(("-timeout", "-slowdown")) else "0.5"],
         "human-int": [f"--{flag.name}", "2k"],
         "list": [f"--{flag.name}", *LISTS.get(flag.name, ("x", "y"))],
@@ -170,11 +173,11 @@ def test_no_fact_of_an_honoured_flag_is_written_twice():
 
 
 def test_a_flag_that_asks_for_what_happens_anyway_is_accepted(capsys):
-    parse("--no-enable-lora", "--no-enforce-eager", "--tensor-parallel-size", "1", "--runner", "generate", "-pp", "1")
+    parse("--no-fully-sharded-loras", "--no-enforce-eager", "--tensor-parallel-size", "1", "--runner", "generate", "-pp", "1")
     parse("--tokenizer-mode", "slow", "--code-revision", "main", "--limit-mm-per-prompt", "{}")
-    parse("--task", "generate", "--max-lora-rank", "16", "--distributed-executor-backend", "mp")
+    parse("--task", "generate", "--lora-dtype", "auto", "--distributed-executor-backend", "mp")
     assert capsys.readouterr().err == ""
-    for words in (["-pp"], ["--pipeline-parallel-size", "2"], ["--enable-lora"]):
+    for words in (["-pp"], ["--pipeline-parallel-size", "2"], ["--fully-sharded-loras"]):
         with pytest.raises(ConfigError):
             parse(*words)
 
@@ -238,7 +241,7 @@ def test_what_of_compiling_is_not_honoured_is_refused_by_key(words, said):
 
 def test_all_refusals_at_once():
     with pytest.raises(ConfigError) as e:
-        parse("--enable-lora", "--data-parallel-size", "2", "--kv-transfer-config.kv_connector", "x")
+        parse("--fully-sharded-loras", "--data-parallel-size", "2", "--kv-transfer-config.kv_connector", "x")
     assert len(e.value.problems) == 3
 
 
@@ -486,7 +489,7 @@ def test_help_topics(capsys):
         shown[topic] = capsys.readouterr().out
     assert "--port" in shown["--help"]
     assert "SchedulerConfig" in shown["--help"]
-    assert "--enable-lora" not in shown["--help"]
+    assert "--lora-dtype" not in shown["--help"]
     assert all(
         f"-{f.name}" in shown["--help=all"] or f"]{f.name}" in shown["--help=all"]
         for f in flags.table().values()

@@ -87,8 +87,8 @@ def test_engine_flags_come_from_a_parser_of_the_programs_own():
     said = parser.parse_args(["--model", "m", "--max-model-len", "2k", "--no-enable-prefix-caching", "--mine", "x", "-tp", "1"])
     made = AsyncEngineArgs.from_cli_args(said)
     assert (made.model, made.max_model_len, made.enable_prefix_caching, made.tensor_parallel_size) == ("m", 2000, False, 1)
-    with pytest.raises(ConfigError, match=r"enable_lora: .*merge the adapter"):
-        EngineArgs.from_cli_args(parser.parse_args(["--enable-lora"]))
+    with pytest.raises(ConfigError, match=r"fully_sharded_loras: adapters are not divided"):
+        EngineArgs.from_cli_args(parser.parse_args(["--fully-sharded-loras"]))
 
 
 def test_most_names_of_vllm_are_here_and_the_others_are_counted(capsys, monkeypatch):
@@ -106,9 +106,9 @@ def test_a_name_that_is_counted_as_refused_says_why(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     compat.as_vllm()
     from vllm import LLMEngine, ModelRegistry, initialize_ray_cluster
-    from vllm.lora.request import LoRARequest
+    from vllm.inputs import DataPrompt
 
-    for call, said in ((LoRARequest, "merge the adapter"), (LLMEngine.add_lora, "merge"), (initialize_ray_cluster, "no Ray")):
+    for call, said in ((DataPrompt, "no plugin"), (LLMEngine.pin_lora, "stay loaded"), (initialize_ray_cluster, "no Ray")):
         with pytest.raises(NotSupportedError, match=said):
             call("x")
     with pytest.raises(NotSupportedError, match=r"thalweg\.models"):

@@ -89,6 +89,6 @@ def test_what_a_search_cannot_have_is_refused_before_it_starts(case) -> None:
     ):
         with pytest.raises(RequestError, match=said):
             ask()
-    with pytest.raises(NotSupportedError, match="merge the adapter"):
+    with pytest.raises(NotSupportedError, match="adapters are not served here"):
         llm.beam_search("a", BeamSearchParams(beam_width=2, max_tokens=2), lora_request=object())
     assert not llm.llm_engine.has_unfinished_requests()

@@ -181,15 +181,15 @@ def test_parameters_that_are_not_honoured_are_refused_by_name(name):
 
 def test_arguments_of_the_field_are_accepted_where_they_ask_for_nothing_and_refused_in_words_elsewhere(caplog):
     made = engine_args(
-        {"pipeline_parallel_size": 1, "enable_lora": False, "max_loras": None, "compilation_config": {"level": 0},
+        {"pipeline_parallel_size": 1, "fully_sharded_loras": False, "lora_dtype": None, "compilation_config": {"level": 0},
          "tokenizer_mode": "slow", "enable_sleep_mode": True, "optimization_level": 0, "swap_space": 4, "model": "m"}
     )  # fmt: skip
     assert (made.model, made.enforce_eager) == ("m", True)
     assert "swap_space has no effect any more" in caplog.text
     with pytest.raises(ConfigError) as e:
-        engine_args({"enable_lora": True, "data_parallel_size": 2, "reasoning_parser": "x", "sed": 1, "port": 1})
+        engine_args({"lora_target_modules": ["q"], "data_parallel_size": 2, "reasoning_parser": "x", "sed": 1, "port": 1})
     said = dict(p.split(": ", 1) for p in e.value.problems)
-    assert "merge the adapter" in said["enable_lora"]
+    assert "all of an adapter" in said["lora_target_modules"]
     assert "a replica" in said["data_parallel_size"] or "per replica" in said["data_parallel_size"]
     assert "thalweg serve --port" in said["port"]
     assert "did you mean seed?" in said["sed"]
@@ -199,11 +199,11 @@ def test_arguments_of_the_field_are_accepted_where_they_ask_for_nothing_and_refu
 
 def test_methods_that_are_not_here_say_why(engine):
     llm = LLM.from_engine_args(EngineArgs(**SIZES))
-    for call in (llm.collective_rpc, llm.apply_model, llm.update_weights, engine.add_lora):
+    for call in (llm.collective_rpc, llm.apply_model, llm.update_weights, engine.pin_lora):
         with pytest.raises(NotSupportedError, match=f"^{call.name}: "):
             call("x")
     for ask in (
-        lambda: llm.generate("a", lora_request=object()),
+        lambda: llm.beam_search("a", None, lora_request=object()),
         lambda: llm.chat([{"role": "user", "content": "a"}], mm_processor_kwargs={"a": 1}),
     ):
         with pytest.raises(NotSupportedError):

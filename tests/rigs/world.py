@@ -124,6 +124,17 @@ class Guesser(Drafter):
         assert ((accepted >= 0) & (accepted <= self.most)).all()
 
 
+class Recorded(StepsOnly):
+    """Its operations are those of the world."""
+
+    def __init__(self, world: World, *args) -> None:
+        super().__init__(*args)
+        self.world = world
+
+    def call(self, operation: str, /, *args) -> list:
+        return [self.world.write_adapter(*args)] if operation == "write_adapter" else super().call(operation, *args)
+
+
 class World:
     def __init__(
         self, config: EngineConfig, *, salt=0, deferred=False, poison=False, check=True, share_from=1, hash_fn=None, clock=None,
@@ -144,8 +155,6 @@ class World:
         self.loaded, self.writes = loaded, list[tuple[int, bytes]]()
         self.content = [b""] * (adapters + 1)
         """The adapter in each slot, as of the step that runs."""
-        if adapters:
-            self.kwargs["adapters"] = adapters, self.write_adapter
         if store is not None:
             lanes = lambda name: SimLane(store, clock)  # noqa: E731
             self.kwargs |= {"store": Connection(store, self, 4.0, lanes), "hash_fn": hash_fn or keyed_hash(b"one secret")}
@@ -174,7 +183,7 @@ class World:
         self.queue: deque = deque()
         self.spoils: list = []
         """What new holders write into their blocks before they read them."""
-        self.core = EngineCore(StepsOnly(config, self.launch, self.encoder), **self.kwargs)
+        self.core = EngineCore(Recorded(self, config, self.launch, self.encoder), **self.kwargs)
         for digest in self.loaded:
             self.core.adapters.load(digest)
         if self.core._transfers is not None:

@@ -69,7 +69,7 @@ def test_an_empty_file_says_nothing(written):
         ("[1, 2]", "must hold names of flags and their values, not list"),
         ("a: [1", "is not valid YAML"),
         ("config: other.yaml", "config: a file cannot name another one"),
-        ("enable-lora: true", "--enable-lora: adapters are not supported"),
+        ("fully-sharded-loras: true", "--fully-sharded-loras: adapters are not divided"),
         ("!!python/object/apply:os.getpid []", "is not valid YAML"),
     ],
 )

@@ -49,6 +49,7 @@ def as_text(p: Plan, name: str) -> str:
         *(("", _group(g)) for g in p.groups if len(p.groups) > 1),
         ("history", gib(p.history)),
         ("workspace", f"{gib(p.workspace)}, estimated, for steps of {p.max_num_batched_tokens} tokens"),
+        *([("adapters", f"{gib(p.adapters)}, all slots")] if p.adapters else []),
         ("total", f"{gib(p.total)}, beside the framework's own"),
         ("fits", f"{p.sequences} sequences of {p.max_model_len} tokens at once (--max-num-seqs {p.max_num_seqs})"),
     ]

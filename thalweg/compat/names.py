@@ -10,7 +10,6 @@ from typing import Any
 from thalweg import llm
 from thalweg.errors import NotSupportedError
 from thalweg.params import StructuredOutputsParams
-from thalweg.refused import ADAPTERS
 
 FAMILIES = "a family of models comes as an entry point of the group thalweg.models (docs/adding-a-model.md)"
 
@@ -53,10 +52,6 @@ class _Refused:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise NotSupportedError(f"{type(self).__name__}: {self.__refused__}")
-
-
-class LoRARequest(_Refused):
-    __refused__ = ADAPTERS
 
 
 class DataPrompt(_Refused):

@@ -66,7 +66,8 @@ class Adapter:
         shapes = [divided(s.shape, weight.shard, size) for s in weight.sources]
         self.name, self._rank = weight.sources[0].name, ctx.adapters.rank
         self.target = Target(weight.sources, shapes[0][1], tuple(shape[0] for shape in shapes), columns and size > 1)
-        ctx.adapters.targets[self.name] = self.target
+        known = ctx.adapters.targets.setdefault(self.name, self.target)
+        assert known == self.target, f"{self.name}: two layers begin with this matrix, and are not alike"
         self._shrink, self._expand = ctx.bind(ops.lora_shrink), ctx.bind(ops.lora_expand)
 
     def __call__(self, y: Array, x: Array, flow: Flow | None, read: bool = False) -> Array:

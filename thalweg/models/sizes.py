@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -85,6 +85,19 @@ def weight_bytes(
         if not (once and w.role == "tied")
     )
     return held + table_bytes(spec, max_len)
+
+
+ADAPTED = ("layers", "inputs", "streams")
+"""Keys of `ModelSpec.weights` under which linear layers take adapters."""
+
+
+def adapter_bytes(spec: ModelSpec, dtype: str, adapters: int, rank: int) -> int:
+    """Of the state's slots for low-rank adapters, on one device: so many adapters, and slot 0, of this rank at the most."""
+    made = spec.weights()
+    parts = {key: part for key in ADAPTED if isinstance(part := made.get(key), Mapping)}
+    linear = {w.sources for _, w in walk(parts) if w.role == "linear"}
+    values = sum(rank * (len(each) * each[0].shape[1] + sum(s.shape[0] for s in each)) for each in linear)
+    return (adapters + 1) * int(values) * BYTES[dtype]
 
 
 def loading_bytes(spec: ModelSpec, dtype: str, ranks: int = 1, use: Scheme = DENSE_FORMATS) -> int:

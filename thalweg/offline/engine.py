@@ -13,7 +13,7 @@ from typing import Any
 from thalweg.config import EngineArgs, EngineConfig
 from thalweg.engine.client import media
 from thalweg.engine.client.frontend import Located, load_frontend, locate
-from thalweg.engine.client.inputs import InputProcessor, PoolingSubmission, Submission
+from thalweg.engine.client.inputs import InputProcessor, PoolingSubmission, Submission, with_adapter
 from thalweg.engine.client.outputs import OutputProcessor
 from thalweg.engine.client.pairs import shortened, tokenization
 from thalweg.engine.client.pooled import PoolingOutputs
@@ -27,14 +27,16 @@ from thalweg.errors import ConfigError, RequestError, UnavailableError
 from thalweg.executors import load_executor
 from thalweg.grammar.grammars import Grammars
 from thalweg.host.collector import uncollected
+from thalweg.lora import LoRARequest
 from thalweg.media.kinds import plurals
+from thalweg.offline.adapters import OfflineAdapters
 from thalweg.offline.metrics import Metric, snapshot
 from thalweg.offline.sharing import SHUT, SLEEPS, atomic, locked
 from thalweg.options.observation import read_profiler_config
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
 from thalweg.prompts import meant
-from thalweg.refused import TRACES, NoAdapters, NoCode, NoOtherConfig, no_adapter
+from thalweg.refused import PINNED, TRACES, NoCode, NoOtherConfig, refused
 from thalweg.text.cut import asked as cuts
 from thalweg.text.tokenizer import Tokenizer
 
@@ -42,7 +44,7 @@ Output = RequestOutput | PoolingRequestOutput[PoolingOutput]
 NO_SLEEP = "enable_sleep_mode: sleeping needs an engine made with enable_sleep_mode=True"
 
 
-class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
+class LLMEngine(NoCode, NoOtherConfig):
     """Requests in with `add_request`, news out with each `step`.
 
     Each call is whole: several threads may call, and Ctrl-C comes between steps. But a step returns the outputs of every
@@ -67,6 +69,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         self.pooled = PoolingOutputs()
         self.handles = itertools.count(1)
         self._closed: list[Output] = []
+        self.adapters = OfflineAdapters(args.max_cpu_loras or args.max_loras)
         self._asleep = self._judged = self._shut = False
         self._start()
 
@@ -81,6 +84,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         structured = self._structured
         grammars = None if structured is None else Grammars(lambda: structured.judge.vocabulary)
         self.core = EngineCore(self.executor, grammars=grammars)
+        self.adapters.attach(self.core, self.executor)
         self.inputs = InputProcessor(
             self.config,
             self.frontend.tokenizer,
@@ -139,8 +143,18 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         *,
         priority: int = 0,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> Submission | PoolingSubmission:
-        """A checked request, for `submit`. RequestError names the field."""
+        """A checked request, for `submit`. RequestError names the field. Raises CheckpointError or UnsupportedModelError if the
+        adapter that it names cannot be served."""
+        adapter = self.adapters.find_digest(lora_request)
+        submission = self._checked(request_id, prompt, params, priority, tokenization_kwargs)
+        return submission if lora_request is None else with_adapter(submission, lora_request, adapter)
+
+    def _checked(
+        self, request_id: str, prompt: Any, params: SamplingParams | PoolingParams, priority: int,
+        tokenization_kwargs: Mapping[str, Any] | None,
+    ) -> Submission | PoolingSubmission:  # fmt: skip
         keep, side, special = tokenization(tokenization_kwargs)
         prompt = meant(prompt)
         if self.frontend.media is not None and isinstance(prompt, Mapping) and media.NAME in prompt:
@@ -169,6 +183,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
             else:
                 self.outputs.add(s, now)
                 self.core.add(s.requests)
+        self.adapters.trim()
 
     @locked
     def add_request(
@@ -177,14 +192,13 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         prompt: Any,
         params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         prompt_text: str | None = None,
     ) -> str:
         """One request, by an id that no open one has: the id. RequestError names the field."""
-        no_adapter(lora_request)
         if trace_headers:
             raise RequestError(TRACES, "trace_headers")
         if arrival_time is not None:
@@ -193,7 +207,9 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
             raise RequestError(f"request_id: {request_id!r:.80} must be text that no open request has", "request_id")
         if prompt_text is not None:
             prompt = {**prompt, "prompt": prompt_text} if isinstance(prompt, Mapping) else prompt
-        said = self.prepare(request_id, prompt, params, priority=priority, tokenization_kwargs=tokenization_kwargs)
+        said = self.prepare(
+            request_id, prompt, params, priority=priority, tokenization_kwargs=tokenization_kwargs, lora_request=lora_request
+        )
         self.submit([said])
         return request_id
 
@@ -280,6 +296,24 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         return self._profiles
 
     @locked
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Read an adapter before the first request names it. Raises RequestError, CheckpointError or UnsupportedModelError."""
+        self.adapters.find_digest(lora_request)
+        return True
+
+    @locked
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget the adapter of this lora_int_id. False: there is none. RequestError while requests use it."""
+        return self.adapters.remove(lora_id)
+
+    @locked
+    def list_loras(self) -> set[int]:
+        """lora_int_id of each adapter that was named."""
+        return self.adapters.numbers()
+
+    pin_lora = refused(PINNED)
+
+    @locked
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Give the device's memory back, weights and cache. What is open is aborted ("abort"), finished first ("wait"), or
         goes on after `wake_up` ("keep"). Both levels read the weights from their files again."""
@@ -300,6 +334,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
             return
         self.executor.close()
         self._profiles = None
+        self.adapters.detach()
         del self.executor, self.core
         gc.collect()
 

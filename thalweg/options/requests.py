@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any
 
+from thalweg.options.adapters import AdapterOptions
 from thalweg.options.option import Option
-from thalweg.options.speculation import SpeculationOptions
 
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 _SWITCHES = ("disable_any_whitespace", "disable_additional_properties", "enable_jump_forward")
@@ -35,7 +35,7 @@ def check_grammars(settings: dict[str, Any]) -> Iterator[str]:
             yield f"{key}: reasoning is never constrained, and has flags of its own (--reasoning-parser); leave it out"
 
 
-class RequestOptions(SpeculationOptions, kw_only=True, frozen=True):
+class RequestOptions(AdapterOptions, kw_only=True, frozen=True):
     """What requests may ask for."""
 
     structured_outputs_config: Annotated[dict[str, Any] | None, _option(

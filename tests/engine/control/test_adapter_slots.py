@@ -17,7 +17,7 @@ A, B, C = (bytes([n]) * 32 for n in b"ABC")
 
 
 def world(slots: int = 1, **config: int) -> World:
-    return World(make_config(**config), adapters=slots, loaded=(A, B, C))
+    return World(make_config(adapter_slots=slots, **config), adapters=slots, loaded=(A, B, C))
 
 
 def request(handle: int, adapter: bytes = b"", tokens: int = 3, prompt: int = 8, salt: str = "") -> EngineRequest:
@@ -40,9 +40,10 @@ def frames(w: World) -> list[Outputs]:
 def test_sequences_run_with_their_own_adapters_whatever_comes_and_goes(seed: int) -> None:
     """With preemption, aborts, drafts, and steps that run after the slot's next owner was decided on."""
     rng = random.Random(seed)
-    config = random_config(rng)
+    slots, config = 1 + seed % 3, random_config(rng)
+    config = msgspec.structs.replace(config, scheduler=msgspec.structs.replace(config.scheduler, adapter_slots=slots))
     drafts = 0 if any(g.kind == "state" for g in config.cache.groups) else seed % 4
-    w = World(config, deferred=seed % 2 == 1, adapters=1 + seed % 3, loaded=(A, B, C), drafts=drafts)
+    w = World(config, deferred=seed % 2 == 1, adapters=slots, loaded=(A, B, C), drafts=drafts)
     stems: list[list[int]] = []
     for handle in range(40):
         r = random_request(rng, handle, w.config, stems, w.oracle)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +25,7 @@ from thalweg.engine.messages import EngineRequest, Input, TokenSampling
 from thalweg.errors import RequestError
 from thalweg.features import all_features
 from thalweg.grammar.source import Source
+from thalweg.lora import LoRARequest
 from thalweg.media.kinds.base import Medium
 from thalweg.params import SAMPLER, PoolingParams, RequestOutputKind, SamplingParams
 from thalweg.prompts import REFUSED_KEYS
@@ -52,6 +53,8 @@ class Submission:
     prompt_ids: list[int]
     params: SamplingParams
     requests: list[EngineRequest] = field(repr=False)
+    lora_request: LoRARequest | None = None
+    """The adapter it is served with. Its digest is in `requests`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,16 @@ class PoolingSubmission:
     shape: PoolShape
     """What becomes of the result."""
     request: EngineRequest = field(repr=False)
+
+
+def with_adapter(
+    submission: Submission | PoolingSubmission, request: LoRARequest, digest: bytes
+) -> Submission | PoolingSubmission:
+    """The same request, served with this adapter."""
+    if isinstance(submission, PoolingSubmission):
+        return replace(submission, request=msgspec.structs.replace(submission.request, adapter=digest))
+    adapted = [msgspec.structs.replace(r, adapter=digest) for r in submission.requests]
+    return replace(submission, requests=adapted, lora_request=request)
 
 
 def choice_seed(seed: int, index: int) -> int:

@@ -388,6 +388,7 @@ class _Request:
             metrics,
             self.cached_tokens,
             self.error,
+            self.submission.lora_request,
         )
 
 

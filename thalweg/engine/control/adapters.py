@@ -8,7 +8,7 @@ use, requests with other adapters wait and let the rest pass, but not for ever: 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class AdapterSlots:
     """slots: of the state, numbered from 1. seqs: slots of sequences. write: puts a loaded adapter into a slot, after the steps
     launched so far and before later ones."""
 
-    def __init__(self, slots: int, seqs: int, write: Callable[[int, bytes], None]) -> None:
+    def __init__(self, slots: int, seqs: int, write: Callable[[int, bytes], Any]) -> None:
         self._write = write
         self._loaded: set[bytes] = set()
         self._content = [b""] * (slots + 1)

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -57,22 +58,23 @@ class EngineCore:
         announce: Callable[[list[Started]], None] | None = None,
         drafter: Callable[[Slots], Drafter] | None = None,
         grammars: Grammars | None = None,
-        adapters: tuple[int, Callable[[int, bytes], None]] | None = None,
         store: Connection | None = None,
     ) -> None:
         """`executor` runs the steps. `announce` gets the sequences that a step begins before it is launched, so that somebody
         knows them should the step be the end; without it they are in the step's Outputs. `hash_fn`, `share_from` and `drafter`
         (which replaces that of the configuration) are for tests. `grammars` compiles those of requests, which are refused
-        without it. `adapters`: slots for adapters in the state, and what writes a loaded one into a slot. `store` keeps blocks
-        beyond the cache.
+        without it. `store` keeps blocks beyond the cache.
         Raises ConfigError if the cache has groups this version cannot keep, or that cannot go with drafts."""
         config, encoder = executor.config, executor.encoder
         scheduler, cache = config.scheduler, config.cache
         self.config = config
         top = max((g.top for g in cache.groups), default=0)
         self._encoder, self._encodings = encoder, None if encoder is None else Encodings(encoder, clock, ENCODED)
-        self.adapters = None if adapters is None else AdapterSlots(adapters[0], scheduler.max_seqs, adapters[1])
-        """What is loaded. None: requests have no adapters."""
+        self.adapters: AdapterSlots | None = None
+        """The adapters that are loaded. None: requests have none."""
+        if scheduler.adapter_slots:
+            write = partial(executor.call, "write_adapter")
+            self.adapters = AdapterSlots(scheduler.adapter_slots, scheduler.max_seqs, write)
         parts = builders(
             Setup(scheduler.max_seqs, config.model.max_len, config.model.vocab, grammars, self._encodings, top, self.adapters)
         )
@@ -359,6 +361,7 @@ class EngineCore:
         if users := sum(r.adapter == digest for r in self._requests.values()):
             return f"{users} requests use the adapter: wait until they end, or abort them"
         self.adapters.unload(digest)
+        self._executor.call("forget_adapter", digest)
         return ""
 
     def reset_prefix_cache(self) -> bool:

@@ -62,6 +62,8 @@ class Plan:
     """Of max_model_len tokens that fit at once; never more than max_num_seqs."""
     history: int
     workspace: int
+    adapters: int
+    """Of the slots for adapters, used or not."""
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -72,7 +74,7 @@ class Plan:
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv_cache + self.history + self.workspace
+        return self.weights + self.kv_cache + self.history + self.workspace + self.adapters
 
     @property
     def fits(self) -> bool:
@@ -142,7 +144,7 @@ def _plan(k: _Known) -> Plan:
     problems: list[str] = []
     steps = step_sizes(k.spec, schedule, length, dtype, k.ranks, args.batch_invariant is not False)
     others = (
-        _workspace(k, steps) + history(schedule, length, k.spec) + encoded(k.spec)
+        _workspace(k, steps) + history(schedule, length, k.spec) + encoded(k.spec) + adapter_slots(args, k.spec, dtype)
     )  # of the length asked for; shorter than that needs no more
     try:
         memory = resolve.cache_bytes(args, k.defaults, Memory(k.info.memory_bytes, k.info.memory_bytes), weights, others)
@@ -162,7 +164,8 @@ def _plan(k: _Known) -> Plan:
         blocks=size.blocks[least], block_tokens=groups[least].block_tokens,
         groups=[_shown(g, n) for g, n in zip(groups, size.blocks, strict=True)],
         tokens=size.tokens, sequences=_sequences(groups, size, schedule), history=history(schedule, size.max_len, k.spec),
-        workspace=_workspace(k, replace(steps, max_len=size.max_len)) + encoded(k.spec), max_model_len=size.max_len,
+        workspace=_workspace(k, replace(steps, max_len=size.max_len)) + encoded(k.spec),
+        adapters=adapter_slots(args, k.spec, dtype), max_model_len=size.max_len,
         max_num_seqs=schedule.max_seqs, max_num_batched_tokens=schedule.token_budget, problems=problems,
     )  # fmt: skip
     _advise(made, k, length, groups)
@@ -178,6 +181,11 @@ def history(schedule: SchedulerConfig, length: int, spec: ModelSpec | None = Non
     if spec is not None and spec.pooling is not None:
         return 0
     return (schedule.max_seqs + 1) * (length + 1) * 4
+
+
+def adapter_slots(args: EngineArgs, spec: ModelSpec, dtype: str) -> int:
+    """Bytes of the slots for adapters. They are all there from the start."""
+    return sizes.adapter_bytes(spec, dtype, args.max_loras, args.max_lora_rank) if args.enable_lora else 0
 
 
 def encoded(spec: ModelSpec) -> int:

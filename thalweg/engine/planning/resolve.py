@@ -72,6 +72,7 @@ def _for_foreign(args: EngineArgs) -> EngineArgs:
     said = {
         "batch_invariant": bool(args.batch_invariant),
         "tensor_parallel_size": args.tensor_parallel_size > 1, "strict_kernels": args.strict_kernels,
+        "enable_lora": args.enable_lora,
     }  # fmt: skip
     why = "this model is served through transformers' own module, on one device, and not every operation of it is thalweg's"
     if problems := [f"{name}: {why}; leave it out" for name, there in said.items() if there]:
@@ -139,7 +140,10 @@ def check_values(args: EngineArgs, platform: Platform) -> None:
     """A platform that runs no model keeps no weights, keys or values, so it cannot keep them as asked. ConfigError."""
     if platform.runs_models:
         return
-    said = {"quantization": args.quantization is not None, "kv_cache_dtype": args.kv_cache_dtype != "auto"}
+    said = {
+        "quantization": args.quantization is not None, "kv_cache_dtype": args.kv_cache_dtype != "auto",
+        "enable_lora": args.enable_lora,
+    }  # fmt: skip
     why = f"platform {platform.name!r} runs no model and keeps no values, so this would change nothing"
     problems = [f"{name}: {why}; leave it out, or choose another device" for name, there in said.items() if there]
     if problems:
@@ -207,6 +211,7 @@ def scheduler(args: EngineArgs, defaults: Defaults, length: int) -> SchedulerCon
         log_steps=args.enable_logging_iteration_details,
         pipeline_depth=depth,
         speculation=read_speculation_config(args),
+        adapter_slots=args.max_loras if args.enable_lora else 0,
         jump_forward=bool((args.structured_outputs_config or {}).get("enable_jump_forward")),
     )
 

@@ -41,6 +41,7 @@ def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
 
 
 def _build_with_model(inputs: BuildInputs) -> Worker:
+    from thalweg.engine.worker.adapters import AdapterStore
     from thalweg.models.step import make_step
 
     built = build_model(inputs)
@@ -60,6 +61,9 @@ def _build_with_model(inputs: BuildInputs) -> Worker:
     )  # fmt: skip
     return Worker(
         config, runner.launch, [str(c) for c in built.binder.bindings], device,
-        operations={"populate": lambda reached: populate_caches(device, built.model, state, reached)},
+        operations={
+            "populate": lambda reached: populate_caches(device, built.model, state, reached),
+            **({} if built.model.adapters is None else AdapterStore(built.model, device, state).operations),
+        },
         encoder=make_encoder(inputs, built, params),
     )  # fmt: skip

@@ -28,6 +28,8 @@ class Worker:
 
     populate(reached): `Device.populate` of all caches. reached: per KV group, the first blocks that have been in use. Every
     worker has it.
+    read_adapter(path, digest), forget_adapter(digest), write_adapter(slot, digest): see `adapters.AdapterStore`. Where adapters
+    are enabled.
     start_profile(prefix), stop_profile(), advance_profile(): see `profiling.Profiler`. With a profiler_config."""
     encoder: Encoder | None = None
     """Computes vectors of media. None: the model reads text only."""

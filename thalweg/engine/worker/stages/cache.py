@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from thalweg.config import SchedulerConfig
 from thalweg.engine.planning import resolve
-from thalweg.engine.planning.memory import encoded, history, step_sizes
+from thalweg.engine.planning.memory import adapter_slots, encoded, history, step_sizes
 from thalweg.engine.worker.stages.model import BuiltModel
 from thalweg.engine.worker.stages.open import BuildInputs
 from thalweg.hal.device import Device
@@ -68,6 +68,7 @@ def _cache_bytes(inputs: BuildInputs, built: BuiltModel) -> int:
     spec, args, ranks = inputs.spec, inputs.args, inputs.device.comm.size
     steps = step_sizes(spec, built.schedule, built.max_len, built.dtype, ranks, args.batch_invariant is not False)
     others = inputs.platform.workspace(steps) + history(built.schedule, built.max_len, spec) + encoded(spec)
+    others += adapter_slots(args, spec, built.dtype)
     use = formats.scheme(inputs.hf, args.quantization)
     platform = inputs.platform
     weights = sizes.weight_bytes(spec, built.dtype, built.max_len, ranks, use, platform.packs, platform.dense_share)

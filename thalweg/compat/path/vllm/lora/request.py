@@ -1,5 +1,5 @@
 """Names of vllm.lora.request, served by thalweg (thalweg.compat)."""
 
-from thalweg.compat.names import LoRARequest
+from thalweg.lora import LoRARequest
 
 __all__ = ["LoRARequest"]

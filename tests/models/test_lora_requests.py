@@ -1,0 +1,247 @@
+"""Adapters by request, from files to text: each as transformers computes it with that adapter added to the weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from zoo import load_reference, make_checkpoint
+
+from thalweg import LLM, LoRARequest, RequestOutput, SamplingParams
+from thalweg.engine.planning.memory import plan
+from thalweg.engine.worker.adapters import AdapterStore
+from thalweg.errors import CheckpointError, ConfigError, NotSupportedError, RequestError, UnsupportedModelError
+from thalweg.options.engine import EngineArgs
+
+SIZES: dict[str, Any] = {
+    "device": "cpu", "dtype": "float32", "max_model_len": 64, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 24,
+    "kv_cache_memory_bytes": 1 << 20, "use_tqdm_on_load": False, "threads": 1,
+}  # fmt: skip
+NEW = 6
+GREEDY = SamplingParams(max_tokens=NEW, logprobs=0, ignore_eos=True, temperature=0)
+PROMPTS = [list(b"the same prompt for all of them"), list(b"another"), list(b"the same prompt, until here")]
+ATTENTION, ALL = ("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def write_adapter(base: Path, folder: Path, seed: int, rank: int, modules: tuple[str, ...], **config: Any) -> Path:
+    """A random adapter of a checkpoint in peft's form, and beside it ("merged") the checkpoint with it added."""
+    rng = torch.Generator().manual_seed(seed)
+    weights, tensors = load_file(base / "model.safetensors"), {}
+    said = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(modules), **config}
+    scale = said["lora_alpha"] / (math.sqrt(rank) if said.get("use_rslora") else rank)
+    for name, weight in weights.items():
+        module = name.removesuffix(".weight")
+        if module.endswith(modules):
+            a = torch.randn(rank, weight.shape[1], generator=rng) / weight.shape[1] ** 0.5
+            b = torch.randn(weight.shape[0], rank, generator=rng) * 0.1
+            tensors |= {f"base_model.model.{module}.lora_{k}.weight": v for k, v in (("A", a), ("B", b))}
+            weights[name] = weight + scale * b @ a
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    shutil.copytree(base, folder / "merged", dirs_exist_ok=True)
+    save_file(weights, folder / "merged" / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("qwen3", tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    at = tmp_path_factory.mktemp("adapters")
+    return {
+        "a": write_adapter(base, at / "a", 1, 3, ALL, use_rslora=True),
+        "b": write_adapter(base, at / "b", 2, 8, ATTENTION),
+    }
+
+
+@pytest.fixture(scope="module")
+def requests(adapters: dict[str, Path]) -> dict[str, LoRARequest]:
+    return {name: LoRARequest(name, i, str(path)) for i, (name, path) in enumerate(adapters.items(), 1)}
+
+
+@pytest.fixture(scope="module")
+def llm(base: Path) -> Iterator[LLM]:
+    made = LLM(base, enable_lora=True, max_loras=2, **SIZES)
+    yield made
+    made.shutdown()
+
+
+def store_of(llm: LLM) -> AdapterStore:
+    """What the worker keeps."""
+    return llm.llm_engine.executor.worker.operations["write_adapter"].__self__  # type: ignore[attr-defined]
+
+
+def ask(llm: LLM, prompts: list[list[int]], loras: Any) -> list[RequestOutput]:
+    return llm.generate([{"prompt_token_ids": p} for p in prompts], GREEDY, use_tqdm=False, lora_request=loras)
+
+
+def told(output: RequestOutput) -> tuple[list[int], list[float]]:
+    """Its tokens, and their log-probabilities, bit by bit."""
+    (choice,) = output.outputs
+    return list(choice.token_ids), [p[t].logprob for t, p in zip(choice.token_ids, choice.logprobs, strict=True)]
+
+
+def check(output: RequestOutput, checkpoint: Path) -> None:
+    """Each token is the argmax of transformers on this checkpoint."""
+    tokens, logprobs = told(output)
+    ids = [*output.prompt_token_ids, *tokens]
+    with torch.inference_mode():
+        logits = load_reference(checkpoint, torch.float32)(torch.tensor([ids])).logits[0, -NEW - 1 : -1].float()
+    assert tokens == logits.argmax(-1).tolist()
+    want = logits.log_softmax(-1)[torch.arange(NEW), torch.tensor(tokens)]
+    np.testing.assert_allclose(logprobs, want.numpy(), atol=1e-4)
+
+
+def test_one_prompt_has_the_answer_of_each_adapter_whatever_is_cached(
+    llm: LLM, base: Path, adapters: dict[str, Path], requests: dict[str, LoRARequest]
+) -> None:
+    for _ in range(2):  # the second time every prefix is in the cache
+        outputs = ask(llm, [PROMPTS[0]] * 3, [requests["a"], None, requests["b"]])
+        for output, checkpoint in zip(outputs, (adapters["a"] / "merged", base, adapters["b"] / "merged"), strict=True):
+            check(output, checkpoint)
+    assert [o.num_cached_tokens for o in outputs] == [28, 28, 28]
+    assert len({tuple(told(o)[0]) for o in outputs}) == 3
+    assert [o.lora_request for o in outputs] == [requests["a"], None, requests["b"]]
+
+
+def test_a_row_has_the_same_bits_alone_and_beside_any_adapter(llm: LLM, base: Path, requests: dict[str, LoRARequest]) -> None:
+    """Prompts are computed in chunks beside others. Rows without an adapter are compared with an engine that has none."""
+    a, b = requests["a"], requests["b"]
+    alone = {lora: [told(ask(llm, [p], lora)[0]) for p in PROMPTS] for lora in (None, a, b)}
+    plain = LLM(base, **SIZES)
+    assert [told(o) for o in ask(plain, PROMPTS, None)] == alone[None]
+    plain.shutdown()
+    for order in ([None, a, b], [b, None, None], [a, a, b], [b, a, None]):
+        llm.reset_prefix_cache()
+        mixed = ask(llm, PROMPTS * 2, [*order, *reversed(order)])
+        for i, lora in enumerate([*order, *reversed(order)]):
+            assert told(mixed[i]) == alone[lora][i % len(PROMPTS)], (order, i)
+
+
+def test_more_adapters_than_slots_take_turns(base: Path, adapters: dict[str, Path], requests: dict[str, LoRARequest]) -> None:
+    llm = LLM(base, enable_lora=True, **SIZES)  # one slot, and one idle adapter is kept
+    names = ["a", "b", "a", "b"]
+    for output, name in zip(ask(llm, PROMPTS[:1] * 4, [requests[n] for n in names]), names, strict=True):
+        check(output, adapters[name] / "merged")
+    assert llm.llm_engine.list_loras() == {1, 2}
+    check(ask(llm, PROMPTS[:1], requests["a"])[0], adapters["a"] / "merged")
+    assert len(store_of(llm)._loaded) == 1
+    llm.shutdown()
+
+
+def test_files_that_change_are_another_adapter(base: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    shutil.copytree(adapters["a"], folder)
+    llm = LLM(base, enable_lora=True, enable_sleep_mode=True, **SIZES)
+    check(ask(llm, PROMPTS[:1], LoRARequest("x", 1, str(folder)))[0], adapters["a"] / "merged")
+    shutil.copytree(adapters["b"], folder, dirs_exist_ok=True)
+    check(ask(llm, PROMPTS[:1], LoRARequest("x", 1, str(folder)))[0], adapters["a"] / "merged")
+    check(ask(llm, PROMPTS[:1], LoRARequest("x", 1, str(folder), load_inplace=True))[0], adapters["b"] / "merged")
+    llm.sleep()
+    llm.wake_up()
+    check(ask(llm, PROMPTS[:1], LoRARequest("x", 1, str(folder)))[0], adapters["b"] / "merged")
+    llm.enqueue({"prompt_token_ids": PROMPTS[0]}, GREEDY, lora_request=LoRARequest("x", 1, str(folder)))
+    shutil.copytree(adapters["a"], folder, dirs_exist_ok=True)
+    llm.sleep(mode="keep")
+    llm.wake_up()
+    (lost,) = llm.wait_for_completion(use_tqdm=False)
+    assert (lost.outputs[0].finish_reason, lost.error) == ("error", "lora_request: the adapter is not loaded")
+    llm.shutdown()
+
+
+def test_what_cannot_be_served_is_refused_in_words_and_the_engine_goes_on(
+    llm: LLM, base: Path, requests: dict[str, LoRARequest], tmp_path: Path
+) -> None:
+    other = make_checkpoint("llama", tmp_path / "other", tokenizer=False)
+    cases = {
+        "wide": (write_adapter(base, tmp_path / "wide", 1, 17, ATTENTION), UnsupportedModelError, r"rank 17 .*--max-lora-rank"),
+        "embedding": (
+            write_adapter(base, tmp_path / "embedding", 1, 2, ("embed_tokens",)),
+            CheckpointError,
+            r"embed_tokens\.weight: the model has",
+        ),
+        "other": (write_adapter(other, tmp_path / "other", 1, 2, ATTENTION), CheckpointError, r"q_proj.* another model"),
+        "missing": (tmp_path / "nowhere", CheckpointError, "does not exist"),
+    }
+    for i, (name, (path, error, words)) in enumerate(cases.items(), 10):
+        with pytest.raises(error, match=words) as e:
+            ask(llm, PROMPTS[:1], LoRARequest(name, i, str(path)))
+        assert str(path) in str(e.value)
+    ask(llm, PROMPTS[:1] * 2, list(requests.values()))
+    with pytest.raises(RequestError, match=r"lora_int_id: 1 is that of 'a'"):
+        ask(llm, PROMPTS[:1], [LoRARequest("z", requests["a"].lora_int_id, str(requests["a"].lora_path))])
+    with pytest.raises(RequestError, match="lora_request: 2 given for 1 prompts"):
+        ask(llm, PROMPTS[:1], [requests["a"], None])
+    with pytest.raises(RequestError, match="must be a LoRARequest, not str"):
+        llm.generate("a", GREEDY, lora_request="a", use_tqdm=False)
+    for fields in (("", 1, "/a"), ("a", 0, "/a"), ("a", True, "/a"), ("a", 1, "")):
+        with pytest.raises(RequestError, match=r"^lora_"):
+            LoRARequest(*fields)
+    with pytest.raises(NotSupportedError, match="is_3d_lora_weight"):
+        LoRARequest("a", 1, "/a", is_3d_lora_weight=True)
+    plain = LLM(**SIZES)
+    with pytest.raises(RequestError, match="enable_lora"):
+        plain.generate("a", GREEDY, lora_request=requests["a"], use_tqdm=False)
+    plain.shutdown()
+    assert llm.llm_engine.list_loras() == {1, 2}
+    assert len(ask(llm, PROMPTS[:1], requests["b"])) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_lora_rank": 5}, "max_lora_rank must be one of 1, 8, 16"),
+        ({"max_loras": 0}, "max_loras must be at least 1"),
+        ({"max_loras": 3, "max_cpu_loras": 2}, "max_cpu_loras"),
+        ({"tensor_parallel_size": 2}, "enable_lora: .*tensor_parallel_size"),
+        ({"device": "null", "threads": None}, "enable_lora: platform 'null' runs no model"),
+    ],
+)
+def test_an_engine_that_cannot_have_adapters_does_not_start(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM(enable_lora=True, **{**SIZES, **fields})
+
+
+def test_the_slots_are_in_the_plan(llm: LLM, base: Path) -> None:
+    args = EngineArgs(model=str(base), enable_lora=True, max_loras=2, **SIZES)
+    state = store_of(llm)._state.value["adapters"].values()
+    held = sum(t.nbytes for target in state for t in (target["a"], *target["b"]))
+    planned = plan(args)
+    assert planned.adapters == held > 0
+    assert planned.total == plan(EngineArgs(model=str(base), **SIZES)).total + held
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("device", "options", "rounds"),
+    [
+        ("thalweg.backends.torch_gpu.testing:HostGpuPlatform", {}, (["a", "", "b"], ["b", "a", ""])),
+        ("reference", {}, (["a", "", "b"], ["b", "a", ""])),
+        ("tpu", {"jax_platform": "cpu", "precompile": "none"}, (["a"], ["b"])),
+    ],
+    ids=["gpu", "reference", "tpu"],
+)
+def test_other_devices_serve_them_too(
+    device: str, options: dict[str, Any], rounds: tuple[list[str], ...], base: Path, adapters: dict[str, Path],
+    requests: dict[str, LoRARequest],
+) -> None:  # fmt: skip
+    """One slot, so that it is written again while graphs and programs that read it exist."""
+    sizes = {**SIZES, "device": device, "threads": None, "additional_config": options or None}
+    llm = LLM(base, enable_lora=True, **sizes)
+    for names in rounds:
+        outputs = ask(llm, [PROMPTS[1]] * len(names), [requests.get(n) for n in names])
+        for output, name in zip(outputs, names, strict=True):
+            check(output, adapters[name] / "merged" if name else base)
+    llm.shutdown()

@@ -1,0 +1,66 @@
+"""Adapters on a device: read and laid out on the host, written into slots of the state between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thalweg.checkpoint.adapters import read_adapter
+from thalweg.errors import CheckpointError, ThalwegError
+from thalweg.hal.device import Device
+from thalweg.hal.step import StateBox
+from thalweg.models.adapter_layout import TargetArrays, lay_out
+from thalweg.models.adapters import Room
+
+
+class AdapterStore:
+    """The adapters that are loaded, and the slots of the state."""
+
+    def __init__(self, model: Any, device: Device, state: StateBox) -> None:
+        """model: `models.build.Model`, built with a `Room`."""
+        self._room: Room = model.adapters
+        self._rename, self._dtype = model.rename, getattr(torch, model.dtype)
+        self._device, self._state = device, state
+        self._loaded: dict[bytes, dict[str, TargetArrays]] = {}
+        """By digest: the arrays of every target that an adapter changes."""
+        self._written: list[frozenset[str]] = [frozenset()] * (self._room.adapters + 1)
+        """Targets that are not zero, by slot."""
+
+    @property
+    def operations(self) -> Mapping[str, Callable[..., Any]]:
+        """Of the worker."""
+        return {"read_adapter": self.read, "forget_adapter": self.forget, "write_adapter": self.write}
+
+    def read(self, path: str, digest: bytes = b"") -> bytes:
+        """Load the adapter in this folder or file, checked against the model. Returns its digest. digest: what it must have;
+        b"": any. CheckpointError and UnsupportedModelError name the file and the reason. Any thread may call it, while another
+        one runs steps."""
+        adapter = read_adapter(Path(path))
+        if digest and adapter.digest != digest:
+            raise CheckpointError(f"{path}: the adapter has changed since it was first read; load it again")
+        try:
+            self._loaded[adapter.digest] = lay_out(adapter, self._room, self._rename, self._dtype)
+        except ThalwegError as e:
+            raise type(e)(f"{path}: {e}") from None
+        return adapter.digest
+
+    def forget(self, digest: bytes) -> None:
+        """Give the host's memory back. Slots keep what they hold."""
+        self._loaded.pop(digest, None)
+
+    def write(self, slot: int, digest: bytes) -> None:
+        """Put a loaded adapter into a slot, in order with the steps. Targets that it does not change become zero."""
+        adapter = self._loaded[digest]
+        arrays = self._state.value["adapters"]
+        for name in self._written[slot] - adapter.keys():
+            self._write(arrays[name], slot, TargetArrays.zeros(self._room.targets[name], self._room.rank, self._dtype))
+        for name, values in adapter.items():
+            self._write(arrays[name], slot, values)
+        self._written[slot] = frozenset(adapter)
+
+    def _write(self, held: dict[str, Any], slot: int, values: TargetArrays) -> None:
+        held["a"] = self._device.write(held["a"], slot, values.a)
+        held["b"] = [self._device.write(b, slot, value) for b, value in zip(held["b"], values.b, strict=True)]

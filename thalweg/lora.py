@@ -1,0 +1,53 @@
+"""LoRARequest: which adapter a request is served with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg.errors import NotSupportedError, RequestError
+
+
+@dataclass(slots=True, eq=False)
+class LoRARequest:
+    """An adapter by its name, a number above 0 of the caller's choice, and the folder or file that holds it. Requests with
+    equal names are equal. RequestError names a field that is wrong."""
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str = ""
+    base_model_name: str | None = None
+    """Not looked at: shapes and names say whether an adapter fits."""
+    tensorizer_config_dict: dict[str, Any] | None = None
+    load_inplace: bool = False
+    """Read the files again, though the name is known. Requests that run go on with what they began with."""
+    is_3d_lora_weight: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("lora_name", "lora_path"):
+            if not isinstance(value := getattr(self, name), str) or not value:
+                raise RequestError(f"{name} must be text of at least one character, not {value!r:.80}", name)
+        if type(self.lora_int_id) is not int or self.lora_int_id < 1:
+            raise RequestError(f"lora_int_id must be a whole number of at least 1, not {self.lora_int_id!r:.80}", "lora_int_id")
+        if self.tensorizer_config_dict is not None:
+            raise NotSupportedError("tensorizer_config_dict: files of that kind are not read; save the adapter as safetensors")
+        if self.is_3d_lora_weight:
+            raise NotSupportedError("is_3d_lora_weight: adapters of experts are not served by this version")
+
+    @property
+    def adapter_id(self) -> int:
+        return self.lora_int_id
+
+    @property
+    def name(self) -> str:
+        return self.lora_name
+
+    @property
+    def path(self) -> str:
+        return self.lora_path
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LoRARequest) and self.lora_name == other.lora_name
+
+    def __hash__(self) -> int:
+        return hash(self.lora_name)

@@ -1,0 +1,105 @@
+"""From an adapter's matrices, under the names of a checkpoint, to the arrays that layers take. Nothing of it may be left over:
+an adapter of which a part acts on nothing is not the adapter that was trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from thalweg.checkpoint.adapters.base import AdapterWeights, LowRank
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.adapters import Room, Target
+from thalweg.models.weights import Source
+
+
+@dataclass(slots=True)
+class TargetArrays:
+    """What one slot of a target holds, as `Target.allocate` has it. On the host."""
+
+    a: torch.Tensor
+    b: list[torch.Tensor]
+
+    @classmethod
+    def zeros(cls, target: Target, rank: int, dtype: torch.dtype) -> TargetArrays:
+        """What a slot holds of an adapter that does not change the target."""
+        return cls(
+            torch.zeros(len(target.sources) * rank, target.inputs, dtype=dtype),
+            [torch.zeros(rows, rank, dtype=dtype) for rows in target.rows],
+        )
+
+
+def lay_out(
+    adapter: AdapterWeights, room: Room, rename: Callable[[str], str | None], dtype: torch.dtype
+) -> dict[str, TargetArrays]:
+    """The arrays of every target that the adapter changes, by its name. B holds the scale: it is multiplied in float32, then
+    rounded to dtype. rename: the layers' name of a checkpoint's tensor (`Model.rename`), None for tensors they do not have.
+
+    CheckpointError names a matrix that is none of the model's, or of another shape. UnsupportedModelError names one that this
+    version does not adapt, and an adapter of too large a rank."""
+    if adapter.rank > room.rank:
+        raise UnsupportedModelError(
+            f"the adapter has rank {adapter.rank} and the engine has room for {room.rank}: start it with --max-lora-rank "
+            f"(max_lora_rank) of at least {adapter.rank}"
+        )
+    found = list(_sources(room))
+    made: dict[str, TargetArrays] = {}
+    for name, module in adapter.modules.items():
+        known = rename(name)
+        places = [place for place in found if known is not None and known in place.names]
+        if not places:
+            raise CheckpointError(f"{name}: the model has no linear layer of this name that adapters may change")
+        covered = np.zeros(len(module.b), np.bool_)
+        for place in places:
+            rows = place.rows(name, module, known)
+            covered[rows] = True
+            arrays = made.setdefault(place.name, TargetArrays.zeros(place.target, room.rank, dtype))
+            rank, first = len(module.a), place.index * room.rank
+            arrays.a[first : first + rank] = torch.from_numpy(module.a).to(dtype)
+            arrays.b[place.index][:, :rank] = torch.from_numpy(module.b[rows] * np.float32(module.scale)).to(dtype)
+        if not covered.all():
+            raise UnsupportedModelError(f"{name}: some rows of this matrix are not of a linear layer that adapters may change")
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A matrix of a target."""
+
+    name: str
+    """Of the target."""
+    target: Target
+    index: int
+    source: Source
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the stored tensor that holds it."""
+        view = self.source.within
+        return (self.source.name,) if view is None else (self.source.name, view.name)
+
+    def rows(self, name: str, module: LowRank, known: str | None) -> np.ndarray:
+        """Which rows of B, i64[outputs of the matrix], are this matrix's."""
+        source, view = self.source, self.source.within
+        if known == source.name or view is None:
+            shape: tuple[int, ...] = source.stored
+            rows = np.arange(source.first, source.first + source.shape[0])
+        elif view.at is not None or view.flat or view.normed:
+            raise UnsupportedModelError(f"{name}: adapters of this tensor, which is no matrix, are not served")
+        else:
+            shape = view.shape[::-1] if view.turned else view.shape
+            rows = replace(view, turned=False).take(np.arange(shape[0])[:, None], source.shape[0])[:, 0]
+        if (len(module.b), module.a.shape[1]) != shape:
+            raise CheckpointError(
+                f"{name}: A of shape {list(module.a.shape)} and B of shape {list(module.b.shape)} do not fit the model's "
+                f"matrix of shape {list(shape)}: the adapter belongs to another model"
+            )
+        return rows
+
+
+def _sources(room: Room) -> Iterator[_Place]:
+    for name, target in room.targets.items():
+        for i, source in enumerate(target.sources):
+            yield _Place(name, target, i, source)

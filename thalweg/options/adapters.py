@@ -1,0 +1,37 @@
+"""Options of adapters (LoRA)."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, ClassVar
+
+from thalweg.options.option import Option, Rules
+from thalweg.options.speculation import SpeculationOptions
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_option = partial(Option, group="LoRAConfig")
+
+
+def check_rank(rank: int) -> Iterator[str]:
+    if rank not in RANKS:
+        yield f"must be one of {', '.join(map(str, RANKS))}, not {rank}"
+
+
+def check_adapters(args: "AdapterOptions") -> Iterator[str]:
+    if args.max_cpu_loras is not None and args.max_cpu_loras < args.max_loras:
+        yield f"max_cpu_loras ({args.max_cpu_loras}) must not be less than max_loras ({args.max_loras})"
+    if args.enable_lora and args.tensor_parallel_size > 1:
+        yield "enable_lora: adapters are not divided among devices by this version; leave tensor_parallel_size at 1"
+
+
+class AdapterOptions(SpeculationOptions, kw_only=True, frozen=True):
+    """How many adapters an engine holds. Requests name them (`LoRARequest`)."""
+
+    enable_lora: Annotated[bool, _option("Accept LoRA adapters", none=True)] = False
+    max_loras: Annotated[int, _option("Distinct adapters in one batch; requests with others wait", ge=1)] = 1
+    max_lora_rank: Annotated[int, _option(
+        "Largest adapter rank accepted; each adapter takes memory for this rank", check=check_rank,
+    )] = 16  # fmt: skip
+    max_cpu_loras: Annotated[int | None, _option(
+        "Adapters kept in host memory while no request uses them, at least max-loras; default: max-loras", ge=1,
+    )] = None  # fmt: skip
+    RULES: ClassVar[Rules] = (check_adapters,)
