@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import traceback
 import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -82,14 +84,45 @@ def translate(error: BaseException) -> ApiError:
     return ApiError(f"{what}; the server's log says more under error {number}", status=500)
 
 
+@dataclass(frozen=True)
+class ErrorForm:
+    """How one dialect tells errors: a row of its own for names, types and shapes."""
+
+    body: Callable[[ApiError], Any]
+    """The JSON of an answer."""
+    frame: Callable[[ApiError], bytes]
+    """The frames that end a stream which has begun."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Fields of core's requests -> as clients of this API write them."""
+    reword: Callable[[ApiError], ApiError | None] = lambda error: None
+    """Errors that need other words than another name. None: no such error."""
+
+    def translate(self, error: BaseException) -> ApiError:
+        """Any exception as ApiError, its field named as the client wrote it."""
+        e = translate(error)
+        if e.param is None or not isinstance(error, RequestError | ApiError):
+            return e
+        if (other := self.reword(e)) is not None:
+            return other
+        name = self.names.get(e.param)
+        if name is None:
+            return e
+        return ApiError(e.message.replace(e.param, name, 1), name, e.status, e.retry_after)
+
+
+def type_of(types: Mapping[int, str], status: int) -> str:
+    """The type of an error: that of its status, else of 400 or 500."""
+    return types.get(status) or types[status // 100 * 100]
+
+
 def of_grammar(error: str | None, asked: StructuredOutputsParams | None) -> ApiError | None:
     """The error of a generation that its grammar ended, by the client's field. None: something else ended it.
 
     error: the engine's words. Such a grammar was compiled and tried before, and became too complex in the middle of a text."""
     if asked is None or error is None or not error.startswith(GRAMMAR):
         return None
-    field = asked.asked_as or f"structured_outputs.{asked.constraint[0]}"
-    return ApiError(f"{field}: {error.removeprefix(GRAMMAR)}", field)
+    name = asked.asked_as or f"structured_outputs.{asked.constraint[0]}"
+    return ApiError(f"{name}: {error.removeprefix(GRAMMAR)}", name)
 
 
 FORMS = {

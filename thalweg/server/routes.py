@@ -14,7 +14,8 @@ from thalweg.server.core.abilities import able, refusal
 from thalweg.server.core.lines import Lines
 from thalweg.server.core.serving import Serving
 from thalweg.server.description import EVENTS, Described
-from thalweg.server.http.answer import failure
+from thalweg.server.errors import ErrorForm
+from thalweg.server.http.answer import OPENAI, failure
 from thalweg.server.http.middleware import current_scope
 
 ROOM = "thalweg.server."
@@ -23,9 +24,9 @@ STREAMED = (*JSON, EVENTS)
 """Content types of what can be streamed."""
 TRANSCRIBED = (*STREAMED, "text/plain")
 AUDIO_FORM = "audio.protocol:AudioRequest"
-MESSAGES_ERRORS = "anthropic.errors:refused"
-COHERE_ERRORS = "cohere.errors:refused"
-RESPONSES_ERRORS = "responses.errors:refused"
+MESSAGES_ERRORS = "anthropic.errors:ERRORS"
+COHERE_ERRORS = "cohere.errors:ERRORS"
+RESPONSES_ERRORS = "responses.errors:ERRORS"
 DEV = "server_dev_mode"
 
 
@@ -49,7 +50,7 @@ class Row:
     method: str = ""
     """"": POST where there is a body, else GET."""
     errors: str = ""
-    """"module:function" that makes an answer of an error. "": OpenAI's form."""
+    """An ErrorForm as "module:name". "": OpenAI's."""
     given: str = ""
     """What must be true for the server to have the route: a field of ServerSettings, or of the engine. "": nothing."""
     form: str = ""
@@ -206,5 +207,5 @@ def _refusing(serving: Serving, row: Row) -> Callable[[Request], Awaitable[Respo
 
 
 def _failed(row: Row, error: Exception) -> Response:
-    made: Response = imported(ROOM + row.errors)(error) if row.errors else failure(error)
-    return made
+    form: ErrorForm = imported(ROOM + row.errors) if row.errors else OPENAI
+    return failure(error, form=form)

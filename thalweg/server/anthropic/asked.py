@@ -6,21 +6,13 @@ from typing import Any
 
 import orjson
 
-from thalweg.errors import RequestError
 from thalweg.server.anthropic.protocol import Block, CountRequest, Message, MessagesRequest, Tool
 from thalweg.server.core.request import ChatFields, ChatRequest
-from thalweg.server.errors import ApiError, translate
+from thalweg.server.errors import ApiError
 
 BILLING = "x-anthropic-billing-header:"
 """A client's first system block may begin so. It differs per request, and no prefix of the prompt would be found cached."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-NAMES = {
-    "stop": "stop_sequences",
-    "response_format": "output_config.format",
-    "response_format.json_schema.schema": "output_config.format.schema",
-    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
-}
-"""Fields of chat completions as clients of this API write them."""
 
 
 def chat_of(request: MessagesRequest, effort: str | None = None) -> ChatRequest:
@@ -146,18 +138,3 @@ def _assistant(blocks: list[Block]) -> list[dict[str, Any]]:
 def _arguments(given: Any) -> dict[str, Any] | str | None:
     """The input of a call. Clients send the text of arguments that they could not read, or its value if that is no object."""
     return given if given is None or isinstance(given, dict | str) else orjson.dumps(given).decode()
-
-
-def renamed(error: BaseException) -> BaseException:
-    """An error whose field is named as clients of this API write it. A prompt that is too long is told in the words by
-    which clients know to shorten it."""
-    e = translate(error) if isinstance(error, (RequestError, ApiError)) else error
-    if not isinstance(e, ApiError) or e.param is None:
-        return error
-    message, param = e.message, e.param
-    if param == "prompt":
-        return ApiError(f"prompt is too long: {message.removeprefix('prompt: ')}", "messages", e.status, e.retry_after)
-    if param in NAMES:
-        message = message.replace(param, NAMES[param], 1)
-        return ApiError(message, NAMES[param], e.status, e.retry_after)
-    return error

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-from starlette.responses import Response
-
-from thalweg.server.anthropic.asked import renamed
-from thalweg.server.errors import ApiError, translate
-from thalweg.server.http.answer import EventStream, failure
+from thalweg.server.errors import ApiError, ErrorForm, type_of
+from thalweg.server.http.answer import typed_event
 
 TYPES = {
     400: "invalid_request_error",
@@ -22,31 +18,28 @@ TYPES = {
     500: "api_error",
     503: "overloaded_error",
 }
+NAMES = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "response_format.json_schema.schema": "output_config.format.schema",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+}
+"""Fields of chat completions as clients of this API write them."""
 
 
 def body_of(error: ApiError) -> dict[str, Any]:
-    kind = TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message, "param": error.param}}
+    return {
+        "type": "error",
+        "error": {"type": type_of(TYPES, error.status), "message": error.message, "param": error.param},
+    }
 
 
-def refused(error: BaseException) -> Response:
-    """`error` as an answer."""
-    e = translate(renamed(error))
-    answer = failure(e)
-    answer.body = orjson.dumps(body_of(e))
-    answer.headers["content-length"] = str(len(answer.body))
-    return answer
+def _reword(error: ApiError) -> ApiError | None:
+    """A prompt that is too long, in the words by which clients know to shorten it."""
+    if error.param != "prompt":
+        return None
+    words = f"prompt is too long: {error.message.removeprefix('prompt: ')}"
+    return ApiError(words, "messages", error.status, error.retry_after)
 
 
-def event(name: str, body: dict[str, Any]) -> bytes:
-    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
-
-
-class Events(EventStream):
-    """A stream whose errors are of this form."""
-
-    def refused(self, error: BaseException) -> Response:
-        return refused(error)
-
-    def broken(self, error: BaseException) -> bytes:
-        return event("error", body_of(translate(renamed(error))))
+ERRORS = ErrorForm(body_of, lambda error: typed_event(body_of(error)), NAMES, _reword)

@@ -11,11 +11,12 @@ from starlette.responses import Response
 from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.server.anthropic.asked import chat_of
 from thalweg.server.anthropic.blocks import Blocks, content_of
-from thalweg.server.anthropic.errors import Events, event
+from thalweg.server.anthropic.errors import ERRORS
 from thalweg.server.anthropic.protocol import MessagesRequest
 from thalweg.server.core.answer import Answer
 from thalweg.server.core.serving import Job, Serving
 from thalweg.server.core.turn import TurnReply, prepare_chat
+from thalweg.server.http.answer import typed_event
 
 
 async def messages(serving: Serving, http: Request) -> Response:
@@ -28,7 +29,7 @@ async def messages(serving: Serving, http: Request) -> Response:
 
 
 class MessageReply(TurnReply):
-    stream_class = Events
+    errors = ERRORS
 
     def __init__(self, serving: Serving, job: Job, answer: Answer) -> None:
         super().__init__(serving, job)
@@ -45,21 +46,21 @@ class MessageReply(TurnReply):
     def begin(self) -> Iterator[bytes]:
         """This event tells what the cache held, so it waits for the first output."""
         usage = {**self._usage(), "output_tokens": 0}
-        yield event("message_start", {"type": "message_start", "message": {**self._message(), "usage": usage}})
+        yield typed_event({"type": "message_start", "message": {**self._message(), "usage": usage}})
 
     def write(self, i: int, output: RequestOutput) -> list[bytes]:
         (choice,) = output.outputs
         if choice.finish_reason is not None:
             self._ended = choice
-        return [event(piece["type"], piece) for piece in self._blocks.push(self.answer.events(choice))]
+        return [typed_event(piece) for piece in self._blocks.push(self.answer.events(choice))]
 
     def end(self) -> Iterator[bytes]:
         if self._ended is not None:
             for piece in self._blocks.finish():
-                yield event(piece["type"], piece)
+                yield typed_event(piece)
             ending = {"type": "message_delta", "delta": self._ending(self._ended), "usage": self._usage()}
-            yield event("message_delta", ending)
-        yield event("message_stop", {"type": "message_stop"})
+            yield typed_event(ending)
+        yield typed_event({"type": "message_stop"})
 
     def _message(self) -> dict[str, Any]:
         """Before anything is said."""

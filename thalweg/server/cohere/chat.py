@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.outputs import CompletionOutput, RequestOutput
-from thalweg.server.cohere.errors import Events, event
+from thalweg.server.cohere.errors import ERRORS
 from thalweg.server.cohere.pieces import Pieces
 from thalweg.server.cohere.protocol import ChatV2Request, Message, Part
 from thalweg.server.core.answer import Answer
@@ -18,6 +18,7 @@ from thalweg.server.core.request import ChatRequest
 from thalweg.server.core.serving import Job, Serving
 from thalweg.server.core.turn import TurnReply, prepare_chat
 from thalweg.server.errors import ApiError
+from thalweg.server.http.answer import typed_event
 
 SAME = ("model", "max_tokens", "stream", "temperature", "seed", "frequency_penalty", "presence_penalty", "tools", "priority")
 
@@ -94,7 +95,7 @@ def _said(part: Part) -> str:
 
 
 class CohereReply(TurnReply):
-    stream_class = Events
+    errors = ERRORS
 
     def __init__(self, serving: Serving, job: Job, answer: Answer) -> None:
         super().__init__(serving, job)
@@ -116,19 +117,19 @@ class CohereReply(TurnReply):
 
     def begin(self) -> Iterator[bytes]:
         said = {"role": "assistant", "content": [], "tool_plan": "", "tool_calls": [], "citations": []}
-        yield event({"type": "message-start", "id": self.job.id, "delta": {"message": said}})
+        yield typed_event({"type": "message-start", "id": self.job.id, "delta": {"message": said}})
 
     def write(self, i: int, output: RequestOutput) -> list[bytes]:
         (choice,) = output.outputs
         if choice.finish_reason is not None:
             self._ended = choice
-        return [event(piece) for piece in self._pieces.push(self.answer.events(choice))]
+        return [typed_event(piece) for piece in self._pieces.push(self.answer.events(choice))]
 
     def end(self) -> Iterator[bytes]:
         if self._ended is not None:
             for piece in self._pieces.finish():
-                yield event(piece)
-            yield event({"type": "message-end", "id": self.job.id, "delta": self._ending(self._ended)})
+                yield typed_event(piece)
+            yield typed_event({"type": "message-end", "id": self.job.id, "delta": self._ending(self._ended)})
 
     def _ending(self, choice: CompletionOutput) -> dict[str, Any]:
         tokens = {"input_tokens": self.job.prompt_tokens, "output_tokens": self.made}

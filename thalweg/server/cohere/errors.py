@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import orjson
-from starlette.responses import Response
-
-from thalweg.errors import RequestError
-from thalweg.server.errors import ApiError, translate
-from thalweg.server.http.answer import EventStream, failure
+from thalweg.server.errors import ErrorForm
+from thalweg.server.http.answer import typed_event
 
 NAMES = {
     "stop": "stop_sequences",
@@ -21,34 +15,8 @@ NAMES = {
     "dimensions": "output_dimension",
 }
 """Fields of chat completions and embeddings as clients of this API write them."""
-
-
-def renamed(error: BaseException) -> ApiError:
-    e = translate(error)
-    if isinstance(error, (RequestError, ApiError)) and e.param in NAMES:
-        name = NAMES[e.param]
-        return ApiError(e.message.replace(e.param, name, 1), name, e.status, e.retry_after)
-    return e
-
-
-def refused(error: BaseException) -> Response:
-    e = renamed(error)
-    answer = failure(e)
-    answer.body = orjson.dumps({"message": e.message, "param": e.param})
-    answer.headers["content-length"] = str(len(answer.body))
-    return answer
-
-
-def event(body: dict[str, Any]) -> bytes:
-    kind: str = body["type"]
-    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
-
-
-class Events(EventStream):
-    """A stream whose errors are of this form."""
-
-    def refused(self, error: BaseException) -> Response:
-        return refused(error)
-
-    def broken(self, error: BaseException) -> bytes:
-        return event({"type": "message-end", "delta": {"error": renamed(error).message, "finish_reason": "ERROR"}})
+ERRORS = ErrorForm(
+    lambda error: {"message": error.message, "param": error.param},
+    lambda error: typed_event({"type": "message-end", "delta": {"error": error.message, "finish_reason": "ERROR"}}),
+    NAMES,
+)

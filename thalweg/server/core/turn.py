@@ -18,7 +18,8 @@ from thalweg.server.core.answer import Answer
 from thalweg.server.core.request import ChatRequest
 from thalweg.server.core.sampling import chat_params
 from thalweg.server.core.serving import Job, Serving
-from thalweg.server.http.answer import STARTED, EventStream, or_disconnect
+from thalweg.server.errors import ErrorForm
+from thalweg.server.http.answer import OPENAI, STARTED, EventStream, or_disconnect
 
 
 async def prepare_chat(serving: Serving, request: ChatRequest) -> tuple[SamplingParams, dict[str, Any], Answer]:
@@ -42,8 +43,10 @@ class TurnReply:
     Counts include the outputs up to the call.
     """
 
-    stream_class: ClassVar[type[EventStream]] = EventStream
-    """Its errors have the dialect's form."""
+    errors: ClassVar[ErrorForm] = OPENAI
+    """The dialect's form of errors."""
+    stream_type: ClassVar[str] = "text/event-stream"
+    """Content type of a stream."""
 
     def __init__(self, serving: Serving, job: Job) -> None:
         self.serving, self.job = serving, job
@@ -85,7 +88,7 @@ class TurnReply:
         return error
 
     def fail(self, error: Exception) -> bytes:
-        """The frame that ends a stream which has begun. Empty: `stream_class` has one."""
+        """The frame that ends a stream which has begun. Empty: `errors` has one."""
         return b""
 
     # ------------------------------------------------------------ the run
@@ -94,7 +97,7 @@ class TurnReply:
         """The answer over HTTP. A client that leaves ends the run. ignored: unknown fields of the request, told by name."""
         fields = {"X-Ignored-Fields": ", ".join(ignored)} if ignored else {}
         if stream:
-            return self.stream_class(self.frames(), fields)
+            return EventStream(self.frames(), fields, self.errors, self.stream_type)
         body = await or_disconnect(http.receive, self.whole())
         return Response(status_code=499) if body is None else Response(body, 200, fields, media_type="application/json")
 

@@ -14,7 +14,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from thalweg.server.errors import translate
+from thalweg.server.errors import ApiError, ErrorForm
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
@@ -31,13 +31,23 @@ def respond(body: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS), status, media_type="application/json")
 
 
-def failure(error: BaseException, fields: Mapping[str, str] | None = None) -> Response:
+OPENAI = ErrorForm(ApiError.body, lambda error: b"data: " + error.bytes() + b"\n\n" + DONE)
+"""The form of every route whose dialect has none."""
+
+
+def typed_event(body: Mapping[str, Any]) -> bytes:
+    """A frame that names its type, which `body` has too."""
+    kind: str = body["type"]
+    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
+
+
+def failure(error: BaseException, fields: Mapping[str, str] | None = None, form: ErrorForm = OPENAI) -> Response:
     """`error` as an answer. fields: more of its header."""
-    e = translate(error)
+    e = form.translate(error)
     headers = {**(fields or {}), **({"WWW-Authenticate": "Bearer"} if e.status == 401 else {})}
     if e.retry_after is not None:
         headers["Retry-After"] = str(e.retry_after)
-    return Response(e.bytes(), e.status, headers, media_type="application/json")
+    return Response(orjson.dumps(form.body(e)), e.status, headers, media_type="application/json")
 
 
 async def _gone(receive: Receive) -> None:
@@ -67,20 +77,15 @@ class EventStream(Response):
     status. An error before it is an ordinary error answer, an error after it an error event. A disconnect closes the
     generator. Where silence is broken by comments (SILENCE), a comment decides the status too."""
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], fields: Mapping[str, str] | None = None) -> None:
-        """fields: more of its header."""
+    def __init__(
+        self, frames: AsyncGenerator[bytes, None], fields: Mapping[str, str] | None = None, form: ErrorForm = OPENAI,
+        media_type: str = "text/event-stream",
+    ) -> None:  # fmt: skip
+        """fields: more of its header. form: of its errors."""
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(fields or {})}
-        super().__init__(media_type="text/event-stream", headers=headers)
+        super().__init__(media_type=media_type, headers=headers)
         del self.headers["content-length"]
-        self._frames = frames
-
-    def refused(self, error: BaseException) -> Response:
-        """The answer to an error before the first frame. Dialects have their own."""
-        return failure(error)
-
-    def broken(self, error: BaseException) -> bytes:
-        """The frames that end a stream with an error. Dialects have their own."""
-        return b"data: " + translate(error).bytes() + b"\n\n" + DONE
+        self._frames, self._form = frames, form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(OSError):  # the client is gone
@@ -100,9 +105,9 @@ class EventStream(Response):
             raise
         except Exception as e:
             if not started:
-                await self.refused(e)(scope, receive, send)
+                await failure(e, form=self._form)(scope, receive, send)
                 return
-            await send({"type": "http.response.body", "body": self.broken(e), "more_body": True})
+            await send({"type": "http.response.body", "body": self._form.frame(self._form.translate(e)), "more_body": True})
         finally:
             await frames.aclose()
             await self._frames.aclose()

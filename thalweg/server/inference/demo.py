@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
 from typing import Annotated, Any
 
 import orjson
@@ -15,8 +14,7 @@ from thalweg.outputs import RequestOutput
 from thalweg.server.core.schema import Asked, Flag, Text
 from thalweg.server.core.serving import Job, Serving
 from thalweg.server.core.turn import TurnReply
-from thalweg.server.errors import ApiError, translate
-from thalweg.server.http.answer import EventStream
+from thalweg.server.errors import ApiError, ErrorForm
 from thalweg.server.inference.protocol import Json, read
 
 
@@ -58,20 +56,11 @@ def _plain(message: str, param: str | None) -> ApiError:
     return ApiError(message.removeprefix(where), (param or "").removeprefix(where) or None)
 
 
-class TextLines(EventStream):
-    """A JSON object a line."""
-
-    def __init__(self, frames: AsyncGenerator[bytes, None], fields: Mapping[str, str] | None = None) -> None:
-        super().__init__(frames, {**(fields or {}), "Content-Type": "application/x-ndjson"})
-
-    def broken(self, error: BaseException) -> bytes:
-        return translate(error).bytes() + b"\n"
-
-
 class TextsReply(TurnReply):
     """The texts of the choices, each after the prompt. Of a stream a line for each step, with all that was said so far."""
 
-    stream_class = TextLines
+    errors = ErrorForm(ApiError.body, lambda error: error.bytes() + b"\n")
+    stream_type = "application/x-ndjson"
 
     def __init__(self, serving: Serving, job: Job, prompt: str) -> None:
         super().__init__(serving, job)

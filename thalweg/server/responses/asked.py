@@ -6,25 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from thalweg.errors import RequestError
 from thalweg.server.core.request import ChatFields, ChatRequest
 from thalweg.server.core.sampling import shared_fields
 from thalweg.server.core.serving import Serving
-from thalweg.server.errors import ApiError, translate
+from thalweg.server.errors import ApiError
 from thalweg.server.responses.items import messages_of, text_of
 from thalweg.server.responses.protocol import Conversed, Item, ResponsesRequest
 from thalweg.server.responses.tools import Tools
 
-NAMES = {
-    "max_tokens": "max_output_tokens",
-    "messages": "input",
-    "prompt": "input",
-    "response_format": "text.format",
-    "response_format.json_schema": "text.format.json_schema",
-    "response_format.json_schema.schema": "text.format.schema",
-    "response_format.schema": "text.format.schema",
-}
-"""Fields of chat completions as clients of this API write them."""
 SAME = (*shared_fields(ResponsesRequest), "logit_bias", "structured_outputs", "priority", "cache_salt")
 ROOM = 8
 """truncation: auto leaves one part in so many of the context for the answer, where max_output_tokens does not say."""
@@ -135,14 +124,3 @@ def check_images(serving: Serving, request: Conversed) -> None:
             if part.type == "input_image":
                 at = f"input[{i}].content[{j}]"
                 raise ApiError(f"{at}: this model takes text alone: images are not supported by it; send text", at)
-
-
-def renamed(error: BaseException) -> BaseException:
-    """An error whose field is named as clients of this API write it."""
-    e = translate(error) if isinstance(error, (RequestError, ApiError)) else error
-    if isinstance(e, ApiError) and e.param and e.param.startswith("messages["):  # items are not messages, one for one
-        return ApiError(e.message.replace(e.param, "input: an image", 1), "input", e.status, e.retry_after)
-    if not isinstance(e, ApiError) or e.param not in NAMES:
-        return error
-    name = NAMES[e.param]
-    return ApiError(e.message.replace(e.param, name, 1), name, e.status, e.retry_after)

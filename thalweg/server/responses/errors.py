@@ -1,44 +1,37 @@
-"""Errors in this API's form. A stream that has begun ends with response.failed (`turn`)."""
+"""Errors in this API's form. A stream that has begun ends with response.failed (`run`)."""
 
 from __future__ import annotations
 
-from typing import Any
+from thalweg.server.errors import ApiError, ErrorForm, type_of
+from thalweg.server.http.answer import typed_event
 
-import orjson
-from starlette.responses import Response
-
-from thalweg.server.errors import ApiError, translate
-from thalweg.server.http.answer import EventStream, failure
-from thalweg.server.responses.asked import renamed
-
-
-def refused(error: BaseException) -> Response:
-    """`error` as an answer."""
-    return failure(translate(renamed(error)))
+CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded", 500: "server_error"}
+NAMES = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "prompt": "input",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format.json_schema",
+    "response_format.json_schema.schema": "text.format.schema",
+    "response_format.schema": "text.format.schema",
+}
+"""Fields of chat completions as clients of this API write them."""
 
 
 def told(error: ApiError) -> dict[str, str]:
     """`error` as a response has it."""
-    codes = {429: "rate_limit_exceeded"}
-    return {
-        "code": codes.get(error.status) or ("server_error" if error.status >= 500 else "invalid_prompt"),
-        "message": error.message,
-    }
+    return {"code": type_of(CODES, error.status), "message": error.message}
 
 
-def event(body: dict[str, Any]) -> bytes:
-    """A frame. body: with `type`."""
-    kind: str = body["type"]
-    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
+def _frame(error: ApiError) -> bytes:
+    return typed_event({"type": "error", "sequence_number": 0, **told(error), "param": error.param})
 
 
-class Events(EventStream):
-    """A stream whose errors are of this form."""
+def _reword(error: ApiError) -> ApiError | None:
+    """Items are not messages, one for one."""
+    if error.param is None or not error.param.startswith("messages["):
+        return None
+    return ApiError(error.message.replace(error.param, "input: an image", 1), "input", error.status, error.retry_after)
 
-    def refused(self, error: BaseException) -> Response:
-        return refused(error)
 
-    def broken(self, error: BaseException) -> bytes:
-        e = translate(renamed(error))
-        said = told(e)
-        return event({"type": "error", "sequence_number": 0, "code": said["code"], "message": e.message, "param": e.param})
+ERRORS = ErrorForm(ApiError.body, _frame, NAMES, _reword)

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from thalweg.server.core.query import whole
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
-from thalweg.server.http.answer import STARTED, respond
+from thalweg.server.http.answer import STARTED, EventStream, respond
 from thalweg.server.http.middleware import owner_of
-from thalweg.server.responses.errors import Events
+from thalweg.server.responses.errors import ERRORS
 from thalweg.server.responses.run import missing
 from thalweg.server.responses.store import EventLog, Turn, store
 
@@ -35,7 +35,7 @@ async def retrieve(serving: Serving, http: Request) -> Response:
     after = whole(http, "starting_after", -1, -(2**31))
     if turn.log is None:
         raise ApiError(NOT_STREAMED, "stream")
-    return Events(_again(turn.log, max(0, after + 1)))
+    return EventStream(_again(turn.log, max(0, after + 1)), form=ERRORS)
 
 
 async def _again(log: EventLog, at: int) -> AsyncGenerator[bytes, None]:

@@ -12,9 +12,10 @@ from starlette.responses import Response
 from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import prepare_chat
 from thalweg.server.errors import ApiError
+from thalweg.server.http.answer import EventStream
 from thalweg.server.http.middleware import owner_of
 from thalweg.server.responses.asked import chat_of, check_images, shortened, tools_of
-from thalweg.server.responses.errors import Events
+from thalweg.server.responses.errors import ERRORS
 from thalweg.server.responses.items import listed
 from thalweg.server.responses.protocol import Conversed, Item, ResponsesRequest
 from thalweg.server.responses.references import resolve
@@ -64,7 +65,7 @@ async def responses(serving: Serving, http: Request) -> Response:
     turn.task.add_done_callback(lambda _: visit.close())
     ignored = {"X-Ignored-Fields": ", ".join(request.ignored)} if request.ignored else {}
     if request.stream and turn.log is not None:
-        return Events(turn.log.read(), ignored)
+        return EventStream(turn.log.read(), ignored, ERRORS)
     return Response(body, 200, ignored, media_type="application/json")
 
 

@@ -13,10 +13,10 @@ from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.server.core.answer import Answer
 from thalweg.server.core.serving import Job, Serving
 from thalweg.server.core.turn import TurnReply
-from thalweg.server.errors import ApiError, translate
+from thalweg.server.errors import ApiError
+from thalweg.server.http.answer import typed_event
 from thalweg.server.openai import logprobs
-from thalweg.server.responses.asked import renamed
-from thalweg.server.responses.errors import Events, event, told
+from thalweg.server.responses.errors import ERRORS, told
 from thalweg.server.responses.events import Output
 from thalweg.server.responses.protocol import ResponsesRequest
 from thalweg.server.responses.store import EventLog, Turn, store
@@ -33,7 +33,7 @@ ECHOED = (
 
 
 class ResponseReply(TurnReply):
-    stream_class = Events
+    errors = ERRORS
 
     def __init__(
         self, serving: Serving, job: Job, request: ResponsesRequest, answer: Answer, tools: Tools, turn: Turn, owner: str
@@ -126,7 +126,7 @@ class ResponseReply(TurnReply):
         yield self._frame(f"response.{said['status']}", response=said)
 
     def fail(self, error: Exception) -> bytes:
-        e = translate(renamed(error))
+        e = ERRORS.translate(error)
         body = self._body("failed") | {"error": told(e)}
         if self.turn.background:
             self._settle(body)
@@ -145,7 +145,7 @@ class ResponseReply(TurnReply):
     def _numbered(self, body: Json) -> bytes:
         body["sequence_number"] = self._number
         self._number += 1
-        return event(body)
+        return typed_event(body)
 
     def _scores(self, choice: CompletionOutput) -> list[Json]:
         if not self.request.scored or not choice.logprobs:
