@@ -63,7 +63,7 @@ def test_fields_and_the_rules_of_every_class_are_told_together():
 
 
 def test_a_rule_that_stumbles_over_a_value_of_a_wrong_type_leaves_its_problem_to_be_told():
-    with pytest.raises(ConfigError, match="^max_num_active_seqs must be a number, not '3'$"):
+    with pytest.raises(ConfigError, match=r"^max_num_active_seqs must be a number, not '3'$"):
         check_args(EngineArgs(max_num_active_seqs="3", max_num_seqs=2))
 
 
