@@ -89,75 +89,72 @@ def test_refusals_stand_for_themselves():
             assert flags.table()[advised.removeprefix("no-")].honoured, (flag.name, advised)
 
 
-STRINGS = {
-    "device": "cpu",
-    "distributed-executor-backend": "mp",
-    "root-path": "/x",
-    "chat-template": "{{ a }}",
-    "files-directory": ".",
-    "tool-call-parser": "hermes",
-    "reasoning-parser": "qwen3",
+WORDS: dict[str, tuple[str, ...]] = {
+    "device": ("cpu",),
+    "device-ids": ("0",),
+    "distributed-executor-backend": ("mp",),
+    "cudagraph-capture-sizes": ("1", "4"),
+    "kv-cache-dtype-skip-layers": ("0", "sliding_window"),
+    "limit-mm-per-prompt": ('{"image": 1}',),
+    "media-io-kwargs": ('{"image": {"rgba_background_color": [1, 2, 3]}}',),
+    "model-loader-extra-config": ('{"concurrency": 3}',),
+    "structured-outputs-config": ('{"backend": "guidance"}',),
+    "profiler-config": ('{"profiler": "torch", "torch_profiler_dir": "/p"}',),
+    "speculative-config": ('{"method": "ngram", "num_speculative_tokens": 4}',),
+    "spec-method": ("ngram",),
+    "custom-histogram-buckets": ('{"request_latency": [1, 2]}',),
+    "root-path": ("/x",),
+    "chat-template": ("{{ a }}",),
+    "files-directory": (".",),
+    "tool-call-parser": ("hermes",),
+    "reasoning-parser": ("qwen3",),
+    "fingerprint-mode": ("custom",),
+    **dict.fromkeys(("allowed-origins", "allowed-methods", "allowed-headers"), ('["x"]',)),
 }
-"""Values for flags that refuse some."""
-LISTS = {"kv-cache-dtype-skip-layers": ("0", "sliding_window")}
+"""Values for flags that refuse most."""
+BESIDE = {
+    "enable-log-outputs": ("--enable-log-requests",),
+    "fingerprint-mode": ("--fingerprint-value", "x"),
+    "fingerprint-value": ("--fingerprint-mode", "custom"),
+    "spec-method": ("--spec-tokens", "2"),
+    "spec-tokens": ("--spec-method", "ngram"),
+}
+"""Flags without which a flag is refused."""
+TESTED_BY_NAME = (
+    "middleware", "trust_remote_code", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "enable_ssl_refresh",
+    "tool_parser_plugin", "reasoning_parser_plugin", "mm_processor_cache_type",
+)  # fmt: skip
+"""They need files, or have no value but their default."""
 
 
-@pytest.mark.parametrize("flag", [f for f in flags.table().values() if f.honoured], ids=lambda f: f.name)
+def some_value(flag: flags.Flag) -> tuple[tuple[str, ...], object]:
+    """(words, value) that a flag accepts, and that is not its default."""
+    words = WORDS.get(flag.name)
+    if flag.kind == "bool":
+        return (), flag.default is not True
+    if flag.kind == "choice":
+        words = words or tuple(c for c in flag.option.choices if c != flag.default)[:1]
+    elif flag.kind in ("int", "human-int", "float"):
+        number = next(n for n in (3, 2000, 1, 0.5) if n != flag.default and not list(flag.option.problems(n)))
+        return (str(number),), number
+    if flag.kind == "list":
+        words = words or ("x", "y")
+        return words, [int(w) if w.isdecimal() and flag.name != "kv-cache-dtype-skip-layers" else w for w in words]
+    words = words or (('{"a": 1}',) if flag.kind == "json" else ("x",))
+    return words, json.loads(words[0]) if flag.kind == "json" else words[0]
+
+
+ARRIVING = [
+    f for f in flags.table().values() if f.honoured and not f.anyway and f.dest not in (*TESTED_BY_NAME, *flags.COMMAND)
+]
+
+
+@pytest.mark.parametrize("flag", ARRIVING, ids=lambda f: f.name)
 def test_an_honoured_flag_arrives(flag):
-    if flag.dest in flags.COMMAND or flag.anyway:
-        pytest.skip("no field of either; tested by name")
-    if flag.dest in (
-        "middleware",
-        "enable_log_outputs",
-        "trust_remote_code",
-        "ssl_keyfile",
-        "ssl_certfile",
-        "ssl_ca_certs",
-        "ssl_cert_reqs",
-        "enable_ssl_refresh",
-        "fingerprint_mode",
-        "speculative_config",
-        "profiler_config",
-        "cudagraph_capture_sizes",
-        "spec_method",
-        "spec_tokens",
-        "structured_outputs_config",
-        "limit_mm_per_prompt",
-        "tool_parser_plugin",
-        "reasoning_parser_plugin",
-        "custom_histogram_buckets",
-        "media_io_kwargs",
-        "mm_processor_cache_type",
-        "model_loader_extra_config",
-        "device_ids",
-    ):
-        pytest.skip("refuses this value or needs a companion; tested by name")
-    target, kind = (EngineArgs, engine) if flag.dest in flags.ENGINE else (ServerSettings, server)
-    default = getattr(target(), flag.dest)
-    words = {
-        "bool": [f"--{'no-' if default is True else ''}{flag.name}"],
-        "json": [f"--{flag.name}", '["x"]' if flag.name.startswith("allowed") else '{"a": 1}'],
-        "int": [
-            f"--{flag.name}",
-            "1" if "partial" in flag.name else "8" if "rank" in flag.name else "2000" if "h11" in flag.name else "3",
-        ],
-        "float": [f"--{flag.name}", "1.5" if flag.name.endswith(("-timeout", "-slowdown")) else "0.5"],
-        "human-int": [f"--{flag.name}", "2k"],
-        "list": [f"--{flag.name}", *LISTS.get(flag.name, ("x", "y"))],
-        "choice": [f"--{flag.name}", next((c for c in flag.option.choices or () if c != default), "x")],
-        "str": [f"--{flag.name}", STRINGS.get(flag.name, "x")],
-    }[flag.kind]
-    if flag.name == "fingerprint-value":
-        words += ["--fingerprint-mode", "custom"]
-    expected = {
-        "bool": default is not True,
-        "json": ["x"] if "allowed" in flag.name else {"a": 1},
-        "int": int(words[-1]) if flag.kind == "int" else None,
-        "float": float(words[-1]) if flag.kind == "float" else None,
-        "human-int": 2000,
-        "list": list(LISTS.get(flag.name, ("x", "y"))),
-    }
-    assert getattr(kind(*words), flag.dest) == expected.get(flag.kind, words[1] if len(words) > 1 else None)
+    words, value = some_value(flag)
+    read = engine if flag.dest in flags.ENGINE else server
+    name = f"--no-{flag.name}" if value is False else f"--{flag.name}"
+    assert getattr(read(name, *words, *BESIDE.get(flag.name, ())), flag.dest) == value != flag.default
 
 
 def test_no_fact_of_an_honoured_flag_is_written_twice():
