@@ -11,7 +11,7 @@ from typing import Any
 from thalweg.config import EngineArgs
 from thalweg.errors import ConfigError
 from thalweg.host import envs
-from thalweg.options.flag import Flag, convert
+from thalweg.options.flag import convert
 from thalweg.options.table import GONE, REMOVED, asks_nothing, table
 
 logger = logging.getLogger(__name__)
@@ -31,18 +31,15 @@ def engine_args(fields: Mapping[str, Any]) -> EngineArgs:
     fields = dict(fields)
     if fields.pop("fail_on_environ_validation", False) and (elsewhere := envs.foreign()):
         raise ConfigError(f"fail_on_environ_validation: {elsewhere}")
-    fields = _elsewhere(fields)
+    fields = _translate(fields)
     known = set(EngineArgs.__struct_fields__)
     presets = compiling(fields.pop("compilation_config", None), fields.pop("optimization_level", None), "{name}")
-    problems = [p for name in sorted(set(fields) - known) if (p := _problem(name, fields[name])) is not None]
+    problems = [p for name in sorted(set(fields) - known) if (p := _find_problem(name, fields[name])) is not None]
     if problems:
         raise ConfigError(*problems)
-    kept = {name: value for name, value in fields.items() if name in known}
+    kept = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items() if name in known}
     if isinstance(kept.get("served_model_name"), str):
         kept["served_model_name"] = [kept["served_model_name"]]
-    for name in ("model", "tokenizer", "download_dir", "hf_config_path"):
-        if isinstance(kept.get(name), Path):
-            kept[name] = str(kept[name])
     return EngineArgs(**convert(EngineArgs, {**envs.engine_fields(), **presets, **kept}, str))
 
 
@@ -57,7 +54,7 @@ TRANSLATED = ("fail_on_environ_validation", "model_weights", "tokens_only")
 """Arguments that are other arguments here, or none of the engine's."""
 
 
-def _elsewhere(fields: dict[str, Any]) -> dict[str, Any]:
+def _translate(fields: dict[str, Any]) -> dict[str, Any]:
     """tokens_only as skip_tokenizer_init. model_weights as the model whose other files lie in `model`."""
     if fields.pop("tokens_only", False):
         fields["skip_tokenizer_init"] = True
@@ -67,9 +64,9 @@ def _elsewhere(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _problem(name: str, value: Any) -> str | None:
+def _find_problem(name: str, value: Any) -> str | None:
     """Why the argument is not honoured. None: it asks for what happens anyway."""
-    flag = _flags().get(name)
+    flag = table().get(name.replace("_", "-"))
     if name in AS_IT_IS or (flag is not None and flag.anyway):
         return None
     if name in INTERNAL:
@@ -89,10 +86,6 @@ def _problem(name: str, value: Any) -> str | None:
         logger.warning("%s has no effect any more: %s", name, flag.refusal)
         return None
     return f"{name}: {flag.refusal}"
-
-
-def _flags() -> dict[str, Flag]:
-    return {f.dest: f for f in table().values()}
 
 
 def compiling(config: Any, level: Any, said: str = "--{name}") -> dict[str, Any]:
