@@ -17,9 +17,9 @@ import pytest
 
 from thalweg.errors import UnavailableError
 from thalweg.grammar.judge import MEMORY, QUICK, Judge
-from thalweg.grammar.source import GrammarError
-from thalweg.grammar.wire import Job
+from thalweg.grammar.source import Asked, GrammarError
 from thalweg.host import processes
+from thalweg.host.jobs import Job
 
 
 def chain(n: int) -> dict[str, Any]:
@@ -94,8 +94,9 @@ def test_children_keep_to_their_memory(judge: Judge) -> None:
 
 def test_a_verdict_is_reached_once(monkeypatch: pytest.MonkeyPatch) -> None:
     judge, jobs = Judge(lambda: rig.VOCABULARY), []
-    ask = judge._cells.ask
-    monkeypatch.setattr(judge._cells, "ask", lambda data, wall: jobs.append(data) or ask(data, wall))
+    cells = judge._jobs._cells
+    ask = cells.ask
+    monkeypatch.setattr(cells, "ask", lambda data, wall: jobs.append(data) or ask(data, wall))
     for _ in range(3):
         judge.source(rig.asked("regex", "a"))
         with pytest.raises(GrammarError):
@@ -151,18 +152,19 @@ def test_a_bomb_does_not_cost_the_next_grammar_a_new_process() -> None:
 def test_bombs_take_turns_and_a_grammar_beside_them_does_not_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in jobs: of the bombs, one at a time has a process for longer than the quick try. The other process is free."""
     judge, at_work, most = Judge(lambda: rig.VOCABULARY, seconds=0.3), [], []
-    ask = judge._cells.ask
+    cells = judge._jobs._cells
+    ask = cells.ask
 
     def watched(data: bytes, wall: float) -> bytes:
-        job = msgspec.msgpack.decode(data[4:], type=Job)
-        at_work.append(job.seconds)
+        job = msgspec.msgpack.decode(data[4:], type=Job[Asked])
+        at_work.append(job.limits.seconds)
         most.append(sum(s > QUICK for s in at_work))
         try:
             return ask(data, wall)
         finally:
-            at_work.remove(job.seconds)
+            at_work.remove(job.limits.seconds)
 
-    monkeypatch.setattr(judge._cells, "ask", watched)
+    monkeypatch.setattr(cells, "ask", watched)
     with ThreadPoolExecutor(8) as pool:
         bombs = [pool.submit(judge.source, rig.Asked(kind=SLOW[0], text=SLOW[1] + " " * i)) for i in range(3)]
         while not any(s > QUICK for s in at_work):

@@ -28,7 +28,7 @@ from thalweg.template.chat import GUEST_SECONDS, Chat, check_template
 from thalweg.template.jail import BrokenTemplateError, Jail
 from thalweg.template.messages import RESERVED
 from thalweg.template.sandbox import ChatTemplate, _environment
-from thalweg.template.wire import Job
+from thalweg.template.wire import RenderTask
 
 TESTS = os.pathsep.join(str(p) for p in Path(__file__).parents[:2])
 FULL = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -51,8 +51,8 @@ BOMBS = [
 ]
 
 
-def job(source: str, **fields: Any) -> Job:
-    return Job(source=source, variables={}, messages=[{"role": "user", "content": "hi"}], **fields)
+def job(source: str, **fields: Any) -> RenderTask:
+    return RenderTask(source=source, variables={}, messages=[{"role": "user", "content": "hi"}], **fields)
 
 
 def said(jail: Jail, source: str) -> str:
@@ -181,7 +181,7 @@ def children() -> set[int]:
 def test_long_conversations_get_time_memory_and_output_in_proportion() -> None:
     text = "é" * (6 << 20) + "😀"
     jail = Jail(1, 0.5)
-    long = Job(source="{{ messages[0].content | trim }}!", variables={}, messages=[{"role": "user", "content": text}])
+    long = RenderTask(source="{{ messages[0].content | trim }}!", variables={}, messages=[{"role": "user", "content": text}])
     assert jail.run(long) == text + "!"
     assert jail.run(job("{{ messages[0].content }}")) == "hi"
     jail.close()
@@ -319,7 +319,7 @@ def test_a_child_that_is_stopped_while_its_job_is_written_is_replaced(monkeypatc
     (pid,) = jail.pids()
     os.kill(pid, signal.SIGSTOP)  # more than the pipe holds is written to it
     long = [{"role": "user", "content": "x" * 2_000_000}]
-    assert jail.run(Job(source="{{ messages[0].content | length }}", variables={}, messages=long)) == "2000000"
+    assert jail.run(RenderTask(source="{{ messages[0].content | length }}", variables={}, messages=long)) == "2000000"
     assert not alive(pid)
     jail.close()
 

@@ -18,8 +18,8 @@ import msgspec
 from thalweg.grammar.compiled import Compiler
 from thalweg.grammar.convert import located, source_of
 from thalweg.grammar.source import Asked, GrammarError, Source, Vocabulary
-from thalweg.grammar.wire import Job, Judged, Refused, frame
 from thalweg.host.confined import AGAIN, Confined
+from thalweg.host.jobs import RefusedError, serve
 from thalweg.host.processes import in_forks
 
 KEPT_BYTES = 128 << 20
@@ -38,27 +38,19 @@ def judged(asked: Asked, compiler: Compiler) -> Source:
     return source
 
 
-def _answer(process: Confined, compiler: Compiler, job: Job) -> Judged | Refused:
-    with process.limited(job.seconds, job.wall, job.memory):
-        try:
-            source = judged(job.asked, compiler)
-        except GrammarError as e:
-            return Refused("grammar", e.why, e.pointer, last=process.grown() > KEPT_BYTES)
-        except RecursionError:
-            return Refused("grammar", TOO_DEEP)
-        except MemoryError:
-            process.limit_memory(None)
-            return Refused("limit", f"used more than {job.memory >> 20} MiB of memory", last=True)
-        except BaseException as e:
-            # The library reports its own faults as exceptions that are no Exception. What it holds may be in disorder.
-            return Refused("grammar", f"cannot be compiled ({type(e).__name__})", last=True)
-    return Judged(source, last=process.grown() > KEPT_BYTES)
-
-
-def _work(compiler: Compiler) -> int:
-    """In a fork: the jobs, up to one that leaves too much behind."""
-    process = Confined()
-    return process.serve(msgspec.msgpack.Decoder(Job).decode, partial(_answer, process, compiler), frame, retired=AGAIN)
+def _work(compiler: Compiler, asked: Asked) -> Source:
+    """As `judged`. RefusedError."""
+    try:
+        return judged(asked, compiler)
+    except GrammarError as e:
+        raise RefusedError("grammar", e.why, e.pointer) from None
+    except RecursionError:
+        raise RefusedError("grammar", TOO_DEEP) from None
+    except MemoryError:
+        raise
+    except BaseException as e:
+        # The library reports its own faults as exceptions that are no Exception. What it holds may be in disorder.
+        raise RefusedError("grammar", f"cannot be compiled ({type(e).__name__})", last=True) from None
 
 
 def main() -> int:
@@ -67,7 +59,7 @@ def main() -> int:
         return 0
     compiler = Compiler(msgspec.msgpack.decode(body, type=Vocabulary))
     gc.freeze()
-    return in_forks(lambda: _work(compiler))
+    return in_forks(lambda: serve(Asked, partial(_work, compiler), KEPT_BYTES, retired=AGAIN))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,10 @@ import msgspec
 
 from thalweg.errors import UnavailableError
 from thalweg.grammar.source import Asked, GrammarError, Source, Vocabulary
-from thalweg.grammar.wire import Job, Judged, Refused, frame
-from thalweg.host.cells import Cells, CrashedError, LostError, OverranError, StoodStillError
+from thalweg.host.cells import CrashedError, LostError, OverranError, StoodStillError
+from thalweg.host.confined import framed
+from thalweg.host.jobs import MEMORY as NO_MEMORY
+from thalweg.host.jobs import Jobs, Limits, RefusedError
 
 MOST_CHARS = 1 << 20
 """Of a grammar's text. Larger ones are refused unread."""
@@ -46,8 +48,9 @@ class Judge:
         self._vocabulary = vocabulary
         self._made: Vocabulary | None = None
         self._making = threading.Lock()
-        self._decoder: msgspec.msgpack.Decoder[Judged | Refused] = msgspec.msgpack.Decoder(Judged | Refused)
-        self._cells = Cells("thalweg.grammar.cell", CHILDREN, lambda reply: False, lambda: frame(self.vocabulary))
+        self._jobs: Jobs[Asked, Source] = Jobs(
+            "thalweg.grammar.cell", CHILDREN, Source, lambda: framed(msgspec.msgpack.encode(self.vocabulary)), forks=True
+        )
         self._slow, self._slowly = threading.Semaphore(1), threading.Semaphore(MOST_SLOW)
         self._kept: OrderedDict[Asked, Source | GrammarError] = OrderedDict()
         self._chars = 0
@@ -79,7 +82,7 @@ class Judge:
         if len(asked.text) > MOST_CHARS:
             return GrammarError(f"has {len(asked.text)} characters; the limit is {MOST_CHARS}", at)
         try:
-            reply = self._reply(asked)
+            return self._compiled(asked)
         except UnicodeEncodeError:
             return GrammarError("not valid Unicode text; remove the lone surrogate", at)
         except OverranError:
@@ -88,13 +91,13 @@ class Judge:
             return GrammarError(f"is too deep, or takes more than {MEMORY >> 20} MiB to compile; make it simpler", at)
         except (StoodStillError, LostError):
             raise UnavailableError("the process that compiles grammars was lost; try again") from None
-        if isinstance(reply, Judged):
-            return reply.source
-        return GrammarError(reply.why, reply.pointer or at)
+        except RefusedError as e:
+            why = f"used more than {MEMORY >> 20} MiB of memory" if e.why == NO_MEMORY else e.detail
+            return GrammarError(why, e.place or at)
 
-    def _reply(self, asked: Asked) -> Judged | Refused:
+    def _compiled(self, asked: Asked) -> Source:
         try:
-            return self._asked(asked, min(QUICK, self._seconds))
+            return self._run(asked, min(QUICK, self._seconds))
         except OverranError:
             if self._seconds <= QUICK:
                 raise
@@ -102,13 +105,12 @@ class Judge:
             raise UnavailableError("too many large grammars wait to be compiled; try again")
         try:
             with self._slow:
-                return self._asked(asked, self._seconds)
+                return self._run(asked, self._seconds)
         finally:
             self._slowly.release()
 
-    def _asked(self, asked: Asked, seconds: float) -> Judged | Refused:
-        job = frame(Job(asked=asked, seconds=seconds, wall=WALL * self._seconds, memory=MEMORY))
-        return self._decoder.decode(self._cells.ask(job, WALL * self._seconds))
+    def _run(self, asked: Asked, seconds: float) -> Source:
+        return self._jobs.run(asked, Limits(seconds, WALL * self._seconds, MEMORY))
 
     def _keep(self, asked: Asked, found: Source | GrammarError) -> None:
         with self._lock:
@@ -121,7 +123,7 @@ class Judge:
 
     def pids(self) -> list[int]:
         """Of the idle children."""
-        return self._cells.pids()
+        return self._jobs.pids()
 
     def close(self) -> None:
-        self._cells.close()
+        self._jobs.close()

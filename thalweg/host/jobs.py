@@ -46,50 +46,64 @@ class Done(msgspec.Struct, Generic[Result], frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """why: a word that the caller knows. detail: words of ours, never of a library."""
+    """why: a word that the caller knows. detail: words of ours, never of a library. place: where in the task."""
 
     why: str
     detail: str = ""
+    place: str = ""
     last: bool = False
 
 
 class RefusedError(Exception):
     """The task cannot be done, and why: as `Refused`."""
 
-    def __init__(self, why: str, detail: str = "") -> None:
+    def __init__(self, why: str, detail: str = "", place: str = "", last: bool = False) -> None:
+        """last: what it left behind is not fit for another task."""
         super().__init__(why, detail)
-        self.why, self.detail = why, detail
+        self.why, self.detail, self.place, self.last = why, detail, place, last
 
 
 class Jobs(Generic[Task, Result]):
     """Up to `most` processes that do one kind of job. Thread-safe. They start when first needed, or with `prepare`. They end
     with this object or this process."""
 
-    def __init__(self, module: str, most: int, result: type[Result]) -> None:
-        """module: what a process runs; it calls `serve`."""
+    def __init__(
+        self, module: str, most: int, result: type[Result], opening: Callable[[], bytes] | None = None, forks: bool = False
+    ) -> None:
+        """module: what a process runs; it calls `serve`. opening: a frame that a process gets before its first job. forks: the
+        process does jobs in forks of itself, and outlives the last answer of one."""
         reply: Any = Done[result] | Refused  # type: ignore[valid-type]
         self._decoder: msgspec.msgpack.Decoder[Done[Result] | Refused] = msgspec.msgpack.Decoder(reply)
-        self._cells = Cells(module, most, lambda body: self._decoder.decode(body).last)
+        self._cells = Cells(module, most, lambda body: not forks and self._decoder.decode(body).last, opening)
         self.prepare, self.close, self.pids = self._cells.prepare, self._cells.close, self._cells.pids
 
     def run(self, task: Task, limits: Limits) -> Result:
         """Raises RefusedError, and OverranError, CrashedError, StoodStillError or LostError of `host.cells`."""
-        job = framed(msgspec.msgpack.encode(Job(task, limits)))
-        reply = self._decoder.decode(self._cells.ask(job, limits.wall + limits.seconds))
+        return self.send(job_of(task, limits), limits.wall + limits.seconds)
+
+    def send(self, job: bytes, wall: float) -> Result:
+        """`run` for a job that is framed. wall: seconds of the clock after which it is given up."""
+        reply = self._decoder.decode(self._cells.ask(job, wall))
         if isinstance(reply, Refused):
-            raise RefusedError(reply.why, reply.detail)
+            raise RefusedError(reply.why, reply.detail, reply.place)
         return reply.result
 
 
-def serve(task: type[Any], work: Callable[[Any], Any], kept: int = KEPT_BYTES) -> int:
+def job_of(task: Any, limits: Limits) -> bytes:
+    """The frame of a job. ValueError if it is too long, and for values that have no place in MessagePack ValueError, TypeError,
+    OverflowError or RecursionError."""
+    return framed(msgspec.msgpack.encode(Job(task, limits)))
+
+
+def serve(task: type[Any], work: Callable[[Any], Any], kept: int = KEPT_BYTES, retired: int = 0) -> int:
     """Do jobs until none come: the main function of a process. It can open nothing from here on. Returns its exit status.
 
     task: the type of tasks. work: from a task to a result. It may raise RefusedError. kept: bytes of growth after which the
-    process retires."""
+    process retires. retired: its status then."""
     process = Confined()
     gc.freeze()
     decoder = msgspec.msgpack.Decoder(Job[task])  # type: ignore[valid-type]
-    return process.serve(decoder.decode, partial(_answer, process, work, kept), _framed)
+    return process.serve(decoder.decode, partial(_answer, process, work, kept), _framed, retired)
 
 
 def _answer(process: Confined, work: Callable[[Any], Any], kept: int, job: Job[Any]) -> Done[Any] | Refused:
@@ -101,7 +115,7 @@ def _answer(process: Confined, work: Callable[[Any], Any], kept: int, job: Job[A
             process.limit_memory(None)
             return Refused(MEMORY, last=True)
         except RefusedError as e:
-            return Refused(e.why, e.detail, last=process.grown() > kept)
+            return Refused(e.why, e.detail, e.place, last=e.last or process.grown() > kept)
     return Done(result, last=process.grown() > kept)
 
 

@@ -1,79 +1,57 @@
-"""The process in which chat templates are rendered: `python -m thalweg.template.cell`, jobs on stdin, answers on
-stdout.
-
-It opens no file once it runs, starts no process, and is killed by the kernel at its deadlines. Memory beyond its
-limit is refused to it. A job too big for it leaves an exhausted process behind, which says so in its answer and ends.
-"""
+"""The process in which chat templates are rendered: `python -m thalweg.template.cell`."""
 
 from __future__ import annotations
 
-import gc
 import sys
 from datetime import datetime
 
-import msgspec
-
 from thalweg.errors import CheckpointError, RequestError
-from thalweg.host.confined import Confined
+from thalweg.host.jobs import RefusedError, serve
 from thalweg.template.sandbox import ChatTemplate, OutputLimitError, load_all
-from thalweg.template.wire import Done, Job, Refused, frame
+from thalweg.template.wire import RenderTask
 
 KEPT_TEMPLATES = 4
-"""Compiled templates kept for the next job."""
+"""Compiled templates kept for the next task."""
 KEPT_BYTES = 48 << 20
-"""Bytes of growth after which a process retires. Its heap is fragmented, and counts against the next job."""
+"""Bytes of growth after which a process retires. Its heap is fragmented, and counts against the next task."""
 
 
-class Cell:
-    """Renders jobs."""
-
+class Renderer:
     def __init__(self) -> None:
         self._templates: dict[str, ChatTemplate] = {}
-        load_all()
-        self.process = Confined()
 
-    def answer(self, job: Job) -> Done | Refused:
-        limits = job.limits
-        with self.process.limited(limits.seconds, limits.wall, limits.memory):
-            try:
-                text = self._render(job)
-            except MemoryError:
-                self.process.limit_memory(None)
-                return Refused("limit", f"used more than {job.limits.memory >> 20} MiB of memory", last=True)
-            except OutputLimitError:
-                return Refused("limit", f"wrote more than {job.limits.output} characters")
-            except CheckpointError as e:
-                return Refused("template", str(e))
-            except RequestError as e:
-                return Refused("request", str(e), e.param)
-        return Done(text, last=self.process.grown() > KEPT_BYTES)
+    def render(self, task: RenderTask) -> str:
+        """The text. RefusedError: the template does not parse, it or its caller refuses the arguments, or it wrote too much."""
+        try:
+            return self._fill(task)
+        except OutputLimitError:
+            raise RefusedError("limit", f"wrote more than {task.output} characters") from None
+        except CheckpointError as e:
+            raise RefusedError("template", str(e)) from None
+        except RequestError as e:
+            raise RefusedError("request", str(e), e.param or "") from None
 
-    def _render(self, job: Job) -> str:
-        template = self._templates.get(job.source)
-        if template is None or template.variables != job.variables:
-            template = self._templates[job.source] = ChatTemplate(job.source, job.variables)
+    def _fill(self, task: RenderTask) -> str:
+        template = self._templates.get(task.source)
+        if template is None or template.variables != task.variables:
+            template = self._templates[task.source] = ChatTemplate(task.source, task.variables)
             while len(self._templates) > KEPT_TEMPLATES:
                 del self._templates[next(iter(self._templates))]
-        if job.messages is None:
+        if task.messages is None:
             return ""
         return template.fill(
-            job.messages,
-            job.tools,
-            job.add_generation_prompt,
-            job.continue_final_message,
-            content_format=job.content_format,
-            kwargs=job.kwargs,
-            signs=job.signs,
-            now=datetime.fromisoformat(job.now),
-            most=job.limits.output,
+            task.messages,
+            task.tools,
+            task.add_generation_prompt,
+            task.continue_final_message,
+            content_format=task.content_format,
+            kwargs=task.kwargs,
+            signs=task.signs,
+            now=datetime.fromisoformat(task.now),
+            most=task.output,
         )
 
 
-def main() -> int:
-    cell = Cell()
-    gc.freeze()
-    return cell.process.serve(msgspec.msgpack.Decoder(Job).decode, cell.answer, frame)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    load_all()
+    sys.exit(serve(RenderTask, Renderer().render, KEPT_BYTES))

@@ -21,7 +21,7 @@ from thalweg.template.jail import BrokenTemplateError, Jail, LimitError
 from thalweg.template.messages import ContentFormat, check_variables, normalise
 from thalweg.template.select import Templates
 from thalweg.template.specials import Span, SpecialText
-from thalweg.template.wire import Job
+from thalweg.template.wire import RenderTask
 from thalweg.text.encoder import HUGE, give_back
 
 OWN_SECONDS, GUEST_SECONDS = 2.0, 0.5
@@ -187,7 +187,7 @@ class Chat:
         checked = normalise(messages, "openai", None if expand is None else expand.signs)
         given = [checked, list(tools) if tools else None, kwargs]
         (chat, schemas, variables), marks = self._specials.mark(given)
-        job = Job(
+        task = RenderTask(
             source=source,
             variables=self.variables,
             messages=chat,
@@ -201,7 +201,7 @@ class Chat:
         )
         jail = self._own if own else self._guests
         try:
-            text = self._folding(jail, job) if any(m["role"] == "system" for m in checked) else jail.run(job)
+            text = self._folding(jail, task) if any(m["role"] == "system" for m in checked) else jail.run(task)
         except BrokenTemplateError as e:
             if own:
                 raise CheckpointError(str(e)) from None
@@ -226,23 +226,23 @@ class Chat:
             messages, tools, template=template, add_generation_prompt=prompt, own=own
         )[0]
 
-    def _folding(self, jail: Jail, job: Job) -> str:
+    def _folding(self, jail: Jail, task: RenderTask) -> str:
         """Rendered as it is, or else with its system messages folded. RequestError as without, if nothing helps."""
-        assert job.messages is not None
+        assert task.messages is not None
         why: RequestError | None = None
         text = ""
         try:
-            text = jail.run(job)
-            if shows(text, job.messages):
+            text = jail.run(task)
+            if shows(text, task.messages):
                 return text
         except LimitError:
             raise
         except RequestError as e:
             why = e
-        for messages in folded(job.messages):
+        for messages in folded(task.messages):
             with contextlib.suppress(RequestError):
-                found = jail.run(msgspec.structs.replace(job, messages=messages))
-                if why is not None or shows(found, job.messages):
+                found = jail.run(msgspec.structs.replace(task, messages=messages))
+                if why is not None or shows(found, task.messages):
                     return found
         if why is not None:
             raise why
@@ -275,6 +275,6 @@ def check_template(source: str) -> None:
 
 def _check(jail: Jail, source: str, variables: dict[str, Any]) -> None:
     try:
-        jail.run(Job(source=source, variables=variables))
+        jail.run(RenderTask(source=source, variables=variables))
     except (BrokenTemplateError, RequestError) as e:
         raise CheckpointError(str(e)) from None

@@ -9,8 +9,10 @@ from __future__ import annotations
 import msgspec
 
 from thalweg.errors import RequestError, ThalwegError, UnavailableError
-from thalweg.host.cells import Cells, CrashedError, LostError, OverranError, StoodStillError
-from thalweg.template.wire import Done, Job, Limits, Refused, frame
+from thalweg.host.cells import CrashedError, LostError, OverranError, StoodStillError
+from thalweg.host.jobs import MEMORY as NO_MEMORY
+from thalweg.host.jobs import Jobs, Limits, RefusedError, job_of
+from thalweg.template.wire import RenderTask
 
 WALL = 20
 """Seconds of the clock for a second of processor time. Templates cannot wait: whoever needs more stands on a machine that stood
@@ -39,19 +41,18 @@ class Jail:
     def __init__(self, cells: int, seconds: float) -> None:
         """seconds: processor time for one job, its template's compilation included."""
         self._seconds = seconds
-        self._decoder: msgspec.msgpack.Decoder[Done | Refused] = msgspec.msgpack.Decoder(Done | Refused)
-        self._cells = Cells("thalweg.template.cell", cells, lambda reply: self._decoder.decode(reply).last)
+        self._jobs: Jobs[RenderTask, str] = Jobs("thalweg.template.cell", cells, str)
 
     def prepare(self) -> None:
         """Have a child ready soon. Does not wait."""
-        self._cells.prepare()
+        self._jobs.prepare()
 
-    def run(self, job: Job) -> str:
+    def run(self, task: RenderTask) -> str:
         """The rendered text. LimitError: a limit was passed (param "chat_template"). RequestError: what the template or its
         caller refused. BrokenTemplateError. UnavailableError: children were lost or stood still for no reason of ours."""
-        data = _frame(job, self._seconds)
+        data, limits = _framed(task, self._seconds)
         try:
-            reply = self._decoder.decode(self._cells.ask(data, WALL * (2 * _allowance(len(data)) + self._seconds)))
+            return self._jobs.send(data, WALL * (2 * _allowance(len(data)) + self._seconds))
         except OverranError:
             raise _limit(f"took longer than {self._seconds:g} seconds") from None
         except CrashedError:
@@ -60,25 +61,28 @@ class Jail:
             raise UnavailableError("the process that renders chat templates stood still; try again") from None
         except LostError:
             raise UnavailableError("the process that renders chat templates was lost twice; try again") from None
-        if isinstance(reply, Done):
-            return reply.text
-        if reply.kind == "template":
-            raise BrokenTemplateError(reply.message)
-        if reply.kind == "limit":
-            raise _limit(reply.message)
-        raise RequestError(reply.message, reply.param)
+        except RefusedError as e:
+            raise _refusal(e, limits) from None
 
     def pids(self) -> list[int]:
         """Of the idle children."""
-        return self._cells.pids()
+        return self._jobs.pids()
 
     def close(self) -> None:
         """End the idle children. A later `run` starts new ones."""
-        self._cells.close()
+        self._jobs.close()
 
 
 def _limit(why: str) -> LimitError:
     return LimitError(f"chat_template: {why}; it was stopped", "chat_template")
+
+
+def _refusal(e: RefusedError, limits: Limits) -> ThalwegError:
+    if e.why == "template":
+        return BrokenTemplateError(e.detail)
+    if e.why == NO_MEMORY:
+        return _limit(f"used more than {limits.memory >> 20} MiB of memory")
+    return _limit(e.detail) if e.why == "limit" else RequestError(e.detail, e.place or None)
 
 
 def _allowance(size: int) -> float:
@@ -86,17 +90,13 @@ def _allowance(size: int) -> float:
     return size / BYTES_PER_SECOND
 
 
-def _frame(job: Job, seconds: float) -> bytes:
+def _framed(task: RenderTask, seconds: float) -> tuple[bytes, Limits]:
     """The job with limits in proportion to its size. RequestError for values that are not JSON."""
     try:
-        data = frame(job)
-        limits = Limits(
-            seconds=seconds + _allowance(len(data)),
-            wall=WALL * (seconds + _allowance(len(data))),
-            memory=MEMORY + MEMORY_PER_BYTE * len(data),
-            output=OUTPUT + 2 * len(data),
-        )
-        return frame(msgspec.structs.replace(job, limits=limits))
+        size = len(job_of(task, Limits(0.0, 0.0, 0)))
+        own = seconds + _allowance(size)
+        limits = Limits(seconds=own, wall=WALL * own, memory=MEMORY + MEMORY_PER_BYTE * size)
+        return job_of(msgspec.structs.replace(task, output=OUTPUT + 2 * size), limits), limits
     except UnicodeEncodeError as e:
         raise RequestError(f"messages: not valid Unicode text: {e}; remove the lone surrogate", "messages") from None
     except (TypeError, ValueError, OverflowError, RecursionError) as e:
