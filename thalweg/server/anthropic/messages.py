@@ -14,7 +14,8 @@ from thalweg.server.anthropic.blocks import Blocks, content_of
 from thalweg.server.anthropic.errors import ERRORS
 from thalweg.server.anthropic.protocol import MessagesRequest
 from thalweg.server.core.answer import Answer
-from thalweg.server.core.serving import Job, Serving
+from thalweg.server.core.job import Job
+from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply, prepare_chat
 from thalweg.server.http.answer import typed_event
 

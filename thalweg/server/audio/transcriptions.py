@@ -26,8 +26,9 @@ from thalweg.server.audio import pieces
 from thalweg.server.audio.protocol import AudioRequest, check, fields_of
 from thalweg.server.audio.tokens import FIRST_WITHIN, STEP, Tokens
 from thalweg.server.core.admission import Ticket
+from thalweg.server.core.job import Job
 from thalweg.server.core.sampling import shared_fields
-from thalweg.server.core.serving import Job, Serving
+from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import DONE, or_disconnect, respond

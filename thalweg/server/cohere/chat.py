@@ -14,8 +14,9 @@ from thalweg.server.cohere.errors import ERRORS
 from thalweg.server.cohere.pieces import Pieces
 from thalweg.server.cohere.protocol import ChatV2Request, Message, Part
 from thalweg.server.core.answer import Answer
+from thalweg.server.core.job import Job
 from thalweg.server.core.request import ChatRequest
-from thalweg.server.core.serving import Job, Serving
+from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply, prepare_chat
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import typed_event

@@ -66,7 +66,7 @@ def _asked(serving: Serving, request: EmbedRequest, before: str) -> EmbeddingReq
     )
 
 
-async def _body(serving: Serving, request: EmbedRequest, job: work.Job) -> bytes:
+async def _body(serving: Serving, request: EmbedRequest, job: work.PoolingJob) -> bytes:
     outputs = await work.run(serving, job)
 
     def write() -> bytes:

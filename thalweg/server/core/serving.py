@@ -19,9 +19,10 @@ from starlette.requests import Request
 
 import thalweg
 from thalweg.outputs import RequestOutput
-from thalweg.params import MAX_N, SamplingParams
+from thalweg.params import MAX_N, PoolingParams, SamplingParams
 from thalweg.server.core.admission import Admission, Ticket
 from thalweg.server.core.fields import Fields
+from thalweg.server.core.job import AcceptedJob, Job
 from thalweg.server.core.lifecycle import Lifecycle
 from thalweg.server.core.lines import Lines
 from thalweg.server.core.parts import OnTurn, Part, divide, renumber, run_all, stream_all
@@ -44,26 +45,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
+J = TypeVar("J", bound=AcceptedJob)
 MIN_BODY, MAX_BODY, BYTES_PER_TOKEN = 8 * 2**20, 64 * 2**20, 64
 """Bytes of a request body where --max-body does not say: what a prompt that fills the context can need, within these."""
 HEAVY_TOKENS = 1024
 """Answers with log-probabilities of more tokens than this are written on a thread."""
-
-
-class Job(msgspec.Struct, frozen=True):
-    """One checked request, ready to run: `prompts` for the engine, in order."""
-
-    id: str
-    model: str
-    created: int
-    prompts: list[dict[str, Any]]
-    params: SamplingParams
-    priority: int
-    ticket: Ticket
-
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(len(p["prompt_token_ids"]) for p in self.prompts)
 
 
 class Watcher(Protocol):
@@ -182,27 +168,31 @@ class Serving:
     ) -> Job:
         """A Job from its parts, after the checks that need the engine's configuration; its whole cost is charged. id: what
         the answer is called, where clients have no say in it."""
-        self.check_priority(request.priority)
         if len(prompts) * params.n > MAX_N:
             raise ApiError(f"n times the number of prompts must not exceed {MAX_N}", "n")
         for prompt in prompts:
             self._truncate(prompt, request, params)
-            if request.cache_salt is not None:
+        self._check_lengths(prompts)
+        return self.accept(Job, kind, http, request, prompts, params, ticket, id, params.n)
+
+    def accept(
+        self, form: type[J], kind: str, http: Request, request: Asked, prompts: list[dict[str, Any]],
+        params: SamplingParams | PoolingParams, ticket: Ticket, id: str = "", choices: int = 1,
+    ) -> J:  # fmt: skip
+        """A job of a request whose prompts and parameters are checked. Its cost is charged, and it is remembered and logged.
+        choices: of each prompt. ApiError 429 if others wait and it does not fit behind them."""
+        self.check_priority(request.priority)
+        if request.cache_salt is not None:
+            for prompt in prompts:
                 prompt["cache_salt"] = request.cache_salt
-        job = Job(
-            id=id or self.request_id(kind, http, request.request_id),
-            model=self.model_name(request.model),
-            created=int(time.time()),
-            prompts=prompts,
-            params=params,
-            priority=request.priority,
-            ticket=ticket,
-        )
-        self._check_lengths(job)
+        job = form(
+            id=id or self.request_id(kind, http, request.request_id), model=self.model_name(request.model),
+            created=int(time.time()), prompts=prompts, params=params, priority=request.priority, ticket=ticket,
+        )  # fmt: skip
         ticket.charge(len(prompts), job.prompt_tokens)
-        self.asked(http, job.id, job.model, len(self._parts(job)))
+        self.asked(http, job.id, job.model, len(divide(len(prompts), choices, self.admission.most_together)))
         if self.settings.enable_log_requests:
-            self.log(job.id, job.prompts, job.params)
+            self.log(job.id, prompts, params)
         return job
 
     def asked(self, http: Request, job_id: str, model: str, parts: int) -> None:
@@ -243,10 +233,10 @@ class Serving:
             if self.engine.tokenizer is not None:
                 prompt["prompt"] = self.engine.tokenizer.decode(ids[-keep:], False)
 
-    def _check_lengths(self, job: Job) -> None:
+    def _check_lengths(self, prompts: Sequence[dict[str, Any]]) -> None:
         """Before they wait for a turn, not after."""
         limit = self.engine.config.model.max_len
-        for prompt in job.prompts:
+        for prompt in prompts:
             if len(prompt["prompt_token_ids"]) >= limit:
                 raise ApiError(
                     f"prompt: {len(prompt['prompt_token_ids'])} tokens leave no room to answer in a context of {limit} tokens",

@@ -15,9 +15,10 @@ from starlette.responses import Response
 from thalweg.outputs import RequestMetrics, RequestOutput
 from thalweg.params import SamplingParams
 from thalweg.server.core.answer import Answer
+from thalweg.server.core.job import Job
 from thalweg.server.core.request import ChatRequest
 from thalweg.server.core.sampling import chat_params
-from thalweg.server.core.serving import Job, Serving
+from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ErrorForm
 from thalweg.server.http.answer import OPENAI, STARTED, EventStream, or_disconnect
 

@@ -11,8 +11,9 @@ from starlette.responses import Response
 
 from thalweg.errors import RequestError
 from thalweg.outputs import RequestOutput
+from thalweg.server.core.job import Job
 from thalweg.server.core.schema import Asked, Flag, Text
-from thalweg.server.core.serving import Job, Serving
+from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply
 from thalweg.server.errors import ApiError, ErrorForm
 from thalweg.server.inference.protocol import Json, read

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from thalweg.outputs import CompletionOutput, RequestMetrics
+from thalweg.server.core.job import Job
 from thalweg.server.core.request import Request
-from thalweg.server.core.serving import Job, Serving
+from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply
 from thalweg.turns.events import CallArguments, CallBegun, Content, Event, Message, Thought
 

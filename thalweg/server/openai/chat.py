@@ -10,9 +10,10 @@ from starlette.responses import Response
 from thalweg.errors import RequestError
 from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.server.core.answer import Answer
+from thalweg.server.core.job import Job
 from thalweg.server.core.request import ChatRequest
 from thalweg.server.core.sampling import chat_name
-from thalweg.server.core.serving import Job, Serving
+from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply, prepare_chat
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import DONE

@@ -9,9 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.outputs import RequestOutput
+from thalweg.server.core.job import Job
 from thalweg.server.core.request import ChatRequest
 from thalweg.server.core.schema import MAX_PROMPTS
-from thalweg.server.core.serving import Job, Serving
+from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply, prepare_chat
 from thalweg.server.errors import ApiError
 from thalweg.server.openai.answers import head_of

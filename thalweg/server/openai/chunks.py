@@ -6,7 +6,8 @@ from typing import Any
 
 import orjson
 
-from thalweg.server.core.serving import Job, Serving
+from thalweg.server.core.job import Job
+from thalweg.server.core.serving import Serving
 
 _BARE = b',"logprobs":null,"finish_reason":null}'
 

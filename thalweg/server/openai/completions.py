@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.outputs import CompletionOutput, RequestOutput
-from thalweg.server.core.serving import Job, Serving
+from thalweg.server.core.job import Job
+from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import DONE

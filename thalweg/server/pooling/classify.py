@@ -11,7 +11,7 @@ from thalweg.params import PoolingParams
 from thalweg.server.core.serving import Serving
 from thalweg.server.pooling import work
 from thalweg.server.pooling.protocol import ClassifyRequest
-from thalweg.server.pooling.work import Job
+from thalweg.server.pooling.work import PoolingJob
 
 
 async def classify(serving: Serving, http: Request) -> Response:
@@ -22,7 +22,7 @@ async def classify(serving: Serving, http: Request) -> Response:
     return await work.answer(http, _body(serving, job))
 
 
-async def _body(serving: Serving, job: Job) -> bytes:
+async def _body(serving: Serving, job: PoolingJob) -> bytes:
     outputs, pooling = await work.run(serving, job), serving.engine.config.model.pooling
     assert pooling is not None
 

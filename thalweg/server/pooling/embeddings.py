@@ -14,7 +14,7 @@ from thalweg.params import PoolingParams
 from thalweg.server.core.serving import Serving
 from thalweg.server.pooling import work
 from thalweg.server.pooling.protocol import EmbeddingRequest
-from thalweg.server.pooling.work import Job
+from thalweg.server.pooling.work import PoolingJob
 
 
 async def embeddings(serving: Serving, http: Request) -> Response:
@@ -25,7 +25,7 @@ async def embeddings(serving: Serving, http: Request) -> Response:
     return await work.answer(http, _body(serving, request, job))
 
 
-async def _body(serving: Serving, request: EmbeddingRequest, job: Job) -> bytes:
+async def _body(serving: Serving, request: EmbeddingRequest, job: PoolingJob) -> bytes:
     outputs = await work.run(serving, job)
 
     def entry(i: int, output: work.Output) -> dict[str, Any]:

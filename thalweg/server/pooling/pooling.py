@@ -12,7 +12,7 @@ from thalweg.server.core.serving import Serving
 from thalweg.server.pooling import work
 from thalweg.server.pooling.embeddings import encoded
 from thalweg.server.pooling.protocol import PoolingRequest
-from thalweg.server.pooling.work import Job
+from thalweg.server.pooling.work import PoolingJob
 
 
 async def pooling(serving: Serving, http: Request) -> Response:
@@ -23,7 +23,7 @@ async def pooling(serving: Serving, http: Request) -> Response:
     return await work.answer(http, _body(serving, request, job))
 
 
-async def _body(serving: Serving, request: PoolingRequest, job: Job) -> bytes:
+async def _body(serving: Serving, request: PoolingRequest, job: PoolingJob) -> bytes:
     outputs = await work.run(serving, job)
 
     def entry(i: int, output: work.Output) -> dict[str, Any]:

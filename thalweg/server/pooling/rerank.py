@@ -11,7 +11,7 @@ from thalweg.server.core.serving import Serving
 from thalweg.server.pooling import work
 from thalweg.server.pooling.protocol import RerankRequest
 from thalweg.server.pooling.score import Pairs
-from thalweg.server.pooling.work import Job
+from thalweg.server.pooling.work import PoolingJob
 
 
 async def rerank(serving: Serving, http: Request) -> Response:
@@ -24,7 +24,7 @@ async def rerank(serving: Serving, http: Request) -> Response:
     return await work.answer(http, _body(serving, request, job, pairs, documents))
 
 
-async def _body(serving: Serving, request: RerankRequest, job: Job, pairs: Pairs, documents: list[str]) -> bytes:
+async def _body(serving: Serving, request: RerankRequest, job: PoolingJob, pairs: Pairs, documents: list[str]) -> bytes:
     outputs = await work.run(serving, job)
     scores = await pairs.scored(outputs)
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[: request.top_n or None]

@@ -18,7 +18,7 @@ from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.pooling import work
 from thalweg.server.pooling.protocol import SIDES, PairRequest, ScoreRequest
-from thalweg.server.pooling.work import Job
+from thalweg.server.pooling.work import PoolingJob
 from thalweg.text.pair_forms import FORMS
 
 
@@ -32,7 +32,7 @@ async def score(serving: Serving, http: Request) -> Response:
     return await work.answer(http, _body(serving, job, pairs))
 
 
-async def _body(serving: Serving, job: Job, pairs: Pairs) -> bytes:
+async def _body(serving: Serving, job: PoolingJob, pairs: Pairs) -> bytes:
     outputs = await work.run(serving, job)
     scores = await pairs.scored(outputs)
     data = [{"index": i, "object": "score", "score": s} for i, s in enumerate(scores)]
@@ -58,7 +58,7 @@ class Pairs:
     async def job(
         self, kind: str, http: Request, request: PairRequest, texts: tuple[list[str], list[str]], names: tuple[str, str],
         ticket: Ticket, most: tuple[int, int] = (0, 0),
-    ) -> Job:  # fmt: skip
+    ) -> PoolingJob:  # fmt: skip
         """most: tokens of a text of each list that are kept; 0 = all."""
         serving, shape = self._serving, work.cut_of(self._serving, request)
         form = FORMS.get(serving.engine.config.model.pooling.form)  # type: ignore[union-attr]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
-import msgspec
 import orjson
 from starlette.requests import Request as Http
 from starlette.responses import Response
@@ -17,6 +15,7 @@ from thalweg.engine.client.pairs import pair_prompts
 from thalweg.outputs import ABORTED, PoolingOutput, PoolingRequestOutput
 from thalweg.params import PoolingParams
 from thalweg.server.core.admission import Ticket
+from thalweg.server.core.job import AcceptedJob
 from thalweg.server.core.serving import Serving, closing
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import or_disconnect
@@ -31,20 +30,10 @@ HEAVY = 65_536
 """Numbers of an answer; more are written on a thread, which lets others run between one result and the next."""
 
 
-class Job(msgspec.Struct, frozen=True):
-    """One checked request, ready to run: `prompts` for the engine, in order."""
+class PoolingJob(AcceptedJob, frozen=True, kw_only=True):
+    """Prompts to pool."""
 
-    id: str
-    model: str
-    created: int
-    prompts: list[dict[str, Any]]
     params: PoolingParams
-    priority: int
-    ticket: Ticket
-
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(len(p["prompt_token_ids"]) for p in self.prompts)
 
 
 async def read(serving: Serving, http: Http, kind: type[R]) -> tuple[R, Ticket]:
@@ -158,25 +147,13 @@ def _check(serving: Serving, prompts: Sequence[dict[str, Any]], where: Callable[
 def job(
     serving: Serving, kind: str, http: Http, request: Request, prompts: list[dict[str, Any]], params: PoolingParams,
     ticket: Ticket,
-) -> Job:  # fmt: skip
-    """A Job from its parts; its whole cost is charged."""
-    serving.check_priority(request.priority)
-    if request.cache_salt is not None:
-        for prompt in prompts:
-            prompt["cache_salt"] = request.cache_salt
-    made = Job(
-        id=serving.request_id(kind, http, request.request_id), model=serving.model_name(request.model),
-        created=int(time.time()), prompts=prompts, params=params, priority=request.priority, ticket=ticket,
-    )  # fmt: skip
+) -> PoolingJob:  # fmt: skip
+    """A job from its parts; its whole cost is charged."""
     serving.engine.check_pooling(params)
-    ticket.charge(len(prompts), made.prompt_tokens)
-    serving.asked(http, made.id, made.model, len(prompts))
-    if serving.settings.enable_log_requests:
-        serving.log(made.id, prompts, params)
-    return made
+    return serving.accept(PoolingJob, kind, http, request, prompts, params, ticket)
 
 
-async def run(serving: Serving, work: Job) -> list[Output]:
+async def run(serving: Serving, work: PoolingJob) -> list[Output]:
     """Every prompt's output, in order. The first failure cancels the rest."""
     if len(work.prompts) == 1:
         return [await _one(serving, work, 0)]
@@ -189,7 +166,7 @@ async def run(serving: Serving, work: Job) -> list[Output]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _one(serving: Serving, work: Job, i: int) -> Output:
+async def _one(serving: Serving, work: PoolingJob, i: int) -> Output:
     prompt = work.prompts[i]
     turn = serving.admission.turn(work.ticket, 1, len(prompt["prompt_token_ids"]), work.priority)
     async with AsyncExitStack() as held:
@@ -215,7 +192,7 @@ def usage(serving: Serving, outputs: Sequence[Output]) -> dict[str, Any]:
     return serving.usage(tokens, 0, sum(o.num_cached_tokens for o in outputs))
 
 
-def listed(work: Job, data: Any, used: dict[str, Any]) -> dict[str, Any]:
+def listed(work: PoolingJob, data: Any, used: dict[str, Any]) -> dict[str, Any]:
     """An answer in the form that most routes share."""
     return {
         "id": work.id, "object": "list", "created": work.created, "model": work.model, "data": data, "usage": used,

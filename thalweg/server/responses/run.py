@@ -11,7 +11,8 @@ import orjson
 
 from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.server.core.answer import Answer
-from thalweg.server.core.serving import Job, Serving
+from thalweg.server.core.job import Job
+from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import typed_event

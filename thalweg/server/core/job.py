@@ -1,0 +1,32 @@
+"""One checked request, ready to run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from thalweg.params import PoolingParams, SamplingParams
+from thalweg.server.core.admission import Ticket
+
+
+class AcceptedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What jobs of every kind have. `prompts` for the engine, in order, each with its token ids."""
+
+    id: str
+    model: str
+    created: int
+    prompts: list[dict[str, Any]]
+    params: SamplingParams | PoolingParams
+    priority: int
+    ticket: Ticket
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(p["prompt_token_ids"]) for p in self.prompts)
+
+
+class Job(AcceptedJob, frozen=True, kw_only=True):
+    """Prompts to generate from."""
+
+    params: SamplingParams
