@@ -151,12 +151,15 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         Feature("`--kv-cache-dtype fp8_e4m3`, `fp8_e5m2`", "RRHHH", ("tests/models/test_cache_dtypes.py", _GPU)),
         Feature("Prefix caching", "RHHHH", (_AGAINST, "tests/integration/test_latent_devices.py")),
         Feature(
-            "Offloading to host memory or disk",
-            "NNNNN",
-            flag="kv-offloading-size",
-            note="lower `--max-model-len`, or cache in int8",
+            "[KV store](kv-stores.md) in host memory, or from a package",
+            "RHHHH",
+            ("tests/integration/test_kv_store_devices.py", "thalweg/hal/testing/test_device.py"),
         ),
-        Feature("KV transfer between engines (disaggregated prefill)", "NNNNN", flag="kv-transfer-config"),
+        Feature(
+            "KV transfer between engines (disaggregated prefill)",
+            "NNNNN",
+            note="engines may share a [KV store](kv-stores.md)",
+        ),
         Feature("Weight offloading to host memory", "NNNNN", flag="cpu-offload-gb", note="use `--quantization int4`"),
     ),
     "Long context": (

@@ -95,6 +95,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "distributed-executor-backend": ("mp",),
     "cudagraph-capture-sizes": ("1", "4"),
     "kv-cache-dtype-skip-layers": ("0", "sliding_window"),
+    "kv-transfer-config": ('{"kv_connector": "host"}',),
     "limit-mm-per-prompt": ('{"image": 1}',),
     "media-io-kwargs": ('{"image": {"rgba_background_color": [1, 2, 3]}}',),
     "model-loader-extra-config": ('{"concurrency": 3}',),
@@ -123,6 +124,7 @@ BESIDE = {
 TESTED_BY_NAME = (
     "middleware", "trust_remote_code", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "enable_ssl_refresh",
     "tool_parser_plugin", "reasoning_parser_plugin", "mm_processor_cache_type",
+    "kv_offloading_backend",
 )  # fmt: skip
 """They need files, or have no value but their default."""
 
@@ -238,7 +240,7 @@ def test_what_of_compiling_is_not_honoured_is_refused_by_key(words, said):
 
 def test_all_refusals_at_once():
     with pytest.raises(ConfigError) as e:
-        parse("--fully-sharded-loras", "--data-parallel-size", "2", "--kv-transfer-config.kv_connector", "x")
+        parse("--fully-sharded-loras", "--data-parallel-size", "2", "--kv-events-config.publisher", "x")
     assert len(e.value.problems) == 3
 
 

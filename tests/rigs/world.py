@@ -220,7 +220,7 @@ class World:
         self.spoils.clear()
 
     def export(self, group: int, blocks: np.ndarray) -> Later:
-        """As `departures.Mover`, with the blocks as they are when the export's turn comes."""
+        """As `mover.Mover`, with the blocks as they are when the export's turn comes."""
         blocks, later = blocks.copy(), Later(self.queue)
 
         def copy() -> None:

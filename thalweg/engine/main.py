@@ -39,6 +39,7 @@ from thalweg.engine.control.compiling import Compiling
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.control.executor import Executor
 from thalweg.engine.control.profiles import Profiles
+from thalweg.engine.control.store.connect import check_store, connect, key_hash
 from thalweg.engine.ipc.codec import Codec, FrameError
 from thalweg.engine.ipc.socket import Channel, ChannelClosedError
 from thalweg.engine.worker.stages.open import prepare
@@ -64,6 +65,7 @@ def main(fd: int, device: str) -> int:
     try:
         prepare(device, _next(channel, m.Expect).args)
         start = _next(channel, m.Start)
+        check_store(start.args)
         executor: Executor = load_executor(start.args.distributed_executor_backend)(start.args)
     except ChannelClosedError:
         return 0
@@ -72,7 +74,10 @@ def main(fd: int, device: str) -> int:
         return 1
     words = _Words()
     grammars = Grammars(words.get)
-    core = EngineCore(executor, announce=lambda started: _announce(channel, started), grammars=grammars)
+    core = EngineCore(
+        executor, announce=lambda started: _announce(channel, started), grammars=grammars, hash_fn=key_hash(start.args),
+        store=connect(start.args, executor),
+    )  # fmt: skip
     channel.send(m.Ready(executor.config, executor.plan, executor.load_seconds))
     # Weights and code live as long as the process: keep the collector from walking them in the middle of a step. Nor is it
     # worth a walk now, before the first answer: of 200,000 objects it finds a thousand, small ones.
@@ -80,9 +85,9 @@ def main(fd: int, device: str) -> int:
     gc.enable()
     try:
         profiles = None if read_profiler_config(start.args) is None else Profiles(executor)
-        _Loop(core, channel, grammars, words, profiles).run()
-    except ChannelClosedError:
-        return 0
+        with contextlib.suppress(ChannelClosedError):
+            _Loop(core, channel, grammars, words, profiles).run()
+        core.close()
     except Exception as e:
         _report(channel, e)
         return 1

@@ -61,6 +61,11 @@ def batch_invariant() -> bool | None:
     return True if _switch("THALWEG_BATCH_INVARIANT") else None
 
 
+def kv_key_secret() -> str:
+    """THALWEG_KV_KEY_SECRET: what the file of `--kv-key-secret` would hold, where that flag is not given."""
+    return _get("THALWEG_KV_KEY_SECRET")[1]
+
+
 def dev_mode() -> bool:
     """THALWEG_SERVER_DEV_MODE: 1 gives the server its routes for operators (sleep, pause, profiles)."""
     return _switch("THALWEG_SERVER_DEV_MODE")

@@ -20,6 +20,7 @@ from thalweg.engine.client.pooled import PoolingOutputs
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.control.executor import Executor
 from thalweg.engine.control.profiles import Profiles
+from thalweg.engine.control.store.connect import connect, key_hash
 from thalweg.engine.messages import Stats
 from thalweg.engine.worker.stages.open import start_ahead
 from thalweg.engine.worker.worker import Worker
@@ -83,7 +84,7 @@ class LLMEngine(NoCode, NoOtherConfig):
             self._structured, self._judged = self.frontend.structured(self.config), True
         structured = self._structured
         grammars = None if structured is None else Grammars(lambda: structured.judge.vocabulary)
-        self.core = EngineCore(self.executor, grammars=grammars)
+        self.core = EngineCore(self.executor, grammars=grammars, hash_fn=key_hash(args), store=connect(args, self.executor))
         self.adapters.attach(self.core, self.executor)
         self.inputs = InputProcessor(
             self.config,
@@ -332,6 +333,7 @@ class LLMEngine(NoCode, NoOtherConfig):
         self._asleep = True
         if level == 0:
             return
+        self.core.close()
         self.executor.close()
         self._profiles = None
         self.adapters.detach()
@@ -367,4 +369,5 @@ class LLMEngine(NoCode, NoOtherConfig):
         if self.frontend.media:
             self.frontend.media.close()
         if hasattr(self, "executor"):
+            self.core.close()
             self.executor.close()

@@ -40,6 +40,8 @@ def snapshot(model: str, s: Stats) -> list[Metric]:
     counters = {
         "prefix_cache_queries": s.prefix_queries,
         "prefix_cache_hits": s.prefix_hits,
+        "external_prefix_cache_queries": s.store_queries,
+        "external_prefix_cache_hits": s.store_hits,
         "num_preemptions": s.preemptions,
         "prompt_tokens": s.prompt_tokens,
         "prompt_tokens_cached": s.prompt_cached,

@@ -18,6 +18,7 @@ from thalweg.config import EngineArgs, EngineConfig, check_args
 from thalweg.engine.client.grammars import StructuredOutputs
 from thalweg.engine.client.media import Media
 from thalweg.engine.client.thinking import Marks, marks
+from thalweg.engine.control.store.connect import check_store
 from thalweg.engine.planning import described
 from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.hal.platform import ModelInfo
@@ -82,6 +83,7 @@ class Located:
 def locate(args: EngineArgs) -> Located:
     """CheckpointError or ConfigError, naming file or field, before any process is told to load."""
     check_args(args)
+    check_store(args)
     path = described.find(args)
     config = described.read(args, path)
     return Located(msgspec.structs.replace(args, model=str(path)), args, path, config, hf.facts(config, path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from thalweg.config import EngineArgs
+from thalweg.engine.worker.moves import block_operations, check_moves
 from thalweg.engine.worker.profiling import profile_operations
 from thalweg.engine.worker.stages.cache import allocate_state, plan_cache, populate_caches
 from thalweg.engine.worker.stages.config import engine_config
@@ -47,6 +48,7 @@ def _build_with_model(inputs: BuildInputs) -> Worker:
     built = build_model(inputs)
     # Everything a user can have got wrong about sizes or kernels is refused before a weight is read.
     plan = plan_cache(inputs, built)
+    check_moves(inputs)
     step = make_step(built.model, built.binder, logprobs_mode=inputs.args.logprobs_mode, proposer=built.proposer)
     params = load_weights(inputs, built)
     state = allocate_state(inputs, built, plan)
@@ -59,11 +61,14 @@ def _build_with_model(inputs: BuildInputs) -> Worker:
         inputs, dtype=built.dtype, size=plan.size, groups=built.model.groups, schedule=plan.schedule, vocab=built.model.vocab,
         quantization=built.quantization,
     )  # fmt: skip
+    kernels, model = [str(c) for c in built.binder.bindings], built.model
+    facts = (built.dtype, str(built.quantization), *kernels)
     return Worker(
-        config, runner.launch, [str(c) for c in built.binder.bindings], device,
+        config, runner.launch, kernels, device,
         operations={
-            "populate": lambda reached: populate_caches(device, built.model, state, reached),
-            **({} if built.model.adapters is None else AdapterStore(built.model, device, state).operations),
+            "populate": lambda reached: populate_caches(device, model, state, reached),
+            **({} if model.adapters is None else AdapterStore(model, device, state).operations),
+            **block_operations(inputs, state, model.layer_group, model.groups, model.layouts, facts),
         },
         encoder=make_encoder(inputs, built, params),
     )  # fmt: skip

@@ -30,6 +30,7 @@ class Worker:
     worker has it.
     read_adapter(path, digest), forget_adapter(digest), write_adapter(slot, digest): see `adapters.AdapterStore`. Where adapters
     are enabled.
+    describe_blocks, export_blocks, export_ready, take_export, import_blocks: see `moves.BlockMover`. With a kv_transfer_config.
     start_profile(prefix), stop_profile(), advance_profile(): see `profiling.Profiler`. With a profiler_config."""
     encoder: Encoder | None = None
     """Computes vectors of media. None: the model reads text only."""

@@ -232,6 +232,10 @@ class EngineMetrics(Collector):
         for name, text, value in (
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", s.prefix_queries),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache", s.prefix_hits),
+            ("external_prefix_cache_queries", "Prompt tokens for which a KV store was asked", s.store_queries),
+            ("external_prefix_cache_hits", "Prompt tokens loaded from a KV store", s.store_hits),
+            ("kv_store_saved_bytes", "Bytes of KV blocks saved in a store", s.store_saved),
+            ("kv_store_failures", "Blocks and calls of a KV store that failed", s.store_failed),
             ("num_preemptions", "Preempted requests", s.preemptions),
             ("prompt_tokens", "Prompt tokens processed", s.prompt_tokens),
             ("prompt_tokens_cached", "Prompt tokens that were cached", s.prompt_cached),

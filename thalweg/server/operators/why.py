@@ -21,6 +21,7 @@ HELD = {
     "tokens": "the tokens of each step went to those before it (--max-num-batched-tokens)",
     "cache": "the KV cache had no room for its prompt beside those that ran",
     "prefix": "another request was computing the same prefix, which it then found in the cache",
+    "store": "a longer prefix of its prompt was on its way from the store (--kv-transfer-config)",
     "partial": "as many prompts were in progress as may (--max-num-partial-prefills, --max-long-partial-prefills)",
     "adapter": "every slot for adapters was in use by running requests with others (--max-loras)",
     "interval": "prompts start in some steps only, beside sequences that run (--prefill-schedule-interval)",

@@ -18,8 +18,8 @@ from thalweg.engine.control.cache.prefix import Node
 from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.request import Request
 from thalweg.engine.control.store.base import Store
-from thalweg.engine.control.store.departures import Mover
 from thalweg.engine.control.store.lanes import Job, Lane
+from thalweg.engine.control.store.mover import Mover
 from thalweg.engine.control.store.names import Names, unseal
 
 logger = logging.getLogger(__name__)

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
 from thalweg.engine.control.store.base import Store
 from thalweg.engine.control.store.lanes import Job, Lane
+from thalweg.engine.control.store.mover import Mover
 from thalweg.engine.control.store.names import Names, seal
 from thalweg.hal.device import Export
 
@@ -29,19 +28,6 @@ STAGED = 64 << 20
 """Bytes of copies that have not arrived on the host, at most. They take room on the device."""
 SAVING = 256 << 20
 """Bytes that the store was given and has not saved, beyond which no more leave."""
-
-
-class Mover(Protocol):
-    """Copies blocks out of the cache and into it, in order with the steps (`hal.device.Device.export`)."""
-
-    block_bytes: Sequence[int]
-    """Of a block of each KV group."""
-    signature: bytes
-    """Equal where blocks of one process are right for another: of the model, and of how its blocks lie and are computed."""
-
-    def export(self, group: int, blocks: np.ndarray, /) -> Export: ...
-
-    def import_(self, group: int, blocks: np.ndarray, rows: np.ndarray, /) -> None: ...
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ class Names:
     """Names of the blocks of one model in one layout. Node keys depend on the key secret, so names do."""
 
     def __init__(self, signature: bytes) -> None:
-        """signature: at most 64 bytes, as `departures.Mover.signature`."""
+        """signature: at most 64 bytes, as `mover.Mover.signature`."""
         self._hash = hashlib.blake2b(key=signature, digest_size=16)
 
     def name(self, key: bytes, group: int) -> bytes:

@@ -11,14 +11,15 @@ from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.request import Request
 from thalweg.engine.control.store.arrivals import Arrivals
 from thalweg.engine.control.store.base import Store
-from thalweg.engine.control.store.departures import Departures, Mover
+from thalweg.engine.control.store.departures import Departures
 from thalweg.engine.control.store.lanes import Lane, ThreadLane
+from thalweg.engine.control.store.mover import Mover
 from thalweg.engine.control.store.names import Names
 
 POLL_SECONDS = 0.005
 """Between looks at the store's threads, where nothing else is to be done."""
-CLOSE_SECONDS = 10.0
-"""The store gets so long for what it was given when the engine ends."""
+CLOSE_SECONDS = 4.0
+"""A shared store gets so long for what is queued when the engine ends: less than the client waits for that end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,9 @@ class Transfers:
         }
 
     def close(self) -> None:
-        """Save what is queued, as far as the store keeps up."""
+        """Save what others may find, as far as the store keeps up."""
         until = time.monotonic() + CLOSE_SECONDS
-        while self.settle() and time.monotonic() < until:
+        while self._store.shared and self.settle() and time.monotonic() < until:
             pass
         last = self._writing.submit(self._store.close)
         while not last.done and time.monotonic() < until:

@@ -6,6 +6,7 @@ from typing import Any
 
 from thalweg.engine.planning import resolve
 from thalweg.engine.planning.memory import history
+from thalweg.engine.worker.moves import block_operations, check_moves
 from thalweg.engine.worker.runner import Runner
 from thalweg.engine.worker.stages.config import engine_config
 from thalweg.engine.worker.stages.open import BuildInputs
@@ -28,15 +29,17 @@ def build_without_model(inputs: BuildInputs) -> Worker:
     memory = resolve.cache_bytes(args, inputs.defaults, device.memory(), 0, history(schedule, length))
     size = resolve.cache_size(args, (group,), memory, length, schedule.max_seqs)
     config = engine_config(inputs, dtype="none", size=size, groups=(group,), schedule=schedule, vocab=facts.vocab)
+    check_moves(inputs)
+    layout = KVLayout((bt,), "int64", "rolling-hash")
     box = StateBox(
         {
-            "kv": [device.alloc_kv(KVLayout((bt,), "int64", "rolling-hash"), size.blocks[0])],
+            "kv": [device.alloc_kv(layout, size.blocks[0])],
             "history": device.alloc((schedule.max_seqs + 1, size.max_len + 1), "int32"),
         }
     )
     runner = Runner(lambda shape, features: device.compile(_no_step, {"vocab": facts.vocab}, box, shape, features), (), ())
-    idle = {"populate": lambda reached: False}
-    return Worker(config, runner.launch, ["no model: this platform computes none"], device, idle)
+    operations = {"populate": lambda reached: False, **block_operations(inputs, box, (0,), (group,), (layout,), ())}
+    return Worker(config, runner.launch, ["no model: this platform computes none"], device, operations)
 
 
 def _no_step(params: Any, state: Any, batch: StepBatch) -> Any:

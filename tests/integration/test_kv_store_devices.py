@@ -1,0 +1,92 @@
+"""An engine that starts from blocks which another computed, as one that computed them itself: no bit shows the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from zoo import make_checkpoint
+
+from thalweg import LLM, SamplingParams
+from thalweg.engine.control.store.base import Store
+from thalweg.kv_stores import add_store
+
+HOST = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
+
+
+class TestProcessStore(Store):
+    """A dict that the engines of this process share."""
+
+    __test__ = False
+    shared = True
+    blocks: dict[bytes, bytes] = {}
+
+    @classmethod
+    def open(cls, options: Mapping[str, Any]) -> TestProcessStore:
+        return cls()
+
+    def lookup(self, keys: Sequence[bytes]) -> list[bool]:
+        return [key in self.blocks for key in keys]
+
+    def load(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self.blocks.get(key) for key in keys]
+
+    def save(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> None:
+        self.blocks.update(zip(keys, blocks, strict=True))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> dict[str, Any]:
+    """Arguments of engines that share it."""
+    add_store("test", f"{__name__}:TestProcessStore")
+    TestProcessStore.blocks = {}
+    (tmp_path / "secret").write_text("a secret of sixteen bytes or more")
+    return {"kv_transfer_config": {"kv_connector": "test"}, "kv_key_secret": str(tmp_path / "secret")}
+
+
+def serve(path: Path, rounds: Sequence[list[list[int]]], device: str, **more: Any) -> tuple[list[Any], Any]:
+    """(tokens and logprobs of every prompt of the last round, statistics)."""
+    said: dict[str, Any] = {
+        "dtype": "float32", "skip_tokenizer_init": True, "block_size": 4, "max_model_len": 128, "max_num_seqs": 4,
+        "max_num_batched_tokens": 16, "use_tqdm_on_load": False,
+    }  # fmt: skip
+    llm = LLM(str(path), device=device, **(said | more))
+    try:
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1, detokenize=False)
+        for prompts in rounds:
+            outs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        told = [list(zip(o.outputs[0].token_ids, o.outputs[0].logprobs, strict=True)) for o in outs]
+        return [[(t, by[t].logprob) for t, by in each] for each in told], llm.stats()
+    finally:
+        llm.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "device", "more"),
+    [
+        ("llama", "cpu", {}),
+        ("llama", HOST, {}),
+        ("llama", "cpu", {"kv_cache_dtype": "int8_per_token_head"}),
+        ("gemma3", "cpu", {}),
+        ("deepseek-v3", HOST, {}),
+        ("qwen3-next", "cpu", {"mamba_block_size": 8}),
+        ("qwen3-next", HOST, {"mamba_block_size": 8}),
+    ],
+)
+def test_no_bit_shows_where_a_prefix_came_from(
+    name: str, device: str, more: dict[str, Any], store: dict[str, Any], tmp_path: Path
+) -> None:
+    path = make_checkpoint(name, tmp_path)
+    rng = np.random.default_rng(5)
+    stems = [rng.integers(3, 250, 96).tolist() for _ in range(2)]
+    longer = [stem + rng.integers(3, 250, 5).tolist() for stem in stems]
+    want, _ = serve(path, [stems, longer], device, **more)
+    serve(path, [stems], device, **more, **store)
+    got, stats = serve(path, [longer], device, **more, **store)
+    assert stats.store_hits >= 2 * 88
+    assert stats.store_failed == 0
+    assert got == want

@@ -1,0 +1,50 @@
+"""From what the user said of a store to a connection with it, and to the keys by which blocks are found."""
+
+from __future__ import annotations
+
+import hashlib
+
+from thalweg.config import EngineArgs
+from thalweg.engine.control.cache.prefix import HashFn, keyed_hash
+from thalweg.engine.control.executor import Executor
+from thalweg.engine.control.store.base import Store
+from thalweg.engine.control.store.mover import ExecutorMover
+from thalweg.engine.control.store.transfers import Connection
+from thalweg.errors import ConfigError
+from thalweg.host.secrets import key_secret
+from thalweg.kv_stores import load_store
+from thalweg.options.kv_store import transfer
+
+
+def check_store(args: EngineArgs) -> None:
+    """Refuse what is wrong with a store before anything is loaded. ConfigError names the field."""
+    secret, config = key_secret(args.kv_key_secret), transfer(args)
+    if config is None:
+        return
+    store: type[Store] = load_store(config.kv_connector)
+    if problems := store.check(config.options):
+        raise ConfigError(*(f"kv_transfer_config: kv_connector_extra_config: {p}" for p in problems))
+    if store.shared and secret is None:
+        raise ConfigError(
+            f"kv_transfer_config: {config.kv_connector}: engines that share a store need one secret for its keys: give each "
+            "--kv-key-secret FILE, or THALWEG_KV_KEY_SECRET"
+        )
+
+
+def key_hash(args: EngineArgs) -> HashFn | None:
+    """The hash that gives blocks their keys. None: one with a secret of the process's own. ConfigError."""
+    secret = key_secret(args.kv_key_secret)
+    if secret is None:
+        return None
+    key = hashlib.blake2b(secret, digest_size=32, person=b"thalweg kv keys").digest()
+    return keyed_hash(key, args.prefix_caching_hash_algo)
+
+
+def connect(args: EngineArgs, executor: Executor) -> Connection | None:
+    """Open the store that was asked for. None: none was. ConfigError."""
+    config = transfer(args)
+    if config is None:
+        return None
+    check_store(args)
+    store: Store = load_store(config.kv_connector).open(config.options)
+    return Connection(store, ExecutorMover(executor), config.load_timeout)

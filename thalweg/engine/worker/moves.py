@@ -1,0 +1,102 @@
+"""KV blocks of all layers of a group, as one piece, out of the state and into it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+import thalweg
+from thalweg.checkpoint.identity import model_digest
+from thalweg.engine.worker.stages.open import BuildInputs
+from thalweg.errors import ConfigError
+from thalweg.hal.device import Device, Export, Exported, row_bytes
+from thalweg.hal.kv import KVLayout, KVSpec
+from thalweg.hal.step import StateBox
+from thalweg.options.kv_store import transfer
+
+FORMAT = 1
+"""Of a stored block: one that changes what its bytes mean changes this."""
+Layouts = Sequence[KVLayout | tuple[KVLayout, ...]]
+"""Of each cache of a state, as `models.build.Model` has them."""
+
+
+class BlockMover:
+    """Copies blocks out of a state and into it. Its operations are those of `engine.control.store.mover.ExecutorMover`."""
+
+    def __init__(self, device: Device, state: StateBox, layer_group: Sequence[int], groups: int, signature: bytes) -> None:
+        """layer_group: the KV group of each cache of the state."""
+        self._device, self._state = device, state
+        self._caches = [[i for i, of in enumerate(layer_group) if of == g] for g in range(groups)]
+        self._signature, self._exports = signature, dict[int, Export]()
+        self.block_bytes: Sequence[int] = [sum(map(row_bytes, self._arrays(g))) for g in range(groups)]
+
+    def operations(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "describe_blocks": lambda: (list(self.block_bytes), self._signature),
+            "export_blocks": self._export,
+            "export_ready": lambda number: self._exports[number].ready(),
+            "take_export": lambda number: self._exports.pop(number).result(),
+            "import_blocks": self._import,
+        }
+
+    def _export(self, number: int, group: int, blocks: np.ndarray) -> None:
+        """Start an export, which has this number until it is taken."""
+        empty = not self.block_bytes[group]
+        made = Exported(np.empty((len(blocks), 0), np.uint8)) if empty else self._device.export(self._arrays(group), blocks)
+        self._exports[number] = made
+
+    def _import(self, group: int, blocks: np.ndarray, rows: np.ndarray) -> None:
+        if not self.block_bytes[group]:
+            return
+        written = iter(self._device.import_(self._arrays(group), blocks, rows))
+        kv = list(self._state.value["kv"])
+        for i in self._caches[group]:
+            kv[i] = tuple(next(written) for _ in kv[i]) if isinstance(kv[i], tuple) else next(written)
+        self._state.value = {**self._state.value, "kv": kv}
+
+    def _arrays(self, group: int) -> list[Any]:
+        kv = self._state.value["kv"]
+        return [part for i in self._caches[group] for part in (kv[i] if isinstance(kv[i], tuple) else (kv[i],))]
+
+
+def check_moves(inputs: BuildInputs) -> None:
+    """ConfigError where a store was asked for, and this device moves no blocks or this model shares none."""
+    if transfer(inputs.args) is None:
+        return
+    if not inputs.device.moves_blocks:
+        raise ConfigError(f"kv_transfer_config: platform {inputs.platform.name} moves no KV blocks: leave it out")
+    if not inputs.args.enable_prefix_caching:
+        raise ConfigError("kv_transfer_config: sequences of this model share no prefixes, so no stored block would be found")
+
+
+def block_operations(
+    inputs: BuildInputs, state: StateBox, layer_group: Sequence[int], groups: Sequence[KVSpec], layouts: Layouts,
+    facts: Sequence[str],
+) -> dict[str, Callable[..., Any]]:  # fmt: skip
+    """Operations of a worker: none where no store was asked for. facts: how the values of a block are computed, beside model
+    and device. They must be equal for two processes to exchange blocks, so that no bit of an answer depends on where its
+    prefix comes from."""
+    if transfer(inputs.args) is None:
+        return {}
+    h = hashlib.blake2b(digest_size=32)
+    for part in (*_computed(inputs), *facts, *_laid_out(groups, layer_group, layouts)):
+        h.update(b"%d:" % len(part) + part.encode("utf-8", "surrogateescape"))
+    return BlockMover(inputs.device, state, layer_group, len(groups), h.digest()).operations()
+
+
+def _computed(inputs: BuildInputs) -> Iterator[str]:
+    args, device = inputs.args, inputs.device
+    yield f"{FORMAT} {thalweg.__version__} {inputs.platform.name} {device.info.name} {device.comm.size}"
+    yield f"{args.load_format} {args.seed if args.load_format == 'dummy' else ''} {model_digest(inputs.path).hex()}"
+    yield repr(sorted((args.hf_overrides or {}).items()))
+
+
+def _laid_out(groups: Sequence[KVSpec], layer_group: Sequence[int], layouts: Layouts) -> Iterator[str]:
+    for g in groups:
+        yield f"{g.kind} {g.block_tokens} {g.window} {g.top}"
+    for of, each in zip(layer_group, layouts, strict=True):
+        for layout in each if isinstance(each, tuple) else (each,):
+            yield f"{of} {layout.signature} {layout.dtype} {layout.shape}"

@@ -1,0 +1,28 @@
+"""Secrets that several engines share. They are read where they are used, and are in no configuration, message or log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from thalweg.errors import ConfigError
+from thalweg.host import envs
+
+LEAST_BYTES = 16
+
+
+def key_secret(file: str | None) -> bytes | None:
+    """The secret that keys of KV blocks are made with: the file's contents, less white space around them, or else those
+    of THALWEG_KV_KEY_SECRET. None: neither is given. ConfigError for one that cannot be read, or is too short."""
+    where, secret = f"kv_key_secret: {file}", b""
+    if file is not None:
+        try:
+            secret = Path(file).read_bytes().strip()
+        except OSError as e:
+            raise ConfigError(f"{where}: cannot be read: {e.strerror or e}") from None
+    else:
+        where, secret = "THALWEG_KV_KEY_SECRET", envs.kv_key_secret().encode("utf-8", "surrogateescape").strip()
+        if not secret:
+            return None
+    if len(secret) < LEAST_BYTES:
+        raise ConfigError(f"{where}: a secret of {len(secret)} bytes is too short: make one of {LEAST_BYTES} or more at random")
+    return secret

@@ -1,0 +1,100 @@
+"""Options of what keeps KV blocks beyond the cache of one engine."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from thalweg.errors import ConfigError
+from thalweg.kv_stores import LMCACHE, find_problem
+from thalweg.options.cache import CacheOptions
+from thalweg.options.option import Option, Rules
+
+TIMEOUT = "load_timeout"
+MOST_GIB = 1 << 20
+_option = partial(Option, group="CacheConfig")
+
+
+class TransferConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """kv_transfer_config: the store that keeps KV blocks, and its options."""
+
+    kv_connector: str
+    """A name of `thalweg.kv_stores`."""
+    kv_role: Literal["kv_both"] = "kv_both"
+    """Blocks are saved and loaded."""
+    kv_load_failure_policy: Literal["recompute"] = "recompute"
+    """What failed to load is computed."""
+    kv_connector_extra_config: dict[str, Any] = {}
+    """Options of the store, and `load_timeout`."""
+
+    @property
+    def load_timeout(self) -> float:
+        """Seconds that a request waits for a prefix, at most."""
+        return float(self.kv_connector_extra_config.get(TIMEOUT, 10))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the store is given."""
+        return {k: v for k, v in self.kv_connector_extra_config.items() if k != TIMEOUT}
+
+
+def check_transfer(args: "KvStoreOptions") -> Iterable[str]:
+    if transfer(args) is not None and not args.enable_prefix_caching:
+        yield "kv_transfer_config: what is stored is found by the prefix cache: leave enable_prefix_caching on"
+
+
+class KvStoreOptions(CacheOptions, kw_only=True, frozen=True):
+    """Where KV blocks are kept that the cache may drop, and by what keys."""
+
+    kv_transfer_config: Annotated[
+        dict[str, Any] | None,
+        _option(
+            'Store of KV blocks beyond the cache: {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": '
+            '{"cpu_bytes_to_use": 8589934592}}',
+            group="General", tier="scale",
+        ),
+    ] = None  # fmt: skip
+    kv_offloading_size: Annotated[
+        float | None, _option("GiB of host memory for KV blocks: short for OffloadingConnector", gt=0, le=MOST_GIB)
+    ] = None
+    kv_offloading_backend: Annotated[
+        str, _option("Store of kv_offloading_size", choices=("native",), refused={"lmcache": LMCACHE})
+    ] = "native"
+    kv_key_secret: Annotated[
+        str | None,
+        _option(
+            "File with the secret of the keys of KV blocks, 16 bytes or more, equal for engines that share a store; "
+            "default: THALWEG_KV_KEY_SECRET, or drawn by the process",
+            tier="own",
+        ),
+    ] = None
+
+    RULES: ClassVar[Rules] = (check_transfer,)
+
+
+def transfer(args: "KvStoreOptions") -> TransferConfig | None:
+    """Which store was asked for. None: none. ConfigError lists what is wrong with it, but for the store's own options."""
+    said = args.kv_transfer_config
+    if args.kv_offloading_size is not None:
+        if said:
+            raise ConfigError("kv_offloading_size is short for a kv_transfer_config; give one of them")
+        if not 0 < args.kv_offloading_size <= MOST_GIB:
+            return None  # its bounds refuse it
+        options = {"cpu_bytes_to_use": int(args.kv_offloading_size * (1 << 30))}
+        said = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": options}
+    if not said:
+        return None
+    try:
+        made = msgspec.convert(said, TransferConfig)
+    except msgspec.ValidationError as e:
+        known = ", ".join(TransferConfig.__struct_fields__)
+        raise ConfigError(
+            f"kv_transfer_config: {e}; this version has {known}, the role kv_both and the policy recompute"
+        ) from None
+    if (problem := find_problem(made.kv_connector)) is not None:
+        raise ConfigError(f"kv_transfer_config: kv_connector: {problem}")
+    timeout = made.kv_connector_extra_config.get(TIMEOUT, 1)
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= 3600:
+        raise ConfigError(f"kv_transfer_config: {TIMEOUT}: must be seconds above 0 and at most 3600, not {timeout!r:.40}")
+    return made
