@@ -17,6 +17,7 @@ import numpy as np
 
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.hub import resolve_model
+from thalweg.hal.comm import Mesh
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Place
@@ -52,8 +53,8 @@ def main() -> None:
     config = read_config(path, None, registry.check)
     method = online.chosen(a.quantization, lambda form: True)
     model = build(
-        config, binder=Binder(device.kernels), attention=device.attention, comm=device.comm, dtype=a.dtype, max_len=LENGTH,
-        block_tokens=16, quantization=method,
+        config, binder=Binder(device.kernels), attention=device.attention, mesh=Mesh(device.comm), dtype=a.dtype,
+        max_len=LENGTH, block_tokens=16, quantization=method,
     )  # fmt: skip
     held = sizes.weight_bytes(families.family(config)(config), a.dtype, LENGTH, use=registry.scheme(config, method))
     loaded = timed(lambda: load_params(model, path, device, progress=False), a.runs)

@@ -25,6 +25,7 @@ from measure import SHAPES, device_name, tidy, torch_device
 
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.hal import discovery
+from thalweg.hal.comm import Mesh
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Place
 from thalweg.models.build import Model, build
@@ -36,8 +37,8 @@ PIECE, THREADS = 16 << 20, 8
 
 def model_of(config: dict[str, Any], device: Any) -> Model:
     return build(
-        config, binder=Binder(device.kernels), attention=device.attention, comm=device.comm, dtype="bfloat16", max_len=512,
-        block_tokens=16,
+        config, binder=Binder(device.kernels), attention=device.attention, mesh=Mesh(device.comm), dtype="bfloat16",
+        max_len=512, block_tokens=16,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from thalweg.backends.tpu.attention import backends
 from thalweg.backends.tpu.library import kernels
 from thalweg.backends.tpu.mesh import Ranks
 from thalweg.backends.tpu.program import Executable
+from thalweg.hal.comm import Mesh
 from thalweg.hal.op import Binder
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepShape
 from thalweg.models.build import build
@@ -44,8 +45,8 @@ def step_of(
     made = ranks or Ranks(jax.devices("cpu")[:1])
     binder = Binder(kernels(TpuOptions(), on_host=False), bodies_invariant=False)
     model = build(
-        config, binder=binder, attention=backends("pallas", interpret=False), comm=made.comm, dtype=dtype, max_len=max_len,
-        block_tokens=block_tokens,
+        config, binder=binder, attention=backends("pallas", interpret=False), mesh=Mesh(made.comm), dtype=dtype,
+        max_len=max_len, block_tokens=block_tokens,
     )  # fmt: skip
     whole, by_heads, by_parts = (made.whole(), made.divided(1), made.divided(0)) if ranks else (None, None, None)
 

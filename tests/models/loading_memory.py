@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from thalweg.checkpoint.config import read_config
+from thalweg.hal.comm import Mesh
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Place
@@ -24,7 +25,7 @@ def status(key: str) -> int:
 def loaded(path: str, method: str) -> object:
     device = load("reference").open(Place())
     model = build(
-        read_config(path), binder=Binder(()), attention=device.attention, comm=device.comm, dtype="bfloat16", max_len=16,
+        read_config(path), binder=Binder(()), attention=device.attention, mesh=Mesh(device.comm), dtype="bfloat16", max_len=16,
         block_tokens=4, quantization=method,
     )  # fmt: skip
     return load_params(model, path, device, progress=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from thalweg.checkpoint.config import read_config
+from thalweg.hal.comm import Mesh
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.parts.adapters import Adapters
@@ -49,7 +50,7 @@ class Rig:
         binder = Binder(self.device.kernels, batch_invariant=invariant)
         self.model = build(
             declare({**read_config(path), "model_impl": impl}, path)[0], binder=binder, attention=self.device.attention,
-            comm=self.device.comm, dtype=dtype, max_len=max_len, block_tokens=block, adapters=adapters,
+            mesh=Mesh(self.device.comm), dtype=dtype, max_len=max_len, block_tokens=block, adapters=adapters,
         )  # fmt: skip
         self.params = load_params(self.model, path, self.device, progress=False)
         width = -(-max_len // block)

@@ -11,7 +11,7 @@ from zoo import make_checkpoint
 from thalweg.checkpoint.config import read_config
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal import ops
-from thalweg.hal.comm import Solo
+from thalweg.hal.comm import Mesh
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Place
@@ -27,7 +27,7 @@ DEVICE = load("reference").open(Place())
 def model(path, *, max_len: int = 64, binder: Binder | None = None, attention=None, block_tokens: int = 4):
     return build(
         read_config(path), binder=binder or Binder(()), attention=DEVICE.attention if attention is None else attention,
-        comm=Solo(), dtype="float32", max_len=max_len, block_tokens=block_tokens,
+        mesh=Mesh(), dtype="float32", max_len=max_len, block_tokens=block_tokens,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from zoo import make_checkpoint
 
 from thalweg.checkpoint.config import read_config
 from thalweg.hal import ops
-from thalweg.hal.comm import Communicator, Solo
+from thalweg.hal.comm import Communicator, Mesh, Solo
 from thalweg.hal.discovery import load
 from thalweg.hal.op import OF_BODIES, Binder, Kernel
 from thalweg.hal.ops.activation import SWIGLU_OAI
@@ -78,7 +78,8 @@ def test_the_bias_of_down_is_added_once_by_the_kernel_or_by_the_layer(
 def test_ranks_that_sum_do_not_each_add_the_bias_of_down(path: Path, comm: Communicator, within: bool) -> None:
     device, binder = load("reference").open(Place()), Binder([_kernel(SEVEN, [])])
     build(
-        read_config(path), binder=binder, attention=device.attention, comm=comm, dtype="float32", max_len=64, block_tokens=4,
+        read_config(path), binder=binder, attention=device.attention, mesh=Mesh(comm), dtype="float32", max_len=64,
+        block_tokens=4,
     )  # fmt: skip
     (choice,) = [c for c in binder.bindings if c.op == "experts"]
     assert choice.spec.get("down_biased", False) is within

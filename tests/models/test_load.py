@@ -18,7 +18,7 @@ from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.hub import resolve_model
 from thalweg.checkpoint.safetensors import Checkpoint
 from thalweg.errors import CheckpointError, ConfigError
-from thalweg.hal.comm import Communicator, Solo
+from thalweg.hal.comm import Communicator, Mesh, Solo
 from thalweg.hal.discovery import load
 from thalweg.hal.op import PLAIN, Binder, Kernel, Pack
 from thalweg.hal.platform import Place
@@ -34,8 +34,8 @@ DEVICE = load("reference").open(Place())
 
 def model(path: Path, comm: Communicator | None = None, dtype: str = "float32", kernels: tuple = ()):
     return build(
-        read_config(path), binder=Binder(kernels), attention=DEVICE.attention, comm=comm or Solo(), dtype=dtype, max_len=64,
-        block_tokens=4,
+        read_config(path), binder=Binder(kernels), attention=DEVICE.attention, mesh=Mesh(comm or Solo()), dtype=dtype,
+        max_len=64, block_tokens=4,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from zoo import ALL, ENCODERS, SMALL
 
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.checkpoint.spelling import settled
-from thalweg.hal.comm import Solo
+from thalweg.hal.comm import Mesh
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Place
@@ -42,7 +42,7 @@ ARCHITECTURE = {"gpt2": "GPT2LMHeadModel"}
 @pytest.mark.parametrize("name", sorted(ALL | ENCODERS))
 def test_the_bytes_counted_are_the_bytes_held(name: str, dtype: str) -> None:
     read = config(name)
-    model = build(read, binder=Binder(()), attention=DEVICE.attention, comm=Solo(), dtype=dtype, max_len=LENGTH, block_tokens=4)
+    model = build(read, binder=Binder(()), attention=DEVICE.attention, mesh=Mesh(), dtype=dtype, max_len=LENGTH, block_tokens=4)
     params = load_params(model, Path("nowhere"), DEVICE, load_format="dummy", progress=False)
     held = {t.data_ptr(): t.nbytes for _, t in walk(params) if isinstance(t, torch.Tensor)}
     spec = registry.family(read)(read)
@@ -79,7 +79,7 @@ def test_the_values_counted_of_an_encoder_are_those_of_the_tensors_it_reads(tmp_
 def test_a_layer_that_reads_another_cache_has_none() -> None:
     """Layers 4 and 5 read what layers 3 and 2 keep; heads of layers that see everything are twice as wide, and half as many."""
     read = config("gemma4")
-    model = build(read, binder=Binder(()), attention=DEVICE.attention, comm=Solo(), dtype="float32", max_len=48, block_tokens=4)
+    model = build(read, binder=Binder(()), attention=DEVICE.attention, mesh=Mesh(), dtype="float32", max_len=48, block_tokens=4)
     assert [(g.kind, g.layers, g.bytes_per_block) for g in model.groups] == [
         ("window", (0, 1, 3), 3 * 4 * 2 * 2 * 16 * 4), ("full", (2,), 4 * 2 * 1 * 32 * 4),
     ]  # fmt: skip

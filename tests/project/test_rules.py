@@ -14,6 +14,7 @@ import choke_points
 import device_words
 import group_kinds
 import pytest
+import refusals
 import sampling_walk
 from source import Rule, sources
 
@@ -250,6 +251,22 @@ def test_nobody_outside_the_policies_asks_what_kind_a_kv_group_is() -> None:
     assert found == []
     policies = [s for s in sources(ROOT, "thalweg/engine") if s.path.startswith(group_kinds.HOME)]
     assert {"full.py", "window.py", "state.py"} <= {s.path.rpartition("/")[2] for s in policies}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f(ctx):\n    if ctx.mesh.tensor.size > 1:\n        raise ConfigError('one device only')",
+        "def f(self, ctx):\n    if self.odd and self._comm.size != 1:\n        raise ValueError(self.odd)",
+        "def f(n):\n    assert n == 1, 'tensor_parallel_size: leave it at 1'",
+    ],
+)
+def test_a_layer_that_refuses_ranks_by_itself_is_found(tmp_path: Path, code: str) -> None:
+    assert "add a row to thalweg/models/refusals.py" in findings(refusals.check, tmp_path, "models/layers/odd.py", code)
+
+
+def test_no_layer_refuses_ranks_outside_the_table() -> None:
+    assert [str(f) for source in sources(ROOT, "thalweg/models") for f in refusals.check(source)] == []
 
 
 # ---------------------------------------------------------------- one declaration of a sampling parameter

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from zoo import SMALL, spread
 
 from thalweg.checkpoint.safetensors import open_checkpoint
-from thalweg.hal.comm import Solo
+from thalweg.hal.comm import Mesh
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.ops.quantise import dequantise
@@ -106,7 +106,7 @@ def model(path: Path) -> tuple[Any, Any]:
 
     config = read_config(path, None, registry.check)
     made = build(
-        config, binder=Binder(()), attention=DEVICE.attention, comm=Solo(), dtype="float32", max_len=64, block_tokens=4
+        config, binder=Binder(()), attention=DEVICE.attention, mesh=Mesh(), dtype="float32", max_len=64, block_tokens=4
     )
     return made, config
 

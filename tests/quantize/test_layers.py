@@ -12,7 +12,7 @@ from zoo import load_reference, make_checkpoint
 
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.safetensors import open_checkpoint
-from thalweg.hal.comm import Solo
+from thalweg.hal.comm import Mesh
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.ops.quantise import dequantise
@@ -80,7 +80,7 @@ def test_the_output_matrix_is_quantised_where_nothing_leaves_it_dense(tmp_path: 
     assert not any(e.layer.endswith("o_proj") for e in report.layers)
     device = load("reference").open(Place())
     made = build(
-        read_config(tmp_path / "q", None, registry.check), binder=Binder(()), attention=device.attention, comm=Solo(),
+        read_config(tmp_path / "q", None, registry.check), binder=Binder(()), attention=device.attention, mesh=Mesh(),
         dtype="float32", max_len=64, block_tokens=4,
     )  # fmt: skip
     files = Files(made, open_checkpoint(tmp_path / "q"), device)

@@ -17,7 +17,7 @@ from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.safetensors import Checkpoint, open_checkpoint
 from thalweg.cli import main
 from thalweg.errors import ConfigError
-from thalweg.hal.comm import Solo
+from thalweg.hal.comm import Mesh
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.ops.quantise import dequantise
@@ -81,7 +81,7 @@ def test_files_hold_the_weights_that_were_chosen(layout, name, group, tmp_path, 
         assert lost.weights < (0.02 if form.bits == 8 else 0.2)
     read = read_config(tmp_path / "q", None, registry.check)
     model = build(
-        read, binder=Binder(()), attention=DEVICE.attention, comm=Solo(), dtype="float32", max_len=64, block_tokens=4
+        read, binder=Binder(()), attention=DEVICE.attention, mesh=Mesh(), dtype="float32", max_len=64, block_tokens=4
     )  # fmt: skip
     files, seen = Files(model, stored, DEVICE), 0
     for _, spec in walk(model.specs):

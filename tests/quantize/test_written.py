@@ -20,7 +20,7 @@ from thalweg.checkpoint.hub import resolve_model
 from thalweg.checkpoint.safetensors import INDEX, open_checkpoint
 from thalweg.cli import main
 from thalweg.errors import ConfigError
-from thalweg.hal.comm import Solo
+from thalweg.hal.comm import Mesh
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.ops.quantise import dequantise
@@ -74,7 +74,7 @@ def oracle(path: Path, compressed: bool = False) -> torch.nn.Module:
 def layers_of(path: Path):
     read = read_config(path, None, registry.check)
     made = build(
-        read, binder=Binder(()), attention=DEVICE.attention, comm=Solo(), dtype="float32", max_len=64, block_tokens=4
+        read, binder=Binder(()), attention=DEVICE.attention, mesh=Mesh(), dtype="float32", max_len=64, block_tokens=4
     )  # fmt: skip
     return made, read
 

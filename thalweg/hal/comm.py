@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
 
 from thalweg.hal.step import Array
 
@@ -45,3 +46,24 @@ class Solo(Communicator):
 
     def all_to_all(self, x: Array, dim: int = 0) -> Array:
         return x
+
+
+SOLO = Solo()
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The axes along which ranks divide a model, each with its communicator."""
+
+    tensor: Communicator = SOLO
+    """Ranks that compute a share of every layer."""
+    expert: Communicator = SOLO
+    """Ranks that compute different experts, whole."""
+    stage: Communicator = SOLO
+    """Ranks that compute different layers, in order."""
+    data: Communicator = SOLO
+    """Ranks that compute different sequences."""
+
+    def sizes(self) -> dict[str, int]:
+        """Ranks of each axis, by its name."""
+        return {axis.name: getattr(self, axis.name).size for axis in fields(self)}

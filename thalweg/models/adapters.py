@@ -62,7 +62,7 @@ class Adapter:
     def __init__(self, ctx: Context, weight: Weight, *, columns: bool) -> None:
         """columns: as in `Target`."""
         assert ctx.adapters is not None
-        size = ctx.comm.size
+        size = ctx.mesh.tensor.size
         shapes = [divided(s.shape, weight.shard, size) for s in weight.sources]
         self.name, self._rank = weight.sources[0].name, ctx.adapters.rank
         self.target = Target(weight.sources, shapes[0][1], tuple(shape[0] for shape in shapes), columns and size > 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 from thalweg.errors import ConfigError, UnsupportedModelError
 from thalweg.hal.attention import AttentionBackend
-from thalweg.hal.comm import Communicator
+from thalweg.hal.comm import Mesh
 from thalweg.hal.op import Binder
 from thalweg.hal.ops import linear
 from thalweg.hal.weights import WeightFormat
@@ -17,6 +17,7 @@ from thalweg.models.adapters import Room
 from thalweg.models.context import Context
 from thalweg.models.decoder import Decoder
 from thalweg.models.fallback.spec import ForeignSpec
+from thalweg.models.refusals import check_ranks
 from thalweg.models.registry import family
 from thalweg.plugins import imported
 from thalweg.quantization.format import Scheme
@@ -35,7 +36,7 @@ def build(
     *,
     binder: Binder,
     attention: Sequence[AttentionBackend],
-    comm: Communicator,
+    mesh: Mesh,
     dtype: str,
     max_len: int,
     block_tokens: int,
@@ -59,9 +60,10 @@ def build(
         if value < 1:
             raise ConfigError(f"{name}: must be at least 1, not {value}")
     spec = family(config)(config)
+    check_ranks(spec, mesh)
     use = fitted(scheme(config, quantization), binder, dtype, spec.hidden)
     ctx = Context(
-        binder, attention, comm, dtype, max_len, block_tokens, use, kv_dtype, tuple(kv_skip), state_tokens or block_tokens,
+        binder, attention, mesh, dtype, max_len, block_tokens, use, kv_dtype, tuple(kv_skip), state_tokens or block_tokens,
         adapters=adapters, spare_states=spare_states,
     )  # fmt: skip
     if background is not None:

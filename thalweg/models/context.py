@@ -1,4 +1,4 @@
-"""What layers are built with: the device's kernels and attention, the ranks they are divided among, and the sizes."""
+"""What layers are built with: the device's kernels and attention, the mesh of ranks that divides them, and the sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from thalweg.errors import ConfigError, UnsupportedModelError
 from thalweg.hal.attention import AttentionBackend
-from thalweg.hal.comm import Communicator
+from thalweg.hal.comm import Mesh
 from thalweg.hal.op import Binder, Bound, Op
 from thalweg.hal.weights import WeightFormat
 from thalweg.models.adapters import Room
@@ -23,7 +23,7 @@ class Context:
 
     binder: Binder
     attention: Sequence[AttentionBackend]
-    comm: Communicator
+    mesh: Mesh
     dtype: str
     max_len: int
     """Longest sequence served, in tokens."""
@@ -61,6 +61,6 @@ class Context:
 
     def share(self, n: int, what: str) -> int:
         """One rank's part of n. ConfigError if the model does not divide so."""
-        if n % self.comm.size:
-            raise ConfigError(f"tensor_parallel_size: {self.comm.size} does not divide the model's {n} {what}")
-        return n // self.comm.size
+        if n % self.mesh.tensor.size:
+            raise ConfigError(f"tensor_parallel_size: {self.mesh.tensor.size} does not divide the model's {n} {what}")
+        return n // self.mesh.tensor.size

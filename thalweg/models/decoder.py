@@ -83,9 +83,9 @@ class Decoder:
     """What reads its parameters from files, where that is not `models.files.Files`."""
 
     def __init__(self, ctx: Context, s: spec.ModelSpec) -> None:
-        self.spec, self.comm, self.max_len, self.formats = s, ctx.comm, ctx.max_len, ctx.formats
+        self.spec, self.mesh, self.max_len, self.formats = s, ctx.mesh, ctx.max_len, ctx.formats
         self.vocab, self.hidden, self.dtype, self.adapters = s.vocab, s.hidden, ctx.dtype, ctx.adapters
-        kinds = sizes.kept(s, ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size, ctx.kv_skip)
+        kinds = sizes.kept(s, ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size, ctx.kv_skip)
         weights: Mapping[str, Any] = s.weights()
         owners, kept = sizes.owners(s), list(dict.fromkeys(k for k in kinds if k is not None))
         self.layer_group = tuple(kept.index(kinds[owner]) for owner in owners)  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ class Files:
     dtype."""
 
     def __init__(self, model: Decoder, checkpoint: Weights, device: Device) -> None:
-        self._checkpoint, self._device, self._size = checkpoint, device, model.comm.size
+        self._checkpoint, self._device, self._size = checkpoint, device, model.mesh.tensor.size
         self._format = model.formats if isinstance(model.formats, Format) else None
         self._stored = _stored_names(checkpoint, model)
         self._adapted = Adapted(model.spec.adapter, self._stored, model.rename)

@@ -52,8 +52,8 @@ def load_params(
     """Nested dicts with the keys of `model.specs`, on the device and packed for its kernels.
 
     load_format: a name of `options.weights.LOAD_FORMATS`. All read the files of `path` but "dummy", which draws reproducible
-    random values (normal, std 0.02; norms are one) and reads none. ranks: those the device drives, of model.comm.size: it
-    holds their shares of divided parameters.
+    random values (normal, std 0.02; norms are one) and reads none. ranks: those the device drives, of model.mesh.tensor.size:
+    it holds their shares of divided parameters.
     CheckpointError, before any weight is read, names missing and unexpected tensors and those of the wrong shape or dtype."""
     packed: Packer = _none
     lying: Callable[[ParamSpec, int], InFiles | None] = _none
@@ -66,8 +66,8 @@ def load_params(
     else:
         raise ConfigError(f"load_format: {load_format!r} is none of {', '.join(LOAD_FORMATS)}")
     specs = list(walk(model.specs))
-    shared = _shared([s for _, s in specs], model.comm.size)
-    arriving = _Arriving(device, specs, lying, shared, model.comm.size, ranks)
+    shared = _shared([s for _, s in specs], model.mesh.tensor.size)
+    arriving = _Arriving(device, specs, lying, shared, model.mesh.tensor.size, ranks)
     try:
         return _loaded(model, specs, device, read, packed, arriving, shared, progress, ranks)
     finally:
@@ -82,7 +82,7 @@ def _loaded(
     placed: dict[Any, Any] = {}  # shared values: by key as they are, by key, `pack` and form as that made them
     params: dict[Any, Any] = {}
     for keys, spec in tqdm(specs, desc="Loading weights", disable=None if progress else True, leave=False):
-        key = _key(spec, model.comm.size)
+        key = _key(spec, model.mesh.tensor.size)
         spent += sizes.values(spec.weight) if spec.format != DENSE else 0
         if spent > TRIM:
             heap.trim()
@@ -192,7 +192,7 @@ def _dummy_reader(model: Model, seed: int, device: Device) -> Reader:
     """Values are drawn on the device if it does that, else here."""
 
     def read(spec: ParamSpec, rank: int) -> Any:
-        shape = spec.shape(model.comm.size)
+        shape = spec.shape(model.mesh.tensor.size)
         if spec.weight.fill != "normal":
             return torch.full(shape, 1.0 if spec.weight.fill == "ones" else 0.0, dtype=FLOATS[spec.dtype])
         # A parameter's own seed on each rank, so that its values do not depend on the order of loading.

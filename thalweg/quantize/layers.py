@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from thalweg.hal import discovery, ops
+from thalweg.hal.comm import Mesh
 from thalweg.hal.op import Binder, Kernel
 from thalweg.hal.platform import Place
 from thalweg.hal.step import SamplingArrays, StepBatch
@@ -55,7 +56,7 @@ class Layers:
         self._length = max(map(len, samples))
         self.model = build(
             config, binder=Binder((Kernel("linear", "gathers", self._linear),)), attention=self._device.attention,
-            comm=self._device.comm, dtype="float32", max_len=self._length, block_tokens=BLOCK,
+            mesh=Mesh(self._device.comm), dtype="float32", max_len=self._length, block_tokens=BLOCK,
         )  # fmt: skip
         self._batches = [self._batch(s) for s in samples]
         self._flowing: list[tuple[Tensor, Tensor | None]] = []

@@ -24,7 +24,7 @@ from thalweg.backends.torch_gpu.platform import GpuPlatform
 from thalweg.backends.xpu import XpuPlatform
 from thalweg.hal import ops
 from thalweg.hal.attention import AttentionBackend, AttnSpec, choose_attention
-from thalweg.hal.comm import Solo
+from thalweg.hal.comm import Mesh
 from thalweg.hal.op import Binder, Choice
 from thalweg.hal.ops.matmul import FP8_BLOCKS, NVFP4
 from thalweg.hal.platform import ModelInfo
@@ -71,7 +71,7 @@ def _plan(arch: Arch, compiled: library.Source, block_tokens: int) -> str:
     for invariant in (True, False):
         binder = Binder(parts.kernels, batch_invariant=invariant)
         model = build(
-            MODEL, binder=binder, attention=parts.attention, comm=Solo(), dtype=chosen.dtype, max_len=8192,
+            MODEL, binder=binder, attention=parts.attention, mesh=Mesh(), dtype=chosen.dtype, max_len=8192,
             block_tokens=block_tokens or chosen.block_tokens,
         )  # fmt: skip
         make_step(model, binder, logprobs_mode="raw_logprobs")

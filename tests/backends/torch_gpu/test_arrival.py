@@ -17,6 +17,7 @@ from thalweg.backends.torch_gpu.testing import HostGpuOptions, HostGpuPlatform
 from thalweg.checkpoint import safetensors
 from thalweg.checkpoint.pieces import Piece, Pieces
 from thalweg.errors import CheckpointError, DeviceError
+from thalweg.hal.comm import Mesh
 from thalweg.hal.device import InFiles
 from thalweg.hal.platform import Place
 
@@ -189,8 +190,9 @@ def _weights(readers: int, quantization: str | None) -> list[torch.Tensor]:
     platform.options = HostGpuOptions(readers=readers)
     path, device = resolve_model("thalweg-nano"), platform.open(Place())
     model = build(
-        read_config(path, None, registry.check), binder=Binder(device.kernels), attention=device.attention, comm=device.comm,
-        dtype="bfloat16", max_len=256, block_tokens=16, quantization=online.chosen(quantization, lambda form: True),
+        read_config(path, None, registry.check), binder=Binder(device.kernels), attention=device.attention,
+        mesh=Mesh(device.comm), dtype="bfloat16", max_len=256, block_tokens=16,
+        quantization=online.chosen(quantization, lambda form: True),
     )  # fmt: skip
     params = load_params(model, path, device, progress=False)
     device.synchronize()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from thalweg.errors import ConfigError, DeviceError, UnsupportedModelError
+from thalweg.errors import DeviceError, UnsupportedModelError
 from thalweg.hal.attention import AttentionBackend, AttnSpec, choose_attention
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Choice
@@ -42,9 +42,7 @@ class Foreign:
     recurrent = False
 
     def __init__(self, ctx: Context, spec: ForeignSpec) -> None:
-        if ctx.comm.size > 1:
-            raise ConfigError("tensor_parallel_size: the fallback to transformers runs on one device; leave it at 1")
-        self.spec, self.comm, self.max_len, self.formats, self.dtype = spec, ctx.comm, ctx.max_len, ctx.formats, ctx.dtype
+        self.spec, self.mesh, self.max_len, self.formats, self.dtype = spec, ctx.mesh, ctx.max_len, ctx.formats, ctx.dtype
         self.vocab, self.hidden = spec.vocab, spec.hidden
         made = classes.make(spec.config, ctx.dtype, ctx.max_len)
         name = type(made.model).__name__

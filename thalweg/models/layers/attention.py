@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thalweg.errors import ConfigError, DeviceError
+from thalweg.errors import DeviceError
 from thalweg.hal import ops
 from thalweg.hal.attention import NOT_FUSED, AttentionBackend, AttnSpec, QKPrologue, choose_attention
 from thalweg.hal.op import Bound, Choice
@@ -51,7 +51,7 @@ class Attention:
         ctx.share(spec.kv_heads, "key-value heads")
         self._qkv = Linear(ctx, weights["qkv"])
         self._out = RowLinear(ctx, weights["out"])
-        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
+        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.backend, self.spec = _chosen_any(ctx, self.spec)
         self.layout = () if self._reads else self.backend.layout(self.spec, ctx.block_tokens)
         self.specs: dict[str, Any] = {"qkv": self._qkv.specs, "out": self._out.specs}
@@ -61,8 +61,6 @@ class Attention:
         if spec.norm is not None and spec.norm.value and not self._reads:
             self._value_norm = ctx.bind(ops.rms_norm, size=spec.head_dim, **norm_facts(spec.norm.eps, 0.0))
         if spec.norm is not None and spec.norm.whole:
-            if ctx.comm.size > 1:
-                raise ConfigError("tensor_parallel_size: the norms of q and k cover all heads of this model: leave it at 1")
             self._wide = {k: RMSNorm(ctx, _norm_of(spec.norm, w), w) for k, w in norms.items()}
         if spec.norm is not None and spec.norm.mean:
             self._wide = {k: HeadMeanNorm(ctx, spec.norm, spec.head_dim, w) for k, w in norms.items()}
@@ -158,8 +156,6 @@ class _Slopes:
     number that all of a query's scores share. So every backend has them."""
 
     def __init__(self, ctx: Context, spec: declared.Attention) -> None:
-        if ctx.comm.size > 1:
-            raise ConfigError("tensor_parallel_size: slopes of heads (ALiBi) are not divided among ranks: leave it at 1")
         self._more = spec.kept_dim - spec.head_dim
         self.spec = ParamSpec(Weight(()), "float32", make=partial(_slope_table, spec, ctx.dtype))
 

@@ -17,7 +17,7 @@ class Convolved:
     """x [T, channels] -> y [T, channels], from the first array of the layer's cache."""
 
     def __init__(self, ctx: Context, weights: Mapping[str, Any], act: str) -> None:
-        channels, _, taps = weights["weight"].shape(ctx.comm.size)
+        channels, _, taps = weights["weight"].shape(ctx.mesh.tensor.size)
         biased = {"biased": True} if "bias" in weights else {}
         self._conv = ctx.bind(ops.causal_conv, act=act, channels=channels, taps=taps, **biased)
         self.specs = {name: ParamSpec(w, ctx.dtype) for name, w in weights.items()}

@@ -25,7 +25,7 @@ class CrossAttention:
     def __init__(self, ctx: Context, spec: declared.CrossAttention, weights: Mapping[str, Any], place: Place) -> None:
         self._place, self._head_dim = place, spec.head_dim
         heads = ctx.share(spec.heads, "heads of cross attention")
-        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
+        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.layout = self.spec.parts
         sources = replace(ctx, adapters=None)  # their rows are no tokens of a sequence
         self._q, self._k, self._v = (Linear(c, weights[name]) for c, name in ((ctx, "q"), (sources, "k"), (sources, "v")))

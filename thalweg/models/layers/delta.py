@@ -30,8 +30,8 @@ class GatedDeltaNet:
         self._most = spec.most
         self._groups = ctx.share(spec.key_heads, "key heads of a delta net")
         heads = ctx.share(spec.value_heads, "value heads of a delta net")
-        self._parts = tuple(n // ctx.comm.size for n in spec.parts)
-        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
+        self._parts = tuple(n // ctx.mesh.tensor.size for n in spec.parts)
+        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.layout = self.spec.parts
         self._in = Linear(ctx, weights["in"])
         self._conv = ctx.bind(ops.causal_conv, act=spec.act, channels=sum(self._parts), taps=spec.kernel)

@@ -46,7 +46,7 @@ class DisentangledAttention:
         self._qkv = Linear(fixed if spec.shared else ctx, weights["qkv"])
         self._places = None if spec.shared else Linear(fixed, weights["places"])
         self._out = RowLinear(ctx, weights["out"])
-        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
+        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.backend = chosen(ctx, self.spec)
         self.layout = self.backend.layout(self.spec, ctx.block_tokens)
         self.specs: dict[str, Any] = {"qkv": self._qkv.specs, "out": self._out.specs}

@@ -21,13 +21,13 @@ class Embedding:
     """tokens i32[T] -> [T, hidden]. Divided by hidden size, not by vocabulary: a rank needs not know which it is."""
 
     def __init__(self, ctx: Context, spec: ModelSpec, weights: Mapping[str, Any]) -> None:
-        self._comm = ctx.comm
+        self._comm = ctx.mesh.tensor
         here = ctx.share(spec.hidden, "hidden units")
         table = weights["weight"]
         form = ctx.format(table)
         # Of a table that is the output matrix too, in one form, the two need the same.
         same = form == ctx.formats.of("tied", table.sources[0].name)
-        one = {"tied": True} if spec.tied and ctx.comm.size == 1 and same else {}
+        one = {"tied": True} if spec.tied and ctx.mesh.tensor.size == 1 and same else {}
         said = {} if form == DENSE else {"weight": form, "group": form.group}
         self._op = ctx.bind(ops.embed, vocab=spec.vocab, size=here, **one, **said)
         # Rounded to the model's dtype before it multiplies, as the published implementations do.
@@ -62,14 +62,14 @@ class LMHead:
     """x [N, hidden] -> logits f32[N, vocab], whole on every rank."""
 
     def __init__(self, ctx: Context, spec: ModelSpec, weights: Mapping[str, Any]) -> None:
-        self._comm = ctx.comm
+        self._comm = ctx.mesh.tensor
         self._scale, self._cap = spec.logit_scale, spec.logit_softcap
         here = ctx.share(spec.vocab, "tokens of the vocabulary")
         form = ctx.format(weights["weight"])
         said = {"in_features": spec.hidden, "out_features": here, **linear_spec(form)}
         self._op = ctx.bind(ops.linear, **said)
         # A positive scale and a cap change no order, but the logits that are given.
-        plain = ctx.comm.size == 1 and spec.logit_scale == 1.0 and not spec.logit_softcap and not spec.head_bias
+        plain = ctx.mesh.tensor.size == 1 and spec.logit_scale == 1.0 and not spec.logit_softcap and not spec.head_bias
         self._argmax = ctx.binder.offer(ops.linear_argmax, self._op, dtype=ctx.dtype, **said) if plain else None
         self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack, form)}
         if "bias" in weights:

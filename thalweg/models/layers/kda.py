@@ -27,7 +27,7 @@ class KimiDeltaAttention:
         self._place, self._dim = place, spec.dim
         self._heads = ctx.share(spec.heads, "heads of a delta net")
         self._inner = self._heads * spec.dim
-        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
+        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.layout = self.spec.parts
         self._in, self._low, self._decay, self._gate = (Linear(ctx, weights[k]) for k in ("in", "low", "decay", "gate"))
         self._conv = ctx.bind(ops.causal_conv, act=spec.act, channels=3 * self._inner, taps=spec.kernel)

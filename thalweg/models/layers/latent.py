@@ -44,7 +44,7 @@ class LatentAttention:
         up = {"heads": self._heads}
         self._absorb = ctx.bind(ops.head_linear, turned=True, in_features=spec.nope_dim, out_features=spec.latent, **up)
         self._expand = ctx.bind(ops.head_linear, turned=False, in_features=spec.latent, out_features=spec.value_dim, **up)
-        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
+        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.backend = chosen(ctx, self.spec)
         self.layout: Any = self.backend.layout(self.spec, ctx.block_tokens)
         self.specs: dict[str, Any] = {

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from thalweg.errors import ConfigError
 from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
@@ -28,10 +27,8 @@ class LightningAttention:
     """It attends to nothing, so no attention backend plans for it."""
 
     def __init__(self, ctx: Context, spec: Declared, weights: Mapping[str, Any], place: Place) -> None:
-        if ctx.comm.size > 1:
-            raise ConfigError("tensor_parallel_size: the norm of this model's linear attention covers all heads: leave it at 1")
         self._place, self._heads, self._dim = place, spec.heads, spec.head_dim
-        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
+        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.layout = self.spec.parts
         self._in, self._out = Linear(ctx, weights["in"]), RowLinear(ctx, weights["out"])
         self._act = ctx.bind(ops.activation, act=spec.act, size=3 * spec.inner)

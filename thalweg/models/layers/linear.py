@@ -24,7 +24,7 @@ class Product:
 
     def __init__(self, ctx: Context, weight: Weight) -> None:
         form = ctx.format(weight)
-        outputs, inputs = weight.shape(ctx.comm.size)
+        outputs, inputs = weight.shape(ctx.mesh.tensor.size)
         self._op = ctx.bind(ops.linear, in_features=inputs, out_features=outputs, **linear_spec(form))
         self._prepares = form.reordered or form.smoothed
         self.spec = ParamSpec(weight, ctx.dtype, self._op.pack, form)
@@ -71,7 +71,7 @@ class Linear:
         self._clip = Clip(ctx, weights["clip"]) if clipped else None
         self._adapter = None if ctx.adapters is None else Adapter(ctx, whole, columns=False)
         self._products = [Product(ctx, part) for part in parts]
-        self._rows = [part.shape(ctx.comm.size)[0] for part in parts]
+        self._rows = [part.shape(ctx.mesh.tensor.size)[0] for part in parts]
         held = [product.spec for product in self._products]
         self.specs: dict[str, Any] = {"weight": held[0] if len(held) == 1 else dict(enumerate(held))}
         if self._clip is not None:
@@ -104,7 +104,7 @@ class RowLinear:
     read (`Flow.cut`)."""
 
     def __init__(self, ctx: Context, weights: Mapping[str, Weight]) -> None:
-        self._comm = ctx.comm
+        self._comm = ctx.mesh.tensor
         whole = weights["weight"]
         ctx.share(whole.sources[0].shape[1], f"inputs of {whole.sources[0].name.removesuffix('.weight')}")
         self._product = Product(ctx, whole)

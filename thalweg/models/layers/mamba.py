@@ -27,7 +27,7 @@ class Mamba:
     def __init__(self, ctx: Context, spec: declared.Mamba, weights: Mapping[str, Any], place: Place) -> None:
         self._place, self._sizes = place, spec.normed
         inner = ctx.share(spec.inner, "channels of a Mamba layer")
-        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
+        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.layout = self.spec.parts
         self._in = Linear(ctx, weights["in"])
         self._conv = Convolved(ctx, weights["conv"], spec.act)

@@ -31,8 +31,8 @@ class Mamba2:
         groups = ctx.share(spec.groups, "groups of a Mamba-2 layer")
         heads = ctx.share(spec.heads, "heads of a Mamba-2 layer")
         self._scales = spec.scales if any(by != 1 for by in spec.scales) else ()
-        self._parts = [n // ctx.comm.size for n in spec.parts]
-        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
+        self._parts = [n // ctx.mesh.tensor.size for n in spec.parts]
+        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.layout = self.spec.parts
         self._in = Linear(ctx, weights["in"])
         self._conv = Convolved(ctx, weights["conv"], spec.act)

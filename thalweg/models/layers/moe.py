@@ -28,7 +28,7 @@ class Experts:
     """x [T, hidden] -> [T, hidden]. Ranks hold a share of every expert's inner values, and sum."""
 
     def __init__(self, ctx: Context, spec: MoE, weights: Mapping[str, Any]) -> None:
-        self._comm, self._inward, self._top_k, self._logit_scale = ctx.comm, spec.inward, spec.top_k, spec.logit_scale
+        self._comm, self._inward, self._top_k, self._logit_scale = ctx.mesh.tensor, spec.inward, spec.top_k, spec.logit_scale
         self._matrices = spec.experts if spec.zero else 0
         inner = ctx.share(spec.inner, "inner values of an expert")
         router, first, second = (weights[k]["weight"] for k in ("router", "gate_up", "down"))
@@ -145,7 +145,7 @@ def bind_experts(ctx: Context, spec: MoE, **facts: Any) -> tuple[Bound, tuple[st
     of the choices."""
     if not spec.biases:
         return ctx.bind(ops.experts, **facts), ()
-    if ctx.comm.size == 1 and not (spec.latent or spec.inward):
+    if ctx.mesh.tensor.size == 1 and not (spec.latent or spec.inward):
         offered = ctx.binder.offer(ops.experts, dtype=ctx.dtype, down_biased=True, **facts)
         if offered is not None:
             return offered, ("gate_up", "down")

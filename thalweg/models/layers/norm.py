@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from thalweg.errors import ConfigError
 from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
@@ -81,10 +80,6 @@ class HeadMeanNorm:
     values for each head."""
 
     def __init__(self, ctx: Context, spec: HeadNorm, head_dim: int, weights: Mapping[str, Any]) -> None:
-        if ctx.comm.size > 1 and "{}" in spec.q:
-            raise ConfigError(
-                "tensor_parallel_size: the norms of q and k have a tensor for each head of this model: leave it at 1"
-            )
         self._head_dim, self._eps = head_dim, spec.eps
         self.specs = {name: ParamSpec(w, ctx.dtype) for name, w in weights.items()}
 

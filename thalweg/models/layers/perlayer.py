@@ -32,7 +32,7 @@ class LayerInputs:
     """tokens i32[T], embedded x [T, hidden] -> [T, layers, width]."""
 
     def __init__(self, ctx: Context, spec: declared.LayerInputs, weights: Mapping[str, Any]) -> None:
-        self._comm, self._rows, self._shape = ctx.comm, spec.rows, (spec.layers, spec.width)
+        self._comm, self._rows, self._shape = ctx.mesh.tensor, spec.rows, (spec.layers, spec.width)
         dtype = getattr(torch, ctx.dtype)
         # Rounded to the model's dtype before it multiplies, as embeddings' scales are.
         self._scale = float(torch.tensor(spec.width**0.5, dtype=dtype))

@@ -22,7 +22,7 @@ class ShortConv:
 
     def __init__(self, ctx: Context, spec: declared.ShortConv, weights: Mapping[str, Any], place: Place) -> None:
         self._place = place
-        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
+        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.layout = self.spec.parts
         self._in = Linear(ctx, weights["in"])
         self._conv = Convolved(ctx, weights["conv"], NONE)

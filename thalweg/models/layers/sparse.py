@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from thalweg.errors import ConfigError
 from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
@@ -21,8 +20,6 @@ class SparseGatedMLP:
     """x [T, hidden] -> [T, hidden]."""
 
     def __init__(self, ctx: Context, spec: SparseMLP, weights: Mapping[str, Any]) -> None:
-        if ctx.comm.size > 1:
-            raise ConfigError("tensor_parallel_size: this model's gates are cut by all of their values: leave it at 1")
         self._deviations = NormalDist().inv_cdf(spec.sparsity)
         self._in = Linear(ctx, weights["gate_up"])
         self._act = ctx.bind(ops.act_and_mul, act=spec.act, size=spec.inner)

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
-from thalweg.hal.comm import Solo
+from thalweg.hal.comm import Mesh
 from thalweg.hal.ops.activation import activate
 from thalweg.hal.parts.frames import Frames
 from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
@@ -28,7 +28,7 @@ class Ear:
 
     def __init__(self, ctx: Context, s: spec.Hearing, weights: Mapping[str, Any], block: Callable[..., Any]) -> None:
         """block: what assembles a layer."""
-        ctx = replace(ctx.encoders or ctx, comm=Solo(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
+        ctx = replace(ctx.encoders or ctx, mesh=Mesh(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
         self.spec, self._dtype = s, getattr(torch, ctx.dtype)
         self._out = None if s.out is None else Linear(ctx, weights["out"])
         self._blocks = [block(ctx, layer, weights["layers"][i], [Place(i, 0, 0)]) for i, layer in enumerate(s.layers)]

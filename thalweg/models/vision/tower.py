@@ -10,7 +10,7 @@ import torch
 
 from thalweg.hal import ops
 from thalweg.hal.attention import AttentionBackend, AttnSpec
-from thalweg.hal.comm import Solo
+from thalweg.hal.comm import Mesh
 from thalweg.hal.parts.patches import Patches
 from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
 from thalweg.models import spec
@@ -95,7 +95,7 @@ class Tower:
 
     def __init__(self, ctx: Context, s: spec.Vision, weights: Mapping[str, Any], block: Callable[..., Any]) -> None:
         """block: what assembles a layer."""
-        ctx = replace(ctx.encoders or ctx, comm=Solo(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
+        ctx = replace(ctx.encoders or ctx, mesh=Mesh(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
         self.spec = s
         self._patch = Linear(ctx, weights["patch"])
         self._places = ctx.bind(ops.embed, vocab=s.rows, size=s.hidden) if s.places else None

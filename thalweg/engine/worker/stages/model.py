@@ -16,6 +16,7 @@ from thalweg.engine.planning.memory import gib, plan
 from thalweg.engine.worker.stages.open import BuildInputs
 from thalweg.errors import ConfigError
 from thalweg.hal.attention import AttentionBackend, named_attention
+from thalweg.hal.comm import Mesh
 from thalweg.hal.device import Background
 from thalweg.hal.op import Binder
 from thalweg.hal.step import Params
@@ -79,7 +80,7 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
     block_tokens = resolve.block_tokens(args, inputs.defaults)
     background = device.background() if spec.vision is not None or spec.hearing is not None else None
     model = assemble(
-        inputs.hf, binder=binder, attention=_select_attention(inputs, device.attention), comm=device.comm, dtype=dtype,
+        inputs.hf, binder=binder, attention=_select_attention(inputs, device.attention), mesh=Mesh(device.comm), dtype=dtype,
         max_len=length, block_tokens=block_tokens, quantization=method, kv_dtype=args.kv_dtype,
         kv_skip=args.kv_cache_dtype_skip_layers,
         state_tokens=resolve.state_tokens(args, spec, block_tokens), spare_states=schedule.most_drafts > 0,

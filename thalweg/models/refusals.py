@@ -1,0 +1,82 @@
+"""Models that cannot be divided among ranks: one table, checked before a layer is built or a weight is read.
+
+A layer has no such check. `Context.share` refuses sizes that do not divide, and `models.files` quantised tensors that
+cannot be cut. `ci/refusals.py` prints the table, and finds layers that refuse by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from thalweg.errors import ConfigError
+from thalweg.hal.comm import Mesh
+from thalweg.models.fallback.spec import ForeignSpec
+from thalweg.models.spec import Attention, LightningAttention, ModelSpec, SparseMLP
+
+ENCODERS = ("vision", "hearing")
+"""Fields of a ModelSpec that every rank computes whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A kind of model that tensor parallelism excludes."""
+
+    layer: str
+    """The module of `models.layers`, or "fallback"."""
+    why: str
+    applies: Callable[[Any], bool]
+    """Of any part of a model's declaration."""
+
+
+TENSOR = (
+    Refusal(
+        "attention", "slopes of heads (ALiBi) are not divided among ranks",
+        lambda p: isinstance(p, Attention) and bool(p.slopes),
+    ),
+    Refusal("attention", "the norms of q and k cover all heads of this model", lambda p: _normed(p) and p.norm.whole),
+    Refusal(
+        "norm", "the norms of q and k have a tensor for each head of this model",
+        lambda p: _normed(p) and p.norm.mean and "{}" in p.norm.q,
+    ),
+    Refusal("sparse", "this model's gates are cut by all of their values", lambda p: isinstance(p, SparseMLP)),
+    Refusal(
+        "lightning", "the norm of this model's linear attention covers all heads",
+        lambda p: isinstance(p, LightningAttention),
+    ),
+    Refusal("fallback", "the fallback to transformers runs on one device", lambda p: isinstance(p, ForeignSpec)),
+)  # fmt: skip
+
+
+def check_ranks(spec: ModelSpec | ForeignSpec, mesh: Mesh) -> None:
+    """ConfigError lists why this model cannot be divided so."""
+    sizes = mesh.sizes()
+    divided = [axis for axis, size in sizes.items() if size > 1 and axis != "tensor"]
+    if divided:
+        raise ConfigError(*(f"{axis}: models are divided by tensor parallelism only, not along this axis" for axis in divided))
+    if sizes["tensor"] > 1 and (found := refusals_of(spec)):
+        raise ConfigError(*(f"tensor_parallel_size: {r.why}: leave it at 1" for r in found))
+
+
+def refusals_of(spec: ModelSpec | ForeignSpec) -> list[Refusal]:
+    """Rows of the table that apply to a model, each once."""
+    parts = [spec] if isinstance(spec, ForeignSpec) else list(_parts(spec, set()))
+    return [r for r in TENSOR if any(r.applies(p) for p in parts)]
+
+
+def _normed(part: Any) -> bool:
+    return isinstance(part, Attention) and part.norm is not None
+
+
+def _parts(value: Any, seen: set[int]) -> Iterator[Any]:
+    """Every dataclass in a declaration, except encoders."""
+    if isinstance(value, tuple):
+        for v in value:
+            yield from _parts(v, seen)
+    elif is_dataclass(value) and not isinstance(value, type) and id(value) not in seen:
+        seen.add(id(value))
+        yield value
+        for field in fields(value):
+            if not (isinstance(value, ModelSpec) and field.name in ENCODERS):
+                yield from _parts(getattr(value, field.name), seen)
