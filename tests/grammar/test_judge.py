@@ -19,7 +19,7 @@ from thalweg.errors import UnavailableError
 from thalweg.grammar.judge import MEMORY, QUICK, Judge
 from thalweg.grammar.source import Asked, GrammarError
 from thalweg.host import processes
-from thalweg.host.jobs import Job
+from thalweg.host.jobs import TaskFrame
 
 
 def chain(n: int) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def test_bombs_take_turns_and_a_grammar_beside_them_does_not_wait_for_them(monke
     ask = cells.ask
 
     def watched(data: bytes, wall: float) -> bytes:
-        job = msgspec.msgpack.decode(data[4:], type=Job[Asked])
+        job = msgspec.msgpack.decode(data[4:], type=TaskFrame[Asked])
         at_work.append(job.limits.seconds)
         most.append(sum(s > QUICK for s in at_work))
         try:

@@ -17,7 +17,7 @@ from thalweg.engine.client.media import Media
 from thalweg.errors import RequestError
 from thalweg.media.fetches import PER_HOST, TOGETHER, Fetches
 from thalweg.media.gate import Gate
-from thalweg.media.kinds.base import Medium, Source
+from thalweg.media.kinds.base import MediaSource, Medium
 
 AT = "messages[0].content[0]"
 HOSTS = [f"{name}.test" for name in ("slow", "quick", *(f"slow{i}" for i in range(8)))]
@@ -132,15 +132,15 @@ async def test_what_is_not_allowed_waits_for_no_place(web: Any) -> None:
 # ------------------------------------------------------------------ images of requests
 
 
-def media(web: Any, read: Callable[[Source, bytes], bytes] = lambda source, data: data) -> Media:
+def media(web: Any, read: Callable[[MediaSource, bytes], bytes] = lambda source, data: data) -> Media:
     """One that takes images: an image is its bytes."""
     made = Media({}, None, web)  # type: ignore[arg-type]
     made._taken["image"] = SimpleNamespace(reader=SimpleNamespace(read=read))  # type: ignore[assignment]
     return made
 
 
-def image(url: str = "", at: str = AT, **more: Any) -> Source:
-    return Source("image", at, url, **more)
+def image(url: str = "", at: str = AT, **more: Any) -> MediaSource:
+    return MediaSource("image", at, url, **more)
 
 
 def values(media: Sequence[Medium]) -> list[Any]:
@@ -180,7 +180,7 @@ async def test_decoding_takes_turns_by_caller(web: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(media_module, "READERS", 1)
     go, order = threading.Event(), list[bytes]()
 
-    def read(source: Source, data: bytes) -> bytes:
+    def read(source: MediaSource, data: bytes) -> bytes:
         assert go.wait(60)
         order.append(source.data)
         return source.data

@@ -20,13 +20,13 @@ from PIL import ImageOps  # noqa: E402
 
 from thalweg import LLM, SamplingParams  # noqa: E402
 from thalweg.checkpoint.config import read_config  # noqa: E402
-from thalweg.engine.control.parts.axes import shifts  # noqa: E402
+from thalweg.engine.control.parts.axes import compute_shifts  # noqa: E402
 from thalweg.engine.control.request import Request  # noqa: E402
 from thalweg.engine.messages import Input, TokenSampling  # noqa: E402
 from thalweg.errors import RequestError  # noqa: E402
 from thalweg.media import patches  # noqa: E402
 from thalweg.media.decoders.image_process import pictures  # noqa: E402
-from thalweg.media.kinds.image import axes_of  # noqa: E402
+from thalweg.media.kinds.image import compute_axes  # noqa: E402
 from thalweg.media.processors import processor  # noqa: E402
 from thalweg.models import registry  # noqa: E402
 
@@ -333,7 +333,7 @@ def test_positions_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         views, size = seen(picture(width, height, seed), ours)
         count = ours.count(size)
         places = np.arange(len(ids), len(ids) + count, dtype=np.int32)
-        axes, extent = axes_of(ours, size, places)
+        axes, extent = compute_axes(ours, size, places)
         items.append(Input(kind="image", digest=b"", positions=places, data=views, size=size, axes=axes, extent=extent))
         ids += [token] * count + [9] * (1 + seed % 3)
         columns, rows = ours.grid(size) or (0, 0)
@@ -343,6 +343,6 @@ def test_positions_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     request = Request(
         1, TokenSampling(max_tokens=1), len(ids), (0, 0), b"", True, 999, 0.0, np.array(ids, np.int32), inputs=tuple(items)
     )
-    shift, after = shifts(request)
+    shift, after = compute_shifts(request)
     np.testing.assert_array_equal(shift + np.arange(len(ids))[:, None], want[:, 0].T.numpy())
     assert after == int(delta[0])

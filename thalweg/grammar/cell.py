@@ -19,7 +19,7 @@ from thalweg.grammar.compiled import Compiler
 from thalweg.grammar.convert import located, source_of
 from thalweg.grammar.source import Asked, GrammarError, Source, Vocabulary
 from thalweg.host.confined import AGAIN, Confined
-from thalweg.host.jobs import RefusedError, serve
+from thalweg.host.jobs import TaskRefusedError, serve
 from thalweg.host.processes import in_forks
 
 KEPT_BYTES = 128 << 20
@@ -39,18 +39,18 @@ def judged(asked: Asked, compiler: Compiler) -> Source:
 
 
 def _work(compiler: Compiler, asked: Asked) -> Source:
-    """As `judged`. RefusedError."""
+    """As `judged`. TaskRefusedError."""
     try:
         return judged(asked, compiler)
     except GrammarError as e:
-        raise RefusedError("grammar", e.why, e.pointer) from None
+        raise TaskRefusedError("grammar", e.why, e.pointer) from None
     except RecursionError:
-        raise RefusedError("grammar", TOO_DEEP) from None
+        raise TaskRefusedError("grammar", TOO_DEEP) from None
     except MemoryError:
         raise
     except BaseException as e:
         # The library reports its own faults as exceptions that are no Exception. What it holds may be in disorder.
-        raise RefusedError("grammar", f"cannot be compiled ({type(e).__name__})", last=True) from None
+        raise TaskRefusedError("grammar", f"cannot be compiled ({type(e).__name__})", last=True) from None
 
 
 def main() -> int:

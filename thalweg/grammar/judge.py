@@ -16,7 +16,7 @@ from thalweg.grammar.source import Asked, GrammarError, Source, Vocabulary
 from thalweg.host.cells import CrashedError, LostError, OverranError, StoodStillError
 from thalweg.host.confined import framed
 from thalweg.host.jobs import MEMORY as NO_MEMORY
-from thalweg.host.jobs import Jobs, Limits, RefusedError
+from thalweg.host.jobs import Jobs, TaskLimits, TaskRefusedError
 
 MOST_CHARS = 1 << 20
 """Of a grammar's text. Larger ones are refused unread."""
@@ -91,7 +91,7 @@ class Judge:
             return GrammarError(f"is too deep, or takes more than {MEMORY >> 20} MiB to compile; make it simpler", at)
         except (StoodStillError, LostError):
             raise UnavailableError("the process that compiles grammars was lost; try again") from None
-        except RefusedError as e:
+        except TaskRefusedError as e:
             why = f"used more than {MEMORY >> 20} MiB of memory" if e.why == NO_MEMORY else e.detail
             return GrammarError(why, e.place or at)
 
@@ -110,7 +110,7 @@ class Judge:
             self._slowly.release()
 
     def _run(self, asked: Asked, seconds: float) -> Source:
-        return self._jobs.run(asked, Limits(seconds, WALL * self._seconds, MEMORY))
+        return self._jobs.run(asked, TaskLimits(seconds, WALL * self._seconds, MEMORY))
 
     def _keep(self, asked: Asked, found: Source | GrammarError) -> None:
         with self._lock:

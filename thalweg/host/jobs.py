@@ -20,12 +20,12 @@ from thalweg.host.confined import Confined, framed
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 MEMORY = "memory"
-"""`Refused.why` of a job that needed more memory than it may have, or whose result is too large to send."""
+"""`TaskRefused.why` of a job that needed more memory than it may have, or whose result is too large to send."""
 KEPT_BYTES = 64 << 20
 """Bytes of growth after which a process retires."""
 
 
-class Limits(msgspec.Struct, frozen=True):
+class TaskLimits(msgspec.Struct, frozen=True):
     """What a job may use. seconds: of processor time. wall: seconds of the clock. memory: bytes beyond an idle process."""
 
     seconds: float
@@ -33,19 +33,19 @@ class Limits(msgspec.Struct, frozen=True):
     memory: int
 
 
-class Job(msgspec.Struct, Generic[Task], frozen=True):
+class TaskFrame(msgspec.Struct, Generic[Task], frozen=True):
     task: Task
-    limits: Limits
+    limits: TaskLimits
 
 
-class Done(msgspec.Struct, Generic[Result], frozen=True, tag=True):
+class TaskDone(msgspec.Struct, Generic[Result], frozen=True, tag=True):
     """last: the process ends now. Another one is used for the next job."""
 
     result: Result
     last: bool = False
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class TaskRefused(msgspec.Struct, frozen=True, tag=True):
     """why: a word that the caller knows. detail: words of ours, never of a library. place: where in the task."""
 
     why: str
@@ -54,8 +54,8 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     last: bool = False
 
 
-class RefusedError(Exception):
-    """The task cannot be done, and why: as `Refused`."""
+class TaskRefusedError(Exception):
+    """The task cannot be done, and why: as `TaskRefused`."""
 
     def __init__(self, why: str, detail: str = "", place: str = "", last: bool = False) -> None:
         """last: what it left behind is not fit for another task."""
@@ -72,55 +72,55 @@ class Jobs(Generic[Task, Result]):
     ) -> None:
         """module: what a process runs; it calls `serve`. opening: a frame that a process gets before its first job. forks: the
         process does jobs in forks of itself, and outlives the last answer of one."""
-        reply: Any = Done[result] | Refused  # type: ignore[valid-type]
-        self._decoder: msgspec.msgpack.Decoder[Done[Result] | Refused] = msgspec.msgpack.Decoder(reply)
+        reply: Any = TaskDone[result] | TaskRefused  # type: ignore[valid-type]
+        self._decoder: msgspec.msgpack.Decoder[TaskDone[Result] | TaskRefused] = msgspec.msgpack.Decoder(reply)
         self._cells = Cells(module, most, lambda body: not forks and self._decoder.decode(body).last, opening)
         self.prepare, self.close, self.pids = self._cells.prepare, self._cells.close, self._cells.pids
 
-    def run(self, task: Task, limits: Limits) -> Result:
-        """Raises RefusedError, and OverranError, CrashedError, StoodStillError or LostError of `host.cells`."""
-        return self.send(job_of(task, limits), limits.wall + limits.seconds)
+    def run(self, task: Task, limits: TaskLimits) -> Result:
+        """Raises TaskRefusedError, and OverranError, CrashedError, StoodStillError or LostError of `host.cells`."""
+        return self.send(frame_job(task, limits), limits.wall + limits.seconds)
 
     def send(self, job: bytes, wall: float) -> Result:
         """`run` for a job that is framed. wall: seconds of the clock after which it is given up."""
         reply = self._decoder.decode(self._cells.ask(job, wall))
-        if isinstance(reply, Refused):
-            raise RefusedError(reply.why, reply.detail, reply.place)
+        if isinstance(reply, TaskRefused):
+            raise TaskRefusedError(reply.why, reply.detail, reply.place)
         return reply.result
 
 
-def job_of(task: Any, limits: Limits) -> bytes:
+def frame_job(task: Any, limits: TaskLimits) -> bytes:
     """The frame of a job. ValueError if it is too long, and for values that have no place in MessagePack ValueError, TypeError,
     OverflowError or RecursionError."""
-    return framed(msgspec.msgpack.encode(Job(task, limits)))
+    return framed(msgspec.msgpack.encode(TaskFrame(task, limits)))
 
 
 def serve(task: type[Any], work: Callable[[Any], Any], kept: int = KEPT_BYTES, retired: int = 0) -> int:
     """Do jobs until none come: the main function of a process. It can open nothing from here on. Returns its exit status.
 
-    task: the type of tasks. work: from a task to a result. It may raise RefusedError. kept: bytes of growth after which the
+    task: the type of tasks. work: from a task to a result. It may raise TaskRefusedError. kept: bytes of growth after which the
     process retires. retired: its status then."""
     process = Confined()
     gc.freeze()
-    decoder = msgspec.msgpack.Decoder(Job[task])  # type: ignore[valid-type]
+    decoder = msgspec.msgpack.Decoder(TaskFrame[task])  # type: ignore[valid-type]
     return process.serve(decoder.decode, partial(_answer, process, work, kept), _framed, retired)
 
 
-def _answer(process: Confined, work: Callable[[Any], Any], kept: int, job: Job[Any]) -> Done[Any] | Refused:
+def _answer(process: Confined, work: Callable[[Any], Any], kept: int, job: TaskFrame[Any]) -> TaskDone[Any] | TaskRefused:
     limits = job.limits
     with process.limited(limits.seconds, limits.wall, limits.memory):
         try:
             result = work(job.task)
         except MemoryError:
             process.limit_memory(None)
-            return Refused(MEMORY, last=True)
-        except RefusedError as e:
-            return Refused(e.why, e.detail, e.place, last=e.last or process.grown() > kept)
-    return Done(result, last=process.grown() > kept)
+            return TaskRefused(MEMORY, last=True)
+        except TaskRefusedError as e:
+            return TaskRefused(e.why, e.detail, e.place, last=e.last or process.grown() > kept)
+    return TaskDone(result, last=process.grown() > kept)
 
 
-def _framed(reply: Done[Any] | Refused) -> bytes:
+def _framed(reply: TaskDone[Any] | TaskRefused) -> bytes:
     try:
         return framed(msgspec.msgpack.encode(reply))
     except ValueError:
-        return framed(msgspec.msgpack.encode(Refused(MEMORY, last=True)))
+        return framed(msgspec.msgpack.encode(TaskRefused(MEMORY, last=True)))

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from thalweg.errors import RequestError
-from thalweg.host.jobs import Limits
-from thalweg.media.decoders.base import Decoder
+from thalweg.host.jobs import TaskLimits
+from thalweg.media.decoders.base import MediaDecoder
 from thalweg.media.decoders.image import PROCESS, WHITE, WORDS, Colour, ImageTask, Picture, Views
 from thalweg.media.digests import Digests
 from thalweg.media.processors import Processor, Size
@@ -75,7 +75,7 @@ class Images:
         self._processor, self._background = processor, background
         self._kept = _Kept(kept_bytes)
         self._digests = Digests("image", processor)
-        self._decoder: Decoder[ImageTask, Views] = Decoder(PROCESS, readers, Views, WORDS)
+        self._decoder: MediaDecoder[ImageTask, Views] = MediaDecoder(PROCESS, readers, Views, WORDS)
 
     def prepare(self) -> None:
         """Have a child ready soon. Does not wait."""
@@ -104,11 +104,11 @@ class Images:
 
     def _read(self, data: bytes, at: str) -> Image:
         task = ImageTask(data=data, processor=self._processor, background=self._background)
-        made = self._decoder.decode(task, at, Limits(SECONDS, WALL, MEMORY), extra=2 * len(data))
-        views = tuple(array_of(picture) for picture in made.views)
+        made = self._decoder.decode(task, at, TaskLimits(SECONDS, WALL, MEMORY), extra=2 * len(data))
+        views = tuple(to_array(picture) for picture in made.views)
         return Image(views, made.size, self._digests.of_arrays(made.size, *views))
 
 
-def array_of(picture: Picture) -> np.ndarray:
+def to_array(picture: Picture) -> np.ndarray:
     """u8[height, width, 3]."""
     return np.frombuffer(picture.data, np.uint8).reshape(picture.height, picture.width, 3)

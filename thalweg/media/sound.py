@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from thalweg.errors import RequestError
-from thalweg.host.jobs import Limits
+from thalweg.host.jobs import TaskLimits
 from thalweg.media.decoders.audio import PROCESS, WORDS, AudioTask, Samples
-from thalweg.media.decoders.base import Decoder
+from thalweg.media.decoders.base import MediaDecoder
 from thalweg.media.mel import RATE
 from thalweg.media.resample import resample
 
@@ -27,7 +27,7 @@ class SoundGate:
 
     def __init__(self, cells: int = 1, most_seconds: float = 600.0) -> None:
         self._most_seconds = most_seconds
-        self._decoder: Decoder[AudioTask, Samples] = Decoder(PROCESS, cells, Samples, WORDS)
+        self._decoder: MediaDecoder[AudioTask, Samples] = MediaDecoder(PROCESS, cells, Samples, WORDS)
         self.prepare, self.close, self.pids = self._decoder.prepare, self._decoder.close, self._decoder.pids
 
     def decode(self, data: bytes, rate: int = RATE, at: str = PARAM) -> np.ndarray:
@@ -37,7 +37,7 @@ class SoundGate:
             raise RequestError(f"{at}: it is empty", at)
         most = int(self._most_seconds * SAMPLES_PER_SECOND)
         task = AudioTask(data, rate, self._most_seconds, most)
-        made = self._decoder.decode(task, at, Limits(CPU_SECONDS, WALL, MEMORY))
+        made = self._decoder.decode(task, at, TaskLimits(CPU_SECONDS, WALL, MEMORY))
         return np.frombuffer(made.samples, np.float32)
 
 

@@ -29,7 +29,7 @@ from thalweg.executors import load_executor
 from thalweg.grammar.grammars import Grammars
 from thalweg.host.collector import uncollected
 from thalweg.lora import LoRARequest
-from thalweg.media.kinds import plurals
+from thalweg.media.kinds import name_kinds
 from thalweg.offline.adapters import OfflineAdapters
 from thalweg.offline.metrics import Metric, snapshot
 from thalweg.offline.sharing import SHUT, SLEEPS, atomic, locked
@@ -164,7 +164,7 @@ class LLMEngine(NoCode, NoOtherConfig):
         cut = cuts(keep, side, self.config.model.max_len, tokenizer.truncation_side if tokenizer else "right")
         if cut is not None and isinstance(prompt, Mapping) and prompt.get(media.MEDIA):
             raise RequestError(
-                f"truncate_prompt_tokens: a prompt with {plurals('or')} is not cut; leave it out", "truncate_prompt_tokens"
+                f"truncate_prompt_tokens: a prompt with {name_kinds('or')} is not cut; leave it out", "truncate_prompt_tokens"
             )
         prompt = shortened(tokenizer, prompt, cut, special)
         if isinstance(params, PoolingParams):

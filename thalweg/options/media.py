@@ -24,7 +24,7 @@ def check_counts(limits: dict[str, Any]) -> Iterator[str]:
 def check_decoding(settings: dict[str, Any]) -> Iterator[str]:
     """The keys of media_io_kwargs."""
     for kind, given in settings.items():
-        problems = MEDIA_KINDS.load(kind).decoding_problems(given) if kind in MEDIA_KINDS and isinstance(given, dict) else None
+        problems = MEDIA_KINDS.load(kind).check_decoding(given) if kind in MEDIA_KINDS and isinstance(given, dict) else None
         if problems is None:
             yield f'{kind!r:.40}: is not like {{"image": {{"rgba_background_color": [255, 255, 255]}}}}'
         else:

@@ -6,7 +6,7 @@ import sys
 from datetime import datetime
 
 from thalweg.errors import CheckpointError, RequestError
-from thalweg.host.jobs import RefusedError, serve
+from thalweg.host.jobs import TaskRefusedError, serve
 from thalweg.template.sandbox import ChatTemplate, OutputLimitError, load_all
 from thalweg.template.wire import RenderTask
 
@@ -21,15 +21,16 @@ class Renderer:
         self._templates: dict[str, ChatTemplate] = {}
 
     def render(self, task: RenderTask) -> str:
-        """The text. RefusedError: the template does not parse, it or its caller refuses the arguments, or it wrote too much."""
+        """The text. TaskRefusedError: the template does not parse, it or its caller refuses the arguments, or it writes too
+        much."""
         try:
             return self._fill(task)
         except OutputLimitError:
-            raise RefusedError("limit", f"wrote more than {task.output} characters") from None
+            raise TaskRefusedError("limit", f"wrote more than {task.output} characters") from None
         except CheckpointError as e:
-            raise RefusedError("template", str(e)) from None
+            raise TaskRefusedError("template", str(e)) from None
         except RequestError as e:
-            raise RefusedError("request", str(e), e.param or "") from None
+            raise TaskRefusedError("request", str(e), e.param or "") from None
 
     def _fill(self, task: RenderTask) -> str:
         template = self._templates.get(task.source)

@@ -11,7 +11,7 @@ import msgspec
 from thalweg.errors import RequestError, ThalwegError, UnavailableError
 from thalweg.host.cells import CrashedError, LostError, OverranError, StoodStillError
 from thalweg.host.jobs import MEMORY as NO_MEMORY
-from thalweg.host.jobs import Jobs, Limits, RefusedError, job_of
+from thalweg.host.jobs import Jobs, TaskLimits, TaskRefusedError, frame_job
 from thalweg.template.wire import RenderTask
 
 WALL = 20
@@ -61,7 +61,7 @@ class Jail:
             raise UnavailableError("the process that renders chat templates stood still; try again") from None
         except LostError:
             raise UnavailableError("the process that renders chat templates was lost twice; try again") from None
-        except RefusedError as e:
+        except TaskRefusedError as e:
             raise _refusal(e, limits) from None
 
     def pids(self) -> list[int]:
@@ -77,7 +77,7 @@ def _limit(why: str) -> LimitError:
     return LimitError(f"chat_template: {why}; it was stopped", "chat_template")
 
 
-def _refusal(e: RefusedError, limits: Limits) -> ThalwegError:
+def _refusal(e: TaskRefusedError, limits: TaskLimits) -> ThalwegError:
     if e.why == "template":
         return BrokenTemplateError(e.detail)
     if e.why == NO_MEMORY:
@@ -90,13 +90,13 @@ def _allowance(size: int) -> float:
     return size / BYTES_PER_SECOND
 
 
-def _framed(task: RenderTask, seconds: float) -> tuple[bytes, Limits]:
+def _framed(task: RenderTask, seconds: float) -> tuple[bytes, TaskLimits]:
     """The job with limits in proportion to its size. RequestError for values that are not JSON."""
     try:
-        size = len(job_of(task, Limits(0.0, 0.0, 0)))
+        size = len(frame_job(task, TaskLimits(0.0, 0.0, 0)))
         own = seconds + _allowance(size)
-        limits = Limits(seconds=own, wall=WALL * own, memory=MEMORY + MEMORY_PER_BYTE * size)
-        return job_of(msgspec.structs.replace(task, output=OUTPUT + 2 * size), limits), limits
+        limits = TaskLimits(seconds=own, wall=WALL * own, memory=MEMORY + MEMORY_PER_BYTE * size)
+        return frame_job(msgspec.structs.replace(task, output=OUTPUT + 2 * size), limits), limits
     except UnicodeEncodeError as e:
         raise RequestError(f"messages: not valid Unicode text: {e}; remove the lone surrogate", "messages") from None
     except (TypeError, ValueError, OverflowError, RecursionError) as e:

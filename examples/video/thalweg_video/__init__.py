@@ -17,13 +17,13 @@ from thalweg.checkpoint.config import Config, folder
 from thalweg.engine.messages import Input
 from thalweg.errors import CheckpointError, RequestError
 from thalweg.hal.step import StepBatch
-from thalweg.host.jobs import Limits
-from thalweg.media.decoders.base import Decoder
+from thalweg.host.jobs import TaskLimits
+from thalweg.media.decoders.base import MediaDecoder
 from thalweg.media.digests import Digests
 from thalweg.media.gate import checked
-from thalweg.media.images import Image, array_of
-from thalweg.media.kinds.base import READERS, MediaKind, PartType, Reader, Settings, Source, url_of
-from thalweg.media.kinds.image import IMAGE, image_input, image_text
+from thalweg.media.images import Image, to_array
+from thalweg.media.kinds.base import READERS, MediaKind, MediaReader, MediaSettings, MediaSource, PartType, read_url
+from thalweg.media.kinds.image import IMAGE, make_image_input, write_image
 from thalweg.media.processors import QwenVL, token_id
 from thalweg.media.processors import processor as image_processor
 from thalweg_video.tasks import FRAMES, PROCESS, WORDS, Film, VideoTask
@@ -31,7 +31,7 @@ from thalweg_video.tasks import FRAMES, PROCESS, WORDS, Film, VideoTask
 MARKER, BETWEEN = "<|video_pad|>", "<|vision_end|><|vision_start|>"
 """What templates write for a video, between <|vision_start|> and <|vision_end|>, and what stands between its frames."""
 MOST_FRAMES = 64
-LIMITS = Limits(seconds=10.0, wall=60.0, memory=1 << 30)
+LIMITS = TaskLimits(seconds=10.0, wall=60.0, memory=1 << 30)
 
 
 class VideoProcessor(msgspec.Struct, frozen=True):
@@ -45,33 +45,33 @@ class VideoProcessor(msgspec.Struct, frozen=True):
         return self.images.token
 
 
-class VideoReader(Reader):
+class VideoReader(MediaReader):
     """A video is a tuple of images, its frames."""
 
-    def __init__(self, processor: VideoProcessor, settings: Settings) -> None:
+    def __init__(self, processor: VideoProcessor, settings: MediaSettings) -> None:
         self._images, self._uncut = processor.images, settings.uncut
         self._frames = settings.decoding.get("video", {}).get("num_frames", FRAMES)
         self._digests = Digests("video", processor)
-        self._decoder: Decoder[VideoTask, Film] = Decoder(PROCESS, READERS, Film, WORDS)
+        self._decoder: MediaDecoder[VideoTask, Film] = MediaDecoder(PROCESS, READERS, Film, WORDS)
 
-    def read(self, source: Source, data: bytes) -> tuple[Image, ...]:
+    def read(self, source: MediaSource, data: bytes) -> tuple[Image, ...]:
         task = VideoTask(data=data, processor=self._images, frames=self._frames)
         found = []
         for frame in self._decoder.decode(task, source.at, LIMITS, extra=2 * len(data)).frames:
-            views = tuple(array_of(picture) for picture in frame.views)
+            views = tuple(to_array(picture) for picture in frame.views)
             found.append(Image(views, frame.size, self._digests.of_arrays(frame.size, *views)))
         return tuple(found)
 
     def count(self, value: tuple[Image, ...]) -> int:
         return sum(self._images.count(frame.size) for frame in value)
 
-    def text(self, value: tuple[Image, ...], token_of: Callable[[int], str]) -> str:
-        return BETWEEN.join(image_text(self._images, frame.size, token_of) for frame in value)
+    def write_text(self, value: tuple[Image, ...], token_of: Callable[[int], str]) -> str:
+        return BETWEEN.join(write_image(self._images, frame.size, token_of) for frame in value)
 
-    def inputs(self, value: tuple[Image, ...], positions: np.ndarray) -> list[Input]:
+    def make_inputs(self, value: tuple[Image, ...], positions: np.ndarray) -> list[Input]:
         counts = [self._images.count(frame.size) for frame in value]
         places = [positions[end - n : end] for n, end in zip(counts, accumulate(counts), strict=True)]
-        return [image_input("video", self._images, *each, self._uncut) for each in zip(value, places, strict=True)]
+        return [make_image_input("video", self._images, *each, self._uncut) for each in zip(value, places, strict=True)]
 
     def close(self) -> None:
         self._decoder.close()
@@ -83,7 +83,7 @@ class VideoKind(MediaKind):
     part_types = {"video_url": PartType("video_url", "url")}
     encoder = "vision"
 
-    def processor(self, config: Config, path: Path) -> VideoProcessor | None:
+    def load_processor(self, config: Config, path: Path) -> VideoProcessor | None:
         images = image_processor(config, path)
         try:
             token_id(folder(path), MARKER)
@@ -91,31 +91,31 @@ class VideoKind(MediaKind):
             return None
         return VideoProcessor(images) if isinstance(images, QwenVL) else None
 
-    def reader(self, processor: VideoProcessor, settings: Settings) -> VideoReader:
+    def open_reader(self, processor: VideoProcessor, settings: MediaSettings) -> VideoReader:
         return VideoReader(processor, settings)
 
-    def source(self, part: Mapping[str, Any], at: str) -> Source:
-        return Source(self.name, at, url=url_of(part, "video_url", at, "data:image/gif;base64,..."))
+    def read_part(self, part: Mapping[str, Any], at: str) -> MediaSource:
+        return MediaSource(self.name, at, url=read_url(part, "video_url", at, "data:image/gif;base64,..."))
 
-    def given(self, value: Any, at: str, name: str = "") -> Source:
+    def read_object(self, value: Any, at: str, name: str = "") -> MediaSource:
         if isinstance(value, str):
-            return Source(self.name, at, url=value)
+            return MediaSource(self.name, at, url=value)
         if isinstance(value, bytes):
-            return Source(self.name, at, data=checked(value, at))
+            return MediaSource(self.name, at, data=checked(value, at))
         raise RequestError(f"{at}: must be a URL or the bytes of a file, not {type(value).__name__}", at)
 
-    def decoding_problems(self, given: Mapping[str, Any]) -> list[str]:
+    def check_decoding(self, given: Mapping[str, Any]) -> list[str]:
         unknown = [f"{key!r:.60} is not known; this version has num_frames" for key in given if key != "num_frames"]
         frames = given.get("num_frames", FRAMES)
         if type(frames) is not int or not 1 <= frames <= MOST_FRAMES:
             unknown.append(f"num_frames must be a whole number from 1 to {MOST_FRAMES}, not {frames!r:.60}")
         return unknown
 
-    def batches(self, processor: VideoProcessor, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
-        return IMAGE.batches(processor.images, spec, items)
+    def build_batches(self, processor: VideoProcessor, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
+        return IMAGE.build_batches(processor.images, spec, items)
 
-    def cost(self, processor: VideoProcessor, item: Input) -> int:
-        return IMAGE.cost(processor.images, item)
+    def count_rows(self, processor: VideoProcessor, item: Input) -> int:
+        return IMAGE.count_rows(processor.images, item)
 
 
 VIDEO = VideoKind()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from thalweg.host.jobs import RefusedError, serve
+from thalweg.host.jobs import TaskRefusedError, serve
 from thalweg.media.decoders.image import WHITE, Views
-from thalweg.media.decoders.image_process import load_codecs, open_image, views_of
+from thalweg.media.decoders.image_process import load_codecs, make_views, open_image
 from thalweg_video.tasks import Film, VideoTask
 
 
@@ -18,7 +18,7 @@ def work(task: VideoTask) -> Film:
     except MemoryError:
         raise
     except Exception:
-        raise RefusedError("broken") from None
+        raise TaskRefusedError("broken") from None
     return Film([_frame(task, image, i) for i in chosen(count, task.frames)])
 
 
@@ -35,8 +35,8 @@ def _frame(task: VideoTask, image: Any, number: int) -> Views:
     except MemoryError:
         raise
     except Exception:
-        raise RefusedError("broken") from None
-    return views_of(image, task.processor, WHITE)
+        raise TaskRefusedError("broken") from None
+    return make_views(image, task.processor, WHITE)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from thalweg.media.decoders.base import Words
+from thalweg.media.decoders.base import FailureWords
 from thalweg.media.decoders.image import MOST_PIXELS, Views
 from thalweg.media.decoders.image import WORDS as OF_IMAGES
 from thalweg.media.processors import QwenVL
@@ -12,7 +12,7 @@ from thalweg.media.processors import QwenVL
 PROCESS = "thalweg_video.process"
 FRAMES = 8
 """Frames of a video, unless --media-io-kwargs says otherwise. One that has fewer is shown whole."""
-WORDS = Words(
+WORDS = FailureWords(
     overran="took longer than {seconds} seconds to read",
     crashed="crashed the process that read it",
     lost="the process that reads videos was lost or stood still; try again",

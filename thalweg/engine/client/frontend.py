@@ -23,8 +23,8 @@ from thalweg.engine.planning import described
 from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.hal.platform import ModelInfo
 from thalweg.media.gate import Gate
-from thalweg.media.kinds import all_kinds, processors
-from thalweg.media.kinds.base import Settings
+from thalweg.media.kinds import load_kinds, load_processors
+from thalweg.media.kinds.base import MediaSettings
 from thalweg.params import OF_MODEL, SamplingParams
 from thalweg.template.chat import Chat
 from thalweg.template.select import Templates
@@ -104,7 +104,7 @@ def load_frontend(located: Located) -> Frontend:
         mode = "hf" if args.tokenizer_mode == "slow" else args.tokenizer_mode
         tokenizer = load_tokenizer(where, mode, located.facts.vocab)
         check_vocab(tokenizer, located.facts.vocab)
-        taken = processors(located.config, located.path)
+        taken = load_processors(located.config, located.path)
         for each in taken.values():
             tokenizer = tokenizer.marking(each.marker)
     generation = _generation_config(args, path)
@@ -127,7 +127,7 @@ def _media(located: Located, tokenizer: Tokenizer | None, taken: Mapping[str, An
     gate = Gate(args.allowed_media_domains or (), args.allowed_local_media_path)
     if tokenizer is None:
         return None
-    settable = [kind for kind in all_kinds().values() if kind.settable]
+    settable = [kind for kind in load_kinds().values() if kind.settable]
     if args.mm_processor_kwargs and not any(kind.name in taken for kind in settable):
         words = " and no ".join(kind.plural for kind in settable)
         raise ConfigError(f"mm_processor_kwargs: this model takes no {words}; leave it out")
@@ -136,7 +136,7 @@ def _media(located: Located, tokenizer: Tokenizer | None, taken: Mapping[str, An
     said = args.limit_mm_per_prompt or {}
     limits = {kind: limit["count"] if isinstance(limit, dict) else limit for kind, limit in said.items()}
     kept = int(args.mm_processor_cache_gb * (1 << 30))
-    settings = Settings(limits, kept, args.media_io_kwargs or {}, args.disable_chunked_mm_input)
+    settings = MediaSettings(limits, kept, args.media_io_kwargs or {}, args.disable_chunked_mm_input)
     media = Media(taken, tokenizer, gate, settings)
     if media.unsafe:
         kinds = " and ".join(media.unsafe)

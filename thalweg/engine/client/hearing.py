@@ -78,7 +78,7 @@ def _heard(audio: Any, config: SoundConfig) -> np.ndarray:
     return log_mel(wave, config.bins, config.frames)
 
 
-def input_of(mel: np.ndarray) -> Input:
+def make_input(mel: np.ndarray) -> Input:
     """The source of cross attention. Prompts of transcripts are equal, so its digest salts every block."""
     digest = hashlib.blake2b(repr(("sound", mel.shape)).encode(), digest_size=24)
     digest.update(mel.tobytes())

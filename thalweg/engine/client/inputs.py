@@ -155,7 +155,7 @@ class InputProcessor:
         shared = self._sampling(params, ids)
         hearing.check(params, mel)
         if mel is not None and self._sound is not None:
-            inputs, shared = (hearing.input_of(mel), *inputs), hearing.sampling(self._sound, ids, shared)
+            inputs, shared = (hearing.make_input(mel), *inputs), hearing.sampling(self._sound, ids, shared)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         scores = -1 if params.prompt_logprobs is None else self._logprobs("prompt_logprobs", params.prompt_logprobs)
         requests = []

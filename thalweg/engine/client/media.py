@@ -20,8 +20,17 @@ from thalweg.errors import RequestError
 from thalweg.host.turns import Turns
 from thalweg.media.fetches import Fetches
 from thalweg.media.gate import Gate
-from thalweg.media.kinds import all_kinds, part_kinds, plurals
-from thalweg.media.kinds.base import MOST_ITEMS, READERS, MediaKind, Medium, Processor, Reader, Settings, Source
+from thalweg.media.kinds import load_kinds, map_part_types, name_kinds
+from thalweg.media.kinds.base import (
+    MOST_ITEMS,
+    READERS,
+    MediaKind,
+    MediaProcessor,
+    MediaReader,
+    MediaSettings,
+    MediaSource,
+    Medium,
+)
 from thalweg.template.specials import Span
 from thalweg.text.tokenizer import Tokenizer
 
@@ -33,11 +42,11 @@ MOST_BYTES = 160 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ModelMedia:
     """A kind of media as the model takes it."""
 
     kind: MediaKind
-    reader: Reader
+    reader: MediaReader
     token: int
     """The id that stands for one vector."""
     shown: str
@@ -63,16 +72,16 @@ class Media:
     """What a model that takes media needs of a client. Thread-safe."""
 
     def __init__(
-        self, processors: Mapping[str, Processor], tokenizer: Tokenizer, gate: Gate, settings: Settings | None = None
+        self, processors: Mapping[str, MediaProcessor], tokenizer: Tokenizer, gate: Gate, settings: MediaSettings | None = None
     ) -> None:
         """processors: how the model takes media, by kind. There is one at least."""
-        self._tokenizer, self._gate, settings = tokenizer, gate, settings or Settings()
+        self._tokenizer, self._gate, settings = tokenizer, gate, settings or MediaSettings()
         self._threads, self._turns, self._fetches = ThreadPoolExecutor(READERS, "media"), Turns(READERS), Fetches(gate)
-        self._taken: dict[str, Taken] = {}
+        self._taken: dict[str, ModelMedia] = {}
         for name, processor in processors.items():
-            kind, shown = all_kinds()[name], tokenizer.token_of(processor.token)
-            self._taken[name] = Taken(
-                kind, kind.reader(processor, settings), processor.token, shown, processor.marker or shown,
+            kind, shown = load_kinds()[name], tokenizer.token_of(processor.token)
+            self._taken[name] = ModelMedia(
+                kind, kind.open_reader(processor, settings), processor.token, shown, processor.marker or shown,
                 settings.limits.get(name, MOST_ITEMS),
             )  # fmt: skip
 
@@ -93,10 +102,10 @@ class Media:
 
     # ------------------------------------------------------------ where they are
 
-    def apart(self, messages: Sequence[Any]) -> tuple[list[Any], list[Source]]:
+    def apart(self, messages: Sequence[Any]) -> tuple[list[Any], list[MediaSource]]:
         """The messages with {"type": KIND} for each item, as templates read them, and the items in order. What is no message or
         part is left as it is, to be refused elsewhere."""
-        sources: list[Source] = []
+        sources: list[MediaSource] = []
         out = []
         for i, message in enumerate(messages):
             content = message.get("content") if isinstance(message, Mapping) else None
@@ -108,16 +117,16 @@ class Media:
                 at = f"messages[{i}].content[{j}]"
                 source = _source(part, at)
                 if source is not None and source.kind not in self._taken:
-                    raise RequestError(f"{at}: {all_kinds()[source.kind].unsupported}; leave it out", at)
+                    raise RequestError(f"{at}: {load_kinds()[source.kind].unsupported}; leave it out", at)
                 if source is not None and message.get("role") not in ("user", "tool"):
-                    raise RequestError(f"{at}: only messages of role user and tool may hold {plurals()}", at)
+                    raise RequestError(f"{at}: only messages of role user and tool may hold {name_kinds()}", at)
                 sources += [] if source is None else [source]
                 parts.append(part if source is None else {"type": source.kind})
             out.append({**message, "content": parts})
         self._check_count(sources, "messages")
         return out, sources
 
-    def _check_count(self, sources: Sequence[Source], param: str) -> None:
+    def _check_count(self, sources: Sequence[MediaSource], param: str) -> None:
         for name, taken in self._taken.items():
             count = sum(source.kind == name for source in sources)
             if count > taken.limit:
@@ -128,12 +137,12 @@ class Media:
 
     # ------------------------------------------------------------ what they are
 
-    def read(self, sources: Sequence[Source]) -> list[Medium]:
+    def read(self, sources: Sequence[MediaSource]) -> list[Medium]:
         """RequestError names the place of the first that cannot be read."""
         data = self._fetches.read_all([(source.url, source.at) for source in sources])
         return list(self._threads.map(self._read, sources, data))
 
-    async def read_async(self, sources: Sequence[Source], tenant: str = "") -> list[Medium]:
+    async def read_async(self, sources: Sequence[MediaSource], tenant: str = "") -> list[Medium]:
         """`read`, off the event loop. tenant: whose turn it takes, where hosts or the decoding processes are busy."""
         try:
             async with asyncio.TaskGroup() as group:
@@ -142,11 +151,11 @@ class Media:
             raise e.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _obtain(self, source: Source, tenant: str) -> Medium:
+    async def _obtain(self, source: MediaSource, tenant: str) -> Medium:
         async with self._fetches.fetch(source.url, source.at, tenant) as data:
             return await self._turns.run(tenant, self._threads, partial(self._read, source, data))
 
-    def _read(self, source: Source, fetched: bytes = b"") -> Medium:
+    def _read(self, source: MediaSource, fetched: bytes = b"") -> Medium:
         data = source.data or fetched or (self._gate.read(source.url, source.at) if source.url else b"")
         return Medium(source.kind, self._taken[source.kind].reader.read(source, data))
 
@@ -156,7 +165,7 @@ class Media:
         """What puts their placeholders into a rendered prompt, and moves the spans of what callers wrote."""
         return Expand({name: taken.marker for name, taken in self._taken.items()}, partial(self._expand, media))
 
-    def _sharing(self, attribute: Callable[[Taken], Any]) -> Iterator[tuple[Any, list[Taken]]]:
+    def _sharing(self, attribute: Callable[[ModelMedia], Any]) -> Iterator[tuple[Any, list[ModelMedia]]]:
         """The kinds that share a value of this attribute, with it."""
         order = list(dict.fromkeys(map(attribute, self._taken.values())))
         for value, group in groupby(sorted(self._taken.values(), key=lambda t: order.index(attribute(t))), attribute):
@@ -186,7 +195,7 @@ class Media:
         before, out = Counter[str](), []
         for item in media:
             reader = self._taken[item.kind].reader
-            out.append(reader.number.format(before[item.kind]) + reader.text(item.value, self._tokenizer.token_of))
+            out.append(reader.number.format(before[item.kind]) + reader.write_text(item.value, self._tokenizer.token_of))
             before[item.kind] += 1
         return out
 
@@ -203,11 +212,11 @@ class Media:
                     f"prompt: {places.size} placeholders for {sum(counts)} vectors of {len(mine)} {_words(kinds)}", "prompt"
                 )
             for reader, item, count, end in zip(readers, mine, counts, accumulate(counts), strict=True):
-                made += reader.inputs(item.value, places[end - count : end])
+                made += reader.make_inputs(item.value, places[end - count : end])
         size = sum(v.nbytes for item in made for v in item.data)
         if size * choices > MOST_BYTES:
             raise RequestError(
-                f"prompt: {plurals()} of {size >> 20} MiB for {choices} choices are more than {MOST_BYTES >> 20} MiB: "
+                f"prompt: {name_kinds()} of {size >> 20} MiB for {choices} choices are more than {MOST_BYTES >> 20} MiB: "
                 "send fewer or smaller ones, or ask for fewer choices at once", "prompt",
             )  # fmt: skip
         return tuple(sorted(made, key=lambda item: int(item.positions[0])))
@@ -227,12 +236,12 @@ class Media:
             raise RequestError(
                 f"{NAME} must be {{{words}}}; with this model this version reads {_words(self._taken.values())}", NAME
             )
-        sources: list[Source] = []
+        sources: list[MediaSource] = []
         for name, taken in self._taken.items():
-            several = taken.kind.several(given.get(name, []))
+            several = taken.kind.split_items(given.get(name, []))
             names = _names(taken.kind, fields.get(UUIDS), len(several)) if taken.kind.named else [""] * len(several)
             sources += [
-                taken.kind.given(item, f"{NAME}.{name}[{i}]", called)
+                taken.kind.read_object(item, f"{NAME}.{name}[{i}]", called)
                 for i, (item, called) in enumerate(zip(several, names, strict=True))
             ]
         self._check_count(sources, NAME)
@@ -249,13 +258,13 @@ class Media:
         return await asyncio.to_thread(self.prompt, fields)
 
 
-def _of(kinds: Sequence[Taken], media: Sequence[Medium]) -> list[int]:
+def _of(kinds: Sequence[ModelMedia], media: Sequence[Medium]) -> list[int]:
     """Which of these media are of one of these kinds."""
     names = {taken.kind.name for taken in kinds}
     return [i for i, item in enumerate(media) if item.kind in names]
 
 
-def _words(kinds: Iterable[Taken]) -> str:
+def _words(kinds: Iterable[ModelMedia]) -> str:
     return " and ".join(taken.kind.plural for taken in kinds)
 
 
@@ -288,11 +297,11 @@ def _inside(begin: int, end: int, data: Sequence[Span]) -> bool:
     return any(begin < b and a < end for a, b in data)
 
 
-def _source(part: Any, at: str) -> Source | None:
+def _source(part: Any, at: str) -> MediaSource | None:
     """The item of a part of a message; None for other parts. RequestError for one that has not what it says."""
     type_ = part.get("type") if isinstance(part, Mapping) else None
-    kind = part_kinds().get(type_) if isinstance(type_, str) else None
-    return None if kind is None else kind.source(part, at)
+    kind = map_part_types().get(type_) if isinstance(type_, str) else None
+    return None if kind is None else kind.read_part(part, at)
 
 
 def _names(kind: MediaKind, said: Any, count: int) -> list[str]:

@@ -27,7 +27,7 @@ from thalweg.engine.control.executor import Executor
 from thalweg.engine.control.invariant import InvariantError, ensure
 from thalweg.engine.control.output import News, ResultReader
 from thalweg.engine.control.parts.builder import Builder, Setup, builders
-from thalweg.engine.control.request import Request, limit_of, most_a_step, prefix_salt, refuse, stretches_together
+from thalweg.engine.control.request import Request, find_limit, find_stretches, limit_of, prefix_salt, refuse
 from thalweg.engine.control.scheduler import SHARE_FROM, Schedule, Scheduler
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.control.speculation.drafter import Drafter
@@ -147,7 +147,7 @@ class EngineCore:
             request = Request(
                 r.handle, r.sampling, r.prompt_len, (priority, next(self._arrivals)), prefix_salt(r),
                 r.read_prefix_cache and r.sampling.prompt_logprobs < 0, limit, now, np.array(r.tokens, np.int32),
-                r.streamed, r.inputs, stretches_together(r.inputs), most_a_step(r.inputs), adapter=r.adapter,
+                r.streamed, r.inputs, find_stretches(r.inputs), find_limit(r.inputs), adapter=r.adapter,
             )  # fmt: skip
             request.gated = any(b.applies(request) and b.gates(request) for b in self._parts)
             self._requests[r.handle] = request

@@ -93,7 +93,7 @@ def prefix_salt(request: EngineRequest) -> bytes:
     return b"\0adapter:%b%b" % (request.adapter, salt) if request.adapter else salt
 
 
-def stretches_together(inputs: Sequence[Input]) -> tuple[tuple[int, int], ...]:
+def find_stretches(inputs: Sequence[Input]) -> tuple[tuple[int, int], ...]:
     """`Request.together` of these inputs."""
     return tuple(item.span for item in inputs if _size_together(item))
 
@@ -106,7 +106,7 @@ def _size_together(item: Input) -> int:
     return end - first
 
 
-def most_a_step(inputs: Sequence[Input]) -> int:
+def find_limit(inputs: Sequence[Input]) -> int:
     """`Request.most_a_step` of these inputs."""
     return min((item.most_a_step for item in inputs if item.most_a_step), default=0)
 

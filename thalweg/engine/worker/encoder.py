@@ -17,11 +17,11 @@ from thalweg.models.vision.tower import Tower
 
 Compile = Callable[[Step, Params, StateBox], Executable]
 TOGETHER = 1 << 14
-"""Rows of inputs that are encoded together (`MediaKind.cost`). One input may have more."""
+"""Rows of inputs that are encoded together (`MediaKind.count_rows`). One input may have more."""
 
 
 @dataclass
-class Network:
+class EncoderNetwork:
     """An encoder of the model, and what was compiled of it. Kinds of media may share one."""
 
     model: Tower | Ear
@@ -34,26 +34,26 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Encodes:
+class KindEncoder:
     """How inputs of one kind are encoded. processor: of that kind."""
 
     kind: MediaKind
     processor: Any
-    network: Network
+    network: EncoderNetwork
 
     def cost(self, item: Input) -> int:
-        cost = self.kind.cost(self.processor, item)
+        cost = self.kind.count_rows(self.processor, item)
         return TOGETHER if cost is None else cost
 
 
 class Encoding:
     """One run of an encoder. Its parts are launched in order, and the last one's result has the vectors."""
 
-    def __init__(self, encodes: Encodes, items: Sequence[Input], compile: Compile, whole: bool) -> None:
+    def __init__(self, encodes: KindEncoder, items: Sequence[Input], compile: Compile, whole: bool) -> None:
         """whole: all layers are launched at once."""
         self.items, self._network, self._compile, self._whole, self._next = items, encodes.network, compile, whole, 0
         model = encodes.network.model
-        batches = encodes.kind.batches(encodes.processor, model.spec, items)
+        batches = encodes.kind.build_batches(encodes.processor, model.spec, items)
         self._batch, (backend, spec) = batches[0], model.attention
         self._batch.metadata = tuple(backend.metadata(b, 0, spec, None) for b in batches)
 
@@ -83,7 +83,7 @@ class Encoding:
 class Encoder:
     """Begins encodings. One thread drives it, and at most one encoding is under way."""
 
-    def __init__(self, device: Device, background: Background | None, kinds: Mapping[str, Encodes]) -> None:
+    def __init__(self, device: Device, background: Background | None, kinds: Mapping[str, KindEncoder]) -> None:
         """background: where it runs. None: in the queue of the steps, between them. kinds: of inputs, by name."""
         self._device, self._kinds = device, kinds
         self.beside = background is not None

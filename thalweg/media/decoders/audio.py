@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from thalweg.host.jobs import MEMORY as NO_MEMORY
-from thalweg.media.decoders.base import Words
+from thalweg.media.decoders.base import FailureWords
 
 PROCESS = "thalweg.media.decoders.audio_process"
 FILE = "file"
-WORDS = Words(
+WORDS = FailureWords(
     overran="decoding it took longer than {seconds} seconds; it was stopped",
     crashed="decoding it crashed its process",
     lost="the process that decodes sounds was lost; try again",

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.host.jobs import RefusedError, serve
+from thalweg.host.jobs import TaskRefusedError, serve
 from thalweg.media import wav
 from thalweg.media.decoders.audio import FILE, AudioTask, Samples
 from thalweg.media.resample import resample
@@ -69,7 +69,7 @@ def work(task: AudioTask) -> Samples:
     try:
         return Samples(decoded(task).tobytes())
     except SoundError as e:
-        raise RefusedError(FILE, str(e)) from None
+        raise TaskRefusedError(FILE, str(e)) from None
 
 
 if __name__ == "__main__":

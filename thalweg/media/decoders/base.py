@@ -8,11 +8,11 @@ from typing import Generic
 
 from thalweg.errors import RequestError, UnavailableError
 from thalweg.host.cells import CrashedError, LostError, OverranError, StoodStillError
-from thalweg.host.jobs import Jobs, Limits, RefusedError, Result, Task
+from thalweg.host.jobs import Jobs, Result, Task, TaskLimits, TaskRefusedError
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class FailureWords:
     """What a request is told, behind its place. Templates of str.format with `seconds`, `memory` (MiB) and `detail`."""
 
     overran: str
@@ -20,34 +20,34 @@ class Words:
     lost: str
     """With nothing in front: the server is to blame."""
     refusals: Mapping[str, str]
-    """By `Refused.why`."""
+    """By `TaskRefused.why`."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """The same where the server lacks something."""
 
 
-class Decoder(Generic[Task, Result]):
+class MediaDecoder(Generic[Task, Result]):
     """Decodes files of one kind in up to `most` processes. Thread-safe."""
 
-    def __init__(self, module: str, most: int, result: type[Result], words: Words) -> None:
+    def __init__(self, module: str, most: int, result: type[Result], words: FailureWords) -> None:
         """module: the process, as of `Jobs`."""
         self._jobs: Jobs[Task, Result] = Jobs(module, most, result)
         self._words = words
         self.prepare, self.close, self.pids = self._jobs.prepare, self._jobs.close, self._jobs.pids
 
-    def decode(self, task: Task, at: str, limits: Limits, extra: int = 0) -> Result:
+    def decode(self, task: Task, at: str, limits: TaskLimits, extra: int = 0) -> Result:
         """at: the place in the request. extra: bytes of memory for the task itself. RequestError says what is wrong with the
         file. UnavailableError: it is not the file's fault."""
         words, memory = self._words, limits.memory + extra
         facts = {"seconds": f"{limits.seconds:g}", "memory": limits.memory >> 20}
         try:
-            return self._jobs.run(task, Limits(limits.seconds, limits.wall, memory))
+            return self._jobs.run(task, TaskLimits(limits.seconds, limits.wall, memory))
         except OverranError:
             raise RequestError(f"{at}: {words.overran.format(**facts)}", at) from None
         except CrashedError:
             raise RequestError(f"{at}: {words.crashed.format(**facts)}", at) from None
         except (StoodStillError, LostError):
             raise UnavailableError(words.lost) from None
-        except RefusedError as e:
+        except TaskRefusedError as e:
             if e.why in words.missing:
                 raise UnavailableError(words.missing[e.why]) from None
             raise RequestError(f"{at}: {words.refusals[e.why].format(**facts, detail=e.detail)}", at) from None

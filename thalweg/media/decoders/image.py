@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from thalweg.host.jobs import MEMORY as NO_MEMORY
-from thalweg.media.decoders.base import Words
+from thalweg.media.decoders.base import FailureWords
 from thalweg.media.processors import Processor
 
 Colour = tuple[int, int, int]
@@ -13,7 +13,7 @@ WHITE = (255, 255, 255)
 PROCESS = "thalweg.media.decoders.image_process"
 MOST_PIXELS = 1 << 26
 """Pixels that an image may announce. They are decoded whole before anything is made smaller."""
-WORDS = Words(
+WORDS = FailureWords(
     overran="took longer than {seconds} seconds to read",
     crashed="crashed the process that read it",
     lost="the process that reads images was lost or stood still; try again",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import sys
 
-from thalweg.host.jobs import RefusedError, serve
+from thalweg.host.jobs import TaskRefusedError, serve
 from thalweg.media.decoders.image import WHITE, Colour, ImageTask, Picture, Views
 from thalweg.media.processors import Processor, Size, View
 
@@ -28,39 +28,39 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 
 def pictures(data: bytes, processor: Processor, most_pixels: int, background: Colour = WHITE) -> Views:
-    """The views of one image, upright and without transparency. RefusedError."""
-    return views_of(open_image(data, most_pixels), processor, background)
+    """The views of one image, upright and without transparency. TaskRefusedError."""
+    return make_views(open_image(data, most_pixels), processor, background)
 
 
 def open_image(data: bytes, most_pixels: int, formats: tuple[str, ...] = FORMATS) -> Image.Image:
-    """A file of which no pixel has been decoded. RefusedError."""
+    """A file of which no pixel has been decoded. TaskRefusedError."""
     if not READY:
-        raise RefusedError("library")
+        raise TaskRefusedError("library")
     try:
         image = Image.open(io.BytesIO(data), formats=formats)
     except MemoryError:
         raise
     except Exception:
-        raise RefusedError("format") from None
+        raise TaskRefusedError("format") from None
     width, height = image.size
     if width * height > most_pixels:
-        raise RefusedError("pixels", f"{width} x {height}")
+        raise TaskRefusedError("pixels", f"{width} x {height}")
     return image
 
 
-def views_of(image: Image.Image, processor: Processor, background: Colour) -> Views:
-    """The views of an image, or of the picture that a file of several is at. RefusedError."""
+def make_views(image: Image.Image, processor: Processor, background: Colour) -> Views:
+    """The views of an image, or of the picture that a file of several is at. TaskRefusedError."""
     try:
         image.load()
         upright = _opaque(ImageOps.exif_transpose(image), background)
     except MemoryError:
         raise
     except Exception:
-        raise RefusedError("broken") from None
+        raise TaskRefusedError("broken") from None
     try:
         views = processor.views(*upright.size)
     except ValueError as e:
-        raise RefusedError("shape", str(e)) from None
+        raise TaskRefusedError("shape", str(e)) from None
     resized: dict[tuple[Size, ...], Image.Image] = {}
     return Views([_view(upright, view, processor.resample, resized) for view in views], upright.size)
 

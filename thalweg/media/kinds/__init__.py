@@ -13,25 +13,25 @@ from thalweg.media_kinds import MEDIA_KINDS
 
 
 @cache
-def all_kinds() -> Mapping[str, MediaKind]:
+def load_kinds() -> Mapping[str, MediaKind]:
     """Those of this repository, then those of installed packages by name. UnsupportedModelError if one cannot be imported."""
     names = [*MEDIA_KINDS.here, *(n for n in MEDIA_KINDS.names() if n not in MEDIA_KINDS.here)]
     return {name: MEDIA_KINDS.load(name) for name in names}
 
 
 @cache
-def part_kinds() -> Mapping[str, MediaKind]:
+def map_part_types() -> Mapping[str, MediaKind]:
     """The kind of each type of content part."""
-    return {part: kind for kind in all_kinds().values() for part in kind.part_types}
+    return {part: kind for kind in load_kinds().values() for part in kind.part_types}
 
 
-def processors(config: Config, path: Path) -> dict[str, Any]:
+def load_processors(config: Config, path: Path) -> dict[str, Any]:
     """By kind, how the model in this directory takes it. CheckpointError or UnsupportedModelError."""
-    found = {name: kind.processor(config, path) for name, kind in all_kinds().items()}
+    found = {name: kind.load_processor(config, path) for name, kind in load_kinds().items()}
     return {name: each for name, each in found.items() if each is not None}
 
 
-def plurals(word: str = "and", *first: str) -> str:
+def name_kinds(word: str = "and", *first: str) -> str:
     """All kinds in words: "images and sounds". first: words before them."""
-    words = [*first, *(kind.plural for kind in all_kinds().values())]
+    words = [*first, *(kind.plural for kind in load_kinds().values())]
     return f" {word} ".join([", ".join(words[:-1]), words[-1]] if words[:-1] else words)

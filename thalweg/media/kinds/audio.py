@@ -14,18 +14,18 @@ from thalweg.engine.messages import Input
 from thalweg.errors import RequestError
 from thalweg.hal.step import StepBatch
 from thalweg.media.gate import checked, decoded
-from thalweg.media.kinds.base import READERS, MediaKind, PartType, Reader, Settings, Source, url_of
+from thalweg.media.kinds.base import READERS, MediaKind, MediaReader, MediaSettings, MediaSource, PartType, read_url
 from thalweg.media.listeners import Listener, listener
 from thalweg.media.sound import samples_of
 from thalweg.media.sounds import Sound, Sounds
 
 
-class AudioReader(Reader):
-    def __init__(self, kind: str, processor: Listener, settings: Settings) -> None:
+class AudioReader(MediaReader):
+    def __init__(self, kind: str, processor: Listener, settings: MediaSettings) -> None:
         self._kind, self._processor, self._uncut = kind, processor, settings.uncut
         self._sounds = Sounds(processor, READERS)
 
-    def read(self, source: Source, data: bytes) -> Sound:
+    def read(self, source: MediaSource, data: bytes) -> Sound:
         if source.samples is not None:
             return self._sounds.of(source.samples, source.at)
         return self._sounds.read(data, source.at)
@@ -33,12 +33,12 @@ class AudioReader(Reader):
     def count(self, value: Sound) -> int:
         return self._processor.count(value.frames)
 
-    def text(self, value: Sound, token_of: Callable[[int], str]) -> str:
+    def write_text(self, value: Sound, token_of: Callable[[int], str]) -> str:
         edges = self._processor.edges
         before, behind = (token_of(each) for each in edges) if edges else ("", "")
         return f"{before}{token_of(self._processor.token) * self.count(value)}{behind}"
 
-    def inputs(self, value: Sound, positions: np.ndarray) -> list[Input]:
+    def make_inputs(self, value: Sound, positions: np.ndarray) -> list[Input]:
         return [
             Input(
                 kind=self._kind, digest=value.digest, positions=positions, data=(value.mel,), size=(value.frames,),
@@ -59,38 +59,38 @@ class AudioKind(MediaKind):
     }  # fmt: skip
     encoder = "hearing"
 
-    def processor(self, config: Config, path: Path) -> Listener | None:
+    def load_processor(self, config: Config, path: Path) -> Listener | None:
         return listener(config, path)
 
-    def reader(self, processor: Listener, settings: Settings) -> AudioReader:
+    def open_reader(self, processor: Listener, settings: MediaSettings) -> AudioReader:
         return AudioReader(self.name, processor, settings)
 
-    def source(self, part: Mapping[str, Any], at: str) -> Source:
+    def read_part(self, part: Mapping[str, Any], at: str) -> MediaSource:
         """What a request says of its format is not believed."""
         kind = self.part_types[part["type"]]
         if kind.form == "file":
             found = part.get(kind.field)
             if not isinstance(found, Mapping) or not isinstance(found.get("data"), str):
                 raise RequestError(f"{at}.{kind.field}: must have data, the file in base64, and its format", at)
-            return Source(self.name, at, data=decoded(found["data"], at))
+            return MediaSource(self.name, at, data=decoded(found["data"], at))
         if kind.form == "url":
-            return Source(self.name, at, url=url_of(part, kind.field, at, "data:audio/wav;base64,..."))
+            return MediaSource(self.name, at, url=read_url(part, kind.field, at, "data:audio/wav;base64,..."))
         found = next((part[key] for key in ("audio", "audio_url", "url") if part.get(key) is not None), None)
         if found is None:
             raise RequestError(f"{at}: has no sound", at)
-        return self.given(found, at)
+        return self.read_object(found, at)
 
-    def given(self, value: Any, at: str, name: str = "") -> Source:
+    def read_object(self, value: Any, at: str, name: str = "") -> MediaSource:
         if isinstance(value, str):
-            return Source(self.name, at, url=value)
+            return MediaSource(self.name, at, url=value)
         if isinstance(value, bytes | bytearray):
-            return Source(self.name, at, data=checked(bytes(value), at))
-        return Source(self.name, at, samples=samples_of(value, at))
+            return MediaSource(self.name, at, data=checked(bytes(value), at))
+        return MediaSource(self.name, at, samples=samples_of(value, at))
 
-    def several(self, value: Any) -> Sequence[Any]:
+    def split_items(self, value: Any) -> Sequence[Any]:
         return value if isinstance(value, list | tuple) and not _is_one(value) else [value]
 
-    def batches(self, processor: Listener, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
+    def build_batches(self, processor: Listener, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
         (item,) = items
         return (processor.batch(item.data[0], item.size[0]),)
 

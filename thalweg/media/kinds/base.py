@@ -1,7 +1,7 @@
 """What a kind of media is: how requests hold an item, who reads it, what stands for it in a prompt, what its encoder is given.
 
-A kind has two sides. The process of the API opens a `Reader` for a model and makes inputs of items. The engine's process builds
-batches for the encoder from these inputs. Neither side imports a tensor framework.
+A kind has two sides. The process of the API opens a `MediaReader` for a model and makes inputs of items. The engine's process
+builds batches for the encoder from these inputs. Neither side imports a tensor framework.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PartType:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MediaSource:
     """An item that has not been read yet."""
 
     kind: str
@@ -60,7 +60,7 @@ class Medium:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class MediaSettings:
     """What the operator said of media. limits: items of a prompt by kind. kept_bytes: of items that were read, kept for when
     they come again. decoding: `media_io_kwargs` by kind. uncut: the tokens of an item are computed in one step."""
 
@@ -70,7 +70,7 @@ class Settings:
     uncut: bool = False
 
 
-class Processor(Protocol):
+class MediaProcessor(Protocol):
     """How one model takes a kind. The kind's own methods know the rest of it."""
 
     @property
@@ -82,14 +82,14 @@ class Processor(Protocol):
         """What templates write for an item. "": the token's own text."""
 
 
-class Reader(ABC):
+class MediaReader(ABC):
     """Reads the items of one kind for one model. Thread-safe. Its processes start when first needed and end with it."""
 
     number: str = ""
     """What stands before `text`, with the item's number in its prompt in place of {}."""
 
     @abstractmethod
-    def read(self, source: Source, data: bytes) -> Any:
+    def read(self, source: MediaSource, data: bytes) -> Any:
         """An item of these bytes. Empty bytes: the source has something else. RequestError names the place in the request."""
 
     @abstractmethod
@@ -97,11 +97,11 @@ class Reader(ABC):
         """Placeholders of an item: one for each vector."""
 
     @abstractmethod
-    def text(self, value: Any, token_of: Callable[[int], str]) -> str:
+    def write_text(self, value: Any, token_of: Callable[[int], str]) -> str:
         """What stands for an item in the prompt: its placeholders, and what belongs around them. token_of: text of a token."""
 
     @abstractmethod
-    def inputs(self, value: Any, positions: np.ndarray) -> list[Input]:
+    def make_inputs(self, value: Any, positions: np.ndarray) -> list[Input]:
         """An item as the engine gets it, one input or several. positions: i32[count] of its placeholders."""
 
     def forget(self) -> None:
@@ -130,44 +130,44 @@ class MediaKind(ABC):
     """Are `mm_processor_kwargs` settings of its processor?"""
 
     @abstractmethod
-    def processor(self, config: Config, path: Path) -> Any | None:
-        """How the model in this directory takes it: a `Processor`. None: it does not. CheckpointError or
+    def load_processor(self, config: Config, path: Path) -> Any | None:
+        """How the model in this directory takes it: a `MediaProcessor`. None: it does not. CheckpointError or
         UnsupportedModelError."""
 
     @abstractmethod
-    def reader(self, processor: Any, settings: Settings) -> Reader: ...
+    def open_reader(self, processor: Any, settings: MediaSettings) -> MediaReader: ...
 
     @abstractmethod
-    def source(self, part: Mapping[str, Any], at: str) -> Source:
+    def read_part(self, part: Mapping[str, Any], at: str) -> MediaSource:
         """The item of a content part of one of `part_types`. RequestError for a part that has not what it says."""
 
     @abstractmethod
-    def given(self, value: Any, at: str, name: str = "") -> Source:
+    def read_object(self, value: Any, at: str, name: str = "") -> MediaSource:
         """An item as programs hold it. RequestError for what is none."""
 
-    def several(self, value: Any) -> Sequence[Any]:
+    def split_items(self, value: Any) -> Sequence[Any]:
         """The items of what "multi_modal_data" holds under the kind's name: one or a list."""
         return value if isinstance(value, list | tuple) else [value]
 
-    def decoding_problems(self, given: Mapping[str, Any]) -> list[str] | None:
+    def check_decoding(self, given: Mapping[str, Any]) -> list[str] | None:
         """What is wrong with its part of `media_io_kwargs`. None: it has no settings there."""
         return None
 
-    def bidirectional(self, processor: Any) -> bool:
+    def is_bidirectional(self, processor: Any) -> bool:
         """Do the vectors of an item attend to each other in both directions?"""
         return False
 
     @abstractmethod
-    def batches(self, processor: Any, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
+    def build_batches(self, processor: Any, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
         """What the encoder is given of items that are encoded together, one batch for each kind of its layers, the step's
         first. spec: the encoder as the model declares it."""
 
-    def cost(self, processor: Any, item: Input) -> int | None:
+    def count_rows(self, processor: Any, item: Input) -> int | None:
         """Rows of an item in a batch. Items are encoded together up to a limit of these. None: it is encoded by itself."""
         return None
 
 
-def url_of(part: Mapping[str, Any], field_name: str, at: str, example: str) -> str:
+def read_url(part: Mapping[str, Any], field_name: str, at: str, example: str) -> str:
     """The URL of a part: a string, or {"url": string}. RequestError."""
     url = part.get(field_name)
     url = url.get("url") if isinstance(url, Mapping) else url

@@ -19,28 +19,28 @@ from thalweg.media import patches
 from thalweg.media.decoders.image import WHITE
 from thalweg.media.gate import checked, decoded
 from thalweg.media.images import Image, Images
-from thalweg.media.kinds.base import READERS, MediaKind, PartType, Reader, Settings, Source, url_of
+from thalweg.media.kinds.base import READERS, MediaKind, MediaReader, MediaSettings, MediaSource, PartType, read_url
 from thalweg.media.processors import Processor, Size, processor
 
 BACKGROUND = "rgba_background_color"
 
 
-class ImageReader(Reader):
-    def __init__(self, kind: str, processor: Processor, settings: Settings) -> None:
+class ImageReader(MediaReader):
+    def __init__(self, kind: str, processor: Processor, settings: MediaSettings) -> None:
         self._kind, self._processor, self._uncut, self.number = kind, processor, settings.uncut, processor.number
-        self._images = Images(processor, settings.kept_bytes, background(settings.decoding.get(kind, {})), READERS)
+        self._images = Images(processor, settings.kept_bytes, read_background(settings.decoding.get(kind, {})), READERS)
 
-    def read(self, source: Source, data: bytes) -> Image:
+    def read(self, source: MediaSource, data: bytes) -> Image:
         return self._images.read(data, source.at, source.name)
 
     def count(self, value: Image) -> int:
         return self._processor.count(value.size)
 
-    def text(self, value: Image, token_of: Callable[[int], str]) -> str:
-        return image_text(self._processor, value.size, token_of)
+    def write_text(self, value: Image, token_of: Callable[[int], str]) -> str:
+        return write_image(self._processor, value.size, token_of)
 
-    def inputs(self, value: Image, positions: np.ndarray) -> list[Input]:
-        return [image_input(self._kind, self._processor, value, positions, self._uncut)]
+    def make_inputs(self, value: Image, positions: np.ndarray) -> list[Input]:
+        return [make_image_input(self._kind, self._processor, value, positions, self._uncut)]
 
     def forget(self) -> None:
         self._images.forget()
@@ -59,47 +59,47 @@ class ImageKind(MediaKind):
     encoder = "vision"
     named = settable = True
 
-    def processor(self, config: Config, path: Path) -> Processor | None:
+    def load_processor(self, config: Config, path: Path) -> Processor | None:
         return processor(config, path)
 
-    def reader(self, processor: Processor, settings: Settings) -> ImageReader:
+    def open_reader(self, processor: Processor, settings: MediaSettings) -> ImageReader:
         return ImageReader(self.name, processor, settings)
 
-    def source(self, part: Mapping[str, Any], at: str) -> Source:
+    def read_part(self, part: Mapping[str, Any], at: str) -> MediaSource:
         kind = self.part_types[part["type"]]
         if kind.form != "object":
-            return Source(self.name, at, url=url_of(part, kind.field, at, "data:image/png;base64,..."))
+            return MediaSource(self.name, at, url=read_url(part, kind.field, at, "data:image/png;base64,..."))
         if isinstance(said := part.get("source"), Mapping):
-            return self._sourced(said, at)
+            return self._read_source(said, at)
         found = part.get(kind.field, part.get("url"))
         if found is None:
             raise RequestError(f"{at}: has no image", at)
-        return self.given(found, at)
+        return self.read_object(found, at)
 
-    def _sourced(self, said: Mapping[str, Any], at: str) -> Source:
+    def _read_source(self, said: Mapping[str, Any], at: str) -> MediaSource:
         """As Anthropic's Messages API writes it."""
         if said.get("type") == "base64" and isinstance(said.get("data"), str):
-            return Source(self.name, at, data=decoded(said["data"], at))
+            return MediaSource(self.name, at, data=decoded(said["data"], at))
         if said.get("type") == "url" and isinstance(said.get("url"), str):
-            return Source(self.name, at, url=said["url"])
+            return MediaSource(self.name, at, url=said["url"])
         raise RequestError(f"{at}.source: must be of type base64, with data, or url, with a url", at)
 
-    def given(self, value: Any, at: str, name: str = "") -> Source:
+    def read_object(self, value: Any, at: str, name: str = "") -> MediaSource:
         if value is None and name:
-            return Source(self.name, at, name=name)
+            return MediaSource(self.name, at, name=name)
         if isinstance(value, str):
-            return Source(self.name, at, url=value, name=name)
+            return MediaSource(self.name, at, url=value, name=name)
         if isinstance(value, bytes | bytearray):
-            return Source(self.name, at, data=checked(bytes(value), at), name=name)
+            return MediaSource(self.name, at, data=checked(bytes(value), at), name=name)
         if isinstance(value, np.ndarray):
-            return Source(self.name, at, data=checked(_bitmap(value, at), at), name=name)
+            return MediaSource(self.name, at, data=checked(_encode_png(value, at), at), name=name)
         if hasattr(value, "save") and hasattr(value, "mode"):  # one of PIL's, which is not imported here
             file = io.BytesIO()
             value.save(file, format="PNG", compress_level=1)
-            return Source(self.name, at, data=checked(file.getvalue(), at), name=name)
+            return MediaSource(self.name, at, data=checked(file.getvalue(), at), name=name)
         raise RequestError(f"{at}: must be a URL, the bytes of a file, a PIL image or an array, not {type(value).__name__}", at)
 
-    def decoding_problems(self, given: Mapping[str, Any]) -> list[str]:
+    def check_decoding(self, given: Mapping[str, Any]) -> list[str]:
         problems = []
         for key, value in given.items():
             three = isinstance(value, list | tuple) and len(value) == 3
@@ -109,48 +109,48 @@ class ImageKind(MediaKind):
                 problems.append(f"{key} must be three numbers from 0 to 255, not {value!r:.60}")
         return problems
 
-    def bidirectional(self, processor: Processor) -> bool:
+    def is_bidirectional(self, processor: Processor) -> bool:
         return processor.together
 
-    def batches(self, processor: Processor, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
-        each = [processor.prepared(item.data, size_of(item)) for item in items]
+    def build_batches(self, processor: Processor, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
+        each = [processor.prepared(item.data, read_size(item)) for item in items]
         shrinks = 1 if spec.shrinks is None else spec.shrinks[1].group
         whole = patches.batch(patches.together(each, spec.projector.group, shrinks))
         merged = () if spec.shrinks is None else (patches.shrunk(whole, shrinks),)
         return (whole, patches.windows(whole), *merged)
 
-    def cost(self, processor: Processor, item: Input) -> int:
+    def count_rows(self, processor: Processor, item: Input) -> int:
         return sum(v.shape[0] // processor.patch * (v.shape[1] // processor.patch) for v in item.data)
 
 
 IMAGE = ImageKind()
 
 
-def background(decoding: Mapping[str, Any]) -> tuple[int, int, int]:
+def read_background(decoding: Mapping[str, Any]) -> tuple[int, int, int]:
     """The colour behind what is transparent, of an image's part of `media_io_kwargs`."""
     red, green, blue = decoding.get(BACKGROUND, WHITE)
     return red, green, blue
 
 
-def size_of(item: Input) -> Size:
+def read_size(item: Input) -> Size:
     return item.size[0], item.size[1]
 
 
-def image_text(processor: Processor, size: Size, token_of: Callable[[int], str]) -> str:
+def write_image(processor: Processor, size: Size, token_of: Callable[[int], str]) -> str:
     """What stands for an image of this size in the prompt."""
     before, behind = (token_of(each) for each in processor.edges) if processor.edges else ("", "")
     return f"{before}{processor.text(size, token_of(processor.token))}{behind}"
 
 
-def image_input(kind: str, processor: Processor, image: Image, positions: np.ndarray, uncut: bool) -> Input:
-    axes, extent = axes_of(processor, image.size, positions)
+def make_image_input(kind: str, processor: Processor, image: Image, positions: np.ndarray, uncut: bool) -> Input:
+    axes, extent = compute_axes(processor, image.size, positions)
     return Input(
         kind=kind, digest=image.digest, positions=positions, data=image.views, size=image.size, uncut=uncut,
         bidirectional=processor.together, axes=axes, extent=extent,
     )  # fmt: skip
 
 
-def axes_of(processor: Processor, size: Size, positions: np.ndarray) -> tuple[np.ndarray | None, int]:
+def compute_axes(processor: Processor, size: Size, positions: np.ndarray) -> tuple[np.ndarray | None, int]:
     """`Input.axes` and `Input.extent` of an image of this size. It has the time of its first token, and what follows goes on
     behind its longer edge."""
     grid = processor.grid(size)
@@ -160,7 +160,7 @@ def axes_of(processor: Processor, size: Size, positions: np.ndarray) -> tuple[np
     return np.stack([np.zeros_like(down), down, across], 1), max(grid)
 
 
-def _bitmap(image: np.ndarray, at: str) -> bytes:
+def _encode_png(image: np.ndarray, at: str) -> bytes:
     """u8[height, width, 3] as a PNG file, which every reader reads alike."""
     if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
         shape = " x ".join(map(str, image.shape))

@@ -7,7 +7,7 @@ from typing import Any
 
 from thalweg.engine.client.media import MEDIA
 from thalweg.errors import ConfigError
-from thalweg.media.kinds import all_kinds, plurals
+from thalweg.media.kinds import load_kinds, name_kinds
 from thalweg.media.kinds.base import Medium
 from thalweg.server.core.chat_format import ChatFormat
 from thalweg.server.core.request import ChatFields, ChatRequest, Message
@@ -88,11 +88,11 @@ class Conversation:
             return [], []
         media = self.serving.engine.media
         if media is None:
-            words = all_kinds()[medium].plural
+            words = load_kinds()[medium].plural
             raise ApiError(f"{where}: this model takes text alone: {words} are not supported by it; send text parts", where)
         if cut:
             raise ApiError(
-                f"truncate_prompt_tokens: a prompt with {plurals('or')} is not cut; leave it out", "truncate_prompt_tokens"
+                f"truncate_prompt_tokens: a prompt with {name_kinds('or')} is not cut; leave it out", "truncate_prompt_tokens"
             )
         messages, sources = media.apart([_plain(m) for m in request.messages])
         return messages, await media.read_async(sources, tenant_of(current_scope.get()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.media.kinds import part_kinds, plurals
+from thalweg.media.kinds import map_part_types, name_kinds
 from thalweg.server.core.fields import refuse_asked
 from thalweg.server.errors import ApiError
 
@@ -71,7 +71,7 @@ MESSAGE_NOT_YET: dict[str, tuple[Any, ...]] = {"tools": ([],), "task": ()}
 
 
 TEXTS = ("text", "input_text", "output_text")
-MEDIA = {name: (kind.name, part) for name, kind in part_kinds().items() if (part := kind.part_types[name]).form != "object"}
+MEDIA = {name: (kind.name, part) for name, kind in map_part_types().items() if (part := kind.part_types[name]).form != "object"}
 """Types of parts of messages. Those of media with the kind, and where and how they hold an item."""
 
 
@@ -110,5 +110,5 @@ def refuse_parts(body: dict[str, Any]) -> None:
                 raise ApiError(f"{where}.text: is missing", f"{where}.text")
             if kind not in (*TEXTS, *MEDIA):
                 raise ApiError(
-                    f"{where}: parts of type {kind!r} are not supported by this version; {plurals('and', 'text')} are", where
+                    f"{where}: parts of type {kind!r} are not supported by this version; {name_kinds('and', 'text')} are", where
                 )

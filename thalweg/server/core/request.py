@@ -103,22 +103,22 @@ class Request(Sampled, Asked, Body):
         return self
 
 
-class Url(Model):
+class MediaUrl(Model):
     url: Text
 
 
-class DetailedUrl(Url):
+class DetailedMediaUrl(MediaUrl):
     detail: Label | None = None
 
 
-class File(Model):
+class MediaFile(Model):
     """A file in base64. The bytes say what format they have."""
 
     data: Text
     format: Label | None = None
 
 
-_FORMS: dict[str, Any] = {"url": Url | Text, "detailed url": DetailedUrl | Text, "file": File}
+_FORMS: dict[str, Any] = {"url": MediaUrl | Text, "detailed url": DetailedMediaUrl | Text, "file": MediaFile}
 """`PartType.form` -> the type of the field."""
 
 

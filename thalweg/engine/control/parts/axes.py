@@ -14,13 +14,13 @@ class AxesBuilder(Builder):
 
     def __init__(self, setup: Setup) -> None:
         self._shifts: dict[int, tuple[np.ndarray, int]] = {}
-        """By slot: what `shifts` gave."""
+        """By slot: what `compute_shifts` gave."""
 
     def applies(self, request: Request) -> bool:
         return any(item.axes is not None for item in request.inputs)
 
     def enter(self, slot: int, request: Request) -> None:
-        self._shifts[slot] = shifts(request)
+        self._shifts[slot] = compute_shifts(request)
 
     def leave(self, slot: int) -> None:
         self._shifts.pop(slot, None)
@@ -39,7 +39,7 @@ class AxesBuilder(Builder):
         return Axes(shift), FOREVER if settled else 1
 
 
-def shifts(request: Request) -> tuple[np.ndarray, int]:
+def compute_shifts(request: Request) -> tuple[np.ndarray, int]:
     """(i32[prompt, 3], shift): what is added to the position of each token of the prompt along each axis, and to that of every
     later token. The first token of an input keeps its place. What follows goes on `Input.extent` behind it."""
     shift, less = np.zeros((request.prompt_len, 3), np.int32), 0

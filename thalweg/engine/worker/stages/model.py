@@ -21,7 +21,7 @@ from thalweg.hal.device import Background
 from thalweg.hal.op import Binder
 from thalweg.hal.step import Params
 from thalweg.host.marks import mark
-from thalweg.media.kinds import all_kinds
+from thalweg.media.kinds import load_kinds
 from thalweg.models.fallback.spec import UNRELIABLE, ForeignSpec
 from thalweg.models.spec import describe_stretch
 from thalweg.options.weights import FASTER_READERS, SPELLINGS
@@ -128,17 +128,17 @@ def make_encoder(inputs: BuildInputs, built: BuiltModel, params: Params) -> Enco
     from thalweg.engine.worker import encoder as encoders
 
     model: Any = built.model
-    networks: dict[str, encoders.Network] = {}
+    networks: dict[str, encoders.EncoderNetwork] = {}
     found = {}
-    for name, kind in all_kinds().items():
+    for name, kind in load_kinds().items():
         network = getattr(model, kind.encoder)
-        processor = kind.processor(inputs.hf, inputs.path) if network is not None else None
-        if processor is not None and kind.bidirectional(processor) and not model.looks_ahead:
+        processor = kind.load_processor(inputs.hf, inputs.path) if network is not None else None
+        if processor is not None and kind.is_bidirectional(processor) and not model.looks_ahead:
             logger.warning("%s are refused: no attention of this device lets their tokens attend to later ones", kind.plural)
             processor = None
         if processor is not None:
-            shared = networks.setdefault(kind.encoder, encoders.Network(network, params[kind.encoder]))
-            found[name] = encoders.Encodes(kind, processor, shared)
+            shared = networks.setdefault(kind.encoder, encoders.EncoderNetwork(network, params[kind.encoder]))
+            found[name] = encoders.KindEncoder(kind, processor, shared)
     return encoders.Encoder(inputs.device, built.background, found) if found else None
 
 
