@@ -190,7 +190,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
     ),
     "Adapters": (
         Feature(
-            "[LoRA](adapters.md) in `LLM`: many adapters in one batch",
+            "[LoRA](adapters.md) in `LLM` and `AsyncLLM`: many adapters in one batch",
             "RHUUH",
             ("tests/models/test_lora_requests.py",),
             "the op has no kernel on `cpu`: it runs its reference body",

@@ -17,9 +17,10 @@ from typing import Any, Protocol, Self
 from thalweg.config import EngineArgs, EngineConfig
 from thalweg.engine import messages as m
 from thalweg.engine.client.about import About
+from thalweg.engine.client.adapters import ClientAdapters
 from thalweg.engine.client.frontend import Frontend, load_frontend, locate
 from thalweg.engine.client.grammars import StructuredOutputs
-from thalweg.engine.client.inputs import InputProcessor
+from thalweg.engine.client.inputs import InputProcessor, with_adapter
 from thalweg.engine.client.media import NAME as MULTI_MODAL
 from thalweg.engine.client.media import Media
 from thalweg.engine.client.outputs import OutputProcessor
@@ -33,11 +34,11 @@ from thalweg.engine.client.stream import Stream
 from thalweg.engine.client.supervisor import Supervisor
 from thalweg.errors import ConfigError, EngineDeadError, RequestError, ThalwegError
 from thalweg.host.marks import mark
+from thalweg.lora import LoRARequest
 from thalweg.options.observation import read_profiler_config
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
 from thalweg.prompts import meant
-from thalweg.refused import no_adapter
 from thalweg.template.chat import Chat
 from thalweg.text.cut import asked as cuts
 from thalweg.text.encoder import INLINE, Encoder
@@ -93,6 +94,8 @@ class AsyncLLM(Rests, About):
             on_outputs=self._take, on_convicted=self._convict, on_dead=self._die, vocabulary=self._vocabulary,
         )  # fmt: skip
         self._resting = Resting(self._supervisor, self._open_ids, self.abort)
+        args = frontend.args
+        self._adapters = ClientAdapters(self._supervisor, args.enable_lora, args.max_cpu_loras or args.max_loras)
 
     @classmethod
     def _of(cls, frontend: Frontend, loggers: Sequence[StatLogger]) -> Self:
@@ -260,7 +263,7 @@ class AsyncLLM(Rests, About):
         request_id: str,
         *,
         prompt_text: str | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
@@ -273,18 +276,21 @@ class AsyncLLM(Rests, About):
         more. Closing the generator aborts the request. first_choice: these are choices `first_choice` onwards of a
         request that is run in parts, and get the seeds of those. prompt_text: the text of a prompt of ids. seat: for
         whoever shares the engine among clients (`thalweg serve`)."""
-        _only_here(lora_request, trace_headers, data_parallel_rank)
+        _only_here(trace_headers, data_parallel_rank)
         await self._started()
         prompt = self._cut(_with_text(prompt, prompt_text), tokenization_kwargs)
         prompt = await self._encoded(prompt)
         await self._prepared(sampling_params)
         await self._admitted(request_id)
+        adapter = await self._adapters.add(lora_request) if lora_request is not None else b""
         if request_id in self._streams:
             raise RequestError(f"request_id {request_id!r} is already running", "request_id")
         submission = self._inputs.process(
             request_id, prompt, sampling_params, priority=priority, handles=self._handles, first_choice=first_choice
         )
+        submission = submission if lora_request is None else with_adapter(submission, lora_request, adapter)
         self._outputs.add(submission, time.monotonic())
+        self._adapters.hold(adapter)
         work = Computation(request_id, self._outputs, self._supervisor, self._handles, seat)
         stream = self._streams[request_id] = Stream(sampling_params, work)
         self._supervisor.submit(submission.requests)
@@ -300,6 +306,7 @@ class AsyncLLM(Rests, About):
             if self._streams.get(request_id) is stream:  # not finished: the reader went away
                 del self._streams[request_id]
                 self._drop(request_id)
+            self._adapters.release(adapter)
 
     async def encode(
         self,
@@ -307,29 +314,47 @@ class AsyncLLM(Rests, About):
         pooling_params: PoolingParams,
         request_id: str,
         *,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Pooled, None]:
         """What a pooling model gives of the prompt: one output, for which `generate` says the rest. One that could not be
         made says why in `error`."""
-        _only_here(lora_request, trace_headers, None)
+        _only_here(trace_headers, None)
         await self._started()
         prompt = await self._encoded(self._cut(prompt, tokenization_kwargs))
         await self._admitted(request_id)
+        adapter = await self._adapters.add(lora_request) if lora_request is not None else b""
         if request_id in self._pooling:
             raise RequestError(f"request_id {request_id!r} is already running", "request_id")
         submission = self._inputs.process_pooling(request_id, prompt, pooling_params, priority=priority, handles=self._handles)
+        submission = submission if lora_request is None else with_adapter(submission, lora_request, adapter)
         answer: asyncio.Future[Pooled] = asyncio.get_running_loop().create_future()
         self._pooling[request_id] = answer, pooling_params
         self._pooled.add(submission, time.monotonic())
         self._supervisor.submit([submission.request])
+        self._adapters.hold(adapter)
         try:
             yield await answer
         finally:
+            self._adapters.release(adapter)
             if self._pooling.pop(request_id, None) is not None:  # not finished: the reader went away
                 self._supervisor.abort(list(self._pooled.abort([request_id])))
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter before the first request names it. RequestError, CheckpointError or UnsupportedModelError."""
+        await self._started()
+        await self._adapters.add(lora_request)
+        return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget the adapter of this lora_int_id. False: there is none. RequestError while requests use it."""
+        return self._adapters.remove(lora_id)
+
+    async def list_loras(self) -> set[int]:
+        """lora_int_id of each adapter that was named."""
+        return self._adapters.numbers()
 
     def check_pooling(self, params: PoolingParams) -> None:
         """RequestError, naming the field, for what the model cannot do of these, whatever the prompt."""
@@ -503,9 +528,8 @@ class AsyncLLM(Rests, About):
         self._pooling.clear()
 
 
-def _only_here(lora_request: object, trace_headers: object, data_parallel_rank: int | None) -> None:
+def _only_here(trace_headers: object, data_parallel_rank: int | None) -> None:
     """What requests of the field may say, and this version has not. NotSupportedError, RequestError."""
-    no_adapter(lora_request)
     if trace_headers:
         raise RequestError(
             "trace_headers: the server exports traces (--otlp-traces-endpoint), an engine in a program none; leave it out",

@@ -35,15 +35,6 @@ def refused(why: str) -> Callable[..., Any]:
     return Refused()
 
 
-class NoAdapters:
-    """LoRA by methods."""
-
-    add_lora = refused(ADAPTERS)
-    remove_lora = refused(ADAPTERS)
-    pin_lora = refused(ADAPTERS)
-    list_loras = refused(ADAPTERS)
-
-
 class NoOtherConfig:
     """Engines of vLLM's own configuration object."""
 

@@ -13,6 +13,7 @@ from thalweg.async_llm import StatLogger
 from thalweg.compat.configs import VllmConfig
 from thalweg.engine.client.frontend import load_frontend, locate
 from thalweg.errors import ConfigError, RequestError
+from thalweg.lora import LoRARequest
 from thalweg.offline import engine as offline
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
@@ -89,7 +90,7 @@ class AsyncLLM(async_llm.AsyncLLM):
         prompt: Any,
         params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,

@@ -38,6 +38,7 @@ from thalweg.engine import messages as m
 from thalweg.engine.control.compiling import Compiling
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.control.executor import Executor
+from thalweg.engine.control.loading import AdapterLoads, LoadedAdapter
 from thalweg.engine.control.profiles import Profiles
 from thalweg.engine.control.store.connect import check_store, connect, key_hash
 from thalweg.engine.ipc.codec import Codec, FrameError
@@ -126,6 +127,7 @@ class _Loop:
         self._core, self._channel, self._words, self._profiles = core, channel, words, profiles
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._compiling = Compiling(grammars, self._inbox.put)
+        self._loads = AdapterLoads(core, self._inbox.put)
         self._stopping = False
         self._cold = False
         """The vocabulary is here, and was not read yet."""
@@ -161,18 +163,42 @@ class _Loop:
                 raise message
             if isinstance(message, m.Add):
                 fp("engine.add", token=np.concatenate([r.tokens for r in message.requests]))
-                self._core.add(self._compiling.start(message.requests))
+                self._core.add(self._loads.hold(self._compiling.start(message.requests)))
             elif isinstance(message, list):  # requests whose grammars were compiled
-                self._core.add(self._compiling.ready(message))
+                self._core.add(self._loads.hold(self._compiling.ready(message)))
             elif isinstance(message, m.Abort):
                 self._compiling.abort(message.handles)
+                self._loads.abort(message.handles)
                 self._core.abort(message.handles)
             elif isinstance(message, m.Vocabulary):
                 self._words.sent, self._cold = message, True
             elif isinstance(message, m.Control):
                 self._control(message)
+            elif isinstance(message, m.LoadAdapter):
+                self._load_adapter(message)
+            elif isinstance(message, LoadedAdapter):
+                self._adapter_loaded(message)
+            elif isinstance(message, m.UnloadAdapter):
+                why = self._core.unload_adapter(message.digest)
+                self._channel.send(m.Reply(message.id, not why, why))
             else:
                 raise FrameError(f"{type(message).__name__} is only for the start")
+
+    def _load_adapter(self, message: m.LoadAdapter) -> None:
+        if self._core.adapters is None:
+            self._channel.send(m.Reply(message.id, False, "adapters need an engine started with --enable-lora (enable_lora)"))
+        else:
+            self._loads.start(message)
+
+    def _adapter_loaded(self, loaded: LoadedAdapter) -> None:
+        adapters, message = self._core.adapters, loaded.message
+        assert adapters is not None, "refused before"
+        if loaded.refused:
+            adapters.refuse(message.digest, loaded.refused)
+        else:
+            adapters.load(message.digest)
+        self._channel.send(m.Reply(message.id, not loaded.refused, loaded.refused))
+        self._core.add(self._loads.finish(loaded))
 
     def _control(self, message: m.Control) -> None:
         if message.op == "reset_prefix_cache":

@@ -153,7 +153,24 @@ class Control(msgspec.Struct, frozen=True, tag=True):
     """reset_prefix_cache | pause | resume | start_profile | stop_profile | shutdown"""
 
 
-ToCore = Expect | Start | Vocabulary | Add | Abort | Control
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Read an adapter, beside the steps. Requests may name its digest from now on, and wait until it is there. A Reply with the
+    same id says whether it is, or why not: then they end with an error."""
+
+    id: int
+    digest: bytes
+    """Of the files' content. Other content is refused."""
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Forget an adapter that no request uses any more. A Reply with the same id says why not, if it does not."""
+
+    id: int
+    digest: bytes
+
+
+ToCore = Expect | Start | Vocabulary | Add | Abort | Control | LoadAdapter | UnloadAdapter
 """A Vocabulary comes before the first request with a grammar, once."""
 
 # ---------------------------------------------------------------- core -> client

@@ -85,7 +85,7 @@ class LLMEngine(NoCode, NoOtherConfig):
         structured = self._structured
         grammars = None if structured is None else Grammars(lambda: structured.judge.vocabulary)
         self.core = EngineCore(self.executor, grammars=grammars, hash_fn=key_hash(args), store=connect(args, self.executor))
-        self.adapters.attach(self.core, self.executor)
+        self.adapters.attach(self.core)
         self.inputs = InputProcessor(
             self.config,
             self.frontend.tokenizer,

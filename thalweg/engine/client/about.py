@@ -7,12 +7,12 @@ import logging
 from thalweg.engine.client.frontend import Frontend
 from thalweg.engine.messages import Stats
 from thalweg.errors import EngineDeadError, ThalwegError
-from thalweg.refused import CODE, NoAdapters, NoNewWeights, NoOtherConfig, refused
+from thalweg.refused import CODE, PINNED, NoNewWeights, NoOtherConfig, refused
 
 logger = logging.getLogger(__name__)
 
 
-class About(NoAdapters, NoNewWeights, NoOtherConfig):
+class About(NoNewWeights, NoOtherConfig):
     """The part of AsyncLLM that only tells."""
 
     _frontend: Frontend
@@ -63,6 +63,7 @@ class About(NoAdapters, NoNewWeights, NoOtherConfig):
         return EngineDeadError(str(self._dead or "the engine is alive"))
 
     collective_rpc = refused(CODE)
+    pin_lora = refused(PINNED)
     start_profile = refused("an engine in a process of its own records no traces; LLM(profiler_config=...) does")
     stop_profile = refused("an engine in a process of its own records no traces; LLM(profiler_config=...) does")
     scale_elastic_ep = refused("experts are not spread over devices by this version")

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -70,9 +70,10 @@ class PoolingSubmission:
     request: EngineRequest = field(repr=False)
 
 
-def with_adapter(
-    submission: Submission | PoolingSubmission, request: LoRARequest, digest: bytes
-) -> Submission | PoolingSubmission:
+AnySubmission = TypeVar("AnySubmission", bound=Submission | PoolingSubmission)
+
+
+def with_adapter(submission: AnySubmission, request: LoRARequest, digest: bytes) -> AnySubmission:
     """The same request, served with this adapter."""
     if isinstance(submission, PoolingSubmission):
         return replace(submission, request=msgspec.structs.replace(submission.request, adapter=digest))

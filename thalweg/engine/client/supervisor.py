@@ -32,8 +32,8 @@ WINDOW_SECONDS = 600.0
 """`max_restarts` are counted over this long."""
 SILENT_SECONDS = 2.0
 """Seconds without a sign of life after which the engine does not count as ready. Several heartbeats are then missing."""
-PAUSE_AGAIN = 0
-"""Number of an operation whose reply nobody waits for."""
+UNAWAITED = 0
+"""Number of a message whose reply nobody waits for."""
 LOOK_SECONDS = 0.25
 WAKE_LOOK_SECONDS = 0.02
 STANDBY_AFTER = 2.0
@@ -79,6 +79,8 @@ class Supervisor:
         self._on_outputs, self._on_convicted, self._on_dead = on_outputs, on_convicted, on_dead
         self._engine: EngineProcess | None = None
         self._recovery = Recovery()
+        self._adapters: dict[bytes, str] = {}
+        """By digest: where each adapter lies that the engine has, or shall have."""
         self._running: set[int] = set()
         self._canary = 0
         self._deaths: deque[float] = deque()
@@ -144,13 +146,34 @@ class Supervisor:
     async def control(self, op: str) -> bool:
         """Do `op` in the engine. RequestError if it refuses, EngineDeadError if it dies before it answers, UnavailableError if
         there is none now."""
+        return await self._ask(lambda i: m.Control(i, op))
+
+    async def _ask(self, make: Callable[[int], m.ToCore]) -> bool:
+        """Send a message that is answered by a Reply. Errors as in `control`."""
         if self._engine is None:
             raise UnavailableError(self._why)
         i = next(self._handles)
         reply: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._replies[i] = reply
-        self._post(m.Control(i, op))
+        self._post(make(i))
         return await reply
+
+    async def load_adapter(self, digest: bytes, path: str) -> None:
+        """Load an adapter into this engine, and into every one that replaces it. RequestError if the engine refuses it.
+        An engine that dies meanwhile leaves it to the next one."""
+        self._adapters[digest] = path
+        try:
+            await self._ask(lambda i: m.LoadAdapter(i, digest, path))
+        except RequestError:
+            self._adapters.pop(digest, None)
+            raise
+        except (EngineDeadError, UnavailableError):
+            return
+
+    def unload_adapter(self, digest: bytes) -> None:
+        """No request uses it any more."""
+        if self._adapters.pop(digest, None) is not None:
+            self._post(m.UnloadAdapter(UNAWAITED, digest))
 
     async def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix. A process that is not there has none."""
@@ -327,6 +350,8 @@ class Supervisor:
             cache_salt="canary", pool=self._config.model.pooling is not None,
         )  # fmt: skip
         self._told = False
+        for digest, path in self._adapters.items():
+            self._post(m.LoadAdapter(UNAWAITED, digest, path))
         self._add([canary, *self._outputs.resubmit(handles)])
 
     async def _watch(self, engine: EngineProcess) -> None:
@@ -384,7 +409,7 @@ class Supervisor:
         self.state, self._why = "ready", ""
         if self._held is not None:
             if self.paused:  # else it was resumed meanwhile
-                self._post(m.Control(PAUSE_AGAIN, "pause"))
+                self._post(m.Control(UNAWAITED, "pause"))
             self._add(self._outputs.resubmit(self._held))
             self._held = None
         if not self._first_ready.done():

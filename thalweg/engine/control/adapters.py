@@ -30,6 +30,8 @@ class AdapterSlots:
     def __init__(self, slots: int, seqs: int, write: Callable[[int, bytes], Any]) -> None:
         self._write = write
         self._loaded: set[bytes] = set()
+        self._refused: dict[bytes, str] = {}
+        """Why some are not, though they were to be."""
         self._content = [b""] * (slots + 1)
         """The digest in each slot."""
         self._slot_of: dict[bytes, int] = {}
@@ -47,6 +49,15 @@ class AdapterSlots:
     def load(self, digest: bytes) -> None:
         """Requests may name it from now on."""
         self._loaded.add(digest)
+        self._refused.pop(digest, None)
+
+    def refuse(self, digest: bytes, why: str) -> None:
+        """It could not be loaded. Requests that name it get these words."""
+        self._refused[digest] = why
+
+    def find_problem(self, digest: bytes) -> str | None:
+        """Why requests may not name it, or None."""
+        return None if digest in self._loaded else self._refused.get(digest, "the adapter is not loaded")
 
     def unload(self, digest: bytes) -> None:
         """No request names it any more: the caller has seen to that."""

@@ -132,8 +132,8 @@ class EngineCore:
                 why = self._uncompiled(r)
             if why is None:
                 why = self._unencodable(r)
-            if why is None and r.adapter and (self.adapters is None or r.adapter not in self.adapters):
-                why = "lora_request: the adapter is not loaded"
+            if why is None and r.adapter:
+                why = self._adapter_problem(r.adapter)
             if r.handle in self._requests:
                 why = f"handle: {r.handle} is in use"
             if why is not None:
@@ -353,6 +353,17 @@ class EngineCore:
             accepted_per_position=counters.drafts.per_position.copy(),
             **({} if self._transfers is None else self._transfers.stats()),
         )  # fmt: skip
+
+    def read_adapter(self, path: str, digest: bytes = b"") -> bytes:
+        """Read an adapter into host memory: its digest. digest: what it must have; b"": any. Errors say what is wrong with its
+        files. Any thread may call it beside steps. Requests may name it after `adapters.load`."""
+        found: bytes = self._executor.call("read_adapter", path, digest)[0]
+        return found
+
+    def _adapter_problem(self, digest: bytes) -> str | None:
+        """Why a request cannot have this adapter, or None."""
+        problem = "the adapter is not loaded" if self.adapters is None else self.adapters.find_problem(digest)
+        return None if problem is None else f"lora_request: {problem}"
 
     def unload_adapter(self, digest: bytes) -> str:
         """Forget an adapter: "", or why not. Requests that run or wait with it keep it."""
