@@ -23,11 +23,13 @@ from thalweg.engine.control.cache.prefix import keyed_hash
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.control.executor import StepsOnly
 from thalweg.engine.control.slots import Slots
-from thalweg.engine.control.speculation.drafter import Drafter, Proposals
+from thalweg.engine.control.speculation.drafter import DeviceDrafter, Drafter, Proposals
 from thalweg.engine.control.store.transfers import Connection
 from thalweg.engine.messages import EngineRequest, Outputs, TokenSampling
 from thalweg.hal.kv import KVSpec
 from thalweg.hal.parts.adapters import Adapters
+from thalweg.hal.parts.drafts import Drafts
+from thalweg.hal.parts.proposing import Proposing
 from thalweg.hal.platform import Place
 from thalweg.hal.step import StateBox, StepBatch, StepResult
 
@@ -135,10 +137,19 @@ class Recorded(StepsOnly):
         return [self.world.write_adapter(*args)] if operation == "write_adapter" else super().call(operation, *args)
 
 
+class Handed(DeviceDrafter):
+    """What the step before proposed, as `World.proposals` has it. The device's side is the world itself."""
+
+    proposer = "world:World"
+
+    def is_promising(self, slots):
+        return slots % 3 > 0
+
+
 class World:
     def __init__(
         self, config: EngineConfig, *, salt=0, deferred=False, poison=False, check=True, share_from=1, hash_fn=None, clock=None,
-        drafts=0, luck=0.7, encoder=None, adapters=0, loaded=(), store=None,
+        drafts=0, luck=0.7, encoder=None, on_device=False, adapters=0, loaded=(), store=None,
     ) -> None:  # fmt: skip
         """adapters: slots for them. loaded: digests that requests may name. drafts: at most so many guesses of a sequence in a
         step, instead of what the configuration says; luck: the share of them that are right. store: a `stores.FaultyStore`,
@@ -150,7 +161,11 @@ class World:
         self.deferred, self.poison = deferred, poison
         self.kwargs = {"share_from": share_from, "hash_fn": hash_fn} | ({"clock": clock} if clock else {})
         self.encoder = encoder
-        if drafts:
+        self.luck, self.rng = luck, random.Random(drafts)
+        if drafts and on_device:
+            handed = SpeculationConfig(method="handed", tokens=drafts)
+            self.kwargs["drafter"] = lambda slots: Handed(handed, slots)
+        elif drafts:
             self.kwargs["drafter"] = lambda slots: Guesser(self, slots, drafts, luck)
         self.loaded, self.writes = loaded, list[tuple[int, bytes]]()
         self.content = [b""] * (adapters + 1)
@@ -260,12 +275,28 @@ class World:
                     self.sick[int(handles[row])] -= 1
                     result.invalid[row] = True
                     result.tokens[row] = 0
+            if (tail := batch.get(Proposing)) is not None:
+                result.drafts = self.proposals(handles, batch, result, tail.level)
             later.value = result
 
         self.queue.append(execute)
         if not self.deferred:
             later.result()
         return later
+
+    def proposals(self, handles: list[int], batch: StepBatch, result: StepResult, most: int) -> np.ndarray:
+        """What comes after what the step returns of each sequence, as often as there is luck; -1 ends it."""
+        out = np.full((batch.slots.size, most), -1, np.int32)
+        for row, handle in enumerate(map(int, handles)):
+            if not (count := int(result.counts[row])) or handle not in self.tracked:
+                continue
+            t, wrong = self.tracked[handle], int(batch.query[row])
+            if (part := batch.get(Drafts)) is not None:
+                wrong -= int((part.pick[row] >= 0).sum())
+            said = int(batch.context[row]) + wrong + count - t.request.prompt_len
+            for i, token in enumerate(t.tokens[said : said + self.rng.randrange(most + 1)]):
+                out[row, i] = token if self.rng.random() < self.luck else self.rng.randrange(self.config.model.vocab)
+        return out
 
     def check_batch(self, batch: StepBatch) -> None:
         batch.check()

@@ -17,6 +17,7 @@ from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.errors import ConfigError
 from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.parts.mask import Mask
+from thalweg.hal.parts.proposing import Proposing
 
 MOST = 4
 
@@ -208,6 +209,24 @@ def test_a_state_goes_on_from_what_was_accepted(depth):
     ask(w, 9, said[:30], 20)  # from a state that was kept while drafts were verified
     w.drain()
     assert w.core.stats().prefix_hits
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_what_a_step_proposes_the_next_one_verifies(depth):
+    """Sequences come, go and are preempted: what was proposed after other tokens is not used."""
+    w = World(make_config(max_len=48, blocks=24, depth=depth, max_seqs=4), drafts=MOST, luck=0.8, on_device=True)
+    w.core.scheduler.speculator.gain.allows = lambda streams: streams % 4 != 3  # the tail comes and goes
+    w.batch_log = []
+    for h in range(12):
+        ask(w, h, [h + 1] * (1 + h % 5), 30, logprobs=-1 if h % 4 else 0)
+    w.drain()
+    stats = w.core.stats()
+    assert stats.preemptions
+    assert 0.3 * stats.draft_tokens < stats.accepted_tokens < stats.draft_tokens
+    assert {b.get(Proposing) is None for b in w.batch_log} == {True, False}
+    fresh = [p.fresh for b in w.batch_log if (p := b.get(Proposing)) is not None]
+    assert any(f.any() for f in fresh)
+    assert any(not f.all() for f in fresh)
 
 
 # ---------------------------------------------------------------- do they pay? (a simulated clock)
