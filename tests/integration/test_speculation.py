@@ -8,7 +8,10 @@ import pytest
 from amounts import some
 
 from thalweg import LLM, SamplingParams
+from thalweg.backends.torch_gpu.executable import GpuExecutable
+from thalweg.engine.control.speculation.gain import Gain
 from thalweg.errors import ConfigError
+from thalweg.hal.step import StepBatch
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 PROMPTS = [
@@ -67,6 +70,35 @@ def test_text_is_the_same_where_sequences_give_way_and_find_prefixes() -> None:
     assert stats.preemptions > 0
     assert stats.prefix_hits > 0
     assert stats.accepted_tokens > 10
+
+
+@pytest.mark.slow
+def test_steps_that_verify_drafts_are_captured_and_replayed_in_their_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gain, "allows", lambda self, streams: True)  # whatever this machine's clock says
+    widths: list[int] = []
+    replay = GpuExecutable._replay
+
+    def noted(self: GpuExecutable, graph: Any, batch: StepBatch, *rest: Any) -> Any:
+        widths.append(batch.uniform)
+        return replay(self, graph, batch, *rest)
+
+    monkeypatch.setattr(GpuExecutable, "_replay", noted)
+    said, accepted = [], 0
+    for drafts in (DRAFTS, None):
+        llm = LLM(
+            device=HOST, dtype="float32", max_model_len=64, max_num_seqs=1, seed=0, speculative_config=drafts,
+            additional_config={"mixed": True},  # attention that is the same in a graph
+            use_tqdm_on_load=False,
+        )  # fmt: skip
+        try:
+            params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+            said.append(llm.generate(PROMPTS[0], params, use_tqdm=False)[0].outputs[0].token_ids)
+            accepted = max(accepted, llm.stats().accepted_tokens)
+        finally:
+            llm.shutdown()
+    assert said[0] == said[1]
+    assert accepted > 5
+    assert {2, 4, 5} & set(widths)
 
 
 def test_what_cannot_be_is_refused_before_anything_is_loaded() -> None:

@@ -94,6 +94,9 @@ class Limits:
     seqs: int
     max_len: int
     block_tokens: int
+    drafts: int = 0
+    """Of a sequence. Steps that verify some have equally many of every sequence where that costs little: 1, 3, 7 and so on, or
+    so many."""
 
 
 @dataclass(frozen=True, slots=True)

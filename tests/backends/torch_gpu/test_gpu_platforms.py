@@ -289,6 +289,18 @@ def test_the_sizes_that_were_asked_for_are_captured_and_no_larger_ones(kind: typ
     assert {b.seqs for b in few.buckets(DEFAULTS, Limits(8192, 20, 8192, 16)) if b.uniform} == {1, 8, 20}
 
 
+@pytest.mark.parametrize(("drafts", "widths"), [(1, {2}), (4, {2, 4, 5}), (7, {2, 4, 8}), (64, {2, 4, 8, 16, 32, 64, 65})])
+def test_steps_that_verify_drafts_have_few_sizes(kind: type[GpuPlatform], drafts: int, widths: set[int]) -> None:
+    """Those that the control plane fills proposals up to. Without drafts there are none, nor without graphs."""
+    plain = kind().buckets(DEFAULTS, Limits(8192, 512, 8192, 16))
+    made = set(kind().buckets(DEFAULTS, Limits(8192, 512, 8192, 16, drafts))) - set(plain)
+    assert {b.tokens // b.seqs for b in made} == widths
+    assert all(b.uniform and b.tokens <= 256 for b in made)
+    assert len(made) <= 120
+    eager = kind().configured(GpuOptions(graphs=False))
+    assert set(eager.buckets(DEFAULTS, Limits(8192, 512, 8192, 16, drafts))) <= set(plain)
+
+
 @pytest.mark.parametrize(("seqs", "max_len"), [(512, 131072), (100, 8192), (3, 300)])
 def test_steps_with_prompts_have_few_sizes_and_room_for_every_sequence(
     kind: type[GpuPlatform], seqs: int, max_len: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from thalweg.hal.platform import Defaults, ModelInfo
 from thalweg.hal.step import StepShape
@@ -108,6 +108,8 @@ MIXED = (32, 64, 96, 128, 192, 256, 384, 512)
 computes, and padding costs more than a graph saves (not measured)."""
 MIXED_SEQS = (8, 32, 128)
 """Sequences of those buckets, below the most."""
+VERIFIED = 256
+"""Tokens of steps that verify drafts, at most, for which graphs are captured."""
 BLOCK_TOKENS = 16
 
 
@@ -138,6 +140,17 @@ def buckets(seqs: int, blocks: int, asked: Sequence[int] | None = None, largest:
     most = min(seqs, largest or seqs, SEQS[-1] if asked is None else max(asked))
     sizes = [*(n for n in sorted(set(SEQS if asked is None else asked)) if n < most), most]
     return tuple(StepShape(n, n, w, True) for n in sizes for w in [*(w for w in WIDTHS if w < blocks), blocks])
+
+
+def verifying(
+    seqs: int, drafts: int, blocks: int, asked: Sequence[int] | None = None, largest: int | None = None
+) -> tuple[StepShape, ...]:  # fmt: skip
+    """Shapes of steps in which every sequence verifies equally many drafts: 1, 3, 7 ... and `drafts`. None has more tokens than
+    VERIFIED, as drafts seldom pay beyond. The other arguments are those of `buckets`."""
+    widths = sorted({min((1 << i) - 1, drafts) for i in range(1, drafts.bit_length() + 1)})
+    shapes = buckets(seqs, blocks, asked, largest) if drafts else ()
+    most = min(VERIFIED, largest or VERIFIED)
+    return tuple(replace(s, tokens=s.seqs * (1 + k)) for k in widths for s in shapes if s.seqs * (1 + k) <= most)
 
 
 def mixed(

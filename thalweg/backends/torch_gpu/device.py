@@ -114,9 +114,9 @@ class GpuDevice(Device):
         return counted(replace(features, random=True, truncate=True))
 
     def prepared(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
-        """Largest first: what a smaller graph needs while it runs then lies in memory that a larger one has. Steps with
-        prompts are captured when they are met: there are many sizes of them, and few that a server meets."""
-        made = [s for s in buckets if s.uniform] if self._ahead else []
+        """Largest first: what a smaller graph needs while it runs then lies in memory that a larger one has. Steps with prompts
+        or drafts are captured when they are met: there are many sizes of them, and few that a server meets."""
+        made = [s for s in buckets if s.uniform and s.tokens == s.seqs] if self._ahead else []
         return sorted(made, key=lambda s: (s.tokens, s.blocks), reverse=True)
 
     def rehearse(self, steps: Sequence[Rehearsal]) -> None:

@@ -27,6 +27,7 @@ from thalweg.backends.torch_gpu.arch import (
     compiled_for,
     defaults,
     mixed,
+    verifying,
 )
 from thalweg.errors import DeviceError
 from thalweg.hal.device import Device, DeviceInfo
@@ -241,14 +242,16 @@ class GpuPlatform(Platform):
         return format != DENSE
 
     def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
-        return self._buckets(limits.seqs, limits.tokens, blocks(limits.max_len, limits.block_tokens))
+        return self._buckets(limits.seqs, limits.tokens, blocks(limits.max_len, limits.block_tokens), limits.drafts)
 
-    def _buckets(self, seqs: int, tokens: int, wide: int) -> tuple[StepShape, ...]:
-        """Decodes, and steps with prompts where those are captured. wide: columns of the widest table."""
+    def _buckets(self, seqs: int, tokens: int, wide: int, drafts: int = 0) -> tuple[StepShape, ...]:
+        """Decodes, steps that verify drafts, and steps with prompts where those are captured. wide: columns of the widest
+        table."""
         o = self.options
         most = min(tokens, o.mixed_graph) if o.graphs else 0
         return (
             *buckets(seqs, wide, o.graph_sizes, o.largest_graph),
+            *verifying(seqs, drafts if o.graphs else 0, wide, o.graph_sizes, o.largest_graph),
             *mixed(seqs, most, wide, o.graph_sizes, o.largest_graph),
         )
 

@@ -48,11 +48,11 @@ def tables(groups: Iterable[KVSpec], slots: int, max_len: int, keeps: bool) -> l
     return [Table(columns, (slots, -(-max_len // each)) if keeps and not columns else None) for columns, each in fixed]
 
 
-def limits(groups: Sequence[KVSpec], tokens: int, seqs: int, max_len: int) -> Limits:
+def limits(groups: Sequence[KVSpec], tokens: int, seqs: int, max_len: int, drafts: int = 0) -> Limits:
     """What no step exceeds. Of several block sizes the least, whose tables are widest: no table has more columns than blocks
     of it make, even where its columns are always as many."""
     least, most = min(g.block_tokens for g in groups), max(policy(g).table_columns(g) for g in groups)
-    return Limits(tokens, seqs, max_len, min(least, max(1, -(-max_len // most))) if most else least)
+    return Limits(tokens, seqs, max_len, min(least, max(1, -(-max_len // most))) if most else least, drafts)
 
 
 def scratch(query: Sequence[int], tables: Sequence[Table], blocks: int, *, uniform: bool = False) -> StepBatch:

@@ -26,7 +26,7 @@ def make_runner(
 ) -> tuple[Runner, Limits, Sequence[StepShape]]:
     """The runner, the largest step, and the shapes that batches are padded to."""
     device, model, schedule, size = inputs.device, built.model, cache.schedule, cache.size
-    limits = rehearsal.limits(model.groups, schedule.token_budget, schedule.max_seqs, size.max_len)
+    limits = rehearsal.limits(model.groups, schedule.token_budget, schedule.max_seqs, size.max_len, schedule.most_drafts)
     buckets = inputs.platform.buckets(inputs.defaults, limits)
     runner = Runner(
         compile,
