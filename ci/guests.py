@@ -43,6 +43,7 @@ KINDS = (
     Kind("format", "thalweg/quantization/formats", "thalweg/quantization/registry.py"),
     Kind("KV group", "thalweg/engine/control/cache/groups", "thalweg/engine/control/cache/groups/__init__.py"),
     Kind("adapter format", "thalweg/checkpoint/adapters", "thalweg/checkpoint/adapters/__init__.py"),
+    Kind("KV store", "thalweg/engine/control/store", "thalweg/kv_stores.py"),
     Kind("step part", "thalweg/engine/control/parts", "thalweg/features.py"),
     Kind("executor", "thalweg/engine/executor", "thalweg/executors.py"),
     Kind("drafter", "thalweg/engine/control/speculation", "thalweg/drafters.py"),

@@ -57,6 +57,19 @@ def test_another_engine_finds_what_one_has_computed(windows):
     assert second.core.stats().store_hits == reached
 
 
+def test_a_prefix_that_would_leave_no_block_to_go_on_is_computed():
+    """Of two engines that share a store one has room for snapshots of states, and the other for a single state."""
+    store = FaultyStore(random.Random(0), {})
+    large = world(store, (-1, 0))
+    large.submit(ask(0, PROMPT))
+    large.drain()
+    save_all(large)
+    small = world(store, (-1, 0), blocks=(2, 60))
+    small.submit(ask(0, PROMPT))
+    small.drain()
+    assert small.core.stats().prompt_cached == 0
+
+
 def test_others_run_while_a_request_waits_and_a_store_that_hangs_is_asked_no_more():
     store = FaultyStore(random.Random(0), {})
     w = world(store)
@@ -95,9 +108,11 @@ def test_what_is_evicted_before_it_left_leaves_with_the_step_that_takes_its_plac
     w.drain()
     w.core._transfers.departures.collect(wait=True)
     assert len(store.blocks) > 4
-    w.submit(ask(2, PROMPT[:40]))
-    w.drain()  # with the right tokens
-    assert w.core.stats().store_hits > 0
+    for handle, prompt in ((2, PROMPT[:40]), (3, PROMPT[::-1][:44]), (4, PROMPT[:40])):
+        w.submit(ask(handle, prompt))
+        w.drain()  # with the right tokens
+        w.core._transfers.departures.collect(wait=True)
+    assert w.core.stats().store_hits > 40
 
 
 def test_a_preempted_sequence_takes_its_blocks_from_the_store():

@@ -61,7 +61,7 @@ def _insert(kv: KVCache, request: Request, count: int) -> list[Node]:
 def _take(kv: KVCache, nodes: list[Node], lacking: list[tuple[int, int]], running: int) -> list[Adopted] | None:
     for g in kv.groups:
         need = sum(index == g.index for _, index in lacking)
-        if need and need > g.pool.available - g.headroom(running):
+        if need and need >= g.pool.available - g.headroom(running):  # one more, to go on with
             return None
     placed = []
     for i, index in lacking:
