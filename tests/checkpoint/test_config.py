@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from thalweg.checkpoint.config import eos_ids, facts, generation_defaults, read_config
+from thalweg.checkpoint.bounds import BOUNDS
+from thalweg.checkpoint.config import eos_ids, facts, generation_defaults, integer, read_config
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models import sizes
 from thalweg.models.registry import family, supported, windows
@@ -191,3 +192,13 @@ def test_deciding_support_loads_no_tensor_framework():
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert supported(GOOD) == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong"), [("head_dim", (1 << 16) + 1), ("num_nextn_predict_layers", 65), ("num_attention_heads", 1 << 17)]
+)
+def test_a_number_has_the_bounds_of_its_key_wherever_it_is_read(key: str, wrong: int) -> None:
+    low, high = BOUNDS[key]
+    assert integer({key: int(high)}, key) == high
+    with pytest.raises(CheckpointError, match=f"{key}: must be between {low} and {high}"):
+        integer({key: wrong}, key)

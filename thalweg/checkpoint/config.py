@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.checkpoint import gguf, native, quantised, sentence
 from thalweg.checkpoint.adapters.tasks import describe_task
+from thalweg.checkpoint.bounds import BOUNDS
 from thalweg.checkpoint.json_files import read_json, read_object
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.checkpoint.spelling import BESIDE as BESIDE
@@ -280,10 +281,11 @@ def _ends(where: str, value: Any) -> list[int]:
 
 
 def integer(
-    config: Config, key: str, low: int = 1, high: int = 2**31 - 1, *, default: int | None = None, where: str = "config.json"
-) -> int:
-    """config[key] as an integer in [low, high], or `default` where it is absent or null. CheckpointError names the
-    key."""
+    config: Config, key: str, low: int | None = None, high: int | None = None, *, default: int | None = None,
+    where: str = "config.json",
+) -> int:  # fmt: skip
+    """config[key] as an integer in [low, high], or `default` where it is absent or null. The bounds are those of `BOUNDS`, else
+    every positive 32-bit integer, unless others are given. CheckpointError names the key."""
     value = config.get(key)
     if value is None:
         if default is None:
@@ -291,15 +293,19 @@ def integer(
         return default
     if isinstance(value, bool) or not isinstance(value, int):
         raise CheckpointError(f"{where}: {key}: must be an integer, not {value!r:.80}")
+    least, most = BOUNDS.get(key, (1, 2**31 - 1))
+    low, high = int(least) if low is None else low, int(most) if high is None else high
     if not low <= value <= high:
         raise CheckpointError(f"{where}: {key}: must be between {low} and {high}, not {value if abs(value) < 1e30 else 'that'}")
     return value
 
 
 def real(
-    config: Config, key: str, low: float, high: float, *, default: float | None = None, where: str = "config.json"
-) -> float:
-    """config[key] as a finite number in [low, high], or `default` where it is absent or null."""
+    config: Config, key: str, low: float | None = None, high: float | None = None, *, default: float | None = None,
+    where: str = "config.json",
+) -> float:  # fmt: skip
+    """config[key] as a finite number in [low, high], or `default` where it is absent or null. The bounds are those of `BOUNDS`
+    unless others are given. CheckpointError names the key."""
     value = config.get(key)
     if value is None:
         if default is None:
@@ -307,6 +313,8 @@ def real(
         return default
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise CheckpointError(f"{where}: {key}: must be a number, not {value!r:.80}")
+    if low is None or high is None:
+        low, high = BOUNDS[key]
     if not low <= value <= high:
         raise CheckpointError(f"{where}: {key}: must be between {low:g} and {high:g}, not {value!r:.40}")
     return float(value)

@@ -24,7 +24,7 @@ from thalweg.models.spec import HeadNorm, Layer, ModelSpec, Norm, Norms
 def afmoe(config: Config) -> ModelSpec:
     config = {"sliding_window": 1024, "num_shared_experts": 2, **config, "rms_norm_eps": eps(config, default=1e-5)}
     hidden, e, bias = hidden_size(config), eps(config), flag(config, "attention_bias", False)
-    head_dim = integer(config, "head_dim", high=1 << 16, default=128)
+    head_dim = integer(config, "head_dim", default=128)
     local = attention(
         config, head_dim=head_dim, rope=rope(config, head_dim), window=sliding_window(config), norm=HeadNorm(e), bias=bias,
         out_bias=bias, gate="gate_proj",
@@ -40,7 +40,7 @@ def afmoe(config: Config) -> ModelSpec:
     )  # fmt: skip
     every, dense = (
         integer(config, "global_attn_every_n_layers", default=4),
-        integer(config, "num_dense_layers", low=0, default=1),
+        integer(config, "num_dense_layers", default=1),
     )
     absent = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(layer_count(config))]
     return decoder(

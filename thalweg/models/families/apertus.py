@@ -24,7 +24,7 @@ def apertus(config: Config) -> ModelSpec:
     hidden, e, bias = hidden_size(config), eps(config), flag(config, "attention_bias", False)
     layer = Layer(
         attention(config, bias=bias, out_bias=bias, norm=HeadNorm(e)),
-        XieluMLP(inner=integer(config, "intermediate_size", high=1 << 24)),
+        XieluMLP(inner=integer(config, "intermediate_size")),
         Norms(mixer=Norm("attention_layernorm", hidden, e), ffn=Norm("feedforward_layernorm", hidden, e)),
     )
     old = tuple(f"model.layers.{i}.mlp.act_fn.{b}" for i in range(layer_count(config)) for b in ("beta", "eps"))

@@ -36,7 +36,7 @@ def normed(config: Config) -> tuple[Vision, tuple[str, ...]]:
     """What leaves the encoder is normed, and what is joined is not."""
     config = with_defaults(config, **{**SIGLIP, **COMMAND})
     said, around = seen(config), beside(config)
-    wide = size(said, "hidden_size", 1152) * integer(around, "downsample_factor", high=16, default=2) ** 2
+    wide = size(said, "hidden_size", 1152) * integer(around, "downsample_factor", default=2) ** 2
     projector = _gated(config, wide, size(around, "alignment_intermediate_size", 36_864))
     return encoder(config, size(said, "num_hidden_layers", 27), projector, normed=True)
 
@@ -44,7 +44,7 @@ def normed(config: Config) -> tuple[Vision, tuple[str, ...]]:
 def _gated(config: Config, wide: int, inner: int, **more: Any) -> Projector:
     out = hidden_size(config)
     steps = (Step("linear_1", wide, inner, True, "silu", gated=True), Step("linear_2", inner // 2, out, True))
-    group = integer(beside(config), "downsample_factor", high=16, default=2) ** 2
+    group = integer(beside(config), "downsample_factor", default=2) ** 2
     return Projector(root="model.multi_modal_projector.", group=group, steps=steps, **more)
 
 
@@ -52,7 +52,7 @@ def tower(config: Config) -> tuple[Vision, tuple[str, ...]]:
     config = with_defaults(config, **SIGLIP)
     said, around = seen(config), beside(config)
     read = feature_layers(config, size(said, "num_hidden_layers", 26), -1)
-    wide = size(said, "hidden_size", 1152) * len(read) * integer(around, "downsample_factor", high=16, default=2) ** 2
+    wide = size(said, "hidden_size", 1152) * len(read) * integer(around, "downsample_factor", default=2) ** 2
     norm = LayerNorm("layernorm", wide, real(around, "adapter_layer_norm_eps", 0, 1, default=1e-6))
     projector = _gated(config, wide, size(around, "alignment_intermediate_size", hidden_size(config)), after=(norm,))
     made, unread = encoder(config, max(read), projector)

@@ -22,7 +22,7 @@ def baichuan_7b(config: Config) -> ModelSpec:
 def baichuan(config: Config) -> ModelSpec:
     if hidden_size(config) == ROTATES:
         return baichuan_7b(config)
-    heads = integer(config, "num_attention_heads", high=1 << 16)
+    heads = integer(config, "num_attention_heads")
     return _model(
         config,
         Attention(

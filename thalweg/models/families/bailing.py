@@ -48,7 +48,7 @@ def _model(config: Config, moe: MoE, *, partial: bool, norm: HeadNorm | None) ->
         out_bias=flag(config, "use_bias", False), name="attention", fused="query_key_value", parts=("q", "k", "v"), out="dense",
         norm=norm,
     )  # fmt: skip
-    dense, norms = integer(config, "first_k_dense_replace", low=0, default=0), pre_norms(config)
+    dense, norms = integer(config, "first_k_dense_replace", default=0), pre_norms(config)
     return decoder(
         config, [Layer(heads, mlp(config) if i < dense else moe, norms) for i in range(layer_count(config))],
         embed="word_embeddings", names=drafts(config),

@@ -34,7 +34,7 @@ def bert_splade(config: Config) -> ModelSpec:
         )
     lexical = Lexical(
         dense=f"{head}transform.dense", norm=f"{head}transform.LayerNorm", bias=f"{head}bias", act=name, eps=_eps(config),
-        table="embeddings.word_embeddings", vocab=integer(config, "vocab_size", high=1 << 24),
+        table="embeddings.word_embeddings", vocab=integer(config, "vocab_size"),
     )  # fmt: skip
     tail = Pooling("max", activate=False, lexical=lexical)
     return encoder(config, tail, prefix="bert.", skip=("pooler.", "cls.seq_relationship.", f"{head}decoder."))
@@ -53,7 +53,7 @@ def encoder(config: Config, tail: Pooling, *, prefix: str, skip: Sequence[str] =
             out="output.dense",
         ),
         UngatedMLP(
-            inner=integer(config, "intermediate_size", high=1 << 24), act=act(config, default="gelu"), bias=True, name="",
+            inner=integer(config, "intermediate_size"), act=act(config, default="gelu"), bias=True, name="",
             up="intermediate.dense", down="output.dense",
         ),
         Norms(
@@ -63,7 +63,7 @@ def encoder(config: Config, tail: Pooling, *, prefix: str, skip: Sequence[str] =
     tasks = integer(config, "task_type_vocab_size", default=3) if flag(config, "use_task_id", False) else 0  # ERNIE
     nothing = ("embeddings.position_ids", *skip)
     return ModelSpec(
-        vocab=integer(config, "vocab_size", high=1 << 24), hidden=hidden, layers=(layer,) * layer_count(config), norm=None,
+        vocab=integer(config, "vocab_size"), hidden=hidden, layers=(layer,) * layer_count(config), norm=None,
         learned=(
             Learned("embeddings.position_embeddings", integer(config, "max_position_embeddings", high=1 << 24), first=first),
             Learned("embeddings.token_type_embeddings", integer(config, "type_vocab_size", default=2), by="type"),
@@ -76,4 +76,4 @@ def encoder(config: Config, tail: Pooling, *, prefix: str, skip: Sequence[str] =
 
 
 def _eps(config: Config) -> float:
-    return real(config, "layer_norm_eps", 0, 1, default=1e-12)
+    return real(config, "layer_norm_eps", default=1e-12)

@@ -25,10 +25,10 @@ def bloom(config: Config) -> ModelSpec:
         raise UnsupportedModelError(
             "config.json: apply_residual_connection_post_layernorm: this version adds what is not normed"
         )
-    hidden, heads = hidden_size(config), integer(config, "num_attention_heads", high=1 << 16)
+    hidden, heads = hidden_size(config), integer(config, "num_attention_heads")
 
     def norm(name: str) -> LayerNorm:
-        return LayerNorm(name, hidden, real(config, "layer_norm_epsilon", 0, 1, default=1e-5))
+        return LayerNorm(name, hidden, real(config, "layer_norm_epsilon", default=1e-5))
 
     layer = Layer(
         Attention(
@@ -55,7 +55,7 @@ _ATTN_KEYS = frozenset(
 
 
 def mpt(config: Config) -> ModelSpec:
-    hidden, heads = hidden_size(config), integer(config, "num_attention_heads", high=1 << 16)
+    hidden, heads = hidden_size(config), integer(config, "num_attention_heads")
     said: Any = config.get("attn_config") or {}
     if not isinstance(said, dict):
         said = {}
@@ -70,7 +70,7 @@ def mpt(config: Config) -> ModelSpec:
         raise UnsupportedModelError(f"{where}: {other}: this version serves MPT with ALiBi, heads of their own, and no biases")
 
     def norm(name: str) -> LayerNorm:
-        return LayerNorm(name, hidden, real(config, "layer_norm_epsilon", 0, 1, default=1e-5), bias=False)
+        return LayerNorm(name, hidden, real(config, "layer_norm_epsilon", default=1e-5), bias=False)
 
     layer = Layer(
         Attention(

@@ -40,14 +40,14 @@ def heads(config: Config) -> Attention:
     bias, head_dim = flag(config, "attention_bias", False), head_size(config)
     norm = None
     if flag(config, "use_qk_norm", False):  # Command R+
-        norm = HeadNorm(real(config, "layer_norm_eps", 0, 1, default=1e-5), mean=True)
+        norm = HeadNorm(real(config, "layer_norm_eps", default=1e-5), mean=True)
     return attention(
         config, head_dim=head_dim, rope=rope(config, head_dim, interleaved=True), bias=bias, out_bias=bias, norm=norm
     )
 
 
 def _model(config: Config, heads: list[Attention]) -> ModelSpec:
-    hidden, e = hidden_size(config), real(config, "layer_norm_eps", 0, 1, default=1e-5)
+    hidden, e = hidden_size(config), real(config, "layer_norm_eps", default=1e-5)
     norms, inner = Norms(mixer=LayerNorm("input_layernorm", hidden, e, bias=False)), mlp(config)
     return decoder(
         config, [Layer(each, inner, norms, parallel=True) for each in heads], norm=LayerNorm("norm", hidden, e, bias=False),

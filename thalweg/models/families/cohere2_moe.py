@@ -43,7 +43,7 @@ def cohere2_moe(config: Config) -> ModelSpec:
 
 
 def _mixture(config: Config) -> MoE:
-    experts, inner = integer(config, "num_experts", high=1 << 16, default=8), integer(config, "intermediate_size", high=1 << 24)
+    experts, inner = integer(config, "num_experts", default=8), integer(config, "intermediate_size")
     scores = text(config, "expert_selection_fn", "softmax")
     shared = integer(config, "num_shared_experts", low=0, high=1 << 16, default=0)
     together = text(config, "shared_expert_combination_strategy", "average")

@@ -33,7 +33,7 @@ def hidden_size(config: Config) -> int:
 
 
 def eps(config: Config, default: float = 1e-6) -> float:
-    return real(config, "rms_norm_eps", 0, 1, default=default)
+    return real(config, "rms_norm_eps", default=default)
 
 
 def act(config: Config, key: str = "hidden_act", default: str = "silu", known: Mapping[str, str] = ACTIVATIONS) -> str:
@@ -63,8 +63,8 @@ def rope(
 
 def attention(config: Config, *, head_dim: int = 0, rope: Rope | None = None, **more: Any) -> Attention:
     """Grouped-query attention over whole rotated heads. more: fields of `spec.Attention` that the family decides."""
-    heads = integer(config, "num_attention_heads", high=1 << 16)
-    kv = integer(config, "num_key_value_heads", high=1 << 16, default=heads)
+    heads = integer(config, "num_attention_heads")
+    kv = integer(config, "num_key_value_heads", default=heads)
     if heads % kv:
         raise CheckpointError(f"config.json: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv})")
     head_dim = head_dim or head_size(config)
@@ -76,26 +76,26 @@ _rope = rope
 
 def both_ways(config: Config, **more: Any) -> Attention:
     """Attention of a text encoder, each head with keys of its own. more: fields of `spec.Attention` that the family decides."""
-    hidden, heads = hidden_size(config), integer(config, "num_attention_heads", high=1 << 16)
+    hidden, heads = hidden_size(config), integer(config, "num_attention_heads")
     if hidden % heads:
         raise CheckpointError(f"config.json: hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads})")
     return Attention(heads=heads, kv_heads=heads, head_dim=hidden // heads, causal=False, **more)
 
 
 def head_size(config: Config) -> int:
-    even = max(1, hidden_size(config) // integer(config, "num_attention_heads", high=1 << 16))
-    return integer(config, "head_dim", high=1 << 16, default=even)
+    even = max(1, hidden_size(config) // integer(config, "num_attention_heads"))
+    return integer(config, "head_dim", default=even)
 
 
 def mlp(config: Config, **more: Any) -> MLP:
     said: dict[str, Any] = {"act": act(config)} if "act" not in more else {}
     if "inner" not in more:
-        said["inner"] = integer(config, "intermediate_size", high=1 << 24)
+        said["inner"] = integer(config, "intermediate_size")
     return MLP(**(said | more))
 
 
 def ungated(config: Config, **more: Any) -> UngatedMLP:
-    said: dict[str, Any] = {"inner": integer(config, "intermediate_size", high=1 << 24)}
+    said: dict[str, Any] = {"inner": integer(config, "intermediate_size")}
     if "act" not in more:
         said["act"] = act(config, known=UNGATED)
     return UngatedMLP(**(said | more))
@@ -111,7 +111,7 @@ def decoder(config: Config, layers: Iterable[Layer], **more: Any) -> ModelSpec:
     """more: fields of `spec.ModelSpec` that the family decides."""
     hidden = hidden_size(config)
     said: dict[str, Any] = {
-        "vocab": integer(config, "vocab_size", high=1 << 24), "hidden": hidden, "layers": tuple(layers),
+        "vocab": integer(config, "vocab_size"), "hidden": hidden, "layers": tuple(layers),
         "norm": Norm("norm", hidden, eps(config)), "tied": flag(config, "tie_word_embeddings", False),
     }  # fmt: skip
     return ModelSpec(**(said | more))
@@ -134,7 +134,7 @@ def layer_windows(config: Config) -> tuple[int, ...]:
     `max_window_layers` on; all of it only if `use_sliding_window` says so."""
     layers = layer_count(config)
     window = sliding_window(config) if flag(config, "use_sliding_window", False) else 0
-    first = integer(config, "max_window_layers", low=0, default=28)
+    first = integer(config, "max_window_layers", default=28)
     absent = ["sliding_attention" if window and i >= first else "full_attention" for i in range(layers)]
     return tuple(window if t == "sliding_attention" else 0 for t in layer_types(config, absent))
 

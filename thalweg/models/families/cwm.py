@@ -19,5 +19,5 @@ def cwm(config: Config) -> ModelSpec:
     window = integer(config, "sliding_window", low=0, default=8192)
     absent = ["sliding_attention" if i % 4 else "full_attention" for i in range(layer_count(config))]
     windows = [window if kind == "sliding_attention" else 0 for kind in layer_types(config, absent)]
-    head_dim = integer(config, "head_dim", high=1 << 16, default=128)
+    head_dim = integer(config, "head_dim", default=128)
     return windowed(config, windows, mlp(config, bias=flag(config, "mlp_bias", False)), head_dim=head_dim)

@@ -44,8 +44,8 @@ def deberta_v2_of_tokens(config: Config) -> ModelSpec:
 
 
 def _encoder(config: Config, tail: Pooling, first: bool, skip: Sequence[str] = ()) -> ModelSpec:
-    hidden, heads = hidden_size(config), integer(config, "num_attention_heads", high=1 << 16)
-    eps = real(config, "layer_norm_eps", 0, 1, default=1e-7)
+    hidden, heads = hidden_size(config), integer(config, "num_attention_heads")
+    eps = real(config, "layer_norm_eps", default=1e-7)
     ways, distances = _ways(config), _distances(config, LayerNorm("encoder.LayerNorm", hidden, eps), first)
     for key, only in (
         ("conv_kernel_size", 0),
@@ -71,7 +71,7 @@ def _encoder(config: Config, tail: Pooling, first: bool, skip: Sequence[str] = (
     skip = ("embeddings.position_ids", "lm_predictions.", "mask_predictions.", "cls.", *skip)
     skip += () if any(each.by == "position" for each in learned) else ("embeddings.position_embeddings.",)
     return ModelSpec(
-        vocab=integer(config, "vocab_size", high=1 << 24), hidden=hidden, layers=(layer,) * layer_count(config), norm=None,
+        vocab=integer(config, "vocab_size"), hidden=hidden, layers=(layer,) * layer_count(config), norm=None,
         learned=tuple(learned), distances=distances, embed_norm=LayerNorm("embeddings.LayerNorm", hidden, eps), pooling=tail,
         root="", layer="encoder.layer.{}.", embed="embeddings.word_embeddings",
         names=Names(replace=(("deberta.", ""),), skip=(*skip, *("deberta." + name for name in skip))),

@@ -59,13 +59,13 @@ def _blocks(config: Config) -> list[dict[str, Any]]:
 def _heads(config: Config, said: Config, where: str) -> int:
     if "kv" in said:
         return integer(said, "kv", high=1 << 16, where="config.json: num_key_value_heads_per_layer")
-    heads = integer(config, "num_attention_heads", high=1 << 16)
+    heads = integer(config, "num_attention_heads")
     return heads // integer(said, "n_heads_in_group", high=heads, where=f"{where}attention")
 
 
 def _width(config: Config, said: Config, where: str) -> int:
     """Two thirds of so many hidden sizes times two, rounded up."""
     if not said:
-        return integer(config, "intermediate_size", high=1 << 24)
+        return integer(config, "intermediate_size")
     inner = int(2 * real(said, "ffn_mult", 1e-3, 1e3, where=f"{where}ffn") * hidden_size(config) / 3)
     return -(-inner // STEP) * STEP

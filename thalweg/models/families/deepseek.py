@@ -22,7 +22,7 @@ def deepseek(config: Config) -> ModelSpec:
     moe = mixture(config, renormalise=flag(config, "norm_topk_prob", False))
     return layers(
         config, attention(config, bias=bias, out_bias=bias), moe,
-        dense=integer(config, "first_k_dense_replace", low=0, default=0),
+        dense=integer(config, "first_k_dense_replace", default=0),
     )  # fmt: skip
 
 
@@ -37,9 +37,7 @@ def deepseek_v2(config: Config) -> ModelSpec:
     if method != "greedy":
         grouped = {"groups": integer(config, "n_group"), "top_groups": integer(config, "topk_group"), "group_best": 1}
     moe = mixture(config, renormalise=flag(config, "norm_topk_prob", False), **grouped)
-    return layers(
-        config, latent(config, interleaved=True), moe, dense=integer(config, "first_k_dense_replace", low=0, default=0)
-    )
+    return layers(config, latent(config, interleaved=True), moe, dense=integer(config, "first_k_dense_replace", default=0))
 
 
 def deepseek_v3(config: Config) -> ModelSpec:
@@ -51,7 +49,7 @@ def deepseek_v3(config: Config) -> ModelSpec:
         raise UnsupportedModelError("config.json: topk_method, scoring_func: this family has noaux_tc and sigmoid alone")
     return layers(
         config, latent(config, interleaved=flag(config, "rope_interleave", True)), corrected(config),
-        dense=integer(config, "first_k_dense_replace", low=0, default=3),
+        dense=integer(config, "first_k_dense_replace", default=3),
     )  # fmt: skip
 
 
@@ -64,9 +62,7 @@ def sarvam_mla(config: Config) -> ModelSpec:
     if text(config, "score_function", "sigmoid") != "sigmoid":
         raise UnsupportedModelError("config.json: score_function: this family has sigmoids alone")
     moe = corrected(config, experts="num_experts", shared="num_shared_experts")
-    return layers(
-        config, latent(config, interleaved=True), moe, dense=integer(config, "first_k_dense_replace", low=0, default=1)
-    )
+    return layers(config, latent(config, interleaved=True), moe, dense=integer(config, "first_k_dense_replace", default=1))
 
 
 def latent(config: Config, *, interleaved: bool, keys: Sequence[str] = (), **more: Any) -> LatentAttention:
@@ -78,9 +74,9 @@ def latent(config: Config, *, interleaved: bool, keys: Sequence[str] = (), **mor
     nope, turned = size("qk_nope_head_dim", 128), size("qk_rope_head_dim", 64)
     turning = rope(config, turned, interleaved=interleaved, keys=keys)
     said: dict[str, Any] = {
-        "heads": integer(config, "num_attention_heads", high=1 << 16), "latent": size("kv_lora_rank", 512), "nope_dim": nope,
+        "heads": integer(config, "num_attention_heads"), "latent": size("kv_lora_rank", 512), "nope_dim": nope,
         "value_dim": size("v_head_dim", 128), "rope": turning, "bias": flag(config, "attention_bias", False),
-        "q_latent": 0 if config.get("q_lora_rank") is None else integer(config, "q_lora_rank", high=1 << 16),
+        "q_latent": 0 if config.get("q_lora_rank") is None else integer(config, "q_lora_rank"),
         "scale": (nope + turned) ** -0.5 * _sharper(turning),
     }  # fmt: skip
     return LatentAttention(**(said | more))
@@ -105,5 +101,5 @@ def layers(config: Config, mixer: Mixer, moe: MoE, *, dense: int) -> ModelSpec:
 
 def drafts(config: Config) -> Names:
     """Layers that guess tokens ahead come last in the files, and are left out."""
-    count, more = layer_count(config), integer(config, "num_nextn_predict_layers", low=0, high=64, default=0)
+    count, more = layer_count(config), integer(config, "num_nextn_predict_layers", default=0)
     return Names(skip=tuple(f"model.layers.{count + i}." for i in range(more)))

@@ -47,7 +47,7 @@ def _chosen(config: Config, own: Sequence[bool], *, interleaved: bool) -> ModelS
         )
         for with_one in (True, False)
     }
-    mixtures = sparse(config, integer(config, "first_k_dense_replace", low=0, default=3))
+    mixtures = sparse(config, integer(config, "first_k_dense_replace", default=3))
     return decoder(
         config, [Layer(mixers[o], moe if m else plain, norms) for o, m in zip(own, mixtures, strict=True)], names=drafts(config)
     )

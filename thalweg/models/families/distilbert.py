@@ -33,7 +33,7 @@ def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> Model
     )  # fmt: skip
     positions = integer(config, "max_position_embeddings", high=1 << 24, default=512)
     return ModelSpec(
-        vocab=integer(config, "vocab_size", high=1 << 24), hidden=hidden, layers=(layer,) * layer_count(config), norm=None,
+        vocab=integer(config, "vocab_size"), hidden=hidden, layers=(layer,) * layer_count(config), norm=None,
         learned=(Learned("embeddings.position_embeddings", positions),),
         embed_norm=LayerNorm("embeddings.LayerNorm", hidden, EPS), pooling=tail,
         root="", layer="transformer.layer.{}.", embed="embeddings.word_embeddings",

@@ -13,7 +13,7 @@ def dots1(config: Config) -> ModelSpec:
     bias, window, first = (
         flag(config, "attention_bias", False),
         sliding_window(config),
-        integer(config, "max_window_layers", low=0, default=62),
+        integer(config, "max_window_layers", default=62),
     )
     absent = ["sliding_attention" if window and i >= first else "full_attention" for i in range(layer_count(config))]
     heads = {
@@ -21,7 +21,7 @@ def dots1(config: Config) -> ModelSpec:
         for kind, wide in (("sliding_attention", window), ("full_attention", 0))
     }
     moe, norms = corrected(config, renormalise=False), pre_norms(config)
-    mixed = sparse(config, integer(config, "first_k_dense_replace", low=0, default=0))
+    mixed = sparse(config, integer(config, "first_k_dense_replace", default=0))
     return decoder(config, [
         Layer(heads[kind], moe if chosen else mlp(config), norms)
         for kind, chosen in zip(layer_types(config, absent), mixed, strict=True)

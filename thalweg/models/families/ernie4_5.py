@@ -11,15 +11,15 @@ from thalweg.models.spec import Attention, Layer, ModelSpec, MoE
 def ernie4_5(config: Config) -> ModelSpec:
     config = defaults(config)
     inner = mlp(config, bias=flag(config, "use_bias", False))
-    layer = Layer(heads(config, integer(config, "head_dim", high=1 << 16, default=128)), inner, pre_norms(config))
+    layer = Layer(heads(config, integer(config, "head_dim", default=128)), inner, pre_norms(config))
     return decoder(config, [layer] * layer_count(config), tied=flag(config, "tie_word_embeddings", True))
 
 
 def ernie4_5_moe(config: Config) -> ModelSpec:
     config, layers = defaults(config), layer_count(config)
-    bias, each = flag(config, "use_bias", False), integer(config, "moe_intermediate_size", high=1 << 24, default=1536)
+    bias, each = flag(config, "use_bias", False), integer(config, "moe_intermediate_size", default=1536)
     experts, shared = (
-        integer(config, "moe_num_experts", high=1 << 16, default=64),
+        integer(config, "moe_num_experts", default=64),
         integer(config, "moe_num_shared_experts", low=0, default=2),
     )
     moe = MoE(

@@ -8,7 +8,7 @@ from thalweg.models.spec import Layer, ModelSpec, Norm, Norms
 
 
 def exaone(config: Config) -> ModelSpec:
-    hidden, e = hidden_size(config), real(config, "layer_norm_epsilon", 0, 1, default=1e-5)
+    hidden, e = hidden_size(config), real(config, "layer_norm_epsilon", default=1e-5)
     layer = Layer(
         attention(config, name="attn.attention", out="out_proj"),
         mlp(config, act=act(config, "activation_function"), gate="c_fc_0", up="c_fc_1", down="c_proj"),

@@ -22,7 +22,7 @@ def exaone_moe(config: Config) -> ModelSpec:
     moe = corrected(
         config, experts="num_experts", shared="num_shared_experts", most=64, inner=1024, correction="e_score_correction_bias"
     )
-    mixed = sparse(config, integer(config, "first_k_dense_replace", low=0, default=1))
+    mixed = sparse(config, integer(config, "first_k_dense_replace", default=1))
     layers = [
         Layer(heads[kind], moe if chosen else mlp(config), norms)
         for kind, chosen in zip(layer_types(config, windows_by_pattern(config, window)), mixed, strict=True)

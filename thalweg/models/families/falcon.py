@@ -41,4 +41,4 @@ def _norms(config: Config, new: bool) -> Norms:
 
 
 def _norm(config: Config, name: str) -> LayerNorm:
-    return LayerNorm(name, hidden_size(config), real(config, "layer_norm_epsilon", 0, 1, default=1e-5))
+    return LayerNorm(name, hidden_size(config), real(config, "layer_norm_epsilon", default=1e-5))

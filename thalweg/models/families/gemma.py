@@ -18,7 +18,7 @@ def gemma(config: Config) -> ModelSpec:
     said = text(config, "hidden_act", "gelu_pytorch_tanh")
     inner = mlp(config, act="gelu_tanh" if said == "gelu" else act(config, default="gelu_pytorch_tanh"))
     heads = attention(
-        config, head_dim=integer(config, "head_dim", high=1 << 16, default=256), bias=bias, out_bias=bias
+        config, head_dim=integer(config, "head_dim", default=256), bias=bias, out_bias=bias
     )  # fmt: skip
     norms = Norms(
         mixer=Norm("input_layernorm", hidden, e, offset=1.0), ffn=Norm("post_attention_layernorm", hidden, e, offset=1.0)

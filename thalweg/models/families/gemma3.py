@@ -40,7 +40,7 @@ def sandwiched(
     if not both_ways:
         causal_only(config)
     hidden, e = hidden_size(config), eps(config)
-    head_dim = integer(config, "head_dim", high=1 << 16, default=256)
+    head_dim = integer(config, "head_dim", default=256)
     norms = Norms(*(Norm(name, hidden, e, offset=1.0) for name in (
         "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
     )))  # fmt: skip

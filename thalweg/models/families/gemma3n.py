@@ -41,8 +41,8 @@ def gemma3n(config: Config) -> ModelSpec:
     }  # fmt: skip
     count, hidden, e = layer_count(config), hidden_size(config), eps(config)
     types = layer_types(config, [GLOBAL if (i + 1) % 5 == 0 else LOCAL for i in range(count)])
-    reads = readers(types, integer(config, "num_kv_shared_layers", low=0, default=15))
-    head_dim, bias = integer(config, "head_dim", high=1 << 16, default=256), flag(config, "attention_bias", False)
+    reads = readers(types, integer(config, "num_kv_shared_layers", default=15))
+    head_dim, bias = integer(config, "head_dim", default=256), flag(config, "attention_bias", False)
     mixers = {
         kind: attention(
             config, head_dim=head_dim, rope=rope(config, head_dim, kind=kind), scale=1.0, bias=bias, out_bias=bias,
@@ -66,7 +66,7 @@ def gemma3n(config: Config) -> ModelSpec:
     capped = config.get("final_logit_softcapping", 30.0) is not None
     return decoder(
         config, layers, tied=flag(config, "tie_word_embeddings", True), embed_scale=hidden**0.5, streams=Streams(count=streams),
-        logit_softcap=real(config, "final_logit_softcapping", 0, 1e6, default=30.0) if capped else 0.0,
+        logit_softcap=real(config, "final_logit_softcapping", default=30.0) if capped else 0.0,
         inputs=layer_inputs(config, width), names=names(reads),
     )  # fmt: skip
 

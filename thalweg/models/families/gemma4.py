@@ -67,20 +67,20 @@ def _model(config: Config) -> ModelSpec:
     count, hidden = layer_count(config), hidden_size(config)
     absent = [GLOBAL if (i + 1) % 6 == 0 or i == count - 1 else LOCAL for i in range(count)]
     types = (*layer_types(config, absent)[:-1], GLOBAL)  # the last layer sees everything, whatever a file says
-    reads = readers(types, integer(config, "num_kv_shared_layers", low=0, default=0))
+    reads = readers(types, integer(config, "num_kv_shared_layers", default=0))
     wide = 2 if flag(config, "use_double_wide_mlp", False) else 1
     width = integer(config, "hidden_size_per_layer_input", low=0, high=1 << 16)
     ending = Ending(input=_input(config, width), scalar="layer_scalar")
     layers = []
     for i, (kind, source) in enumerate(zip(types, reads, strict=True)):
-        inner = integer(config, "intermediate_size", high=1 << 24) * (1 if source is None else wide)
+        inner = integer(config, "intermediate_size") * (1 if source is None else wide)
         dense = mlp(config, inner=inner, act=act(config, "hidden_activation", "gelu_pytorch_tanh"))
         mixer = replace(_attention(config, i, kind), reads=source)
         mixed = flag(config, "enable_moe_block", False)
         layers.append(Layer(mixer, _beside(config, dense) if mixed else dense, _norms(config, not mixed), around=ending))
     return decoder(
         config, layers, tied=flag(config, "tie_word_embeddings", True), embed_scale=hidden**0.5,
-        logit_softcap=real(config, "final_logit_softcapping", 0, 1e6, default=0.0), names=names(reads),
+        logit_softcap=real(config, "final_logit_softcapping", default=0.0), names=names(reads),
         inputs=layer_inputs(config, width) if width else None,
     )  # fmt: skip
 
@@ -110,7 +110,7 @@ def names(reads: Sequence[int | None]) -> Names:
 def layer_inputs(config: Config, width: int) -> LayerInputs:
     return LayerInputs(
         rows=integer(config, "vocab_size_per_layer_input", high=1 << 24), layers=layer_count(config), width=width,
-        eps=eps(config), pad=integer(config, "pad_token_id", low=0, default=0),
+        eps=eps(config), pad=integer(config, "pad_token_id", default=0),
     )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def _input(config: Config, width: int) -> LayerInput | None:
 
 def _attention(config: Config, layer: int, kind: str) -> Attention:
     own, bias = _own(config, layer, kind), flag(config, "attention_bias", False)
-    head_dim = integer(own, "head_dim", high=1 << 16, default=256)
+    head_dim = integer(own, "head_dim", default=256)
     parameters = config.get("rope_parameters") or ROPES
     return attention(
         own, head_dim=head_dim, rope=rope({**config, "rope_parameters": parameters}, head_dim, kind=kind),
@@ -165,10 +165,10 @@ def _norms(config: Config, before: bool) -> Norms:
 
 def _beside(config: Config, dense: Any) -> Beside:
     hidden, e = hidden_size(config), eps(config)
-    experts = integer(config, "num_experts", high=1 << 16)
+    experts = integer(config, "num_experts")
     moe = MoE(
         experts=experts, top_k=integer(config, "top_k_experts", high=experts),
-        inner=integer(config, "moe_intermediate_size", high=1 << 24), act=dense.act, renormalise=True, name="",
+        inner=integer(config, "moe_intermediate_size"), act=dense.act, renormalise=True, name="",
         router="router.proj", router_norm=Norm("router.scale", hidden, e), logit_scale=hidden**-0.5,
         expert_scale="router.per_expert_scale", entry=Norm("pre_feedforward_layernorm_2", hidden, e),
         fused=("experts.gate_up_proj", "experts.down_proj"),

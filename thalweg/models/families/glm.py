@@ -9,7 +9,7 @@ from thalweg.models.spec import Layer, ModelSpec
 
 def glm(config: Config) -> ModelSpec:
     config = {"partial_rotary_factor": 0.5, **config, "rms_norm_eps": eps(config, default=1.5625e-07)}
-    head_dim = integer(config, "head_dim", high=1 << 16, default=128)
+    head_dim = integer(config, "head_dim", default=128)
     turned = rope(config, head_dim, partial=True, interleaved=True)
     heads = attention(config, head_dim=head_dim, rope=turned, bias=flag(config, "attention_bias", True))
     return decoder(config, [Layer(heads, mlp(config, fused="gate_up_proj"), pre_norms(config))] * layer_count(config))

@@ -10,7 +10,7 @@ from thalweg.models.spec import Layer, ModelSpec, Norm, Norms
 def glm4(config: Config) -> ModelSpec:
     config = {**config, "rms_norm_eps": eps(config, default=1.5625e-07)}
     hidden, e = hidden_size(config), eps(config)
-    head_dim = integer(config, "head_dim", high=1 << 16, default=128)
+    head_dim = integer(config, "head_dim", default=128)
     turned = rope({"partial_rotary_factor": 0.5, **config}, head_dim, partial=True, interleaved=True)
     names = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
     layer = Layer(

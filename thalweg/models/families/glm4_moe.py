@@ -16,8 +16,8 @@ def glm4_moe(config: Config) -> ModelSpec:
         norm=HeadNorm(eps(config)) if flag(config, "use_qk_norm", False) else None,
     )  # fmt: skip
     moe = corrected(config)
-    dense = integer(config, "first_k_dense_replace", low=0, default=1)
-    drafts = integer(config, "num_nextn_predict_layers", low=0, high=64, default=1)
+    dense = integer(config, "first_k_dense_replace", default=1)
+    drafts = integer(config, "num_nextn_predict_layers", default=1)
     return decoder(
         config, [Layer(heads, mlp(config) if i < dense else moe, norms) for i in range(layers)],
         names=Names(skip=tuple(f"model.layers.{layers + i}." for i in range(drafts))),

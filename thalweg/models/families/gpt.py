@@ -14,7 +14,7 @@ from thalweg.models.spec import Attention, Layer, LayerNorm, Learned, ModelSpec,
 def gpt2(config: Config) -> ModelSpec:
     if flag(config, "scale_attn_by_inverse_layer_idx", False) or not flag(config, "scale_attn_weights", True):
         raise UnsupportedModelError("config.json: this version scales all scores of GPT-2 by the root of a head's size")
-    heads = integer(config, "num_attention_heads", high=1 << 16)
+    heads = integer(config, "num_attention_heads")
     layer = Layer(
         Attention(
             heads=heads, kv_heads=heads, head_dim=head_size(config), bias=True, out_bias=True, name="attn", fused="c_attn",
@@ -39,7 +39,7 @@ def gpt_bigcode(config: Config) -> ModelSpec:
     """SantaCoder and StarCoder: GPT-2 with one head of keys, and matrices as usual."""
     if not flag(config, "scale_attn_weights", True):
         raise UnsupportedModelError("config.json: scale_attn_weights: this version scales scores by the root of a head's size")
-    heads = integer(config, "num_attention_heads", high=1 << 16)
+    heads = integer(config, "num_attention_heads")
     config = {"activation_function": "gelu_pytorch_tanh", **config}
     one = flag(config, "multi_query", True)
     layer = Layer(
@@ -72,7 +72,7 @@ def _inner(config: Config, **names: Any) -> UngatedMLP:
 
 
 def _norm(config: Config, name: str) -> LayerNorm:
-    return LayerNorm(name, hidden_size(config), real(config, "layer_norm_epsilon", 0, 1, default=1e-5))
+    return LayerNorm(name, hidden_size(config), real(config, "layer_norm_epsilon", default=1e-5))
 
 
 def _model(config: Config, layer: Layer, **more: Any) -> ModelSpec:

@@ -12,11 +12,11 @@ from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Names, Norms
 def gpt_neox(config: Config) -> ModelSpec:
     # Their own names for what others call rope_theta and partial_rotary_factor.
     older: dict[str, Any] = {
-        "rope_theta": real(config, "rotary_emb_base", 1e-3, 1e15, default=10_000.0),
+        "rope_theta": real(config, "rotary_emb_base", default=10_000.0),
         "partial_rotary_factor": real(config, "rotary_pct", 0, 1, default=0.25),
     }
     config = {**older, **config, "num_key_value_heads": integer(config, "num_attention_heads")}
-    hidden, e = hidden_size(config), real(config, "layer_norm_eps", 0, 1, default=1e-5)
+    hidden, e = hidden_size(config), real(config, "layer_norm_eps", default=1e-5)
     bias, head_dim = flag(config, "attention_bias", True), head_size(config)
     layer = Layer(
         attention(

@@ -24,11 +24,11 @@ def gpt_oss(config: Config) -> ModelSpec:
     if not (config.get("rope_parameters") or config.get("rope_scaling")):
         config = {**config, "rope_scaling": YARN}
     bias, norms, window = flag(config, "attention_bias", True), pre_norms(config), sliding_window(config)
-    head_dim = integer(config, "head_dim", high=1 << 16, default=64)
-    experts = integer(config, "num_local_experts", high=1 << 16, default=128)
+    head_dim = integer(config, "head_dim", default=64)
+    experts = integer(config, "num_local_experts", default=128)
     moe = MoE(
         experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts, default=min(4, experts)),
-        inner=integer(config, "intermediate_size", high=1 << 24), act="swiglu_oai", renormalise=True, router="router",
+        inner=integer(config, "intermediate_size"), act="swiglu_oai", renormalise=True, router="router",
         router_bias=True, fused=("experts.gate_up_proj", "experts.down_proj"), turned=True, alternate=True,
         biases=("experts.gate_up_proj_bias", "experts.down_proj_bias"),
     )  # fmt: skip

@@ -16,10 +16,10 @@ def granite(config: Config) -> ModelSpec:
 
 
 def granite_moe(config: Config) -> ModelSpec:
-    experts = integer(config, "num_local_experts", high=1 << 16, default=8)
+    experts = integer(config, "num_local_experts", default=8)
     moe = MoE(
         experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts, default=2),
-        inner=integer(config, "intermediate_size", high=1 << 24), act=act(config), renormalise=True, name="block_sparse_moe",
+        inner=integer(config, "intermediate_size"), act=act(config), renormalise=True, name="block_sparse_moe",
         router="router.layer", fused=("input_linear.weight", "output_linear.weight"),
     )  # fmt: skip
     return _model(config, moe)

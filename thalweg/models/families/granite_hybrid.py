@@ -46,6 +46,6 @@ def _shared(config: Config) -> MLP:
 def _mixture(config: Config, experts: int) -> MoE:
     return MoE(
         experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts, default=min(2, experts)),
-        inner=integer(config, "intermediate_size", high=1 << 24), act=act(config), renormalise=True, name="block_sparse_moe",
+        inner=integer(config, "intermediate_size"), act=act(config), renormalise=True, name="block_sparse_moe",
         router="router.layer", fused=("input_linear.weight", "output_linear.weight"), shared=_shared(config),
     )  # fmt: skip

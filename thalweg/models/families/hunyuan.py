@@ -28,7 +28,7 @@ def _model(config: Config, part: Callable[[Config], MLP | MoE]) -> ModelSpec:
 
 def _mixture(config: Config) -> MoE:
     experts = _same(config, "num_experts")
-    inner = integer(config, "intermediate_size", high=1 << 24)
+    inner = integer(config, "intermediate_size")
     return MoE(
         experts=experts, top_k=min(_same(config, "moe_topk"), experts), act=act(config), renormalise=True, router="gate.wg",
         inner=_same(config, "moe_intermediate_size", inner),

@@ -14,7 +14,7 @@ def hy_v3(config: Config) -> ModelSpec:
     }  # fmt: skip
     bias, norms, layers = flag(config, "attention_bias", False), pre_norms(config), layer_count(config)
     heads = attention(
-        config, head_dim=integer(config, "head_dim", high=1 << 16, default=128), bias=bias, out_bias=bias,
+        config, head_dim=integer(config, "head_dim", default=128), bias=bias, out_bias=bias,
         norm=HeadNorm(eps(config)),
     )  # fmt: skip
     moe = corrected(

@@ -46,5 +46,5 @@ def internlm3(config: Config) -> ModelSpec:
     config = {**config, "rms_norm_eps": eps(config, default=1e-5)}
     other = flag(config, "bias", flag(config, "mlp_bias", False))
     into = flag(config, "qkv_bias", flag(config, "attention_bias", False))
-    head_dim = integer(config, "head_dim", high=1 << 16, default=head_size(config))
+    head_dim = integer(config, "head_dim", default=head_size(config))
     return windowed(config, (0,) * layer_count(config), mlp(config, bias=other), head_dim=head_dim, bias=into, out_bias=other)

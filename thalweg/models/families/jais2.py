@@ -10,7 +10,7 @@ from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Norms
 def jais2(config: Config) -> ModelSpec:
     hidden, e, bias = (
         hidden_size(config),
-        real(config, "layer_norm_eps", 0, 1, default=1e-5),
+        real(config, "layer_norm_eps", default=1e-5),
         flag(config, "attention_bias", True),
     )
     inner = ungated(

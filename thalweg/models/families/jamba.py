@@ -17,12 +17,12 @@ def jamba(config: Config) -> ModelSpec:
     norms = Norms(mixer=Norm("input_layernorm", hidden, e), ffn=Norm("pre_ff_layernorm", hidden, e))
     heads = replace(attention(config), rope=None)
     scan = Mamba(
-        inner=expanded(config, "mamba_expand"), state=integer(config, "mamba_d_state", high=1 << 16, default=16),
+        inner=expanded(config, "mamba_expand"), state=integer(config, "mamba_d_state", default=16),
         rank=step_rank(config, "mamba_dt_rank", hidden), kernel=taps(config, "mamba_d_conv"), act=act(config, known=SILU),
         bias=flag(config, "mamba_proj_bias", False), conv_bias=flag(config, "mamba_conv_bias", True),
         norms=("dt_layernorm", "b_layernorm", "c_layernorm"), eps=e, name="mamba",
     )  # fmt: skip
-    experts = integer(config, "num_experts", high=1 << 16, default=16)
+    experts = integer(config, "num_experts", default=16)
     dense = mlp(config, name="feed_forward")
     parts: list[MLP | MoE] = [
         MoE(

@@ -34,7 +34,7 @@ def kimi_linear(config: Config) -> ModelSpec:
     types, norms, plain = layer_types(config, _absent(config, said), known=(FULL, LINEAR)), pre_norms(config), mlp(config)
     mixers: dict[str, LatentAttention | KimiDelta] = {FULL: _latent(config), LINEAR: _delta(config, said)}
     moe = corrected(config, experts="num_experts", name="block_sparse_moe", gate="w1", up="w3", down="w2")
-    mixtures = sparse(config, integer(config, "first_k_dense_replace", low=0, default=1))
+    mixtures = sparse(config, integer(config, "first_k_dense_replace", default=1))
     return decoder(
         config, [Layer(mixers[t], moe if mixed else plain, norms) for t, mixed in zip(types, mixtures, strict=True)],
         names=Names(inside=tuple((f".block_sparse_moe.{part}.", f".mlp.{part}.") for part in PLAIN)),
@@ -46,10 +46,10 @@ def _latent(config: Config) -> LatentAttention:
         return integer(config, key, high=1 << 16, default=default)
 
     return LatentAttention(
-        heads=integer(config, "num_attention_heads", high=1 << 16), latent=size("kv_lora_rank", 512),
+        heads=integer(config, "num_attention_heads"), latent=size("kv_lora_rank", 512),
         nope_dim=size("qk_nope_head_dim", 128), value_dim=size("v_head_dim", 128), rope=None,
         still=size("qk_rope_head_dim", 64),
-        q_latent=0 if config.get("q_lora_rank") is None else integer(config, "q_lora_rank", high=1 << 16),
+        q_latent=0 if config.get("q_lora_rank") is None else integer(config, "q_lora_rank"),
     )  # fmt: skip
 
 

@@ -23,14 +23,14 @@ def laguna(config: Config) -> ModelSpec:
         if config.get(key):
             raise UnsupportedModelError(f"config.json: {key}: this version serves Laguna without it")
     config = {"head_dim": 128, "num_key_value_heads": 8, "rope_parameters": ROPES, "sliding_window": 512, **config}
-    experts = integer(config, "num_experts", high=1 << 16, default=256)
+    experts = integer(config, "num_experts", default=256)
     moe = MoE(
         experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts, default=min(8, experts)),
-        inner=integer(config, "moe_intermediate_size", high=1 << 24, default=512), act=act(config), scores="sigmoid",
+        inner=integer(config, "moe_intermediate_size", default=512), act=act(config), scores="sigmoid",
         renormalise=True, correction="experts.e_score_correction_bias",
         scale=real(config, "moe_routed_scaling_factor", 1e-6, 1e6, default=1.0),
         shared=mlp(
-            config, inner=integer(config, "shared_expert_intermediate_size", high=1 << 24, default=512), name="shared_expert"
+            config, inner=integer(config, "shared_expert_intermediate_size", default=512), name="shared_expert"
         ),
     )  # fmt: skip
     heads, types = _heads(config), layer_types(config, [FULL] * layer_count(config))
@@ -43,7 +43,7 @@ def laguna(config: Config) -> ModelSpec:
 
 
 def _attention(config: Config, kind: str, heads: int) -> Attention:
-    head_dim, gating = integer(config, "head_dim", high=1 << 16), config.get("gating", True)
+    head_dim, gating = integer(config, "head_dim"), config.get("gating", True)
     if gating not in (True, "per-head", "per-element"):
         raise UnsupportedModelError(f"config.json: gating: {gating!r:.40} is neither per-head nor per-element")
     return attention(
@@ -55,7 +55,7 @@ def _attention(config: Config, kind: str, heads: int) -> Attention:
 
 def _heads(config: Config) -> list[int]:
     """Of each layer."""
-    count, heads = layer_count(config), integer(config, "num_attention_heads", high=1 << 16)
+    count, heads = layer_count(config), integer(config, "num_attention_heads")
     said: Any = config.get("num_attention_heads_per_layer")
     if said is None:
         return [heads] * count

@@ -13,7 +13,7 @@ from thalweg.models.spec import MLP, Attention, HeadNorm, Layer, ModelSpec, MoE,
 
 def lfm2(config: Config) -> ModelSpec:
     config = {**config, "intermediate_size": config.get("block_ff_dim", config.get("intermediate_size"))}
-    inner = integer(config, "intermediate_size", high=1 << 24)
+    inner = integer(config, "intermediate_size")
     if flag(config, "block_auto_adjust_ff_dim", True):
         by, of = (
             real(config, "block_ffn_dim_multiplier", 1e-3, 1e3, default=1.0),
@@ -24,17 +24,17 @@ def lfm2(config: Config) -> ModelSpec:
 
 
 def lfm2_moe(config: Config) -> ModelSpec:
-    dense = integer(config, "num_dense_layers", low=0, default=2)
-    experts = integer(config, "num_experts", high=1 << 16, default=32)
+    dense = integer(config, "num_dense_layers", default=2)
+    experts = integer(config, "num_experts", default=32)
     moe = MoE(
         experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts, default=min(4, experts)),
-        inner=integer(config, "moe_intermediate_size", high=1 << 24, default=1792), scores="sigmoid",
+        inner=integer(config, "moe_intermediate_size", default=1792), scores="sigmoid",
         renormalise=flag(config, "norm_topk_prob", True),
-        scale=real(config, "routed_scaling_factor", 1e-6, 1e6, default=1.0),
+        scale=real(config, "routed_scaling_factor", default=1.0),
         correction="expert_bias" if flag(config, "use_expert_bias", True) else "", name="feed_forward", gate="w1", up="w3",
         down="w2",
     )  # fmt: skip
-    plain = _mlp(config, integer(config, "intermediate_size", high=1 << 24))
+    plain = _mlp(config, integer(config, "intermediate_size"))
     return _model(config, [plain if i < dense else moe for i in range(layer_count(config))])
 
 
@@ -44,7 +44,7 @@ def _mlp(config: Config, inner: int) -> MLP:
 
 def _model(config: Config, parts: Sequence[MLP | MoE]) -> ModelSpec:
     config = {"rope_theta": 1_000_000.0, **config}
-    hidden, e = hidden_size(config), real(config, "norm_eps", 0, 1, default=1e-5)
+    hidden, e = hidden_size(config), real(config, "norm_eps", default=1e-5)
     mixers: dict[str, Attention | ShortConv] = {
         "conv": ShortConv(inner=hidden, kernel=taps(config, "conv_L_cache", 3), bias=flag(config, "conv_bias", False)),
         "full_attention": attention(config, out="out_proj", norm=HeadNorm(e, q="q_layernorm", k="k_layernorm")),

@@ -32,10 +32,10 @@ def lfm2_vl(config: Config) -> ModelSpec:
 def tower(config: Config) -> tuple[Vision, tuple[str, ...]]:
     config = with_defaults(config, **SIGLIP_2)
     said, around = seen(config), beside(config)
-    wide = size(said, "hidden_size", 768) * integer(around, "downsample_factor", high=16, default=2) ** 2
+    wide = size(said, "hidden_size", 768) * integer(around, "downsample_factor", default=2) ** 2
     inner, bias = size(around, "projector_hidden_size", 2560), flag(around, "projector_bias", True)
     projector = Projector(
-        root="model.multi_modal_projector.", group=integer(around, "downsample_factor", high=16, default=2) ** 2,
+        root="model.multi_modal_projector.", group=integer(around, "downsample_factor", default=2) ** 2,
         after=(LayerNorm("layer_norm", wide, 1e-5),) if flag(around, "projector_use_layernorm", True) else (),
         steps=(
             Step("linear_1", wide, inner, bias, act(around, "projector_hidden_act", "gelu")),

@@ -43,7 +43,7 @@ def _numbers(config: Config, key: str, absent: list[int]) -> list[int]:
 
 
 def _attention(config: Config, chunked: bool, turned: bool) -> Attention:
-    head_dim, bias = integer(config, "head_dim", high=1 << 16, default=128), flag(config, "attention_bias", False)
+    head_dim, bias = integer(config, "head_dim", default=128), flag(config, "attention_bias", False)
     unlimited = "attention_chunk_size" in config and config["attention_chunk_size"] is None
     chunk = integer(config, "attention_chunk_size", default=8192) if chunked and not unlimited else 0
     made = attention(
@@ -62,8 +62,8 @@ def _dense(config: Config) -> MLP:
 
 
 def _mixture(config: Config) -> MoE:
-    experts = integer(config, "num_local_experts", high=1 << 16, default=16)
-    inner = integer(config, "intermediate_size", high=1 << 24)
+    experts = integer(config, "num_local_experts", default=16)
+    inner = integer(config, "intermediate_size")
     return MoE(
         experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts, default=1), inner=inner, act=act(config),
         scores="sigmoid", inward=True, name="feed_forward", router="router", shared=mlp(config, name="shared_expert"),

@@ -23,13 +23,13 @@ def longcat_flash(config: Config) -> ModelSpec:
     sharper = (hidden / mixer.q_latent) ** 0.5 if flag(config, "mla_scale_q_lora", True) else 1.0
     larger = (hidden / mixer.latent) ** 0.5 if flag(config, "mla_scale_kv_lora", True) else 1.0
     mixer = replace(mixer, scale=mixer.scale * sharper, latent_scale=larger)
-    experts = integer(config, "n_routed_experts", high=1 << 16, default=512)
+    experts = integer(config, "n_routed_experts", default=512)
     zero = integer(config, "zero_expert_num", 0, 1 << 16, default=256)
     moe = MoE(
         experts=experts, zero=zero, act=act(config),
         top_k=integer(config, "num_experts_per_tok", high=experts + zero, default=min(12, experts)),
-        inner=integer(config, "moe_intermediate_size", high=1 << 24, default=2048),
-        scale=real(config, "routed_scaling_factor", 1e-6, 1e6, default=6.0), router="router.classifier",
+        inner=integer(config, "moe_intermediate_size", default=2048),
+        scale=real(config, "routed_scaling_factor", default=6.0), router="router.classifier",
         correction="router.e_score_correction_bias",
     )  # fmt: skip
     both = [

@@ -23,7 +23,7 @@ def falcon_mamba(config: Config) -> ModelSpec:
 
 def backbone(config: Config, mixer: Mixer, tied: bool = True) -> ModelSpec:
     """Layers of nothing but this mixer, by Mamba's names. tied: what an absent key means."""
-    hidden, e = hidden_size(config), real(config, "layer_norm_epsilon", 0, 1, default=1e-5)
+    hidden, e = hidden_size(config), real(config, "layer_norm_epsilon", default=1e-5)
     layer = Layer(mixer, None, Norms(mixer=Norm("norm", hidden, e)))
     return decoder(
         config, [layer] * layer_count(config), norm=Norm("norm_f", hidden, e), root="backbone.", embed="embeddings",
@@ -35,8 +35,8 @@ def backbone(config: Config, mixer: Mixer, tied: bool = True) -> ModelSpec:
 def _scan(config: Config, **more: Any) -> Mamba:
     hidden = hidden_size(config)
     return Mamba(
-        inner=integer(config, "intermediate_size", high=1 << 24, default=expanded(config, "expand")),
-        state=integer(config, "state_size", high=1 << 16, default=16), rank=step_rank(config, "time_step_rank", hidden),
+        inner=integer(config, "intermediate_size", default=expanded(config, "expand")),
+        state=integer(config, "state_size", default=16), rank=step_rank(config, "time_step_rank", hidden),
         kernel=taps(config, "conv_kernel"), act=act(config, known=SILU), bias=flag(config, "use_bias", False),
         conv_bias=flag(config, "use_conv_bias", True), **more,
     )  # fmt: skip

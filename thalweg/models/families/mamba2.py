@@ -15,7 +15,7 @@ from thalweg.models.spec import Mamba2, ModelSpec
 def mamba2(config: Config) -> ModelSpec:
     bias = flag(config, "use_bias", False)
     heads = integer(config, "num_heads", high=1 << 16, default=128)
-    head_dim = integer(config, "head_dim", high=1 << 16, default=64)
+    head_dim = integer(config, "head_dim", default=64)
     if heads * head_dim != expanded(config, "expand"):
         raise CheckpointError(
             f"config.json: num_heads ({heads}) of head_dim ({head_dim}) are not expand * hidden_size "
@@ -23,8 +23,8 @@ def mamba2(config: Config) -> ModelSpec:
         )
     mixer = Mamba2(
         heads=heads, head_dim=head_dim, groups=shared_by(config, "n_groups", heads, 8),
-        state=integer(config, "state_size", high=1 << 16, default=128), kernel=taps(config, "conv_kernel"),
-        eps=real(config, "layer_norm_epsilon", 0, 1, default=1e-5), act=act(config, known=SILU), bias=bias, out_bias=bias,
+        state=integer(config, "state_size", default=128), kernel=taps(config, "conv_kernel"),
+        eps=real(config, "layer_norm_epsilon", default=1e-5), act=act(config, known=SILU), bias=bias, out_bias=bias,
         conv_bias=flag(config, "use_conv_bias", True), limits=limits(config),
     )  # fmt: skip
     return backbone(config, mixer, tied=False)
@@ -44,7 +44,7 @@ def hybrid(config: Config, inner: int = 0, **more: Any) -> Mamba2:
     bias = flag(config, "mamba_proj_bias", False)
     given: dict[str, Any] = {
         "heads": heads, "head_dim": head_dim, "groups": shared_by(config, "mamba_n_groups", heads, 1),
-        "state": integer(config, "mamba_d_state", high=1 << 16, default=256), "kernel": taps(config, "mamba_d_conv"),
+        "state": integer(config, "mamba_d_state", default=256), "kernel": taps(config, "mamba_d_conv"),
         "eps": eps(config), "act": act(config, known=SILU), "bias": bias, "out_bias": bias,
         "conv_bias": flag(config, "mamba_conv_bias", True), "limits": limits(config), "name": "mamba",
     }  # fmt: skip

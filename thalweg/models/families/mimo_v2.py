@@ -39,7 +39,7 @@ def mimo_v2_flash(config: Config) -> ModelSpec:
 
 
 def _attention(config: Config, kind: str) -> Attention:
-    head_dim, window = integer(config, "head_dim", high=1 << 16), kind == WINDOW
+    head_dim, window = integer(config, "head_dim"), kind == WINDOW
     ropes: Any = config.get("rope_parameters")
     for key in ("rope_parameters", "rope_scaling"):
         said = config.get(key)
@@ -49,12 +49,12 @@ def _attention(config: Config, kind: str) -> Attention:
                 f"config.json: {key}: this family has a scaling per layer type, not {scaling!r:.80} for all"
             )
     if not isinstance(ropes, dict):
-        thetas = {FULL: real(config, "rope_theta", 1e-3, 1e15, default=5e6),
+        thetas = {FULL: real(config, "rope_theta", default=5e6),
                   WINDOW: real(config, "swa_rope_theta", 1e-3, 1e15, default=1e4)}  # fmt: skip
         ropes = {each: {"rope_type": "default", "rope_theta": theta} for each, theta in thetas.items()}
-    share = real(config, "partial_rotary_factor", 0, 1, default=0.334)
+    share = real(config, "partial_rotary_factor", default=0.334)
     ropes = {each: {"partial_rotary_factor": share, **said} for each, said in ropes.items() if isinstance(said, dict)}
-    kv = integer(config, "num_key_value_heads", high=1 << 16)
+    kv = integer(config, "num_key_value_heads")
     if window:
         kv = integer(config, "swa_num_key_value_heads", high=1 << 16, default=2 * kv)
     width = integer(config, "v_head_dim", high=head_dim)

@@ -16,10 +16,10 @@ def minicpm(config: Config) -> ModelSpec:
         if config.get(key):
             raise UnsupportedModelError(f"config.json: {key}: this version serves MiniCPM without {what}")
     count, bias = layer_count(config), flag(config, "attention_bias", False)
-    depth = real(config, "scale_depth", 1e-6, 1e6, default=1.0) / math.sqrt(count)
+    depth = real(config, "scale_depth", default=1.0) / math.sqrt(count)
     layer = Layer(attention(config, bias=bias, out_bias=bias), mlp(config), pre_norms(config), multiplier=depth)
     return decoder(
-        config, [layer] * count, embed_scale=real(config, "scale_emb", 1e-6, 1e6, default=1.0),
+        config, [layer] * count, embed_scale=real(config, "scale_emb", default=1.0),
         logit_scale=integer(config, "dim_model_base", default=1) / hidden_size(config),
         tied=flag(config, "tie_word_embeddings", True),
     )  # fmt: skip

@@ -21,10 +21,10 @@ def minimax(config: Config) -> ModelSpec:
     hidden, layers, head_dim = hidden_size(config), layer_count(config), head_size(config)
     if config.get("rotary_dim") is not None:
         config = {"partial_rotary_factor": integer(config, "rotary_dim", high=head_dim) / head_dim, **config}
-    experts = integer(config, "num_local_experts", high=1 << 16, default=8)
+    experts = integer(config, "num_local_experts", default=8)
     moe = MoE(
         experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts, default=min(2, experts)),
-        inner=integer(config, "intermediate_size", high=1 << 24), act=act(config), renormalise=True,
+        inner=integer(config, "intermediate_size"), act=act(config), renormalise=True,
         name="block_sparse_moe", gate="w1", up="w3", down="w2",
     )  # fmt: skip
     full = attention(config, head_dim=head_dim, rope=rope(config, head_dim, partial=True))

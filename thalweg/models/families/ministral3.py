@@ -14,8 +14,8 @@ def ministral3(config: Config) -> ModelSpec:
         raise CheckpointError("config.json: rope_parameters: missing")
     config = {**config, "rms_norm_eps": eps(config, default=1e-5)}
     where = "config.json: rope_parameters"
-    beta = real(said, "llama_4_scaling_beta", 0, 1e6, default=0.0, where=where)
-    head_dim, read = integer(config, "head_dim", high=1 << 16, default=128), {**config, "rope_parameters": said}
+    beta = real(said, "llama_4_scaling_beta", default=0.0, where=where)
+    head_dim, read = integer(config, "head_dim", default=128), {**config, "rope_parameters": said}
     heads = attention(
         config, head_dim=head_dim, rope=rope({**read, "rope_scaling": None}, head_dim, keys=("llama_4_scaling_beta",)),
         window=integer(config, "sliding_window", default=0),

@@ -20,7 +20,7 @@ def mistral4(config: Config) -> ModelSpec:
         "moe_intermediate_size": 2048, **config, "rope_parameters": kept, "rope_scaling": None, "partial_rotary_factor": None,
     }  # fmt: skip
     where = "config.json: rope_parameters"
-    beta = real(said, "llama_4_scaling_beta", 0, 1e6, default=0.0, where=where)
+    beta = real(said, "llama_4_scaling_beta", default=0.0, where=where)
     heads = latent(
         config, interleaved=flag(config, "rope_interleave", True), keys=("llama_4_scaling_beta",),
         grows=(beta, integer(said, "original_max_position_embeddings", where=where)) if beta else None,
@@ -29,4 +29,4 @@ def mistral4(config: Config) -> ModelSpec:
         config, renormalise=flag(config, "norm_topk_prob", True), groups=integer(config, "n_group", default=1),
         top_groups=integer(config, "topk_group", default=1),
     )  # fmt: skip
-    return layers(config, heads, moe, dense=integer(config, "first_k_dense_replace", low=0, default=0))
+    return layers(config, heads, moe, dense=integer(config, "first_k_dense_replace", default=0))

@@ -13,10 +13,10 @@ MERGED = ((".mlp.", ".block_sparse_moe."), (".gate_proj.", ".w1."), (".up_proj."
 
 def mixtral(config: Config) -> ModelSpec:
     config = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, **config}
-    experts = integer(config, "num_local_experts", high=1 << 16, default=8)
+    experts = integer(config, "num_local_experts", default=8)
     moe = MoE(
         experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts, default=min(2, experts)),
-        inner=integer(config, "intermediate_size", high=1 << 24, default=14_336), act=act(config), renormalise=True,
+        inner=integer(config, "intermediate_size", default=14_336), act=act(config), renormalise=True,
         name="block_sparse_moe", gate="w1", up="w3", down="w2",
     )  # fmt: skip
     layer = Layer(attention(config, window=integer(config, "sliding_window", default=0)), moe, pre_norms(config))

@@ -17,7 +17,7 @@ def mixture(
     """As DeepSeek has it. experts, shared, scale: the configuration's keys. most, top, inner: what absent ones mean. more:
     fields of `spec.MoE` that the family decides."""
     count = integer(config, experts, high=1 << 16, default=most)
-    each = integer(config, "moe_intermediate_size", high=1 << 24, default=inner)
+    each = integer(config, "moe_intermediate_size", default=inner)
     always = integer(config, shared, low=0, high=1 << 16, default=1) if config.get(shared, 1) is not None else 0
     groups, kept = more.get("groups", 1), more.get("top_groups", 1)
     if count % groups or not 1 <= kept <= groups:

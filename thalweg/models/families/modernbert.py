@@ -70,7 +70,7 @@ def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> Model
         )  # fmt: skip
         layers.append(Layer(mixer, inner, Norms(mixer=norm("attn_norm") if i else None, ffn=norm("mlp_norm"))))
     return ModelSpec(
-        vocab=integer(config, "vocab_size", high=1 << 24), hidden=hidden, layers=tuple(layers), norm=norm("final_norm"),
+        vocab=integer(config, "vocab_size"), hidden=hidden, layers=tuple(layers), norm=norm("final_norm"),
         embed_norm=norm("embeddings.norm"), pooling=tail, embed="embeddings.tok_embeddings", names=Names(skip=skip),
     )  # fmt: skip
 
@@ -91,4 +91,4 @@ def _turning(config: Config) -> Config:
 
 
 def _eps(config: Config) -> float:
-    return real(config, "norm_eps", 0, 1, default=1e-5)
+    return real(config, "norm_eps", default=1e-5)

@@ -20,7 +20,7 @@ def mpnet_classifier(config: Config) -> ModelSpec:
 
 
 def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> ModelSpec:
-    hidden, eps = hidden_size(config), real(config, "layer_norm_eps", 0, 1, default=1e-12)
+    hidden, eps = hidden_size(config), real(config, "layer_norm_eps", default=1e-12)
     buckets = integer(config, "relative_attention_num_buckets", low=4, high=1 << 10, default=32)
     layer = Layer(
         both_ways(
@@ -34,7 +34,7 @@ def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> Model
     )  # fmt: skip
     positions = integer(config, "max_position_embeddings", low=FIRST + 1, high=1 << 24, default=512)
     return ModelSpec(
-        vocab=integer(config, "vocab_size", high=1 << 24), hidden=hidden, layers=(layer,) * layer_count(config), norm=None,
+        vocab=integer(config, "vocab_size"), hidden=hidden, layers=(layer,) * layer_count(config), norm=None,
         learned=(Learned("embeddings.position_embeddings", positions, first=FIRST),),
         embed_norm=LayerNorm("embeddings.LayerNorm", hidden, eps), pooling=tail,
         root="", layer="encoder.layer.{}.", embed="embeddings.word_embeddings",

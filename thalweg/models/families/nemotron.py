@@ -9,7 +9,7 @@ from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Norms
 
 def nemotron(config: Config) -> ModelSpec:
     config = {"partial_rotary_factor": 0.5, **config}
-    hidden, e, bias = hidden_size(config), real(config, "norm_eps", 0, 1, default=1e-5), flag(config, "attention_bias", False)
+    hidden, e, bias = hidden_size(config), real(config, "norm_eps", default=1e-5), flag(config, "attention_bias", False)
     head_dim = head_size(config)
     layer = Layer(
         attention(config, head_dim=head_dim, rope=rope(config, head_dim, partial=True), bias=bias, out_bias=bias),

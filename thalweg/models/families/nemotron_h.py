@@ -22,7 +22,7 @@ KINDS = {"linear_attention": "mamba", "full_attention": "attention", **{kind: ki
 
 
 def nemotron_h(config: Config) -> ModelSpec:
-    hidden, e = hidden_size(config), real(config, "layer_norm_epsilon", 0, 1, default=1e-5)
+    hidden, e = hidden_size(config), real(config, "layer_norm_epsilon", default=1e-5)
     kinds, before = _kinds(config), Norm("norm", hidden, e)
     mixers = {kind: Layer(make(config, e), None, Norms(mixer=before)) for kind, make in _MIXERS.items() if kind in kinds}
     ffns = {kind: Layer(None, make(config), Norms(ffn=before)) for kind, make in _FFNS.items() if kind in kinds}
@@ -57,7 +57,7 @@ def _mamba(config: Config, e: float) -> Mamba2:
 
 
 def _attention(config: Config, e: float) -> Mixer:
-    head_dim = integer(config, "head_dim", high=1 << 16, default=128)
+    head_dim = integer(config, "head_dim", default=128)
     return replace(attention(config, head_dim=head_dim), rope=None, name="mixer")
 
 
@@ -71,13 +71,13 @@ def _act(config: Config) -> str:
 
 
 def _moe(config: Config) -> MoE:
-    experts = integer(config, "n_routed_experts", high=1 << 16, default=8)
+    experts = integer(config, "n_routed_experts", default=8)
     inner = integer(config, "moe_shared_expert_intermediate_size", high=1 << 24, default=7688)
     return MoE(
         experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts, default=min(2, experts)),
-        inner=integer(config, "moe_intermediate_size", high=1 << 24, default=7688), act=_act(config), gated=False,
+        inner=integer(config, "moe_intermediate_size", default=7688), act=_act(config), gated=False,
         scores="sigmoid", renormalise=flag(config, "norm_topk_prob", True),
-        scale=real(config, "routed_scaling_factor", 1e-6, 1e6, default=1.0), correction="gate.e_score_correction_bias",
+        scale=real(config, "routed_scaling_factor", default=1.0), correction="gate.e_score_correction_bias",
         groups=integer(config, "n_group", high=experts, default=1), top_groups=integer(config, "topk_group", default=1),
         latent=integer(config, "moe_latent_size", low=0, high=1 << 20, default=0), latent_bias=flag(config, "mlp_bias", False),
         shared=_mlp(config, inner=inner, name="shared_experts"), name="mixer",

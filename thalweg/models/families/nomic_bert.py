@@ -45,8 +45,8 @@ def rotary_encoder(
 ) -> ModelSpec:  # fmt: skip
     """BERT with rotary positions. parts: names of attention, of its two matrices, of the norms after both parts. base: of the
     rotary positions, and types: of tokens, where the configuration does not say. norm: of what enters the first layer."""
-    hidden, eps = hidden_size(config), real(config, "layer_norm_eps", 0, 1, default=1e-12)
-    theta = real(config, "rotary_emb_base", 1e-3, 1e15, default=base)
+    hidden, eps = hidden_size(config), real(config, "layer_norm_eps", default=1e-12)
+    theta = real(config, "rotary_emb_base", default=base)
     mixer, fused, out, first, second = parts
     layer = Layer(
         both_ways(
@@ -57,7 +57,7 @@ def rotary_encoder(
     )  # fmt: skip
     types = integer(config, "type_vocab_size", low=0, default=types)
     return ModelSpec(
-        vocab=integer(config, "vocab_size", high=1 << 24), hidden=hidden, layers=(layer,) * layer_count(config), norm=None,
+        vocab=integer(config, "vocab_size"), hidden=hidden, layers=(layer,) * layer_count(config), norm=None,
         learned=(Learned("embeddings.token_type_embeddings", types, by="type"),) if types else (),
         embed_norm=LayerNorm(norm, hidden, eps), pooling=tail, root="", embed="embeddings.word_embeddings", **more,
     )  # fmt: skip

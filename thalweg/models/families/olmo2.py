@@ -50,6 +50,6 @@ def _rope(config: Config, kind: str) -> Rope:
     """One scaling for all layers, as files had it before transformers 5, is that of those that see everything."""
     said = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if kind == "sliding_attention" and isinstance(said, dict) and not isinstance(said.get(kind), dict):
-        theta = real({**config, **said}, "rope_theta", 1e-3, 1e15)
+        theta = real({**config, **said}, "rope_theta")
         config = {**config, "rope_scaling": None, "rope_parameters": {"rope_theta": theta}}
     return rope(config, head_size(config), kind=kind)

@@ -34,7 +34,7 @@ def olmo_hybrid(config: Config) -> ModelSpec:
 
 
 def _delta(config: Config) -> DeltaNet:
-    heads = integer(config, "num_attention_heads", high=1 << 16)
+    heads = integer(config, "num_attention_heads")
     keys = integer(config, "linear_num_key_heads", high=1 << 16, default=heads)
     values = integer(config, "linear_num_value_heads", high=1 << 16, default=heads)
     if values % keys:
@@ -45,7 +45,7 @@ def _delta(config: Config) -> DeltaNet:
     return DeltaNet(
         key_heads=keys, value_heads=values, key_dim=key_dim,
         value_dim=integer(config, "linear_value_head_dim", high=1 << 16, default=2 * key_dim),
-        kernel=integer(config, "linear_conv_kernel_dim", low=2, high=64, default=4), eps=1e-5, act=act(config), apart=True,
+        kernel=integer(config, "linear_conv_kernel_dim", default=4), eps=1e-5, act=act(config), apart=True,
         most=2.0 if flag(config, "linear_allow_neg_eigval", True) else 1.0,
     )  # fmt: skip
 

@@ -18,9 +18,9 @@ def olmoe(config: Config) -> ModelSpec:
 
 
 def mixture(config: Config) -> MoE:
-    experts = integer(config, "num_experts", high=1 << 16, default=64)
+    experts = integer(config, "num_experts", default=64)
     return MoE(
         experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts, default=min(8, experts)),
-        inner=integer(config, "intermediate_size", high=1 << 24), act=act(config),
+        inner=integer(config, "intermediate_size"), act=act(config),
         renormalise=flag(config, "norm_topk_prob", False),
     )  # fmt: skip

@@ -17,7 +17,7 @@ def opt(config: Config) -> ModelSpec:
         raise UnsupportedModelError("config.json: word_embed_proj_dim: this version has no projections around the layers")
     if not flag(config, "layer_norm_elementwise_affine", True) or flag(config, "_remove_final_layer_norm", False):
         raise UnsupportedModelError("config.json: this version serves OPT with all its norms, and their weights")
-    heads, bias = integer(config, "num_attention_heads", high=1 << 16), flag(config, "enable_bias", True)
+    heads, bias = integer(config, "num_attention_heads"), flag(config, "enable_bias", True)
     mixer, ffn = LayerNorm("self_attn_layer_norm", hidden, e), LayerNorm("final_layer_norm", hidden, e)
     first = flag(config, "do_layer_norm_before", True)
     layer = Layer(

@@ -35,7 +35,7 @@ def paddleocr_vl(config: Config) -> ModelSpec:
 def tower(config: Config) -> tuple[Vision, tuple[str, ...]]:
     config = with_defaults(config, **SIGLIP)
     said = seen(config)
-    hidden, merge = size(said, "hidden_size", 1152), integer(said, "spatial_merge_size", high=16, default=2)
+    hidden, merge = size(said, "hidden_size", 1152), integer(said, "spatial_merge_size", default=2)
     wide = hidden * merge**2
     projector = Projector(
         root=JOINS, group=merge**2, before=LayerNorm("pre_norm", hidden, 1e-5),

@@ -12,7 +12,7 @@ def phi(config: Config) -> ModelSpec:
     if flag(config, "qk_layernorm", False):
         raise UnsupportedModelError("config.json: qk_layernorm: this version has no norms of q and k for this family")
     config = {"partial_rotary_factor": 0.5, **config}
-    hidden, e = hidden_size(config), real(config, "layer_norm_eps", 0, 1, default=1e-5)
+    hidden, e = hidden_size(config), real(config, "layer_norm_eps", default=1e-5)
     head_dim = head_size(config)
     layer = Layer(
         attention(config, head_dim=head_dim, rope=rope(config, head_dim, partial=True), bias=True, out_bias=True, out="dense"),

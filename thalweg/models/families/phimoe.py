@@ -15,9 +15,9 @@ def phimoe(config: Config) -> ModelSpec:
     hidden, e, bias = hidden_size(config), eps(config, default=1e-5), flag(config, "attention_bias", False)
     window = integer(config, "sliding_window", low=0, default=0)
     moe = MoE(
-        experts=integer(config, "num_local_experts", high=1 << 16, default=16),
+        experts=integer(config, "num_local_experts", default=16),
         top_k=integer(config, "num_experts_per_tok", low=2, high=2, default=2),
-        inner=integer(config, "intermediate_size", high=1 << 24), act=act(config), scores="sparsemixer",
+        inner=integer(config, "intermediate_size"), act=act(config), scores="sparsemixer",
         jitter=real(config, "router_jitter_noise", 0, 1, default=0.01), name="block_sparse_moe", gate="w1", up="w3", down="w2",
     )  # fmt: skip
     norms = Norms(mixer=LayerNorm("input_layernorm", hidden, e), ffn=LayerNorm("post_attention_layernorm", hidden, e))

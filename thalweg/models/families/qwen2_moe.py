@@ -11,11 +11,11 @@ from thalweg.models.spec import Layer, ModelSpec, MoE
 def qwen2_moe(config: Config) -> ModelSpec:
     """Layers of `mlp_only_layers`, and all but every `decoder_sparse_step`-th, have a plain MLP."""
     dense, step, norms = dense_layers(config), integer(config, "decoder_sparse_step", default=1), pre_norms(config)
-    experts = integer(config, "num_experts", high=1 << 16, default=60)
-    inner = integer(config, "shared_expert_intermediate_size", high=1 << 24, default=5632)
+    experts = integer(config, "num_experts", default=60)
+    inner = integer(config, "shared_expert_intermediate_size", default=5632)
     moe = MoE(
         experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts, default=min(4, experts)),
-        inner=integer(config, "moe_intermediate_size", high=1 << 24, default=1408), act=act(config),
+        inner=integer(config, "moe_intermediate_size", default=1408), act=act(config),
         renormalise=flag(config, "norm_topk_prob", False),
         shared=mlp(config, inner=inner, name="shared_expert"), shared_gate="shared_expert_gate",
     )  # fmt: skip
@@ -30,7 +30,7 @@ def qwen2_moe(config: Config) -> ModelSpec:
 def _windows(config: Config) -> tuple[int, ...]:
     """Every other layer of the first `max_window_layers`, where the configuration turns windows on."""
     window = sliding_window(config) if flag(config, "use_sliding_window", False) else 0
-    most = integer(config, "max_window_layers", low=0, default=28)
+    most = integer(config, "max_window_layers", default=28)
     absent = [
         "sliding_attention" if window and i < most and (i + 1) % 2 else "full_attention" for i in range(layer_count(config))
     ]

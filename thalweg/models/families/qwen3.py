@@ -19,12 +19,10 @@ def qwen3_moe(config: Config) -> ModelSpec:
     window = integer(config, "sliding_window", default=0, low=0) if flag(config, "use_sliding_window", False) else 0
     dense, step, norms = dense_layers(config), integer(config, "decoder_sparse_step", default=1), pre_norms(config)
     heads = attention(config, window=window, **_heads(config))
-    experts = integer(
-        config, "num_experts", high=1 << 16, default=integer(config, "num_local_experts", high=1 << 16, default=128)
-    )
+    experts = integer(config, "num_experts", default=integer(config, "num_local_experts", default=128))
     moe = MoE(
         experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts, default=min(8, experts)),
-        inner=integer(config, "moe_intermediate_size", high=1 << 24, default=768), act=act(config),
+        inner=integer(config, "moe_intermediate_size", default=768), act=act(config),
         renormalise=flag(config, "norm_topk_prob", False),
     )  # fmt: skip
     layers = range(layer_count(config))
@@ -33,7 +31,7 @@ def qwen3_moe(config: Config) -> ModelSpec:
 
 def _heads(config: Config) -> dict[str, Any]:
     bias = flag(config, "attention_bias", False)
-    head_dim = integer(config, "head_dim", high=1 << 16, default=128)
+    head_dim = integer(config, "head_dim", default=128)
     return {"head_dim": head_dim, "bias": bias, "out_bias": bias, "norm": HeadNorm(eps(config))}
 
 

@@ -75,13 +75,13 @@ def _delta(config: Config, grouped: bool) -> DeltaNet:
         )
     return DeltaNet(
         key_heads=keys, value_heads=values, key_dim=size("key_head_dim", 128), value_dim=size("value_head_dim", 128),
-        kernel=integer(config, "linear_conv_kernel_dim", low=2, high=64, default=4), eps=eps(config), act=act(config),
+        kernel=integer(config, "linear_conv_kernel_dim", default=4), eps=eps(config), act=act(config),
         grouped=grouped,
     )  # fmt: skip
 
 
 def _attention(config: Config) -> Attention:
-    bias, head_dim = flag(config, "attention_bias", False), integer(config, "head_dim", high=1 << 16, default=256)
+    bias, head_dim = flag(config, "attention_bias", False), integer(config, "head_dim", default=256)
     turned = rope({"partial_rotary_factor": 0.25, **config}, head_dim, partial=True)
     # Positions of text are the same along each of the axes that images have.
     turned = replace(turned, parameters={k: v for k, v in turned.parameters.items() if not k.startswith("mrope_")})
@@ -91,11 +91,11 @@ def _attention(config: Config) -> Attention:
 
 
 def _mixture(config: Config) -> MoE:
-    experts = integer(config, "num_experts", high=1 << 16, default=512)
-    inner = integer(config, "shared_expert_intermediate_size", high=1 << 24, default=512)
+    experts = integer(config, "num_experts", default=512)
+    inner = integer(config, "shared_expert_intermediate_size", default=512)
     return MoE(
         experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts, default=min(10, experts)),
-        inner=integer(config, "moe_intermediate_size", high=1 << 24, default=512), act=act(config),
+        inner=integer(config, "moe_intermediate_size", default=512), act=act(config),
         renormalise=flag(config, "norm_topk_prob", True),
         shared=mlp(config, inner=inner, name="shared_expert"), shared_gate="shared_expert_gate",
     )  # fmt: skip

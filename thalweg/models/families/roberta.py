@@ -25,7 +25,7 @@ def roberta_of_tokens(config: Config) -> ModelSpec:
 
 
 def _first(config: Config) -> int:
-    first = integer(config, "pad_token_id", low=0, default=1) + 1
+    first = integer(config, "pad_token_id", default=1) + 1
     rows = integer(config, "max_position_embeddings", high=1 << 24)
     if first >= rows:
         raise CheckpointError(f"config.json: max_position_embeddings: {rows} rows leave none beyond pad_token_id, {first - 1}")

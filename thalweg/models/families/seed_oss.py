@@ -10,6 +10,6 @@ from thalweg.models.spec import ModelSpec
 def seed_oss(config: Config) -> ModelSpec:
     inner = mlp(config, bias=flag(config, "mlp_bias", False))
     return windowed(
-        config, (0,) * layer_count(config), inner, head_dim=integer(config, "head_dim", high=1 << 16, default=128),
+        config, (0,) * layer_count(config), inner, head_dim=integer(config, "head_dim", default=128),
         bias=flag(config, "attention_bias", True), out_bias=flag(config, "attention_out_bias", False),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from thalweg.models.spec import Layer, ModelSpec
 
 def solar_open(config: Config) -> ModelSpec:
     config = {"rope_theta": 1_000_000.0, **config, "rms_norm_eps": eps(config, default=1e-5)}
-    head_dim = integer(config, "head_dim", high=1 << 16, default=128)
+    head_dim = integer(config, "head_dim", default=128)
     heads = attention(
         config, head_dim=head_dim, rope=rope(config, head_dim, partial=True), bias=flag(config, "attention_bias", False)
     )

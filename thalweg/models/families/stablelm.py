@@ -14,7 +14,7 @@ def stablelm_epoch(config: Config) -> ModelSpec:
 
 def stablelm(config: Config) -> ModelSpec:
     config = {"partial_rotary_factor": 0.25, **config}
-    hidden, e = hidden_size(config), real(config, "layer_norm_eps", 0, 1, default=1e-5)
+    hidden, e = hidden_size(config), real(config, "layer_norm_eps", default=1e-5)
     head_dim, parallel = head_size(config), flag(config, "use_parallel_residual", False)
     norm = None
     if flag(config, "qk_layernorm", False):  # StableLM 2 12B

@@ -43,7 +43,7 @@ def _attention(config: Config, layer: int, kind: str, norm: HeadNorm) -> Attenti
         "partial_rotary_factor": _each(config, "partial_rotary_factors", 1.0)[layer],
         "rope_scaling": config.get("rope_scaling") if not only or kind in only else None,
     }  # fmt: skip
-    head_dim = integer(read, "head_dim", high=1 << 16, default=128)
+    head_dim = integer(read, "head_dim", default=128)
     made = attention(
         read, head_dim=head_dim, rope=rope(read, head_dim, partial=True), norm=norm,
         window=integer(config, "sliding_window", default=512) if kind == WINDOW else 0,
@@ -57,11 +57,11 @@ def _attention(config: Config, layer: int, kind: str, norm: HeadNorm) -> Attenti
 
 def _moe(config: Config, routed: float, shared: float) -> MoE:
     """routed, shared: where activations are cut."""
-    experts = integer(config, "moe_num_experts", high=1 << 16)
+    experts = integer(config, "moe_num_experts")
     inner = integer(config, "share_expert_dim", low=0, high=1 << 24, default=0)
     return MoE(
         experts=experts, top_k=integer(config, "moe_top_k", high=experts), scores="sigmoid", name="moe", cut=routed,
-        inner=integer(config, "moe_intermediate_size", high=1 << 24), renormalise=flag(config, "norm_expert_weight", True),
+        inner=integer(config, "moe_intermediate_size"), renormalise=flag(config, "norm_expert_weight", True),
         scale=real(config, "moe_router_scaling_factor", 1e-6, 1e6, default=1.0),
         correction="router_bias" if flag(config, "use_moe_router_bias", False) else "",
         fused=("gate_proj.weight", "up_proj.weight", "down_proj.weight"),

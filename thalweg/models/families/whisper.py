@@ -35,7 +35,7 @@ def whisper(config: Config) -> ModelSpec:
     )
     count = integer(config, "decoder_layers", high=MOST_LAYERS)
     return ModelSpec(
-        vocab=integer(config, "vocab_size", high=1 << 24), hidden=hidden, layers=(own, hears) * count,
+        vocab=integer(config, "vocab_size"), hidden=hidden, layers=(own, hears) * count,
         numbers=tuple(i // 2 for i in range(2 * count)), norm=LayerNorm("decoder.layer_norm", hidden, EPS),
         learned=(Learned("decoder.embed_positions", integer(config, "max_position_embeddings", high=1 << 16)),),
         sound=_encoder(config, hidden, sources), tied=True, layer="decoder.layers.{}.", embed="decoder.embed_tokens",
@@ -51,7 +51,7 @@ def _encoder(config: Config, hidden: int, sources: int) -> Sound:
     return Sound(
         bins=integer(config, "num_mel_bins", high=1 << 12, default=80), sources=sources, hidden=hidden,
         layers=(layer,) * integer(config, "encoder_layers", high=MOST_LAYERS), norm=LayerNorm("layer_norm", hidden, EPS),
-        multilingual=integer(config, "vocab_size", high=1 << 24) != ENGLISH_VOCAB,
+        multilingual=integer(config, "vocab_size") != ENGLISH_VOCAB,
     )  # fmt: skip
 
 

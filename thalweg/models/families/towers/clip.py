@@ -30,7 +30,7 @@ def encoder(config: Config, run: int, projector: Projector, normed: bool = False
     whole = said.get("model_type", "clip_vision_model") == "clip_vision_model"
     hidden, patch = size(said, "hidden_size", 1024 if whole else 1152), size(said, "patch_size", 14 if not whole else 32)
     layers, side = size(said, "num_hidden_layers", 24 if whole else 27), size(said, "image_size", 336)
-    e = real(said, "layer_norm_eps", 0, 1, default=1e-5 if whole else 1e-6)
+    e = real(said, "layer_norm_eps", default=1e-5 if whole else 1e-6)
     each = Layer(
         sees_all(size(said, "num_attention_heads", 16), hidden, bias=True, out_bias=True, out="out_proj"),
         UngatedMLP(

@@ -80,7 +80,7 @@ def glm_asr(config: Config) -> Hearing:
         size(said, "encoder_ffn_dim", 5120),
     )
     rope = said.get("rope_parameters") if isinstance(said.get("rope_parameters"), dict) else said
-    share = real(rope, "partial_rotary_factor", 0, 1, default=0.5)  # type: ignore[arg-type]
+    share = real(rope, "partial_rotary_factor", default=0.5)  # type: ignore[arg-type]
     mixer = sees_all(heads, hidden, bias=True, key_bias=False, out_bias=True)
     turned = Rope({"rope_type": "default", "rope_theta": 1e4}, int(mixer.head_dim * share), 1, given=True)
     layer = Layer(
@@ -97,7 +97,7 @@ def glm_asr(config: Config) -> Hearing:
         ),
     )  # fmt: skip
     return Hearing(
-        bins=_bins(said), hidden=hidden, layers=(layer,) * integer(said, "encoder_layers", high=1000, default=32),
+        bins=_bins(said), hidden=hidden, layers=(layer,) * integer(said, "encoder_layers", default=32),
         projector=projector, convs=(Conv("conv1", _bins(said), hidden, 1), Conv("conv2", hidden, hidden, 2)),
     )  # fmt: skip
 
@@ -160,7 +160,7 @@ def _layers(said: Config, hidden: int, key_bias: bool) -> tuple[Layer, ...]:
         UngatedMLP(inner=size(said, "encoder_ffn_dim", 5120), act=act(said, "activation_function", "gelu"), bias=True, name=""),
         Norms(mixer=LayerNorm("self_attn_layer_norm", hidden, EPS), ffn=LayerNorm("final_layer_norm", hidden, EPS)),
     )
-    return (layer,) * integer(said, "encoder_layers", high=1000, default=32)
+    return (layer,) * integer(said, "encoder_layers", default=32)
 
 
 def _bins(said: Config) -> int:

@@ -26,7 +26,7 @@ def gemma3(config: Config) -> tuple[Vision, tuple[str, ...]]:
         raise CheckpointError(f"config.json: mm_tokens_per_image: {vectors(config)} are no square that divides {side} x {side}")
     projector = Projector(
         root="model.multi_modal_projector.", group=(side // each) ** 2, join="mean",
-        after=(Norm("mm_soft_emb_norm", hidden, real(said, "layer_norm_eps", 0, 1, default=1e-6), offset=1.0),),
+        after=(Norm("mm_soft_emb_norm", hidden, real(said, "layer_norm_eps", default=1e-6), offset=1.0),),
         steps=(Step("mm_input_projection", hidden, hidden_size(config), turned=True),),
     )  # fmt: skip
     return encoder(config, size(said, "num_hidden_layers", 27), projector, normed=True)

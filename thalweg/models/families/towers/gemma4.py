@@ -19,7 +19,7 @@ def gemma4(config: Config) -> Vision:
     hidden, heads, patch = (
         size(said, key, default) for key, default in (("hidden_size", 768), ("num_attention_heads", 12), ("patch_size", 16))
     )
-    e, pool = real(said, "rms_norm_eps", 0, 1, default=1e-6), integer(said, "pooling_kernel_size", high=16, default=3)
+    e, pool = real(said, "rms_norm_eps", default=1e-6), integer(said, "pooling_kernel_size", high=16, default=3)
     mixer = sees_all(heads, hidden, turned=True, head_dim=size(said, "head_dim", 64), scale=1.0, norm=HeadNorm(e, value=True))
     each = Layer(
         replace(mixer, kv_heads=size(said, "num_key_value_heads", heads)),

@@ -26,7 +26,7 @@ def glm_ocr(config: Config) -> tuple[Vision, tuple[str, ...]]:
     )
     made, unread = glm4v(config, inner=out * size(said, "in_channels", 3))
     each = made.layers[0]
-    mixer = replace(each.mixer, norm=HeadNorm(real(said, "rms_norm_eps", 0, 1, default=EPS)), out_bias=bias)  # type: ignore[type-var]
+    mixer = replace(each.mixer, norm=HeadNorm(real(said, "rms_norm_eps", default=EPS)), out_bias=bias)  # type: ignore[type-var]
     each = replace(each, mixer=mixer, ffn=MLP(inner=inner, act=act(said, "hidden_act", "silu"), bias=bias))
     return replace(made, layers=(each,) * len(made.layers), places="", rows=0, embedded=None), unread
 
@@ -37,7 +37,7 @@ def glm4v(config: Config, inner: int = 0) -> tuple[Vision, tuple[str, ...]]:
     hidden, patch, out = (
         size(said, key, default) for key, default in (("hidden_size", 1536), ("patch_size", 14), ("out_hidden_size", 4096))
     )
-    e, merge = real(said, "rms_norm_eps", 0, 1, default=EPS), integer(said, "spatial_merge_size", high=16, default=2)
+    e, merge = real(said, "rms_norm_eps", default=EPS), integer(said, "spatial_merge_size", default=2)
     gate, inner = act(said, "hidden_act", "silu"), inner or size(said, "intermediate_size", 13_696)
     each = Layer(
         sees_all(

@@ -19,7 +19,7 @@ def internvl(config: Config) -> tuple[Vision, tuple[str, ...]]:
     said = seen(config)
     hidden, layers = size(said, "hidden_size", 1024), size(said, "num_hidden_layers", 24)
     e, side, patch = (
-        real(said, "layer_norm_eps", 0, 1, default=1e-6),
+        real(said, "layer_norm_eps", default=1e-6),
         edge(said, "image_size", 448),
         edge(said, "patch_size", 14),
     )

@@ -28,7 +28,7 @@ def pixtral(config: Config, merges: bool) -> tuple[Vision, tuple[str, ...]]:
         Norms(mixer=Norm("attention_norm", hidden, EPS), ffn=Norm("ffn_norm", hidden, EPS)),
     )  # fmt: skip
     if merges:
-        merge = integer(beside(config), "spatial_merge_size", high=16, default=2)
+        merge = integer(beside(config), "spatial_merge_size", default=2)
         projector = two_layers(
             config, hidden, hidden_size(config), False, group=merge**2, join="channels",
             before=Norm("norm", hidden, eps(config)),

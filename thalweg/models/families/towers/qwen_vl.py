@@ -23,7 +23,7 @@ def qwen2_vl(config: Config) -> tuple[Vision, tuple[str, ...]]:
     wider = real(said, "mlp_ratio", 0.01, 100, default=4.0)
     inner = UngatedMLP(inner=int(hidden * wider), act=act(said, "hidden_act", "quick_gelu"), bias=True)
     norms = Norms(mixer=LayerNorm("norm1", hidden, EPS), ffn=LayerNorm("norm2", hidden, EPS))
-    group = integer(said, "spatial_merge_size", high=16, default=2) ** 2
+    group = integer(said, "spatial_merge_size", default=2) ** 2
     wide = hidden * group
     projector = Projector(
         root=f"{ROOT}merger.", group=group, before=LayerNorm("ln_q", hidden, EPS),
@@ -40,7 +40,7 @@ def qwen2_5_vl(config: Config) -> tuple[Vision, tuple[str, ...]]:
     hidden, depth = size(said, "hidden_size", 1280), size(said, "depth", 32)
     inner = MLP(inner=size(said, "intermediate_size", 3420), act=act(said, "hidden_act", "silu"), bias=True)
     norms = Norms(mixer=Norm("norm1", hidden, EPS), ffn=Norm("norm2", hidden, EPS))
-    group = integer(said, "spatial_merge_size", high=16, default=2) ** 2
+    group = integer(said, "spatial_merge_size", default=2) ** 2
     wide = hidden * group
     full = _layers(said, "fullatt_block_indexes", (7, 15, 23, 31), depth)
     projector = Projector(
@@ -64,7 +64,7 @@ def qwen3_vl(config: Config, tapped: bool = True) -> tuple[Vision, tuple[str, ..
         up="linear_fc1", down="linear_fc2",
     )  # fmt: skip
     norms = Norms(mixer=LayerNorm("norm1", hidden, EPS), ffn=LayerNorm("norm2", hidden, EPS))
-    group = integer(said, "spatial_merge_size", high=16, default=2) ** 2
+    group = integer(said, "spatial_merge_size", default=2) ** 2
     wide, out = hidden * group, _out(config, said)
 
     def merger(root: str, before: AnyNorm | None, *after: AnyNorm) -> Projector:
