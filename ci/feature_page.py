@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from features import PLATFORMS, SECTIONS, SERVICES, WORDS, Feature, Service
 
@@ -106,7 +107,7 @@ def page() -> str:
     return "\n".join(parts) + "\n"
 
 
-def _hardware(files: list[dict]) -> Iterator[str]:
+def _hardware(files: list[dict[str, Any]]) -> Iterator[str]:
     """Cards that ran the kit, architectures that kernels were compiled for, and HARDWARE."""
     for f in files:
         for card in f.get("cards", ()):
@@ -118,7 +119,7 @@ def _hardware(files: list[dict]) -> Iterator[str]:
         yield f"| {name} | `{platform}` | {WORDS[cell]} | {_links([shown])} |"
 
 
-def _row(feature: Feature, cells: dict, ran: set[str]) -> str:
+def _row(feature: Feature, cells: dict[str, Any], ran: set[str]) -> str:
     letters = "".join(level(feature, p, cells) for p in PLATFORMS) if feature.ops else feature.cells
     if feature.flag:
         known = table().get(feature.flag)
@@ -136,7 +137,7 @@ def _row(feature: Feature, cells: dict, ran: set[str]) -> str:
     return f"| {feature.name} | {said} | {_remarks(feature)} |".replace("|  |", "| |")
 
 
-def level(feature: Feature, platform: str, cells: dict) -> str:
+def level(feature: Feature, platform: str, cells: dict[str, Any]) -> str:
     """The cell of a row whose kernels are in the support matrix: the best level of those that match, else of the op's body."""
     best = []
     for op, pattern in feature.ops.items():

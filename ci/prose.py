@@ -1,9 +1,12 @@
-"""Counts of how the project writes: words per sentence, semicolons, words the glossary replaces. Standard library only.
+"""Counts of how the project writes: words per sentence, semicolons, constructs and terms of ci/diction.py.
 
-Two kinds of text: `docs` (README.md and docs/) and `code` (docstrings and comments of thalweg/). Code blocks, headings,
-addresses and generated pages do not count. Inline code counts as one word. A fragment below four words is a label.
+Three kinds of text: `docs` (README.md and docs/), `code` (docstrings and comments of thalweg/) and `errors` (strings in its
+`raise` statements). Code blocks, headings, addresses and generated pages do not count. Inline code counts as one word. A
+fragment below four words is a label.
 
-Run: python ci/prose.py [--files N] [--sentences N] [--under PATH] [REPOSITORY]. It prints, and fails for a replaced word.
+Run: python ci/prose.py [--files N] [--sentences N] [--under PATH] [--list NAME] [--lower] [REPOSITORY]. It prints the figures,
+and fails for a term with a better one and for a rate above its limit. --list prints the sentences with one construct. --lower
+writes today's rates of `code` and `errors` where they are below those of ci/prose_rates.json: they may only fall.
 """
 
 from __future__ import annotations
@@ -11,33 +14,24 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import json
+import math
 import re
 import sys
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from diction import CODE_FACTOR, CONSTRUCTS, REPLACED, TERMS, compile_terms
 from source import Finding, sources, statements
 
-GENERATED = frozenset({"docs/flags.md", "docs/evidence/support.md"})
+GENERATED = frozenset({"docs/flags.md", "docs/evidence/support.md", "docs/support.md"})
 LABEL = 4
 """Words below which a fragment (a cell of a table, a heading of a list) is no sentence."""
 LONG = 25
-REPLACED = {
-    r"likeliest|most likely token": "argmax",
-    r"(?:is|are|be|as) no numbers?|not a number": "NaN",
-    r"endless(?:ly)?": "inf, or unbounded",
-    r"dear(?:er|est|ly)?": "expensive",
-    r"as[- ]it[- ]comes": "variant, or not batch-invariant",
-    r"(?:turns?|turned|turning) (?:q|queries|keys)|(?:q|queries|keys)(?: and \w+)?(?: are)? turned": "RoPE, rotated",
-    r"grouped heads": "GQA",
-    r"memory is in pieces|heap is in pieces": "fragmented",
-    r"the build's to \w+": "`build` does it",
-}
-"""Pattern -> what docs/glossary.md, or the field, says instead."""
-
-_BANNED = {re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE): better for pattern, better in REPLACED.items()}
+_BANNED = compile_terms(REPLACED)
+_TERMS = compile_terms(TERMS)
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')\]*]*\s+(?=[\"'(\[*`]*[A-Z0-9`]|[a-z_]\w*(?:, [a-z_]\w*)*: )")
 _ABBREVIATED = re.compile(r"\b(e\.g|i\.e|cf|vs|etc|No|Fig|approx)\.")
 _DIRECTIVE = re.compile(r"#\s*(noqa|type:|fmt:|pragma|mypy:|ruff:|!|-{3,})")
@@ -154,12 +148,94 @@ def code(root: Path) -> Iterator[Sentence]:
         yield from comments(source.path, source.text)
 
 
+def errors(root: Path) -> Iterator[Sentence]:
+    """The strings of `raise` statements, with a word for each value in them."""
+    for source in sources(root, "thalweg"):
+        if "raise" in source.text:
+            yield from messages(source.path, source.tree)
+
+
+def messages(path: str, tree: ast.Module) -> Iterator[Sentence]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            parts = [*_strings(node.exc)]
+            yield from split(path, node.lineno, " ".join(parts))
+
+
+def _strings(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Constant):
+        yield from [node.value] if isinstance(node.value, str) else []
+    elif isinstance(node, ast.JoinedStr):
+        yield "".join(str(v.value) if isinstance(v, ast.Constant) else "`x`" for v in node.values)
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from _strings(child)
+
+
+KINDS: Mapping[str, Callable[[Path], Iterator[Sentence]]] = {"docs": docs, "code": code, "errors": errors}
+RATCHET = Path(__file__).with_name("prose_rates.json")
+
+
 def replaced(found: Iterable[Sentence]) -> Iterator[Finding]:
-    """Words with a better one. The glossary itself may name them."""
+    """Words with a better one. The glossary itself may name them. Terms count in documentation only."""
     for s in found:
-        for pattern, better in _BANNED.items():
+        banned = {**_BANNED, **_TERMS} if s.path.endswith(".md") else _BANNED
+        for pattern, better in banned.items():
             if s.path != "docs/glossary.md" and (hit := pattern.search(s.text)):
                 yield Finding(s.path, s.line, f"{hit[0]!r}: say {better}")
+
+
+def rates(found: Iterable[Sentence]) -> dict[str, float]:
+    """Name of a construct -> its occurrences per 1,000 words. `terms`: those of the table of terms."""
+    every = list(found)
+    words = max(1, sum(s.words for s in every))
+    counts = {c.name: sum(c.count(s.text) for s in every) for c in CONSTRUCTS}
+    counts["terms"] = sum(bool(pattern.search(s.text)) for s in every for pattern in _TERMS)
+    return {name: 1000 * n / words for name, n in counts.items()}
+
+
+def limits(kind: str) -> dict[str, float]:
+    """Name of a construct -> its bound: for code and errors the ratchet's figure, while it is above the limit."""
+    if kind == "docs":
+        return {c.name: c.limit for c in CONSTRUCTS} | {"terms": 0.0}
+    reached = json.loads(RATCHET.read_text(encoding="utf-8"))[kind]
+    bounds = {c.name: max(CODE_FACTOR * c.limit, reached[c.name]) for c in CONSTRUCTS}
+    return bounds | {"terms": reached["terms"]}
+
+
+def excesses(kind: str, found: Iterable[Sentence]) -> Iterator[str]:
+    """A line for every rate above its bound. A page of documentation may have some occurrences, or twice the rate."""
+    every = list(found)
+    bounds, fix = limits(kind), f"python ci/prose.py --list NAME --under PATH ({kind})"
+    for name, rate in rates(every).items():
+        if rate > bounds[name]:
+            yield f"{kind}: {name}: {rate:.2f} per 1,000 words, and {bounds[name]:.2f} at most: {fix}"
+    if kind != "docs":
+        return
+    for path, page in by_path(every).items():
+        words = sum(s.words for s in page)
+        for c in CONSTRUCTS:
+            n = sum(c.count(s.text) for s in page)
+            if n > max(1 if c.limit < 0.5 else 3, 2 * c.limit * words / 1000):
+                yield f"{path}: {c.name}: {n} in {words} words"
+
+
+def by_path(found: Iterable[Sentence]) -> dict[str, list[Sentence]]:
+    pages: dict[str, list[Sentence]] = {}
+    for s in found:
+        pages.setdefault(s.path, []).append(s)
+    return pages
+
+
+def lower(texts: Mapping[str, list[Sentence]], file: Path = RATCHET) -> None:
+    """Writes the rates of code and errors where they are below the file's: rounded up to a tenth, and a tenth of slack."""
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    made = {}
+    for kind in KINDS:
+        if kind != "docs":
+            now = {name: (math.ceil(10 * rate) + 1) / 10 for name, rate in rates(texts[kind]).items()}
+            made[kind] = {name: min(rate, before.get(kind, {}).get(name, rate)) for name, rate in now.items()}
+    file.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -167,23 +243,43 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--files", type=int, default=8, help="how many files to list, the worst first")
     parser.add_argument("--sentences", type=int, default=8, help="how many sentences to list, the longest first")
     parser.add_argument("--under", default="", help="only paths that begin so")
+    parser.add_argument("--list", metavar="NAME", help="print every sentence with this construct of ci/diction.py")
+    parser.add_argument("--lower", action="store_true", help="lower the bounds of ci/prose_rates.json to today's rates")
     parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[1])
     args = parser.parse_args(argv)
-    findings: list[Finding] = []
-    for kind, of in (("docs", docs), ("code", code)):
-        found = [s for s in of(args.root) if s.path.startswith(args.under)]
-        findings += replaced(found)
-        print(f"{kind:40} {Figures.of(found)}")
-        by = {path: Figures.of(s for s in found if s.path == path) for path in {s.path for s in found}}
-        worst = sorted(by, key=lambda path: -by[path].mean - by[path].semicolons / 5)
-        for path in worst[: args.files]:
-            print(f"  {path:38} {by[path]}")
-        for s in sorted(found, key=lambda s: -s.words)[: args.sentences]:
-            print(f"  {s.path}:{s.line}: {s.words} words: {s.text}")
-    for finding in findings:
-        print(finding, file=sys.stderr)
-    print(f"prose: {len(findings)} replaced word(s)")
+    texts = {kind: [s for s in of(args.root) if s.path.startswith(args.under)] for kind, of in KINDS.items()}
+    if args.list:
+        return _list(args.list, texts)
+    if args.lower:
+        lower(texts)
+    findings = [str(f) for found in texts.values() for f in replaced(found)]
+    for kind, found in texts.items():
+        _print(kind, found, args.files, args.sentences)
+        findings += [] if args.under else excesses(kind, found)
+    print("\n".join(findings), file=sys.stderr)
+    print(f"prose: {len(findings)} finding(s)")
     return 1 if findings else 0
+
+
+def _print(kind: str, found: list[Sentence], files: int, sentences: int) -> None:
+    print(f"{kind:40} {Figures.of(found)}")
+    print("  per 1,000 words: " + ", ".join(f"{name} {rate:.2f}" for name, rate in rates(found).items()))
+    by = {path: Figures.of(page) for path, page in by_path(found).items()}
+    worst = sorted(by, key=lambda path: -by[path].mean - by[path].semicolons / 5)
+    for path in worst[:files]:
+        print(f"  {path:38} {by[path]}")
+    for s in sorted(found, key=lambda s: -s.words)[:sentences]:
+        print(f"  {s.path}:{s.line}: {s.words} words: {s.text}")
+
+
+def _list(name: str, texts: Mapping[str, list[Sentence]]) -> int:
+    construct = next((c for c in CONSTRUCTS if c.name == name), None)
+    if construct is None:
+        print(f"prose: --list {name}: one of {', '.join(c.name for c in CONSTRUCTS)}", file=sys.stderr)
+        return 2
+    for s in (s for found in texts.values() for s in found if construct.count(s.text)):
+        print(f"{s.path}:{s.line}: {s.text}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 import prose
@@ -10,8 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BOUNDS = {
-    "docs": prose.Figures(sentences=500, mean=13.0, long=4.0, semicolons=3.0),
+    "docs": prose.Figures(sentences=500, mean=12.5, long=3.0, semicolons=2.0),
     "code": prose.Figures(sentences=2000, mean=14.0, long=5.0, semicolons=6.0),
+    "errors": prose.Figures(sentences=500, mean=13.0, long=3.0, semicolons=30.0),
 }
 """Upper bounds: what good prose of the field has, which leaves room for a page that is new. `sentences` is the fewest that
 must be found."""
@@ -21,7 +23,7 @@ ROOMS_TO_COME: tuple[str, ...] = ()
 
 @pytest.fixture(scope="module")
 def texts() -> dict[str, list[prose.Sentence]]:
-    return {"docs": list(prose.docs(ROOT)), "code": list(prose.code(ROOT))}
+    return {kind: list(sentences(ROOT)) for kind, sentences in prose.KINDS.items()}
 
 
 @pytest.mark.parametrize("kind", BOUNDS)
@@ -56,6 +58,43 @@ def test_docstrings_and_comments_count_and_strings_do_not() -> None:
 def test_a_word_that_the_glossary_replaces_is_found() -> None:
     (found,) = prose.replaced(prose.split("a.md", 7, "The row's likeliest token comes first."))
     assert str(found) == "a.md:7: 'likeliest': say argmax"
+
+
+def test_strings_of_raise_statements_count_as_errors() -> None:
+    text = 'def f(n):\n    raise ValueError(f"size: {n} is too large for this device; " "lower it")\n'
+    (found,) = prose.messages("a.py", ast.parse(text))
+    assert (found.line, found.words) == (2, 10)
+
+
+def test_constructs_are_counted_per_1000_words_and_questions_may_ask() -> None:
+    sentences = "What is it for? It takes what it needs. So the engine stands in for others alone."
+    rates = prose.rates(prose.split("docs/a.md", 1, sentences))
+    assert {name: round(rate * 16 / 1000) for name, rate in rates.items() if rate} == {
+        "what-clause": 1, "takes": 1, "So, first": 1, "told": 1, "alone": 1
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", prose.KINDS)
+def test_rates_stay_below_their_limits(kind: str, texts: dict[str, list[prose.Sentence]]) -> None:
+    """Of code and errors the figures of ci/prose_rates.json, which `python ci/prose.py --lower` lowers."""
+    assert list(prose.excesses(kind, texts[kind])) == []
+
+
+def test_bounds_of_code_only_fall(tmp_path: Path, texts: dict[str, list[prose.Sentence]]) -> None:
+    file = tmp_path / "rates.json"
+    few = {kind: found[:200] for kind, found in texts.items()}
+    prose.lower(few, file)
+    first = json.loads(file.read_text())
+    first["code"]["takes"] = 0.0
+    file.write_text(json.dumps(first))
+    prose.lower(few, file)
+    assert json.loads(file.read_text()) == first
+
+
+def test_a_term_counts_in_documentation_only() -> None:
+    assert [*prose.replaced(prose.split("thalweg/a.py", 1, "Nobody reads this line of code."))] == []
+    (found,) = prose.replaced(prose.split("docs/a.md", 1, "Nobody reads this line of text."))
+    assert "no client" in str(found)
 
 
 def test_no_word_is_left_that_the_glossary_replaces(texts: dict[str, list[prose.Sentence]]) -> None:
