@@ -289,6 +289,15 @@ def test_every_number_of_the_sampler_has_its_place_in_requests_messages_and_flag
     assert {"temperature", "top_k", "min_p", "repetition_penalty"} <= set(OF_MODEL) <= set(SAMPLER)
 
 
+# ---------------------------------------------------------------- one run of a turn
+
+
+def test_only_the_core_streams_from_the_engine() -> None:
+    """Dialects write what core/turn.py runs. A loop of a dialect over outputs would count, end and fail in its own way."""
+    files = sorted((ROOT / "thalweg/server").rglob("*.py"))
+    assert [p.name for p in files if "serving.stream(" in p.read_text(encoding="utf-8")] == ["turn.py"]
+
+
 # ---------------------------------------------------------------- formulas beside the walk over a spec
 
 

@@ -248,7 +248,8 @@ def test_a_download_that_is_left_gives_its_file_back(start):
     file = send(client, b"x" * (8 << 20))
     kept = kept_by(running.app.serving).files.get("", file.id)
     with running.http.stream("GET", f"/v1/files/{file.id}/content") as r:
-        next(r.iter_raw(1000))
+        pieces = r.iter_raw(1000)  # kept: an iterator that is dropped closes the connection
+        next(pieces)
         assert kept.users == 1
     deadline = time.monotonic() + 60
     while kept.users:
