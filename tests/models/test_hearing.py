@@ -18,7 +18,7 @@ from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.spelling import settled
 from thalweg.errors import RequestError, UnsupportedModelError
-from thalweg.media.listeners import listener
+from thalweg.media.audio_processors import load_audio_processor
 from thalweg.models import registry
 from thalweg.models.families import hearing as hearing_families
 
@@ -98,7 +98,7 @@ def test_features_and_counts_are_those_of_transformers(name: str, tmp_path: Path
     config.architectures = [hearing.FAMILIES[name].architecture]
     config.save_pretrained(tmp_path)
     hearing.settings(name, tmp_path)
-    ours = listener(read_config(tmp_path), tmp_path)
+    ours = load_audio_processor(read_config(tmp_path), tmp_path)
     assert ours is not None
     for seed, samples in enumerate((31_999, 20_800, 8_160, 12_345, 24_080, *([41_234] if name != FIRST else []))):
         sound = hearing.sound(samples / hearing.RATE, seed)
@@ -284,5 +284,5 @@ def test_what_a_configuration_leaves_out_is_what_its_class_has(name: str) -> Non
     for each in (whole, said):
         each = {"thinker_config": each} if hearing.thinks(name) else each
         read = settled({**each, "architectures": [hearing.FAMILIES[name].architecture]})
-        found.append((registry.family(read)(read), listener(read, Path("none"))))
+        found.append((registry.family(read)(read), load_audio_processor(read, Path("none"))))
     assert found[0] == found[1]

@@ -7,14 +7,14 @@ import numpy as np
 
 from thalweg.errors import RequestError
 from thalweg.host import envs
+from thalweg.media.audio_processors import AudioProcessor
 from thalweg.media.digests import Digests
-from thalweg.media.listeners import Listener
 from thalweg.media.mel import RATE
 from thalweg.media.sound import SoundGate
 
 
 class Sound(msgspec.Struct, frozen=True):
-    """What was made of one: its spectrum, and a digest that no other sound has. It covers the listener's settings, the
+    """What was made of one: its spectrum, and a digest that no other sound has. It covers the processor's settings, the
     spectrum's shape and its bytes."""
 
     mel: np.ndarray  # f32[bins, frames]
@@ -26,10 +26,10 @@ class Sound(msgspec.Struct, frozen=True):
 class Sounds:
     """Reads sounds for one model. Thread-safe. Its processes start when first needed, and end with it."""
 
-    def __init__(self, listener: Listener, cells: int) -> None:
-        self._listener, self._gate = listener, SoundGate(cells, envs.audio_seconds())
+    def __init__(self, processor: AudioProcessor, cells: int) -> None:
+        self._processor, self._gate = processor, SoundGate(cells, envs.audio_seconds())
         self._most, self._seconds = int(envs.audio_file_megabytes() * (1 << 20)), envs.audio_seconds()
-        self._digests = Digests("audio", listener)
+        self._digests = Digests("audio", processor)
 
     def close(self) -> None:
         self._gate.close()
@@ -44,7 +44,7 @@ class Sounds:
         """Of f32[samples] at RATE. RequestError."""
         if samples.size > self._seconds * RATE:
             raise RequestError(f"{at}: lasts {samples.size / RATE:.0f} seconds, and at most {self._seconds:g} are taken", at)
-        if problem := self._listener.problem(samples.size):
+        if problem := self._processor.problem(samples.size):
             raise RequestError(f"{at}: {problem}", at)
-        mel, frames = self._listener.mel(samples), self._listener.frames(samples.size)
+        mel, frames = self._processor.mel(samples), self._processor.frames(samples.size)
         return Sound(mel, frames, self._digests.of_arrays(frames, mel))

@@ -1,5 +1,5 @@
-"""Audio in conversations: files, URLs and samples in, spectra and placeholders out. `media/listeners` says how each family
-takes it."""
+"""Audio in conversations: files, URLs and samples in, spectra and placeholders out. `media/audio_processors` says how each
+family takes it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from thalweg.checkpoint.config import Config
 from thalweg.engine.messages import Input
 from thalweg.errors import RequestError
 from thalweg.hal.step import StepBatch
+from thalweg.media.audio_processors import AudioProcessor, load_audio_processor
 from thalweg.media.gate import checked, decoded
 from thalweg.media.kinds.base import READERS, MediaKind, MediaReader, MediaSettings, MediaSource, PartType, read_url
-from thalweg.media.listeners import Listener, listener
 from thalweg.media.sound import samples_of
 from thalweg.media.sounds import Sound, Sounds
 
 
 class AudioReader(MediaReader):
-    def __init__(self, kind: str, processor: Listener, settings: MediaSettings) -> None:
+    def __init__(self, kind: str, processor: AudioProcessor, settings: MediaSettings) -> None:
         self._kind, self._processor, self._uncut = kind, processor, settings.uncut
         self._sounds = Sounds(processor, READERS)
 
@@ -59,10 +59,10 @@ class AudioKind(MediaKind):
     }  # fmt: skip
     encoder = "hearing"
 
-    def load_processor(self, config: Config, path: Path) -> Listener | None:
-        return listener(config, path)
+    def load_processor(self, config: Config, path: Path) -> AudioProcessor | None:
+        return load_audio_processor(config, path)
 
-    def open_reader(self, processor: Listener, settings: MediaSettings) -> AudioReader:
+    def open_reader(self, processor: AudioProcessor, settings: MediaSettings) -> AudioReader:
         return AudioReader(self.name, processor, settings)
 
     def read_part(self, part: Mapping[str, Any], at: str) -> MediaSource:
@@ -90,7 +90,7 @@ class AudioKind(MediaKind):
     def split_items(self, value: Any) -> Sequence[Any]:
         return value if isinstance(value, list | tuple) and not _is_one(value) else [value]
 
-    def build_batches(self, processor: Listener, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
+    def build_batches(self, processor: AudioProcessor, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
         (item,) = items
         return (processor.batch(item.data[0], item.size[0]),)
 

@@ -1,4 +1,4 @@
-"""How a model hears: how long its sounds may be, what stands for them in the prompt, and the arrays that its encoder takes."""
+"""How a model takes audio: how long a clip may be, what stands for it in the prompt, and the arrays that its encoder reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thalweg.media.mel import HOP, RATE, spectrum
 F32, I32 = np.float32, np.int32
 
 
-class Listener(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class AudioProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Settings of one model. Its encoder sees a sound in chunks of frames, which it halves a few times."""
 
     token: int

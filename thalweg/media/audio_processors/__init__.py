@@ -1,4 +1,4 @@
-"""How each family hears. A line here for each architecture."""
+"""How each family takes audio. A line here for each architecture."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ import msgspec
 from thalweg.checkpoint.config import Config, architecture, folder, integer, real
 from thalweg.checkpoint.json_files import read_object
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.media.listeners.base import Listener
+from thalweg.media.audio_processors.base import AudioProcessor
 from thalweg.media.mel import HOP, RATE, WINDOW
 from thalweg.media.processors.base import FILE, outer
 
-__all__ = ["LISTENERS", "Listener", "listener"]
+__all__ = ["AUDIO_PROCESSORS", "AudioProcessor", "load_audio_processor"]
 
 LONGEST = 3600.0
 """Seconds of a sound, of models that set no limit of their own."""
 BINS, SOURCES = 128, 1500
 
 
-def _qwen2_audio(config: Config, said: Config) -> Listener:
+def _qwen2_audio(config: Config, said: Config) -> AudioProcessor:
     heard = _heard(config)
     chunk = 2 * integer(heard, "max_source_positions", high=1 << 16, default=SOURCES)
-    return Listener(
+    return AudioProcessor(
         **_shared(config, heard, 151_646), chunk=chunk, halvings=1, group=2, most=chunk * HOP / RATE, least=3, ends="silence"
     )
 
 
-def _audio_flamingo3(config: Config, said: Config) -> Listener:
+def _audio_flamingo3(config: Config, said: Config) -> AudioProcessor:
     """Ten minutes, in parts of which each is a sound to the encoder."""
     heard = _heard(config)
     chunk = 2 * integer(heard, "max_source_positions", high=1 << 16, default=SOURCES)
-    return Listener(
+    return AudioProcessor(
         **_shared(config, heard, 151_669), chunk=chunk, halvings=1, group=2, most=20 * chunk * HOP / RATE, least=3,
         ends="silence", apart=True,
     )  # fmt: skip
 
 
-def _music_flamingo(config: Config, said: Config) -> Listener:
+def _music_flamingo(config: Config, said: Config) -> AudioProcessor:
     """The same, of twenty minutes, whose vectors turn with time."""
     around, made = outer(config), _audio_flamingo3(config, said)
     rope = {"partial_rotary_factor": 0.2, "rope_theta": 1200.0, **(around.get("rope_parameters") or {})}
@@ -52,17 +52,17 @@ def _music_flamingo(config: Config, said: Config) -> Listener:
     )  # fmt: skip
 
 
-def _voxtral(config: Config, said: Config) -> Listener:
+def _voxtral(config: Config, said: Config) -> AudioProcessor:
     heard = _heard(config)
     chunk = 2 * integer(heard, "max_source_positions", high=1 << 16, default=SOURCES)
     hidden, inner = _hidden(heard), integer(heard, "intermediate_size", high=1 << 24, default=5120)
-    return Listener(
+    return AudioProcessor(
         **_shared(config, heard, 24), chunk=chunk, halvings=1, group=inner // hidden, most=LONGEST, least=1, ends="silence",
         whole=True,
     )  # fmt: skip
 
 
-def _glm_asr(config: Config, said: Config) -> Listener:
+def _glm_asr(config: Config, said: Config) -> AudioProcessor:
     """In parts as above, each heard with the silence behind it."""
     heard = _heard(config)
     chunk = integer(said, "chunk_length", high=600, default=30, where=FILE) * RATE // HOP
@@ -70,29 +70,29 @@ def _glm_asr(config: Config, said: Config) -> Listener:
     rope = {"partial_rotary_factor": 0.5, **(heard.get("rope_parameters") or {})}
     group = integer(heard, "intermediate_size", high=1 << 24, default=5120) // hidden
     turned = int(hidden // heads * real(rope, "partial_rotary_factor", 0, 1))
-    return Listener(
+    return AudioProcessor(
         **_shared(config, heard, 59_260), chunk=chunk, halvings=1, group=group, ends="silence", apart=True, whole=True,
         given=False, most=655 * RATE // HOP // chunk * chunk * HOP / RATE, least=2 * group - 1, turned=turned,
         theta=real(rope, "rope_theta", 1, 1e9, default=1e4),
     )  # fmt: skip
 
 
-def _qwen2_5_omni(config: Config, said: Config) -> Listener:
+def _qwen2_5_omni(config: Config, said: Config) -> AudioProcessor:
     heard = _heard(config)
-    return Listener(
+    return AudioProcessor(
         **_shared(config, heard, 151_646), chunk=2 * integer(heard, "n_window", high=1 << 16, default=100), halvings=1,
         group=2, most=float(integer(said, "chunk_length", high=3600, default=300, where=FILE)), least=3, ends="short",
         sines=True,
     )  # fmt: skip
 
 
-def _qwen3_omni(config: Config, said: Config) -> Listener:
-    return Listener(**_qwen3(config, 151_646), least=2, ends="short")
+def _qwen3_omni(config: Config, said: Config) -> AudioProcessor:
+    return AudioProcessor(**_qwen3(config, 151_646), least=2, ends="short")
 
 
-def _qwen3_asr(config: Config, said: Config) -> Listener:
+def _qwen3_asr(config: Config, said: Config) -> AudioProcessor:
     """Half a second at least."""
-    return Listener(**_qwen3(config, 151_676), least=50, lengthen=True, ends="zeros")
+    return AudioProcessor(**_qwen3(config, 151_676), least=50, lengthen=True, ends="zeros")
 
 
 def _qwen3(config: Config, token: int) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _qwen3(config: Config, token: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-LISTENERS: Mapping[str, Callable[[Config, Config], Listener]] = {
+AUDIO_PROCESSORS: Mapping[str, Callable[[Config, Config], AudioProcessor]] = {
     "AudioFlamingo3ForConditionalGeneration": _audio_flamingo3,
     "GlmAsrForConditionalGeneration": _glm_asr,
     "MusicFlamingoForConditionalGeneration": _music_flamingo,
@@ -116,12 +116,12 @@ LISTENERS: Mapping[str, Callable[[Config, Config], Listener]] = {
     "Qwen3OmniMoeForConditionalGeneration": _qwen3_omni,
     "VoxtralForConditionalGeneration": _voxtral,
 }
-"""`architectures` entry of config.json -> what reads how it hears."""
+"""`architectures` entry of config.json -> what reads how it takes audio."""
 
 
-def listener(config: Config, path: Path) -> Listener | None:
+def load_audio_processor(config: Config, path: Path) -> AudioProcessor | None:
     """Of the model in this directory. None: it does not hear. CheckpointError or UnsupportedModelError."""
-    read = LISTENERS.get(architecture(config))
+    read = AUDIO_PROCESSORS.get(architecture(config))
     if read is None or config.get("language_model_only") or not isinstance(outer(config).get("audio_config"), dict):
         return None
     said = _said(folder(path))
