@@ -77,6 +77,18 @@ def test_anchors_of_links_are_headings(file: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("name", ["architecture", "life-of-a-request", "life-of-a-weight"])
+def test_pages_about_the_code_name_files_and_definitions_that_exist(name: str) -> None:
+    """Paths anywhere, and in tables the functions and classes that a file of the first column is said to define."""
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    missing = [path for path in re.findall(r"`(thalweg/[\w/.]+)`", page) if not (ROOT / path).exists()]
+    for path, code in re.findall(r"^\| `(thalweg/[\w/.]+)` \| ([^|]*) \|", page, re.MULTILINE):
+        source = (ROOT / path).read_text(encoding="utf-8") if (ROOT / path).is_file() else ""
+        defined = set(re.findall(r"\b(?:def|class) (\w+)", source))
+        missing += [f"{path}: {n}" for n in re.findall(r"`([\w.]+)`", code) if not set(n.split(".")) <= defined]
+    assert missing == []
+
+
 def test_every_page_has_a_place_in_the_site() -> None:
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     listed = [page for section in config["nav"] for pages in section.values() for page in pages]
