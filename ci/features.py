@@ -195,7 +195,12 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             ("tests/models/test_lora_requests.py",),
             "the op has no kernel on `cpu`: it runs its reference body",
         ),
-        Feature("LoRA in the server", "NNNNN", flag="lora-modules", note="merge the adapter (peft: `merge_and_unload`)"),
+        Feature(
+            "[LoRA in the server](adapters.md#in-the-server), by name: `--lora-modules`",
+            "RUUUU",
+            ("tests/integration/test_served_adapters.py",),
+        ),
+        Feature("Routes that load and unload adapters, resolvers", "NNNNN"),
     ),
     "Engine": (
         Feature("Continuous batching, chunked prefill, preemption", "RRHHH", (_AGAINST, _GPU)),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thalweg.errors import NotSupportedError, RequestError
+from thalweg.errors import ConfigError, NotSupportedError, RequestError
 
 
 @dataclass(slots=True, eq=False)
@@ -51,3 +53,35 @@ class LoRARequest:
 
     def __hash__(self) -> int:
         return hash(self.lora_name)
+
+
+def read_modules(words: Sequence[str]) -> list[LoRARequest]:
+    """The adapters of `--lora-modules`: name=path, or an object in JSON with "name", "path" and "base_model_name".
+    ConfigError names the word that is wrong."""
+    made: dict[str, LoRARequest] = {}
+    for number, word in enumerate(words, 1):
+        name, path, base = _read_module(word)
+        try:
+            module = LoRARequest(name, number, path, base)
+        except RequestError as e:
+            raise ConfigError(f"{word:.200}: {e}") from None
+        if name in made:
+            raise ConfigError(f"{name:.200}: two adapters have this name")
+        made[name] = module
+    return list(made.values())
+
+
+def _read_module(word: str) -> tuple[str, str, str | None]:
+    """(name, path, base_model_name)."""
+    if not word.startswith("{"):
+        name, equals, path = word.partition("=")
+        if not equals:
+            raise ConfigError(f"{word:.200}: must be name=path, or an object in JSON with name and path")
+        return name, path, None
+    try:
+        said = json.loads(word)
+    except ValueError as e:
+        raise ConfigError(f"{word:.200}: is no JSON: {e}") from None
+    if unknown := sorted(said.keys() - {"name", "path", "base_model_name"}):
+        raise ConfigError(f"{word:.200}: {unknown[0]}: an adapter has name, path and base_model_name")
+    return said.get("name", ""), said.get("path", ""), said.get("base_model_name")

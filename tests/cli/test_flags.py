@@ -96,6 +96,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "cudagraph-capture-sizes": ("1", "4"),
     "kv-cache-dtype-skip-layers": ("0", "sliding_window"),
     "kv-transfer-config": ('{"kv_connector": "host"}',),
+    "lora-modules": ("a=/a", '{"name": "b", "path": "/b"}'),
     "limit-mm-per-prompt": ('{"image": 1}',),
     "media-io-kwargs": ('{"image": {"rgba_background_color": [1, 2, 3]}}',),
     "model-loader-extra-config": ('{"concurrency": 3}',),

@@ -117,6 +117,7 @@ class FakeEngine:
         priority: int = 0,
         first_choice: int = 0,
         seat: Any = None,
+        lora_request: Any = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         ids = list(prompt["prompt_token_ids"])
         if self.dead:

@@ -35,6 +35,8 @@ def run(words: list[str]) -> int:
     _logging(made)
     if args.enable_sleep_mode and not made.server_dev_mode:
         print("warning: --enable-sleep-mode: /sleep and /wake_up need --server-dev-mode", file=sys.stderr)
+    if made.lora_modules and not args.enable_lora:
+        raise ConfigError("--lora-modules: adapters need --enable-lora")
     common.say_bundled(args)
     # In this order: a taken port is told at once, and the engine's code loads while the web framework does here.
     with listening(made) as sock, Standby(args.device, args) as standby:

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any
 
+from thalweg.errors import ConfigError
+from thalweg.lora import read_modules
 from thalweg.options.http import HttpOptions
 from thalweg.options.option import Option
 
@@ -15,9 +17,19 @@ def check_role(role: str) -> Iterator[str]:
         yield "must not be empty"
 
 
+def check_modules(words: list[str]) -> Iterator[str]:
+    try:
+        read_modules(words)
+    except ConfigError as e:
+        yield str(e)
+
+
 class AnswerOptions(HttpOptions, kw_only=True, frozen=True):
     """How requests become prompts, and what answers hold."""
 
+    lora_modules: Annotated[list[str] | None, _option(
+        "Adapters served at start under names of their own: name=path, or JSON (needs --enable-lora)", check=check_modules,
+    )] = None  # fmt: skip
     chat_template: Annotated[
         str | None, _option("Jinja chat template: a file, inline text, or the name of one of the model's")
     ] = None

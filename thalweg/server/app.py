@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from thalweg.server.core.adapters import Adapters
 from thalweg.server.core.conversation import Conversation
 from thalweg.server.core.lifecycle import Gate, Lifecycle
 from thalweg.server.core.serving import Serving
@@ -64,9 +65,9 @@ class Application:
             scope[SILENCE] = self._settings.sse_keep_alive_interval
         await self._app(scope, receive, send)
 
-    def open(self, engine: AsyncLLM) -> None:
-        """Serve with a started engine, which stays its owner's."""
-        self.serving = Serving(engine, self._settings, self.lifecycle, self._http, self.recent)
+    def open(self, engine: AsyncLLM, adapters: Adapters | None = None) -> None:
+        """Serve with a started engine, which stays its owner's. adapters: those that it has loaded, and that have names."""
+        self.serving = Serving(engine, self._settings, self.lifecycle, self._http, self.recent, adapters)
         self.recent.progress = engine.progress
         if self._traces is not None:
             self._traces.model = engine.model_names[0]

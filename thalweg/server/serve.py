@@ -26,6 +26,7 @@ from thalweg.engine.client.standby import Standby
 from thalweg.errors import EngineDeadError
 from thalweg.host import envs
 from thalweg.server.app import Application
+from thalweg.server.core.adapters import load_modules
 from thalweg.server.http.certificates import refresh
 from thalweg.server.http.connection import Connection, Limits
 from thalweg.server.http.crowd import Crowd
@@ -118,10 +119,10 @@ async def _main(
     log.info("listening on %s; the model is loading", where)
     try:
         engine = await _unless_stopped(AsyncLLM.start(args, loggers=loggers, standby=standby), signals.first)
-        app.open(engine)
+        app.open(engine, await load_modules(engine, settings))
         gc.freeze()  # what lives as long as the process is not walked while it serves
         gc.enable()  # see cli/serve.py
-        log.info("serving %s on %s", ", ".join(engine.model_names), where)
+        log.info("serving %s on %s", ", ".join([*engine.model_names, *app.serving.adapters]), where)
         status = await _until_told(engine, signals)
         await _drain(app, settings, signals)
         await _unless_late(engine.shutdown())

@@ -42,6 +42,7 @@ class FakeEar(FakeEngine):
         priority: int = 0,
         first_choice: int = 0,
         seat: Any = None,
+        lora_request: Any = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         p, mel = sampling_params, prompt["multi_modal_data"]["audio"].values
         assert mel.shape == (BINS, 2 * SOURCES)

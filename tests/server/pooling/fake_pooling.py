@@ -53,7 +53,7 @@ class FakePooling(FakeEngine):
         self._inputs.check_pooling(params)
 
     async def encode(
-        self, prompt: Any, pooling_params: PoolingParams, request_id: str, *, priority: int = 0
+        self, prompt: Any, pooling_params: PoolingParams, request_id: str, *, priority: int = 0, lora_request: Any = None
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         s = self._inputs.process_pooling(request_id, prompt, pooling_params, priority=priority, handles=self._numbers)
         self.prompts.append(prompt)

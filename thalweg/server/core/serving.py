@@ -20,6 +20,7 @@ from starlette.requests import Request
 import thalweg
 from thalweg.outputs import RequestOutput
 from thalweg.params import MAX_N, PoolingParams, SamplingParams
+from thalweg.server.core.adapters import Adapters
 from thalweg.server.core.admission import Admission, Ticket
 from thalweg.server.core.fields import Fields
 from thalweg.server.core.job import AcceptedJob, Job
@@ -73,7 +74,10 @@ class Serving:
         lifecycle: Lifecycle,
         traffic: HttpMetrics,
         recent: Recent,
+        adapters: Adapters | None = None,
     ) -> None:
+        """adapters: loaded ones, that requests may name as their model."""
+        self.adapters = adapters or {}
         self.engine, self.settings, self.lifecycle, self.traffic = engine, settings, lifecycle, traffic
         context = engine.config.model.max_len
         limit = settings.max_body or min(MAX_BODY, max(MIN_BODY, BYTES_PER_TOKEN * context))
@@ -133,7 +137,7 @@ class Serving:
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with. ApiError 404 for a model that is not served."""
-        names = self.engine.model_names
+        names = [*self.engine.model_names, *self.adapters]
         if asked and asked not in names:
             raise ApiError(f"model {asked!r} does not exist here; this server has {', '.join(names)}", "model", 404)
         return asked or names[0]
@@ -291,7 +295,10 @@ class Serving:
             if on_turn is not None:
                 on_turn()
             request_id = held.enter_context(self.under_way(job.id))
-            stream = self.engine.generate(prompt, params, request_id, priority=job.priority, first_choice=part.first, seat=seat)
+            stream = self.engine.generate(
+                prompt, params, request_id, priority=job.priority, first_choice=part.first, seat=seat,
+                lora_request=self.adapters.get(job.model),
+            )  # fmt: skip
             said = self._transcript(job) if self.settings.enable_log_outputs else None
             try:
                 async for output in stream:

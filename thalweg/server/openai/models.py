@@ -12,7 +12,8 @@ from thalweg.server.http.answer import respond
 
 
 async def models(serving: Serving, http: Request) -> Response:
-    return respond({"object": "list", "data": [_card(serving, name) for name in serving.engine.model_names]})
+    names = [*serving.engine.model_names, *serving.adapters]
+    return respond({"object": "list", "data": [_card(serving, name) for name in names]})
 
 
 async def model(serving: Serving, http: Request) -> Response:
@@ -20,12 +21,13 @@ async def model(serving: Serving, http: Request) -> Response:
 
 
 def _card(serving: Serving, name: str) -> dict[str, Any]:
+    base, adapter = serving.engine.model_names[0], serving.adapters.get(name)
     return {
         "id": name,
         "object": "model",
         "created": serving.created,
         "owned_by": "thalweg",
-        "root": serving.engine.model_names[0],
-        "parent": None,
+        "root": base if adapter is None else adapter.lora_path,
+        "parent": None if adapter is None else adapter.base_model_name or base,
         "max_model_len": serving.engine.config.model.max_len,
     }

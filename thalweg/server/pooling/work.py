@@ -172,7 +172,8 @@ async def _one(serving: Serving, work: PoolingJob, i: int) -> Output:
     async with AsyncExitStack() as held:
         await held.enter_async_context(turn)
         request_id = held.enter_context(serving.under_way(work.id))
-        stream = serving.engine.encode(prompt, work.params, request_id, priority=work.priority)
+        adapter = serving.adapters.get(work.model)
+        stream = serving.engine.encode(prompt, work.params, request_id, priority=work.priority, lora_request=adapter)
         try:
             output = await anext(stream)
         finally:
