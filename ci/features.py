@@ -174,7 +174,11 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         Feature("Pipeline parallelism", "NNNNN", flag="pipeline-parallel-size"),
         Feature("Expert parallelism", "NNNNN", flag="enable-expert-parallel"),
         Feature(
-            "Data parallelism", "NNNNN", flag="data-parallel-size", note="start a server per replica behind a load balancer"
+            "[Data parallelism](deployment.md#several-engines)",
+            "RNNNN",
+            ("tests/integration/test_fleet.py",),
+            flag="data-parallel-size",
+            note="elsewhere, start a server per device behind a load balancer",
         ),
         Feature("Several hosts", "NNNNN", flag="nnodes"),
     ),

@@ -18,6 +18,7 @@ from thalweg.config import EngineArgs, EngineConfig
 from thalweg.engine import messages as m
 from thalweg.engine.client.about import About
 from thalweg.engine.client.adapters import ClientAdapters
+from thalweg.engine.client.fleet import make_engines
 from thalweg.engine.client.frontend import Frontend, load_frontend, locate
 from thalweg.engine.client.grammars import StructuredOutputs
 from thalweg.engine.client.inputs import InputProcessor, with_adapter
@@ -31,7 +32,6 @@ from thalweg.engine.client.resting import Resting, Rests
 from thalweg.engine.client.seats import Computation, Seat
 from thalweg.engine.client.standby import Standby
 from thalweg.engine.client.stream import Stream
-from thalweg.engine.client.supervisor import Supervisor
 from thalweg.errors import ConfigError, EngineDeadError, RequestError, ThalwegError
 from thalweg.host.marks import mark
 from thalweg.lora import LoRARequest
@@ -89,7 +89,7 @@ class AsyncLLM(Rests, About):
         self._dead: ThalwegError | None = None
         self._reader = ThreadPoolExecutor(1, "parameters")
         self._judges = ThreadPoolExecutor(JUDGES, "grammars")
-        self._supervisor = Supervisor(
+        self._supervisor = make_engines(
             frontend.args, AllOpen(self._outputs, self._pooled), self._handles,
             on_outputs=self._take, on_convicted=self._convict, on_dead=self._die, vocabulary=self._vocabulary,
         )  # fmt: skip
@@ -536,7 +536,7 @@ def _only_here(trace_headers: object, data_parallel_rank: int | None) -> None:
             "trace_headers",
         )
     if data_parallel_rank:
-        raise RequestError("data_parallel_rank: there is one engine, rank 0; leave it out", "data_parallel_rank")
+        raise RequestError("data_parallel_rank: requests are not pinned to an engine; leave it out", "data_parallel_rank")
 
 
 def _with_text(prompt: Any, text: str | None) -> Any:

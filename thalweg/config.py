@@ -156,3 +156,10 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     device: DeviceConfig
     cache: CacheConfig
     scheduler: SchedulerConfig
+    engines: int = 1
+    """Engines that share the requests of one client. Sizes are those of each."""
+
+    @property
+    def max_running(self) -> int:
+        """Sequences that run at once, on all engines."""
+        return self.engines * self.scheduler.max_seqs

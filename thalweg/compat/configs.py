@@ -129,7 +129,8 @@ class VllmConfig:
 
     @cached_property
     def parallel_config(self) -> ParallelConfig:
-        return ParallelConfig(self.engine_args.tensor_parallel_size)
+        a = self.engine_args
+        return ParallelConfig(a.tensor_parallel_size, data_parallel_size=a.data_parallel_size)
 
     @cached_property
     def speculative_config(self) -> SpeculationConfig | None:

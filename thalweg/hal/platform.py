@@ -177,6 +177,9 @@ class Platform(ABC):
     runs_models: bool = True
     """False: compile() ignores step and params, so the worker builds no model and loads no tensor framework (null)."""
 
+    shares_device: bool = False
+    """True: several processes may open its device at once, each with a part of its threads."""
+
     def configured(self, options: Any) -> Self:
         """This platform with the knobs a user set, of the class of `options`. None: itself. A platform whose knobs may hold
         wrong values says so here. Raises thalweg.errors.DeviceError with the remedy."""

@@ -56,6 +56,8 @@ class LLMEngine(NoCode, NoOtherConfig):
 
     def __init__(self, args: EngineArgs) -> None:
         read_profiler_config(args)  # a wrong one is refused first
+        if args.data_parallel_size > 1:
+            raise ConfigError("data_parallel_size: this engine runs in the calling thread; use AsyncLLM or thalweg serve")
         self.lock = threading.RLock()
         with uncollected():
             located = locate(args)

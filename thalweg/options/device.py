@@ -67,6 +67,10 @@ class DeviceOptions(WeightOptions, kw_only=True, frozen=True):
         "Devices that split each layer; more than one only where one process drives them all", group="ParallelConfig",
         tier="scale", aliases=("-tp",), ge=1,
     )] = 1  # fmt: skip
+    data_parallel_size: Annotated[int, _option(
+        "Engines that share the requests, each with the whole model; more than one only on processors", group="ParallelConfig",
+        tier="scale", aliases=("-dp",), ge=1, le=64,
+    )] = 1  # fmt: skip
     distributed_executor_backend: Annotated[str | None, _option(
         "What runs the steps: uni or mp (a worker in the engine's process), or the name of an installed package's executor; "
         "default: uni", group="ParallelConfig", tier="scale", check=check_executor,

@@ -52,6 +52,7 @@ class CpuOptions:
 
 class CpuPlatform(Platform):
     name = "cpu"
+    shares_device = True
     options: CpuOptions = CpuOptions()
 
     def configured(self, options: Any) -> Self:

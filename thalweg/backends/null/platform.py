@@ -35,6 +35,7 @@ class NullOptions:
 
 class NullPlatform(Platform):
     name = "null"
+    shares_device = True
     options: NullOptions = NullOptions()
     runs_models = False
 

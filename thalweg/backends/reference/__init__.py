@@ -13,6 +13,7 @@ from thalweg.hal.platform import Defaults, ModelInfo, Place, Platform, Probe
 
 class ReferencePlatform(Platform):
     name = "reference"
+    shares_device = True
 
     def probe(self) -> Probe:
         if not has_torch():

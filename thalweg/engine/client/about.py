@@ -33,8 +33,9 @@ class About(NoNewWeights, NoOtherConfig):
         """Outputs of the encoder are found by what an image shows, and by nothing that could change: none goes stale."""
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """Devices that share the model. include_dp: there are no replicas to count."""
-        return self._frontend.args.tensor_parallel_size
+        """Devices that share the model. include_dp: times the engines that share the requests."""
+        args = self._frontend.args
+        return args.tensor_parallel_size * (args.data_parallel_size if include_dp else 1)
 
     async def do_log_stats(self) -> None:
         """The latest snapshot, as a line of the log."""

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from thalweg.checkpoint.adapters import read_adapter
-from thalweg.engine.client.supervisor import Supervisor
+from thalweg.engine.client.fleet import Engines
 from thalweg.errors import RequestError
 from thalweg.lora import LoRARequest
 
@@ -70,7 +70,7 @@ def check_request(request: object) -> LoRARequest:
 class ClientAdapters:
     """The adapters of an engine process. Everything on one event loop, but reading files."""
 
-    def __init__(self, supervisor: Supervisor, enabled: bool, most: int) -> None:
+    def __init__(self, supervisor: Engines, enabled: bool, most: int) -> None:
         """most: kept in the engine's host memory while no request uses them."""
         self._supervisor, self._enabled, self._most = supervisor, enabled, most
         self._names = AdapterNames()

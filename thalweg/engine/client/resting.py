@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from thalweg.engine.client.fleet import Engines
 from thalweg.engine.client.frontend import Frontend
-from thalweg.engine.client.supervisor import Supervisor
 from thalweg.errors import RequestError, UnavailableError
 
 MODES = ("abort", "wait", "keep")
@@ -23,7 +23,7 @@ class Resting:
     """running: ids of the open requests. abort: ends some of them, their readers told."""
 
     def __init__(
-        self, supervisor: Supervisor, running: Callable[[], list[str]], abort: Callable[[list[str]], Awaitable[None]]
+        self, supervisor: Engines, running: Callable[[], list[str]], abort: Callable[[list[str]], Awaitable[None]]
     ) -> None:
         self._supervisor, self._running, self._abort = supervisor, running, abort
         self._gate: dict[str, asyncio.Future[None]] = {}

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+from thalweg.engine.client.fleet import Engines
 from thalweg.engine.client.outputs import OutputProcessor
-from thalweg.engine.client.supervisor import Supervisor
 
 
 class Holder(Protocol):
@@ -51,7 +51,7 @@ class Computation:
     __slots__ = ("_handles", "_outputs", "_seat", "_supervisor", "request_id", "stalled", "suspended")
 
     def __init__(
-        self, request_id: str, outputs: OutputProcessor, supervisor: Supervisor, handles: Iterator[int], seat: Seat | None
+        self, request_id: str, outputs: OutputProcessor, supervisor: Engines, handles: Iterator[int], seat: Seat | None
     ) -> None:
         """outputs: where the request is open. handles: of the sequences that go on."""
         self.request_id = request_id

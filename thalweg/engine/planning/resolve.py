@@ -96,6 +96,8 @@ def configured(args: EngineArgs, platform: Platform) -> Platform:
     said = dict(args.additional_config or {})
     if args.threads is not None:
         said["threads"] = args.threads
+    if args.data_parallel_size > 1:
+        said = _share_of_threads(args, platform) | said
     if args.device_ids is not None:
         said |= _device(args.device_ids, platform)
     captured = {"graph_sizes": args.cudagraph_capture_sizes, "largest_graph": args.max_cudagraph_capture_size}
@@ -123,6 +125,19 @@ def configured(args: EngineArgs, platform: Platform) -> Platform:
     if problems:
         raise ConfigError(*problems)
     return platform.configured(replace(platform.options, **converted))
+
+
+def _share_of_threads(args: EngineArgs, platform: Platform) -> dict[str, Any]:
+    """The knob of a platform with threads, for one of several engines on its device. ConfigError where only one can open it."""
+    if not platform.shares_device:
+        raise ConfigError(
+            f"data_parallel_size: {args.data_parallel_size} engines of platform {platform.name!r} would open one device; start "
+            "a server per device (--device-ids), behind a load balancer"
+        )
+    facts = platform.describe()
+    if facts is None or platform.options is None or "threads" not in get_type_hints(type(platform.options)):
+        return {}
+    return {"threads": max(1, facts.cores // args.data_parallel_size)}
 
 
 def _device(ids: Sequence[int], platform: Platform) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def kept_by(serving: Serving) -> Kept:
 
 def _made(serving: Serving) -> Kept:
     files = Files(serving.settings.files_store_bytes, serving.settings.files_directory or "")
-    return Kept(files, serving.lines, max(1, serving.engine.config.scheduler.max_seqs // 2))
+    return Kept(files, serving.lines, max(1, serving.engine.config.max_running // 2))
 
 
 class Listed(Protocol):

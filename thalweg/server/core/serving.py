@@ -84,7 +84,7 @@ class Serving:
         self.bodies = Bodies(limit, max(MAX_VALUES, 4 * context))
         self.encoder = Encoder(engine.tokenizer, engine.config.model.max_len) if engine.tokenizer else None
         self.fields = Fields(settings.strict_requests, traffic.unknown_field)
-        seqs = engine.config.scheduler.max_seqs
+        seqs = engine.config.max_running
         queue = settings.max_queued_requests
         self.admission = Admission(
             # A few more than run at once, so that the engine never waits for the next.
@@ -278,7 +278,7 @@ class Serving:
     def _crowded(self) -> bool:
         """Do sequences wait at the engine although it has slots for them?"""
         stats = self.engine.stats()
-        return stats is not None and stats.waiting > 0 and stats.running < self.engine.config.scheduler.max_seqs
+        return stats is not None and stats.waiting > 0 and stats.running < self.engine.config.max_running
 
     def _parts(self, job: Job) -> list[Part]:
         return divide(len(job.prompts), job.params.n, self.admission.most_together)

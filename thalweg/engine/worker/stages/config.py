@@ -58,6 +58,7 @@ def engine_config(
             tables_kept=inputs.device.keeps_tables,
         ),
         scheduler=schedule,
+        engines=args.data_parallel_size,
     )
 
 

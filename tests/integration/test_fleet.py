@@ -1,0 +1,185 @@
+"""Several engines behind one client: texts are those of one engine, requests are shared out, and a death loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from thalweg import LLM, AsyncLLM, EngineArgs, SamplingParams
+from thalweg.engine.client.fleet import REMEMBERED, SLACK, SPAN, Fleet, add_stats
+from thalweg.engine.messages import EngineRequest, Stats, TokenSampling
+from thalweg.errors import ConfigError, EngineDeadError
+from thalweg.params import RequestOutputKind
+
+ONE = EngineArgs(
+    device="null", max_model_len=512, max_num_seqs=8, additional_config={"base": 0.002}, max_restarts=9, standby_engine=False,
+    enable_sleep_mode=True,
+)  # fmt: skip
+TWO = msgspec.structs.replace(ONE, data_parallel_size=2)
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Any]:
+    made: list[AsyncLLM] = []
+
+    async def start_engine(args: EngineArgs) -> AsyncLLM:
+        made.append(await AsyncLLM.start(args))
+        return made[-1]
+
+    yield start_engine
+    for engine in made:
+        await engine.shutdown()
+
+
+async def collect(engine: AsyncLLM, i: int, tokens: int = 60) -> list[int]:
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=i, temperature=0.9, output_kind=RequestOutputKind.DELTA)
+    return [
+        t async for out in engine.generate(f"{i} stones", params, f"{i} {time.monotonic()}") for t in out.outputs[0].token_ids
+    ]
+
+
+async def texts(engine: AsyncLLM, count: int = 12) -> list[list[int]]:
+    return await asyncio.gather(*(collect(engine, i) for i in range(count)))
+
+
+async def until_both_work(fleet: Fleet) -> None:
+    while not all(member.open and member.supervisor._running for member in fleet._members):
+        await asyncio.sleep(0.005)
+
+
+async def test_texts_are_those_of_one_engine_and_counters_are_sums(start: Any) -> None:
+    want = await texts(await start(ONE))
+    engine = await start(TWO)
+    assert await texts(engine) == want
+    fleet = engine._supervisor
+    each = [member.latest for member in fleet._members]
+    assert all(s.generated_tokens > 0 for s in each)
+    assert engine.stats().generated_tokens == sum(s.generated_tokens for s in each) == 12 * 60
+    assert engine.stats().blocks_total == 2 * each[0].blocks_total
+    assert [len(member.open) for member in fleet._members] == [0, 0]
+    await engine.sleep(level=1)
+    assert engine.state == "sleeping"
+    await engine.wake_up()
+    assert await texts(engine, 4) == want[:4]
+    assert engine.stats().generated_tokens == 16 * 60  # the new processes counted from 0
+
+
+@pytest.mark.slow  # the loss of an engine is quicker, and replay has tests
+async def test_an_engine_that_is_killed_gets_its_requests_back(start: Any) -> None:
+    engine = await start(TWO)
+    want = await texts(engine)
+    again = asyncio.create_task(texts(engine))
+    await until_both_work(engine._supervisor)
+    os.kill(engine._supervisor.members[1].pid, signal.SIGKILL)
+    assert await again == want
+    assert [s.restarts for s in engine._supervisor.members] == [0, 1]
+    assert engine.restarts == 1
+
+
+async def test_requests_of_an_engine_that_is_lost_go_on_at_the_others_and_the_last_loss_is_the_end(start: Any) -> None:
+    engine = await start(msgspec.structs.replace(TWO, max_restarts=0))
+    want = await texts(engine)
+    again = asyncio.create_task(texts(engine))
+    fleet = engine._supervisor
+    await until_both_work(fleet)
+    os.kill(fleet.members[0].pid, signal.SIGKILL)
+    assert await again == want
+    assert [member.lost for member in fleet._members] == [True, False]
+    assert (engine.state, engine.why_not_ready) == ("ready", "")
+    assert await texts(engine, 3) == want[:3]
+    os.kill(fleet.members[1].pid, signal.SIGKILL)
+    while engine.state == "ready":
+        await asyncio.sleep(0.01)
+    with pytest.raises(EngineDeadError):
+        await texts(engine, 1)
+
+
+@pytest.mark.slow  # the same on `null` is quicker
+async def test_on_a_processor_a_killed_engine_loses_nothing(start: Any) -> None:
+    more = {"device": "cpu", "additional_config": None, "use_tqdm_on_load": False}
+    want = await texts(await start(msgspec.structs.replace(ONE, **more)), 6)
+    engine = await start(msgspec.structs.replace(TWO, **more))
+    assert await texts(engine, 6) == want
+    again = asyncio.create_task(texts(engine, 6))
+    await until_both_work(engine._supervisor)
+    os.kill(engine._supervisor.members[0].pid, signal.SIGKILL)
+    assert await again == want
+    assert engine.restarts == 1
+
+
+@pytest.mark.slow
+async def test_an_engine_that_cannot_start_ends_the_start(start: Any) -> None:
+    with pytest.raises(ConfigError, match="max_model_len"):
+        await start(msgspec.structs.replace(TWO, max_model_len=1 << 30))
+
+
+def test_more_than_one_engine_is_refused_where_there_is_one_only() -> None:
+    with pytest.raises(ConfigError, match="data_parallel_size: this engine runs in the calling thread"):
+        LLM(device="null", data_parallel_size=2)
+    from thalweg.engine.planning.resolve import configured
+    from thalweg.hal.discovery import load
+
+    class Single(type(load("null"))):  # type: ignore[misc]
+        shares_device = False
+
+    with pytest.raises(ConfigError, match="would open one device"):
+        configured(TWO, Single())
+    assert configured(msgspec.structs.replace(TWO, additional_config=None), load("cpu")).options.threads >= 1
+
+
+def request(prompt: list[int], salt: str = "") -> EngineRequest:
+    return EngineRequest(
+        handle=1,
+        tokens=np.array(prompt, np.int32),
+        prompt_len=len(prompt),
+        sampling=TokenSampling(max_tokens=1),
+        cache_salt=salt,
+    )
+
+
+def idle_fleet(engines: int) -> Fleet:
+    fleet = Fleet(
+        [ONE] * engines, SimpleNamespace(), iter(()), on_outputs=print, on_convicted=print, on_dead=print,  # type: ignore
+    )  # fmt: skip
+    for member in fleet._members:
+        member.supervisor = SimpleNamespace(why_not_ready="", recovering=False)  # type: ignore[assignment]
+    return fleet
+
+
+def test_a_prompt_goes_where_its_beginning_was_unless_that_engine_has_much_to_do() -> None:
+    fleet, shared = idle_fleet(3), list(range(3 * SPAN))
+    first = fleet.choose(request([*shared, 1]))
+    others = {fleet.choose(request([7 + i] * SPAN)) for i in range(6)}
+    assert others == {0, 1, 2}  # equal loads are taken in turn
+    assert [fleet.choose(request([*shared, 2 + i])) for i in range(5)] == [first] * 5
+    assert fleet.choose(request([*shared[: 2 * SPAN], *range(900, 900 + SPAN)])) == first
+    fleet._members[first].open.update(dict.fromkeys(range(SLACK + 1)))
+    assert fleet.choose(request([*shared, 99])) != first
+    fleet._members[0].supervisor.why_not_ready = "it is away"  # type: ignore[misc]
+    assert 0 not in {fleet.choose(request([i])) for i in range(9)}
+
+
+def test_beginnings_of_prompts_are_told_apart_by_salt_and_forgotten_in_time() -> None:
+    affinity = idle_fleet(2)._affinity
+    prompt = list(range(2 * SPAN))
+    assert affinity.find(affinity.keys(request(prompt))) is None
+    affinity.remember(affinity.keys(request(prompt)), 1)
+    assert affinity.find(affinity.keys(request([*prompt, 5]))) == 1
+    assert affinity.find(affinity.keys(request(prompt, "another"))) is None
+    affinity.remember(range(REMEMBERED), 0)
+    assert affinity.find(affinity.keys(request(prompt))) is None
+    assert len(affinity.seen) == REMEMBERED
+
+
+def test_lists_of_counters_add_up_to_the_longer() -> None:
+    a, b = (Stats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, accepted_per_position=counts) for counts in ([3, 1], [2]))
+    assert add_stats(a, b) == Stats(2, 4, 6, 8, 10, 12, 14, 16, 18, 20, accepted_per_position=[5, 1])
