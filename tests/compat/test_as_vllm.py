@@ -16,7 +16,8 @@ from thalweg import compat, config
 from thalweg.cli import main
 from thalweg.compat.arguments import AsyncEngineArgs, EngineArgs
 from thalweg.compat.engines import AsyncLLM, LLMEngine
-from thalweg.compat.names import ModelRegistry, UsageContext
+from thalweg.compat.names import KVTransferConfig, ModelRegistry, UsageContext
+from thalweg.engine.control.store.connect import check_store
 from thalweg.errors import ConfigError, NotSupportedError, RequestError
 from thalweg.models import registry
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
@@ -145,6 +146,13 @@ def test_arguments_of_other_names_are_those_of_ours():
     made = EngineArgs(model="m", model_weights="w", tokens_only=True, disable_custom_all_reduce=True)
     assert (made.model, made.hf_config_path, made.tokenizer, made.served_model_name) == ("w", "m", "m", ["m"])
     assert made.skip_tokenizer_init
+
+
+def test_a_store_of_kv_blocks_is_asked_for_by_its_object() -> None:
+    asked = KVTransferConfig(kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config={"x": 1})
+    assert EngineArgs(kv_transfer_config=asked).kv_transfer_config["kv_connector"] == "OffloadingConnector"
+    with pytest.raises(ConfigError, match="kv_connector_extra_config: 'x' is not supported; this store has cpu_bytes_to_use"):
+        check_store(EngineArgs(kv_transfer_config=asked))
 
 
 def test_configurations_tell_what_an_engine_would_have_and_make_one():

@@ -45,6 +45,13 @@ class GuidedDecodingParams:
         return StructuredOutputsParams(**fields)
 
 
+class KVTransferConfig(dict[str, Any]):
+    """The object that `kv_transfer_config` is, by the names of its fields. The engine checks them."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__({name: value for name, value in fields.items() if value is not None})
+
+
 class _Refused:
     """Can be named, so that programs import, and not made."""
 
