@@ -79,7 +79,8 @@ def held(x: Any) -> int:
 @pytest.mark.slow
 def test_the_plan_counts_what_the_caches_hold_and_shows_every_group(tmp_path, caches):
     path = make_checkpoint("qwen3-next", tmp_path)
-    for more in ({}, {"enable_prefix_caching": False, "mamba_block_size": None}, {"kv_cache_memory_bytes": 1 << 20}):
+    for more in ({}, {"enable_prefix_caching": False, "mamba_block_size": None}, {"kv_cache_memory_bytes": 1 << 20},
+                 {"spec_method": "ngram", "spec_tokens": 2}):  # fmt: skip
         _, _, config = serve(path, **more)
         said = {"block_size": 4, "max_model_len": 64, "max_num_seqs": 6, "max_num_batched_tokens": 16, "mamba_block_size": 8}
         said |= more

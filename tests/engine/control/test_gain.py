@@ -56,6 +56,18 @@ def test_what_a_device_does_is_found_out_again_when_it_changes():
     assert tried[2] < 200
 
 
+def test_the_first_steps_of_a_width_may_take_long():
+    """They are recorded or compiled. That is no reason to give drafts up."""
+    gain, tried = Gain(), 0
+    for _ in range(1000):
+        if gain.allows(1):
+            gain.observe(1, np.array([3]), 20.0 if tried in (0, 2) else 1.5)
+            tried += 1
+        else:
+            gain.observe(1, None, 1.0)
+    assert tried > 950
+
+
 def test_numbers_of_streams_are_judged_apart():
     gain = Gain()
     for _ in range(200):

@@ -7,13 +7,15 @@ are none for a while, longer each time. What is said never depends on it. Times 
 Tokens of a step are the geometric mean over its streams, times the share of all streams that are in it, as some may sit out:
 one stream twice as fast is worth another at half its speed, and no more. By the sum of tokens a few streams that repeat
 themselves would hold up all others.
+
+Seconds are medians: the first steps of a new width are recorded, captured or compiled, and take many times as long.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, median_low
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -82,7 +84,8 @@ class Gain:
         """Are steps with drafts the slower way? Then rest, and forget them: what comes next may be other text."""
         if len(s.drafted) < TRIAL or len(s.plain) < PLAIN:
             return
-        with_drafts = sum(t for t, _ in s.drafted) / sum(n for _, n in s.drafted)
+        seconds, tokens = zip(*s.drafted, strict=True)
+        with_drafts = median_low(seconds) / (sum(tokens) / len(tokens))
         if with_drafts > median(s.plain):
             s.rest, s.next_rest = s.next_rest, min(2 * s.next_rest, LONGEST_REST)
             s.drafted.clear()
