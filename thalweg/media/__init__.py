@@ -1,2 +1,5 @@
-"""What is no text in a request: where it may come from (`gate`), how it is read in a process of its own (`images`, `sound`),
-and what a model makes of it (`processors`)."""
+"""Media in requests: images, audio, and kinds of installed packages.
+
+`gate` decides where bytes may come from. `decoders` reads files in sandboxed processes. `kinds` has a row for each kind, and
+`processors` and `audio_processors` have the settings of each model family.
+"""
