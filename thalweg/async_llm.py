@@ -7,42 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import random
-import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, Self
 
-from thalweg.config import EngineArgs, EngineConfig
+from thalweg.config import EngineArgs
 from thalweg.engine import messages as m
 from thalweg.engine.client.about import About
 from thalweg.engine.client.adapters import ClientAdapters
+from thalweg.engine.client.core import ClientCore, Output, check_reset, check_trace_headers, with_text
 from thalweg.engine.client.fleet import make_engines
 from thalweg.engine.client.frontend import Frontend, load_frontend, locate
-from thalweg.engine.client.grammars import StructuredOutputs
-from thalweg.engine.client.inputs import InputProcessor, with_adapter
-from thalweg.engine.client.media import NAME as MULTI_MODAL
-from thalweg.engine.client.media import Media
-from thalweg.engine.client.outputs import OutputProcessor
-from thalweg.engine.client.pairs import shortened, tokenization
-from thalweg.engine.client.pooled import AllOpen, PoolingOutputs
 from thalweg.engine.client.process import EngineProcess
 from thalweg.engine.client.resting import Resting, Rests
 from thalweg.engine.client.seats import Computation, Seat
 from thalweg.engine.client.standby import Standby
 from thalweg.engine.client.stream import Stream
-from thalweg.errors import ConfigError, EngineDeadError, RequestError, ThalwegError
+from thalweg.errors import EngineDeadError, RequestError, ThalwegError
 from thalweg.host.marks import mark
 from thalweg.lora import LoRARequest
-from thalweg.options.observation import read_profiler_config
-from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
+from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
-from thalweg.prompts import meant
-from thalweg.template.chat import Chat
-from thalweg.text.cut import asked as cuts
-from thalweg.text.encoder import INLINE, Encoder
-from thalweg.text.tokenizer import Tokenizer
 
 Pooled = PoolingRequestOutput[PoolingOutput]
 MOST_WAITING = 256
@@ -78,19 +64,16 @@ class AsyncLLM(Rests, About):
     def __init__(self, frontend: Frontend, loggers: Sequence[StatLogger]) -> None:
         """Use `start` or `from_engine_args`."""
         self._frontend, self._loggers = frontend, tuple(loggers)
+        self._client = ClientCore(frontend, random.SystemRandom())
         self._opening: asyncio.Task[None] | None = None
         self._open_for_requests = False
-        self._outputs = OutputProcessor(frontend.tokenizer, frontend.args.stream_interval)
-        self._pooled = PoolingOutputs()
-        self._pooling: dict[str, tuple[asyncio.Future[Pooled], PoolingParams]] = {}
-        self._handles = itertools.count(1)
         self._streams: dict[str, Stream] = {}
         self._stats: m.Stats | None = None
         self._dead: ThalwegError | None = None
         self._reader = ThreadPoolExecutor(1, "parameters")
         self._judges = ThreadPoolExecutor(JUDGES, "grammars")
         self._supervisor = make_engines(
-            frontend.args, AllOpen(self._outputs, self._pooled), self._handles,
+            frontend.args, self._client, self._client.handles,
             on_outputs=self._take, on_convicted=self._convict, on_dead=self._die, vocabulary=self._vocabulary,
         )  # fmt: skip
         self._resting = Resting(self._supervisor, self._open_ids, self.abort)
@@ -139,16 +122,10 @@ class AsyncLLM(Rests, About):
             await _abandon(engine)
             raise
         mark("canary answered")
-        self.config, self.kernel_plan, self.load_seconds = ready.config, ready.plan, ready.load_seconds
-        tokenizer = self._frontend.tokenizer
-        self._structured = self._frontend.structured(ready.config)
-        self._inputs = InputProcessor(
-            ready.config, tokenizer, eos_ids=self._frontend.eos_ids, seed_source=random.SystemRandom(),
-            structured=self._structured, media=self._frontend.media, marks=self._frontend.marks,
-        )  # fmt: skip
-        if self._structured is not None:
+        self.kernel_plan, self.load_seconds = ready.plan, ready.load_seconds
+        self._client.connect(ready.config)
+        if self._client.structured is not None:
             self._warm = asyncio.create_task(self._tell_vocabulary())
-        self._encoder = Encoder(tokenizer, ready.config.model.max_len) if tokenizer else None
         self._open_for_requests = True
 
     async def _admitted(self, request_id: str) -> None:
@@ -185,12 +162,8 @@ class AsyncLLM(Rests, About):
             raise
         return made
 
-    config: EngineConfig
     kernel_plan: list[str]
     load_seconds: float
-    _inputs: InputProcessor
-    _encoder: Encoder | None
-    _structured: StructuredOutputs | None = None
     _warm: asyncio.Task[None] | None = None
 
     async def _tell_vocabulary(self) -> None:
@@ -199,62 +172,8 @@ class AsyncLLM(Rests, About):
             self._supervisor.tell(await asyncio.to_thread(self._vocabulary))
 
     def _vocabulary(self) -> m.Vocabulary:
-        assert self._structured is not None, "a request with a grammar was judged"
-        return self._structured.judge.vocabulary
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        return self._frontend.tokenizer
-
-    @property
-    def chat(self) -> Chat | None:
-        """What makes prompts of conversations. None without a tokenizer."""
-        return self._frontend.chat
-
-    @property
-    def media(self) -> Media | None:
-        """Who reads images. None: the model takes text alone."""
-        return self._frontend.media
-
-    @property
-    def default_sampling(self) -> dict[str, Any]:
-        """SamplingParams fields of the model's generation config, for what a client leaves out."""
-        return self._frontend.default_sampling
-
-    @property
-    def model_names(self) -> list[str]:
-        return self._frontend.names
-
-    @property
-    def state(self) -> str:
-        """starting | ready | restarting | sleeping | failed | stopped"""
-        return self._supervisor.state
-
-    @property
-    def ready(self) -> bool:
-        """Could a request be served now?"""
-        return not self.why_not_ready
-
-    @property
-    def why_not_ready(self) -> str:
-        return self._supervisor.why_not_ready
-
-    @property
-    def restarts(self) -> int:
-        """How many times the engine process has been replaced."""
-        return self._supervisor.restarts
-
-    @property
-    def engine_pid(self) -> int | None:
-        return self._supervisor.pid
-
-    def stats(self) -> m.Stats | None:
-        """The engine's latest snapshot. None before its first step."""
-        return self._stats
-
-    def progress(self, request_id: str) -> RequestMetrics | None:
-        """What is known of an open request's times so far. None: it is not open, or is for a vector."""
-        return self._outputs.metrics(request_id)
+        assert self._client.structured is not None, "a request with a grammar was judged"
+        return self._client.structured.judge.vocabulary
 
     async def generate(
         self,
@@ -276,37 +195,23 @@ class AsyncLLM(Rests, About):
         more. Closing the generator aborts the request. first_choice: these are choices `first_choice` onwards of a
         request that is run in parts, and get the seeds of those. prompt_text: the text of a prompt of ids. seat: for
         whoever shares the engine among clients (`thalweg serve`)."""
-        _only_here(trace_headers, data_parallel_rank)
-        await self._started()
-        prompt = self._cut(_with_text(prompt, prompt_text), tokenization_kwargs)
-        prompt = await self._encoded(prompt)
-        await self._prepared(sampling_params)
-        await self._admitted(request_id)
-        adapter = await self._adapters.add(lora_request) if lora_request is not None else b""
-        if request_id in self._streams:
-            raise RequestError(f"request_id {request_id!r} is already running", "request_id")
-        submission = self._inputs.process(
-            request_id, prompt, sampling_params, priority=priority, handles=self._handles, first_choice=first_choice
-        )
-        submission = submission if lora_request is None else with_adapter(submission, lora_request, adapter)
-        self._outputs.add(submission, time.monotonic())
-        self._adapters.hold(adapter)
-        work = Computation(request_id, self._outputs, self._supervisor, self._handles, seat)
-        stream = self._streams[request_id] = Stream(sampling_params, work)
-        self._supervisor.submit(submission.requests)
+        if data_parallel_rank:
+            raise RequestError("data_parallel_rank: requests are not pinned to an engine; leave it out", "data_parallel_rank")
+        prompt = with_text(prompt, prompt_text)
+        stream = await self._begin(
+            request_id, prompt, sampling_params, pooling=False, lora_request=lora_request, trace_headers=trace_headers,
+            tokenization_kwargs=tokenization_kwargs, priority=priority, first_choice=first_choice, seat=seat,
+        )  # fmt: skip
         try:
             while True:
                 output = await stream.get()
                 if not output.finished:
-                    work.read()
-                yield output
+                    stream.computation.read()
+                yield output  # type: ignore[misc]
                 if output.finished:
                     return
         finally:
-            if self._streams.get(request_id) is stream:  # not finished: the reader went away
-                del self._streams[request_id]
-                self._drop(request_id)
-            self._adapters.release(adapter)
+            self._leave(request_id, stream)
 
     async def encode(
         self,
@@ -321,26 +226,46 @@ class AsyncLLM(Rests, About):
     ) -> AsyncGenerator[Pooled, None]:
         """What a pooling model gives of the prompt: one output, for which `generate` says the rest. One that could not be
         made says why in `error`."""
-        _only_here(trace_headers, None)
-        await self._started()
-        prompt = await self._encoded(self._cut(prompt, tokenization_kwargs))
-        await self._admitted(request_id)
-        adapter = await self._adapters.add(lora_request) if lora_request is not None else b""
-        if request_id in self._pooling:
-            raise RequestError(f"request_id {request_id!r} is already running", "request_id")
-        submission = self._inputs.process_pooling(request_id, prompt, pooling_params, priority=priority, handles=self._handles)
-        submission = submission if lora_request is None else with_adapter(submission, lora_request, adapter)
-        answer: asyncio.Future[Pooled] = asyncio.get_running_loop().create_future()
-        self._pooling[request_id] = answer, pooling_params
-        self._pooled.add(submission, time.monotonic())
-        self._supervisor.submit([submission.request])
-        self._adapters.hold(adapter)
+        stream = await self._begin(
+            request_id, prompt, pooling_params, pooling=True, lora_request=lora_request, trace_headers=trace_headers,
+            tokenization_kwargs=tokenization_kwargs, priority=priority,
+        )  # fmt: skip
         try:
-            yield await answer
+            yield await stream.get()  # type: ignore[misc]
         finally:
-            self._adapters.release(adapter)
-            if self._pooling.pop(request_id, None) is not None:  # not finished: the reader went away
-                self._supervisor.abort(list(self._pooled.abort([request_id])))
+            self._leave(request_id, stream)
+
+    async def _begin(
+        self, request_id: str, prompt: Any, params: SamplingParams | PoolingParams, *, pooling: bool, priority: int,
+        lora_request: LoRARequest | None, tokenization_kwargs: Mapping[str, Any] | None,
+        trace_headers: Mapping[str, str] | None, first_choice: int = 0, seat: Seat | None = None,
+    ) -> Stream:  # fmt: skip
+        """The stream of a request that the engine has got. Whoever reads it calls `_leave` at the end."""
+        check_trace_headers(trace_headers)
+        await self._started()
+        prompt = await self._client.prompts.read_async(prompt, tokenization_kwargs)
+        await self.prepare(params)
+        await self._admitted(request_id)
+        adapter = b"" if lora_request is None else await self._adapters.add(lora_request)
+        if request_id in self._streams:
+            raise RequestError(f"request_id {request_id!r} is already running", "request_id")
+        submission = self._client.prepare(
+            request_id, prompt, params, pooling=pooling, priority=priority, first_choice=first_choice,
+            lora_request=lora_request, adapter=adapter,
+        )  # fmt: skip
+        requests = self._client.open(submission)
+        self._adapters.hold(adapter)
+        work = Computation(request_id, self._client.outputs, self._supervisor, self._client.handles, seat)
+        stream = self._streams[request_id] = Stream(params, work, adapter)
+        self._supervisor.submit(requests)
+        return stream
+
+    def _leave(self, request_id: str, stream: Stream) -> None:
+        """Its reader reads no more. A request that has not finished is aborted."""
+        if self._streams.get(request_id) is stream:
+            del self._streams[request_id]
+            self._drop(request_id)
+        self._adapters.release(stream.adapter)
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """Load an adapter before the first request names it. RequestError, CheckpointError or UnsupportedModelError."""
@@ -356,46 +281,16 @@ class AsyncLLM(Rests, About):
         """lora_int_id of each adapter that was named."""
         return self._adapters.numbers()
 
-    def check_pooling(self, params: PoolingParams) -> None:
-        """RequestError, naming the field, for what the model cannot do of these, whatever the prompt."""
-        self._inputs.check_pooling(params)
-
-    def _cut(self, prompt: Any, said: Mapping[str, Any] | None) -> Any:
-        """The prompt as tokenization_kwargs say."""
-        if not said:
-            return prompt
-        tokenizer = self._frontend.tokenizer
-        keep, side, special = tokenization(said)
-        cut = cuts(keep, side, self.config.model.max_len, tokenizer.truncation_side if tokenizer else "right")
-        return shortened(tokenizer, prompt, cut, special)
-
-    async def _encoded(self, prompt: Any) -> Any:
-        """The prompt, its ids added if it is so long a text that encoding it would hold up the event loop."""
-        prompt = meant(prompt)
-        fields = {"prompt": prompt} if isinstance(prompt, str) else prompt
-        if self.media is not None and isinstance(fields, dict) and MULTI_MODAL in fields:
-            return await self.media.prompt_async(fields)
-        if self._encoder is None or not isinstance(fields, dict) or "prompt_token_ids" in fields:
-            return prompt
-        text = fields.get("prompt")
-        if not isinstance(text, str) or len(text) <= INLINE:
-            return prompt
-        (ids,) = await self._encoder.encode([text])
-        return {**fields, "prompt_token_ids": ids}
-
-    async def prepare(self, params: SamplingParams) -> None:
-        """Read what takes long of the parameters: `generate` finds it read. RequestError, naming the field, as there."""
-        await self._prepared(params)
-
-    async def _prepared(self, params: Any) -> None:
-        """What takes long to read of the parameters is read on a thread."""
+    async def prepare(self, params: SamplingParams | PoolingParams) -> None:
+        """Read what takes long of the parameters, on a thread: `generate` finds it read. RequestError, naming the field, as
+        there."""
         if not isinstance(params, SamplingParams):
-            return  # refused by name a moment later
+            return
         if params.structured_outputs is not None:
-            await asyncio.get_running_loop().run_in_executor(self._judges, self._inputs.prepare, params)
+            await asyncio.get_running_loop().run_in_executor(self._judges, self._client.inputs.prepare, params)
             return
         if sum(map(len, params.stop or ())) + sum(map(len, params.bad_words or ())) > SHORT:
-            await asyncio.get_running_loop().run_in_executor(self._reader, self._inputs.prepare, params)
+            await asyncio.get_running_loop().run_in_executor(self._reader, self._client.inputs.prepare, params)
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """End requests. Their readers get a last output with finish_reason "abort". Unknown ids are fine. internal: there is
@@ -405,26 +300,15 @@ class AsyncLLM(Rests, About):
             last = self._drop(one)
             if last is not None:
                 self._deliver(last)
-            stopped = self._pooled.abort([one])
-            self._supervisor.abort(list(stopped))
-            for output in stopped.values():
-                self._answer(output)
 
-    def _drop(self, request_id: str) -> RequestOutput | None:
-        handles, last = self._outputs.abort(request_id)
+    def _drop(self, request_id: str) -> Output | None:
+        handles, last = self._client.abort(request_id)
         self._supervisor.abort(handles)
         return last
 
-    async def check_health(self) -> None:
-        """EngineDeadError if there is no engine and there will be none. A restart is no illness: see `ready`."""
-        if self._dead or self.state in ("failed", "stopped"):
-            raise EngineDeadError(str(self._dead or self.why_not_ready))
-
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
-        if reset_running_requests or reset_connector:
-            name = "reset_running_requests" if reset_running_requests else "reset_connector"
-            raise ConfigError(f"{name}: running requests keep their blocks, and there is no connector; leave it out")
+        check_reset(reset_running_requests, reset_connector)
         await self._started()
         return await self._supervisor.reset_prefix_cache()
 
@@ -432,17 +316,6 @@ class AsyncLLM(Rests, About):
         """What may be asked of the model."""
         await self._started()
         return self.config.model.tasks
-
-    def get_tokenizer(self) -> Tokenizer:
-        """ConfigError if the tokenizer was skipped."""
-        if self._frontend.tokenizer is None:
-            raise ConfigError("skip_tokenizer_init: there is no tokenizer")
-        return self._frontend.tokenizer
-
-    @property
-    def profiles(self) -> bool:
-        """May steps be profiled?"""
-        return read_profiler_config(self._frontend.args) is not None
 
     async def start_profile(self) -> None:
         """Record the operations of steps from now on. RequestError without `profiler_config`, on a device without torch, and
@@ -454,7 +327,7 @@ class AsyncLLM(Rests, About):
         await self._supervisor.control("stop_profile")
 
     def _open_ids(self) -> list[str]:
-        return [*self._streams, *self._pooling]
+        return list(self._streams)
 
     def shutdown(self, timeout: float | None = None) -> asyncio.Task[None]:
         """End the engine process. Open requests get EngineDeadError. It begins at once, and what is returned can be awaited.
@@ -468,34 +341,20 @@ class AsyncLLM(Rests, About):
             self._opening.cancel()
             await asyncio.wait([self._opening])
         await asyncio.wait_for(self._supervisor.stop(), timeout)
-        if self._frontend.chat:
-            self._frontend.chat.close()
-        if self._frontend.media:
-            self._frontend.media.close()
-        if self._structured is not None:
-            self._structured.close()
+        self._client.close()
         self._die(EngineDeadError("the engine was shut down"))
 
     def _take(self, frame: m.Outputs) -> None:
         if frame.stats is not None:
             self._stats = frame.stats
-        processed = self._outputs.process(frame)
-        self._supervisor.abort(processed.abort)
+        outputs, stopped = self._client.process(frame)
+        self._supervisor.abort(stopped)
         for logger in self._loggers:
             logger.record(frame)
-        for output in processed.outputs:
+        for output in outputs:
             self._deliver(output)
-        for pooled in self._pooled.process(frame):
-            self._answer(pooled)
 
-    def _answer(self, output: Pooled) -> None:
-        answer, params = self._pooling.pop(output.request_id)
-        for logger in self._loggers:
-            logger.finished(output, params)
-        if not answer.done():
-            answer.set_result(output)
-
-    def _deliver(self, output: RequestOutput) -> None:
+    def _deliver(self, output: Output) -> None:
         stream = self._streams.get(output.request_id)
         if stream is None:
             return
@@ -508,46 +367,17 @@ class AsyncLLM(Rests, About):
             stream.computation.stall()
 
     def _convict(self, handle: int, why: str) -> None:
-        closed = self._outputs.fail(handle, why)
-        if closed is not None and closed[0] in self._streams:
-            self._streams.pop(closed[0]).fail(EngineDeadError(why))
-        request_id = self._pooled.fail(handle)
-        if request_id is not None:
-            _fail(self._pooling.pop(request_id)[0], why)
+        request_id = self._client.fail(handle, why)
+        if request_id is not None and request_id in self._streams:
+            self._streams.pop(request_id).fail(EngineDeadError(why))
 
     def _die(self, why: ThalwegError) -> None:
         self._dead = self._dead or why
         self._resting.close()
-        self._outputs.fail_all(str(why))
+        self._client.fail_all(str(why))
         for stream in self._streams.values():
             stream.fail(EngineDeadError(str(why)))
         self._streams.clear()
-        self._pooled.fail_all()
-        for answer, _ in self._pooling.values():
-            _fail(answer, str(why))
-        self._pooling.clear()
-
-
-def _only_here(trace_headers: object, data_parallel_rank: int | None) -> None:
-    """What requests of the field may say, and this version has not. NotSupportedError, RequestError."""
-    if trace_headers:
-        raise RequestError(
-            "trace_headers: the server exports traces (--otlp-traces-endpoint), an engine in a program none; leave it out",
-            "trace_headers",
-        )
-    if data_parallel_rank:
-        raise RequestError("data_parallel_rank: requests are not pinned to an engine; leave it out", "data_parallel_rank")
-
-
-def _with_text(prompt: Any, text: str | None) -> Any:
-    if text is None:
-        return prompt
-    return {**prompt, "prompt": text} if isinstance(prompt, Mapping) else {"prompt_token_ids": prompt, "prompt": text}
-
-
-def _fail(answer: asyncio.Future[Pooled], why: str) -> None:
-    if not answer.done():  # else its reader went away in this moment
-        answer.set_exception(EngineDeadError(why))
 
 
 async def _abandon(engine: asyncio.Task[EngineProcess]) -> None:

@@ -245,7 +245,7 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         self, chat_template: str | None, kwargs: Mapping[str, Any] | None
     ) -> tuple[Chat, str | None, dict[str, Any]]:
         """(what renders; the template, by the argument, by a name in `kwargs`, or of the whole LLM; the other kwargs)."""
-        self.llm_engine.inputs.check_generates()
+        self.llm_engine.client.inputs.check_generates()
         chat = self.llm_engine.frontend.chat
         if chat is None:
             raise ConfigError("skip_tokenizer_init: there is no tokenizer")

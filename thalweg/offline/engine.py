@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import random
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from thalweg.config import EngineArgs, EngineConfig
-from thalweg.engine.client import media
-from thalweg.engine.client.frontend import Located, load_frontend, locate
-from thalweg.engine.client.inputs import InputProcessor, PoolingSubmission, Submission, with_adapter
-from thalweg.engine.client.outputs import OutputProcessor
-from thalweg.engine.client.pairs import shortened, tokenization
-from thalweg.engine.client.pooled import PoolingOutputs
+from thalweg.engine.client.core import ClientCore, Output, check_reset, check_trace_headers, with_text
+from thalweg.engine.client.frontend import Frontend, Located, load_frontend, locate
+from thalweg.engine.client.inputs import PoolingSubmission, Submission
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.control.executor import Executor
 from thalweg.engine.control.profiles import Profiles
@@ -29,19 +24,14 @@ from thalweg.executors import load_executor
 from thalweg.grammar.grammars import Grammars
 from thalweg.host.collector import uncollected
 from thalweg.lora import LoRARequest
-from thalweg.media.kinds import name_kinds
 from thalweg.offline.adapters import OfflineAdapters
 from thalweg.offline.metrics import Metric, snapshot
 from thalweg.offline.sharing import SHUT, SLEEPS, atomic, locked
 from thalweg.options.observation import read_profiler_config
-from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
-from thalweg.prompts import meant
-from thalweg.refused import PINNED, TRACES, NoCode, NoOtherConfig, refused
-from thalweg.text.cut import asked as cuts
+from thalweg.refused import PINNED, NoCode, NoOtherConfig, refused
 from thalweg.text.tokenizer import Tokenizer
 
-Output = RequestOutput | PoolingRequestOutput[PoolingOutput]
 NO_SLEEP = "enable_sleep_mode: sleeping needs an engine made with enable_sleep_mode=True"
 
 
@@ -66,37 +56,22 @@ class LLMEngine(NoCode, NoOtherConfig):
 
     def _made(self, located: Located) -> None:
         args = located.given
-        self.frontend = load_frontend(located)
-        self._seeds = random.Random(args.seed)
-        self.outputs = OutputProcessor(self.frontend.tokenizer, args.stream_interval)
-        self.pooled = PoolingOutputs()
-        self.handles = itertools.count(1)
+        self.client = ClientCore(load_frontend(located), random.Random(args.seed))
         self._closed: list[Output] = []
         self.adapters = OfflineAdapters(args.max_cpu_loras or args.max_loras)
-        self._asleep = self._judged = self._shut = False
+        self._asleep = self._shut = False
         self._start()
 
     def _start(self) -> None:
         with uncollected():
             args = self.frontend.args
             self.executor: Executor = load_executor(args.distributed_executor_backend)(args)
-        self.config: EngineConfig = self.executor.config
         self._profiles = None if read_profiler_config(args) is None else Profiles(self.executor)
-        if not self._judged:
-            self._structured, self._judged = self.frontend.structured(self.config), True
-        structured = self._structured
+        self.client.connect(self.executor.config)
+        structured = self.client.structured
         grammars = None if structured is None else Grammars(lambda: structured.judge.vocabulary)
         self.core = EngineCore(self.executor, grammars=grammars, hash_fn=key_hash(args), store=connect(args, self.executor))
         self.adapters.attach(self.core)
-        self.inputs = InputProcessor(
-            self.config,
-            self.frontend.tokenizer,
-            eos_ids=self.frontend.eos_ids,
-            seed_source=self._seeds,
-            structured=structured,
-            media=self.frontend.media,
-            marks=self.frontend.marks,
-        )
 
     @classmethod
     def from_engine_args(
@@ -119,14 +94,20 @@ class LLMEngine(NoCode, NoOtherConfig):
         return worker
 
     @property
+    def frontend(self) -> Frontend:
+        return self.client.frontend
+
+    @property
+    def config(self) -> EngineConfig:
+        return self.client.config
+
+    @property
     def model_config(self) -> Any:
         return self.config.model
 
     def get_tokenizer(self) -> Tokenizer:
         """ConfigError if the tokenizer was skipped."""
-        if self.frontend.tokenizer is None:
-            raise ConfigError("skip_tokenizer_init: there is no tokenizer")
-        return self.frontend.tokenizer
+        return self.client.get_tokenizer()
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -151,41 +132,19 @@ class LLMEngine(NoCode, NoOtherConfig):
         """A checked request, for `submit`. RequestError names the field. Raises CheckpointError or UnsupportedModelError if the
         adapter that it names cannot be served."""
         adapter = self.adapters.find_digest(lora_request)
-        submission = self._checked(request_id, prompt, params, priority, tokenization_kwargs)
-        return submission if lora_request is None else with_adapter(submission, lora_request, adapter)
-
-    def _checked(
-        self, request_id: str, prompt: Any, params: SamplingParams | PoolingParams, priority: int,
-        tokenization_kwargs: Mapping[str, Any] | None,
-    ) -> Submission | PoolingSubmission:  # fmt: skip
-        keep, side, special = tokenization(tokenization_kwargs)
-        prompt = meant(prompt)
-        if self.frontend.media is not None and isinstance(prompt, Mapping) and media.NAME in prompt:
-            prompt = self.frontend.media.prompt(prompt)
-        tokenizer = self.frontend.tokenizer
-        cut = cuts(keep, side, self.config.model.max_len, tokenizer.truncation_side if tokenizer else "right")
-        if cut is not None and isinstance(prompt, Mapping) and prompt.get(media.MEDIA):
-            raise RequestError(
-                f"truncate_prompt_tokens: a prompt with {name_kinds('or')} is not cut; leave it out", "truncate_prompt_tokens"
-            )
-        prompt = shortened(tokenizer, prompt, cut, special)
-        if isinstance(params, PoolingParams):
-            return self.inputs.process_pooling(request_id, prompt, params, priority=priority, handles=self.handles)
-        return self.inputs.process(request_id, prompt, params, priority=priority, handles=self.handles)
+        prompt = self.client.prompts.read(prompt, tokenization_kwargs)
+        return self.client.prepare(
+            request_id, prompt, params, pooling=isinstance(params, PoolingParams), priority=priority,
+            lora_request=lora_request, adapter=adapter,
+        )  # fmt: skip
 
     @atomic
     def submit(self, submissions: Iterable[Submission | PoolingSubmission]) -> None:
         """Run these from the next step on. UnavailableError while it sleeps, and after `shutdown`."""
         if self._shut or self._asleep:
             raise UnavailableError(SHUT if self._shut else SLEEPS)
-        now = time.monotonic()
-        for s in submissions:
-            if isinstance(s, PoolingSubmission):
-                self.pooled.add(s, now)
-                self.core.add([s.request])
-            else:
-                self.outputs.add(s, now)
-                self.core.add(s.requests)
+        for submission in submissions:
+            self.core.add(self.client.open(submission))
         self.adapters.trim()
 
     @locked
@@ -202,14 +161,13 @@ class LLMEngine(NoCode, NoOtherConfig):
         prompt_text: str | None = None,
     ) -> str:
         """One request, by an id that no open one has: the id. RequestError names the field."""
-        if trace_headers:
-            raise RequestError(TRACES, "trace_headers")
+        check_trace_headers(trace_headers)
         if arrival_time is not None:
             raise RequestError("arrival_time: requests arrive when they are added; leave it out", "arrival_time")
         if not isinstance(request_id, str) or request_id in self.open_ids:
             raise RequestError(f"request_id: {request_id!r:.80} must be text that no open request has", "request_id")
-        if prompt_text is not None:
-            prompt = {**prompt, "prompt": prompt_text} if isinstance(prompt, Mapping) else prompt
+        if not isinstance(prompt, str):
+            prompt = with_text(prompt, prompt_text)
         said = self.prepare(
             request_id, prompt, params, priority=priority, tokenization_kwargs=tokenization_kwargs, lora_request=lora_request
         )
@@ -219,7 +177,7 @@ class LLMEngine(NoCode, NoOtherConfig):
     @property
     def open_ids(self) -> list[str]:
         """Requests that have not finished."""
-        return [*self.outputs.open_ids(), *self.pooled.open_ids()]
+        return self.client.open_ids()
 
     @locked
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
@@ -232,11 +190,10 @@ class LLMEngine(NoCode, NoOtherConfig):
     @atomic
     def drop(self, request_id: str) -> Output | None:
         """End a request: its last output. None if it is not open."""
-        handles, last = self.outputs.abort(request_id)
-        stopped = self.pooled.abort([request_id])
+        handles, last = self.client.abort(request_id)
         if hasattr(self, "core"):
-            self.core.abort([*handles, *stopped])
-        return next(iter(stopped.values()), last)
+            self.core.abort(handles)
+        return last
 
     @atomic
     def step(self) -> list[Output]:
@@ -245,12 +202,12 @@ class LLMEngine(NoCode, NoOtherConfig):
         news = None if self._asleep else self.core.step()
         if news is None:
             return closed
-        processed = self.outputs.process(news)
-        if processed.abort:
-            self.core.abort(processed.abort)
+        outputs, stopped = self.client.process(news)
+        if stopped:
+            self.core.abort(stopped)
         if self._profiles is not None:
             self._profiles.advance()
-        return [*closed, *processed.outputs, *self.pooled.process(news)]
+        return [*closed, *outputs]
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._closed or self.open_ids)
@@ -272,9 +229,7 @@ class LLMEngine(NoCode, NoOtherConfig):
     @locked
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
-        if reset_running_requests or reset_connector:
-            name = "reset_running_requests" if reset_running_requests else "reset_connector"
-            raise ConfigError(f"{name}: running requests keep their blocks, and there is no connector; leave it out")
+        check_reset(reset_running_requests, reset_connector)
         return self.core.reset_prefix_cache()
 
     def reset_mm_cache(self) -> None:
@@ -330,7 +285,7 @@ class LLMEngine(NoCode, NoOtherConfig):
             return
         if mode == "abort":
             self.abort_request(self.open_ids)
-        while mode == "wait" and self.outputs.open_requests + len(self.pooled.open_ids()):
+        while mode == "wait" and self.open_ids:
             self._closed = self.step()
         self._asleep = True
         if level == 0:
@@ -351,7 +306,7 @@ class LLMEngine(NoCode, NoOtherConfig):
             return
         if not hasattr(self, "core"):
             self._start()
-            self.core.add([*self.outputs.resubmit(), *self.pooled.resubmit(self.pooled.open_handles())])
+            self.core.add(self.client.resubmit(self.client.open_handles()))
         self._asleep = False
 
     def enter(self) -> None:
@@ -366,10 +321,7 @@ class LLMEngine(NoCode, NoOtherConfig):
     def shutdown(self) -> None:
         """Give the device back. The object is not used again: requests get UnavailableError."""
         self._shut = True
-        if self.frontend.chat:
-            self.frontend.chat.close()
-        if self.frontend.media:
-            self.frontend.media.close()
+        self.client.close()
         if hasattr(self, "executor"):
             self.core.close()
             self.executor.close()

@@ -120,7 +120,7 @@ class PoolingMethods:
         no_adapter(lora_request)
         if chat_template is not None:
             raise ConfigError("chat_template: pairs are written in the form that the model's files ask for; leave it out")
-        pooling = self.llm_engine.inputs.check_pools("score")
+        pooling = self.llm_engine.client.inputs.check_pools("score")
         sides = [texts(data, name) for data, name in ((data_1, "data_1"), (data_2, "data_2"))]
         first, second = sides
         which = matched(len(first), len(second), ("data_1", "data_2"))
@@ -145,7 +145,7 @@ class PoolingMethods:
         use_tqdm: bool | Callable[..., Any],
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         engine = self.llm_engine
-        engine.inputs.check_pools(task)
+        engine.client.inputs.check_pools(task)
         items = as_list(prompts)
         params = per_prompt("pooling_params", pooling_params, len(items), PoolingParams)
         wrong = next((p for p in params if not isinstance(p, PoolingParams)), None)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 from thalweg.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from thalweg.offline.engine import LLMEngine, Output
+    from thalweg.engine.client.core import Output
+    from thalweg.offline.engine import LLMEngine
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -180,7 +180,7 @@ def test_a_suspended_request_can_be_ended_and_leaves_nothing(loop, engine):
         await other.aclose()
         await told(engine, "next")
         await asyncio.sleep(0.1)
-        return engine.stats(), engine._outputs.open_requests, engine._outputs.open_handles()
+        return engine.stats(), engine._client.outputs.open_requests, engine._client.outputs.open_handles()
 
     stats, requests, handles = loop.run(run())
     assert (stats.running, stats.waiting, requests, handles) == (0, 0, 0, [])

@@ -1,13 +1,23 @@
-"""What programs ask of an AsyncLLM beside requests: is it alive, and what of the field it has not."""
+"""What programs ask of an AsyncLLM besides requests: its model, its state, and methods of vLLM that it lacks."""
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
+from thalweg.config import EngineConfig
+from thalweg.engine.client.core import ClientCore
+from thalweg.engine.client.fleet import Engines
 from thalweg.engine.client.frontend import Frontend
+from thalweg.engine.client.media import Media
 from thalweg.engine.messages import Stats
 from thalweg.errors import EngineDeadError, ThalwegError
+from thalweg.options.observation import read_profiler_config
+from thalweg.outputs import RequestMetrics
+from thalweg.params import PoolingParams
 from thalweg.refused import CODE, PINNED, NoNewWeights, NoOtherConfig, refused
+from thalweg.template.chat import Chat
+from thalweg.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -15,14 +25,87 @@ logger = logging.getLogger(__name__)
 class About(NoNewWeights, NoOtherConfig):
     """The part of AsyncLLM that only tells."""
 
+    _client: ClientCore
     _frontend: Frontend
+    _supervisor: Engines
     _dead: ThalwegError | None
     _stats: Stats | None
+
+    # ------------------------------------------------------------ the model
+
+    @property
+    def config(self) -> EngineConfig:
+        """Of the engine. AttributeError before it has started."""
+        return self._client.config
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._frontend.tokenizer
+
+    def get_tokenizer(self) -> Tokenizer:
+        """ConfigError if the tokenizer was skipped."""
+        return self._client.get_tokenizer()
+
+    @property
+    def chat(self) -> Chat | None:
+        """What makes prompts of conversations. None without a tokenizer."""
+        return self._frontend.chat
+
+    @property
+    def media(self) -> Media | None:
+        """Who reads images. None: the model takes text alone."""
+        return self._frontend.media
+
+    @property
+    def default_sampling(self) -> dict[str, Any]:
+        """SamplingParams fields of the model's generation config, for what a client leaves out."""
+        return self._frontend.default_sampling
+
+    @property
+    def model_names(self) -> list[str]:
+        return self._frontend.names
+
+    def check_pooling(self, params: PoolingParams) -> None:
+        """RequestError, naming the field, for what the model cannot do of these, whatever the prompt."""
+        self._client.inputs.check_pooling(params)
+
+    @property
+    def profiles(self) -> bool:
+        """May steps be profiled?"""
+        return read_profiler_config(self._frontend.args) is not None
+
+    # ------------------------------------------------------------ the engine
 
     @property
     def state(self) -> str:
         """starting | ready | restarting | sleeping | failed | stopped"""
-        raise NotImplementedError
+        return self._supervisor.state
+
+    @property
+    def ready(self) -> bool:
+        """Could a request be served now?"""
+        return not self.why_not_ready
+
+    @property
+    def why_not_ready(self) -> str:
+        return self._supervisor.why_not_ready
+
+    @property
+    def restarts(self) -> int:
+        """How many times the engine process has been replaced."""
+        return self._supervisor.restarts
+
+    @property
+    def engine_pid(self) -> int | None:
+        return self._supervisor.pid
+
+    def stats(self) -> Stats | None:
+        """The engine's latest snapshot. None before its first step."""
+        return self._stats
+
+    def progress(self, request_id: str) -> RequestMetrics | None:
+        """What is known of an open request's times so far. None: it is not open, or is for a vector."""
+        return self._client.outputs.metrics(request_id)
 
     async def reset_mm_cache(self) -> None:
         """Read every image anew from now on."""
@@ -36,6 +119,11 @@ class About(NoNewWeights, NoOtherConfig):
         """Devices that share the model. include_dp: times the engines that share the requests."""
         args = self._frontend.args
         return args.tensor_parallel_size * (args.data_parallel_size if include_dp else 1)
+
+    async def check_health(self) -> None:
+        """EngineDeadError if there is no engine and there will be none. A restart is no illness: see `ready`."""
+        if self._dead or self.state in ("failed", "stopped"):
+            raise EngineDeadError(str(self._dead or self.why_not_ready))
 
     async def do_log_stats(self) -> None:
         """The latest snapshot, as a line of the log."""
@@ -65,7 +153,5 @@ class About(NoNewWeights, NoOtherConfig):
 
     collective_rpc = refused(CODE)
     pin_lora = refused(PINNED)
-    start_profile = refused("an engine in a process of its own records no traces; LLM(profiler_config=...) does")
-    stop_profile = refused("an engine in a process of its own records no traces; LLM(profiler_config=...) does")
     scale_elastic_ep = refused("experts are not spread over devices by this version")
     notify_kv_transfer_request_rejected = refused("no keys and values come from other engines in this version")

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from thalweg.engine.client.inputs import PoolingSubmission
-from thalweg.engine.client.outputs import OutputProcessor
 from thalweg.engine.client.pool_shape import SMALLEST, shaped
 from thalweg.engine.messages import EngineRequest, Outputs, TokenVectors
 from thalweg.outputs import ABORTED, PoolingOutput, PoolingRequestOutput, RequestMetrics, ScoringOutput, ScoringRequestOutput
@@ -139,19 +138,6 @@ class PoolingOutputs:
     def resubmit(self, handles: Sequence[int]) -> list[EngineRequest]:
         """What a fresh engine needs to answer these. Handles that are closed are left out."""
         return [self._open[h].submission.request for h in handles if h in self._open]
-
-
-class AllOpen:
-    """Every open request of an engine, whichever kind of answer it waits for: what a new engine is given."""
-
-    def __init__(self, tokens: OutputProcessor, vectors: PoolingOutputs) -> None:
-        self._tokens, self._vectors = tokens, vectors
-
-    def open_handles(self) -> list[int]:
-        return [*self._tokens.open_handles(), *self._vectors.open_handles()]  # of one engine only one has any
-
-    def resubmit(self, handles: Sequence[int]) -> list[EngineRequest]:
-        return [*self._tokens.resubmit(handles), *self._vectors.resubmit(handles)]
 
 
 def _output(request: _Open, result: np.ndarray | None, why: str) -> Output:

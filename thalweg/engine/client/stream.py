@@ -6,29 +6,35 @@ import asyncio
 
 from thalweg.engine.client.seats import Computation
 from thalweg.errors import ThalwegError
-from thalweg.outputs import RequestOutput
-from thalweg.params import RequestOutputKind, SamplingParams
+from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
+
+Output = RequestOutput | PoolingRequestOutput[PoolingOutput]
 
 
 class Stream:
     """One writer, one reader, both on the event loop."""
 
-    __slots__ = ("_arrived", "_error", "_pending", "computation", "params", "waiting")
+    __slots__ = ("_adds_up", "_arrived", "_error", "_pending", "_weight", "adapter", "computation", "params", "waiting")
 
-    def __init__(self, params: SamplingParams, computation: Computation) -> None:
-        """computation: of the request, which stops while too much is unread."""
-        self.params, self.computation = params, computation
+    def __init__(self, params: SamplingParams | PoolingParams, computation: Computation, adapter: bytes = b"") -> None:
+        """computation: of the request, which stops while too much is unread. adapter: the digest of its adapter, if any."""
+        self.params, self.computation, self.adapter = params, computation, adapter
+        sampling = params if isinstance(params, SamplingParams) else None
+        self._adds_up = sampling is not None and sampling.output_kind is RequestOutputKind.DELTA
+        self._weight = 1 + ((sampling and sampling.logprobs) or 0)
+        """Of a token in `waiting`."""
         self._arrived = asyncio.Event()
-        self._pending: RequestOutput | None = None
+        self._pending: Output | None = None
         self._error: ThalwegError | None = None
         self.waiting = 0
         """Tokens and log-probabilities not taken yet, deltas only."""
 
-    def put(self, output: RequestOutput) -> None:
+    def put(self, output: Output) -> None:
         """Deltas add up. Anything else replaces what was not taken."""
-        if self.params.output_kind is RequestOutputKind.DELTA:
-            self.waiting += sum(len(c.token_ids) for c in output.outputs) * (1 + (self.params.logprobs or 0))
-            if self._pending is not None:
+        if self._adds_up and isinstance(output, RequestOutput):
+            self.waiting += sum(len(c.token_ids) for c in output.outputs) * self._weight
+            if isinstance(self._pending, RequestOutput):
                 output = merged(self._pending, output)
         self._pending = output
         self._arrived.set()
@@ -38,7 +44,7 @@ class Stream:
         self._error = error
         self._arrived.set()
 
-    async def get(self) -> RequestOutput:
+    async def get(self) -> Output:
         """The next output. Waits for one. Raises what `fail` was given."""
         await self._arrived.wait()
         if self._pending is None:
