@@ -8,7 +8,7 @@ from typing import Any
 
 from thalweg.errors import NotSupportedError
 
-ADAPTERS = "adapters are not served here by this version: use LLM(enable_lora=True), or merge the adapter into the weights"
+ADAPTERS = "adapters are not served here by this version; merge the adapter into the weights (peft: merge_and_unload)"
 PINNED = "adapters that requests use stay loaded, and max_cpu_loras says how many others do"
 CODE = "no code of yours runs inside the engine: results come as outputs and get_metrics(), weights as files"
 CONFIG = "there is no VllmConfig: settings are EngineArgs; use from_engine_args"

@@ -175,6 +175,18 @@ def test_what_cannot_be_served_is_refused_in_words_and_the_engine_goes_on(
     assert len(ask(llm, PROMPTS[:1], requests["b"])) == 1
 
 
+def test_vectors_are_those_of_the_merged_model(base: Path, adapters: dict[str, Path], requests: dict[str, LoRARequest]) -> None:
+    prompts = [{"prompt_token_ids": p} for p in PROMPTS]
+    llm = LLM(base, runner="pooling", enable_lora=True, max_loras=2, **SIZES)
+    mixed = llm.embed(prompts, use_tqdm=False, lora_request=[requests["a"], None, requests["b"]])
+    llm.shutdown()
+    for i, path in enumerate((adapters["a"] / "merged", base, adapters["b"] / "merged")):
+        plain = LLM(path, runner="pooling", **SIZES)
+        (want,) = plain.embed(prompts[i], use_tqdm=False)
+        plain.shutdown()
+        np.testing.assert_allclose(mixed[i].outputs.embedding, want.outputs.embedding, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

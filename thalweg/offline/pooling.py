@@ -13,6 +13,7 @@ from tqdm import tqdm
 from thalweg.engine.client.pairs import matched, pair_prompts, score_text, tokenization
 from thalweg.engine.client.pooled import compared
 from thalweg.errors import ConfigError, RequestError
+from thalweg.lora import LoRARequest
 from thalweg.offline.engine import LLMEngine
 from thalweg.offline.prompts import Prompt, as_list, per_prompt
 from thalweg.offline.sharing import Runs, in_turn
@@ -45,14 +46,13 @@ class PoolingMethods:
         *,
         use_tqdm: bool | Callable[..., Any] = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """The vector of every prompt, in prompt order, from a model that gives those. RequestError, naming the field, before
         anything runs. A prompt longer than the model takes is refused, unless it is to be cut: tokenization_kwargs
         {"truncate_prompt_tokens": -1}."""
-        no_adapter(lora_request)
-        outs = self._pool(prompts, pooling_params, "embed", tokenization_kwargs, use_tqdm)
+        outs = self._pool(prompts, pooling_params, "embed", tokenization_kwargs, use_tqdm, lora_request)
         return [EmbeddingRequestOutput.made(o, EmbeddingOutput.from_base(o.outputs)) for o in outs]
 
     @in_turn
@@ -62,12 +62,11 @@ class PoolingMethods:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[ClassificationRequestOutput]:
         """The probability of every class, for every prompt, from a model with a head for that. Otherwise as `embed`."""
-        no_adapter(lora_request)
-        outs = self._pool(prompts, pooling_params, "classify", tokenization_kwargs, use_tqdm)
+        outs = self._pool(prompts, pooling_params, "classify", tokenization_kwargs, use_tqdm, lora_request)
         return [ClassificationRequestOutput.made(o, ClassificationOutput.from_base(o.outputs)) for o in outs]
 
     @in_turn
@@ -77,14 +76,13 @@ class PoolingMethods:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         pooling_task: str | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """What a pooling model gives of every prompt, as an array: a vector or class numbers, by pooling_task (None: what the
         model does). Of token_embed and token_classify there is a row per token. Otherwise as `embed`."""
-        no_adapter(lora_request)
-        return self._pool(prompts, pooling_params, pooling_task, tokenization_kwargs, use_tqdm)
+        return self._pool(prompts, pooling_params, pooling_task, tokenization_kwargs, use_tqdm, lora_request)
 
     @in_turn
     def reward(
@@ -94,12 +92,11 @@ class PoolingMethods:
         *,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """The rewards of every prompt's tokens, f32[tokens, 1], or of the steps in it: `encode` with token_classify."""
-        no_adapter(lora_request)
-        return self._pool(prompts, pooling_params, "token_classify", tokenization_kwargs, use_tqdm)
+        return self._pool(prompts, pooling_params, "token_classify", tokenization_kwargs, use_tqdm, lora_request)
 
     @in_turn
     def score(
@@ -143,6 +140,7 @@ class PoolingMethods:
         task: str | None,
         tokenization_kwargs: Mapping[str, Any] | None,
         use_tqdm: bool | Callable[..., Any],
+        lora_request: Any = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         engine = self.llm_engine
         engine.client.inputs.check_pools(task)
@@ -152,9 +150,10 @@ class PoolingMethods:
         if wrong is not None:
             raise RequestError(f"pooling_params must be a PoolingParams, not {type(wrong).__name__}", "pooling_params")
         params = [_for_task(p, task) for p in params]
+        adapters = per_prompt("lora_request", lora_request, len(items), lambda: None)
         submissions = [
-            engine.prepare(str(next(self._ids)), p, s, tokenization_kwargs=tokenization_kwargs)
-            for p, s in zip(items, params, strict=True)
+            engine.prepare(str(next(self._ids)), p, s, tokenization_kwargs=tokenization_kwargs, lora_request=a)
+            for p, s, a in zip(items, params, adapters, strict=True)
         ]
         ids = [s.request_id for s in submissions]
         with self.runs.dropping(ids):
