@@ -6,15 +6,19 @@ python ci/feature_page.py --check    # exit status 1 where the page is not what 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import python_names
 from features import PLATFORMS, SECTIONS, SERVICES, WORDS, Feature, Service
 
 from thalweg.cli import matrix
+from thalweg.cli.flag_status import counts
 from thalweg.options.table import table
 
 ROOT = Path(__file__).parents[1]
@@ -100,11 +104,18 @@ def page() -> str:
         "These features do not depend on the device.\n",
         "| feature | supported | shown by, and notes |",
     ]
-    parts += [
-        "|---|---|---|",
-        *(f"| {s.name} | {'yes' if s.supported else 'no'} | {_remarks(s)} |".replace("|  |", "| |") for s in SERVICES),
-    ]
+    parts += ["|---|---|---|", *_services()]
     return "\n".join(parts) + "\n"
+
+
+def _services() -> Iterator[str]:
+    honoured, known = counts(table().values())["core"]
+    fates = Counter(fate for _, _, fate in python_names.names())
+    filled = {"honoured": honoured, "flags": known, "names": fates.total()}
+    filled |= {"here": fates[python_names.HAS], "refused": fates[python_names.REFUSES]}
+    for s in SERVICES:
+        remarks = _remarks(dataclasses.replace(s, note=s.note.format(**filled)))
+        yield f"| {s.name} | {'yes' if s.supported else 'no'} | {remarks} |".replace("|  |", "| |")
 
 
 def _hardware(files: list[dict[str, Any]]) -> Iterator[str]:

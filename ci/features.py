@@ -248,7 +248,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A feature that no device changes."""
+    """A feature that no device changes. Counts in braces in the note are filled in by ci/feature_page.py."""
 
     name: str
     supported: bool
@@ -324,9 +324,12 @@ SERVICES: tuple[Service, ...] = (
     ),
     Service("Several models in one server", False, note="start a server per model"),
     Service(
-        "[vLLM's Python names](compat.md)", True, ("ci/python_names.py",), "368 of 536 names; 151 raise an error with a reason"
+        "[vLLM's Python names](compat.md)",
+        True,
+        ("ci/python_names.py",),
+        "{here} of {names} names; {refused} raise an error with a reason",
     ),
-    Service("vLLM's flags", True, ("thalweg flags --status",), "143 of the 166 for one machine are honoured"),
+    Service("vLLM's flags", True, ("thalweg flags --status",), "{honoured} of the {flags} for one machine are honoured"),
     Service("Prompts as embeddings over HTTP", False, note="use Python"),
     Service("`vllm_xargs` over HTTP", False, note="use Python"),
     Service(
