@@ -252,7 +252,7 @@ def main(argv: list[str] | None = None) -> int:
         return _list(args.list, texts)
     if args.lower:
         lower(texts)
-    findings = [str(f) for found in texts.values() for f in replaced(found)]
+    findings = [str(f) for kind in ("docs", "code") for f in replaced(texts[kind])]
     for kind, found in texts.items():
         _print(kind, found, args.files, args.sentences)
         findings += [] if args.under else excesses(kind, found)
