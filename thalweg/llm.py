@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from tqdm import tqdm
-
 from thalweg.config import EngineArgs, EngineConfig
-from thalweg.engine.client.chat_turns import ChatTurns
 from thalweg.engine.client.inputs import PoolingSubmission, Submission
-from thalweg.engine.client.media import MEDIA
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import Stats
 from thalweg.engine.planning.arguments import engine_args as engine_args_of
 from thalweg.engine.worker.worker import Worker
-from thalweg.errors import ConfigError, NotSupportedError, RequestError
+from thalweg.errors import RequestError
 from thalweg.hal.device import Device
 from thalweg.lora import LoRARequest
-from thalweg.media.kinds.base import Medium
+from thalweg.offline.batches import UseTqdm
 from thalweg.offline.beams import BeamMethods
+from thalweg.offline.chats import ChatMethods, read_template, refuse_mm_processor_kwargs
 from thalweg.offline.engine import LLMEngine
 from thalweg.offline.metrics import Metric
 from thalweg.offline.pooling import PoolingMethods
@@ -33,16 +27,14 @@ from thalweg.offline.prompts import Prompt, as_list, per_prompt
 from thalweg.offline.sharing import Runs, in_turn
 from thalweg.options.model import BUNDLED, BUNDLED_WORDS
 from thalweg.outputs import RequestOutput
-from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
+from thalweg.params import PoolingParams, SamplingParams
 from thalweg.refused import NoCode, NoNewWeights
-from thalweg.template.chat import Chat
-from thalweg.template.messages import FORMATS
 from thalweg.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 
-class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
+class LLM(ChatMethods, PoolingMethods, BeamMethods, NoCode, NoNewWeights):
     """Loads a model and generates from it, batch by batch, in the calling thread.
 
     Several threads may share one: each call waits for its turn, and gets its own results. For requests of many threads or
@@ -78,10 +70,10 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         self, engine: LLMEngine, chat_template: str | None = None, parsers: tuple[str | None, str | None] = (None, None)
     ) -> None:
         self.llm_engine = engine
-        self._template = None if chat_template is None else _read_template(chat_template, engine.frontend.chat)
+        self._template = None if chat_template is None else read_template(chat_template, engine.frontend.chat)
         self._ids = itertools.count()
         self.runs = Runs(engine)
-        self._parsers: tuple[str | None, str | None] = parsers
+        self._parsers = parsers
 
     @property
     def _core(self) -> EngineCore:
@@ -134,7 +126,7 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: UseTqdm = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -143,123 +135,8 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         """Complete every prompt. Results come in prompt order. RequestError, naming the field, before anything runs.
         tokenization_kwargs: {"truncate_prompt_tokens": 100, "add_special_tokens": False}. lora_request: the adapter of all
         prompts, or of each; an engine made with enable_lora reads it when it is first named."""
-        _no_media(mm_processor_kwargs)
-        prepared = self._prepare(prompts, sampling_params, priority, tokenization_kwargs, lora_request)
-        ids = [s.request_id for s in prepared]
-        with self.runs.dropping(ids):
-            self.llm_engine.submit(prepared)
-            return self._finish(ids, use_tqdm)
-
-    @in_turn
-    def chat(
-        self,
-        messages: Sequence[Any],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
-        chat_template: str | None = None,
-        chat_template_content_format: str = "auto",
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: list[dict[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        mm_processor_kwargs: Mapping[str, Any] | None = None,
-        tool_call_parser: str | None = None,
-        reasoning_parser: str | None = None,
-    ) -> list[RequestOutput]:
-        """Answer one conversation (a list of messages) or several (a list of those) through the chat template.
-
-        The template (the model's, or `chat_template`: text, a file, or the name of one of the model's) runs in a process with
-        limits of time, memory and output. With tools a model's `tool_use` is chosen. Special tokens written inside messages
-        are text. Outputs have `content`, `reasoning` and, with tools, `tool_calls` beside the whole `text`. tool_call_parser,
-        reasoning_parser: names of turn formats. None: found out, as docs/tools-and-reasoning.md says."""
-        _no_media(mm_processor_kwargs)
-        turns = ChatTurns(
-            self.llm_engine.frontend,
-            self._choose_template(chat_template, chat_template_kwargs)[1],
-            tools,
-            tool_call_parser or self._parsers[0],
-            reasoning_parser or self._parsers[1],
-        )
-        prompts = self.preprocess_chat(
-            messages,
-            chat_template=chat_template,
-            chat_template_content_format=chat_template_content_format,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            chat_template_kwargs=chat_template_kwargs,
-        )
-        params = per_prompt("sampling_params", sampling_params, len(prompts), self.get_default_sampling_params)
-        outputs = self.generate(
-            prompts,
-            [turns.marking(p, prompt) for p, prompt in zip(params, prompts, strict=True)],
-            use_tqdm=use_tqdm,
-            tokenization_kwargs=tokenization_kwargs,
-            lora_request=lora_request,
-        )
-        for output, param in zip(outputs, params, strict=True):
-            turns.read(output, param)
-        return outputs
-
-    @in_turn
-    def preprocess_chat(
-        self,
-        messages: Sequence[Any],
-        *,
-        chat_template: str | None = None,
-        chat_template_content_format: str = "auto",
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: list[dict[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Prompt]:
-        """The prompts `chat` would generate from, for `generate`: one per conversation."""
-        chat, template, kwargs = self._choose_template(chat_template, chat_template_kwargs)
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        if chat_template_content_format not in FORMATS:
-            said = f"chat_template_content_format must be one of {', '.join(FORMATS)}, not {chat_template_content_format!r:.80}"
-            raise RequestError(said, "chat_template_content_format")
-        if template is None and not chat.templates.named:
-            raise RequestError("chat_template: the model has none; pass chat_template=, or use generate()", "chat_template")
-        made: list[Prompt] = []
-        for conversation in conversations:
-            shown, items = self._read_media(conversation)
-            media = self.llm_engine.frontend.media
-            prompt = chat.prompt(
-                shown,
-                tools,
-                template=template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                content_format=FORMATS[chat_template_content_format],
-                kwargs=kwargs,
-                expand=media.expand(items) if media is not None and items else None,
-            )
-            made.append({**prompt, MEDIA: items} if items else prompt)
-        return made
-
-    def _choose_template(
-        self, chat_template: str | None, kwargs: Mapping[str, Any] | None
-    ) -> tuple[Chat, str | None, dict[str, Any]]:
-        """(what renders; the template, by the argument, by a name in `kwargs`, or of the whole LLM; the other kwargs)."""
-        self.llm_engine.client.inputs.check_generates()
-        chat = self.llm_engine.frontend.chat
-        if chat is None:
-            raise ConfigError("skip_tokenizer_init: there is no tokenizer")
-        given = None if chat_template is None else _read_template(chat_template, chat)
-        template, rest = chat.templates.read_kwargs(given, kwargs)
-        return chat, self._template if template is None else template, rest
-
-    def _read_media(self, conversation: Sequence[Any]) -> tuple[Sequence[Any], list[Medium]]:
-        """A conversation with its media read and taken out, where the model takes any."""
-        media = self.llm_engine.frontend.media
-        if media is None or not isinstance(conversation, list | tuple):
-            return conversation, []
-        shown, sources = media.apart(conversation)
-        return shown, media.read(sources)
+        refuse_mm_processor_kwargs(mm_processor_kwargs)
+        return self._run(self._prepare_all(prompts, sampling_params, priority, tokenization_kwargs, lora_request), use_tqdm)
 
     @in_turn
     def enqueue(
@@ -269,39 +146,31 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         *,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: Sequence[int] | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: UseTqdm = True,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """Add requests without running them. Returns their ids. All are checked before any is added. use_tqdm: a bar is shown
         by `wait_for_completion`."""
-        _no_media(mm_processor_kwargs)
-        prepared = self._prepare(prompts, sampling_params, priority, tokenization_kwargs, lora_request)
+        refuse_mm_processor_kwargs(mm_processor_kwargs)
+        prepared = self._prepare_all(prompts, sampling_params, priority, tokenization_kwargs, lora_request)
         ids = [s.request_id for s in prepared]
         with self.runs.dropping(ids):
             self.llm_engine.submit(prepared)
             self.runs.remember(ids)
         return ids
 
-    def _prepare(
-        self, prompts: Any, sampling_params: Any, priority: Sequence[int] | None,
-        tokenization_kwargs: Mapping[str, Any] | None, lora_request: Any = None,
-    ) -> list[Submission | PoolingSubmission]:  # fmt: skip
+    def _prepare_all(
+        self, prompts: Any, sampling_params: Any, priority: Any, tokenization_kwargs: Any, lora_request: Any
+    ) -> list[Submission | PoolingSubmission]:
         items = as_list(prompts)
         params = per_prompt("sampling_params", sampling_params, len(items), self.get_default_sampling_params)
-        ranks = per_prompt("priority", priority, len(items), int)
-        adapters = per_prompt("lora_request", lora_request, len(items), lambda: None)
-        return [
-            self.llm_engine.prepare(
-                str(next(self._ids)), p, _final_only(s), priority=r, tokenization_kwargs=tokenization_kwargs, lora_request=a
-            )
-            for p, s, r, a in zip(items, params, ranks, adapters, strict=True)
-        ]
+        return self._prepare(
+            items, params, priority=priority, tokenization_kwargs=tokenization_kwargs, lora_request=lora_request
+        )
 
     @in_turn
-    def wait_for_completion(
-        self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: bool | Callable[..., Any] = True
-    ) -> list[Any]:
+    def wait_for_completion(self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: UseTqdm = True) -> list[Any]:
         """Run until everything that the calling thread has enqueued is finished. Results come in the order enqueued. A thread
         that has enqueued nothing waits for what others have. output_type: what all of them must be. Interrupted (Ctrl-C), the
         engine drops what is left and stays usable."""
@@ -312,21 +181,6 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         if wrong is not None:
             raise RequestError(f"output_type: request {wrong.request_id} gave {type(wrong).__name__}", "output_type")
         return outputs
-
-    def _finish(self, order: Sequence[str], use_tqdm: bool | Callable[..., Any]) -> list[Any]:
-        bar = (use_tqdm if callable(use_tqdm) else tqdm)(total=len(order), disable=not use_tqdm, desc="requests", unit="req")
-        made, start = 0, time.monotonic()
-
-        def seen(out: Any) -> None:
-            nonlocal made
-            if isinstance(out, RequestOutput):
-                made += sum(len(c.token_ids) for c in out.outputs)
-                bar.set_postfix_str(f"{made / (time.monotonic() - start):.1f} tok/s", refresh=False)
-            bar.update()
-
-        with contextlib.closing(bar):
-            done = self.runs.finish(order, seen)
-        return [done[i] for i in order]
 
     def stats(self) -> Stats:
         """What the engine holds and has done so far."""
@@ -371,29 +225,3 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
     def shutdown(self) -> None:
         """Give the device back. The object is not used again."""
         self.llm_engine.shutdown()
-
-
-def _final_only(params: SamplingParams | PoolingParams) -> SamplingParams | PoolingParams:
-    if isinstance(params, PoolingParams):
-        return params
-    if not isinstance(params, SamplingParams):
-        raise RequestError(f"sampling_params must be SamplingParams, not {type(params).__name__}", "sampling_params")
-    return msgspec.structs.replace(params, output_kind=RequestOutputKind.FINAL_ONLY)
-
-
-def _no_media(mm_processor_kwargs: Mapping[str, Any] | None) -> None:
-    if mm_processor_kwargs:
-        raise NotSupportedError("mm_processor_kwargs: images are processed as the model's files say; leave it out")
-
-
-def _read_template(template: str, chat: Chat | None) -> str:
-    """A template given as text, as a file, or by its name among the model's. RequestError if it is none of them."""
-    named = {} if chat is None else chat.templates.named
-    if template in named or "{" in template or "\n" in template:
-        return template
-    try:
-        return Path(template).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        names = f" (the model's: {', '.join(sorted(named))})" if named else ""
-        said = f"chat_template: {template!r:.80} is neither a template, nor a readable file, nor a name{names}: {e}"
-        raise RequestError(said, "chat_template") from None

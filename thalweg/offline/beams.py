@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
-
-from tqdm import tqdm
+from typing import Any
 
 from thalweg.errors import RequestError
-from thalweg.offline.engine import LLMEngine
+from thalweg.offline.batches import Batches, UseTqdm, open_bar
 from thalweg.offline.prompts import Prompt, as_list
-from thalweg.offline.sharing import Runs, in_turn
+from thalweg.offline.sharing import in_turn
 from thalweg.outputs import BeamSearchOutput, BeamSearchSequence, PositionLogprobs, RequestOutput
-from thalweg.params import BeamSearchParams, RequestOutputKind, SamplingParams
+from thalweg.params import BeamSearchParams, SamplingParams
 from thalweg.refused import no_adapter
 
 
@@ -30,12 +28,8 @@ class _Search:
     done: list[BeamSearchSequence] = field(default_factory=list)
 
 
-class BeamMethods:
+class BeamMethods(Batches):
     """The part of `LLM` that searches."""
-
-    llm_engine: LLMEngine
-    runs: Runs
-    _ids: itertools.count[int]
 
     @in_turn
     def beam_search(
@@ -43,7 +37,7 @@ class BeamMethods:
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
         lora_request: None = None,
-        use_tqdm: bool | Callable[..., Any] = False,
+        use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """The `beam_width` best continuations of every prompt, best first, by the sum of log-probabilities over the number of
@@ -56,12 +50,9 @@ class BeamMethods:
             raise RequestError(f"concurrency_limit must be at least 1, not {concurrency_limit}", "concurrency_limit")
         searches = [self._search(p, params) for p in as_list(prompts)]
         at_once = concurrency_limit or max(1, len(searches))
-        bar = (use_tqdm if callable(use_tqdm) else tqdm)(
-            total=len(searches), disable=not use_tqdm, desc="beam searches", unit="req"
-        )
-        with contextlib.closing(bar):
+        with contextlib.closing(open_bar(use_tqdm, len(searches), "beam searches")) as bar:
             for first in range(0, len(searches), at_once):
-                self._run(searches[first : first + at_once], params)
+                self._extend(searches[first : first + at_once], params)
                 bar.update(len(searches[first : first + at_once]))
         return [self._best(s, params) for s in searches]
 
@@ -81,7 +72,8 @@ class BeamMethods:
             )
         return _Search(prompt, checked.prompt, ids, [BeamSearchSequence(prompt, ids, [])])
 
-    def _run(self, searches: Sequence[_Search], params: BeamSearchParams) -> None:
+    def _extend(self, searches: Sequence[_Search], params: BeamSearchParams) -> None:
+        """Let the beams of these prompts grow to their ends."""
         ends = frozenset() if params.ignore_eos else frozenset(self.llm_engine.frontend.eos_ids)
         for _ in range(params.max_tokens):
             beams = [(s, beam) for s in searches for beam in s.live]
@@ -108,17 +100,11 @@ class BeamMethods:
 
     def _next(self, beams: Iterable[BeamSearchSequence], params: BeamSearchParams) -> list[PositionLogprobs]:
         """The most likely next tokens of every beam."""
-        engine = self.llm_engine
         one = SamplingParams(
-            max_tokens=1, logprobs=2 * params.beam_width, temperature=params.temperature, detokenize=False, ignore_eos=True,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )  # fmt: skip
-        asked = [engine.prepare(str(next(self._ids)), {"prompt_token_ids": b.tokens}, one) for b in beams]
-        ids = [s.request_id for s in asked]
-        with self.runs.dropping(ids):
-            engine.submit(asked)
-            done = self.runs.finish(ids)
-        return [_ranked(cast(RequestOutput, done[i])) for i in ids]
+            max_tokens=1, logprobs=2 * params.beam_width, temperature=params.temperature, detokenize=False, ignore_eos=True
+        )
+        prompts = [{"prompt_token_ids": b.tokens} for b in beams]
+        return [_ranked(output) for output in self._run(self._prepare(prompts, [one] * len(prompts)))]
 
     def _best(self, search: _Search, params: BeamSearchParams) -> BeamSearchOutput:
         ends = frozenset() if params.ignore_eos else frozenset(self.llm_engine.frontend.eos_ids)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import msgspec
-from tqdm import tqdm
 
-from thalweg.engine.client.pairs import matched, pair_prompts, score_text, tokenization
+from thalweg.engine.client.pairs import matched, pair_prompts, score_text
 from thalweg.engine.client.pooled import compared
 from thalweg.errors import ConfigError, RequestError
 from thalweg.lora import LoRARequest
-from thalweg.offline.engine import LLMEngine
+from thalweg.offline.batches import Batches, UseTqdm
 from thalweg.offline.prompts import Prompt, as_list, per_prompt
-from thalweg.offline.sharing import Runs, in_turn
+from thalweg.offline.sharing import in_turn
 from thalweg.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -29,22 +27,41 @@ from thalweg.outputs import (
 )
 from thalweg.params import TOKEN_TASKS, PoolingParams
 from thalweg.refused import no_adapter
-from thalweg.text.cut import asked as cuts
+
+Result = TypeVar("Result")
+Pooled = PoolingRequestOutput[PoolingOutput]
 
 
-class PoolingMethods:
-    """The half of `LLM` for models that give vectors or classes."""
+@dataclass(frozen=True, slots=True)
+class PoolingTask(Generic[Result]):
+    """What one method of `LLM` asks of a pooling model, and what it returns."""
 
-    llm_engine: LLMEngine
-    runs: Runs
-    _ids: itertools.count[int]
+    task: str | None
+    """Of PoolingParams. None: as the caller says."""
+    output: Callable[[Pooled], Result]
+
+
+def _unchanged(output: Pooled) -> Pooled:
+    return output
+
+
+EMBED = PoolingTask("embed", lambda o: EmbeddingRequestOutput.made(o, EmbeddingOutput.from_base(o.outputs)))
+CLASSIFY = PoolingTask("classify", lambda o: ClassificationRequestOutput.made(o, ClassificationOutput.from_base(o.outputs)))
+SCORE = PoolingTask("score", lambda o: ScoringRequestOutput.made(o, ScoringOutput.from_base(o.outputs)))
+VECTORS = PoolingTask("score", _unchanged)
+"""Of texts that are scored by their vectors."""
+REWARD = PoolingTask("token_classify", _unchanged)
+
+
+class PoolingMethods(Batches):
+    """The part of `LLM` for models that give vectors or classes."""
 
     @in_turn
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
         *,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: UseTqdm = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -52,8 +69,7 @@ class PoolingMethods:
         """The vector of every prompt, in prompt order, from a model that gives those. RequestError, naming the field, before
         anything runs. A prompt longer than the model takes is refused, unless it is to be cut: tokenization_kwargs
         {"truncate_prompt_tokens": -1}."""
-        outs = self._pool(prompts, pooling_params, "embed", tokenization_kwargs, use_tqdm, lora_request)
-        return [EmbeddingRequestOutput.made(o, EmbeddingOutput.from_base(o.outputs)) for o in outs]
+        return self._pool(EMBED, prompts, pooling_params, tokenization_kwargs, use_tqdm, lora_request)
 
     @in_turn
     def classify(
@@ -61,13 +77,12 @@ class PoolingMethods:
         prompts: Prompt | Sequence[Prompt],
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: UseTqdm = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[ClassificationRequestOutput]:
         """The probability of every class, for every prompt, from a model with a head for that. Otherwise as `embed`."""
-        outs = self._pool(prompts, pooling_params, "classify", tokenization_kwargs, use_tqdm, lora_request)
-        return [ClassificationRequestOutput.made(o, ClassificationOutput.from_base(o.outputs)) for o in outs]
+        return self._pool(CLASSIFY, prompts, pooling_params, tokenization_kwargs, use_tqdm, lora_request)
 
     @in_turn
     def encode(
@@ -75,14 +90,15 @@ class PoolingMethods:
         prompts: Prompt | Sequence[Prompt],
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: UseTqdm = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         pooling_task: str | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """What a pooling model gives of every prompt, as an array: a vector or class numbers, by pooling_task (None: what the
         model does). Of token_embed and token_classify there is a row per token. Otherwise as `embed`."""
-        return self._pool(prompts, pooling_params, pooling_task, tokenization_kwargs, use_tqdm, lora_request)
+        task = PoolingTask(pooling_task, _unchanged)
+        return self._pool(task, prompts, pooling_params, tokenization_kwargs, use_tqdm, lora_request)
 
     @in_turn
     def reward(
@@ -91,12 +107,12 @@ class PoolingMethods:
         /,
         *,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: UseTqdm = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """The rewards of every prompt's tokens, f32[tokens, 1], or of the steps in it: `encode` with token_classify."""
-        return self._pool(prompts, pooling_params, "token_classify", tokenization_kwargs, use_tqdm, lora_request)
+        return self._pool(REWARD, prompts, pooling_params, tokenization_kwargs, use_tqdm, lora_request)
 
     @in_turn
     def score(
@@ -105,7 +121,7 @@ class PoolingMethods:
         data_2: Any,
         /,
         *,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: UseTqdm = True,
         pooling_params: PoolingParams | None = None,
         lora_request: None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -118,52 +134,32 @@ class PoolingMethods:
         if chat_template is not None:
             raise ConfigError("chat_template: pairs are written in the form that the model's files ask for; leave it out")
         pooling = self.llm_engine.client.inputs.check_pools("score")
-        sides = [texts(data, name) for data, name in ((data_1, "data_1"), (data_2, "data_2"))]
-        first, second = sides
+        first, second = texts(data_1, "data_1"), texts(data_2, "data_2")
         which = matched(len(first), len(second), ("data_1", "data_2"))
         if pooling.task == "embed":
-            vectors = self._pool([*first, *second], pooling_params, "score", tokenization_kwargs, use_tqdm)
+            vectors = self._pool(VECTORS, [*first, *second], pooling_params, tokenization_kwargs, use_tqdm)
             return [compared(vectors[i], vectors[len(first) + j]) for i, j in which]
-        keep, side, special = tokenization(tokenization_kwargs)
+        cut, special = self.llm_engine.client.prompts.cut(tokenization_kwargs)
         if not special:
             raise RequestError("tokenization_kwargs: add_special_tokens: pairs need what is around them", "tokenization_kwargs")
         tokenizer = self.llm_engine.get_tokenizer()
-        cut = cuts(keep, side, self.llm_engine.config.model.max_len, tokenizer.truncation_side)
         pairs = pair_prompts(tokenizer, [(first[i], second[j]) for i, j in which], cut, pooling)
-        outs = self._pool(pairs, pooling_params, "score", None, use_tqdm)
-        return [ScoringRequestOutput.made(o, ScoringOutput.from_base(o.outputs)) for o in outs]
+        return self._pool(SCORE, pairs, pooling_params, None, use_tqdm)
 
     def _pool(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
-        task: str | None,
-        tokenization_kwargs: Mapping[str, Any] | None,
-        use_tqdm: bool | Callable[..., Any],
-        lora_request: Any = None,
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        engine = self.llm_engine
-        engine.client.inputs.check_pools(task)
+        self, task: PoolingTask[Result], prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None, tokenization_kwargs: Mapping[str, Any] | None,
+        use_tqdm: UseTqdm, lora_request: Any = None,
+    ) -> list[Result]:  # fmt: skip
+        self.llm_engine.client.inputs.check_pools(task.task)
         items = as_list(prompts)
         params = per_prompt("pooling_params", pooling_params, len(items), PoolingParams)
         wrong = next((p for p in params if not isinstance(p, PoolingParams)), None)
         if wrong is not None:
             raise RequestError(f"pooling_params must be a PoolingParams, not {type(wrong).__name__}", "pooling_params")
-        params = [_for_task(p, task) for p in params]
-        adapters = per_prompt("lora_request", lora_request, len(items), lambda: None)
-        submissions = [
-            engine.prepare(str(next(self._ids)), p, s, tokenization_kwargs=tokenization_kwargs, lora_request=a)
-            for p, s, a in zip(items, params, adapters, strict=True)
-        ]
-        ids = [s.request_id for s in submissions]
-        with self.runs.dropping(ids):
-            engine.submit(submissions)
-            bar = (use_tqdm if callable(use_tqdm) else tqdm)(
-                total=len(items), disable=not use_tqdm, desc="requests", unit="req"
-            )
-            with contextlib.closing(bar):
-                done = self.runs.finish(ids, lambda out: bar.update())
-        return [cast("PoolingRequestOutput[PoolingOutput]", done[i]) for i in ids]
+        params = [_for_task(p, task.task) for p in params]
+        prepared = self._prepare(items, params, tokenization_kwargs=tokenization_kwargs, lora_request=lora_request)
+        return [task.output(o) for o in self._run(prepared, use_tqdm)]
 
 
 def _for_task(params: PoolingParams, task: str | None) -> PoolingParams:

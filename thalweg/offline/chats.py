@@ -1,0 +1,167 @@
+"""Conversations of `LLM`: rendered through a chat template, run as prompts, their answers read as turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thalweg.engine.client.chat_turns import ChatTurns
+from thalweg.engine.client.frontend import Frontend
+from thalweg.engine.client.media import MEDIA
+from thalweg.errors import ConfigError, NotSupportedError, RequestError
+from thalweg.lora import LoRARequest
+from thalweg.media.kinds.base import Medium
+from thalweg.offline.batches import Batches, UseTqdm
+from thalweg.offline.prompts import Prompt, per_prompt
+from thalweg.offline.sharing import in_turn
+from thalweg.outputs import RequestOutput
+from thalweg.params import SamplingParams
+from thalweg.template.chat import Chat
+from thalweg.template.messages import FORMATS
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRenderer:
+    """How the conversations of one call become prompts."""
+
+    frontend: Frontend
+    chat: Chat
+    template: str | None
+    """A source, or a name of one of the model's. None: as `Templates.pick` chooses."""
+    tools: list[dict[str, Any]] | None
+    kwargs: Mapping[str, Any]
+    """More variables of the template."""
+    content_format: str
+    add_generation_prompt: bool
+    continue_final_message: bool
+
+    def render(self, messages: Sequence[Any]) -> list[Prompt]:
+        """The prompt of a conversation, or of each of several. RequestError names the field."""
+        if self.content_format not in FORMATS:
+            said = f"chat_template_content_format must be one of {', '.join(FORMATS)}, not {self.content_format!r:.80}"
+            raise RequestError(said, "chat_template_content_format")
+        if self.template is None and not self.chat.templates.named:
+            raise RequestError("chat_template: the model has none; pass chat_template=, or use generate()", "chat_template")
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        return [self._render_one(conversation) for conversation in conversations]
+
+    def _render_one(self, conversation: Sequence[Any]) -> Prompt:
+        media = self.frontend.media
+        items: list[Medium] = []
+        if media is not None and isinstance(conversation, list | tuple):
+            conversation, sources = media.apart(conversation)
+            items = media.read(sources)
+        prompt = self.chat.prompt(
+            conversation,
+            self.tools,
+            template=self.template,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            content_format=FORMATS[self.content_format],
+            kwargs=self.kwargs,
+            expand=media.expand(items) if media is not None and items else None,
+        )
+        return {**prompt, MEDIA: items} if items else prompt
+
+
+class ChatMethods(Batches):
+    """The part of `LLM` for conversations."""
+
+    _template: str | None
+    """Of every conversation that names none."""
+    _parsers: tuple[str | None, str | None]
+    """Of tool calls and of reasoning, likewise."""
+
+    @in_turn
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (a list of messages) or several (a list of those) through the chat template.
+
+        The template (the model's, or `chat_template`: text, a file, or the name of one of the model's) runs in a process with
+        limits of time, memory and output. With tools a model's `tool_use` is chosen. Special tokens written inside messages
+        are text. Outputs have `content`, `reasoning` and, with tools, `tool_calls` beside the whole `text`. tool_call_parser,
+        reasoning_parser: names of turn formats. None: found out, as docs/tools-and-reasoning.md says."""
+        refuse_mm_processor_kwargs(mm_processor_kwargs)
+        renderer = self._renderer(
+            chat_template, chat_template_kwargs, tools, chat_template_content_format, add_generation_prompt,
+            continue_final_message,
+        )  # fmt: skip
+        parsers = tool_call_parser or self._parsers[0], reasoning_parser or self._parsers[1]
+        turns = ChatTurns(renderer.frontend, renderer.template, tools, *parsers)
+        prompts = renderer.render(messages)
+        params = per_prompt("sampling_params", sampling_params, len(prompts), renderer.frontend.sampling)
+        marked = [turns.marking(p, prompt) for p, prompt in zip(params, prompts, strict=True)]
+        outputs: list[RequestOutput] = self._run(
+            self._prepare(prompts, marked, tokenization_kwargs=tokenization_kwargs, lora_request=lora_request), use_tqdm
+        )
+        for output, param in zip(outputs, params, strict=True):
+            turns.read(output, param)
+        return outputs
+
+    @in_turn
+    def preprocess_chat(
+        self,
+        messages: Sequence[Any],
+        *,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Prompt]:
+        """The prompts `chat` would generate from, for `generate`: one per conversation."""
+        return self._renderer(
+            chat_template, chat_template_kwargs, tools, chat_template_content_format, add_generation_prompt,
+            continue_final_message,
+        ).render(messages)  # fmt: skip
+
+    def _renderer(
+        self, chat_template: str | None, kwargs: Mapping[str, Any] | None, tools: list[dict[str, Any]] | None, *form: Any
+    ) -> ChatRenderer:
+        """The template is that of the argument, of a name in `kwargs`, or of the whole LLM. form: the last three fields."""
+        self.llm_engine.client.inputs.check_generates()
+        frontend = self.llm_engine.frontend
+        if frontend.chat is None:
+            raise ConfigError("skip_tokenizer_init: there is no tokenizer")
+        given = None if chat_template is None else read_template(chat_template, frontend.chat)
+        template, rest = frontend.chat.templates.read_kwargs(given, kwargs)
+        template = self._template if template is None else template
+        return ChatRenderer(frontend, frontend.chat, template, tools, rest, *form)
+
+
+def refuse_mm_processor_kwargs(mm_processor_kwargs: Mapping[str, Any] | None) -> None:
+    """NotSupportedError if there are any."""
+    if mm_processor_kwargs:
+        raise NotSupportedError("mm_processor_kwargs: images are processed as the model's files say; leave it out")
+
+
+def read_template(template: str, chat: Chat | None) -> str:
+    """A template given as text, as a file, or by its name among the model's. RequestError if it is none of them."""
+    named = {} if chat is None else chat.templates.named
+    if template in named or "{" in template or "\n" in template:
+        return template
+    try:
+        return Path(template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        names = f" (the model's: {', '.join(sorted(named))})" if named else ""
+        said = f"chat_template: {template!r:.80} is neither a template, nor a readable file, nor a name{names}: {e}"
+        raise RequestError(said, "chat_template") from None
