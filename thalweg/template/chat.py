@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 import msgspec
 
@@ -20,7 +20,7 @@ from thalweg.template.fold import folded, shows
 from thalweg.template.jail import BrokenTemplateError, Jail, LimitError
 from thalweg.template.messages import ContentFormat, check_variables, normalise
 from thalweg.template.select import Templates
-from thalweg.template.specials import Span, SpecialText
+from thalweg.template.specials import Marks, Span, SpecialText
 from thalweg.template.wire import RenderTask
 from thalweg.text.encoder import HUGE, give_back
 
@@ -41,6 +41,21 @@ class Expand(Protocol):
         """What a template that reads strings gets for an item of media, by its kind."""
 
     def __call__(self, text: str, data: Sequence[Span], /) -> tuple[str, list[Span]]: ...
+
+
+class RenderOptions(TypedDict, total=False):
+    """How a conversation is rendered: arguments of `Chat.render`."""
+
+    template: str | None
+    """One that came with the request, or the name of one of the model's. None: `Templates.pick` chooses."""
+    add_generation_prompt: bool
+    continue_final_message: bool
+    content_format: ContentFormat | None
+    """None: what the template reads."""
+    kwargs: Mapping[str, Any] | None
+    """More variables for the template, and `chat_template`, a name."""
+    expand: Expand | None
+    """Messages may hold parts of media, {"type": KIND}, and this puts what stands for them into the text."""
 
 
 class TextTokenizer(Protocol):
@@ -98,37 +113,19 @@ class Chat:
         messages: Any,
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
-        template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        content_format: ContentFormat | None = None,
-        kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
         most_chars: float = math.inf,
-        expand: Expand | None = None,
+        **options: Unpack[RenderOptions],
     ) -> dict[str, Any]:
         """{"prompt": text, "prompt_token_ids": ids} of a conversation, as the engine takes it.
 
-        template: one that came with the request, or the name of one of the model's. None: `Templates.pick` chooses. tools: JSON
-        schemas. kwargs: more variables for the template, and `chat_template`, a name. content_format: None = what the template
-        reads. add_special_tokens: those the tokenizer adds by itself. Templates write their own. most_chars: a longer prompt is
-        refused before it is encoded. expand: as `render`.
+        tools: JSON schemas. add_special_tokens: those the tokenizer adds by itself. Templates write their own. most_chars: a
+        longer prompt is refused before it is encoded.
 
         RequestError, with the field in param: wrong messages, what the template refuses, a limit passed.
         CheckpointError if the model's own template does not parse. TemplateLimitError if that passes a limit.
         UnavailableError: try again."""
-        text, data = self.render(
-            messages,
-            tools,
-            template=template,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            content_format=content_format,
-            kwargs=kwargs,
-            expand=expand,
-        )
-        _check_length(text, most_chars)
-        return self._encoded(text, data, add_special_tokens)
+        return self._encoded(*self._text(messages, tools, most_chars, None, options), add_special_tokens)
 
     async def prompt_async(
         self,
@@ -137,17 +134,14 @@ class Chat:
         add_special_tokens: bool = False,
         most_chars: float = math.inf,
         last: int | None = None,
-        **options: Any,
+        **options: Unpack[RenderOptions],
     ) -> dict[str, Any]:
         """As `prompt`, off the event loop. `request` makes messages and tools there. last: only so many characters at
-        the end are needed. options: as `render`."""
+        the end are needed."""
         loop = asyncio.get_running_loop()
 
         def work() -> tuple[str, list[Span], dict[str, Any] | None]:
-            messages, tools = request()
-            text, data = self.render(messages, tools, **options)
-            _check_length(text, most_chars)
-            text, data = _end(text, data, last)
+            text, data = self._text(*request(), most_chars, last, options)
             return text, data, self._encoded(text, data, add_special_tokens) if len(text) < LONG else None
 
         threads = self._own_threads if self.trusts(options.get("template")) else self._guest_threads
@@ -156,6 +150,14 @@ class Chat:
             return done
         # A long text would keep the next conversation waiting.
         return await loop.run_in_executor(self._encoding, self._encoded, text, data, add_special_tokens)
+
+    def _text(
+        self, messages: Any, tools: Any, most_chars: float, last: int | None, options: RenderOptions
+    ) -> tuple[str, list[Span]]:
+        """What is encoded of a conversation, and the spans as `render` has them."""
+        text, data = self.render(messages, tools, **options)
+        _check_length(text, most_chars)
+        return _end(text, data, last)
 
     def _encoded(self, text: str, data: list[Span], add_special_tokens: bool) -> dict[str, Any]:
         ids = self._tokenizer.encode_with_data(text, data, add_special_tokens)
@@ -177,8 +179,7 @@ class Chat:
         own: bool = False,
     ) -> tuple[str, list[Span]]:
         """The prompt's text, and the spans of it in which callers wrote special tokens out. Errors as `prompt`. Where the
-        template refuses system messages, they are told by users' turns (`fold`). expand: messages may hold parts of
-        media, {"type": KIND}, and this puts what stands for them into the text. own: `template` is the model's or the
+        template refuses system messages, they are told by users' turns (`fold`). own: the template is the model's or the
         operator's."""
         template, kwargs = self.templates.read_kwargs(template, kwargs)
         source, own = self.templates.find(template, bool(tools)), own or self.trusts(template)
@@ -199,9 +200,16 @@ class Chat:
             signs={} if expand is None else dict(expand.signs),
             now=datetime.now().isoformat(),
         )
+        system = any(m["role"] == "system" for m in checked)
+        text = self._run(task, own, marks, folding=system)
+        text, data = marks.take(text) if marks else (text, [])
+        return (text, data) if expand is None else expand(text, data)
+
+    def _run(self, task: RenderTask, own: bool, marks: Marks | None, *, folding: bool) -> str:
+        """The template's output. Errors name the template's owner. folding: as `_folding`."""
         jail = self._own if own else self._guests
         try:
-            text = self._folding(jail, task) if any(m["role"] == "system" for m in checked) else jail.run(task)
+            return self._folding(jail, task) if folding else jail.run(task)
         except BrokenTemplateError as e:
             if own:
                 raise CheckpointError(str(e)) from None
@@ -212,8 +220,6 @@ class Chat:
             raise
         except RequestError as e:  # may quote the messages
             raise RequestError(marks.remove(str(e)) if marks else str(e), e.param) from None
-        text, data = marks.take(text) if marks else (text, [])
-        return (text, data) if expand is None else expand(text, data)
 
     def trusts(self, template: str | None) -> bool:
         """Whether it is the model's or the operator's. template: as `render` gets it."""
