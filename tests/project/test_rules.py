@@ -28,9 +28,9 @@ from thalweg.server.core.schema import Sampled
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 MAY_USE_FRAMEWORK = {
-    "thalweg.backends", "thalweg.bench", "thalweg.compat", "thalweg.engine.main", "thalweg.engine.planning",
-    "thalweg.engine.worker", "thalweg.hal.ops", "thalweg.hal.testing", "thalweg.llm", "thalweg.models",
-    "thalweg.offline", "thalweg.quantization", "thalweg.quantize",
+    "thalweg.backends", "thalweg.bench", "thalweg.compat", "thalweg.engine.executor", "thalweg.engine.main",
+    "thalweg.engine.planning", "thalweg.engine.worker", "thalweg.hal.ops", "thalweg.hal.testing", "thalweg.llm",
+    "thalweg.models", "thalweg.offline", "thalweg.quantization", "thalweg.quantize",
 }  # fmt: skip
 CONTRACTS = configparser.ConfigParser()
 CONTRACTS.read(ROOT / ".importlinter")
