@@ -393,11 +393,17 @@ def test_a_chart_is_of_one_machine_and_one_shape() -> None:
         chart.svg([dated("2026-01-01"), dated("2026-01-02", shape="y")])
 
 
-def test_the_chart_that_is_committed_is_what_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+CHARTS = {"peers": "*peers*", "peers-zen1": "*-zen1-[!q]*", "peers-zen4": "*-zen4-[!q]*", "peers-zen5": "*-zen5-[!q]*"}
+"""Chart -> its reports: a machine each, and one shape."""
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_the_charts_that_are_committed_are_what_is_drawn(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     root = Path(__file__).parents[2]
-    assert main(["chart", *map(str, sorted((root / "benchmarks" / "results").glob("*peers*.json")))]) == 0
-    assert (root / "docs" / "images" / "peers.svg").read_text() == capsys.readouterr().out, (
-        "python -m benchmarks.peers chart benchmarks/results/*peers*.json > docs/images/peers.svg"
+    reports = sorted((root / "benchmarks" / "results").glob(f"{CHARTS[name]}.json"))
+    assert main(["chart", *map(str, reports)]) == 0
+    assert capsys.readouterr().out == (root / "docs" / "images" / f"{name}.svg").read_text(), (
+        f"python -m benchmarks.peers chart benchmarks/results/{CHARTS[name]}.json > docs/images/{name}.svg"
     )
 
 
