@@ -11,6 +11,7 @@ import pytest
 
 from thalweg.engine.worker.rehearsal import Table, decodes, prompts
 from thalweg.engine.worker.runner import Runner
+from thalweg.hal.parts.adapters import Adapters
 from thalweg.hal.parts.bad_words import BadWords
 from thalweg.hal.parts.bias import Bias
 from thalweg.hal.parts.history import History
@@ -155,6 +156,12 @@ def test_every_kind_of_step_is_rehearsed_in_scratch_and_padded_as_in_traffic() -
         assert batch.features.parts == batch.infer_features().parts
     kinds = {kind for _, _, b in machine.ran for kind, _ in b.features.parts}
     assert kinds == {BadWords, Bias, History, Mask, Penalties, Scores, Timestamps}
+
+
+def test_steps_with_adapters_are_rehearsed_where_the_engine_has_slots_for_them() -> None:
+    for adapters in (False, True):
+        steps = [make() for rehearse in (prompts, decodes) for make in rehearse(LIMITS, [Table()], 50, 20, adapters)]
+        assert any(b.features.level(Adapters) >= 0 for b in steps) is adapters
 
 
 def test_limits_that_hold_little_are_kept_to() -> None:

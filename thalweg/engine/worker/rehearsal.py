@@ -13,6 +13,7 @@ from thalweg.engine.control.cache.groups import policy
 from thalweg.features import all_features
 from thalweg.hal.fields import Part, dims
 from thalweg.hal.kv import KVSpec
+from thalweg.hal.parts.adapters import Adapters
 from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.parts.each_token import EachToken
 from thalweg.hal.parts.proposing import Proposing
@@ -82,21 +83,25 @@ def sizes(vocab: int, words: int = 3) -> dict[str, int]:
     return {"N": 1, "words": -(-vocab // 32), "length": words}
 
 
-def rehearsed(prompts: bool, logprobs: int = -1) -> list[tuple[type[Part], int]]:
+def rehearsed(prompts: bool, logprobs: int = -1, adapters: bool = False) -> list[tuple[type[Part], int]]:
     """Kinds of parts that steps are rehearsed with, and their levels: those whose dimensions are known. prompts: those of steps
-    with prompts too."""
+    with prompts too. adapters: does the engine have slots for adapters?"""
     kinds: list[type[Part]] = [imported(f.part) for f in all_features()]
     kinds.remove(EachToken)  # of models that give vectors: steps of others never have it
     kinds.remove(Proposing)  # of engines with a proposer
+    if not adapters:
+        kinds.remove(Adapters)
     known = {"T", "S", *sizes(32)}
     kinds = [k for k in kinds if all(a.isdecimal() or a.lstrip("<") in known for d in dims(k).values() for a in d.axes)]
     return [(k, max(logprobs, 0) if k is Scores else 0) for k in kinds if prompts or not k.prompts]
 
 
-def prompts(limits: Limits, tables: Sequence[Table], vocab: int, logprobs: int) -> list[Callable[[], StepBatch]]:
+def prompts(
+    limits: Limits, tables: Sequence[Table], vocab: int, logprobs: int, adapters: bool = False
+) -> list[Callable[[], StepBatch]]:
     """The largest step first, which needs most memory. Then prompts alone and beside decodes, over short and the longest
     tables, greedy, drawn, and with all that sampling can be asked for. logprobs: the most that a request may ask for."""
-    most = _everything(logprobs, prompts=True)
+    most = _everything(logprobs, prompts=True, adapters=adapters)
     kinds = (Features(), Features(random=True), Features(random=True, truncate=True), most)
     short = min(SHORT, limits.tokens, limits.max_len)
     longest = -(-limits.max_len // limits.block_tokens)
@@ -108,17 +113,19 @@ def prompts(limits: Limits, tables: Sequence[Table], vocab: int, logprobs: int) 
     return out
 
 
-def decodes(limits: Limits, tables: Sequence[Table], vocab: int, logprobs: int) -> list[Callable[[], StepBatch]]:
+def decodes(
+    limits: Limits, tables: Sequence[Table], vocab: int, logprobs: int, adapters: bool = False
+) -> list[Callable[[], StepBatch]]:
     """One sequence that decodes, with each of the things that few requests ask for, and with all of them."""
-    kinds = [Features().plus(kind, level) for kind, level in rehearsed(prompts=False)]
+    kinds = [Features().plus(kind, level) for kind, level in rehearsed(prompts=False, adapters=adapters)]
     kinds += [Features(logprobs=k) for k in sorted({0, logprobs}) if k <= logprobs]
-    kinds.append(_everything(logprobs, prompts=False))
+    kinds.append(_everything(logprobs, prompts=False, adapters=adapters))
     return [partial(_batch, [1], tables, 1, f, vocab, True) for f in kinds]
 
 
-def _everything(logprobs: int, prompts: bool) -> Features:
+def _everything(logprobs: int, prompts: bool, adapters: bool) -> Features:
     features = Features(True, True, logprobs)
-    for kind, level in rehearsed(prompts, logprobs):
+    for kind, level in rehearsed(prompts, logprobs, adapters):
         features = features.plus(kind, level)
     return features
 

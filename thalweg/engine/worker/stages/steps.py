@@ -47,7 +47,9 @@ def rehearse_steps(inputs: BuildInputs, runner: Runner, limits: Limits, buckets:
     after: list[Callable[[], StepBatch]] = []
     if device.warms:
         most = EngineArgs.max_logprobs if most < 0 else most  # no limit: the usual number
-        before, after = (make(limits, runner.tables, vocab, min(most, vocab)) for make in (prompts, decodes))
+        before, after = (
+            make(limits, runner.tables, vocab, min(most, vocab), inputs.args.enable_lora) for make in (prompts, decodes)
+        )
     steps = runner.rehearsals(device.prepared(buckets), before, after)
     if not steps:
         return
