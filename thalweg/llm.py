@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.config import EngineArgs, EngineConfig
-from thalweg.engine.client.inputs import PoolingSubmission, Submission
+from thalweg.engine.client.submission import PoolingSubmission, Submission
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import Stats
 from thalweg.engine.planning.arguments import engine_args as engine_args_of

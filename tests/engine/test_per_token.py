@@ -14,9 +14,9 @@ import transformers
 from zoo import VOCAB, edit_config, make_bert_tokenizer, make_checkpoint, make_encoder, spread
 
 from thalweg import LLM, PoolingParams
-from thalweg.engine.client.inputs import PoolingSubmission
 from thalweg.engine.client.pool_shape import PoolShape
 from thalweg.engine.client.pooled import PoolingOutputs, Queries
+from thalweg.engine.client.submission import PoolingSubmission
 from thalweg.engine.messages import EngineRequest, Finished, Outputs, Pooled, TokenSampling, TokenVectors
 from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput

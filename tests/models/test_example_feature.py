@@ -96,7 +96,7 @@ def test_what_it_does_not_take_is_refused_by_name(said: Any) -> None:
 
 
 def test_without_it_its_argument_is_refused() -> None:
-    from thalweg.engine.client.inputs import extra
+    from thalweg.engine.client.sampling_reader import extra
     from thalweg.errors import RequestError
 
     with pytest.raises(RequestError, match=r"extra_args: 'no_repeat_ngram_size' is not known"):

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
-from thalweg.engine.client.inputs import PoolingSubmission, Submission
+from thalweg.engine.client.submission import PoolingSubmission, Submission
 from thalweg.errors import RequestError
 from thalweg.offline.engine import LLMEngine
 from thalweg.offline.prompts import per_prompt

@@ -11,7 +11,7 @@ from typing import Any
 from thalweg.config import EngineArgs, EngineConfig
 from thalweg.engine.client.core import ClientCore, Output, check_reset, check_trace_headers, with_text
 from thalweg.engine.client.frontend import Frontend, Located, load_frontend, locate
-from thalweg.engine.client.inputs import PoolingSubmission, Submission
+from thalweg.engine.client.submission import PoolingSubmission, Submission
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.control.executor import Executor
 from thalweg.engine.control.profiles import Profiles

@@ -12,7 +12,8 @@ import pytest
 import vocabularies as v
 
 from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
-from thalweg.engine.client.inputs import InputProcessor, Submission, choice_seed
+from thalweg.engine.client.inputs import InputProcessor
+from thalweg.engine.client.submission import Submission, choice_seed
 from thalweg.errors import RequestError
 from thalweg.params import MAX_BAD_CHARS, MAX_STOP_CHARS, RequestOutputKind, SamplingParams
 

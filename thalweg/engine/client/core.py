@@ -14,10 +14,11 @@ from typing import Any
 from thalweg.config import EngineConfig
 from thalweg.engine.client.frontend import Frontend
 from thalweg.engine.client.grammars import StructuredOutputs
-from thalweg.engine.client.inputs import InputProcessor, PoolingSubmission, Submission, with_adapter
+from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor
 from thalweg.engine.client.pooled import PoolingOutputs
 from thalweg.engine.client.prompt_reader import PromptReader
+from thalweg.engine.client.submission import PoolingSubmission, Submission, with_adapter
 from thalweg.engine.messages import EngineRequest, Outputs
 from thalweg.errors import ConfigError, RequestError
 from thalweg.lora import LoRARequest

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from thalweg.engine.client.inputs import Submission
+from thalweg.engine.client.submission import Submission
 from thalweg.engine.messages import EngineRequest, Finished, Outputs, PromptScores, Started, TokenLogprobs
 from thalweg.outputs import CompletionOutput, FlatLogprobs, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
 from thalweg.params import RequestOutputKind

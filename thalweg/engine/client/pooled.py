@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from thalweg.engine.client.inputs import PoolingSubmission
 from thalweg.engine.client.pool_shape import SMALLEST, shaped
+from thalweg.engine.client.submission import PoolingSubmission
 from thalweg.engine.messages import EngineRequest, Outputs, TokenVectors
 from thalweg.outputs import ABORTED, PoolingOutput, PoolingRequestOutput, RequestMetrics, ScoringOutput, ScoringRequestOutput
 
