@@ -50,6 +50,15 @@ def test_requests_go_in_by_id_and_come_out_by_steps(engine):
     assert engine.step() == []
 
 
+def test_the_text_of_a_prompt_of_ids_is_told_back(engine):
+    engine.add_request("ids", [5, 6], PARAMS, prompt_text="known")
+    engine.add_request("fields", {"prompt_token_ids": [5, 6]}, PARAMS, prompt_text="known")
+    told = []
+    while engine.has_unfinished_requests():
+        told += [(out.prompt, out.prompt_token_ids) for out in engine.step() if out.finished]
+    assert told == [("known", [5, 6])] * 2
+
+
 def test_deltas_put_together_are_the_whole(engine):
     engine.add_request("whole", "a", PARAMS)
     whole = run(engine)["whole"]
