@@ -6,11 +6,12 @@ ARGS ?=
 # One process per core, at most four: each takes up to 3 GB.
 PROCESSES ?= --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup serve test check bench chaos eval docs
+.PHONY: help setup serve test nightly check bench chaos eval docs
 
 help:
 	@echo "make serve   serve thalweg-nano, the bundled model (MODEL=... for another) with an OpenAI-compatible API"
-	@echo "make test    every test"
+	@echo "make test    every test, but for those of a minute or more"
+	@echo "make nightly those of a minute or more"
 	@echo "make check   format, lint, types, import rules, device words, unit tests"
 	@echo "make bench   host cost, latency and throughput on this machine, as JSON under build/bench"
 	@echo "make chaos   faults and load against live servers: one table (ARGS='--budget full --seed 1 --rows C1 E')"
@@ -25,11 +26,15 @@ serve:
 	@ci/env thalweg serve $(MODEL) $(ARGS)
 
 # The tests run every set of CPU kernels that this processor has.
-test check: export THALWEG_SETS = runnable
+test nightly check: export THALWEG_SETS = runnable
 
 test:
 	@ci/env python hatch_build.py runnable --if-missing
 	@ci/env python -m pytest $(PROCESSES) --durations 15 $(ARGS)
+
+nightly:
+	@ci/env python hatch_build.py runnable --if-missing
+	@ci/env python -m pytest -m nightly --nightly $(PROCESSES) --durations 15 $(ARGS)
 
 check:
 	@ci/env python hatch_build.py runnable --if-missing

@@ -29,6 +29,10 @@ SLOW_SECONDS = 1200
 """What stops a slow test that hangs. A busy machine takes several times as long as a quiet one, and that is no failure."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--nightly", action="store_true", help="run the tests marked nightly too")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     amounts.whole = config.option.markexpr != "not slow"
     hypothesis.settings.register_profile(
@@ -37,9 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("same-each-time")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    later = [] if config.option.nightly else [i for i in items if i.get_closest_marker("nightly")]
+    if later:
+        config.hook.pytest_deselected(items=later)
+        items[:] = [i for i in items if not i.get_closest_marker("nightly")]
     for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+        if any(map(item.get_closest_marker, ("slow", "nightly"))) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
 
 

@@ -20,7 +20,7 @@ SMALL = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("script", sorted(SMALL))
 def test_a_benchmark_prints_its_report(script):
     args = SMALL[script].format(nano=ROOT / "thalweg/nano/weights").split()

@@ -299,7 +299,7 @@ def test_the_table_has_figures_ratios_and_conditions(
     assert same == of == 3 * (2 + 1 + 16 + 32 + 32 + 24)  # the same engine twice
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_thalweg_and_transformers_side_by_side_give_the_same_tokens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -293,8 +293,18 @@ async def test_a_dead_engine_shows_in_the_rig():
     assert max(b - a for a, b in zip(stream.times, stream.times[1:], strict=False)) > 0.1
 
 
+LONG = {"L1", "M9"}
+"""Rows of half a minute that wait for load to build up. `make chaos` and `make nightly` run them."""
+
+
+def name_row(row):
+    return "-".join(row.ids)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row.ids))
+@pytest.mark.parametrize(
+    "row", [pytest.param(r, marks=pytest.mark.nightly if LONG & {*r.ids} else ()) for r in ROWS], ids=name_row
+)
 async def test_row_keeps_its_promises_in_its_short_form(row):
     """No time is judged here: that is for `make chaos`, on a machine of its own."""
     figures = await main_module().run_row(row, Context(seed=1, full=False))

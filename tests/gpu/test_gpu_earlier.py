@@ -206,7 +206,7 @@ def test_a_pack_says_the_commit_where_there_is_no_repository_and_must_be_of_thes
         identity.read_sources(tmp_path, pack)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_second_run_with_what_the_first_found_runs_nothing(tmp_path: Path) -> None:
     """Through the command itself, of a part that measures and one that judges. A third, of another card, runs both again."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

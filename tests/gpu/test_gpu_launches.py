@@ -34,7 +34,7 @@ def test_launches_of_a_layer_are_counted_for_a_gpu_that_is_not_here(tmp_path: Pa
     assert all(f["launches"] == (1 if f["graph"] else f["eager_launches"]) for f in found.values())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_experts_of_gpt_oss_run_kernels_whose_launches_do_not_grow_with_their_number(tmp_path: Path) -> None:
     """Biases and clamped gates are added inside: the reference body launches 570 operations a layer."""
     found = _count_launches("gpt-oss-20b", tmp_path / "launches.json")

@@ -278,7 +278,7 @@ def test_every_wheel_of_the_lists_has_a_version_in_the_constraints() -> None:
         assert set(names) <= pinned
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_checks_of_a_gpu_hold_for_its_device_on_the_processor(tmp_path: Path) -> None:
     """Greedy and drawn tokens are the reference's, captured steps are eager ones bit by bit, and neither a crowd nor a
     neighbour that arrives changes anything."""

@@ -137,7 +137,7 @@ def test_the_kit_says_how_far_its_kernels_were_taken_and_is_shared_by_processes(
     assert "-n" not in plans.make_parts("long", "tpu", tmp_path, processes=5)["kit rest 1"].words
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_parts_of_the_kit_are_all_of_it_and_no_test_twice(tmp_path: Path) -> None:
     parts, seen = script("parts"), list[str]()
     for p in script("plans").make_parts("long", parts.HOSTED, tmp_path).values():

@@ -27,8 +27,9 @@ def test_random_runs_with_faults_are_right(seeds):
 
 
 @pytest.mark.slow
-def test_five_hundred_random_runs_with_faults_are_right():
-    assert simulate(100_000, 500).seeds == 500
+@pytest.mark.parametrize(("start", "count"), [(100_000, 200), pytest.param(100_200, 2_000, marks=pytest.mark.nightly)])
+def test_hundreds_of_random_runs_with_faults_are_right(start, count):
+    assert simulate(start, count).seeds == count
 
 
 def test_a_seed_is_one_run():

@@ -26,6 +26,7 @@ ROOT = HERE.parents[2]
 PLATFORM = "thalweg.backends.triton_kernels.testing:InterpretPlatform"
 LONG = "test_a_row and (draw or truncate or route or logprobs or (experts and (bfloat16 or int or float4 or float8)))"
 """Those of sampling and routing have a program for each row, whatever the batch is."""
+NIGHTLY = pytest.mark.nightly
 SPEC = AttnSpec(8, 2, 64, 0.125, "bfloat16")
 
 
@@ -42,7 +43,7 @@ def _kit(*args: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(1, 5))
+@pytest.mark.parametrize("part", [1, pytest.param(2, marks=NIGHTLY), 3, pytest.param(4, marks=NIGHTLY)])
 def test_ops_and_device_pass_the_conformance_kit_in_the_interpreter(part: int) -> None:
     """Refused are the other kernels' weight formats, inputs rounded by groups, experts without gates, and experts of one format
     or two where a kernel runs the other. Left out are rows that take long."""
@@ -60,7 +61,7 @@ def test_attention_passes_the_conformance_kit_in_the_interpreter() -> None:
     _kit("-q", "-k", "test_attention and (window or int8 or e4m3) and 16 and float32 and not chunking")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_latent_attention_passes_the_conformance_kit_in_the_interpreter() -> None:
     """Served by the kernels, both of them, in both dtypes: nothing is refused."""
     out = _kit("-v", "-rs", "-k", "test_attention and latent and (step_of or (mixed and -16)) and not chunking")
@@ -69,14 +70,14 @@ def test_latent_attention_passes_the_conformance_kit_in_the_interpreter() -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("float8", ["float8_e4m3fn", "float8_e4m3fnuz"])
+@pytest.mark.parametrize("float8", ["float8_e4m3fn", pytest.param("float8_e4m3fnuz", marks=NIGHTLY)])
 def test_eight_bit_floats_of_a_target_pass_the_conformance_kit_in_the_interpreter(float8: str) -> None:
     """As they lie in memory where the target multiplies them itself: weights, rounded inputs, caches."""
     cases = "(test_ops and (linear or experts) and float8 and test_kernel_gives) or (test_attention and e4m3 and step_of)"
     _kit("-q", "--platform-options", json.dumps({"float8": float8}), "-k", cases)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rows_of_experts_are_the_same_bits_in_any_batch_in_the_interpreter() -> None:
     """One case of each kernel. All cases are minutes of a core."""
     each = (
@@ -90,7 +91,12 @@ def test_rows_of_experts_are_the_same_bits_in_any_batch_in_the_interpreter() -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "part", ["interpreted.py -k partial_results", "interpreted.py -k not(partial_results)", "interpreted_experts.py"]
+    "part",
+    [
+        pytest.param("interpreted.py -k partial_results", marks=NIGHTLY),
+        "interpreted.py -k not(partial_results)",
+        pytest.param("interpreted_experts.py", marks=NIGHTLY),
+    ],
 )
 def test_what_the_kit_leaves_out_in_the_interpreter(part: str) -> None:
     file, *chosen = part.split()
@@ -103,7 +109,7 @@ def test_attention_compiles_to_matrix_instructions_within_the_limits_of_three_de
     assert ", 0 with problems" in out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_kernel_compiles_for_two_more_devices() -> None:
     """Every launch for all eight is most of an hour: docs/performance.md has the command."""
     out = _run("ci/gpu/compile.py", "--each", "--arch", "sm_100", "gfx1201")

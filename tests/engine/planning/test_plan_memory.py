@@ -75,7 +75,7 @@ def planned_against_measured(name: str, folder: Path) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.nightly) for part in (1, 2))])
 def test_plan_is_what_processes_hold_within_5_percent_in_the_middle_and_12_at_worst(part: int, tmp_path: Path) -> None:
     """The allocator decides a few per cent of a process anew in every run. So no single shape is held to 5 %, and one that is
     far off has two more runs."""

@@ -70,6 +70,30 @@ Features features() {
 }
 #endif
 
+#if defined(__x86_64__)
+// What the processor has, as far as the system saves its registers. Read from the processor: Zig's runtime does not fill what
+// `__builtin_cpu_supports` reads, and would leave its libraries with the portable set.
+struct Processor {
+    bool avx2, avx512, vnni, bf16;
+};
+Processor processor() {
+    constexpr unsigned OSXSAVE = 1u << 27, FMA_F16C = 1u << 12 | 1u << 29, AVX2 = 1u << 5;
+    constexpr unsigned F_DQ_BW_VL = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31, VNNI = 1u << 11, BF16 = 1u << 5;
+    constexpr unsigned YMM = 0x6, ZMM = 0xe6;  // of XCR0: what the system saves
+    unsigned a, b, c, d, saved, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & OSXSAVE)) return {};
+    const bool fma = (c & FMA_F16C) == FMA_F16C;
+    asm volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return {};
+    Processor has{};
+    has.avx2 = (saved & YMM) == YMM && fma && (b & AVX2);
+    has.avx512 = has.avx2 && (saved & ZMM) == ZMM && (b & F_DQ_BW_VL) == F_DQ_BW_VL;
+    has.vnni = has.avx512 && (c & VNNI);
+    has.bf16 = has.vnni && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & BF16);
+    return has;
+}
+#endif
+
 #if defined(HAS_AVXVNNI)
 // Has the processor VNNI at 256 bits? Compilers that know the instructions do not all know this name of a feature.
 bool narrow_vnni() {
@@ -112,20 +136,16 @@ struct Level {
 int levels(Level* out) {
     int n = 0;
 #if defined(__x86_64__)
-    __builtin_cpu_init();
+    [[maybe_unused]] const Processor has = processor();
 #if defined(EMULATED_AVX512)  // ci/emulate
     [[maybe_unused]] const bool avx512 = true, vnni = true;
 #else
-    [[maybe_unused]] const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                  __builtin_cpu_supports("avx512dq");
-    [[maybe_unused]] const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+    [[maybe_unused]] const bool avx512 = has.avx512, vnni = has.vnni;
 #endif
-#if defined(HAS_AVX512BF16) || defined(HAS_AMX)
 #if defined(EMULATED_BF16)  // ci/emulate
-    const bool bf16 = vnni;
+    [[maybe_unused]] const bool bf16 = vnni;
 #else
-    const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
-#endif
+    [[maybe_unused]] const bool bf16 = has.bf16;
 #endif
 #if defined(HAS_AVX512BF16)
     out[n++] = {&avx512bf16_kernels, bf16};
@@ -136,7 +156,7 @@ int levels(Level* out) {
 #if defined(HAS_AVX512)
     out[n++] = {&avx512_kernels, avx512};
 #endif
-    [[maybe_unused]] const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    [[maybe_unused]] const bool avx2 = has.avx2;
 #if defined(HAS_AVXVNNI)
     out[n++] = {&avxvnni_kernels, avx2 && narrow_vnni()};
 #endif
