@@ -16,9 +16,10 @@ from thalweg.config import EngineArgs
 from thalweg.engine import messages as m
 from thalweg.engine.client.about import About
 from thalweg.engine.client.adapters import ClientAdapters
-from thalweg.engine.client.core import ClientCore, Output, check_reset, check_trace_headers, with_text
+from thalweg.engine.client.core import ClientCore, Output, check_trace_headers, with_text
 from thalweg.engine.client.fleet import make_engines
 from thalweg.engine.client.frontend import Frontend, load_frontend, locate
+from thalweg.engine.client.operations import Operations
 from thalweg.engine.client.process import EngineProcess
 from thalweg.engine.client.resting import Resting, Rests
 from thalweg.engine.client.seats import Computation, Seat
@@ -54,7 +55,7 @@ class StatLogger(Protocol):
         """Every finished request, its metrics filled in. A pooling model's are PoolingRequestOutput."""
 
 
-class AsyncLLM(Rests, About):
+class AsyncLLM(Rests, Operations, About):
     """Many requests at once over one engine process. Make one with `await AsyncLLM.start(args)`, or with `from_engine_args`
     where nothing can be awaited. End it with `shutdown`.
 
@@ -267,20 +268,6 @@ class AsyncLLM(Rests, About):
             self._drop(request_id)
         self._adapters.release(stream.adapter)
 
-    async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Load an adapter before the first request names it. RequestError, CheckpointError or UnsupportedModelError."""
-        await self._started()
-        await self._adapters.add(lora_request)
-        return True
-
-    async def remove_lora(self, lora_id: int) -> bool:
-        """Forget the adapter of this lora_int_id. False: there is none. RequestError while requests use it."""
-        return self._adapters.remove(lora_id)
-
-    async def list_loras(self) -> set[int]:
-        """lora_int_id of each adapter that was named."""
-        return self._adapters.numbers()
-
     async def prepare(self, params: SamplingParams | PoolingParams) -> None:
         """Read what takes long of the parameters, on a thread: `generate` finds it read. RequestError, naming the field, as
         there."""
@@ -306,25 +293,10 @@ class AsyncLLM(Rests, About):
         self._supervisor.abort(handles)
         return last
 
-    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
-        check_reset(reset_running_requests, reset_connector)
-        await self._started()
-        return await self._supervisor.reset_prefix_cache()
-
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """What may be asked of the model."""
         await self._started()
         return self.config.model.tasks
-
-    async def start_profile(self) -> None:
-        """Record the operations of steps from now on. RequestError without `profiler_config`, on a device without torch, and
-        while a profile runs."""
-        await self._supervisor.control("start_profile")
-
-    async def stop_profile(self) -> None:
-        """Write the trace to the folder of `profiler_config`. RequestError if no profile runs, or the folder takes none."""
-        await self._supervisor.control("stop_profile")
 
     def _open_ids(self) -> list[str]:
         return list(self._streams)

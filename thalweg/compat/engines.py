@@ -11,15 +11,15 @@ from typing import Any
 from thalweg import async_llm
 from thalweg.async_llm import StatLogger
 from thalweg.compat.configs import VllmConfig
+from thalweg.engine.client.core import Output, check_arrival_time
 from thalweg.engine.client.frontend import load_frontend, locate
-from thalweg.errors import ConfigError, RequestError
+from thalweg.engine.client.stream import Stream
+from thalweg.errors import ConfigError
 from thalweg.lora import LoRARequest
 from thalweg.offline import engine as offline
-from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
 
 logger = logging.getLogger(__name__)
-Output = RequestOutput | PoolingRequestOutput[PoolingOutput]
 
 
 class LLMEngine(offline.LLMEngine):
@@ -73,16 +73,10 @@ class AsyncLLM(async_llm.AsyncLLM):
     ) -> AsyncLLM:
         return cls(vllm_config, not disable_log_stats, usage_context, enable_log_requests, start_engine_loop, stat_loggers)
 
-    async def generate(
-        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **more: Any
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """As thalweg's."""
+    async def _begin(self, request_id: str, prompt: Any, params: Any, **more: Any) -> Stream:
         if self._log_requests:
-            logger.info("request %s: %r", request_id, sampling_params)
-        outputs = super().generate(prompt, sampling_params, request_id, **more)
-        async with contextlib.aclosing(outputs):
-            async for output in outputs:
-                yield output
+            logger.info("request %s: %r", request_id, params)
+        return await super()._begin(request_id, prompt, params, **more)
 
     async def add_request(
         self,
@@ -96,15 +90,13 @@ class AsyncLLM(async_llm.AsyncLLM):
         priority: int = 0,
     ) -> Collector:
         """The request, whose outputs are taken from what is returned. RequestError comes from there too."""
-        if arrival_time is not None:
-            raise RequestError("arrival_time: requests arrive when they are added; leave it out", "arrival_time")
-        more = {
-            "lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs, "trace_headers": trace_headers,
-            "priority": priority,
-        }  # fmt: skip
-        if isinstance(params, PoolingParams):
-            return Collector(request_id, self.encode(prompt, params, request_id, **more))  # type: ignore[arg-type]
-        return Collector(request_id, self.generate(prompt, params, request_id, **more))
+        check_arrival_time(arrival_time)
+        run = self.encode if isinstance(params, PoolingParams) else self.generate
+        outputs = run(
+            prompt, params, request_id, lora_request=lora_request, tokenization_kwargs=tokenization_kwargs,  # type: ignore[arg-type]
+            trace_headers=trace_headers, priority=priority,
+        )  # fmt: skip
+        return Collector(request_id, outputs)
 
 
 class Collector:

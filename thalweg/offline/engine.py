@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from thalweg.config import EngineArgs, EngineConfig
-from thalweg.engine.client.core import ClientCore, Output, check_reset, check_trace_headers, with_text
+from thalweg.engine.client.core import ClientCore, Output, check_arrival_time, check_reset, check_trace_headers, with_text
 from thalweg.engine.client.frontend import Frontend, Located, load_frontend, locate
 from thalweg.engine.client.submission import PoolingSubmission, Submission
 from thalweg.engine.control.core import EngineCore
@@ -162,8 +162,7 @@ class LLMEngine(NoCode, NoOtherConfig):
     ) -> str:
         """One request, by an id that no open one has: the id. RequestError names the field."""
         check_trace_headers(trace_headers)
-        if arrival_time is not None:
-            raise RequestError("arrival_time: requests arrive when they are added; leave it out", "arrival_time")
+        check_arrival_time(arrival_time)
         if not isinstance(request_id, str) or request_id in self.open_ids:
             raise RequestError(f"request_id: {request_id!r:.80} must be text that no open request has", "request_id")
         if not isinstance(prompt, str):

@@ -12,7 +12,6 @@ from thalweg.engine.client.frontend import Frontend
 from thalweg.engine.client.media import Media
 from thalweg.engine.messages import Stats
 from thalweg.errors import EngineDeadError, ThalwegError
-from thalweg.options.observation import read_profiler_config
 from thalweg.outputs import RequestMetrics
 from thalweg.params import PoolingParams
 from thalweg.refused import CODE, PINNED, NoNewWeights, NoOtherConfig, refused
@@ -69,11 +68,6 @@ class About(NoNewWeights, NoOtherConfig):
         """RequestError, naming the field, for what the model cannot do of these, whatever the prompt."""
         self._client.inputs.check_pooling(params)
 
-    @property
-    def profiles(self) -> bool:
-        """May steps be profiled?"""
-        return read_profiler_config(self._frontend.args) is not None
-
     # ------------------------------------------------------------ the engine
 
     @property
@@ -106,14 +100,6 @@ class About(NoNewWeights, NoOtherConfig):
     def progress(self, request_id: str) -> RequestMetrics | None:
         """What is known of an open request's times so far. None: it is not open, or is for a vector."""
         return self._client.outputs.metrics(request_id)
-
-    async def reset_mm_cache(self) -> None:
-        """Read every image anew from now on."""
-        if self._frontend.media:
-            self._frontend.media.forget()
-
-    async def reset_encoder_cache(self) -> None:
-        """Outputs of the encoder are found by what an image shows, and by nothing that could change: none goes stale."""
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """Devices that share the model. include_dp: times the engines that share the requests."""

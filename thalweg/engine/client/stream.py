@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from thalweg.engine.client.core import Output
 from thalweg.engine.client.seats import Computation
 from thalweg.errors import ThalwegError
-from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from thalweg.outputs import RequestOutput
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
-
-Output = RequestOutput | PoolingRequestOutput[PoolingOutput]
 
 
 class Stream:

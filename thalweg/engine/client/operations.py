@@ -1,0 +1,63 @@
+"""What programs do to the engine of an AsyncLLM between requests: load adapters, forget caches, record profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from thalweg.engine.client.adapters import ClientAdapters
+from thalweg.engine.client.core import check_reset
+from thalweg.engine.client.fleet import Engines
+from thalweg.engine.client.frontend import Frontend
+from thalweg.lora import LoRARequest
+from thalweg.options.observation import read_profiler_config
+
+
+class Operations:
+    """The part of AsyncLLM that operates its engine."""
+
+    _adapters: ClientAdapters
+    _frontend: Frontend
+    _started: Callable[[], Awaitable[None]]
+    _supervisor: Engines
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter before the first request names it. RequestError, CheckpointError or UnsupportedModelError."""
+        await self._started()
+        await self._adapters.add(lora_request)
+        return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget the adapter of this lora_int_id. False: there is none. RequestError while requests use it."""
+        return self._adapters.remove(lora_id)
+
+    async def list_loras(self) -> set[int]:
+        """lora_int_id of each adapter that was named."""
+        return self._adapters.numbers()
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
+        check_reset(reset_running_requests, reset_connector)
+        await self._started()
+        return await self._supervisor.reset_prefix_cache()
+
+    async def reset_mm_cache(self) -> None:
+        """Read every image anew from now on."""
+        if self._frontend.media:
+            self._frontend.media.forget()
+
+    async def reset_encoder_cache(self) -> None:
+        """Outputs of the encoder are found by what an image shows, and by nothing that could change: none goes stale."""
+
+    @property
+    def profiles(self) -> bool:
+        """May steps be profiled?"""
+        return read_profiler_config(self._frontend.args) is not None
+
+    async def start_profile(self) -> None:
+        """Record the operations of steps from now on. RequestError without `profiler_config`, on a device without torch, and
+        while a profile runs."""
+        await self._supervisor.control("start_profile")
+
+    async def stop_profile(self) -> None:
+        """Write the trace to the folder of `profiler_config`. RequestError if no profile runs, or the folder takes none."""
+        await self._supervisor.control("stop_profile")
