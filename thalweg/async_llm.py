@@ -82,7 +82,7 @@ class AsyncLLM(Rests, Operations, About):
         self._adapters = ClientAdapters(self._supervisor, args.enable_lora, args.max_cpu_loras or args.max_loras)
 
     @classmethod
-    def _of(cls, frontend: Frontend, loggers: Sequence[StatLogger]) -> Self:
+    def _make(cls, frontend: Frontend, loggers: Sequence[StatLogger]) -> Self:
         """Subclasses may be made in other ways."""
         made = cls.__new__(cls)
         AsyncLLM.__init__(made, frontend, loggers)
@@ -98,13 +98,13 @@ class AsyncLLM(Rests, Operations, About):
     ) -> Self:
         """An engine that starts when it is first used; what is wrong with the model's files is told now. start_engine_loop:
         start it as soon as an event loop runs. usage_context: nothing is reported to anyone."""
-        made = cls._of(load_frontend(locate(engine_args)), stat_loggers or ())
+        made = cls._make(load_frontend(locate(engine_args)), stat_loggers or ())
         if start_engine_loop:
             with contextlib.suppress(RuntimeError):  # no event loop runs
-                made._opened()
+                made._start_once()
         return made
 
-    def _opened(self) -> asyncio.Task[None]:
+    def _start_once(self) -> asyncio.Task[None]:
         """The task that starts the engine: one for all who wait."""
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(self._open(None))
@@ -129,16 +129,16 @@ class AsyncLLM(Rests, Operations, About):
             self._warm = asyncio.create_task(self._tell_vocabulary())
         self._open_for_requests = True
 
-    async def _admitted(self, request_id: str) -> None:
+    async def _wait_admission(self, request_id: str) -> None:
         """Returns when the engine takes requests. EngineDeadError if it never will again."""
-        await self._resting.admitted(request_id)
+        await self._resting.wait_admission(request_id)
         if self._dead:
             raise EngineDeadError(str(self._dead))
 
-    async def _started(self) -> None:
+    async def _wait_started(self) -> None:
         """Returns when the engine has started: this starts it if nobody did. Raises what it said if it could not."""
         if not (self._open_for_requests or self._dead):
-            await asyncio.shield(self._opened())
+            await asyncio.shield(self._start_once())
 
     @classmethod
     async def start(cls, args: EngineArgs, *, loggers: Sequence[StatLogger] = (), standby: Standby | None = None) -> Self:
@@ -149,7 +149,7 @@ class AsyncLLM(Rests, Operations, About):
         try:
             frontend = await asyncio.to_thread(load_frontend, located)
             mark("tokenizer loaded")
-            made = cls._of(frontend, loggers)
+            made = cls._make(frontend, loggers)
         except BaseException:
             await _abandon(engine)
             raise
@@ -243,10 +243,10 @@ class AsyncLLM(Rests, Operations, About):
     ) -> Stream:  # fmt: skip
         """The stream of a request that the engine has got. Whoever reads it calls `_leave` at the end."""
         check_trace_headers(trace_headers)
-        await self._started()
+        await self._wait_started()
         prompt = await self._client.prompts.read_async(prompt, tokenization_kwargs)
         await self.prepare(params)
-        await self._admitted(request_id)
+        await self._wait_admission(request_id)
         adapter = b"" if lora_request is None else await self._adapters.add(lora_request)
         if request_id in self._streams:
             raise RequestError(f"request_id {request_id!r} is already running", "request_id")
@@ -283,7 +283,7 @@ class AsyncLLM(Rests, Operations, About):
         """End requests. Their readers get a last output with finish_reason "abort". Unknown ids are fine. internal: there is
         one form of ids here."""
         for one in [request_id] if isinstance(request_id, str) else list(request_id):
-            self._resting.aborted(one)
+            self._resting.abort_waiting(one)
             last = self._drop(one)
             if last is not None:
                 self._deliver(last)
@@ -295,7 +295,7 @@ class AsyncLLM(Rests, Operations, About):
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """What may be asked of the model."""
-        await self._started()
+        await self._wait_started()
         return self.config.model.tasks
 
     def _open_ids(self) -> list[str]:

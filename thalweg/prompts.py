@@ -69,7 +69,7 @@ REFUSED_KEYS = {
 _BESIDE = frozenset({"multi_modal_data", "multi_modal_uuids", *REFUSED_KEYS})
 
 
-def meant(prompt: Any) -> Any:
+def drop_empty(prompt: Any) -> Any:
     """The prompt without keys that ask for nothing: programs say None or {} for what goes with images."""
     if not isinstance(prompt, Mapping) or not _BESIDE & prompt.keys():
         return prompt

@@ -21,7 +21,7 @@ from thalweg.engine.control.store.connect import check_store
 from thalweg.errors import ConfigError, NotSupportedError, RequestError
 from thalweg.models import registry
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
-from thalweg.prompts import meant
+from thalweg.prompts import drop_empty
 
 ROOT = Path(compat.__file__).parents[2]
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 2}
@@ -128,8 +128,8 @@ def test_what_asks_for_nothing_is_accepted_whatever_its_name():
     with pytest.raises(RequestError, match="requires_token_ids"):
         PoolingParams(requires_token_ids=True)
     prompt = {"prompt": "a", "multi_modal_data": None, "multi_modal_uuids": {}, "mm_processor_kwargs": None}
-    assert meant(prompt) == {"prompt": "a"}
-    assert meant(prompt | {"mm_processor_kwargs": {"a": 1}}) == {"prompt": "a", "mm_processor_kwargs": {"a": 1}}
+    assert drop_empty(prompt) == {"prompt": "a"}
+    assert drop_empty(prompt | {"mm_processor_kwargs": {"a": 1}}) == {"prompt": "a", "mm_processor_kwargs": {"a": 1}}
 
 
 def test_an_architecture_is_served_as_one_that_is_here(monkeypatch):

@@ -57,7 +57,7 @@ class AsyncLLM(async_llm.AsyncLLM):
         self._log_requests = log_requests
         if start_engine_loop:
             with contextlib.suppress(RuntimeError):  # no event loop runs
-                self._opened()
+                self._start_once()
 
     _log_requests = False
 

@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from thalweg.engine.client.pairs import matched, pair_prompts, score_text
-from thalweg.engine.client.pooled import compared
+from thalweg.engine.client.pairs import match_texts, pair_prompts, score_text
+from thalweg.engine.client.pooled import compare_vectors
 from thalweg.errors import ConfigError, RequestError
 from thalweg.lora import LoRARequest
 from thalweg.offline.batches import Batches, UseTqdm
@@ -134,11 +134,11 @@ class PoolingMethods(Batches):
         if chat_template is not None:
             raise ConfigError("chat_template: pairs are written in the form that the model's files ask for; leave it out")
         pooling = self.llm_engine.client.inputs.check_pools("score")
-        first, second = texts(data_1, "data_1"), texts(data_2, "data_2")
-        which = matched(len(first), len(second), ("data_1", "data_2"))
+        first, second = read_texts(data_1, "data_1"), read_texts(data_2, "data_2")
+        which = match_texts(len(first), len(second), ("data_1", "data_2"))
         if pooling.task == "embed":
             vectors = self._pool(VECTORS, [*first, *second], pooling_params, tokenization_kwargs, use_tqdm)
-            return [compared(vectors[i], vectors[len(first) + j]) for i, j in which]
+            return [compare_vectors(vectors[i], vectors[len(first) + j]) for i, j in which]
         cut, special = self.llm_engine.client.prompts.cut(tokenization_kwargs)
         if not special:
             raise RequestError("tokenization_kwargs: add_special_tokens: pairs need what is around them", "tokenization_kwargs")
@@ -157,12 +157,12 @@ class PoolingMethods(Batches):
         wrong = next((p for p in params if not isinstance(p, PoolingParams)), None)
         if wrong is not None:
             raise RequestError(f"pooling_params must be a PoolingParams, not {type(wrong).__name__}", "pooling_params")
-        params = [_for_task(p, task.task) for p in params]
+        params = [_with_task(p, task.task) for p in params]
         prepared = self._prepare(items, params, tokenization_kwargs=tokenization_kwargs, lora_request=lora_request)
         return [task.output(o) for o in self._run(prepared, use_tqdm)]
 
 
-def _for_task(params: PoolingParams, task: str | None) -> PoolingParams:
+def _with_task(params: PoolingParams, task: str | None) -> PoolingParams:
     """With the task that the method is for. RequestError where they say another that gives results per token, or where that
     does."""
     if task is None or params.task == task:
@@ -172,6 +172,6 @@ def _for_task(params: PoolingParams, task: str | None) -> PoolingParams:
     return msgspec.structs.replace(params, task=task)
 
 
-def texts(data: Any, name: str) -> list[str]:
+def read_texts(data: Any, name: str) -> list[str]:
     """What `LLM.score` was given on one side."""
     return [score_text(item, name) for item in (data if isinstance(data, list | tuple) else [data])]

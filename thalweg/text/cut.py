@@ -28,7 +28,7 @@ class Cut:
     side: Side = "right"
 
 
-def asked(keep: int | None, side: str | None, longest: int, usual: Side) -> Cut | None:
+def read_cut(keep: int | None, side: str | None, longest: int, usual: Side) -> Cut | None:
     """What truncate_prompt_tokens and truncation_side ask for; None: texts must be whole. keep -1: as many tokens as the model
     takes, `longest`. usual: the side where none is said. RequestError."""
     if side is not None and side not in SIDES:

@@ -55,7 +55,7 @@ async def test_new_requests_wait_until_it_goes_on(mode: str, aborted: list[str])
     await world.rest.pause(mode, clear_cache=mode == "abort")
     assert world.aborted == aborted
     assert world.supervisor.told == ["pause True", "reset"][: 1 + (mode == "abort")]
-    new = asyncio.create_task(world.rest.admitted("b"))
+    new = asyncio.create_task(world.rest.wait_admission("b"))
     assert await settled(new) == [False]
     assert world.rest.waiting == 1
     await world.rest.resume()
@@ -66,7 +66,7 @@ async def test_new_requests_wait_until_it_goes_on(mode: str, aborted: list[str])
 async def test_wait_lets_those_under_way_finish_first() -> None:
     world = World("a")
     pausing = asyncio.create_task(world.rest.pause("wait", True))
-    new = asyncio.create_task(world.rest.admitted("b"))
+    new = asyncio.create_task(world.rest.wait_admission("b"))
     assert await settled(pausing, new) == [False, False]
     world.running.clear()
     await asyncio.wait_for(pausing, 60)
@@ -87,7 +87,7 @@ async def test_an_engine_paused_before_it_slept_is_paused_when_it_wakes() -> Non
     world = World()
     await world.rest.pause("keep", False)
     await world.rest.sleep(2, "keep")
-    new = asyncio.create_task(world.rest.admitted("b"))
+    new = asyncio.create_task(world.rest.wait_admission("b"))
     await world.rest.resume()
     await world.rest.pause("keep", False)
     await world.rest.wake_up()
@@ -102,15 +102,15 @@ async def test_a_sleep_that_is_refused_leaves_the_gate_open() -> None:
     world.supervisor.refuses = UnavailableError("restarting")
     with pytest.raises(UnavailableError):
         await world.rest.sleep(1, "abort")
-    await asyncio.wait_for(world.rest.admitted("b"), 1)
+    await asyncio.wait_for(world.rest.wait_admission("b"), 1)
 
 
 async def test_a_request_aborted_at_the_gate_is_told() -> None:
     world = World()
     await world.rest.sleep(1, "abort")
-    new = asyncio.create_task(world.rest.admitted("b"))
+    new = asyncio.create_task(world.rest.wait_admission("b"))
     await settled(new)
-    world.rest.aborted("b")
+    world.rest.abort_waiting("b")
     with pytest.raises(UnavailableError, match="asleep"):
         await new
 

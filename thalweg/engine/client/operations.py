@@ -17,12 +17,12 @@ class Operations:
 
     _adapters: ClientAdapters
     _frontend: Frontend
-    _started: Callable[[], Awaitable[None]]
+    _wait_started: Callable[[], Awaitable[None]]
     _supervisor: Engines
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """Load an adapter before the first request names it. RequestError, CheckpointError or UnsupportedModelError."""
-        await self._started()
+        await self._wait_started()
         await self._adapters.add(lora_request)
         return True
 
@@ -37,7 +37,7 @@ class Operations:
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
         check_reset(reset_running_requests, reset_connector)
-        await self._started()
+        await self._wait_started()
         return await self._supervisor.reset_prefix_cache()
 
     async def reset_mm_cache(self) -> None:

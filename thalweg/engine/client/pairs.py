@@ -14,7 +14,7 @@ from thalweg.text.tokenizer import Tokenizer
 _TOKENIZATION = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens")
 
 
-def tokenization(said: Mapping[str, Any] | None) -> tuple[int | None, str | None, bool]:
+def read_tokenization(said: Mapping[str, Any] | None) -> tuple[int | None, str | None, bool]:
     """`tokenization_kwargs`: (truncate_prompt_tokens, truncation_side, add_special_tokens). RequestError for others."""
     said = said or {}
     name = "tokenization_kwargs"
@@ -27,7 +27,7 @@ def tokenization(said: Mapping[str, Any] | None) -> tuple[int | None, str | None
     return said.get("truncate_prompt_tokens"), said.get("truncation_side"), special
 
 
-def shortened(tokenizer: Tokenizer | None, prompt: Any, cut: Cut | None, special: bool) -> Any:
+def shorten_prompt(tokenizer: Tokenizer | None, prompt: Any, cut: Cut | None, special: bool) -> Any:
     """A prompt as `InputProcessor` takes it, with ids of which `cut` leaves no more than it says. special: with what the
     tokenizer puts around a text. What is no prompt comes back as it is, to be refused there."""
     if cut is None and special:
@@ -69,7 +69,7 @@ def _prompt_of(read: Read, types: int) -> dict[str, Any]:
     return {"prompt_token_ids": read.ids, **({"token_type_ids": read.types} if types > 1 else {})}
 
 
-def matched(first: int, second: int, names: tuple[str, str]) -> list[tuple[int, int]]:
+def match_texts(first: int, second: int, names: tuple[str, str]) -> list[tuple[int, int]]:
     """Which text goes with which, of so many each: one with one, one with every other, or each with its own. RequestError."""
     if not first or not second:
         raise RequestError(f"{names[0 if not first else 1]} must not be empty", names[0 if not first else 1])

@@ -150,7 +150,7 @@ def _output(request: _Open, result: np.ndarray | None, why: str) -> Output:
     return Output(s.request_id, PoolingOutput(data), s.prompt_ids, request.cached, metrics=request.metrics, error=error)
 
 
-def compared(a: Output, b: Output) -> ScoringRequestOutput:
+def compare_vectors(a: Output, b: Output) -> ScoringRequestOutput:
     """The score of two texts by their vectors."""
     error = a.error or b.error
     score = math.nan if error else likeness(a.outputs.data, b.outputs.data)

@@ -7,12 +7,11 @@ from typing import Any
 
 from thalweg.engine.client.frontend import Frontend
 from thalweg.engine.client.media import MEDIA, NAME
-from thalweg.engine.client.pairs import shortened, tokenization
+from thalweg.engine.client.pairs import read_tokenization, shorten_prompt
 from thalweg.errors import RequestError
 from thalweg.media.kinds import name_kinds
-from thalweg.prompts import meant
-from thalweg.text.cut import Cut
-from thalweg.text.cut import asked as cuts
+from thalweg.prompts import drop_empty
+from thalweg.text.cut import Cut, read_cut
 from thalweg.text.encoder import INLINE, Encoder
 
 
@@ -27,7 +26,7 @@ class PromptReader:
     def read(self, prompt: Any, tokenization_kwargs: Mapping[str, Any] | None = None) -> Any:
         """RequestError names the field. A value that is no prompt is returned unchanged: `InputProcessor` refuses it."""
         cut, special = self.cut(tokenization_kwargs)
-        prompt = meant(prompt)
+        prompt = drop_empty(prompt)
         if self._media is not None and isinstance(prompt, Mapping) and NAME in prompt:
             prompt = self._media.prompt(prompt)
         return self._shorten(prompt, cut, special)
@@ -35,7 +34,7 @@ class PromptReader:
     async def read_async(self, prompt: Any, tokenization_kwargs: Mapping[str, Any] | None = None) -> Any:
         """As `read`. Media are read on a thread, and a long text is encoded on one."""
         cut, special = self.cut(tokenization_kwargs)
-        prompt = meant(prompt)
+        prompt = drop_empty(prompt)
         if self._media is not None and isinstance(prompt, Mapping) and NAME in prompt:
             prompt = await self._media.prompt_async(prompt)
         prompt = self._shorten(prompt, cut, special)
@@ -50,13 +49,13 @@ class PromptReader:
 
     def cut(self, tokenization_kwargs: Mapping[str, Any] | None) -> tuple[Cut | None, bool]:
         """(how long prompts are cut, or None; whether the tokenizer adds its special tokens)."""
-        keep, side, special = tokenization(tokenization_kwargs)
+        keep, side, special = read_tokenization(tokenization_kwargs)
         usual = self._tokenizer.truncation_side if self._tokenizer else "right"
-        return cuts(keep, side, self._max_len, usual), special
+        return read_cut(keep, side, self._max_len, usual), special
 
     def _shorten(self, prompt: Any, cut: Cut | None, special: bool) -> Any:
         if cut is not None and isinstance(prompt, Mapping) and prompt.get(MEDIA):
             raise RequestError(
                 f"truncate_prompt_tokens: a prompt with {name_kinds('or')} is not cut; leave it out", "truncate_prompt_tokens"
             )
-        return shortened(self._tokenizer, prompt, cut, special)
+        return shorten_prompt(self._tokenizer, prompt, cut, special)

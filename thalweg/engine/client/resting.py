@@ -36,7 +36,7 @@ class Resting:
         """Requests at the gate."""
         return len(self._gate)
 
-    async def admitted(self, request_id: str) -> None:
+    async def wait_admission(self, request_id: str) -> None:
         """Returns when the engine takes requests. UnavailableError if this one is aborted before."""
         while self.paused or self.asleep:
             turn = self._gate[request_id] = asyncio.get_running_loop().create_future()
@@ -46,7 +46,7 @@ class Resting:
                 if self._gate.get(request_id) is turn:
                     del self._gate[request_id]
 
-    def aborted(self, request_id: str) -> None:
+    def abort_waiting(self, request_id: str) -> None:
         turn = self._gate.get(request_id)
         if turn is not None and not turn.done():
             turn.set_exception(UnavailableError("the engine is paused or asleep, and the request was ended"))
@@ -117,7 +117,7 @@ class Rests:
 
     _resting: Resting
     _frontend: Frontend
-    _started: Callable[[], Awaitable[None]]
+    _wait_started: Callable[[], Awaitable[None]]
     _open_ids: Callable[[], list[str]]
 
     async def pause_generation(
@@ -125,7 +125,7 @@ class Rests:
     ) -> None:
         """Start no step until `resume_generation`. Requests under way are ended ("abort"), finished first ("wait") or held
         ("keep"). New ones wait. wait_for_inflight_requests: the old name of "wait". RequestError names a wrong argument."""
-        await self._started()
+        await self._wait_started()
         await self._resting.pause("wait" if wait_for_inflight_requests else mode, clear_cache)
 
     async def resume_generation(self) -> None:
@@ -141,7 +141,7 @@ class Rests:
         while the engine is restarting."""
         if not self._frontend.args.enable_sleep_mode:
             raise RequestError(NO_SLEEP, "enable_sleep_mode")
-        await self._started()
+        await self._wait_started()
         await (self._resting.sleep(level, mode) if level else self._resting.pause(mode, False))
 
     async def wake_up(self, tags: list[str] | None = None) -> None:

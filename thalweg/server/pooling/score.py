@@ -10,7 +10,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from thalweg.engine.client.pairs import matched, score_text
+from thalweg.engine.client.pairs import match_texts, score_text
 from thalweg.engine.client.pooled import likeness
 from thalweg.params import PoolingParams
 from thalweg.server.core.admission import Ticket
@@ -26,7 +26,7 @@ async def score(serving: Serving, http: Request) -> Response:
     request, ticket = await work.read(serving, http, ScoreRequest)
     names = next(s for s in SIDES if getattr(request, s[0]) is not None and getattr(request, s[1]) is not None)
     first, second = (_texts(getattr(request, name), name) for name in names)
-    which = matched(len(first), len(second), names)
+    which = match_texts(len(first), len(second), names)
     pairs = Pairs(serving, which)
     job = await pairs.job("score", http, request, (first, second), names, ticket)
     return await work.answer(http, _body(serving, job, pairs))

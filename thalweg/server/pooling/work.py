@@ -56,7 +56,7 @@ def cut_of(serving: Serving, request: Request) -> Cut | None:
     """How the request wants long texts cut; None: not at all."""
     tokenizer, longest = serving.engine.tokenizer, serving.engine.config.model.max_len
     usual = tokenizer.truncation_side if tokenizer is not None else "right"
-    return cut.asked(request.truncate_prompt_tokens, request.truncation_side, longest, usual)
+    return cut.read_cut(request.truncate_prompt_tokens, request.truncation_side, longest, usual)
 
 
 async def inputs(serving: Serving, request: InputRequest, tenant: str) -> list[dict[str, Any]]:
