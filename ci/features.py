@@ -204,7 +204,12 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             "RUUUU",
             ("tests/integration/test_served_adapters.py",),
         ),
-        Feature("Routes that load and unload adapters, resolvers", "NNNNN"),
+        Feature(
+            "[Routes that load and unload adapters](adapters.md#loading-while-it-serves)",
+            "RUUUU",
+            ("tests/server/test_adapter_routes.py", "tests/integration/test_served_adapters.py"),
+        ),
+        Feature("Resolvers of adapters by name", "NNNNN"),
     ),
     "Engine": (
         Feature("Continuous batching, chunked prefill, preemption", "RRHHH", (_AGAINST, _GPU)),
@@ -314,7 +319,7 @@ SERVICES: tuple[Service, ...] = (
         "[Prometheus metrics](deployment.md#metrics) under vLLM's names",
         True,
         ("tests/server/observe",),
-        "no series for LoRA, connectors, offloading or block lifetimes",
+        "no series for connectors, offloading or block lifetimes",
     ),
     Service(
         "[Traces](debugging.md#traces) by OpenTelemetry over HTTP",

@@ -255,9 +255,9 @@ class AsyncLLM(Rests, Operations, About):
             lora_request=lora_request, adapter=adapter,
         )  # fmt: skip
         requests = self._client.open(submission)
-        self._adapters.hold(adapter)
+        held = None if lora_request is None else self._adapters.hold(lora_request, adapter, [r.handle for r in requests])
         work = Computation(request_id, self._client.outputs, self._supervisor, self._client.handles, seat)
-        stream = self._streams[request_id] = Stream(params, work, adapter)
+        stream = self._streams[request_id] = Stream(params, work, held)
         self._supervisor.submit(requests)
         return stream
 
@@ -266,7 +266,8 @@ class AsyncLLM(Rests, Operations, About):
         if self._streams.get(request_id) is stream:
             del self._streams[request_id]
             self._drop(request_id)
-        self._adapters.release(stream.adapter)
+        if stream.adapter is not None:
+            self._adapters.release(stream.adapter)
 
     async def prepare(self, params: SamplingParams | PoolingParams) -> None:
         """Read what takes long of the parameters, on a thread: `generate` finds it read. RequestError, naming the field, as
@@ -319,6 +320,7 @@ class AsyncLLM(Rests, Operations, About):
     def _take(self, frame: m.Outputs) -> None:
         if frame.stats is not None:
             self._stats = frame.stats
+        self._adapters.traffic.record(frame)
         outputs, stopped = self._client.process(frame)
         self._supervisor.abort(stopped)
         for logger in self._loggers:

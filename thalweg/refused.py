@@ -9,7 +9,6 @@ from typing import Any
 from thalweg.errors import NotSupportedError
 
 ADAPTERS = "adapters are not served here by this version; merge the adapter into the weights (peft: merge_and_unload)"
-PINNED = "adapters that requests use stay loaded, and max_cpu_loras says how many others do"
 CODE = "no code of yours runs inside the engine: results come as outputs and get_metrics(), weights as files"
 CONFIG = "there is no VllmConfig: settings are EngineArgs; use from_engine_args"
 TRACES = "trace_headers: the server exports traces (--otlp-traces-endpoint), an engine in a program none; leave it out"

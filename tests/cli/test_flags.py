@@ -97,6 +97,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "kv-cache-dtype-skip-layers": ("0", "sliding_window"),
     "kv-transfer-config": ('{"kv_connector": "host"}',),
     "lora-modules": ("a=/a", '{"name": "b", "path": "/b"}'),
+    "lora-root": (".",),
     "limit-mm-per-prompt": ('{"image": 1}',),
     "media-io-kwargs": ('{"image": {"rgba_background_color": [1, 2, 3]}}',),
     "model-loader-extra-config": ('{"concurrency": 3}',),
@@ -118,6 +119,7 @@ BESIDE = {
     "enable-log-outputs": ("--enable-log-requests",),
     "fingerprint-mode": ("--fingerprint-value", "x"),
     "fingerprint-value": ("--fingerprint-mode", "custom"),
+    "lora-root": ("--enable-lora-routes",),
     "spec-method": ("--spec-tokens", "2"),
     "spec-tokens": ("--spec-method", "ngram"),
 }
@@ -401,6 +403,7 @@ def test_the_key_may_come_from_the_environment(monkeypatch):
 
 
 VARIABLES = [
+    ("ALLOW_RUNTIME_LORA_UPDATING", "True", lambda: server().enable_lora_routes, True, False),
     ("API_KEY", "secret", lambda: server().api_key, ["secret"], []),
     ("BATCH_INVARIANT", "1", lambda: engine().batch_invariant, True, None),
     ("HTTP_TIMEOUT_KEEP_ALIVE", "7", envs.keep_alive_seconds, 7, 75),

@@ -119,3 +119,10 @@ async def test_what_cannot_be_loaded_is_refused_and_what_is_idle_is_forgotten(
     assert await engine.remove_lora(1)
     assert not await engine.remove_lora(1)
     assert await engine.list_loras() == {2}
+    assert await engine.pin_lora(2)
+    check(await ask(engine, loras["b"], "pinned"), Path(loras["b"].lora_path) / "merged")
+    check(await ask(engine, loras["a"], "passing"), Path(loras["a"].lora_path) / "merged")
+    kept = [Path(path).name for path in engine._supervisor._adapters.values()]
+    assert kept == ["b"], "a pinned adapter stays, and others leave as soon as they are idle"
+    with pytest.raises(RequestError, match="no adapter has the number 7"):
+        await engine.pin_lora(7)

@@ -64,11 +64,18 @@ def test_adapters_are_models_of_their_own(tmp_path: Path) -> None:
         "chat": write_adapter(base, tmp_path / "chat", 2, 8, ATTENTION),
     }
     modules = [f"sql={paths['sql']}", f'{{"name": "chat", "path": "{paths["chat"]}", "base_model_name": "mother"}}']
-    process = serve(str(base), "--served-model-name", "base", "--enable-lora", "--lora-modules", *modules)
+    later = write_adapter(base, tmp_path / "root" / "later", 3, 4, ALL)
+    process = serve(
+        str(base), "--served-model-name", "base", "--enable-lora", "--enable-lora-routes",
+        "--lora-root", str(tmp_path / "root"), "--lora-modules", *modules,
+    )  # fmt: skip
     try:
         with httpx.Client(base_url=wait_for_url(process), timeout=60) as http:
             cards = {c["id"]: (c["root"], c["parent"]) for c in http.get("/v1/models").json()["data"]}
             assert cards == {"base": ("base", None), "sql": (str(paths["sql"]), "base"), "chat": (str(paths["chat"]), "mother")}
+            answer = http.post("/v1/load_lora_adapter", json={"lora_name": "later", "lora_path": str(later)})
+            assert answer.status_code == 200, answer.text
+            cards["later"] = paths["later"] = later
             texts = {}
             for name in [*cards, *cards]:
                 body = {"model": name, "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "logprobs": 0,
@@ -80,7 +87,8 @@ def test_adapters_are_models_of_their_own(tmp_path: Path) -> None:
                 logits = load_reference(path, torch.float32)(torch.tensor([[*PROMPT, *tokens]])).logits[0]
                 assert tokens == logits[len(PROMPT) - 1 : -1].argmax(-1).tolist()
                 texts[name] = tokens
-            assert len(set(map(tuple, texts.values()))) == 3
+            assert len(set(map(tuple, texts.values()))) == 4
+            assert http.post("/v1/unload_lora_adapter", json={"lora_name": "later"}).status_code == 200
             message = {"model": "sql", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
             assert http.post("/v1/chat/completions", json=message).json()["model"] == "sql"
             missing = http.post("/v1/completions", json={"model": "none", "prompt": "a"})

@@ -27,7 +27,7 @@ def write_adapter(base: Path, folder: Path, seed: int, rank: int, modules: tuple
             b = torch.randn(weight.shape[0], rank, generator=rng) * 0.1
             tensors |= {f"base_model.model.{module}.lora_{k}.weight": v for k, v in (("A", a), ("B", b))}
             weights[name] = weight + scale * b @ a
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(said))
     save_file(tensors, folder / "adapter_model.safetensors")
     shutil.copytree(base, folder / "merged", dirs_exist_ok=True)

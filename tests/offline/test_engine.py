@@ -208,7 +208,7 @@ def test_arguments_of_the_field_are_accepted_where_they_ask_for_nothing_and_refu
 
 def test_methods_that_are_not_here_say_why(engine):
     llm = LLM.from_engine_args(EngineArgs(**SIZES))
-    for call in (llm.collective_rpc, llm.apply_model, llm.update_weights, engine.pin_lora):
+    for call in (llm.collective_rpc, llm.apply_model, llm.update_weights):
         with pytest.raises(NotSupportedError, match=f"^{call.name}: "):
             call("x")
     for ask in (

@@ -37,6 +37,8 @@ def run(words: list[str]) -> int:
         print("warning: --enable-sleep-mode: /sleep and /wake_up need --server-dev-mode", file=sys.stderr)
     if made.lora_modules and not args.enable_lora:
         raise ConfigError("--lora-modules: adapters need --enable-lora")
+    if made.lora_root and not args.enable_lora:
+        raise ConfigError("--lora-root: adapters need --enable-lora")
     common.say_bundled(args)
     # In this order: a taken port is told at once, and the engine's code loads while the web framework does here.
     with listening(made) as sock, Standby(args.device, args) as standby:
@@ -55,6 +57,7 @@ def settings(given: dict[str, Any]) -> ServerSettings:
     given = dict(given)
     given.setdefault("api_key", envs.api_keys())
     given.setdefault("server_dev_mode", envs.dev_mode())
+    given.setdefault("enable_lora_routes", envs.adapter_routes())
     if "middleware" in given:
         given["middleware"] = [_loaded(path) for path in given["middleware"]]
     for name in ("tool_parser_plugin", "reasoning_parser_plugin"):

@@ -14,6 +14,7 @@ from typing import Any
 from thalweg.errors import ConfigError
 
 TWINS = {
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "THALWEG_ALLOW_RUNTIME_LORA_UPDATING",
     "VLLM_API_KEY": "THALWEG_API_KEY",
     "VLLM_BATCH_INVARIANT": "THALWEG_BATCH_INVARIANT",
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "THALWEG_HTTP_TIMEOUT_KEEP_ALIVE",
@@ -69,6 +70,14 @@ def kv_key_secret() -> str:
 def dev_mode() -> bool:
     """THALWEG_SERVER_DEV_MODE: 1 gives the server its routes for operators (sleep, pause, profiles)."""
     return _switch("THALWEG_SERVER_DEV_MODE")
+
+
+def adapter_routes() -> bool:
+    """THALWEG_ALLOW_RUNTIME_LORA_UPDATING: 1 or true gives the server its routes that load and unload adapters."""
+    name, value = _get("THALWEG_ALLOW_RUNTIME_LORA_UPDATING")
+    if value.lower() not in ("", "0", "1", "false", "true"):
+        raise ConfigError(f"{name}: {value!r} must be true or false")
+    return value.lower() in ("1", "true")
 
 
 def profiler_folder() -> str:

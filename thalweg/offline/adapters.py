@@ -86,7 +86,12 @@ class OfflineAdapters:
         for digest in list(self._loaded):
             if self._engine is None or len(self._loaded) <= self._most:
                 return
-            self._unload(self._engine, digest)
+            if not self._names.is_pinned(digest):
+                self._unload(self._engine, digest)
+
+    def pin(self, number: int) -> None:
+        """As `AdapterNames.pin`."""
+        self._names.pin(number)
 
     def remove(self, number: int) -> bool:
         """Forget the adapter of this `lora_int_id`. False: there is none. RequestError while requests use it."""

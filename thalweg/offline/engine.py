@@ -29,7 +29,7 @@ from thalweg.offline.metrics import Metric, snapshot
 from thalweg.offline.sharing import SHUT, SLEEPS, atomic, locked
 from thalweg.options.observation import read_profiler_config
 from thalweg.params import PoolingParams, SamplingParams
-from thalweg.refused import PINNED, NoCode, NoOtherConfig, refused
+from thalweg.refused import NoCode, NoOtherConfig
 from thalweg.text.tokenizer import Tokenizer
 
 NO_SLEEP = "enable_sleep_mode: sleeping needs an engine made with enable_sleep_mode=True"
@@ -268,7 +268,11 @@ class LLMEngine(NoCode, NoOtherConfig):
         """lora_int_id of each adapter that was named."""
         return self.adapters.numbers()
 
-    pin_lora = refused(PINNED)
+    @locked
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep the adapter of this lora_int_id in host memory while no request uses it. RequestError if there is none."""
+        self.adapters.pin(lora_id)
+        return True
 
     @locked
     def sleep(self, level: int = 1, mode: str = "abort") -> None:

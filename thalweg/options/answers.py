@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 from thalweg.errors import ConfigError
@@ -24,12 +25,22 @@ def check_modules(words: list[str]) -> Iterator[str]:
         yield str(e)
 
 
+def check_roots(folders: list[str]) -> Iterator[str]:
+    yield from (f"no folder {folder!r}" for folder in folders if not Path(folder).is_dir())
+
+
 class AnswerOptions(HttpOptions, kw_only=True, frozen=True):
     """How requests become prompts, and what answers hold."""
 
     lora_modules: Annotated[list[str] | None, _option(
         "Adapters served at start under names of their own: name=path, or JSON (needs --enable-lora)", check=check_modules,
     )] = None  # fmt: skip
+    lora_root: Annotated[list[str], _option(
+        "Folder whose adapters /v1/load_lora_adapter may load; repeatable", tier="own", repeats=True, check=check_roots,
+    )] = []  # fmt: skip
+    enable_lora_routes: Annotated[bool, _option(
+        "Routes that load and unload adapters (also THALWEG_ALLOW_RUNTIME_LORA_UPDATING=true)", tier="own",
+    )] = False  # fmt: skip
     chat_template: Annotated[
         str | None, _option("Jinja chat template: a file, inline text, or the name of one of the model's")
     ] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -13,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from thalweg.server.core.adapters import Adapters
+from thalweg.lora import LoRARequest
 from thalweg.server.core.conversation import Conversation
 from thalweg.server.core.lifecycle import Gate, Lifecycle
 from thalweg.server.core.serving import Serving
@@ -65,8 +66,8 @@ class Application:
             scope[SILENCE] = self._settings.sse_keep_alive_interval
         await self._app(scope, receive, send)
 
-    def open(self, engine: AsyncLLM, adapters: Adapters | None = None) -> None:
-        """Serve with a started engine, which stays its owner's. adapters: those that it has loaded, and that have names."""
+    def open(self, engine: AsyncLLM, adapters: Sequence[LoRARequest] = ()) -> None:
+        """Serve with a started engine, which stays its owner's. adapters: those that it has loaded, to be served by name."""
         self.serving = Serving(engine, self._settings, self.lifecycle, self._http, self.recent, adapters)
         self.recent.progress = engine.progress
         if self._traces is not None:
@@ -76,6 +77,7 @@ class Application:
             self._engine_metrics.bind(engine.model_names[0], engine.config)
             self._engine_metrics.queued = lambda: self.serving.admission.waiting
             self._engine_metrics.held = lambda: engine.held
+            self._engine_metrics.adapters = self.serving.adapters.in_use
             self._engine_metrics.sleep_level = lambda: engine.sleep_level
         self.serving.conversation = Conversation(self.serving)
         listed = described(self.serving)

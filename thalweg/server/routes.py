@@ -28,6 +28,7 @@ MESSAGES_ERRORS = "anthropic.errors:ERRORS"
 COHERE_ERRORS = "cohere.errors:ERRORS"
 RESPONSES_ERRORS = "responses.errors:ERRORS"
 DEV = "server_dev_mode"
+ADAPTERS = "enable_lora_routes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,10 @@ ROUTES = (
     Row("/reset_encoder_cache", "operators.caches:reset_encoder_cache", "Forget outputs of encoders", method="POST", given=DEV),
     Row("/get_world_size", "operators.world:get_world_size", "Devices that share the model", given=DEV),
     Row("/is_scaling_elastic_ep", "operators.world:is_scaling", "Does the number of engines change?", method="POST"),
+    Row("/v1/load_lora_adapter", "operators.adapters:load", "Serve an adapter", ("operators.adapters:LoadRequest",),
+        ("text/plain",), given=ADAPTERS),
+    Row("/v1/unload_lora_adapter", "operators.adapters:unload", "Forget an adapter", ("operators.adapters:UnloadRequest",),
+        ("text/plain",), given=ADAPTERS),
     Row("/start_profile", "operators.profile:start", "Record the operations of steps", method="POST", given="profiles"),
     Row("/stop_profile", "operators.profile:stop", "Write what was recorded", method="POST", given="profiles"),
     Row("/page/state", "page.state:state", "What the web page shows of the server", given="webui"),

@@ -122,7 +122,7 @@ async def _main(
         app.open(engine, await load_modules(engine, settings))
         gc.freeze()  # what lives as long as the process is not walked while it serves
         gc.enable()  # see cli/serve.py
-        log.info("serving %s on %s", ", ".join([*engine.model_names, *app.serving.adapters]), where)
+        log.info("serving %s on %s", ", ".join([*engine.model_names, *app.serving.adapters.names()]), where)
         status = await _until_told(engine, signals)
         await _drain(app, settings, signals)
         await _unless_late(engine.shutdown())

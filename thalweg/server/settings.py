@@ -45,6 +45,11 @@ def check_parsers(settings: ServerSettings) -> Iterator[str]:
             yield f"{spell(name)}: {value!r} is not one of {names}"
 
 
+def check_roots(settings: ServerSettings) -> Iterator[str]:
+    if settings.lora_root and not settings.enable_lora_routes:
+        yield "--lora-root: needs --enable-lora-routes, or THALWEG_ALLOW_RUNTIME_LORA_UPDATING=true"
+
+
 def check_buckets(settings: ServerSettings) -> Iterator[str]:
     yield from (f"--custom-histogram-buckets: {p}" for p in problems_of(settings.custom_histogram_buckets or {}))
 
@@ -52,7 +57,7 @@ def check_buckets(settings: ServerSettings) -> Iterator[str]:
 class ServerSettings(AnswerOptions, kw_only=True, frozen=True):
     """See `thalweg serve --help=Frontend` for the meaning of each field. ConfigError lists everything that is wrong."""
 
-    RULES: ClassVar[Rules] = (check_logs, check_tls, check_fingerprint, check_parsers, check_buckets)
+    RULES: ClassVar[Rules] = (check_logs, check_tls, check_fingerprint, check_parsers, check_roots, check_buckets)
 
     @property
     def hosts(self) -> frozenset[str] | None:

@@ -23,8 +23,16 @@ def read_adapter(path: str | Path) -> AdapterWeights:
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"{path}: does not exist: give the folder (or file) of an adapter")
+    form = find_format(path)
+    if form is None:
+        raise CheckpointError(f"{path}: holds no adapter of a known format ({', '.join(FORMATS.names())})")
+    return check_modules(path, form.read(path))
+
+
+def find_format(path: str | Path) -> AdapterFormat | None:
+    """The format that reads this folder or file, judged by names of files. None: none does."""
     for name in FORMATS.names():
         form: AdapterFormat = FORMATS.load(name)
-        if form.holds(path):
-            return check_modules(path, form.read(path))
-    raise CheckpointError(f"{path}: holds no adapter of a known format ({', '.join(FORMATS.names())})")
+        if form.holds(Path(path)):
+            return form
+    return None

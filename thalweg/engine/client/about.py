@@ -14,7 +14,7 @@ from thalweg.engine.messages import Stats
 from thalweg.errors import EngineDeadError, ThalwegError
 from thalweg.outputs import RequestMetrics
 from thalweg.params import PoolingParams
-from thalweg.refused import CODE, PINNED, NoNewWeights, NoOtherConfig, refused
+from thalweg.refused import CODE, NoNewWeights, NoOtherConfig, refused
 from thalweg.template.chat import Chat
 from thalweg.text.tokenizer import Tokenizer
 
@@ -138,6 +138,5 @@ class About(NoNewWeights, NoOtherConfig):
         return EngineDeadError(str(self._dead or "the engine is alive"))
 
     collective_rpc = refused(CODE)
-    pin_lora = refused(PINNED)
     scale_elastic_ep = refused("experts are not spread over devices by this version")
     notify_kv_transfer_request_rejected = refused("no keys and values come from other engines in this version")

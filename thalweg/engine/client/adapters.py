@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thalweg.checkpoint.adapters import read_adapter
+from thalweg.engine import messages as m
 from thalweg.engine.client.fleet import Engines
 from thalweg.errors import RequestError
 from thalweg.lora import LoRARequest
@@ -29,6 +31,7 @@ class AdapterNames:
 
     def __init__(self) -> None:
         self._named: dict[str, NamedAdapter] = {}
+        self._pinned: set[str] = set()
 
     def find(self, request: LoRARequest) -> bytes | None:
         """The digest of a request's adapter. None: its files must be read, as the name is new, has another path, or asks for
@@ -47,6 +50,22 @@ class AdapterNames:
 
     def drop(self, named: NamedAdapter) -> None:
         del self._named[named.request.lora_name]
+        self._pinned.discard(named.request.lora_name)
+
+    def pin(self, number: int) -> None:
+        """Keep the adapter of this `lora_int_id` in host memory, also after `load_inplace`. RequestError if there is none."""
+        named = self.numbered(number)
+        if named is None:
+            raise RequestError(f"lora_int_id: no adapter has the number {number}: load it with add_lora first", "lora_int_id")
+        self._pinned.add(named.request.lora_name)
+
+    def is_pinned(self, digest: bytes) -> bool:
+        """Is it the content of a pinned name?"""
+        return any(self._named[name].digest == digest for name in self._pinned)
+
+    def has(self, digest: bytes) -> bool:
+        """Is it the content of a name?"""
+        return any(n.digest == digest for n in self._named.values())
 
     def all(self) -> list[NamedAdapter]:
         return list(self._named.values())
@@ -67,6 +86,45 @@ def check_request(request: object) -> LoRARequest:
     return request
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterUse:
+    """An open request that uses an adapter."""
+
+    name: str
+    digest: bytes
+    handles: tuple[int, ...]
+    """Of its sequences."""
+
+
+class AdapterTraffic:
+    """Names of adapters with sequences that wait and that run, from the engine's frames. A preempted sequence still counts as
+    running."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, str] = {}
+        self._running: dict[int, str] = {}
+
+    def open(self, use: AdapterUse) -> None:
+        self._waiting.update(dict.fromkeys(use.handles, use.name))
+
+    def close(self, handles: Sequence[int]) -> None:
+        for handle in handles:
+            self._waiting.pop(handle, None)
+            self._running.pop(handle, None)
+
+    def record(self, frame: m.Outputs) -> None:
+        if not self._waiting and not self._running:
+            return
+        for started in frame.started:
+            if (name := self._waiting.pop(started.handle, None)) is not None:
+                self._running[started.handle] = name
+        self.close([f.handle for f in frame.finished])
+
+    def names(self) -> tuple[list[str], list[str]]:
+        """(running, waiting), each sorted."""
+        return sorted(set(self._running.values())), sorted(set(self._waiting.values()))
+
+
 class ClientAdapters:
     """The adapters of an engine process. Everything on one event loop, but reading files."""
 
@@ -78,6 +136,7 @@ class ClientAdapters:
         """In the order of their last use."""
         self._users = Counter[bytes]()
         self._loading = asyncio.Lock()
+        self.traffic = AdapterTraffic()
 
     async def add(self, request: object) -> bytes:
         """The adapter's digest; the engine has it by then. RequestError, CheckpointError or UnsupportedModelError say what is
@@ -90,6 +149,7 @@ class ClientAdapters:
             async with self._loading:
                 digest = await self._load(asked)
         self._loaded[digest] = self._loaded.pop(digest)
+        self._trim(digest)
         return digest
 
     async def _load(self, request: LoRARequest) -> bytes:
@@ -110,23 +170,25 @@ class ClientAdapters:
         self._names.put(request, digest)
         return digest
 
-    def hold(self, digest: bytes) -> None:
-        """A request uses it from now on. b"": it uses none."""
-        if digest:
-            self._users[digest] += 1
+    def hold(self, request: LoRARequest, digest: bytes, handles: Sequence[int]) -> AdapterUse:
+        """A request with these sequences uses the adapter until `release`. digest: as `add` returned it, just before."""
+        use = AdapterUse(request.lora_name, digest, tuple(handles))
+        self._users[digest] += 1
+        self.traffic.open(use)
+        return use
 
-    def release(self, digest: bytes) -> None:
-        """The request has ended. The engine forgets adapters that no request uses, those used longest ago first, until it has
-        no more than it may."""
-        if digest:
-            self._users[digest] -= 1
-            self._trim()
+    def release(self, use: AdapterUse) -> None:
+        """The request has ended."""
+        self.traffic.close(use.handles)
+        self._users[use.digest] -= 1
+        self._trim()
 
-    def _trim(self) -> None:
-        for digest in [d for d in self._loaded if not self._users[d]]:
-            if len(self._loaded) <= self._most:
-                return
-            self._unload(digest)
+    def _trim(self, kept: bytes = b"") -> None:
+        """Unload adapters that no request uses: those without a name, and those used longest ago, until the engine has no more
+        than it may. Pinned ones stay, and so does `kept`."""
+        for digest in [d for d in self._loaded if not self._users[d] and d != kept]:
+            if not self._names.has(digest) or (len(self._loaded) > self._most and not self._names.is_pinned(digest)):
+                self._unload(digest)
 
     def _unload(self, digest: bytes) -> None:
         del self._loaded[digest]
@@ -144,6 +206,20 @@ class ClientAdapters:
             self._unload(named.digest)
         self._names.drop(named)
         return True
+
+    def retire(self, number: int) -> bool:
+        """Forget the name of this `lora_int_id` now, and its content when the last request that uses it has ended. False:
+        there is none."""
+        named = self._names.numbered(number)
+        if named is None:
+            return False
+        self._names.drop(named)
+        self._trim()
+        return True
+
+    def pin(self, number: int) -> None:
+        """As `AdapterNames.pin`."""
+        self._names.pin(number)
 
     def numbers(self) -> set[int]:
         """`lora_int_id` of each."""

@@ -30,6 +30,19 @@ class Operations:
         """Forget the adapter of this lora_int_id. False: there is none. RequestError while requests use it."""
         return self._adapters.remove(lora_id)
 
+    def retire_lora(self, lora_id: int) -> bool:
+        """Forget the name of this lora_int_id now. Requests that use the adapter finish with it. False: there is none."""
+        return self._adapters.retire(lora_id)
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """Keep the adapter of this lora_int_id in host memory while no request uses it. RequestError if there is none."""
+        self._adapters.pin(lora_id)
+        return True
+
+    def adapters_in_use(self) -> tuple[list[str], list[str]]:
+        """Names of adapters with running sequences, and of those with waiting ones."""
+        return self._adapters.traffic.names()
+
     async def list_loras(self) -> set[int]:
         """lora_int_id of each adapter that was named."""
         return self._adapters.numbers()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from thalweg.engine.client.adapters import AdapterUse
 from thalweg.engine.client.core import Output
 from thalweg.engine.client.seats import Computation
 from thalweg.errors import ThalwegError
@@ -16,8 +17,10 @@ class Stream:
 
     __slots__ = ("_adds_up", "_arrived", "_error", "_pending", "_weight", "adapter", "computation", "params", "waiting")
 
-    def __init__(self, params: SamplingParams | PoolingParams, computation: Computation, adapter: bytes = b"") -> None:
-        """computation: of the request, which stops while too much is unread. adapter: the digest of its adapter, if any."""
+    def __init__(
+        self, params: SamplingParams | PoolingParams, computation: Computation, adapter: AdapterUse | None = None
+    ) -> None:
+        """computation: of the request, which stops while too much is unread. adapter: its adapter, until `release`."""
         self.params, self.computation, self.adapter = params, computation, adapter
         sampling = params if isinstance(params, SamplingParams) else None
         self._adds_up = sampling is not None and sampling.output_kind is RequestOutputKind.DELTA

@@ -160,15 +160,20 @@ class Supervisor:
 
     async def load_adapter(self, digest: bytes, path: str) -> None:
         """Load an adapter into this engine, and into every one that replaces it. RequestError if the engine refuses it.
-        An engine that dies meanwhile leaves it to the next one."""
+        If it dies meanwhile, the next one answers. An engine that sleeps gets it when it wakes, unasked."""
         self._adapters[digest] = path
-        try:
-            await self._ask(lambda i: m.LoadAdapter(i, digest, path))
-        except RequestError:
-            self._adapters.pop(digest, None)
-            raise
-        except (EngineDeadError, UnavailableError):
-            return
+        while True:
+            try:
+                await self._ask(lambda i: m.LoadAdapter(i, digest, path))
+                return
+            except RequestError:
+                self._adapters.pop(digest, None)
+                raise
+            except (EngineDeadError, UnavailableError):
+                while self.state == "restarting":
+                    await asyncio.sleep(WAKE_LOOK_SECONDS)
+                if self.state != "ready":
+                    return
 
     def unload_adapter(self, digest: bytes) -> None:
         """No request uses it any more."""

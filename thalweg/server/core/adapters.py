@@ -1,17 +1,30 @@
-"""Adapters that the server serves as models of their own, by the names of `--lora-modules`."""
+"""Adapters that the server serves as models, by name: those of `--lora-modules`, and those that operators load later."""
 
 from __future__ import annotations
 
-from thalweg.async_llm import AsyncLLM
-from thalweg.errors import ConfigError
+import asyncio
+import itertools
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from thalweg.checkpoint.adapters import find_format
+from thalweg.errors import ConfigError, EngineDeadError, NotSupportedError, ThalwegError, UnavailableError
 from thalweg.lora import LoRARequest, read_modules
+from thalweg.server.errors import ApiError
 from thalweg.server.settings import ServerSettings
 
-Adapters = dict[str, LoRARequest]
-"""By the name that requests give as `model`."""
+if TYPE_CHECKING:
+    from thalweg.async_llm import AsyncLLM
+
+NAME = re.compile(r"[A-Za-z0-9._/-]{1,255}")
+INTERRUPTED = "the engine stopped before it had loaded the adapter; try again later"
 
 
-async def load_modules(engine: AsyncLLM, settings: ServerSettings) -> Adapters:
+async def load_modules(engine: AsyncLLM, settings: ServerSettings) -> list[LoRARequest]:
     """Load the adapters of `--lora-modules`. ConfigError for a name that is taken, and what `AsyncLLM.add_lora` raises."""
     modules = read_modules(settings.lora_modules or [])
     taken = next((m.lora_name for m in modules if m.lora_name in engine.model_names), None)
@@ -19,4 +32,160 @@ async def load_modules(engine: AsyncLLM, settings: ServerSettings) -> Adapters:
         raise ConfigError(f"--lora-modules: {taken}: the model itself has this name; give the adapter another one")
     for module in modules:
         await engine.add_lora(module)
-    return {module.lora_name: module for module in modules}
+    return modules
+
+
+@dataclass(slots=True, eq=False)
+class ServedAdapter:
+    """An adapter under its name. A request that was accepted keeps it until it ends, also if the name goes meanwhile."""
+
+    request: LoRARequest
+    root: str
+    """The path as the operator wrote it."""
+    users: int = 0
+    """Accepted requests that have not ended."""
+    queued: int = 0
+    """Prompts that wait for their turn before the engine."""
+    listed: bool = True
+    """Do new requests find it?"""
+
+
+class ServedAdapters:
+    """The adapters of a server, by name. Everything on its event loop, but looking at files."""
+
+    def __init__(self, engine: AsyncLLM, roots: Sequence[str], loaded: Sequence[LoRARequest] = ()) -> None:
+        """roots: folders of `--lora-root`. loaded: adapters that the engine has already."""
+        self._engine, self._roots = engine, tuple(roots)
+        self._served = {r.lora_name: ServedAdapter(r, r.lora_path) for r in loaded}
+        self._numbers = itertools.count(1 + max((r.lora_int_id for r in loaded), default=0))
+        self._changing = asyncio.Lock()
+
+    def names(self) -> list[str]:
+        return list(self._served)
+
+    def find(self, name: str) -> ServedAdapter | None:
+        return self._served.get(name)
+
+    # ------------------------------------------------------------------ requests
+
+    def open(self, name: str) -> ServedAdapter | None:
+        """A request that names it is accepted. Call `close` at its end. None: no adapter has the name."""
+        found = self._served.get(name)
+        if found is not None:
+            found.users += 1
+        return found
+
+    def close(self, adapter: ServedAdapter) -> None:
+        """The request has ended."""
+        adapter.users -= 1
+        if not adapter.users and not adapter.listed:
+            self._engine.retire_lora(adapter.request.lora_int_id)
+
+    @contextmanager
+    def queue(self, adapter: ServedAdapter | None) -> Iterator[None]:
+        """While a prompt waits for its turn."""
+        if adapter is not None:
+            adapter.queued += 1
+        try:
+            yield
+        finally:
+            if adapter is not None:
+                adapter.queued -= 1
+
+    def in_use(self) -> tuple[list[str], list[str]]:
+        """Names of adapters with sequences that run, and of those with prompts that wait, here or in the engine."""
+        running, waiting = self._engine.adapters_in_use()
+        return running, sorted({*waiting, *(name for name, a in self._served.items() if a.queued)})
+
+    # ------------------------------------------------------------------ operators
+
+    async def load(self, name: str, path: str, inplace: bool, is_3d: bool) -> None:
+        """Serve the adapter at `path`, which is absolute or relative to a root. Returns when the engine has checked and
+        loaded it. inplace: it may replace the adapter of this name. ApiError says what is wrong, and changes nothing."""
+        self._check_name(name)
+        async with self._changing:
+            known = self._served.get(name)
+            if known is not None and not inplace:
+                raise ApiError(
+                    f"lora_name: the adapter {name!r} has already been loaded; to replace it, set load_inplace to true",
+                    "lora_name",
+                )
+            if not self._engine.ready:
+                raise UnavailableError(self._engine.why_not_ready or "the engine is not ready; try again later")
+            found = await asyncio.to_thread(resolve_path, path, self._roots)
+            number = next(self._numbers) if known is None else known.request.lora_int_id
+            base = None if known is None else known.request.base_model_name
+            try:
+                request = LoRARequest(name, number, found, base, is_3d_lora_weight=is_3d)
+            except NotSupportedError as e:
+                raise ApiError(str(e), "is_3d_lora_weight") from None
+            try:
+                await self._add(LoRARequest(name, number, found, base, load_inplace=True))  # never an earlier content
+            except (UnavailableError, EngineDeadError):
+                raise
+            except ThalwegError as e:  # the client's path, and not where a root lies
+                words = str(e).replace(found, path)
+                raise ApiError(words if words.startswith("lora_") else f"lora_path: {words}", "lora_path") from None
+            if known is None:
+                self._served[name] = ServedAdapter(request, path)
+            else:
+                known.request, known.root = request, path
+
+    async def _add(self, request: LoRARequest) -> None:
+        await self._engine.add_lora(request)
+        if self._engine.state != "ready":  # then nobody has checked it
+            if request.lora_name not in self._served:
+                self._engine.retire_lora(request.lora_int_id)
+            raise UnavailableError(INTERRUPTED)
+
+    async def unload(self, name: str, number: int | None) -> None:
+        """New requests do not find the adapter any more. Those that were accepted finish with it. number: its `lora_int_id`,
+        if that is to be checked. ApiError 404 if there is no such adapter."""
+        async with self._changing:
+            adapter = self._served.get(name)
+            if adapter is None or number not in (None, adapter.request.lora_int_id):
+                words = f"lora_name: the adapter {name!r} cannot be found"
+                if adapter is not None:
+                    words = f"lora_int_id: the adapter {name!r} has the number {adapter.request.lora_int_id}, not {number}"
+                raise ApiError(words, words.partition(":")[0], 404)
+            del self._served[name]
+            adapter.listed = False
+            if not adapter.users:
+                self._engine.retire_lora(adapter.request.lora_int_id)
+
+    def _check_name(self, name: str) -> None:
+        """ApiError for a name that no adapter may have."""
+        if not NAME.fullmatch(name) or ".." in name:
+            raise ApiError(
+                f"lora_name: {name!r:.300} must be 1 to 255 letters, digits and characters of ._/- , without '..'", "lora_name"
+            )
+        if name in self._engine.model_names:
+            raise ApiError(f"lora_name: {name!r} is a name of the model itself; give the adapter another one", "lora_name")
+
+
+def resolve_path(path: str, roots: Sequence[str]) -> str:
+    """Where the adapter lies, without symbolic links. ApiError 400 if that is in no root, or a link of the folder leads out
+    of them; 404 if there is no adapter."""
+    if not roots:
+        raise ApiError("lora_path: start the server with --lora-root DIR, a folder whose adapters may be loaded", "lora_path")
+    if not path or "\0" in path:
+        raise ApiError("lora_path: must be the path of an adapter", "lora_path")
+    real = [os.path.realpath(root) for root in roots]
+    candidates = dict.fromkeys(os.path.realpath(os.path.join(root, path)) for root in real)
+    inside = [c for c in candidates if _is_inside(c, real)]
+    if not inside:
+        raise ApiError(f"lora_path: {path!r:.300} is in no folder of --lora-root", "lora_path")
+    found = next((c for c in inside if os.path.exists(c)), None)
+    if found is None:
+        raise ApiError(f"lora_path: {path!r:.300} does not exist", "lora_path", 404)
+    if find_format(found) is None:
+        raise ApiError(f"lora_path: {path!r:.300} holds no adapter of a known format", "lora_path", 404)
+    for folder, folders, files in os.walk(found):
+        leaving = next((f for f in (*folders, *files) if not _is_inside(os.path.realpath(os.path.join(folder, f)), real)), None)
+        if leaving is not None:
+            raise ApiError(f"lora_path: {leaving!r:.300} is a link out of the folders of --lora-root", "lora_path")
+    return found
+
+
+def _is_inside(path: str, roots: Sequence[str]) -> bool:
+    return any(os.path.commonpath((path, root)) == root for root in roots)

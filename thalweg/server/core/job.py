@@ -6,7 +6,9 @@ from typing import Any
 
 import msgspec
 
+from thalweg.lora import LoRARequest
 from thalweg.params import PoolingParams, SamplingParams
+from thalweg.server.core.adapters import ServedAdapter
 from thalweg.server.core.admission import Ticket
 
 
@@ -20,6 +22,12 @@ class AcceptedJob(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams | PoolingParams
     priority: int
     ticket: Ticket
+    adapter: ServedAdapter | None = None
+    """The adapter that `model` named when the request was accepted. None: `model` is the base model."""
+
+    @property
+    def lora_request(self) -> LoRARequest | None:
+        return None if self.adapter is None else self.adapter.request
 
     @property
     def prompt_tokens(self) -> int:

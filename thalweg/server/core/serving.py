@@ -18,9 +18,10 @@ import orjson
 from starlette.requests import Request
 
 import thalweg
+from thalweg.lora import LoRARequest
 from thalweg.outputs import RequestOutput
 from thalweg.params import MAX_N, PoolingParams, SamplingParams
-from thalweg.server.core.adapters import Adapters
+from thalweg.server.core.adapters import ServedAdapter, ServedAdapters
 from thalweg.server.core.admission import Admission, Ticket
 from thalweg.server.core.fields import Fields
 from thalweg.server.core.job import AcceptedJob, Job
@@ -74,10 +75,10 @@ class Serving:
         lifecycle: Lifecycle,
         traffic: HttpMetrics,
         recent: Recent,
-        adapters: Adapters | None = None,
+        adapters: Sequence[LoRARequest] = (),
     ) -> None:
         """adapters: loaded ones, that requests may name as their model."""
-        self.adapters = adapters or {}
+        self.adapters = ServedAdapters(engine, settings.lora_root, adapters)
         self.engine, self.settings, self.lifecycle, self.traffic = engine, settings, lifecycle, traffic
         context = engine.config.model.max_len
         limit = settings.max_body or min(MAX_BODY, max(MIN_BODY, BYTES_PER_TOKEN * context))
@@ -137,7 +138,7 @@ class Serving:
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with. ApiError 404 for a model that is not served."""
-        names = [*self.engine.model_names, *self.adapters]
+        names = [*self.engine.model_names, *self.adapters.names()]
         if asked and asked not in names:
             raise ApiError(f"model {asked!r} does not exist here; this server has {', '.join(names)}", "model", 404)
         return asked or names[0]
@@ -189,15 +190,23 @@ class Serving:
         if request.cache_salt is not None:
             for prompt in prompts:
                 prompt["cache_salt"] = request.cache_salt
+        model = self.model_name(request.model)
         job = form(
-            id=id or self.request_id(kind, http, request.request_id), model=self.model_name(request.model),
-            created=int(time.time()), prompts=prompts, params=params, priority=request.priority, ticket=ticket,
+            id=id or self.request_id(kind, http, request.request_id), model=model, created=int(time.time()), prompts=prompts,
+            params=params, priority=request.priority, ticket=ticket, adapter=self._adapter(http, model),
         )  # fmt: skip
         ticket.charge(len(prompts), job.prompt_tokens)
         self.asked(http, job.id, job.model, len(divide(len(prompts), choices, self.admission.most_together)))
         if self.settings.enable_log_requests:
             self.log(job.id, prompts, params)
         return job
+
+    def _adapter(self, http: Request, model: str) -> ServedAdapter | None:
+        """The adapter of this name, held until the request has ended."""
+        adapter = self.adapters.open(model)
+        if adapter is not None:
+            http.scope["thalweg.visit"].at_end(partial(self.adapters.close, adapter))
+        return adapter
 
     def asked(self, http: Request, job_id: str, model: str, parts: int) -> None:
         """Remember a request that was accepted."""
@@ -291,13 +300,14 @@ class Serving:
         tokens, prompts = (0, 0) if part.first else (len(prompt["prompt_token_ids"]), 1)
         turn = self.admission.turn(job.ticket, part.choices, tokens, job.priority, prompts)
         async with AsyncExitStack() as held:
-            seat = await held.enter_async_context(turn)
+            with self.adapters.queue(job.adapter):
+                seat = await held.enter_async_context(turn)
             if on_turn is not None:
                 on_turn()
             request_id = held.enter_context(self.under_way(job.id))
             stream = self.engine.generate(
                 prompt, params, request_id, priority=job.priority, first_choice=part.first, seat=seat,
-                lora_request=self.adapters.get(job.model),
+                lora_request=job.lora_request,
             )  # fmt: skip
             said = self._transcript(job) if self.settings.enable_log_outputs else None
             try:

@@ -7,6 +7,7 @@ A registry per server, never the global one, so that servers in one process do n
 from __future__ import annotations
 
 import collections
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -101,10 +102,13 @@ class EngineMetrics(Collector):
         self.held: Callable[[], int] = lambda: 0
         """Prompts that wait until it is resumed or woken."""
         self.sleep_level: Callable[[], int] = lambda: 0
+        self.adapters: Callable[[], tuple[list[str], list[str]]] = lambda: ([], [])
+        """Names of adapters with running sequences, and with waiting ones."""
+        self._max_loras = 0
 
     def bind(self, model: str, config: EngineConfig) -> None:
         """Register every series, with buckets that fit the model. Once."""
-        self._model = model
+        self._model, self._max_loras = model, config.scheduler.adapter_slots
         bounds = families(self._buckets, config.model.max_len)
         lengths, per_token, request = bounds["request_tokens"], bounds["inter_token_latency"], bounds["request_latency"]
         self._per_step = self._histogram("iteration_tokens_total", "Tokens per step", bounds["iteration_tokens"])
@@ -229,6 +233,8 @@ class EngineMetrics(Collector):
         for level, state in enumerate(SLEEP_STATES):
             sleep.add_metric((*labels, state), int(level == self.sleep_level()))
         yield sleep
+        if self._max_loras:
+            yield self._adapter_info()
         for name, text, value in (
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", s.prefix_queries),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache", s.prefix_hits),
@@ -257,6 +263,15 @@ class EngineMetrics(Collector):
             counter.add_metric((*labels, str(position)), value)
         yield counter
         yield self._gaps.family(f"{OWN}inter_token_latency_seconds", "Gap between tokens", labels)
+
+    def _adapter_info(self) -> Metric:
+        """Routers send requests where their adapter already runs. The value is the time, in seconds since 1970."""
+        running, waiting = self.adapters()
+        named = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+        info = GaugeMetricFamily(f"{OWN}lora_requests_info", "Adapters in use, as labels", labels=(*LABELS, *named))
+        values = (str(self._max_loras), ",".join(running), ",".join(waiting))
+        info.add_metric((self._model, ENGINE, *values), time.time())
+        return info
 
 
 def _cache_info(config: EngineConfig) -> dict[str, str]:

@@ -12,7 +12,7 @@ from thalweg.server.http.answer import respond
 
 
 async def models(serving: Serving, http: Request) -> Response:
-    names = [*serving.engine.model_names, *serving.adapters]
+    names = [*serving.engine.model_names, *serving.adapters.names()]
     return respond({"object": "list", "data": [_card(serving, name) for name in names]})
 
 
@@ -21,13 +21,13 @@ async def model(serving: Serving, http: Request) -> Response:
 
 
 def _card(serving: Serving, name: str) -> dict[str, Any]:
-    base, adapter = serving.engine.model_names[0], serving.adapters.get(name)
+    base, adapter = serving.engine.model_names[0], serving.adapters.find(name)
     return {
         "id": name,
         "object": "model",
         "created": serving.created,
         "owned_by": "thalweg",
-        "root": base if adapter is None else adapter.lora_path,
-        "parent": None if adapter is None else adapter.base_model_name or base,
+        "root": base if adapter is None else adapter.root,
+        "parent": None if adapter is None else adapter.request.base_model_name or base,
         "max_model_len": serving.engine.config.model.max_len,
     }

@@ -170,10 +170,10 @@ async def _one(serving: Serving, work: PoolingJob, i: int) -> Output:
     prompt = work.prompts[i]
     turn = serving.admission.turn(work.ticket, 1, len(prompt["prompt_token_ids"]), work.priority)
     async with AsyncExitStack() as held:
-        await held.enter_async_context(turn)
+        with serving.adapters.queue(work.adapter):
+            await held.enter_async_context(turn)
         request_id = held.enter_context(serving.under_way(work.id))
-        adapter = serving.adapters.get(work.model)
-        stream = serving.engine.encode(prompt, work.params, request_id, priority=work.priority, lora_request=adapter)
+        stream = serving.engine.encode(prompt, work.params, request_id, priority=work.priority, lora_request=work.lora_request)
         try:
             output = await anext(stream)
         finally:

@@ -1,0 +1,51 @@
+"""/v1/load_lora_adapter and /v1/unload_lora_adapter."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from thalweg.server.core.schema import Flag, Int32, Model
+from thalweg.server.core.serving import Serving
+from thalweg.server.operators.query import checked
+
+log = logging.getLogger(__name__)
+Name = Annotated[str, Field(min_length=1, max_length=255)]
+
+
+class LoadRequest(Model):
+    """An adapter to serve under a name."""
+
+    lora_name: Name
+    lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
+    load_inplace: Flag = False
+    is_3d_lora_weight: Flag = False
+
+
+class UnloadRequest(Model):
+    """An adapter to forget."""
+
+    lora_name: Name
+    lora_int_id: Int32 | None = None
+
+
+async def load(serving: Serving, http: Request) -> Response:
+    """Answered when the adapter is read, checked and loaded."""
+    checked(http, ())
+    asked = await serving.bodies.parse(http, lambda body: serving.fields.parse(LoadRequest, body))
+    await serving.adapters.load(asked.lora_name, asked.lora_path, asked.load_inplace, asked.is_3d_lora_weight)
+    log.info("adapter %r is loaded from %r", asked.lora_name, asked.lora_path)
+    return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' added successfully.")
+
+
+async def unload(serving: Serving, http: Request) -> Response:
+    """Answered when new requests do not find the adapter. Running ones finish with it."""
+    checked(http, ())
+    asked = await serving.bodies.parse(http, lambda body: serving.fields.parse(UnloadRequest, body))
+    await serving.adapters.unload(asked.lora_name, asked.lora_int_id)
+    log.info("adapter %r is unloaded", asked.lora_name)
+    return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
