@@ -179,7 +179,7 @@ class BeamSearchSequence:
     tokens: list[int]
     logprobs: list[PositionLogprobs]
     """Of each token that was added, the candidates, most likely first."""
-    lora_request: None = None
+    lora_request: LoRARequest | None = None
     cum_logprob: float = 0.0
     text: str | None = None
     finish_reason: str | None = None

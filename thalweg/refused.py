@@ -8,7 +8,6 @@ from typing import Any
 
 from thalweg.errors import NotSupportedError
 
-ADAPTERS = "adapters are not served here by this version; merge the adapter into the weights (peft: merge_and_unload)"
 CODE = "no code of yours runs inside the engine: results come as outputs and get_metrics(), weights as files"
 CONFIG = "there is no VllmConfig: settings are EngineArgs; use from_engine_args"
 TRACES = "trace_headers: the server exports traces (--otlp-traces-endpoint), an engine in a program none; leave it out"
@@ -54,9 +53,3 @@ class NoNewWeights:
     start_weight_update = refused(WEIGHTS)
     update_weights = refused(WEIGHTS)
     finish_weight_update = refused(WEIGHTS)
-
-
-def no_adapter(lora_request: object) -> None:
-    """NotSupportedError if there is one."""
-    if lora_request is not None:
-        raise NotSupportedError(f"lora_request: {ADAPTERS}")

@@ -10,7 +10,7 @@ import transformers
 from zoo import SMALL, make_tokenizer, spread
 
 from thalweg import LLM, BeamSearchParams
-from thalweg.errors import NotSupportedError, RequestError
+from thalweg.errors import RequestError
 
 pytestmark = pytest.mark.slow
 WIDTH, NEW = 4, 6
@@ -89,6 +89,6 @@ def test_what_a_search_cannot_have_is_refused_before_it_starts(case) -> None:
     ):
         with pytest.raises(RequestError, match=said):
             ask()
-    with pytest.raises(NotSupportedError, match="adapters are not served here"):
+    with pytest.raises(RequestError, match="must be a LoRARequest"):
         llm.beam_search("a", BeamSearchParams(beam_width=2, max_tokens=2), lora_request=object())
     assert not llm.llm_engine.has_unfinished_requests()

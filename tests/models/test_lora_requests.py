@@ -13,7 +13,7 @@ import torch
 from lora_files import ALL, ATTENTION, write_adapter
 from zoo import load_reference, make_checkpoint
 
-from thalweg import LLM, LoRARequest, RequestOutput, SamplingParams
+from thalweg import LLM, BeamSearchParams, LoRARequest, RequestOutput, SamplingParams
 from thalweg.engine.planning.memory import plan
 from thalweg.engine.worker.adapters import AdapterStore
 from thalweg.errors import CheckpointError, ConfigError, NotSupportedError, RequestError, UnsupportedModelError
@@ -234,3 +234,27 @@ def test_other_devices_serve_them_too(
         for output, name in zip(outputs, names, strict=True):
             check(output, adapters[name] / "merged" if name else base)
     llm.shutdown()
+
+
+def test_beams_and_scores_of_an_adapter_are_those_of_the_merged_weights(
+    llm: LLM, base: Path, adapters: dict[str, Path], requests: dict[str, LoRARequest]
+) -> None:
+    params = BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True)
+    prompts = [{"prompt_token_ids": p} for p in (PROMPTS[1], PROMPTS[1])]
+    adapted, plain = llm.beam_search(prompts, params, lora_request=[requests["b"], None])
+    assert adapted.sequences[0].lora_request == requests["b"]
+    merged = LLM(adapters["b"] / "merged", **SIZES)
+    (want,) = merged.beam_search(prompts[:1], params)
+    merged.shutdown()
+    assert [s.tokens for s in adapted.sequences] == [s.tokens for s in want.sequences] != [s.tokens for s in plain.sequences]
+    vectors = LLM(base, runner="pooling", enable_lora=True, **SIZES)
+    scores = [
+        vectors.score("which way", "down", use_tqdm=False, lora_request=r)[0].outputs.score for r in (requests["b"], None)
+    ]
+    with pytest.raises(RequestError, match="one adapter for all"):
+        vectors.score("which way", "down", lora_request=[requests["b"]])
+    vectors.shutdown()
+    merged = LLM(adapters["b"] / "merged", runner="pooling", **SIZES)
+    (out,) = merged.score("which way", "down", use_tqdm=False)
+    merged.shutdown()
+    assert scores[0] == pytest.approx(out.outputs.score, abs=1e-5) != scores[1]

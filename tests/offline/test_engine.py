@@ -211,12 +211,8 @@ def test_methods_that_are_not_here_say_why(engine):
     for call in (llm.collective_rpc, llm.apply_model, llm.update_weights):
         with pytest.raises(NotSupportedError, match=f"^{call.name}: "):
             call("x")
-    for ask in (
-        lambda: llm.beam_search("a", None, lora_request=object()),
-        lambda: llm.chat([{"role": "user", "content": "a"}], mm_processor_kwargs={"a": 1}),
-    ):
-        with pytest.raises(NotSupportedError):
-            ask()
+    with pytest.raises(NotSupportedError):
+        llm.chat([{"role": "user", "content": "a"}], mm_processor_kwargs={"a": 1})
     assert llm.get_world_size() == 1
     assert llm.supported_tasks == ("generate",)
     llm.shutdown()

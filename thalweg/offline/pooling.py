@@ -26,7 +26,6 @@ from thalweg.outputs import (
     ScoringRequestOutput,
 )
 from thalweg.params import TOKEN_TASKS, PoolingParams
-from thalweg.refused import no_adapter
 
 Result = TypeVar("Result")
 Pooled = PoolingRequestOutput[PoolingOutput]
@@ -123,28 +122,32 @@ class PoolingMethods(Batches):
         *,
         use_tqdm: UseTqdm = True,
         pooling_params: PoolingParams | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
         """How well texts go together: one with one, one with each of many, or each with its own. A cross-encoder reads both
         texts at once; of a model that gives vectors, it is the cosine of their angle, or MaxSim where each token has one.
+        lora_request: the adapter of all; where both texts are read at once, also a list with one (or None) for each pair.
         Otherwise as `embed`."""
-        no_adapter(lora_request)
         if chat_template is not None:
             raise ConfigError("chat_template: pairs are written in the form that the model's files ask for; leave it out")
         pooling = self.llm_engine.client.inputs.check_pools("score")
         first, second = read_texts(data_1, "data_1"), read_texts(data_2, "data_2")
         which = match_texts(len(first), len(second), ("data_1", "data_2"))
         if pooling.task == "embed":
-            vectors = self._pool(VECTORS, [*first, *second], pooling_params, tokenization_kwargs, use_tqdm)
+            if isinstance(lora_request, Sequence):
+                raise RequestError(
+                    "lora_request: texts of this model are read one by one; give one adapter for all", "lora_request"
+                )
+            vectors = self._pool(VECTORS, [*first, *second], pooling_params, tokenization_kwargs, use_tqdm, lora_request)
             return [compare_vectors(vectors[i], vectors[len(first) + j]) for i, j in which]
         cut, special = self.llm_engine.client.prompts.cut(tokenization_kwargs)
         if not special:
             raise RequestError("tokenization_kwargs: add_special_tokens: pairs need what is around them", "tokenization_kwargs")
         tokenizer = self.llm_engine.get_tokenizer()
         pairs = pair_prompts(tokenizer, [(first[i], second[j]) for i, j in which], cut, pooling)
-        return self._pool(SCORE, pairs, pooling_params, None, use_tqdm)
+        return self._pool(SCORE, pairs, pooling_params, None, use_tqdm, lora_request)
 
     def _pool(
         self, task: PoolingTask[Result], prompts: Prompt | Sequence[Prompt],
