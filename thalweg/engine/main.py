@@ -179,7 +179,7 @@ class _Loop:
             elif isinstance(message, LoadedAdapter):
                 self._adapter_loaded(message)
             elif isinstance(message, m.UnloadAdapter):
-                why = self._core.unload_adapter(message.digest)
+                why = self._loads.unload(message.digest)
                 self._channel.send(m.Reply(message.id, not why, why))
             else:
                 raise FrameError(f"{type(message).__name__} is only for the start")
@@ -191,14 +191,9 @@ class _Loop:
             self._loads.start(message)
 
     def _adapter_loaded(self, loaded: LoadedAdapter) -> None:
-        adapters, message = self._core.adapters, loaded.message
-        assert adapters is not None, "refused before"
-        if loaded.refused:
-            adapters.refuse(message.digest, loaded.refused)
-        else:
-            adapters.load(message.digest)
-        self._channel.send(m.Reply(message.id, not loaded.refused, loaded.refused))
-        self._core.add(self._loads.finish(loaded))
+        waited = self._loads.finish(loaded)
+        self._channel.send(m.Reply(loaded.message.id, not loaded.refused, loaded.refused))
+        self._core.add(waited)
 
     def _control(self, message: m.Control) -> None:
         if message.op == "reset_prefix_cache":

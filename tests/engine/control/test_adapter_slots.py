@@ -4,6 +4,8 @@ with what its sequence asked for (`World.launch`)."""
 from __future__ import annotations
 
 import random
+import threading
+from queue import SimpleQueue
 
 import msgspec
 import numpy as np
@@ -11,7 +13,8 @@ import pytest
 from world import World, make_config, random_config, random_request
 
 from thalweg.engine.control import adapters
-from thalweg.engine.messages import EngineRequest, Outputs, TokenSampling
+from thalweg.engine.control.loading import AdapterLoads, LoadedAdapter
+from thalweg.engine.messages import EngineRequest, LoadAdapter, Outputs, TokenSampling
 
 A, B, C = (bytes([n]) * 32 for n in b"ABC")
 
@@ -115,3 +118,28 @@ def test_what_is_not_loaded_is_refused_and_what_is_in_use_is_kept() -> None:
     w.submit(request(3, A))
     frames(w)
     assert w.writes == [(1, A), (1, B), (1, A)]
+
+
+def test_one_that_is_unloaded_while_it_is_read_does_not_stay() -> None:
+    """A replaced engine is given adapters without anybody waiting for them, so an unload may overtake a read."""
+    w, done = world(), SimpleQueue[LoadedAdapter]()
+    gate, new = threading.Event(), b"D" * 32
+    w.core.read_adapter = lambda path, digest=b"": bytes([gate.wait(30)])  # type: ignore[method-assign]
+    loads = AdapterLoads(w.core, done.put)
+    held = msgspec.structs.replace(request(1), adapter=new)
+    for unloaded, wanted_again in ((True, False), (True, True), (False, False)):
+        gate.clear()
+        loads.start(LoadAdapter(1, new, "/new"))
+        if unloaded:
+            assert loads.unload(new) == ""
+        if wanted_again:
+            loads.start(LoadAdapter(2, new, "/new"))
+        waits = loads.hold([held]) == []
+        gate.set()
+        assert waits
+        for _ in range(1 + wanted_again):
+            loads.finish(done.get(timeout=30))
+        assert (new in w.core.adapters) == (wanted_again or not unloaded)
+        loads.unload(new)
+        assert new not in w.core.adapters
+    assert loads.unload(new) == "the adapter is not loaded"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,10 +30,16 @@ class AdapterLoads:
         self._pool = ThreadPoolExecutor(1, "adapters")
         self._waiting: dict[bytes, list[EngineRequest]] = {}
         """By the digest of an adapter that is being read: the requests that name it."""
+        self._reads = Counter[bytes]()
+        """Messages that are not answered yet, by digest."""
+        self._unwanted: set[bytes] = set()
+        """Digests that were unloaded while they were read."""
 
     def start(self, message: LoadAdapter) -> None:
         """Requests that name the adapter wait from now on."""
         self._waiting.setdefault(message.digest, [])
+        self._reads[message.digest] += 1
+        self._unwanted.discard(message.digest)
         self._pool.submit(self._read, message)
 
     def _read(self, message: LoadAdapter) -> None:
@@ -59,5 +66,26 @@ class AdapterLoads:
             held[:] = [r for r in held if r.handle not in handles]
 
     def finish(self, loaded: LoadedAdapter) -> list[EngineRequest]:
-        """The requests that waited for it."""
-        return self._waiting.pop(loaded.message.digest, [])
+        """Requests may name the adapter, or end with the reason why not. Returns those that waited for it."""
+        digest, adapters = loaded.message.digest, self._core.adapters
+        assert adapters is not None, "refused before"
+        if loaded.refused:
+            adapters.refuse(digest, loaded.refused)
+        else:
+            adapters.load(digest)
+        waited = self._waiting.pop(digest, [])
+        self._reads[digest] -= 1
+        if not self._reads[digest]:
+            del self._reads[digest]
+            if digest in self._unwanted:
+                self._unwanted.discard(digest)
+                self._core.unload_adapter(digest)
+        return waited
+
+    def unload(self, digest: bytes) -> str:
+        """Forget an adapter, now or as soon as it is read. Returns "", or why not, as `EngineCore.unload_adapter`."""
+        why = self._core.unload_adapter(digest)
+        if digest not in self._reads:
+            return why
+        self._unwanted.add(digest)
+        return ""
