@@ -508,7 +508,7 @@ def test_help_is_quick_and_loads_no_framework():
         code = (
             "import sys; from thalweg.cli import main\n"
             f"try: main({words!r})\nexcept SystemExit: pass\n"
-            "print(sorted({'torch', 'fastapi', 'transformers', 'uvicorn'} & set(sys.modules)))"
+            "print(sorted({'torch', 'starlette', 'transformers', 'uvicorn'} & set(sys.modules)))"
         )
         start = time.perf_counter()
         out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
@@ -582,7 +582,7 @@ def test_backends_and_collect_env(capsys):
     assert "reference" in capsys.readouterr().out
     assert main(["collect-env", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["libraries"]["fastapi"][0].isdigit()
+    assert report["libraries"]["starlette"][0].isdigit()
     assert {r["platform"] for r in report["platforms"]} == set(rows)
     assert main(["collect-env"]) == 0
     assert "memory:" in capsys.readouterr().out
