@@ -36,6 +36,7 @@ def write(folder: Path, config: dict[str, Any] | None = None, tensors: dict[str,
     ("config", "scales"),
     [
         ({}, (3.0, 2.0)),
+        ({"bias": "all"}, (3.0, 2.0)),  # of a base model without biases
         ({"use_rslora": True}, (6 / math.sqrt(2), 6 / math.sqrt(3))),
         ({"alpha_pattern": {"mlp.up_proj": 12, "proj": 1}}, (3.0, 4.0)),
         ({"alpha_pattern": {f"^{Q}$": 1, "q_proj": 2}}, (0.5, 2.0)),
@@ -64,7 +65,7 @@ def test_the_digest_is_that_of_names_scales_and_values(tmp_path: Path) -> None:
         ({"peft_type": "VERA"}, "peft_type: 'VERA'"),
         ({"use_dora": True}, "use_dora"),
         ({"lora_bias": True}, "lora_bias"),
-        ({"bias": "all"}, "bias: 'all'"),
+        ({"bias": "some"}, "bias: 'some' is not one of"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights: 'pissa_niter_4' changes the base"),
@@ -91,6 +92,7 @@ def _with(**more: np.ndarray) -> dict[str, np.ndarray]:
     ("tensors", "words"),
     [
         (_with(model__embed_tokens__lora_embedding_A=np.ones((2, 9), np.float32)), "embed_tokens.lora_embedding_A"),
+        (_with(a__base_layer__bias=np.ones(2, np.float32)), "a.base_layer.bias: biases of adapters are not served"),
         (_with(a__lora_magnitude_vector=np.ones(2, np.float32)), "lora_magnitude_vector"),
         ({k: v for k, v in arrays().items() if "up_proj.lora_B" not in k}, "up_proj: has lora_A and not"),
         ({k: v.astype(np.int32) for k, v in arrays().items()}, "is int32"),

@@ -39,6 +39,9 @@ REFUSED = {
 """Fields that are plain where they are empty -> what they mean."""
 INITS = (None, True, False, "gaussian", "eva", "orthogonal", "mica", "lora_ga")
 """Values of init_lora_weights that leave the base model as it is. Others (pissa, olora, corda, loftq) change it."""
+BIASES = ("none", "lora_only", "all")
+"""Values of bias. The last two add tensors where the base model has biases. Those are not served. A file without them is plain
+LoRA."""
 TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>[^\0]+)\.lora_(?P<part>[AB])(?:\.[\w-]+)?\.weight")
 LITERAL = re.compile(r"\^?[\w.-]+\$?")
 
@@ -58,6 +61,8 @@ def _read(path: Path) -> dict[str, LowRank]:
     parts: dict[str, dict[str, np.ndarray]] = {}
     for name, values in read_floats(path / WEIGHTS).items():
         found = TENSOR.fullmatch(name)
+        if name.endswith(".bias"):
+            raise UnsupportedModelError(f"{path / WEIGHTS}: {name[:200]}: biases of adapters are not served; {MERGE}")
         if found is None:
             raise UnsupportedModelError(
                 f"{path / WEIGHTS}: {name[:200]}: this version serves lora_A and lora_B of linear layers only; {MERGE}"
@@ -98,8 +103,8 @@ def _check(file: Path, said: Mapping[str, Any]) -> None:
     for key, why in REFUSED.items():
         if said.get(key):
             raise UnsupportedModelError(f"{file}: {key}: {why}, which is not served; {MERGE}")
-    if (bias := said.get("bias", "none")) != "none":
-        raise UnsupportedModelError(f"{file}: bias: {bias!r:.80}: biases of adapters are not served; {MERGE}")
+    if (bias := said.get("bias", "none")) not in BIASES:
+        raise CheckpointError(f"{file}: bias: {bias!r:.80} is not one of {', '.join(BIASES)}")
     init = said.get("init_lora_weights", True)
     if init not in INITS:
         raise UnsupportedModelError(
