@@ -100,6 +100,22 @@ async def test_paused_it_stands_still_also_when_it_is_replaced(engine) -> None:
     assert await kept == (before, "length")
 
 
+@in_one_loop
+async def test_a_paused_engine_with_nothing_open_is_replaced_once(engine) -> None:
+    before, restarts = await text(engine, "earlier"), engine.restarts
+    await engine.pause_generation(mode="keep")
+    os.kill(engine.engine_pid, 9)
+    while engine.ready:
+        await asyncio.sleep(0.02)
+    while not engine.ready:
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.5)
+    assert engine.ready
+    assert engine.restarts == restarts + 1
+    await engine.resume_generation()
+    assert await text(engine, "later") == before
+
+
 def test_it_sleeps_only_where_that_was_asked_for() -> None:
     llm = LLM(device="null", max_model_len=64)
     with pytest.raises(ConfigError, match="enable_sleep_mode"):

@@ -444,6 +444,8 @@ class Supervisor:
 
     def _add(self, requests: list[m.EngineRequest]) -> None:
         """Each engine is told the vocabulary once, at the latest when it is needed."""
+        if not requests:
+            return
         if self._vocabulary is not None and any(r.sampling.grammar is not None and r.sampling.grammar.text for r in requests):
             self.tell(self._vocabulary())
         self._post(m.Add(requests))
