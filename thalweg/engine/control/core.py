@@ -17,7 +17,7 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from thalweg.drafters import load_drafter
+from thalweg.drafters import SpeculationConfig, load_drafter
 from thalweg.engine.control.adapters import AdapterSlots
 from thalweg.engine.control.batch import BatchBuilder, Launched
 from thalweg.engine.control.cache.prefix import HashFn
@@ -31,10 +31,11 @@ from thalweg.engine.control.request import Request, find_limit, find_stretches, 
 from thalweg.engine.control.scheduler import SHARE_FROM, Schedule, Scheduler
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.control.speculation.drafter import Drafter
+from thalweg.engine.control.speculation.guard import GuardedDrafter
 from thalweg.engine.control.speculation.speculator import Speculator
 from thalweg.engine.control.store.transfers import Connection, Transfers
 from thalweg.engine.messages import EngineRequest, Finished, Outputs, Started, Stats
-from thalweg.errors import ConfigError
+from thalweg.errors import ConfigError, ThalwegError
 from thalweg.grammar.grammars import Grammars
 from thalweg.hal.parts.overlays import ENCODED
 from thalweg.host.failpoints import fp
@@ -111,7 +112,7 @@ class EngineCore:
         if drafter is not None:
             made = drafter(self.slots)
         elif config.speculation is not None:
-            made = load_drafter(config.speculation.method)(config.speculation, self.slots)
+            made = self._open_drafter(config.speculation)
         if made is None and not config.jump_forward:
             return None
         if self.kv.unready_for_drafts:
@@ -120,6 +121,16 @@ class EngineCore:
                 f"{name}: KV groups {self.kv.unready_for_drafts} have no spare blocks to verify drafts in: leave it out"
             )
         return Speculator(self.slots, self.kv, parts, made, config.jump_forward, self.scheduler.counters.drafts)
+
+    def _open_drafter(self, config: SpeculationConfig) -> Drafter:
+        """The configured drafter, guarded. ConfigError if it cannot be made."""
+        try:
+            drafter = load_drafter(config.method)(config, self.slots)
+        except ThalwegError:
+            raise
+        except Exception as e:  # packages write drafters
+            raise ConfigError(f"speculative_config: {config.method} cannot start: {type(e).__name__}: {e}") from e
+        return GuardedDrafter(drafter, config.method, self.config.model.vocab)
 
     # ------------------------------------------------------------------ requests
 
