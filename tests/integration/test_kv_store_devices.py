@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lora_files import ATTENTION, write_adapter
 from zoo import make_checkpoint
 
-from thalweg import LLM, SamplingParams
+from thalweg import LLM, LoRARequest, SamplingParams
 from thalweg.engine.control.store.base import Store
+from thalweg.errors import ConfigError
 from thalweg.kv_stores import add_store
 
 HOST = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
@@ -47,7 +49,9 @@ def store(tmp_path: Path) -> dict[str, Any]:
     return {"kv_transfer_config": {"kv_connector": "test"}, "kv_key_secret": str(tmp_path / "secret")}
 
 
-def serve(path: Path, rounds: Sequence[list[list[int]]], device: str, **more: Any) -> tuple[list[Any], Any]:
+def serve(
+    path: Path, rounds: Sequence[list[list[int]]], device: str, lora: LoRARequest | None = None, **more: Any
+) -> tuple[list[Any], Any]:
     """(tokens and logprobs of every prompt of the last round, statistics)."""
     said: dict[str, Any] = {
         "dtype": "float32", "skip_tokenizer_init": True, "block_size": 4, "max_model_len": 128, "max_num_seqs": 4,
@@ -57,7 +61,7 @@ def serve(path: Path, rounds: Sequence[list[list[int]]], device: str, **more: An
     try:
         params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1, detokenize=False)
         for prompts in rounds:
-            outs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+            outs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False, lora_request=lora)
         told = [list(zip(o.outputs[0].token_ids, o.outputs[0].logprobs, strict=True)) for o in outs]
         return [[(t, by[t].logprob) for t, by in each] for each in told], llm.stats()
     finally:
@@ -90,3 +94,23 @@ def test_no_bit_shows_where_a_prefix_came_from(
     assert stats.store_hits >= 2 * 88
     assert stats.store_failed == 0
     assert got == want
+
+
+def test_engines_with_other_room_for_adapters_share_no_blocks(store: dict[str, Any], tmp_path: Path) -> None:
+    """A sum over padded ranks may have other bits."""
+    base = make_checkpoint("qwen3", tmp_path)
+    lora = LoRARequest("a", 1, str(write_adapter(base, tmp_path / "a", 1, 4, ATTENTION)))
+    prompt = [[(7 * i) % 200 for i in range(100)]]
+    hits = []
+    for rank in (8, 8, 64):
+        hits.append(serve(base, [prompt], "cpu", lora, enable_lora=True, max_lora_rank=rank, **store)[1].store_hits)
+    assert hits[0] == hits[2] == 0 < hits[1]
+
+
+def test_a_store_that_cannot_open_is_named_with_its_reason(store: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(options: Mapping[str, Any]) -> None:
+        raise PermissionError(13, "no access")
+
+    monkeypatch.setattr(TestProcessStore, "open", fail)
+    with pytest.raises(ConfigError, match=r"kv_transfer_config: test cannot start: PermissionError: .*no access"):
+        LLM(device="null", max_model_len=64, **store)

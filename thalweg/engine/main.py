@@ -75,18 +75,18 @@ def main(fd: int, device: str) -> int:
         return 1
     words = _Words()
     grammars = Grammars(words.get)
-    core = EngineCore(
-        executor, announce=lambda started: _announce(channel, started), grammars=grammars, hash_fn=key_hash(start.args),
-        store=connect(start.args, executor),
-    )  # fmt: skip
-    channel.send(m.Ready(executor.config, executor.plan, executor.load_seconds))
-    # Weights and code live as long as the process: keep the collector from walking them in the middle of a step. Nor is it
-    # worth a walk now, before the first answer: of 200,000 objects it finds a thousand, small ones.
-    gc.freeze()
-    gc.enable()
     try:
-        profiles = None if read_profiler_config(start.args) is None else Profiles(executor)
+        core = EngineCore(
+            executor, announce=lambda started: _announce(channel, started), grammars=grammars, hash_fn=key_hash(start.args),
+            store=connect(start.args, executor),
+        )  # fmt: skip
         with contextlib.suppress(ChannelClosedError):
+            channel.send(m.Ready(executor.config, executor.plan, executor.load_seconds))
+            # Weights and code live as long as the process: keep the collector from walking them in the middle of a step. Nor is
+            # it worth a walk now, before the first answer: of 200,000 objects it finds a thousand, small ones.
+            gc.freeze()
+            gc.enable()
+            profiles = None if read_profiler_config(start.args) is None else Profiles(executor)
             _Loop(core, channel, grammars, words, profiles).run()
         core.close()
     except Exception as e:

@@ -1,7 +1,9 @@
 """Between the cache and a store: what is saved is found by another engine, nobody waits for long, and every fault is a miss."""
 
 import random
+import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -156,6 +158,17 @@ def test_calls_of_a_store_are_made_in_order_on_a_thread_of_their_own():
     assert seen == ["a store"]
     with pytest.raises(ZeroDivisionError):
         second.result()
+
+
+def test_a_store_that_would_end_its_thread_only_fails_its_call():
+    lane = ThreadLane("a store")
+    first, second = lane.submit(lambda: sys.exit(3)), lane.submit(lambda: 1)
+    deadline = time.monotonic() + 10
+    while not second.done and time.monotonic() < deadline:
+        lane.wait(0.1)
+    assert second.done, "the thread has ended"
+    with pytest.raises(RuntimeError, match="SystemExit: 3"):
+        first.result()
 
 
 def test_the_store_in_host_memory_drops_the_least_recently_used_beyond_its_limit():

@@ -63,6 +63,8 @@ def _build_with_model(inputs: BuildInputs) -> Worker:
     )  # fmt: skip
     kernels, model = [str(c) for c in built.binder.bindings], built.model
     facts = (built.dtype, str(built.quantization), *kernels)
+    if model.adapters is not None:  # a sum over padded ranks has other bits
+        facts += (f"adapters of rank {model.adapters.rank}",)
     return Worker(
         config, runner.launch, kernels, device,
         operations={

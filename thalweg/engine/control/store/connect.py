@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from typing import TypeVar
 
 from thalweg.config import EngineArgs
 from thalweg.engine.control.cache.prefix import HashFn, keyed_hash
@@ -10,10 +12,12 @@ from thalweg.engine.control.executor import Executor
 from thalweg.engine.control.store.base import Store
 from thalweg.engine.control.store.mover import ExecutorMover
 from thalweg.engine.control.store.transfers import Connection
-from thalweg.errors import ConfigError
+from thalweg.errors import ConfigError, ThalwegError
 from thalweg.host.secrets import key_secret
 from thalweg.kv_stores import load_store
 from thalweg.options.kv_store import transfer
+
+T = TypeVar("T")
 
 
 def check_store(args: EngineArgs) -> None:
@@ -22,7 +26,7 @@ def check_store(args: EngineArgs) -> None:
     if config is None:
         return
     store: type[Store] = load_store(config.kv_connector)
-    if problems := store.check(config.options):
+    if problems := _call(config.kv_connector, lambda: store.check(config.options)):
         raise ConfigError(*(f"kv_transfer_config: kv_connector_extra_config: {p}" for p in problems))
     if store.shared and secret is None:
         raise ConfigError(
@@ -46,5 +50,15 @@ def connect(args: EngineArgs, executor: Executor) -> Connection | None:
     if config is None:
         return None
     check_store(args)
-    store: Store = load_store(config.kv_connector).open(config.options)
+    store = _call(config.kv_connector, lambda: load_store(config.kv_connector).open(config.options))
     return Connection(store, ExecutorMover(executor), config.load_timeout)
+
+
+def _call(connector: str, call: Callable[[], T]) -> T:
+    """What a store returns. ConfigError names the store if it raises anything else."""
+    try:
+        return call()
+    except ThalwegError:
+        raise
+    except Exception as e:  # packages write stores
+        raise ConfigError(f"kv_transfer_config: {connector} cannot start: {type(e).__name__}: {e}") from e

@@ -38,8 +38,8 @@ class _Job:
     def run(self) -> None:
         try:
             self._value = self._call()
-        except Exception as e:  # a store may raise anything
-            self._error = e
+        except BaseException as e:  # a store may raise anything, SystemExit and panics of native code included
+            self._error = e if isinstance(e, Exception) else RuntimeError(f"{type(e).__name__}: {e}")
         del self._call
         self.done = True
 
