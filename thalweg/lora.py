@@ -31,6 +31,8 @@ class LoRARequest:
                 raise RequestError(f"{name} must be text of at least one character, not {value!r:.80}", name)
         if type(self.lora_int_id) is not int or self.lora_int_id < 1:
             raise RequestError(f"lora_int_id must be a whole number of at least 1, not {self.lora_int_id!r:.80}", "lora_int_id")
+        if not isinstance(self.base_model_name, str | None):
+            raise RequestError(f"base_model_name must be text, not {self.base_model_name!r:.80}", "base_model_name")
         if self.tensorizer_config_dict is not None:
             raise NotSupportedError("tensorizer_config_dict: files of that kind are not read; save the adapter as safetensors")
         if self.is_3d_lora_weight:

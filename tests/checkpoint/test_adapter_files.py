@@ -73,7 +73,8 @@ def test_the_digest_is_that_of_names_scales_and_values(tmp_path: Path) -> None:
         ({"use_something_new": True}, "use_something_new"),
         ({"alpha_pattern": {"(a+)+b": 2}}, "alpha_pattern: .*regular expressions"),
         ({"r": 0}, "r: must be a whole number"),
-        ({"lora_alpha": "6"}, "lora_alpha: must be a number"),
+        ({"lora_alpha": "6"}, "lora_alpha: must be a finite number"),
+        ({"lora_alpha": 10**400}, "lora_alpha: must be a finite number"),
         ({"rank_pattern": {}}, "up_proj: rank 3, and adapter_config.json says 2"),
     ],
 )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from lora_files import ALL, ATTENTION, write_adapter
+from safetensors.torch import load_file, save_file
 from zoo import load_reference, make_checkpoint
 
 from thalweg import LLM, BeamSearchParams, LoRARequest, RequestOutput, SamplingParams
@@ -151,11 +152,21 @@ def test_what_cannot_be_served_is_refused_in_words_and_the_engine_goes_on(
         ),
         "other": (write_adapter(other, tmp_path / "other", 1, 2, ATTENTION), CheckpointError, r"q_proj.* another model"),
         "missing": (tmp_path / "nowhere", CheckpointError, "does not exist"),
+        "steep": (
+            write_adapter(base, tmp_path / "steep", 1, 2, ATTENTION, lora_alpha=1e300),
+            CheckpointError,
+            "overflows float32",
+        ),
+        "twice": (write_adapter(base, tmp_path / "twice", 1, 2, ATTENTION), CheckpointError, "names the same matrix"),
+        "long": (Path("/" + 200 * "n" + "a" * 3000), CheckpointError, "cannot be read"),
     }
+    file = tmp_path / "twice" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {name.replace(".model.model.", ".model."): values.clone() for name, values in tensors.items()}, file)
     for i, (name, (path, error, words)) in enumerate(cases.items(), 10):
         with pytest.raises(error, match=words) as e:
             ask(llm, PROMPTS[:1], LoRARequest(name, i, str(path)))
-        assert str(path) in str(e.value)
+        assert str(path)[:200] in str(e.value)
     ask(llm, PROMPTS[:1] * 2, list(requests.values()))
     with pytest.raises(RequestError, match=r"lora_int_id: 1 is that of 'a'"):
         ask(llm, PROMPTS[:1], [LoRARequest("z", requests["a"].lora_int_id, str(requests["a"].lora_path))])
@@ -166,6 +177,8 @@ def test_what_cannot_be_served_is_refused_in_words_and_the_engine_goes_on(
     for fields in (("", 1, "/a"), ("a", 0, "/a"), ("a", True, "/a"), ("a", 1, "")):
         with pytest.raises(RequestError, match=r"^lora_"):
             LoRARequest(*fields)
+    with pytest.raises(RequestError, match="base_model_name must be text, not 5"):
+        LoRARequest("a", 1, "/a", base_model_name=5)  # type: ignore[arg-type]
     with pytest.raises(NotSupportedError, match="is_3d_lora_weight"):
         LoRARequest("a", 1, "/a", is_3d_lora_weight=True)
     plain = LLM(**SIZES)
@@ -174,6 +187,14 @@ def test_what_cannot_be_served_is_refused_in_words_and_the_engine_goes_on(
     plain.shutdown()
     assert llm.llm_engine.list_loras() == {1, 2}
     assert len(ask(llm, PROMPTS[:1], requests["b"])) == 1
+
+
+def test_adapters_added_ahead_stay_within_max_cpu_loras(base: Path, requests: dict[str, LoRARequest]) -> None:
+    llm = LLM(base, enable_lora=True, max_loras=1, **SIZES)
+    for request in requests.values():
+        llm.llm_engine.add_lora(request)
+    assert len(store_of(llm)._loaded) == 1
+    llm.shutdown()
 
 
 def test_vectors_are_those_of_the_merged_model(base: Path, adapters: dict[str, Path], requests: dict[str, LoRARequest]) -> None:

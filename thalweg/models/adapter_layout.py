@@ -37,8 +37,8 @@ def lay_out(
     """The arrays of every target that the adapter changes, by its name. B holds the scale: it is multiplied in float32, then
     rounded to dtype. rename: the layers' name of a checkpoint's tensor (`Model.rename`), None for tensors they do not have.
 
-    CheckpointError names a matrix that is none of the model's, or of another shape. UnsupportedModelError names one that this
-    version does not adapt, and an adapter of too large a rank."""
+    CheckpointError names a matrix that is none of the model's, of another shape, given twice, or too large for dtype.
+    UnsupportedModelError names one that this version does not adapt, and an adapter of too large a rank."""
     if adapter.rank > room.rank:
         raise UnsupportedModelError(
             f"the adapter has rank {adapter.rank} and the engine has room for {room.rank}: start it with --max-lora-rank "
@@ -46,6 +46,7 @@ def lay_out(
         )
     found = list(_sources(room))
     made: dict[str, TargetArrays] = {}
+    changed: dict[tuple[str, int], str] = {}
     for name, module in adapter.modules.items():
         known = rename(name)
         places = [place for place in found if known is not None and known in place.names]
@@ -55,10 +56,18 @@ def lay_out(
         for place in places:
             rows = place.rows(name, module, known)
             covered[rows] = True
+            if (other := changed.setdefault((place.name, place.index), name)) != name:
+                raise CheckpointError(f"{name}: {other} names the same matrix of the model: keep one of the two")
             arrays = made.setdefault(place.name, TargetArrays.zeros(place.target, room.rank, dtype))
             rank, first = len(module.a), place.index * room.rank
-            arrays.a[first : first + rank] = torch.from_numpy(module.a).to(dtype)
-            arrays.b[place.index][:, :rank] = torch.from_numpy(module.b[rows] * np.float32(module.scale)).to(dtype)
+            a = torch.from_numpy(module.a).to(dtype)
+            b = (torch.from_numpy(module.b[rows]) * module.scale).to(dtype)
+            if not (a.isfinite().all() and b.isfinite().all()):
+                raise CheckpointError(
+                    f"{name}: A, or B times its scale {module.scale:g} (alpha, rank), overflows {str(dtype).split('.')[-1]}"
+                )
+            arrays.a[first : first + rank] = a
+            arrays.b[place.index][:, :rank] = b
         if not covered.all():
             raise UnsupportedModelError(f"{name}: some rows of this matrix are not of a linear layer that adapters may change")
     return made

@@ -81,9 +81,10 @@ class OfflineAdapters:
             del self._loaded[digest]
         return why
 
-    def trim(self) -> None:
-        """Forget host copies that no request uses, those used longest ago first, until there are no more than may be."""
-        for digest in list(self._loaded):
+    def trim(self, keep: bytes = b"") -> None:
+        """Forget host copies that no request uses, those used longest ago first, until there are no more than may be. keep: one
+        that stays."""
+        for digest in [d for d in self._loaded if d != keep]:
             if self._engine is None or len(self._loaded) <= self._most:
                 return
             if not self._names.is_pinned(digest):

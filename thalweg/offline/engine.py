@@ -255,7 +255,7 @@ class LLMEngine(NoCode, NoOtherConfig):
     @locked
     def add_lora(self, lora_request: LoRARequest) -> bool:
         """Read an adapter before the first request names it. Raises RequestError, CheckpointError or UnsupportedModelError."""
-        self.adapters.find_digest(lora_request)
+        self.adapters.trim(keep=self.adapters.find_digest(lora_request))
         return True
 
     @locked

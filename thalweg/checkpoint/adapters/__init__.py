@@ -21,12 +21,15 @@ def read_adapter(path: str | Path) -> AdapterWeights:
     """The adapter in a folder or file. CheckpointError names the file and the reason: no format reads it, a tensor is of no
     use, a shape or a value is wrong. UnsupportedModelError names the part of it that is not served."""
     path = Path(path)
-    if not path.exists():
-        raise CheckpointError(f"{path}: does not exist: give the folder (or file) of an adapter")
-    form = find_format(path)
-    if form is None:
-        raise CheckpointError(f"{path}: holds no adapter of a known format ({', '.join(FORMATS.names())})")
-    return check_modules(path, form.read(path))
+    try:
+        if not path.exists():
+            raise CheckpointError(f"{path}: does not exist: give the folder (or file) of an adapter")
+        form = find_format(path)
+        if form is not None:
+            return check_modules(path, form.read(path))
+    except OSError as e:
+        raise CheckpointError(f"{path!s:.300}: cannot be read: {e.strerror or e}") from e
+    raise CheckpointError(f"{path}: holds no adapter of a known format ({', '.join(FORMATS.names())})")
 
 
 def find_format(path: str | Path) -> AdapterFormat | None:

@@ -7,6 +7,7 @@ expressions: those of a stranger's file can take for ever.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -116,7 +117,7 @@ def _check(file: Path, said: Mapping[str, Any]) -> None:
     if not _is_rank(said.get("r")):
         raise CheckpointError(f"{file}: r: must be a whole number of at least 1, not {said.get('r')!r:.80}")
     if not _is_number(said.get("lora_alpha")):
-        raise CheckpointError(f"{file}: lora_alpha: must be a number, not {said.get('lora_alpha')!r:.80}")
+        raise CheckpointError(f"{file}: lora_alpha: must be a finite number, not {said.get('lora_alpha')!r:.80}")
     for key, right in (("rank_pattern", _is_rank), ("alpha_pattern", _is_number)):
         patterns = said.get(key) or {}
         if not isinstance(patterns, Mapping) or not all(right(v) for v in patterns.values()):
@@ -132,7 +133,13 @@ def _is_rank(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Is it a finite number, as a float too?"""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
 
 
 FORMAT = AdapterFormat(_holds, _read)
