@@ -209,7 +209,11 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             "RUUUU",
             ("tests/server/test_adapter_routes.py", "tests/integration/test_served_adapters.py"),
         ),
-        Feature("Resolvers of adapters by name", "NNNNN"),
+        Feature(
+            "[Resolvers](adapters.md#resolvers) of adapters by name: a folder, entry points",
+            "RUUUU",
+            ("tests/server/test_adapter_routes.py",),
+        ),
     ),
     "Engine": (
         Feature("Continuous batching, chunked prefill, preemption", "RRHHH", (_AGAINST, _GPU)),

@@ -1,5 +1,5 @@
 """How many files a guest needs beyond its own: a model family, a checkpoint format, a kind of KV group, a kind of media,
-a format of adapters, a part of a step, an executor, a drafter. Each should be one file and one line of a registry.
+a format or resolver of adapters, a part of a step, an executor, a drafter. Each should be one file and one line of a registry.
 
 A guest is known to another file if that file imports its module, or has its module's name or one of its registered names in a
 string. Prints a table. Run: python ci/guests.py [REPOSITORY]
@@ -43,6 +43,7 @@ KINDS = (
     Kind("format", "thalweg/quantization/formats", "thalweg/quantization/registry.py"),
     Kind("KV group", "thalweg/engine/control/cache/groups", "thalweg/engine/control/cache/groups/__init__.py"),
     Kind("adapter format", "thalweg/checkpoint/adapters", "thalweg/checkpoint/adapters/__init__.py"),
+    Kind("adapter resolver", "thalweg/server/resolvers", "thalweg/server/resolvers/__init__.py"),
     Kind("KV store", "thalweg/engine/control/store", "thalweg/kv_stores.py"),
     Kind("step part", "thalweg/engine/control/parts", "thalweg/features.py"),
     Kind("executor", "thalweg/engine/executor", "thalweg/executors.py"),

@@ -98,6 +98,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "kv-transfer-config": ('{"kv_connector": "host"}',),
     "lora-modules": ("a=/a", '{"name": "b", "path": "/b"}'),
     "lora-root": (".",),
+    "lora-resolver": ("folder",),
     "limit-mm-per-prompt": ('{"image": 1}',),
     "media-io-kwargs": ('{"image": {"rgba_background_color": [1, 2, 3]}}',),
     "model-loader-extra-config": ('{"concurrency": 3}',),
@@ -120,6 +121,7 @@ BESIDE = {
     "fingerprint-mode": ("--fingerprint-value", "x"),
     "fingerprint-value": ("--fingerprint-mode", "custom"),
     "lora-root": ("--enable-lora-routes",),
+    "lora-resolver": ("--lora-root", "."),
     "spec-method": ("--spec-tokens", "2"),
     "spec-tokens": ("--spec-method", "ngram"),
 }

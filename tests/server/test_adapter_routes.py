@@ -22,6 +22,7 @@ from thalweg.checkpoint.adapters import read_adapter
 from thalweg.engine.client.adapters import ClientAdapters
 from thalweg.engine.messages import Outputs, Started
 from thalweg.errors import RequestError
+from thalweg.server.resolvers import RESOLVERS
 
 LOAD, UNLOAD, TEXT = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/completions"
 
@@ -245,3 +246,28 @@ def test_one_of_two_that_load_a_name_at_once_is_told_that_it_is_taken(running, t
         return sorted(r.status_code for r in await asyncio.gather(*adapters))
 
     assert asyncio.run(both()) == [200, 400]
+
+
+def find_in_vault(base: str, name: str, roots: Any) -> str | None:
+    """A resolver: names of one team, for one base model."""
+    return f"{roots[0]}/vault/{name}" if (base, name[:4]) == ("fake", "team") else None
+
+
+def test_an_unknown_name_is_served_if_a_resolver_finds_its_adapter(start, tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(RESOLVERS._added, "vault", f"{__name__}:find_in_vault")
+    root = tmp_path / "root"
+    sql, team = write(root / "sql", 1), write(root / "vault" / "team-1", 2)
+    write(root / "wide", 3)
+    write(tmp_path / "outside", 4)
+    (root / "way_out").symlink_to(tmp_path / "outside")
+    running = start(Adapted(), lora_resolver=["vault", "folder"], lora_root=[str(root)])
+    want = {
+        "sql": 200, "team-1": 200, "fake": 200, "none": 404, "../outside": 404, "way_out": 400, "wide": 400, "alias": 200,
+        "./sql": 404, "sql/": 404, "/sql": 404, "vault": 404,
+    }  # fmt: skip
+    assert {name: ask(running, name) for name in want} == want
+    refused = running.post(TEXT, {"model": "wide", "prompt": "a"}).json()["error"]
+    assert (refused["message"][:18], refused["param"]) == ("model: wide: the a", "model")
+    assert running.engine.served == [read_adapter(sql).digest, read_adapter(team).digest, None, None]
+    assert names(running) == ["fake", "alias", "sql", "team-1"]
+    assert running.post(LOAD, {"lora_name": "a", "lora_path": "sql"}).status_code == 404, "the routes are off"

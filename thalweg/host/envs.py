@@ -37,6 +37,7 @@ INSTEAD = {
     "VLLM_ENABLE_RESPONSES_API_STORE": "--responses-store-bytes; without it, 64 MiB are kept",
     "VLLM_ENGINE_ITERATION_TIMEOUT_S": "--hang-timeout",
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "--hang-timeout",
+    "VLLM_LORA_RESOLVER_CACHE_DIR": "--lora-resolver folder --lora-root DIR",
     "VLLM_TARGET_DEVICE": "--device",
 }
 """Remedies for variables that are not honoured, where there is one."""

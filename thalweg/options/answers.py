@@ -36,7 +36,12 @@ class AnswerOptions(HttpOptions, kw_only=True, frozen=True):
         "Adapters served at start under names of their own: name=path, or JSON (needs --enable-lora)", check=check_modules,
     )] = None  # fmt: skip
     lora_root: Annotated[list[str], _option(
-        "Folder whose adapters /v1/load_lora_adapter may load; repeatable", tier="own", repeats=True, check=check_roots,
+        "Folder whose adapters /v1/load_lora_adapter and resolvers may load; repeatable", tier="own", repeats=True,
+        check=check_roots,
+    )] = []  # fmt: skip
+    lora_resolver: Annotated[list[str], _option(
+        "Resolver that finds adapters for model names that are not served: folder (of that name in a --lora-root), or that "
+        "of an installed package; repeatable", tier="own", repeats=True,
     )] = []  # fmt: skip
     enable_lora_routes: Annotated[bool, _option(
         "Routes that load and unload adapters (also THALWEG_ALLOW_RUNTIME_LORA_UPDATING=true)", tier="own",

@@ -13,6 +13,7 @@ from thalweg.options.answers import AnswerOptions
 from thalweg.options.flag import check, spell
 from thalweg.options.option import Rules
 from thalweg.server.buckets import problems_of
+from thalweg.server.resolvers import RESOLVERS
 from thalweg.turns.choose import AUTO, NONE
 from thalweg.turns.table import CALLS, REASONING, TEMPLATE
 
@@ -46,8 +47,12 @@ def check_parsers(settings: ServerSettings) -> Iterator[str]:
 
 
 def check_roots(settings: ServerSettings) -> Iterator[str]:
-    if settings.lora_root and not settings.enable_lora_routes:
-        yield "--lora-root: needs --enable-lora-routes, or THALWEG_ALLOW_RUNTIME_LORA_UPDATING=true"
+    if settings.lora_root and not settings.enable_lora_routes and not settings.lora_resolver:
+        yield "--lora-root: needs --lora-resolver, --enable-lora-routes or THALWEG_ALLOW_RUNTIME_LORA_UPDATING=true"
+    if settings.lora_resolver and not settings.lora_root:
+        yield "--lora-resolver: needs --lora-root, the folders that may be loaded from"
+    if unknown := next((name for name in settings.lora_resolver if name not in RESOLVERS), None):
+        yield f"--lora-resolver: {unknown!r:.80} is not one of {', '.join(RESOLVERS.names())}"
 
 
 def check_buckets(settings: ServerSettings) -> Iterator[str]:

@@ -15,6 +15,7 @@ from thalweg.checkpoint.adapters import find_format
 from thalweg.errors import ConfigError, EngineDeadError, NotSupportedError, ThalwegError, UnavailableError
 from thalweg.lora import LoRARequest, read_modules
 from thalweg.server.errors import ApiError
+from thalweg.server.resolvers import RESOLVERS, Resolver
 from thalweg.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -53,9 +54,12 @@ class ServedAdapter:
 class ServedAdapters:
     """The adapters of a server, by name. Everything on its event loop, but looking at files."""
 
-    def __init__(self, engine: AsyncLLM, roots: Sequence[str], loaded: Sequence[LoRARequest] = ()) -> None:
-        """roots: folders of `--lora-root`. loaded: adapters that the engine has already."""
+    def __init__(
+        self, engine: AsyncLLM, roots: Sequence[str], loaded: Sequence[LoRARequest] = (), resolvers: Sequence[str] = ()
+    ) -> None:
+        """roots: folders of `--lora-root`. loaded: adapters that the engine has already. resolvers: names in `RESOLVERS`."""
         self._engine, self._roots = engine, tuple(roots)
+        self._resolvers: list[Resolver] = [RESOLVERS.load(name) for name in resolvers]
         self._served = {r.lora_name: ServedAdapter(r, r.lora_path) for r in loaded}
         self._numbers = itertools.count(1 + max((r.lora_int_id for r in loaded), default=0))
         self._changing = asyncio.Lock()
@@ -97,6 +101,23 @@ class ServedAdapters:
         running, waiting = self._engine.adapters_in_use()
         return running, sorted({*waiting, *(name for name, a in self._served.items() if a.queued)})
 
+    async def resolve(self, name: str | None) -> None:
+        """Ask the resolvers for an unknown name of a request, and load what the first finds. If none does, nothing happens.
+        ApiError if it cannot be served, without the path, which is not the client's."""
+        if not self._resolvers or not name or name in self._served or name in self._engine.model_names or not is_name(name):
+            return
+        async with self._changing:
+            for resolver in self._resolvers if name not in self._served else ():
+                path = await asyncio.to_thread(resolver, self._engine.model_names[0], name, self._roots)
+                if path is None:
+                    continue
+                try:
+                    return await self._load(name, path, False)
+                except ApiError as e:
+                    if e.status != 404:
+                        words = e.message.removeprefix("lora_path: ").replace(path, name)
+                        raise ApiError(f"model: {words}", "model", e.status) from None
+
     # ------------------------------------------------------------------ operators
 
     async def load(self, name: str, path: str, inplace: bool, is_3d: bool) -> None:
@@ -104,32 +125,36 @@ class ServedAdapters:
         loaded it. inplace: it may replace the adapter of this name. ApiError says what is wrong, and changes nothing."""
         self._check_name(name)
         async with self._changing:
-            known = self._served.get(name)
-            if known is not None and not inplace:
+            if name in self._served and not inplace:
                 raise ApiError(
                     f"lora_name: the adapter {name!r} has already been loaded; to replace it, set load_inplace to true",
                     "lora_name",
                 )
-            if not self._engine.ready:
-                raise UnavailableError(self._engine.why_not_ready or "the engine is not ready; try again later")
-            found = await asyncio.to_thread(resolve_path, path, self._roots)
-            number = next(self._numbers) if known is None else known.request.lora_int_id
-            base = None if known is None else known.request.base_model_name
-            try:
-                request = LoRARequest(name, number, found, base, is_3d_lora_weight=is_3d)
-            except NotSupportedError as e:
-                raise ApiError(str(e), "is_3d_lora_weight") from None
-            try:
-                await self._add(LoRARequest(name, number, found, base, load_inplace=True))  # never an earlier content
-            except (UnavailableError, EngineDeadError):
-                raise
-            except ThalwegError as e:  # the client's path, and not where a root lies
-                words = str(e).replace(found, path)
-                raise ApiError(words if words.startswith("lora_") else f"lora_path: {words}", "lora_path") from None
-            if known is None:
-                self._served[name] = ServedAdapter(request, path)
-            else:
-                known.request, known.root = request, path
+            await self._load(name, path, is_3d)
+
+    async def _load(self, name: str, path: str, is_3d: bool) -> None:
+        """As `load`, of a checked name. Its caller has the lock."""
+        if not self._engine.ready:
+            raise UnavailableError(self._engine.why_not_ready or "the engine is not ready; try again later")
+        found = await asyncio.to_thread(resolve_path, path, self._roots)
+        known = self._served.get(name)
+        number = next(self._numbers) if known is None else known.request.lora_int_id
+        base = None if known is None else known.request.base_model_name
+        try:
+            request = LoRARequest(name, number, found, base, is_3d_lora_weight=is_3d)
+        except NotSupportedError as e:
+            raise ApiError(str(e), "is_3d_lora_weight") from None
+        try:
+            await self._add(LoRARequest(name, number, found, base, load_inplace=True))  # never an earlier content
+        except (UnavailableError, EngineDeadError):
+            raise
+        except ThalwegError as e:  # the client's path, and not where a root lies
+            words = str(e).replace(found, path)
+            raise ApiError(words if words.startswith("lora_") else f"lora_path: {words}", "lora_path") from None
+        if known is None:
+            self._served[name] = ServedAdapter(request, path)
+        else:
+            known.request, known.root = request, path
 
     async def _add(self, request: LoRARequest) -> None:
         await self._engine.add_lora(request)
@@ -155,12 +180,17 @@ class ServedAdapters:
 
     def _check_name(self, name: str) -> None:
         """ApiError for a name that no adapter may have."""
-        if not NAME.fullmatch(name) or ".." in name:
+        if not is_name(name):
             raise ApiError(
                 f"lora_name: {name!r:.300} must be 1 to 255 letters, digits and characters of ._/- , without '..'", "lora_name"
             )
         if name in self._engine.model_names:
             raise ApiError(f"lora_name: {name!r} is a name of the model itself; give the adapter another one", "lora_name")
+
+
+def is_name(name: str) -> bool:
+    """May an adapter have this name?"""
+    return NAME.fullmatch(name) is not None and ".." not in name
 
 
 def resolve_path(path: str, roots: Sequence[str]) -> str:

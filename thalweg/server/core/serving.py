@@ -78,7 +78,7 @@ class Serving:
         adapters: Sequence[LoRARequest] = (),
     ) -> None:
         """adapters: loaded ones, that requests may name as their model."""
-        self.adapters = ServedAdapters(engine, settings.lora_root, adapters)
+        self.adapters = ServedAdapters(engine, settings.lora_root, adapters, settings.lora_resolver)
         self.engine, self.settings, self.lifecycle, self.traffic = engine, settings, lifecycle, traffic
         context = engine.config.model.max_len
         limit = settings.max_body or min(MAX_BODY, max(MIN_BODY, BYTES_PER_TOKEN * context))
@@ -125,6 +125,7 @@ class Serving:
             http.scope["thalweg.visit"].at_end(tickets[0].close)
 
         request = await self.bodies.parse(http, parse, enter)
+        await self.adapters.resolve(getattr(request[0] if isinstance(request, list) else request, "model", None))
         return request, tickets[0]
 
     async def read_form(self, http: Request, limit: int) -> tuple[dict[str, FormPart], Ticket]:
