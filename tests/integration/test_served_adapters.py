@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,6 +92,11 @@ def test_adapters_are_models_of_their_own(tmp_path: Path) -> None:
             assert http.post("/v1/unload_lora_adapter", json={"lora_name": "later"}).status_code == 200
             message = {"model": "sql", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
             assert http.post("/v1/chat/completions", json=message).json()["model"] == "sql"
+            shutil.rmtree(paths["chat"])  # it was dropped from host memory when others were used
+            lost = http.post("/v1/completions", json={"model": "chat", "prompt": PROMPT})
+            assert (lost.status_code, lost.json()["error"]["param"]) == (404, "model")
+            assert "missing or have changed" in lost.text
+            assert str(tmp_path) not in lost.text
             missing = http.post("/v1/completions", json={"model": "none", "prompt": "a"})
             assert missing.status_code == 404
             assert "base, sql, chat" in missing.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thalweg.checkpoint.adapters import find_format
-from thalweg.errors import ConfigError, EngineDeadError, NotSupportedError, ThalwegError, UnavailableError
+from thalweg.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineDeadError,
+    NotSupportedError,
+    RequestError,
+    ThalwegError,
+    UnavailableError,
+    UnsupportedModelError,
+)
 from thalweg.lora import LoRARequest, read_modules
 from thalweg.server.errors import ApiError
 from thalweg.server.resolvers import RESOLVERS, Resolver
@@ -21,6 +31,7 @@ from thalweg.server.settings import ServerSettings
 if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
 
+log = logging.getLogger(__name__)
 NAME = re.compile(r"[A-Za-z0-9._/-]{1,255}")
 INTERRUPTED = "the engine stopped before it had loaded the adapter; try again later"
 
@@ -191,6 +202,31 @@ class ServedAdapters:
 def is_name(name: str) -> bool:
     """May an adapter have this name?"""
     return NAME.fullmatch(name) is not None and ".." not in name
+
+
+@contextmanager
+def explain_lost() -> Iterator[None]:
+    """Around a request to the engine: ApiError 404 if the files of its adapter can no longer be read, or have changed."""
+    try:
+        yield
+    except (CheckpointError, UnsupportedModelError) as e:
+        raise describe_lost(str(e)) from e
+    except RequestError as e:
+        if e.param != "lora_request":
+            raise
+        raise describe_lost(str(e)) from e
+
+
+def find_lost(error: str | None) -> ApiError | None:
+    """The same for the error of an engine's output. None: it is another one."""
+    return describe_lost(error) if error is not None and error.startswith("lora_request: ") else None
+
+
+def describe_lost(why: str) -> ApiError:
+    """why: for the log, as it names the operator's files."""
+    log.error("an adapter cannot be loaded again: %s", why)
+    words = "the files of this adapter are missing or have changed since it was loaded; the server's log says more"
+    return ApiError(f"model: {words}. Use another model, or have the adapter loaded again", "model", 404)
 
 
 def resolve_path(path: str, roots: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ import thalweg
 from thalweg.lora import LoRARequest
 from thalweg.outputs import RequestOutput
 from thalweg.params import MAX_N, PoolingParams, SamplingParams
-from thalweg.server.core.adapters import ServedAdapter, ServedAdapters
+from thalweg.server.core.adapters import ServedAdapter, ServedAdapters, explain_lost, find_lost
 from thalweg.server.core.admission import Admission, Ticket
 from thalweg.server.core.fields import Fields
 from thalweg.server.core.job import AcceptedJob, Job
@@ -312,13 +312,14 @@ class Serving:
             )  # fmt: skip
             said = self._transcript(job) if self.settings.enable_log_outputs else None
             try:
-                async for output in stream:
-                    self._raise_if_failed(output, params)
-                    if part.first:
-                        renumber(output, part.first)
-                    if said is not None:
-                        said.add(output)
-                    yield output
+                with explain_lost():
+                    async for output in stream:
+                        self._raise_if_failed(output, params)
+                        if part.first:
+                            renumber(output, part.first)
+                        if said is not None:
+                            said.add(output)
+                        yield output
             finally:
                 if said is not None:
                     said.tell(job.id, self.settings.max_log_len)
@@ -336,9 +337,8 @@ class Serving:
     def _raise_if_failed(self, output: RequestOutput, params: SamplingParams) -> None:
         reasons = {c.finish_reason for c in output.outputs}
         if "error" in reasons:
-            raise of_grammar(output.error, params.structured_outputs) or ApiError(
-                output.error or "the engine could not finish this request", status=500
-            )
+            known = of_grammar(output.error, params.structured_outputs) or find_lost(output.error)
+            raise known or ApiError(output.error or "the engine could not finish this request", status=500)
         if "abort" in reasons and self.lifecycle.cutting:
             raise closing()
 

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from thalweg.engine.client.pairs import pair_prompts
 from thalweg.outputs import ABORTED, PoolingOutput, PoolingRequestOutput
 from thalweg.params import PoolingParams
+from thalweg.server.core.adapters import explain_lost, find_lost
 from thalweg.server.core.admission import Ticket
 from thalweg.server.core.job import AcceptedJob
 from thalweg.server.core.serving import Serving, closing
@@ -175,13 +176,14 @@ async def _one(serving: Serving, work: PoolingJob, i: int) -> Output:
         request_id = held.enter_context(serving.under_way(work.id))
         stream = serving.engine.encode(prompt, work.params, request_id, priority=work.priority, lora_request=work.lora_request)
         try:
-            output = await anext(stream)
+            with explain_lost():
+                output = await anext(stream)
         finally:
             await stream.aclose()
     if output.error == ABORTED and serving.lifecycle.cutting:
         raise closing()
     if output.error is not None:
-        raise ApiError(output.error, status=500)
+        raise find_lost(output.error) or ApiError(output.error, status=500)
     return output
 
 
