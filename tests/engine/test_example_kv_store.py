@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -80,3 +83,16 @@ def test_a_shared_store_without_a_secret_and_an_option_it_lacks_are_refused(said
     no_secret, no_option = said[1]
     assert "--kv-key-secret" in no_secret
     assert "kv_connector_extra_config: 'size' is not known; known are folder and max_bytes" in no_option
+
+
+def test_a_full_disk_keeps_no_part_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    store = importlib.import_module("thalweg_kv_store").FolderStore.open({"folder": str(tmp_path), "max_bytes": 100})
+
+    def fail(*paths: str) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="no space left"):
+        store.save([b"k" * 16], [b"block"])
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

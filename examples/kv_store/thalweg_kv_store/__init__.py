@@ -55,9 +55,14 @@ class FolderStore(Store):
             if path.exists():
                 continue
             path.parent.mkdir(exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as f:
-                f.write(block)
-            os.replace(f.name, path)
+            f = tempfile.NamedTemporaryFile(dir=self._folder, delete=False)  # noqa: SIM115  (closed below)
+            try:
+                with f:
+                    f.write(block)
+                os.replace(f.name, path)
+            except OSError:  # a full disk keeps no part of a block
+                Path(f.name).unlink(missing_ok=True)
+                raise
             self._held += len(block)
         if self._held > self._limit:
             self._remove_oldest()

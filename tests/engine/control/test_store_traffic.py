@@ -146,6 +146,19 @@ def test_an_aborted_request_and_a_reset_leave_nothing_behind():
     assert w.core.stats().store_hits == 0, "what was on its way is not found after a reset"
 
 
+def test_blocks_that_leave_during_a_reset_are_not_found_after_it():
+    store = FaultyStore(random.Random(0), {})
+    store.clear = store.blocks.clear
+    w = world(store)
+    w.submit(ask(0, PROMPT))
+    w.drain()
+    w.core._transfers.flush()
+    assert w.core._transfers.departures._copies, "no copy is under way"
+    w.core.reset_prefix_cache()
+    save_all(w)
+    assert not store.blocks
+
+
 def test_calls_of_a_store_are_made_in_order_on_a_thread_of_their_own():
     lane, seen, go_on = ThreadLane("a store"), [], threading.Event()
     first = lane.submit(lambda: (go_on.wait(), seen.append(threading.current_thread().name))[0])

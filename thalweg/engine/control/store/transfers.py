@@ -81,6 +81,7 @@ class Transfers:
     def reset(self) -> None:
         """The prefix cache has been emptied."""
         self.departures.reset()
+        self.departures.collect(wait=True)  # saved before the store is cleared, not after
         self.arrivals.reset()
         self._writing.submit(self._store.clear)
 
