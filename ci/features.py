@@ -212,7 +212,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         Feature(
             "[Resolvers](adapters.md#resolvers) of adapters by name: a folder, entry points",
             "RUUUU",
-            ("tests/server/test_adapter_routes.py",),
+            ("tests/server/test_adapter_routes.py", "tests/models/test_example_resolver.py"),
         ),
     ),
     "Engine": (
