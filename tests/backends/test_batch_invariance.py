@@ -57,3 +57,11 @@ def test_tokens_and_logprob_bits_are_the_same_alone_in_a_crowd_chunked_and_preem
     assert len(alone[0]) == 40
     for name, args in list(RUNS.items())[1:]:
         assert _tokens(device, dtype, temperature, **args) == alone, name
+
+
+@pytest.mark.parametrize("block_size", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_small_blocks_keep_a_row_s_bits_without_compiled_kernels(block_size: int) -> None:
+    """Torch's fused attention sums an odd end of the keys in another order."""
+    args: dict[str, Any] = {"block_size": block_size, "additional_config": {"isa": "none"}}
+    alone = _tokens("cpu", "float32", 0.0, **args)
+    assert _tokens("cpu", "float32", 0.0, crowd=5, **args) == alone

@@ -23,6 +23,9 @@ ALIGN = 64
 """Decoding sequences whose key counts round up to the same multiple of this are attended together."""
 GATHER = 4 << 20
 """Bytes of keys and values gathered for one call, so that they are still in the cache when they are attended to."""
+KEYS = 16
+"""Keys are padded to a multiple of this, where rows must not depend on the batch: an odd end is summed in another order. Blocks
+of 16 tokens and more are padded already."""
 SPAN = 512
 """The fused attention takes keys in spans of 512. Windows begin at a span."""
 
@@ -215,7 +218,7 @@ def _first(position: Any, spec: AttnSpec) -> Any:
 def _width(keys: int, size: int, exact: Padding | None) -> int:
     """Blocks gathered for this many keys."""
     width = -(-keys // size)
-    while exact and exact.short < width * size % SPAN < exact.long:
+    while exact and (width * size % KEYS or exact.short < width * size % SPAN < exact.long):
         width += 1
     return width
 
