@@ -174,3 +174,23 @@ def test_layers_of_a_launch_follow_from_the_time_that_layers_take() -> None:
     while made.busy:
         made.advance(0.025, wait=False)
     assert encoder.launches == [1, 2, 2]
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_an_item_that_cannot_be_prepared_ends_its_own_requests_only(beside: bool) -> None:
+    class Faulty(FakeEncoder):
+        def begin(self, waiting: Sequence[Input]) -> FakeEncoding:
+            if any(i.digest == b"\2" for i in waiting):
+                raise ValueError("a fault of a package")
+            return super().begin(waiting)
+
+    w = World(make_config(vocab=61, max_len=64, blocks=60), encoder=Faulty(beside))
+    for handle, digest in enumerate((1, 2, 3, 2)):
+        w.submit(shows(handle, 12, (digest, 2, 6)))
+    said = dict[int, tuple[str, str]]()
+    for _ in range(200):
+        out = w.core.step() if w.core.has_work else None
+        said |= {f.handle: (f.reason, f.error) for f in (out.finished if out is not None else ())}
+    assert [said[handle][0] for handle in range(4)] == ["length", "error", "length", "error"]
+    assert "image: the item cannot be prepared for its encoder: ValueError: a fault of a package" in said[1][1]
+    w.core.check()

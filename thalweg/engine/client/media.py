@@ -212,7 +212,8 @@ class Media:
                     f"prompt: {places.size} placeholders for {sum(counts)} vectors of {len(mine)} {_words(kinds)}", "prompt"
                 )
             for reader, item, count, end in zip(readers, mine, counts, accumulate(counts), strict=True):
-                made += reader.make_inputs(item.value, places[end - count : end])
+                own = places[end - count : end]
+                made += check_inputs(item.kind, reader.make_inputs(item.value, own), own)
         size = sum(v.nbytes for item in made for v in item.data)
         if size * choices > MOST_BYTES:
             raise RequestError(
@@ -313,3 +314,13 @@ def _names(kind: MediaKind, said: Any, count: int) -> list[str]:
     if not isinstance(names, list | tuple) or len(names) != count or not all(isinstance(n, str | None) for n in names):
         raise RequestError(f'{UUIDS}: must be {{"{kind.name}": a name, or None, for each of the {count} {kind.plural}}}', UUIDS)
     return [n or "" for n in names]
+
+
+def check_inputs(kind: str, inputs: Sequence[Input], places: np.ndarray) -> Sequence[Input]:
+    """The inputs that a reader made of an item with these placeholders. Packages write readers, and a position elsewhere would
+    end the engine. ValueError."""
+    for item in inputs:
+        at = np.asarray(item.positions)
+        if at.ndim != 1 or not at.size or at.dtype.kind not in "iu" or not np.isin(at, places).all():
+            raise ValueError(f"media kind {kind}: make_inputs returned positions that are no placeholders of the item")
+    return inputs

@@ -202,6 +202,8 @@ class EngineCore:
     def _encode(self) -> None:
         """Launch some layers of an encoder between steps, in the time that prompts get while sequences decode."""
         encodings, pace = self._encodings, self.scheduler.pace
+        if encodings is not None and encodings.failed:
+            self._end_unencoded(encodings)
         if encodings is None or not encodings.busy or self.paused:
             return
         alone = not self._in_flight and not self.scheduler.decoding
@@ -210,6 +212,13 @@ class EngineCore:
             pace.spend(took)
         if took:
             self._forget()
+
+    def _end_unencoded(self, encodings: Encodings) -> None:
+        """Requests whose prompts wait for an item that failed."""
+        failed, encodings.failed = encodings.failed, {}
+        for r in [r for r in self._requests.values() if r.gated and self.scheduler.in_prompt(r)]:
+            if (why := next((failed[i.digest] for i in r.inputs if i.digest in failed), None)) is not None:
+                self._end(r, Finished(r.handle, "error", error=why))
 
     def _forget(self) -> None:
         if self._encodings is not None:

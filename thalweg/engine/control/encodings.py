@@ -7,6 +7,7 @@ steps that decode, encoders get the time that prompts get (`pace`).
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -15,6 +16,8 @@ import numpy as np
 
 from thalweg.engine.messages import Input
 from thalweg.hal.device import Pending
+
+logger = logging.getLogger(__name__)
 
 WHOLE_SECONDS = 0.1
 """A launch takes about so long where nobody's tokens wait for it."""
@@ -59,6 +62,8 @@ class Encodings:
         self._waiting: OrderedDict[bytes, Input] = OrderedDict()
         self._wanted: dict[bytes, np.ndarray] = {}
         """Vectors that requests have waited for, until `forget`."""
+        self.failed: dict[bytes, str] = {}
+        """By digest: why items could not be prepared for their encoder, until the requests that need them have ended."""
         self._encoding: Encoding | None = None
         self._flying: Pending | None = None
         self._launched, self._layers, self._rate = 0.0, 0, 0.0
@@ -105,9 +110,9 @@ class Encodings:
         if self._encoding is None:
             if not self._waiting:
                 return took
-            self._encoding = self._encoder.begin(list(self._waiting.values()))
-            for item in self._encoding.items:
-                del self._waiting[item.digest]
+            self._encoding = self._begin()
+            if self._encoding is None:
+                return took
             self._rate = 0.0
         may = WHOLE_SECONDS if seconds is None else seconds
         self._layers = max(1, int(may / self._rate)) if self._rate else 1
@@ -115,6 +120,24 @@ class Encodings:
         self._launched = self._clock()
         self._flying = self._encoding.launch(self._layers)
         return took + self._read(False)
+
+    def _begin(self) -> Encoding | None:
+        """An encoding of the first items that wait. A fault of one item must not fail those encoded together with it, so that
+        the first is tried again without them. None: it has failed."""
+        waiting = list(self._waiting.values())
+        for items in (waiting, waiting[:1]):
+            try:
+                encoding = self._encoder.begin(items)
+            except Exception as e:  # packages build these batches
+                why = f"{items[0].kind}: the item cannot be prepared for its encoder: {type(e).__name__}: {e}"
+                logger.error("%s", why, exc_info=e)
+                continue
+            for item in encoding.items:
+                del self._waiting[item.digest]
+            return encoding
+        self.failed[waiting[0].digest] = why
+        del self._waiting[waiting[0].digest]
+        return None
 
     def _read(self, wait: bool) -> float:
         """What is in flight, if it is done."""

@@ -106,5 +106,6 @@ class Encoder:
             if size > TOGETHER:
                 break
             items.append(item)
+        encoding = Encoding(encodes, items, self._compile, self.beside or self._device.pads)
         self.items += len(items)
-        return Encoding(encodes, items, self._compile, self.beside or self._device.pads)
+        return encoding
