@@ -271,3 +271,18 @@ def test_an_unknown_name_is_served_if_a_resolver_finds_its_adapter(start, tmp_pa
     assert running.engine.served == [read_adapter(sql).digest, read_adapter(team).digest, None, None]
     assert names(running) == ["fake", "alias", "sql", "team-1"]
     assert running.post(LOAD, {"lora_name": "a", "lora_path": "sql"}).status_code == 404, "the routes are off"
+
+
+def find_nothing_but_faults(base: str, name: str, roots: Any) -> Any:
+    """A resolver that breaks its contract."""
+    if name == "number":
+        return 5
+    raise KeyError(name)
+
+
+def test_a_faulty_resolver_has_found_nothing_and_the_next_is_asked(start, tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(RESOLVERS._added, "faulty", f"{__name__}:find_nothing_but_faults")
+    write(tmp_path / "sql", 1)
+    running = start(Adapted(), lora_resolver=["faulty", "folder"], lora_root=[str(tmp_path)])
+    want = {"none": 404, "number": 404, "sql": 200}
+    assert {name: ask(running, name) for name in want} == want

@@ -119,7 +119,7 @@ class ServedAdapters:
             return
         async with self._changing:
             for resolver in self._resolvers if name not in self._served else ():
-                path = await asyncio.to_thread(resolver, self._engine.model_names[0], name, self._roots)
+                path = await asyncio.to_thread(ask_resolver, resolver, self._engine.model_names[0], name, self._roots)
                 if path is None:
                     continue
                 try:
@@ -227,6 +227,19 @@ def describe_lost(why: str) -> ApiError:
     log.error("an adapter cannot be loaded again: %s", why)
     words = "the files of this adapter are missing or have changed since it was loaded; the server's log says more"
     return ApiError(f"model: {words}. Use another model, or have the adapter loaded again", "model", 404)
+
+
+def ask_resolver(resolver: Resolver, base: str, name: str, roots: Sequence[str]) -> str | None:
+    """The path that a resolver finds. Packages write resolvers: one that raises, or returns no text, has found nothing."""
+    try:
+        path = resolver(base, name, roots)
+    except Exception as e:
+        log.error("--lora-resolver: %s: %s: %s", getattr(resolver, "__module__", resolver), type(e).__name__, e)
+        return None
+    if path is not None and not isinstance(path, str):
+        log.error("--lora-resolver: %s: returned %s, not text", getattr(resolver, "__module__", resolver), type(path).__name__)
+        return None
+    return path
 
 
 def resolve_path(path: str, roots: Sequence[str]) -> str:
