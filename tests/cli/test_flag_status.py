@@ -92,7 +92,7 @@ def test_sizes_of_captured_steps_are_numbers_and_go_to_platforms_that_capture_by
 def test_as_many_processes_render_as_were_asked_for():
     made = load_frontend(locate(EngineArgs(renderer_num_workers=3)))
     assert made.chat is not None
-    assert (made.chat.workers, made.chat._own._cells._free._value) == (3, 3)
+    assert (made.chat.workers, made.chat._own._jobs._cells._free._value) == (3, 3)
     made.chat.close()
 
 
