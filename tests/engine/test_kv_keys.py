@@ -12,6 +12,7 @@ from thalweg.checkpoint.identity import model_digest
 from thalweg.config import EngineArgs, check_args
 from thalweg.engine.control.store.connect import check_store, key_hash
 from thalweg.errors import ConfigError
+from thalweg.host.secrets import key_secret
 
 BYTES = {"cpu_bytes_to_use": 1 << 20}
 
@@ -79,6 +80,12 @@ def test_what_no_store_could_do_is_refused(fields: dict, says: str) -> None:
 
     with pytest.raises(ConfigError, match=says):
         check(EngineArgs(model="m", **fields))
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no /dev/zero")
+def test_a_secret_file_without_an_end_takes_no_memory() -> None:
+    with pytest.raises(ConfigError, match="kv_key_secret: /dev/zero: a secret has at most 4096 bytes"):
+        key_secret("/dev/zero")
 
 
 def test_a_short_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,16 +7,17 @@ from pathlib import Path
 from thalweg.errors import ConfigError
 from thalweg.host import envs
 
-LEAST_BYTES = 16
+LEAST_BYTES, MOST_BYTES = 16, 4096
 
 
 def key_secret(file: str | None) -> bytes | None:
     """The secret that keys of KV blocks are made with: the file's contents, less white space around them, or else those
-    of THALWEG_KV_KEY_SECRET. None: neither is given. ConfigError for one that cannot be read, or is too short."""
+    of THALWEG_KV_KEY_SECRET. None: neither is given. ConfigError for one that cannot be read, or is too short or too long."""
     where, secret = f"kv_key_secret: {file}", b""
     if file is not None:
         try:
-            secret = Path(file).read_bytes().strip()
+            with Path(file).open("rb") as f:
+                secret = f.read(MOST_BYTES + 1).strip()
         except OSError as e:
             raise ConfigError(f"{where}: cannot be read: {e.strerror or e}") from None
     else:
@@ -25,4 +26,6 @@ def key_secret(file: str | None) -> bytes | None:
             return None
     if len(secret) < LEAST_BYTES:
         raise ConfigError(f"{where}: a secret of {len(secret)} bytes is too short: make one of {LEAST_BYTES} or more at random")
+    if len(secret) > MOST_BYTES:
+        raise ConfigError(f"{where}: a secret has at most {MOST_BYTES} bytes")
     return secret
