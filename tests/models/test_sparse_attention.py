@@ -16,7 +16,7 @@ from thalweg.checkpoint.config import read_config
 from thalweg.engine.control.parts.builder import FOREVER, Setup, Work
 from thalweg.engine.control.parts.sparse import SparseBuilder
 from thalweg.errors import ConfigError
-from thalweg.hal.comm import Solo
+from thalweg.hal.comm import Mesh
 from thalweg.hal.op import Binder
 from thalweg.hal.parts.sparse import Sparse
 from thalweg.models import registry, sizes
@@ -84,7 +84,7 @@ def test_which_layers_have_an_indexer(tmp_path):
 def test_caches_of_another_type_are_refused_where_tokens_are_chosen(tmp_path):
     config = {**read_config(make_checkpoint(NAME, tmp_path, tokenizer=False))}
     device = Rig(tmp_path / NAME, platform="cpu").device
-    said = {"binder": Binder(device.kernels), "attention": device.attention, "comm": Solo(), "dtype": "float32"}
+    said = {"binder": Binder(device.kernels), "attention": device.attention, "mesh": Mesh(), "dtype": "float32"}
     with pytest.raises(ConfigError, match=r"kv_cache_dtype.*max_model_len to at most 9"):
         build(config, **said, max_len=64, block_tokens=4, kv_dtype="int8")
     assert build(config, **said, max_len=TOP, block_tokens=4, kv_dtype="int8").groups[0].top == 0

@@ -18,7 +18,7 @@ from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.hal.comm import Communicator
+from thalweg.hal.comm import Communicator, Mesh
 from thalweg.hal.op import Binder
 from thalweg.hal.ops.quantise import dequantise
 from thalweg.models import registry as families
@@ -183,7 +183,7 @@ class Two(Communicator):
 
 def test_ranks_share_outputs_in_act_order_but_no_inputs(source, tmp_path):
     dense = ordered(source, tmp_path / "q")
-    said = {"binder": Binder(()), "attention": DEVICE.attention, "comm": Two(), "dtype": "float32", "max_len": 64}
+    said = {"binder": Binder(()), "attention": DEVICE.attention, "mesh": Mesh(tensor=Two()), "dtype": "float32", "max_len": 64}
     made = build(read_config(tmp_path / "q", None, registry.check), **said, block_tokens=4)
     files = Files(made, open_checkpoint(tmp_path / "q"), DEVICE)
     layer = made.specs["layers"][0]
@@ -202,7 +202,7 @@ def test_ranks_share_outputs_in_act_order_but_no_inputs(source, tmp_path):
 def test_the_shares_of_ranks_are_those_of_the_whole(name):
     """Outputs of q, k and v, inputs of o: groups of 32 end where shares of ranks do. Those of down_proj would be cut."""
     whole = weights(DATA / name)
-    said = {"binder": Binder(()), "attention": DEVICE.attention, "comm": Two(), "dtype": "float32", "max_len": 64}
+    said = {"binder": Binder(()), "attention": DEVICE.attention, "mesh": Mesh(tensor=Two()), "dtype": "float32", "max_len": 64}
     made = build(read_config(DATA / name, None, registry.check), **said, block_tokens=4)
     files = Files(made, open_checkpoint(DATA / name), DEVICE)
     by_end = {spec.sources[-1].name.rpartition(".layers.0.")[2]: spec for _, spec in walk(made.specs) if spec.sources}

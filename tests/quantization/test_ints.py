@@ -19,7 +19,7 @@ from zoo import load_reference
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.safetensors import open_checkpoint
-from thalweg.hal.comm import Solo
+from thalweg.hal.comm import Mesh
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.ops.quantise import dequantise
@@ -44,7 +44,7 @@ ULPS = {"bnb-int8": 2, **{n: 8 for n in EVERY if n.startswith("hqq")}}
 
 def model(path: Path):
     read = read_config(path, None, registry.check)
-    said = {"binder": Binder(()), "attention": DEVICE.attention, "comm": Solo(), "dtype": "float32", "max_len": 64}
+    said = {"binder": Binder(()), "attention": DEVICE.attention, "mesh": Mesh(), "dtype": "float32", "max_len": 64}
     return build(read, **said, block_tokens=4), read
 
 

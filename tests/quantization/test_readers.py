@@ -17,7 +17,7 @@ from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.errors import CheckpointError, ConfigError, UnsupportedModelError
-from thalweg.hal.comm import Solo
+from thalweg.hal.comm import Mesh
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.ops.quantise import dequantise
@@ -48,7 +48,7 @@ def _uncompiled() -> Iterator[None]:
 
 def model(path: Path, **more):
     read = read_config(path, None, registry.check)
-    said = {"binder": Binder(()), "attention": DEVICE.attention, "comm": Solo(), "dtype": "float32", "max_len": 64}
+    said = {"binder": Binder(()), "attention": DEVICE.attention, "mesh": Mesh(), "dtype": "float32", "max_len": 64}
     return build(read, **(said | {"block_tokens": 4} | more)), read
 
 

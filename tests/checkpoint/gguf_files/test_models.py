@@ -22,7 +22,7 @@ from thalweg.checkpoint.weights import open_weights
 from thalweg.config import EngineArgs
 from thalweg.engine.planning.memory import plan
 from thalweg.errors import CheckpointError, ConfigError, UnsupportedModelError
-from thalweg.hal.comm import Solo
+from thalweg.hal.comm import Mesh
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.ops.quantise import dequantise
@@ -58,7 +58,7 @@ def wide(family: str, directory: Path) -> Path:
 
 def built(path: Path):
     read = read_config(path, None, registry.check)
-    said = {"binder": Binder(()), "attention": DEVICE.attention, "comm": Solo(), "dtype": "float32", "max_len": 64}
+    said = {"binder": Binder(()), "attention": DEVICE.attention, "mesh": Mesh(), "dtype": "float32", "max_len": 64}
     return build(read, **said, block_tokens=4)
 
 

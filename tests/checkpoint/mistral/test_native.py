@@ -21,7 +21,7 @@ from thalweg.checkpoint.weights import open_weights
 from thalweg.config import EngineArgs
 from thalweg.engine.planning.memory import plan
 from thalweg.errors import CheckpointError, ConfigError, UnsupportedModelError
-from thalweg.hal.comm import Solo
+from thalweg.hal.comm import Mesh
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.ops.quantise import dequantise
@@ -83,7 +83,7 @@ def test_float8_weights_and_their_scales_are_read(tmp_path):
     path, device = tmp_path / "params.json", load("reference").open(Place())
     config = read_config(path, None, registry.check)
     assert config["quantization_config"]["activation_scheme"] == "dynamic"
-    said = {"binder": Binder(()), "attention": device.attention, "comm": Solo(), "dtype": "float32", "max_len": 64}
+    said = {"binder": Binder(()), "attention": device.attention, "mesh": Mesh(), "dtype": "float32", "max_len": 64}
     model = build(config, **said, block_tokens=4)
     files, seen = Files(model, open_weights(path), device), 0
     for spec in (s for _, s in walk(model.specs) if s.format != DENSE):
