@@ -126,12 +126,24 @@ def test_tokens_may_see_some_of_those_behind_them(
     assert np.abs(got - want).max() <= TOLERANCE[dtype] * np.abs(want).max()
 
 
-@pytest.mark.parametrize("each", [1, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_uniform_step_equals_dense_attention_padded_or_not(
-    device: Device, attention: Any, spec: AttnSpec, dtype: str, each: int
+def test_a_step_of_decodes_equals_dense_attention_padded_or_not(
+    device: Device, attention: Any, spec: AttnSpec, dtype: str
 ) -> None:
-    """A step of decodes, or one that verifies drafts. It says so (`uniform`), and may take another way than a mixed one."""
+    """Such a step says so (`uniform`), and may take another path than a mixed one."""
+    _check_uniform(device, attention, spec, dtype, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_that_verifies_drafts_equals_dense_attention_padded_or_not(
+    device: Device, attention: Any, spec: AttnSpec, dtype: str
+) -> None:
+    """Its sequences have equally many tokens each, more than one, and it says so."""
+    _check_uniform(device, attention, spec, dtype, 3)
+
+
+def _check_uniform(device: Device, attention: Any, spec: AttnSpec, dtype: str, each: int) -> None:
+    """each: tokens of a sequence."""
     size = _size(attention)
     spec = _ready(attention, spec, dtype, size)
     mix = [(length, each) for length in (3, 37, 300, 64, 16, 700)]
