@@ -119,6 +119,8 @@ def test_text_with_drafts_is_the_text_without(name, device, tmp_path, monkeypatc
         return [token if (len(known) + i) % 4 else token + 1 for i, token in enumerate(text[:most])]
 
     monkeypatch.setattr(NGramDrafter, "_follow", follow)
+    # A sequence waits for its tokens in flight, else it has drafts only when the pipeline happens to be empty.
+    monkeypatch.setattr(NGramDrafter, "is_promising", lambda self, slots: np.ones(slots.size, np.bool_))
     monkeypatch.setattr(Gain, "allows", lambda self, streams: True)  # whatever this machine's clock says
     path = make_checkpoint(name, tmp_path)
     for asked in (None, {"method": "ngram", "num_speculative_tokens": 3}):
