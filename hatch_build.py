@@ -116,9 +116,12 @@ def choose_sets(word: str) -> tuple[str, ...] | None:
 
 
 def has_sets(names: tuple[str, ...] | None, library: Path = LIBRARY) -> bool:
-    """Does the compiled library have these sets, as far as this processor can run them? False for `None`, which is all sets."""
-    if names is None or not library.exists():
+    """Does the compiled library have these sets, as far as this processor can run them? None, all sets: is it newer than its
+    sources?"""
+    if not library.exists():
         return False
+    if names is None:
+        return library.stat().st_mtime >= max(source.stat().st_mtime for source in SOURCES.iterdir())
     found = ctypes.CDLL(str(library))
     found.thalweg_levels.restype = ctypes.c_char_p
     return set(found.thalweg_levels().decode().split(",")) >= set(names)
@@ -215,5 +218,10 @@ else:
 if __name__ == "__main__":
     words = [word for word in sys.argv[1:] if word != "--if-missing"]
     named = choose_sets(words[0] if words else os.environ.get("THALWEG_SETS", ""))
-    if "--if-missing" not in sys.argv or not has_sets(named):
-        print("compiled for", ", ".join(build(sets=named)))
+    if "--if-missing" not in sys.argv or (wanted() != "0" and not has_sets(named)):
+        try:
+            print("compiled for", ", ".join(build(sets=named)))
+        except CannotBuildError as e:
+            if "--if-missing" not in sys.argv or wanted() == "1":
+                sys.exit(f"thalweg: no compiled CPU kernels: {e}")
+            print(f"thalweg: no compiled CPU kernels: {e}. The package works without them, slower on a CPU.", file=sys.stderr)

@@ -38,7 +38,7 @@ class SpeculationConfig(msgspec.Struct, kw_only=True, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class DrafterOption:
     """A key of `speculative_config` that a drafter reads."""
 
     check: Callable[[Any], Any]
@@ -68,7 +68,7 @@ def configure(given: Mapping[str, Any]) -> SpeculationConfig:
     if not isinstance(method, str) or method not in _LIST:
         raise ConfigError(f"speculative_config: {METHOD}: must be one of {', '.join(_LIST.names())}, not {method!r}")
     drafter = load_drafter(method)
-    fields = {TOKENS: Option(whole(1, MOST_DRAFTS)), **drafter.options}
+    fields = {TOKENS: DrafterOption(whole(1, MOST_DRAFTS)), **drafter.options}
     known = (METHOD, *fields)
     problems = [f"{k!r} is not supported; {method} has {', '.join(known)}" for k in given if k not in known]
     values: dict[str, Any] = {}

@@ -10,6 +10,7 @@ from thalweg.errors import NotSupportedError
 
 CODE = "no code of yours runs inside the engine: results come as outputs and get_metrics(), weights as files"
 CONFIG = "there is no VllmConfig: settings are EngineArgs; use from_engine_args"
+EXTERNAL = "a store in host memory is cleared with the prefix cache, and a shared store is not; leave it out"
 TRACES = "trace_headers: the server exports traces (--otlp-traces-endpoint), an engine in a program none; leave it out"
 WEIGHTS = "weights are not changed in a running engine by this version: make a new one of the new checkpoint"
 

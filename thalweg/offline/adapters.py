@@ -96,7 +96,7 @@ class OfflineAdapters:
 
     def remove(self, number: int) -> bool:
         """Forget the adapter of this `lora_int_id`. False: there is none. RequestError while requests use it."""
-        named = self._names.numbered(number)
+        named = self._names.find_number(number)
         if named is None:
             return False
         unused = self._engine is not None and named.digest in self._loaded and not self._names.shares(named)
@@ -107,4 +107,4 @@ class OfflineAdapters:
 
     def numbers(self) -> set[int]:
         """`lora_int_id` of each."""
-        return {n.request.lora_int_id for n in self._names.all()}
+        return self._names.numbers()

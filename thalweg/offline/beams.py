@@ -106,7 +106,7 @@ class BeamMethods(Batches):
             max_tokens=1, logprobs=2 * params.beam_width, temperature=params.temperature, detokenize=False, ignore_eos=True
         )
         prompts = [{"prompt_token_ids": b.tokens} for b in beams]
-        adapters = [_unchanged(b.lora_request) for b in beams]
+        adapters = [_without_reload(b.lora_request) for b in beams]
         return [_ranked(o) for o in self._run(self._prepare(prompts, [one] * len(prompts), lora_request=adapters))]
 
     def _best(self, search: _Search, params: BeamSearchParams) -> BeamSearchOutput:
@@ -120,7 +120,7 @@ class BeamMethods(Batches):
         return BeamSearchOutput(best)
 
 
-def _unchanged(adapter: LoRARequest | None) -> LoRARequest | None:
+def _without_reload(adapter: LoRARequest | None) -> LoRARequest | None:
     """The adapter as the search found it: its files are not read again for each token."""
     return adapter and replace(adapter, load_inplace=False)
 

@@ -23,6 +23,12 @@ def builder() -> Any:
     return module
 
 
+@pytest.fixture
+def hatch_build() -> Any:
+    """The build script, as a module of its own for each test."""
+    return builder()
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "library" in metafunc.fixturenames:
         try:

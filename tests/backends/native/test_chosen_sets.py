@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
 SERVER = "fpu avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16 amx_tile amx_bf16 amx_int8"
 DESKTOP = "fpu avx2 fma f16c avx_vnni"
 
 
-def builder() -> Any:
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def build(hatch_build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """hatch_build on a processor whose flags are `build.flags`."""
-    module = builder()
+    module = hatch_build
     find = module.find_runnable
 
     def find_there() -> Any:
@@ -62,17 +51,17 @@ def test_wheels_hold_every_set_and_a_wrong_name_is_refused(build: Any) -> None:
         build.choose_sets("avx2,mmx")
 
 
-def test_a_system_that_names_no_flags_compiles_every_set(build: Any, tmp_path: Path) -> None:
-    assert builder().find_runnable(tmp_path / "missing") is None
-    build.find_runnable = lambda: None
-    assert build.choose_sets("") is None
+def test_a_system_that_names_no_flags_compiles_every_set(hatch_build: Any, tmp_path: Path) -> None:
+    assert hatch_build.find_runnable(tmp_path / "missing") is None
+    hatch_build.find_runnable = lambda: None
+    assert hatch_build.choose_sets("") is None
 
 
-def test_the_processor_itself_chooses_the_same_best_set() -> None:
+def test_the_processor_itself_chooses_the_same_best_set(hatch_build: Any) -> None:
     """api.cpp asks the processor, and hatch_build reads what Linux lists: they agree on this machine."""
     from thalweg.backends.cpu.native import LIBRARY, levels
 
-    build = builder()
+    build = hatch_build
     if build.find_runnable() is None or not LIBRARY.exists():
         pytest.skip("no /proc/cpuinfo, or no library")
     assert build.has_sets(build.choose_sets("best"))

@@ -54,7 +54,7 @@ class AdapterNames:
 
     def pin(self, number: int) -> None:
         """Keep the adapter of this `lora_int_id` in host memory, also after `load_inplace`. RequestError if there is none."""
-        named = self.numbered(number)
+        named = self.find_number(number)
         if named is None:
             raise RequestError(f"lora_int_id: no adapter has the number {number}: load it with add_lora first", "lora_int_id")
         self._pinned.add(named.request.lora_name)
@@ -70,9 +70,13 @@ class AdapterNames:
     def all(self) -> list[NamedAdapter]:
         return list(self._named.values())
 
-    def numbered(self, number: int) -> NamedAdapter | None:
+    def find_number(self, number: int) -> NamedAdapter | None:
         """By `lora_int_id`."""
         return next((n for n in self._named.values() if n.request.lora_int_id == number), None)
+
+    def numbers(self) -> set[int]:
+        """`lora_int_id` of each."""
+        return {n.request.lora_int_id for n in self._named.values()}
 
     def shares(self, named: NamedAdapter) -> bool:
         """Does another name stand for the same content?"""
@@ -197,7 +201,7 @@ class ClientAdapters:
 
     def remove(self, number: int) -> bool:
         """Forget the adapter of this `lora_int_id`. False: there is none. RequestError while requests use it."""
-        named = self._names.numbered(number)
+        named = self._names.find_number(number)
         if named is None:
             return False
         if named.digest in self._loaded and not self._names.shares(named):
@@ -210,7 +214,7 @@ class ClientAdapters:
     def retire(self, number: int) -> bool:
         """Forget the name of this `lora_int_id` now, and its content when the last request that uses it has ended. False:
         there is none."""
-        named = self._names.numbered(number)
+        named = self._names.find_number(number)
         if named is None:
             return False
         self._names.drop(named)
@@ -223,4 +227,4 @@ class ClientAdapters:
 
     def numbers(self) -> set[int]:
         """`lora_int_id` of each."""
-        return {n.request.lora_int_id for n in self._names.all()}
+        return self._names.numbers()

@@ -23,7 +23,7 @@ from thalweg.engine.messages import EngineRequest, Outputs
 from thalweg.errors import ConfigError, RequestError
 from thalweg.lora import LoRARequest
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
-from thalweg.refused import TRACES
+from thalweg.refused import EXTERNAL, TRACES
 from thalweg.text.tokenizer import Tokenizer
 
 Output = RequestOutput | PoolingRequestOutput[PoolingOutput]
@@ -143,9 +143,10 @@ def check_arrival_time(arrival_time: float | None) -> None:
 
 def check_reset(reset_running_requests: bool, reset_connector: bool) -> None:
     """ConfigError for arguments of `reset_prefix_cache` that this version does not support."""
-    if reset_running_requests or reset_connector:
-        name = "reset_running_requests" if reset_running_requests else "reset_connector"
-        raise ConfigError(f"{name}: running requests keep their blocks, and there is no connector; leave it out")
+    if reset_running_requests:
+        raise ConfigError("reset_running_requests: running requests keep their blocks; leave it out")
+    if reset_connector:
+        raise ConfigError(f"reset_connector: {EXTERNAL}")
 
 
 def with_text(prompt: Any, text: str | None) -> Any:

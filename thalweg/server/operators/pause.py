@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from thalweg.refused import EXTERNAL
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import respond
@@ -41,5 +42,5 @@ async def reset_prefix_cache(serving: Serving, http: Request) -> Response:
             "reset_running_requests",
         )
     if flag(http, "reset_external", False):
-        raise ApiError("reset_external: there is no external cache", "reset_external")
+        raise ApiError(f"reset_external: {EXTERNAL}", "reset_external")
     return respond({"success": await serving.engine.reset_prefix_cache()})

@@ -140,7 +140,7 @@ class KVCache:
         if not self.caching or not request.read_cache:
             return []
         nodes = self.chain(request)
-        return nodes[: self.agreed(nodes)]
+        return nodes[: self.count_agreed(nodes)]
 
     def chain(self, request: Request) -> list[Node]:
         """The nodes of a waiting request that are there, from the first. Not every group has a block of each."""
@@ -155,7 +155,7 @@ class KVCache:
             nodes.append(node)
         return nodes
 
-    def agreed(self, nodes: Sequence[Node]) -> int:
+    def count_agreed(self, nodes: Sequence[Node]) -> int:
         """The largest number of nodes after which every group can go on."""
         count, before = len(nodes), -1
         while count != before:

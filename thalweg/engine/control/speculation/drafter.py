@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from thalweg.drafters import Option, SpeculationConfig
+from thalweg.drafters import DrafterOption, SpeculationConfig
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,7 +51,7 @@ class Proposals:
 class Drafter(ABC):
     """Reads the slots of sequences and changes none. `Slots.serial` says whether a slot still has the same sequence."""
 
-    options: ClassVar[Mapping[str, Option]] = {}
+    options: ClassVar[Mapping[str, DrafterOption]] = {}
     """Keys of `speculative_config` that it reads, besides those that all methods have."""
 
     proposer: ClassVar[str] = ""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from thalweg.drafters import Option, SpeculationConfig, whole
+from thalweg.drafters import DrafterOption, SpeculationConfig, whole
 from thalweg.engine.control.speculation.drafter import Drafter, Proposals
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ LONGEST_REST = 64
 
 
 class NGramDrafter(Drafter):
-    options: ClassVar[Mapping[str, Option]] = {
-        "prompt_lookup_min": Option(whole(1, LONGEST_LOOKUP)),
-        "prompt_lookup_max": Option(whole(1, LONGEST_LOOKUP)),
+    options: ClassVar[Mapping[str, DrafterOption]] = {
+        "prompt_lookup_min": DrafterOption(whole(1, LONGEST_LOOKUP)),
+        "prompt_lookup_max": DrafterOption(whole(1, LONGEST_LOOKUP)),
     }
 
     @classmethod

@@ -159,7 +159,7 @@ class Arrivals:
                 nodes[i].blocks[g] = -1
         blocks: dict[tuple[int, int], memoryview] = {}
         while True:
-            count = self._kv.agreed(nodes)
+            count = self._kv.count_agreed(nodes)
             if (count - found) * self._kv.unit < self._least:
                 return Loaded(wrong=out.wrong)
             want = [(g.index, i) for g in groups for i in g.reads(count) if (g.index, i) in stored]
