@@ -147,6 +147,21 @@ def test_every_truncation_is_refused(tmp_path):
             Header(path)
 
 
+LITTLE = 64 * 1024
+"""Bytes that reading a header of a few hundred bytes may allocate."""
+
+
+def _read(path: Path) -> tuple[Header | None, str, int]:
+    """The header, or None and the error's text; and the peak of memory meanwhile."""
+    tracemalloc.reset_peak()
+    before, made, why = tracemalloc.get_traced_memory()[0], None, ""
+    try:
+        made = Header(path)
+    except (CheckpointError, UnsupportedModelError) as e:
+        why = str(e)
+    return made, why, tracemalloc.get_traced_memory()[1] - before
+
+
 @pytest.mark.parametrize("turns", [200, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_damaged_headers_crash_nothing_and_take_no_memory(turns, tmp_path):
     """Bytes, words and lengths replaced at random: what is not refused still lies within the file."""
@@ -163,21 +178,17 @@ def test_damaged_headers_crash_nothing_and_take_no_memory(turns, tmp_path):
             else:
                 damaged[at : at + 8] = struct.pack("<Q", extremes[int(rng.integers(0, len(extremes)))])
         path.write_bytes(damaged[: max(len(whole) - 8, int(rng.integers(0, len(damaged) + 1)))])
-        tracemalloc.reset_peak()
-        before = tracemalloc.get_traced_memory()[0]
-        made, why = None, ""
-        try:
-            made = Header(path)
-        except (CheckpointError, UnsupportedModelError) as e:
-            why = str(e)
+        made, why, peak = _read(path)
+        if peak >= LITTLE:  # tracemalloc counts every thread, such as one left by an earlier test: read again
+            peak = min(peak, *(_read(path)[2] for _ in range(3)))
+        assert peak < LITTLE
         if made is None:
             assert str(path) in why
-        else:
-            read += 1
-            assert all(t.end <= len(damaged) for t in made.tensors.values())
-            for value in made.metadata.values():
-                assert not isinstance(value, Texts) or len("".join(value)) <= len(damaged)
-        assert tracemalloc.get_traced_memory()[1] - before < 64 * 1024
+            continue
+        read += 1
+        assert all(t.end <= len(damaged) for t in made.tensors.values())
+        for value in made.metadata.values():
+            assert not isinstance(value, Texts) or len("".join(value)) <= len(damaged)
     tracemalloc.stop()
     assert 0 < read < turns
 
