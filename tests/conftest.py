@@ -41,14 +41,31 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("same-each-time")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     later = [] if config.option.nightly else [i for i in items if i.get_closest_marker("nightly")]
     if later:
         config.hook.pytest_deselected(items=later)
         items[:] = [i for i in items if not i.get_closest_marker("nightly")]
+    if not amounts.whole:
+        _sample(items)
     for item in items:
         if any(map(item.get_closest_marker, ("slow", "nightly"))) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
+
+
+def _sample(items: list[pytest.Item]) -> None:
+    """Marks slow the cases of a test beyond the number of its marker `sampled`. The kept ones are evenly spaced."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for of_test in cases.values():
+        wanted = of_test[0].get_closest_marker("sampled").args[0]
+        kept = {round(i * len(of_test) / wanted) for i in range(wanted)}
+        for i, item in enumerate(of_test):
+            if i not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

@@ -50,6 +50,7 @@ EVERY = [
     ("device", "dtype", "temperature"),
     [pytest.param(*case, marks=() if case == QUICK else pytest.mark.slow) for case in EVERY],
 )
+@pytest.mark.slow
 def test_tokens_and_logprob_bits_are_the_same_alone_in_a_crowd_chunked_and_preempted(
     device: str, dtype: str, temperature: float
 ) -> None:
@@ -60,6 +61,7 @@ def test_tokens_and_logprob_bits_are_the_same_alone_in_a_crowd_chunked_and_preem
 
 
 @pytest.mark.parametrize("block_size", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_small_blocks_keep_a_row_s_bits_without_compiled_kernels(block_size: int) -> None:
     """Torch's fused attention sums an odd end of the keys in another order."""
     args: dict[str, Any] = {"block_size": block_size, "additional_config": {"isa": "none"}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from amounts import some
 
@@ -18,6 +19,7 @@ def held() -> int:
     return int(line.split()[1]) * 1024
 
 
+@pytest.mark.slow
 def test_prompts_of_every_length_leave_no_scratch_memory_behind() -> None:
     """One product of 300 rows needs 4.6 MB of results; kept for each of 75 row counts that would be 250 MB."""
     kernel = next(k for k in LINEAR if k.name == "onednn")

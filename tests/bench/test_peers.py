@@ -117,6 +117,7 @@ def test_what_an_engine_prints_goes_to_its_log_and_not_into_the_answers(tmp_path
     assert "words an engine prints" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
 def test_seconds_are_those_of_the_engine(tmp_path: Path) -> None:
     with fake(tmp_path, delay=0.3) as session:
         assert session.ask([[1, 2]], 1).seconds == pytest.approx(0.3, abs=0.2)
@@ -160,6 +161,7 @@ def gone_soon(pid: int) -> None:
 # ---------------------------------------------------------------- the machine
 
 
+@pytest.mark.slow
 def test_processor_time_and_memory_are_those_of_the_tree() -> None:
     work = (
         "import time\nx = b'x' * (128 << 20)\nt = time.process_time()\n"

@@ -64,6 +64,7 @@ def test_reads_what_the_formats_library_reads(tmp_path):
     assert got.bytes == sum(t.nbytes for t in FULL.values())
 
 
+@pytest.mark.slow
 def test_what_was_forgotten_takes_no_memory_and_can_be_read_again(tmp_path):
     rng = np.random.default_rng(0)
     given = {name: torch.from_numpy(rng.standard_normal((1 << 20,), np.float32)) for name in ("a", "b", "c")}

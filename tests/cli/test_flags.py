@@ -517,6 +517,7 @@ def test_help_is_quick_and_loads_no_framework():
         assert out.splitlines()[-1] == "[]", f"{words} took {time.perf_counter() - start:.2f} s"
 
 
+@pytest.mark.slow
 def test_the_whole_server_loads_no_tensor_framework():
     code = "import sys, thalweg.server.serve; print('torch' in sys.modules, 'transformers' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout

@@ -73,6 +73,7 @@ def test_nothing_is_named_vllm_unless_somebody_asked():
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60, env=clean).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_process_gets_the_folder_in_front_of_its_path_once():
     given = compat.environment({"PYTHONPATH": os.pathsep.join(["a", str(compat.PATH), "b"]), "HOME": "h"})
     assert given == {"PYTHONPATH": os.pathsep.join([str(compat.PATH), "a", "b"]), "HOME": "h"}

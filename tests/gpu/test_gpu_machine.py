@@ -241,6 +241,7 @@ def _wheel(folder: Path, name: str, text: str) -> None:
         z.writestr(f"{info}/RECORD", "")
 
 
+@pytest.mark.slow
 def test_carried_wheels_are_there_for_the_script_and_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = script("here")
     _wheel(tmp_path / "wheels", "carried_word", "said = 'from a wheel'")
@@ -254,6 +255,7 @@ def test_carried_wheels_are_there_for_the_script_and_its_children(tmp_path: Path
     assert here.unpacked(tmp_path / "wheels", tmp_path / "site") == site
 
 
+@pytest.mark.slow
 def test_wheels_that_are_not_there_or_do_not_fit_are_refused(tmp_path: Path) -> None:
     here = script("here")
     with pytest.raises(SystemExit, match="there is no folder 'nowhere'"):

@@ -85,6 +85,7 @@ def test_every_script_of_a_plan_exists_and_understands_its_options(plan: str, tm
         assert {case.named(f) for f in args.figures} == set(part.wanted)
 
 
+@pytest.mark.slow
 def test_a_shape_has_one_engine_from_which_its_figures_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what an earlier report has is not measured again: with all of it there, no engine is opened."""
     measure, opened = script("measure"), []

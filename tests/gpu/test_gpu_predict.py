@@ -111,6 +111,7 @@ def test_a_run_prints_what_the_figures_of_its_plan_should_be(
     assert all(float(milliseconds) > 0 and unit == "ms" for _, milliseconds, unit in said)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_without_a_device() -> None:
     done = subprocess.run(
         [sys.executable, str(FOLDER / "predict.py"), "--shape", "llama-8b"], capture_output=True, text=True, check=True

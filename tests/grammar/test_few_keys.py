@@ -110,6 +110,7 @@ def write(made: Source, rng: random.Random, most: int = 200) -> str | None:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.sampled(8)
 def test_an_object_closes_where_no_key_is_left(name: str) -> None:
     schema, ended = SCHEMAS[name], 0
     made = rig.served("json", schema)
@@ -127,6 +128,7 @@ MANY = {"a tail in common", "any letter"}
 
 @pytest.mark.parametrize("name", [n for n in SCHEMAS if n not in MANY])
 @pytest.mark.parametrize("place", ["Lark", "tag"])
+@pytest.mark.sampled(8)
 def test_an_object_inside_other_text_has_no_key_twice(name: str, place: str) -> None:
     schema, ended = SCHEMAS[name], 0
     tag = {"format": {"type": "tag", "begin": "<", "content": {"type": "json_schema", "json_schema": schema}, "end": ">"}}

@@ -68,6 +68,7 @@ def judge() -> Iterator[Judge]:
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in ("many values", "many alternatives") else n for n in BOMBS]
 )
+@pytest.mark.slow
 def test_a_bomb_is_refused_and_the_next_grammar_is_served(judge: Judge, name: str) -> None:
     kind, text = BOMBS[name]
     with pytest.raises(GrammarError) as caught:
@@ -113,6 +114,7 @@ def test_a_child_that_is_killed_is_replaced(judge: Judge) -> None:
     assert judge.source(rig.asked("regex", "abcd"))
 
 
+@pytest.mark.slow
 def test_a_fork_that_is_stopped_is_replaced_with_its_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fork has the job, and its child waits for it."""
     monkeypatch.setattr(processes, "STOPPED_SECONDS", 0.3)
@@ -136,6 +138,7 @@ SLOW = ("grammar", "root ::= " + " ".join(['"a"'] * 69_000))
 """Takes more time than the quick try has, on any processor, and is refused in the end."""
 
 
+@pytest.mark.slow
 def test_a_bomb_does_not_cost_the_next_grammar_a_new_process() -> None:
     judge = Judge(lambda: rig.VOCABULARY, seconds=2 * QUICK)
     judge.source(rig.asked("regex", "first"))

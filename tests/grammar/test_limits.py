@@ -55,6 +55,7 @@ def written(form: str, text: str) -> str:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("count", [100, 2500, 5000])
+@pytest.mark.sampled(8)
 def test_a_text_of_a_long_list_may_be_written_to_its_end(form: str, count: int) -> None:
     texts = words(count)
     if form in ("EBNF", "EBNF inside"):
@@ -94,6 +95,7 @@ DEEP = "(" * 20 + "a" + "{1,9}a?)" * 19 + "{1,9})"
         ("regex", DEEP, "more than 100000 steps of its regular expressions"),
     ],
 )
+@pytest.mark.slow
 def test_a_limit_is_named_before_work_starts(kind: str, value: Any, limit: str) -> None:
     assert limit in rig.refusal(kind, value).why
 

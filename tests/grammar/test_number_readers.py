@@ -88,6 +88,7 @@ def test_random_numbers_beside_a_bound_are_on_its_side_in_64_bits(bound: float, 
         assert len(out) <= 60
 
 
+@pytest.mark.slow
 def test_bounds_accept_nothing_that_the_schema_does_not() -> None:
     """The library alone takes 7 to be more than 7, where less than 8 is asked too."""
     values, texts = [-1.5, -1, 0, 0.5, 7, 7.5], ["-1.50", "-1", "-1.0", "0", "0.0", "0.5", "7", "7.0", "7.5", "7.50"]

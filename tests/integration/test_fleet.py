@@ -56,6 +56,7 @@ async def until_both_work(fleet: Fleet) -> None:
         await asyncio.sleep(0.005)
 
 
+@pytest.mark.slow
 async def test_texts_are_those_of_one_engine_and_counters_are_sums(start: Any) -> None:
     want = await texts(await start(ONE))
     engine = await start(TWO)
@@ -85,6 +86,7 @@ async def test_an_engine_that_is_killed_gets_its_requests_back(start: Any) -> No
     assert engine.restarts == 1
 
 
+@pytest.mark.slow
 async def test_requests_of_an_engine_that_is_lost_go_on_at_the_others_and_the_last_loss_is_the_end(start: Any) -> None:
     engine = await start(msgspec.structs.replace(TWO, max_restarts=0))
     want = await texts(engine)

@@ -94,6 +94,7 @@ def test_the_plan_counts_what_the_caches_hold_and_shows_every_group(tmp_path, ca
         assert f"2 full: {config.cache.blocks[1]} blocks of" in shown
 
 
+@pytest.mark.slow
 def test_without_a_number_of_sequences_their_states_leave_half_of_the_cache_to_tokens(tmp_path):
     path = make_checkpoint("qwen3-next", tmp_path)
     _, _, config = serve(path, max_num_seqs=None, max_num_batched_tokens=64, kv_cache_memory_bytes=1 << 21)

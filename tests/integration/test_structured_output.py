@@ -54,6 +54,7 @@ def texts(llm: LLM, prompts: Any, sampling: Any) -> list[list[tuple[str, str | N
     return [[(c.text, c.finish_reason) for c in o.outputs] for o in outs]
 
 
+@pytest.mark.slow
 def test_every_choice_is_valid_and_the_same_seed_gives_the_same_text(llm: LLM) -> None:
     asked = params(json=SCHEMA, n=3)
     first = texts(llm, ["Ann", "Bob"], asked)
@@ -106,6 +107,7 @@ COMPACT = {"json": SCHEMA, "disable_any_whitespace": True}
 
 
 @pytest.mark.parametrize("device", ["cpu", *(pytest.param(d, marks=pytest.mark.slow) for d in ("reference", HOST))])
+@pytest.mark.slow
 def test_jumps_change_no_text_and_are_never_wrong(device: str) -> None:
     said, asked = (
         [],
@@ -132,6 +134,7 @@ def test_what_is_not_served_is_refused_by_name(llm: LLM) -> None:
         StructuredOutputsParams(json={}, regex="a")
 
 
+@pytest.mark.slow
 def test_random_schemas(llm: LLM) -> None:
     rng = random.Random(3)
     schemas = [random_schema(rng) for _ in range(40)]

@@ -86,6 +86,7 @@ def read_or_refused(reader: Images, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(HOSTILE))
+@pytest.mark.slow
 def test_hostile_files_cost_their_own_request_alone(name: str, reader: Images) -> None:
     if name.endswith("bomb") and name != "bomb":  # what the library leaves unread harms nobody
         read_or_refused(reader, HOSTILE[name])

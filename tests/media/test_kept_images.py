@@ -43,6 +43,7 @@ def reader() -> Iterator[Images]:
     made.close()
 
 
+@pytest.mark.slow
 def test_an_image_that_comes_again_is_the_one_that_is_kept_until_others_need_the_room(reader: Images) -> None:
     reader.forget()
     red, green = reader.read(RED, AT), reader.read(GREEN, AT)

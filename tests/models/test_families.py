@@ -41,6 +41,7 @@ CASES = [pytest.param(n, "cpu", marks=() if n in QUICK else pytest.mark.slow) fo
 
 
 @pytest.mark.parametrize(("name", "platform"), CASES)
+@pytest.mark.sampled(8)
 def test_greedy_tokens_and_logprobs_are_those_of_transformers(name, platform, tmp_path):
     path = make_checkpoint(name, tmp_path, tokenizer=False)
     oracle = load_reference(path, torch.float32)
@@ -59,6 +60,7 @@ WRAPPED = {"gemma3n", "gemma4", "longcat-flash"}
 
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("name", sorted(BODIES))
+@pytest.mark.sampled(8)
 def test_the_last_layer_computes_the_rows_that_are_read_and_the_same(name, alone, tmp_path):
     """Also the caches are the same. alone: the last row of each sequence, which attention may know."""
     rig = Rig(make_checkpoint(name, tmp_path, tokenizer=False), platform="cpu", invariant=True)

@@ -63,6 +63,7 @@ def compare(model: Any, name: str, llm: LLM, chats: list[tuple[Any, ...]]) -> li
 
 
 @pytest.mark.parametrize("name", EVERY)
+@pytest.mark.slow
 def test_answers_about_sounds_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Prompts are longer than a step, so that chunks cut sounds. User text that spells placeholders out stays text."""
     model = hearing.make(name, tmp_path)
@@ -148,6 +149,7 @@ def coded(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
+@pytest.mark.slow
 def test_two_sounds_of_a_length_never_share_a_block(one: Any) -> None:
     _, model, llm = one
     a, b = hearing.sound(1, 11), hearing.sound(1, 12)

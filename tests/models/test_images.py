@@ -76,6 +76,7 @@ def engine(path: Path, **more: Any) -> LLM:
 
 
 @pytest.mark.parametrize("name", [FIRST, *(pytest.param(n, marks=pytest.mark.slow) for n in seeing.FAMILIES if n != FIRST)])
+@pytest.mark.slow
 def test_answers_about_images_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Prompts are longer than a step, so that chunks cut images. User text that spells placeholders out stays text. Families of
     known parts are asked half as much."""
@@ -179,6 +180,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Any:
     llm.shutdown()
 
 
+@pytest.mark.slow
 def test_two_images_of_a_size_never_share_a_block(one: Any) -> None:
     _, model, llm = one
     a, b = picture(28, 28, 11), picture(28, 28, 12)

@@ -81,6 +81,7 @@ def check(output: RequestOutput, checkpoint: Path) -> None:
     np.testing.assert_allclose(logprobs, want.numpy(), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_one_prompt_has_the_answer_of_each_adapter_whatever_is_cached(
     llm: LLM, base: Path, adapters: dict[str, Path], requests: dict[str, LoRARequest]
 ) -> None:
@@ -93,6 +94,7 @@ def test_one_prompt_has_the_answer_of_each_adapter_whatever_is_cached(
     assert [o.lora_request for o in outputs] == [requests["a"], None, requests["b"]]
 
 
+@pytest.mark.slow
 def test_a_row_has_the_same_bits_alone_and_beside_any_adapter(llm: LLM, base: Path, requests: dict[str, LoRARequest]) -> None:
     """Prompts are computed in chunks beside others. Rows without an adapter are compared with an engine that has none."""
     a, b = requests["a"], requests["b"]
@@ -118,6 +120,7 @@ def test_more_adapters_than_slots_take_turns(base: Path, adapters: dict[str, Pat
     llm.shutdown()
 
 
+@pytest.mark.slow
 def test_files_that_change_are_another_adapter(base: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
     folder = tmp_path / "x"
     shutil.copytree(adapters["a"], folder)
@@ -197,6 +200,7 @@ def test_adapters_added_ahead_stay_within_max_cpu_loras(base: Path, requests: di
     llm.shutdown()
 
 
+@pytest.mark.slow
 def test_vectors_are_those_of_the_merged_model(base: Path, adapters: dict[str, Path], requests: dict[str, LoRARequest]) -> None:
     prompts = [{"prompt_token_ids": p} for p in PROMPTS]
     llm = LLM(base, runner="pooling", enable_lora=True, max_loras=2, **SIZES)
@@ -257,6 +261,7 @@ def test_other_devices_serve_them_too(
     llm.shutdown()
 
 
+@pytest.mark.slow
 def test_beams_and_scores_of_an_adapter_are_those_of_the_merged_weights(
     llm: LLM, base: Path, adapters: dict[str, Path], requests: dict[str, LoRARequest]
 ) -> None:

@@ -70,6 +70,7 @@ def test_rounding_in_parts_is_rounding_at_once_and_stays_within_half_a_step(
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_a_rounded_model_answers_and_its_plan_says_how(method: str) -> None:
     llm = LLM("thalweg-nano", device="cpu", quantization=method, max_model_len=64, max_num_seqs=2)
     out = llm.generate(["2 + 2 ="], SamplingParams(max_tokens=4, temperature=0))

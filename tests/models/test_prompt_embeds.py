@@ -56,6 +56,7 @@ def tokens(llm: LLM, prompts: list, params: SamplingParams = GREEDY) -> list[lis
 
 
 @pytest.mark.parametrize("device", ["cpu", *(pytest.param(d, marks=pytest.mark.slow) for d in ("reference", HOST))])
+@pytest.mark.slow
 def test_text_is_that_of_transformers_in_chunks_from_the_cache_and_beside_others(device: str, case: tuple) -> None:
     path, vectors, want = case
     llm = LLM(

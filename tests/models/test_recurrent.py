@@ -55,6 +55,7 @@ def states(rig: Rig, s: Seq) -> list[torch.Tensor]:
     ("name", "platform"),
     [pytest.param(n, p, marks=() if (n, p) in QUICK else pytest.mark.slow) for n in NAMES for p in PLATFORMS],
 )
+@pytest.mark.slow
 def test_however_a_sequence_is_cut_into_steps_its_state_and_logprobs_are_the_same_bits(name, platform, tmp_path):
     """In one piece, token by token, in uneven chunks, and beside others that come and go."""
     path, prompt = make_checkpoint(name, tmp_path, tokenizer=False), tokens(1, 23)

@@ -40,6 +40,7 @@ ARCHITECTURE = {"gpt2": "GPT2LMHeadModel"}
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", sorted(ALL | ENCODERS))
+@pytest.mark.sampled(8)
 def test_the_bytes_counted_are_the_bytes_held(name: str, dtype: str) -> None:
     read = config(name)
     model = build(read, binder=Binder(()), attention=DEVICE.attention, mesh=Mesh(), dtype=dtype, max_len=LENGTH, block_tokens=4)

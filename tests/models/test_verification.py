@@ -61,6 +61,7 @@ def with_drafts(batch: StepBatch, drafts: list[int]) -> StepBatch:
     [(False, False), (True, True), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((False, True), (True, False)))],
 )
 @pytest.mark.parametrize("wrong", [0, pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.mark.sampled(8)
 def test_tokens_are_those_of_single_steps_up_to_the_first_wrong_draft(rig: Rig, wrong: int, padded: bool, random: bool) -> None:
     """Row i has i + 2 drafts, and of each the one at place `wrong` is wrong."""
     truth = [Seq(i + 1, [3 + i, *p.encode()], 0) for i, p in enumerate(PROMPTS)]

@@ -49,6 +49,7 @@ def test_the_encoder(platform, tmp_path):
 
 
 @pytest.mark.parametrize("platform", [pytest.param("reference", marks=pytest.mark.slow), "cpu"])
+@pytest.mark.slow
 def test_transcripts_are_those_of_transformers(platform, tmp_path):
     """Several at once, more than there are slots for, and again out of a cache that knows the prompts."""
     path, waves = make_whisper(tmp_path, suppress_tokens=[300, 301]), [sound(i, 0.2 + 0.15 * i) for i in range(6)]

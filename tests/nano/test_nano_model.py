@@ -57,6 +57,7 @@ def test_the_draft_model_is_tiny_and_shares_the_tokenizer():
         assert (nano / name).read_bytes() == (draft / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_draft_model_often_says_what_the_model_says():
     """Positions of held-out answers at which the draft's likeliest token is the model's: what speculation accepts."""
     nano, draft = (
@@ -141,6 +142,7 @@ def test_it_writes_token_by_token_what_transformers_writes(per_task, llm):
         assert not ends & set(ours[:-1])
 
 
+@pytest.mark.slow
 def test_it_talks(llm):
     """Greetings and questions in the plainest words, as the first user types them."""
     asked = {
@@ -195,6 +197,7 @@ def test_damaged_weights_are_refused_by_name(damage, message, tmp_path):
         LLM(str(copy), device="cpu")
 
 
+@pytest.mark.slow
 def test_the_wheel_stays_below_thirty_megabytes():
     """The package, packed as wheels are."""
     packed = io.BytesIO()

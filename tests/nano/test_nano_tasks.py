@@ -121,6 +121,7 @@ def test_the_table_counts_what_was_right():
     assert "| average |      16 |    75.0 |" in table(found)
 
 
+@pytest.mark.slow
 def test_unknown_tasks_and_splits_are_refused_by_name():
     with pytest.raises(ConfigError, match=r"--tasks: there is no flying; there are chat, copy"):
         check_tasks(["copy", "flying"])

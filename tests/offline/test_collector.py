@@ -30,6 +30,7 @@ def as_it_was() -> Iterator[None]:
         gc.disable()
 
 
+@pytest.mark.slow
 def test_nothing_is_walked_meanwhile_nor_in_the_next_young_collection() -> None:
     walks = []
     gc.callbacks.append(lambda phase, info: walks.append(info["generation"]) if phase == "start" else None)
@@ -45,6 +46,7 @@ def test_nothing_is_walked_meanwhile_nor_in_the_next_young_collection() -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_garbage_is_found_later() -> None:
     with uncollected():
         node = Node()
@@ -65,6 +67,7 @@ def test_one_within_another_and_one_where_it_was_off_leave_it_so() -> None:
     assert not gc.isenabled()
 
 
+@pytest.mark.slow
 def test_what_others_froze_stays_frozen_and_an_error_turns_it_on_again() -> None:
     gc.freeze()
     with pytest.raises(KeyError), uncollected():

@@ -125,6 +125,7 @@ def test_the_flag_reference_says_what_counts_here_and_not_what_counts_elsewhere(
     assert "--[no-]enable-lora" in rows
 
 
+@pytest.mark.slow
 def test_the_table_of_models_is_what_is_generated() -> None:
     assert model_reference.PAGE.read_text(encoding="utf-8") == model_reference.page(), "python ci/model_reference.py"
     assert all(f"`{name}`" in model_reference.page() for name in registry.ARCHITECTURES)

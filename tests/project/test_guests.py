@@ -22,6 +22,7 @@ def test_no_guest_is_known_beside_its_registry() -> None:
     assert {name: g.elsewhere for name, g in found.items() if len(g.elsewhere) > guests.MOST} == {}
 
 
+@pytest.mark.slow
 def test_a_guest_that_others_know_is_counted(tmp_path: Path) -> None:
     added = {
         "thalweg/engine/worker/runner.py": "from thalweg.models.families import gemma3",

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "jax", "triton")
 SHOW = f"import sys; print([m for m in {HEAVY} if m in sys.modules])"
@@ -22,6 +24,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert loaded("import thalweg; thalweg.SamplingParams; thalweg.EngineArgs; thalweg.AsyncLLM; dir(thalweg)") == "[]"
 
 
+@pytest.mark.slow
 def test_every_module_under_the_framework_rule_loads_without_one() -> None:
     """Also what the rule cannot see: imports made by name, and by third-party packages."""
     rules = configparser.ConfigParser()
@@ -55,6 +58,7 @@ def test_help_loads_no_framework() -> None:
 LATER = ("pooling", "responses", "batches", "anthropic", "cohere", "inference", "operators")
 
 
+@pytest.mark.slow
 def test_a_server_loads_dialects_for_models_that_have_them() -> None:
     """The bodies of one are a fifth of what the server imports."""
     found = "[m for m in sys.modules if m.split('.')[:2] == ['thalweg', 'server'] and m.split('.')[2:3] in "

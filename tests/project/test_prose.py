@@ -27,6 +27,7 @@ def texts() -> dict[str, list[prose.Sentence]]:
 
 
 @pytest.mark.parametrize("kind", BOUNDS)
+@pytest.mark.slow
 def test_sentences_stay_as_short_as_they_are(kind: str, texts: dict[str, list[prose.Sentence]]) -> None:
     here, bound = prose.Figures.of(texts[kind]), BOUNDS[kind]
     assert here.sentences >= bound.sentences
@@ -75,6 +76,7 @@ def test_constructs_are_counted_per_1000_words_and_questions_may_ask() -> None:
 
 
 @pytest.mark.parametrize("kind", prose.KINDS)
+@pytest.mark.slow
 def test_rates_stay_below_their_limits(kind: str, texts: dict[str, list[prose.Sentence]]) -> None:
     """Of code and errors the figures of ci/prose_rates.json, which `python ci/prose.py --lower` lowers."""
     assert list(prose.excesses(kind, texts[kind])) == []
@@ -97,6 +99,7 @@ def test_a_term_counts_in_documentation_only() -> None:
     assert "no client" in str(found)
 
 
+@pytest.mark.slow
 def test_no_word_is_left_that_the_glossary_replaces(texts: dict[str, list[prose.Sentence]]) -> None:
     found = prose.replaced(texts["docs"] + texts["code"])
     assert [str(f) for f in found if not f.path.startswith(ROOMS_TO_COME)] == []

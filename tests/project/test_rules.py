@@ -90,6 +90,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("contract", "file", "line", "target"), BREAKS)
+@pytest.mark.slow
 def test_a_broken_import_rule_fails_by_name(broken: dict[str, str], contract: str, file: str, line: str, target: str) -> None:
     importer = "thalweg." + file.removesuffix(".py").replace("/", ".")
     assert contract in broken, f"{contract} was kept in spite of {line!r} in {file}"
@@ -215,6 +216,7 @@ def test_a_finding_fails_the_command(tmp_path: Path) -> None:
         assert "thalweg/x.py:" in done.stderr
 
 
+@pytest.mark.slow
 def test_every_module_says_what_it_is_for() -> None:
     undocumented = [s.path for s in sources(ROOT, "thalweg", "ci") if s.text.strip() and not ast.get_docstring(s.tree)]
     assert undocumented == []

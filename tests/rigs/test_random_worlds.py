@@ -16,6 +16,7 @@ from thalweg.engine.messages import EngineRequest
 
 
 @pytest.mark.parametrize("seeds", [14, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_random_runs_with_faults_are_right(seeds):
     total = simulate(400, seeds)
     assert total.preemptions > seeds / 3
@@ -36,6 +37,7 @@ def test_a_seed_is_one_run():
     assert [Run(seed).go() for seed in (3, 11)] == [Run(seed).go() for seed in (3, 11)]
 
 
+@pytest.mark.slow
 def test_the_simulator_prints_one_line():
     script = Path(__file__).with_name("simulator.py")
     done = subprocess.run([sys.executable, script, "--seeds", "2", "--start", "5"], capture_output=True, text=True, check=True)
@@ -65,6 +67,7 @@ def aborted_load(requests: int, blocks: int = 90) -> World:
     return w
 
 
+@pytest.mark.slow
 def test_nothing_is_wrong_or_leaked_when_requests_are_aborted_at_random():
     w = aborted_load(600, blocks=40)  # of 90, one preemption, which depends on when a step is found to have ended
     ends = [t.finished for t in w.tracked.values()]

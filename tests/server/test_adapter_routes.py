@@ -117,6 +117,7 @@ def running(start, tmp_path):
     return start(Adapted(delay=0.02), enable_lora_routes=True, lora_root=[str(tmp_path)])
 
 
+@pytest.mark.slow
 def test_without_the_flag_there_are_no_routes(server) -> None:
     assert [server.post(p, {}).status_code for p in (LOAD, UNLOAD)] == [404, 404]
 
@@ -148,6 +149,7 @@ def test_an_adapter_is_served_from_its_loading_to_its_unloading(running, tmp_pat
     assert (names(running), running.engine.loaded) == (["fake", "alias"], set())
 
 
+@pytest.mark.slow
 def test_a_request_ends_with_the_content_it_began_with(running, tmp_path) -> None:
     """In place: others get the new one at once, and the old one goes with its last request. The same of an unloaded name, for
     every part of a request that runs in parts."""
@@ -175,6 +177,7 @@ def test_a_request_ends_with_the_content_it_began_with(running, tmp_path) -> Non
     wait_until(lambda: not engine.loaded)
 
 
+@pytest.mark.slow
 def test_metrics_name_the_adapters_that_run_and_those_that_wait(running, tmp_path) -> None:
     def labels() -> dict[str, str]:
         text = running.get("/metrics").text

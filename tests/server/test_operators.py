@@ -47,6 +47,7 @@ class Resting(FakeEngine):
         self.told.append("reset encoders")
 
 
+@pytest.mark.slow
 def test_without_dev_mode_there_are_none(server) -> None:
     assert [server.post(p).status_code for p in PATHS] == [404] * len(PATHS)
     assert "/sleep" not in server.get("/openapi.json").json()["paths"]

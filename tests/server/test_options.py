@@ -268,6 +268,7 @@ def test_an_answer_has_the_times_of_its_request_where_asked_for(start, stream):
     assert '"metrics"' not in start().post(TEXT, {"prompt": "ab", "max_tokens": 4}).text
 
 
+@pytest.mark.slow
 def test_a_silent_stream_says_that_it_lives(start):
     running = start(FakeEngine(delay=0.06), sse_keep_alive_interval=0.02)
     body = {"prompt": "ab", "max_tokens": 3, "stream": True}

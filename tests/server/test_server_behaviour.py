@@ -70,6 +70,7 @@ def test_preflight_needs_no_key(start):
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("path", [TEXT, CHAT])
+@pytest.mark.slow
 def test_a_client_that_leaves_aborts_its_request(start, stream, path):
     running = start(FakeEngine(delay=0.05))
     body = {"prompt": ["abc", "d"]} if path == TEXT else {"messages": MESSAGES}
@@ -103,6 +104,7 @@ def test_stream_frames_on_the_wire(server):
     assert all("usage" not in b for b in bodies)
 
 
+@pytest.mark.slow
 def test_same_request_id_twice_at_once_is_no_conflict(start):
     running = start(FakeEngine(delay=0.02), enable_request_id_headers=True)
     with httpx.Client(base_url=running.url, timeout=60) as client:

@@ -178,6 +178,7 @@ def children() -> set[int]:
     return out
 
 
+@pytest.mark.slow
 def test_long_conversations_get_time_memory_and_output_in_proportion() -> None:
     text = "é" * (6 << 20) + "😀"
     jail = Jail(1, 0.5)
@@ -209,6 +210,7 @@ def test_the_child_has_its_pipes_and_nothing_of_ours() -> None:
     assert not alive(pid)
 
 
+@pytest.mark.slow
 def test_no_template_library_is_loaded_outside_the_child() -> None:
     code = "import sys, thalweg.async_llm, thalweg.server.core.conversation; sys.exit('jinja2' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -263,6 +265,7 @@ def test_the_jail_changes_nothing_about_a_rendering(name: str, format: Any) -> N
     chat.close()
 
 
+@pytest.mark.slow
 def test_every_filter_works_where_no_file_can_be_opened() -> None:
     """jinja2 and Python load some of their parts on first use: the child must have them all."""
     jail = Jail(1, 2)
@@ -281,6 +284,7 @@ def test_every_filter_works_where_no_file_can_be_opened() -> None:
 # ---------------------------------------------------------------- lost children
 
 
+@pytest.mark.slow
 def test_a_child_that_is_killed_costs_nobody_anything() -> None:
     jail = Jail(1, 10)
     slow = job("{% for a in range(300) %}{% for b in range(1000) %}{% endfor %}{% endfor %}done")
@@ -299,6 +303,7 @@ def test_a_child_that_is_killed_costs_nobody_anything() -> None:
     jail.close()
 
 
+@pytest.mark.slow
 def test_a_child_that_is_stopped_is_replaced_and_its_job_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the job might have taken: its time is not waited for."""
     monkeypatch.setattr(processes, "STOPPED_SECONDS", 0.3)
@@ -312,6 +317,7 @@ def test_a_child_that_is_stopped_is_replaced_and_its_job_done(monkeypatch: pytes
     jail.close()
 
 
+@pytest.mark.slow
 def test_a_child_that_is_stopped_while_its_job_is_written_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "STOPPED_SECONDS", 0.3)
     jail = Jail(1, 1)
@@ -324,6 +330,7 @@ def test_a_child_that_is_stopped_while_its_job_is_written_is_replaced(monkeypatc
     jail.close()
 
 
+@pytest.mark.slow
 def test_two_children_that_are_stopped_are_nobodys_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "STOPPED_SECONDS", 0.3)
     stopped, made = [], cells.Cell.__init__
@@ -342,6 +349,7 @@ def test_two_children_that_are_stopped_are_nobodys_request(monkeypatch: pytest.M
     jail.close()
 
 
+@pytest.mark.slow
 def test_a_machine_that_stood_still_is_not_the_templates_doing() -> None:
     """Stopped for longer than a rendering may compute, then going on."""
     jail = Jail(1, 0.2)
@@ -356,6 +364,7 @@ def test_a_machine_that_stood_still_is_not_the_templates_doing() -> None:
     jail.close()
 
 
+@pytest.mark.slow
 def test_idle_children_that_were_all_killed_cost_nobody_anything() -> None:
     jail = Jail(3, 10)
     slow = job("{% for a in range(100) %}{% for b in range(1000) %}{% endfor %}{% endfor %}done")
@@ -387,6 +396,7 @@ def test_children_that_are_lost_one_after_another_are_nobodys_request(monkeypatc
         Jail(1, 1).run(job(FULL))
 
 
+@pytest.mark.slow
 def test_a_models_own_template_that_runs_away_is_not_blamed_on_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thalweg.template.chat.OWN_SECONDS", 0.1)
     chat = Chat(v.byte_level(), SPIN)
@@ -433,6 +443,7 @@ def test_names_of_ours_cannot_be_replaced_by_keyword_arguments(name: str) -> Non
     assert chat._own.pids() == [], "and nothing was started for it"
 
 
+@pytest.mark.slow
 def test_a_template_that_does_not_parse_blames_who_sent_it() -> None:
     broken = "ok\n{% for %}"
     with pytest.raises(CheckpointError, match="line 2"):

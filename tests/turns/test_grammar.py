@@ -58,6 +58,7 @@ def accepts(source: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(8)
 def test_it_takes_what_is_written_and_nothing_without_a_call(name):
     rng, turn = random.Random(name), turn_of(name)
     source = turn_grammar(bind(turn, None), TOOLS)
@@ -181,6 +182,7 @@ class OneToken:
 
 
 @pytest.mark.parametrize("name", sorted(n for n in NAMES if not ROWS[n].bare and ROWS[n].header is None))
+@pytest.mark.sampled(8)
 def test_a_call_that_has_begun_is_one_of_the_tools_and_fits_its_schema(name):
     row = ROWS[name]
     opened = row.section[0] or row.open

@@ -57,6 +57,7 @@ def speakable(turn: Turn, message: Message) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(8)
 def test_what_is_written_is_read(name):
     rng, turn, said = random.Random(name), turn_of(name), 0
     bound = bind(turn, None)

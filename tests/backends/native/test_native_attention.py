@@ -53,6 +53,7 @@ QUICK = (("bfloat16", 6), ("bfloat16", 16), ("float32", 32))
     ],
 )
 @pytest.mark.parametrize("name", SPECS)
+@pytest.mark.sampled(8)
 def test_every_shape_equals_dense_attention(library: Library, device: Any, name: str, dtype: str, size: int) -> None:
     spec = replace(SPECS[name], dtype=dtype)
     size = 12 if size == 6 and spec.kv_dtype else size  # neither is a whole tile
@@ -95,6 +96,7 @@ def test_a_token_has_the_same_bits_alone_and_in_any_chunking(library: Library, d
 @pytest.mark.parametrize("rotary", [0, 48])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", ["64", "80-softcap", "512-chunks", "128-int8", "80-int8-window"])
+@pytest.mark.sampled(8)
 def test_a_tile_is_written_as_its_tokens_are_one_by_one(
     library: Library, device: Any, name: str, dtype: str, rotary: int
 ) -> None:  # fmt: skip

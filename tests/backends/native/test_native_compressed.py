@@ -196,6 +196,7 @@ def texts(prompts: list[str], **options: object) -> Iterator[list[int]]:
         llm.shutdown()
 
 
+@pytest.mark.slow
 def test_an_engine_says_the_same(both: tuple[Linear, Linear]) -> None:
     prompts = ["The river", "A mill stands", "Once upon a time there was a bridge over the river, and"]
     isa = both[0]._library.level

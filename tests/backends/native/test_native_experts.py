@@ -83,6 +83,7 @@ class Case:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("formats", FORMATS.values(), ids=FORMATS)
+@pytest.mark.sampled(8)
 def test_every_shape_equals_the_body_and_tokens_keep_their_bits(library: Library, formats: Any, dtype: str) -> None:
     kernel, _ = kernels(library)
     alone, *_ = kernels(open_library(1, library.level))

@@ -225,6 +225,7 @@ def test_a_compressed_layout_that_changes_does_too(library: Library) -> None:
     assert (LAYOUT, made) == (2, COMPRESSED[64 if library.level.startswith("avx512") else 32])
 
 
+@pytest.mark.slow
 def test_a_start_maps_what_an_earlier_one_kept_and_the_text_is_the_same(tmp_path: Path) -> None:
     def text(**options: object) -> list[int]:
         llm = LLM(device="cpu", additional_config=options)

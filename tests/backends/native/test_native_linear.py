@@ -94,6 +94,7 @@ def test_bytes_meet_bytes_by_groups_where_an_instruction_multiplies_four(library
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.sampled(8)
 def test_every_shape_equals_the_body_and_rows_keep_their_bits(
     library: Library, format: WeightFormat, dtype: torch.dtype
 ) -> None:

@@ -41,6 +41,7 @@ def device() -> Any:
 
 
 @pytest.mark.parametrize("name", SPECS)
+@pytest.mark.slow
 def test_segments_are_the_same_bits_in_any_company_and_by_any_number_of_threads(
     library: Library, device: Any, name: str
 ) -> None:

@@ -75,6 +75,7 @@ def _serve(dtype: str, **config: Any) -> list[tuple[list[int], Any]]:
         llm.shutdown()
 
 
+@pytest.mark.slow
 def test_steps_that_verify_drafts_are_recorded_and_say_the_same(
     best: Library, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +132,7 @@ def test_recorded_steps_give_the_tokens_and_logprobs_of_steps_as_written(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.slow
 def test_a_mixture_s_tokens_go_where_each_batch_sends_them(
     best: Library, dtype: str, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -153,6 +153,7 @@ def test_a_kernel_of_many_layers_is_compiled_once_and_one_that_does_not_compile_
     assert triton.knobs.runtime.jit_cache_hook is None
 
 
+@pytest.mark.slow
 def test_without_threads_to_compile_on_the_step_compiles_them_itself(
     absent: Absent, compiled: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def _dense(q: np.ndarray, kv: np.ndarray, position: int, window: int, softcap: f
     ("window", "softcap"),
     [(11, 2.0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 0.0), (11, 0.0), (0, 2.0)))],
 )
+@pytest.mark.slow
 def test_attention_is_the_formula_and_reads_nothing_of_others(window: int, softcap: float) -> None:
     rng = RNG(window)
     lengths, tiles = [41, 3, 20], [(0, 39, 2), (1, 2, 1), (2, 0, 4), (2, 16, 4), (0, 0, 0)]

@@ -60,6 +60,7 @@ def test_the_product_is_that_of_the_dequantised_weight(format: WeightFormat, row
 
 @pytest.mark.parametrize("format", [ROUNDED[0], pytest.param(ROUNDED[1], marks=pytest.mark.slow), ROUNDED[2]], ids=str)
 @pytest.mark.parametrize(("rows", "out", "fan_in"), [(3, 40, 160), pytest.param(300, 600, 2304, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_rounded_inputs_are_multiplied_as_codes(format: WeightFormat, rows: int, out: int, fan_in: int) -> None:
     weight, means = _packed(format, out, fan_in)
     x = np.random.default_rng(3).normal(size=(rows, fan_in)).astype(np.float32) * np.logspace(-3, 3, rows)[:, None]

@@ -79,6 +79,7 @@ def test_collectives_are_what_they_say_and_ranks_see_their_own_parts() -> None:
     np.testing.assert_array_equal(got["swapped"].reshape(4, 2, 4), np.moveaxis(mine, 0, 2).reshape(2, 4, 4).swapaxes(0, 1))
 
 
+@pytest.mark.slow
 def test_a_cache_is_divided_and_its_blocks_move_whole() -> None:
     device, layout = _device(2), KVLayout((3, 4, 2), "float32", "test")
     kv = device.alloc_kv(layout, 5)

@@ -45,6 +45,7 @@ def scalar_bytes(call: Any) -> int:
 @pytest.mark.parametrize(
     ("config", "tokens"), [(LLAMA_1B, 128), pytest.param(LLAMA_8B, 2048, marks=pytest.mark.slow)], ids=["1b", "8b"]
 )
+@pytest.mark.slow
 def test_a_step_of_default_flags_fits_scalar_memory(config: dict[str, Any], tokens: int) -> None:
     """Every kernel of a step of 128 sequences of 131,072 tokens."""
     seqs = 128 if tokens == 128 else 129

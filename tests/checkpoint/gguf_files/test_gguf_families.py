@@ -51,6 +51,7 @@ def test_files_have_the_parameters_of_their_model(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", few(TOLD, ("gpt-oss", "mamba")))
+@pytest.mark.slow
 def test_text_of_files_is_that_of_their_model(name, tmp_path):
     """Configuration: what keys say, and what they leave out."""
     source = make(name, tmp_path)

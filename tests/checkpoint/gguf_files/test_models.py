@@ -84,6 +84,7 @@ def told(path: Path, device: str = "reference", dtype: str = "float32", **more: 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sampled(8)
 def test_dense_files_are_the_model_that_they_were_made_of(family, tmp_path):
     """Names, values and configuration: every parameter is equal, and so is every token."""
     source = make_checkpoint(family, tmp_path)
@@ -98,6 +99,7 @@ def test_dense_files_are_the_model_that_they_were_made_of(family, tmp_path):
     assert told(file) == told(source)
 
 
+@pytest.mark.slow
 def test_up_projections_of_latents_may_be_one_tensor_and_in_blocks(tmp_path):
     """Older files hold both in one. Blocks are decoded, as these matrices are dense in every model."""
     sizes = {
@@ -177,6 +179,7 @@ def test_experts_in_tensors_of_their_own_are_read_too(mix, tmp_path):
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 def test_split_files_are_one_model(tmp_path):
     source = make_checkpoint("qwen2", tmp_path)
     convert(source, tmp_path / "m.gguf", tensors_per_file=10)
@@ -199,6 +202,7 @@ def of(mix: str, only: str = ""):
 
 
 @pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.sampled(8)
 def test_quantised_weights_are_those_that_the_package_decodes(mix, tmp_path):
     source = wide("llama", tmp_path)
     file = convert(source, tmp_path / "m.gguf", of(mix), dense=tmp_path / "dense")
@@ -225,6 +229,7 @@ def test_quantised_weights_are_those_that_the_package_decodes(mix, tmp_path):
      *(pytest.param(*case, marks=pytest.mark.slow)
        for case in (("llama", "Q4_K_M"), ("llama", "Q8_0"), ("qwen3", "Q4_1"), ("qwen3-moe", "Q4_K")))],
 )  # fmt: skip
+@pytest.mark.slow
 def test_text_of_quantised_files_is_that_of_their_decoded_weights(device, family, mix, tmp_path):
     source = wide(family, tmp_path)
     file = convert(source, tmp_path / "m.gguf", of(mix), dense=tmp_path / "dense")
@@ -246,6 +251,7 @@ def test_experts_of_two_types_stay_blocks(tmp_path, caplog):
     assert planned.weights == sum(held.values())
 
 
+@pytest.mark.slow
 def test_experts_whose_gate_and_up_are_not_held_alike_are_decoded_loudly(tmp_path, caplog):
     source = wide("qwen3-moe", tmp_path)
     file = convert(source, tmp_path / "m.gguf", of("up is wider"), dense=tmp_path / "dense")
@@ -273,6 +279,7 @@ def test_the_plan_knows_the_bytes_of_every_type(mix, tmp_path):
     assert planned.weights == sum(held.values())
 
 
+@pytest.mark.slow
 def test_planning_loads_no_framework(tmp_path):
     file = convert(wide("llama", tmp_path), tmp_path / "m.gguf", of("Q4_K_M"))
     code = f"import sys; from thalweg.cli import main; main(['plan', {str(file)!r}]); print('torch' in sys.modules)"
@@ -281,6 +288,7 @@ def test_planning_loads_no_framework(tmp_path):
     assert "in files" in done.stdout
 
 
+@pytest.mark.slow
 def test_vocabulary_template_and_ends_come_from_the_file(tmp_path):
     def edit(w: gguf.GGUFWriter) -> None:
         w.add_float32("general.sampling.temp", 0.7)
@@ -331,6 +339,7 @@ def _with(key: str, value: Any):
         (_with("llama.embedding_length", 64), CheckpointError, "has shape .* config.json makes it"),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_what_is_missing_wrong_or_not_read_is_refused_by_key(edit, error, why, tmp_path):
     file = convert(make_checkpoint("llama", tmp_path), tmp_path / "m.gguf", edit=edit)
     with pytest.raises(error, match=why):

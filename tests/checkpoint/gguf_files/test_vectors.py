@@ -43,6 +43,7 @@ def expected(path: Path, ids: list[list[int]], pooling: gguf.PoolingType) -> np.
 
 @pytest.mark.parametrize("pooling", sorted(POOL))
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
+@pytest.mark.slow
 def test_vectors_are_those_of_the_model_that_a_file_was_made_of(family, pooling, tmp_path):
     """Names, positions (cut off before the first one of RoBERTa's), pooling and vocabulary."""
     source = made(family, tmp_path)
@@ -65,6 +66,7 @@ def test_layers_stay_in_blocks(kind, tmp_path):
     assert ("encoder.layer.0.attention.self.query" in types) == (kind != "F16")
 
 
+@pytest.mark.slow
 def test_how_a_file_pools_may_be_unsaid_or_overruled(tmp_path):
     source = made("bert", tmp_path)
     silent = convert_encoder(source, tmp_path / "m.gguf", None)

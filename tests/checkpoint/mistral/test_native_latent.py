@@ -137,6 +137,7 @@ def test_a_model_with_latents_computes_what_its_definition_says(applied, tmp_pat
     np.testing.assert_allclose(scores, want.amax(-1), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_text_part_is_read_of_a_model_that_also_sees(tmp_path):
     weights = make(tmp_path, vision_encoder={"hidden_size": 8})
     alone = told(tmp_path, skip_tokenizer_init=True)

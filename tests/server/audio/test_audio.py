@@ -42,6 +42,7 @@ def ask(running: Any, data: bytes, **fields: Any) -> Any:
     return running.client().audio.transcriptions.create(model="fake", file=("x.wav", data), **fields)
 
 
+@pytest.mark.slow
 def test_forms_of_answers(ear):
     data = wav(0.5)
     assert ask(ear, data, language="en").text == "a bc"

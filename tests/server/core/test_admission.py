@@ -192,6 +192,7 @@ async def test_nothing_leaks_whoever_leaves_when(seed):
     assert (admission.running, admission.places, admission.tokens, admission.waiting) == (0, 0, 0, 0)
 
 
+@pytest.mark.slow
 async def test_the_server_refuses_with_429_and_goes_on(start):
     engine = FakeEngine(delay=0.02)
     running = start(engine, max_queued_requests=4)
@@ -227,6 +228,7 @@ async def test_one_key_does_not_starve_another(start):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.slow
 async def test_the_choices_of_a_request_take_turns_like_prompts(start, stream):
     """n=200 of one key is no way past the turns: the engine is given no more than its window, and another key comes next."""
     running = start(FakeEngine(delay=0.002), api_key=["loud", "quiet"])

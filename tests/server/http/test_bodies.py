@@ -30,6 +30,7 @@ def refused(data: bytes) -> ApiError:
 
 @settings(max_examples=some(20, 50))
 @given(st.dictionaries(st.text(), VALUES, max_size=6), st.sampled_from([None, 2]), st.booleans())
+@pytest.mark.slow
 def test_json_is_read_as_the_standard_library_reads_it(value, indent, ascii_only):
     try:
         text = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode()

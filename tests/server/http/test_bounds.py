@@ -111,6 +111,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.sampled(8)
 def test_a_quantity_without_measure_is_refused(server, name):
     body = {"messages": MESSAGES, "logprobs": True, "tool_choice": "none", "max_tokens": 1, name: BOMBS[name]}
     data = json.dumps(body).encode()
@@ -129,6 +130,7 @@ def test_a_quantity_without_measure_is_refused(server, name):
 
 
 @pytest.mark.parametrize("ids", [[-1], [257], [2**31], [2**70], [1.5], [1, "1"], [], [[]], [1] * 2_100_000])
+@pytest.mark.slow
 def test_token_ids_out_of_range_are_refused(server, ids):
     r = server.post("/v1/completions", {"prompt": ids, "max_tokens": 1})
     assert r.status_code == 400, r.text

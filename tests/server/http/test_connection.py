@@ -261,6 +261,7 @@ class Endless(FakeEngine):
             yield output
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_is_cut_and_holds_little(start):
     running = start(Endless(), slow_client_timeout=0.5)
     with raw(running, 4096) as s:

@@ -71,6 +71,7 @@ def until(condition) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"P", HEAD % 100, HEAD % 100 + b"{"], ids=["nothing", "a byte", "a head", "half a body"])
+@pytest.mark.slow
 def test_connections_that_do_not_ask_keep_nobody_out(small, connect, said):
     running = small()
     silent = [connect(running, said) for _ in range(3 * MOST)]
@@ -112,6 +113,7 @@ def test_requests_under_way_are_never_closed_and_probes_are_answered_beside_them
     assert ask(connect, running, "/v1/models") == 200
 
 
+@pytest.mark.slow
 def test_a_silent_connection_beyond_the_limit_is_told_why_it_is_closed(small, connect):
     running = small(max_queued_requests=100)
     for _ in range(16):

@@ -28,6 +28,7 @@ def changing(running: Any) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_route_takes_what_a_page_sends_without_asking(start):
     engine = FakeEngine()
     running = start(engine, server_dev_mode=True)

@@ -178,6 +178,7 @@ def shake(running, ciphers: str) -> str:
         return ""
 
 
+@pytest.mark.slow
 def test_tls_12_speaks_modern_suites_only(start, certificate):
     running = start(**certificate)
     for suite in ("ECDHE-RSA-AES256-GCM-SHA384", "ECDHE-RSA-AES128-GCM-SHA256", "ECDHE-RSA-CHACHA20-POLY1305"):

@@ -49,6 +49,7 @@ def test_an_answered_request_says_where_its_time_went(start) -> None:
     assert why(running, name.partition("-")[2])["id"] == name
 
 
+@pytest.mark.slow
 def test_while_it_waits_it_says_for_what(start) -> None:
     """The engine has room for ten sequences: eight, and two more that it never waits for."""
     running = start(FakeEngine(delay=0.2), max_queued_requests=50)
@@ -123,6 +124,7 @@ def test_a_reader_that_went_away_ends_its_part(recent: Recent) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_keys_that_choose_the_same_name_have_requests_of_their_own(start) -> None:
     """While both run, and after: what one key says of a request is never another's."""
     running = start(FakeEngine(delay=0.05), api_key=["a", "b"])

@@ -392,6 +392,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(start):
     assert running.app.serving.admission.running == 0
 
 
+@pytest.mark.slow
 def test_who_leaves_stops_the_work(start):
     running = start(FakePooling(delay=30.0))
     with pytest.raises(openai.APITimeoutError):
