@@ -19,7 +19,7 @@ import numpy as np
 
 from thalweg.backends.torch_gpu.device import GpuDevice
 from thalweg.backends.torch_gpu.host import HostRuntime, LateEvent, LateStream
-from thalweg.backends.torch_gpu.library import Parts
+from thalweg.backends.torch_gpu.library import KernelSet
 from thalweg.engine.control.batch import BatchBuilder
 from thalweg.engine.worker.runner import Runner
 from thalweg.hal.device import DeviceInfo
@@ -46,7 +46,7 @@ class Nothing(LateStream):
 def measure(seqs: int, blocks: int, context: int, steps: int, kept: bool) -> float:
     """Median microseconds of a step."""
     runtime = HostRuntime(late=False)
-    device = GpuDevice(DeviceInfo("x", "x", 1 << 30, 1, ("float32",)), runtime, Parts(), graphs=False)
+    device = GpuDevice(DeviceInfo("x", "x", 1 << 30, 1, ("float32",)), runtime, KernelSet(), graphs=False)
     runtime.compute, runtime.copies = Nothing(False), Nothing(False)
     shape = StepShape(seqs, seqs, blocks, True)
     runner = Runner(lambda s, f: device.compile(_no_step, None, StateBox({}), s, f), (), (shape,))

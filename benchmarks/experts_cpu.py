@@ -23,7 +23,7 @@ import torch
 
 from thalweg.backends.cpu import CpuOptions, CpuPlatform
 from thalweg.hal import ops
-from thalweg.hal.op import Binder, Bound
+from thalweg.hal.op import Binder, BoundOp
 from thalweg.hal.ops.matmul import MXFP4
 from thalweg.hal.ops.moe import Q4_K, Q6_K
 from thalweg.hal.ops.quantise import at_rest, quantise
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--isa", default="")
     args = parser.parse_args()
-    device = CpuPlatform().configured(CpuOptions(args.threads, args.isa)).open(Place())
+    device = CpuPlatform().with_options(CpuOptions(args.threads, args.isa)).open(Place())
     print(f"{device.info.name}, {device.info.cores} threads, {dict(device.info.notes)}", file=sys.stderr)
     wide = 16 * args.hidden
     read = wide * args.hidden * getattr(torch, args.dtype).itemsize / product(device, args, DENSE, 1, args.hidden, wide)
@@ -119,7 +119,7 @@ def product(device: Any, args: argparse.Namespace, form: WeightFormat, rows: int
     return least(bound, [[x, packed, None]] * (args.repeats + 1))
 
 
-def least(call: Bound, calls: list[list[Any]]) -> float:
+def least(call: BoundOp, calls: list[list[Any]]) -> float:
     """The shortest of several calls after a first one, or the only one."""
     times = []
     for arguments in calls:

@@ -51,7 +51,7 @@ def main() -> None:
     a = parser.parse_args()
     path, device = resolve_model(a.model), load(a.device).open(Place())
     config = read_config(path, None, registry.check)
-    method = online.chosen(a.quantization, lambda form: True)
+    method = online.choose_method(a.quantization, lambda form: True)
     model = build(
         config, binder=Binder(device.kernels), attention=device.attention, mesh=Mesh(device.comm), dtype=a.dtype,
         max_len=LENGTH, block_tokens=16, quantization=method,

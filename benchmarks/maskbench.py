@@ -28,11 +28,11 @@ from jsonschema.validators import validator_for
 
 from thalweg.checkpoint.tokenizer import load_tokenizer
 from thalweg.config import EngineArgs
-from thalweg.engine.planning import described
+from thalweg.engine.planning import checkpoint_config
 from thalweg.grammar.compiled import Compiler
 from thalweg.grammar.convert import source_of
-from thalweg.grammar.judge import Judge
-from thalweg.grammar.source import Asked, GrammarError, Source, Vocabulary
+from thalweg.grammar.judge import GrammarValidator
+from thalweg.grammar.source import GrammarError, GrammarRequest, GrammarSource, GrammarVocabulary
 from thalweg.text.grammar import vocabulary
 from thalweg.text.tokenizer import Tokenizer
 
@@ -52,11 +52,11 @@ class Found:
     mask_us: list[float] = field(default_factory=list)
 
 
-def words_of(tokenizer: Tokenizer) -> Vocabulary:
+def words_of(tokenizer: Tokenizer) -> GrammarVocabulary:
     return vocabulary(tokenizer, tokenizer.vocab_size, tuple(tokenizer.eos_ids))
 
 
-def follow(source: Source, compiler: Compiler, tokens: Sequence[int], times: list[float]) -> bool:
+def follow(source: GrammarSource, compiler: Compiler, tokens: Sequence[int], times: list[float]) -> bool:
     """Is the text accepted, whole? times: microseconds of its masks, added to."""
     matcher = compiler.compile(source.text)
     for token in tokens:
@@ -78,13 +78,13 @@ def schemas(folder: Path, count: int, seed: int) -> Iterator[tuple[str, dict[str
 
 
 def measure(args: argparse.Namespace) -> Found:
-    tokenizer = load_tokenizer(args.tokenizer or described.find(EngineArgs()))
+    tokenizer = load_tokenizer(args.tokenizer or checkpoint_config.find(EngineArgs()))
     words = words_of(tokenizer)
     compiler, found = Compiler(words), Found()
-    judge = Judge(lambda: words)
+    judge = GrammarValidator(lambda: words)
     try:
         for i, (name, held) in enumerate(schemas(args.data, args.sample, args.seed)):
-            asked = Asked(kind="json", text=json.dumps(held["schema"]))
+            asked = GrammarRequest(kind="json", text=json.dumps(held["schema"]))
             try:
                 source = judge.source(asked)
             except GrammarError as e:

@@ -32,7 +32,7 @@ from thalweg.hal.platform import Place
 from thalweg.hal.step import StateBox, StepBatch, StepResult
 from thalweg.hal.testing import measure, sequences
 from thalweg.hal.weights import DENSE, QTensor
-from thalweg.quantization.online import METHODS, linear_spec, rounded
+from thalweg.quantization.online import METHODS, linear_spec, round_weight
 from thalweg.quantization.online import formats as methods
 
 SEQS, CONTEXT, BLOCK = 16, 256, 16
@@ -138,7 +138,7 @@ def attends(backend: AttentionBackend, spec: AttnSpec) -> Layer:
 
 def long(threads: int) -> None:
     """Where one thread's time divided by that of N threads is N, nobody idles."""
-    devices = [CpuPlatform().configured(CpuOptions(n)).open(Place()) for n in (1, threads)]
+    devices = [CpuPlatform().with_options(CpuOptions(n)).open(Place()) for n in (1, threads)]
     for kv_heads, context, query in ((1, [8191], 1), (8, [8191], 1), (8, [8191] + [255] * 7, 1), (8, [0], 2048)):
         spec = AttnSpec(16, kv_heads, 128, 128**-0.5, "bfloat16")
         calls = {}
@@ -234,7 +234,7 @@ def formats(device: Device) -> None:
         bound = Binder(device.kernels).bind(
             bodies.linear, dtype=dtype, in_features=fan_in, out_features=out, **linear_spec(form)
         )
-        layers[name or dtype] = bound, bound.pack(dense if form == DENSE else rounded(dense, form))
+        layers[name or dtype] = bound, bound.pack(dense if form == DENSE else round_weight(dense, form))
     for rows in (1, 4, 16, 64, 256):
         x = torch.randn(rows, fan_in).bfloat16()
         got = in_turn({n: partial(bound, x, packed) for n, (bound, packed) in layers.items()})
@@ -249,7 +249,7 @@ def compressed(options: CpuOptions) -> None:
     layers = {}
     for name, less in (("dense", False), ("compressed", True)):
         try:
-            device = CpuPlatform().configured(replace(options, compress_weights=less)).open(Place())
+            device = CpuPlatform().with_options(replace(options, compress_weights=less)).open(Place())
         except DeviceError as e:
             print(f"compressed     {e}")
             return
@@ -278,7 +278,7 @@ if __name__ == "__main__":
     parser.add_argument("--only", choices=("attention", "long", "latents", "layer", "caches", "formats", "compressed", "ops"))
     asked = parser.parse_args()
     options = CpuOptions(asked.threads, asked.isa)
-    device = CpuPlatform().configured(options).open(Place())
+    device = CpuPlatform().with_options(options).open(Place())
     print(f"{device.info.name}, {device.info.cores} threads, {dict(device.info.notes)}")
     parts = {
         "attention": attention, "long": lambda d: long(d.info.cores), "latents": latents, "layer": layer, "caches": caches,

@@ -28,7 +28,7 @@ from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.grammar.compiled import Compiler
 from thalweg.grammar.convert import source_of
 from thalweg.grammar.grammars import Grammars
-from thalweg.grammar.source import Asked, Source, Vocabulary
+from thalweg.grammar.source import GrammarRequest, GrammarSource, GrammarVocabulary
 from thalweg.options.model import BUNDLED
 from thalweg.text.grammar import vocabulary as vocabulary_of
 from thalweg.text.tokenizer import load_tokenizer
@@ -62,17 +62,17 @@ RECORD = {
 }
 
 
-def vocabulary(size: int) -> Vocabulary:
+def vocabulary(size: int) -> GrammarVocabulary:
     """Bytes, and random words: what masks cost goes by how many there are."""
     rng = random.Random(1)
     words = {bytes([i]): None for i in range(256)}
     while len(words) < size - 1:
         word = bytes(rng.choice(b'abcdefghijklmnopqrstuvwxyz0123456789{}",:. -_') for _ in range(rng.randrange(2, 9)))
         words[word] = None
-    return Vocabulary(tokens=[*words, b"<eos>"], special=[size - 1], eos=[size - 1])
+    return GrammarVocabulary(tokens=[*words, b"<eos>"], special=[size - 1], eos=[size - 1])
 
 
-def rates(args: argparse.Namespace, constrained: int, grammar: Source, grammars: Grammars) -> dict[str, float]:
+def rates(args: argparse.Namespace, constrained: int, grammar: GrammarSource, grammars: Grammars) -> dict[str, float]:
     """Tokens a second of a free sequence and of a constrained one, and steps a second."""
     config = null_config(seqs=args.seqs, max_len=args.tokens + 32, depth=args.depth)
     config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, vocab=args.vocab))
@@ -110,7 +110,7 @@ def steps_of(args: argparse.Namespace, jump: bool) -> tuple[int, int, list[list[
         scheduler=msgspec.structs.replace(config.scheduler, jump_forward=jump),
     )  # fmt: skip
     core = EngineCore(null_executor(config, vocab=vocab, base=0.001), grammars=Grammars(lambda: words))
-    form = source_of(Asked(kind="json", text=json.dumps(RECORD), compact=True))
+    form = source_of(GrammarRequest(kind="json", text=json.dumps(RECORD), compact=True))
     sampling = TokenSampling(max_tokens=300, grammar=form, eos_ids=(0,))
     core.add(
         [EngineRequest(handle=i, tokens=np.arange(i, i + 8, dtype=np.int32), prompt_len=8, sampling=sampling) for i in range(4)]
@@ -136,7 +136,10 @@ def main() -> None:
     args = parser.parse_args()
     words = vocabulary(args.vocab)
     made = Compiler(words)
-    forms = [source_of(Asked(kind="json", text=json.dumps(SCHEMA))), source_of(Asked(kind="regex", text=ANY_TEXT))]
+    forms = [
+        source_of(GrammarRequest(kind="json", text=json.dumps(SCHEMA))),
+        source_of(GrammarRequest(kind="regex", text=ANY_TEXT)),
+    ]
     for form in forms:
         made.try_first(form.text)
     grammars = Grammars(lambda: words)

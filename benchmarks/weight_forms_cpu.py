@@ -155,7 +155,7 @@ if __name__ == "__main__":
     )  # fmt: skip
     parser.add_argument("--output-json", type=Path)
     asked = parser.parse_args()
-    device = CpuPlatform().configured(CpuOptions(1 if asked.processor_time else asked.threads, asked.isa)).open(Place())
+    device = CpuPlatform().with_options(CpuOptions(1 if asked.processor_time else asked.threads, asked.isa)).open(Place())
     load = os.getloadavg()[0]
     report = (
         {"clock": "processor time" if asked.processor_time else "wall"}

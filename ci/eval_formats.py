@@ -26,7 +26,7 @@ from thalweg.config import EngineArgs
 from thalweg.nano import score
 from thalweg.nano.tasks import TASKS, generate
 from thalweg.options.model import BUNDLED
-from thalweg.quantize.formats import chosen
+from thalweg.quantize.formats import choose_format
 from thalweg.quantize.run import Options, quantize
 
 EIGHT, FOUR = 0.01, 0.03
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if row.written is not None:
                 model = str(Path(folder) / row.name.replace(" ", "-"))
                 options = Options(
-                    form=chosen(row.written[0], None), name=row.written[0], method=row.written[1], calibration=text
+                    form=choose_format(row.written[0], None), name=row.written[0], method=row.written[1], calibration=text
                 )
                 report = quantize(resolve_model(BUNDLED), Path(model), options, progress=False)
                 lost = [e.outputs for e in report.layers if e.outputs is not None]

@@ -136,8 +136,8 @@ def _row(feature: Feature, cells: dict[str, Any], ran: set[str]) -> str:
         known = table().get(feature.flag)
         if known is None:
             raise ValueError(f"{feature.name}: there is no flag --{feature.flag}")
-        if known.honoured == (letters == "N" * len(PLATFORMS)):
-            fate = "honoured" if known.honoured else "refused"
+        if known.is_supported == (letters == "N" * len(PLATFORMS)):
+            fate = "honoured" if known.is_supported else "refused"
             raise ValueError(f"{feature.name}: --{feature.flag} is {fate}, and its cells are {letters}: update ci/features.py")
     if len(letters) != len(PLATFORMS) or set(letters) - set(WORDS):
         raise ValueError(f"{feature.name}: cells {letters!r}: a letter of {''.join(WORDS)} for each of {', '.join(PLATFORMS)}")

@@ -39,8 +39,8 @@ def main(argv: list[str]) -> int:
 def page() -> str:
     """The whole of docs/flags.md."""
     every = [f for f in table().values() if f.option.group not in GONE]
-    known = [f for f in every if f.honoured]
-    others = [f for f in every if not f.honoured]
+    known = [f for f in every if f.is_supported]
+    others = [f for f in every if not f.is_supported]
     parts = [HEAD.format(honoured=len(known), refused=len(others)), "## Honoured\n"]
     for group in sorted({f.option.group for f in known}):
         rows = [_honoured(f) for f in known if f.option.group == group]

@@ -20,7 +20,7 @@ from source import Finding, Source, sources
 ROOT = Path(__file__).parents[1]
 LIMITS = {"thalweg/engine/control": 0, "thalweg/engine": 17, "thalweg/server": 49}
 """Places that a room may have. Rooms within others come first."""
-HOMES = ("thalweg/engine/client/hearing.py", "thalweg/server/audio/")
+HOMES = ("thalweg/engine/client/transcription.py", "thalweg/server/audio/")
 """Files of one kind: prompts of speech models, and the routes of transcripts."""
 WORD = re.compile(r"(?<![a-z])(image|audio|sound|video)s?(?![a-z])", re.IGNORECASE)
 CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")

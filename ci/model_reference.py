@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from thalweg.engine.planning.served import counts, known, listing
+from thalweg.engine.planning.supported import counts, known_architectures, listing
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 FIRST, LAST = "<!-- families: python ci/model_reference.py -->\n", "<!-- end -->"
@@ -55,7 +55,7 @@ def _names() -> str:
         "| `architectures` in config.json | why there is no family |\n|---|---|\n"
     )
     reasons: dict[tuple[bool, str], list[str]] = {}
-    for row in known():
+    for row in known_architectures():
         if row["served"] != "native":
             reasons.setdefault((row["served"] == "refused", row["what"]), []).append(f"`{row['architecture']}`")
     return said + "".join(f"| {', '.join(names)} | {why} |\n" for (_, why), names in sorted(reasons.items()))

@@ -6,7 +6,7 @@ Names are loaded on first use, so `import thalweg` costs milliseconds and no ten
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from thalweg.host.collector import uncollected
+from thalweg.host.collector import pause_gc
 
 __version__ = "0.1.0"
 
@@ -110,7 +110,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'thalweg' has no attribute {name!r}")
-    with uncollected():
+    with pause_gc():
         return getattr(import_module(_HOMES[name]), name)
 
 

@@ -14,17 +14,17 @@ from typing import Any, Protocol, Self
 
 from thalweg.config import EngineArgs
 from thalweg.engine import messages as m
-from thalweg.engine.client.about import About
 from thalweg.engine.client.adapters import ClientAdapters
 from thalweg.engine.client.core import ClientCore, Output, check_trace_headers, with_text
 from thalweg.engine.client.fleet import make_engines
 from thalweg.engine.client.frontend import Frontend, load_frontend, locate
-from thalweg.engine.client.operations import Operations
+from thalweg.engine.client.info import InfoMethods
+from thalweg.engine.client.operations import OperationMethods
+from thalweg.engine.client.pause import PauseController, PauseMethods
 from thalweg.engine.client.process import EngineProcess
-from thalweg.engine.client.resting import Resting, Rests
-from thalweg.engine.client.seats import Computation, Seat
+from thalweg.engine.client.seats import Seat, SuspendableRequest
 from thalweg.engine.client.standby import Standby
-from thalweg.engine.client.stream import Stream
+from thalweg.engine.client.stream import OutputStream
 from thalweg.errors import EngineDeadError, RequestError, ThalwegError
 from thalweg.host.marks import mark
 from thalweg.lora import LoRARequest
@@ -51,11 +51,11 @@ class StatLogger(Protocol):
     def record(self, outputs: m.Outputs) -> None:
         """Every frame of the engine."""
 
-    def finished(self, output: RequestOutput | Pooled, params: SamplingParams | PoolingParams) -> None:
+    def record_request(self, output: RequestOutput | Pooled, params: SamplingParams | PoolingParams) -> None:
         """Every finished request, its metrics filled in. A pooling model's are PoolingRequestOutput."""
 
 
-class AsyncLLM(Rests, Operations, About):
+class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
     """Many requests at once over one engine process. Make one with `await AsyncLLM.start(args)`, or with `from_engine_args`
     where nothing can be awaited. End it with `shutdown`.
 
@@ -68,7 +68,7 @@ class AsyncLLM(Rests, Operations, About):
         self._client = ClientCore(frontend, random.SystemRandom())
         self._opening: asyncio.Task[None] | None = None
         self._open_for_requests = False
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, OutputStream] = {}
         self._stats: m.Stats | None = None
         self._dead: ThalwegError | None = None
         self._reader = ThreadPoolExecutor(1, "parameters")
@@ -77,7 +77,7 @@ class AsyncLLM(Rests, Operations, About):
             frontend.args, self._client, self._client.handles,
             on_outputs=self._take, on_convicted=self._convict, on_dead=self._die, vocabulary=self._vocabulary,
         )  # fmt: skip
-        self._resting = Resting(self._supervisor, self._open_ids, self.abort)
+        self._resting = PauseController(self._supervisor, self._open_ids, self.abort)
         args = frontend.args
         self._adapters = ClientAdapters(self._supervisor, args.enable_lora, args.max_cpu_loras or args.max_loras)
 
@@ -172,7 +172,7 @@ class AsyncLLM(Rests, Operations, About):
         with contextlib.suppress(RequestError):  # this model can follow no grammar
             self._supervisor.tell(await asyncio.to_thread(self._vocabulary))
 
-    def _vocabulary(self) -> m.Vocabulary:
+    def _vocabulary(self) -> m.GrammarVocabulary:
         assert self._client.structured is not None, "a request with a grammar was judged"
         return self._client.structured.judge.vocabulary
 
@@ -240,7 +240,7 @@ class AsyncLLM(Rests, Operations, About):
         self, request_id: str, prompt: Any, params: SamplingParams | PoolingParams, *, pooling: bool, priority: int,
         lora_request: LoRARequest | None, tokenization_kwargs: Mapping[str, Any] | None,
         trace_headers: Mapping[str, str] | None, first_choice: int = 0, seat: Seat | None = None,
-    ) -> Stream:  # fmt: skip
+    ) -> OutputStream:  # fmt: skip
         """The stream of a request that the engine has got. Whoever reads it calls `_leave` at the end."""
         check_trace_headers(trace_headers)
         await self._wait_started()
@@ -256,12 +256,12 @@ class AsyncLLM(Rests, Operations, About):
         )  # fmt: skip
         requests = self._client.open(submission)
         held = None if lora_request is None else self._adapters.hold(lora_request, adapter, [r.handle for r in requests])
-        work = Computation(request_id, self._client.outputs, self._supervisor, self._client.handles, seat)
-        stream = self._streams[request_id] = Stream(params, work, held)
+        work = SuspendableRequest(request_id, self._client.outputs, self._supervisor, self._client.handles, seat)
+        stream = self._streams[request_id] = OutputStream(params, work, held)
         self._supervisor.submit(requests)
         return stream
 
-    def _leave(self, request_id: str, stream: Stream) -> None:
+    def _leave(self, request_id: str, stream: OutputStream) -> None:
         """Its reader reads no more. A request that has not finished is aborted."""
         if self._streams.get(request_id) is stream:
             del self._streams[request_id]
@@ -335,7 +335,7 @@ class AsyncLLM(Rests, Operations, About):
         if output.finished:
             del self._streams[output.request_id]
             for logger in self._loggers:
-                logger.finished(output, stream.params)
+                logger.record_request(output, stream.params)
         stream.put(output)
         if stream.waiting > MOST_WAITING and not output.finished:
             stream.computation.stall()

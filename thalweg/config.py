@@ -45,7 +45,7 @@ class PoolingConfig(msgspec.Struct, kw_only=True, frozen=True):
     """As `models.tail.Pooling` has them."""
 
 
-class SoundConfig(msgspec.Struct, kw_only=True, frozen=True):
+class SpeechConfig(msgspec.Struct, kw_only=True, frozen=True):
     """What a model that hears takes with every prompt: the log-mel spectrum of a sound of one length."""
 
     bins: int
@@ -74,7 +74,7 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     hf_overrides: dict[str, Any] = {}
     pooling: PoolingConfig | None = None
     """None: it generates tokens."""
-    sound: SoundConfig | None = None
+    sound: SpeechConfig | None = None
     """None: it does not hear."""
 
     @property

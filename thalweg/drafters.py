@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 
 from thalweg.errors import ConfigError
-from thalweg.plugins import OpenList
+from thalweg.plugins import PluginRegistry
 
 _HERE = "thalweg.engine.control.speculation"
 DRAFTERS: Mapping[str, str] = {
     "ngram": f"{_HERE}.ngram:NGramDrafter",
 }
-_LIST = OpenList("thalweg.drafters", DRAFTERS)
+_LIST = PluginRegistry("thalweg.drafters", DRAFTERS)
 
 METHOD, TOKENS = "method", "num_speculative_tokens"
 """Keys that every method has."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from thalweg.errors import ConfigError
-from thalweg.plugins import OpenList
+from thalweg.plugins import PluginRegistry
 
 _HERE = "thalweg.engine.executor"
 EXECUTORS: Mapping[str, str] = {
@@ -24,7 +24,7 @@ REFUSED = {
 }
 """Names of the field that are not supported, and the way out."""
 DEFAULT = "uni"
-_LIST = OpenList("thalweg.executors", EXECUTORS)
+_LIST = PluginRegistry("thalweg.executors", EXECUTORS)
 
 
 def is_inline(name: str | None) -> bool:

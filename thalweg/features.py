@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from thalweg.plugins import OpenList
+from thalweg.plugins import PluginRegistry
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ _CONTROL = "thalweg.engine.control.parts"
 _MODELS = "thalweg.models.logits"
 FEATURES = (
     Feature(f"{_HAL}.history:History", f"{_CONTROL}.history:HistoryBuilder"),
-    Feature(f"{_HAL}.penalties:Penalties", f"{_CONTROL}.penalties:PenaltiesBuilder", f"{_MODELS}.penalties:PenaltiesChange"),
-    Feature(f"{_HAL}.bad_words:BadWords", f"{_CONTROL}.bad_words:BadWordsBuilder", f"{_MODELS}.bad_words:BadWordsChange"),
-    Feature(f"{_HAL}.bias:Bias", f"{_CONTROL}.bias:BiasBuilder", f"{_MODELS}.bias:BiasChange"),
-    Feature(f"{_HAL}.mask:Mask", f"{_CONTROL}.mask:MaskBuilder", f"{_MODELS}.mask:MaskChange"),
+    Feature(f"{_HAL}.penalties:Penalties", f"{_CONTROL}.penalties:PenaltiesBuilder", f"{_MODELS}.penalties:PenaltiesProcessor"),
+    Feature(f"{_HAL}.bad_words:BadWords", f"{_CONTROL}.bad_words:BadWordsBuilder", f"{_MODELS}.bad_words:BadWordsProcessor"),
+    Feature(f"{_HAL}.bias:Bias", f"{_CONTROL}.bias:BiasBuilder", f"{_MODELS}.bias:BiasProcessor"),
+    Feature(f"{_HAL}.mask:Mask", f"{_CONTROL}.mask:MaskBuilder", f"{_MODELS}.mask:MaskProcessor"),
     Feature(f"{_HAL}.timestamps:Timestamps", f"{_CONTROL}.timestamps:TimestampsBuilder",
-            f"{_MODELS}.timestamps:TimestampsChange", {"timestamps": _times}),
+            f"{_MODELS}.timestamps:TimestampsProcessor", {"timestamps": _times}),
     Feature(f"{_HAL}.scores:Scores", f"{_CONTROL}.scores:ScoresBuilder"),
     Feature(f"{_HAL}.each_token:EachToken", f"{_CONTROL}.each_token:EachTokenBuilder"),
     Feature(f"{_HAL}.overlays:Overlays", f"{_CONTROL}.overlays:OverlaysBuilder"),
@@ -61,7 +61,7 @@ FEATURES = (
 )  # fmt: skip
 """Those of this repository."""
 
-_OUTSIDE = OpenList("thalweg.features", {})
+_OUTSIDE = PluginRegistry("thalweg.features", {})
 
 
 @cache

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from thalweg.errors import ConfigError
-from thalweg.plugins import OpenList
+from thalweg.plugins import PluginRegistry
 
 _HOST = "thalweg.engine.control.store.host:HostStore"
 STORES: Mapping[str, str] = {"OffloadingConnector": _HOST, "host": _HOST}
 LMCACHE = "LMCache is written against another engine's classes; the store in host memory is OffloadingConnector"
-_LIST = OpenList("thalweg.kv_stores", STORES)
+_LIST = PluginRegistry("thalweg.kv_stores", STORES)
 
 
 def find_problem(name: str) -> str | None:

@@ -28,13 +28,13 @@ from thalweg.offline.sharing import Runs, in_turn
 from thalweg.options.model import BUNDLED, BUNDLED_WORDS
 from thalweg.outputs import RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
-from thalweg.refused import NoCode, NoNewWeights
+from thalweg.refused import NoWeightUpdates, NoWorkerCalls
 from thalweg.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 
-class LLM(ChatMethods, PoolingMethods, BeamMethods, NoCode, NoNewWeights):
+class LLM(ChatMethods, PoolingMethods, BeamMethods, NoWorkerCalls, NoWeightUpdates):
     """Loads a model and generates from it, batch by batch, in the calling thread.
 
     Several threads may share one: each call waits for its turn, and gets its own results. For requests of many threads or

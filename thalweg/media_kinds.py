@@ -5,9 +5,9 @@ An installed package adds a kind by an entry point of the group `thalweg.media_k
 
 from __future__ import annotations
 
-from thalweg.plugins import OpenList
+from thalweg.plugins import PluginRegistry
 
-MEDIA_KINDS = OpenList(
+MEDIA_KINDS = PluginRegistry(
     "thalweg.media_kinds",
     {"image": "thalweg.media.kinds.image:IMAGE", "audio": "thalweg.media.kinds.audio:AUDIO"},
 )

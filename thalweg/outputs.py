@@ -133,7 +133,7 @@ class RequestMetrics:
     num_prefill_chunks: int = 0
     """Pieces its prompt was computed in, for all choices, and what was computed again. Set as choices end."""
     held: str = ""
-    """What it waited for in the engine's queue (`Started.held`)."""
+    """What it waited for in the engine's queue (`SequenceStarted.held`)."""
 
     @property
     def first_token_latency(self) -> float:
@@ -262,7 +262,7 @@ class PoolingRequestOutput(Generic[Result]):
     """What happened, in words a client may see; None: the result is there."""
 
     @classmethod
-    def made(cls, of: PoolingRequestOutput[Any], outputs: Result) -> Self:
+    def from_request_output(cls, of: PoolingRequestOutput[Any], outputs: Result) -> Self:
         """The same request with another kind of result."""
         return cls(of.request_id, outputs, of.prompt_token_ids, of.num_cached_tokens, of.finished, of.metrics, of.error)
 

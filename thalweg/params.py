@@ -85,7 +85,7 @@ class RepetitionDetectionParams(msgspec.Struct, kw_only=True, omit_defaults=True
         return False
 
 
-class Aside(msgspec.Struct, kw_only=True):
+class ReasoningDelimiters(msgspec.Struct, kw_only=True):
     """Text that stands before the answer, as reasoning does."""
 
     opens: list[str]
@@ -224,7 +224,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     structured_outputs: StructuredOutputsParams | None = None
     marked_token_ids: list[int] | None = None
     """Tokens that come out as marks (thalweg.text.marks), for readers of turns, whatever is skipped."""
-    stop_aside: Aside | None = None
+    stop_aside: ReasoningDelimiters | None = None
     """Text in which stop strings do not count. Its terminals may hold marks."""
     flat_logprobs: bool = False
     """Outputs have their logprobs as `FlatLogprobs`, which take less memory."""

@@ -15,7 +15,7 @@ from thalweg.hal.discovery import entry_points
 
 
 @dataclass(frozen=True)
-class OpenList:
+class PluginRegistry:
     """group: of the entry points ("NAME = package.module:attribute"). here: name -> "module:attribute"."""
 
     group: str
@@ -27,27 +27,27 @@ class OpenList:
         return {e.name: e for e in entry_points(group=self.group) if e.name not in self.here}
 
     @cached_property
-    def _added(self) -> dict[str, str]:
+    def _local(self) -> dict[str, str]:
         return {}
 
     def add(self, name: str, target: str) -> None:
         """A name for this process alone, in place of an equal one. target: "module:attribute"."""
-        self._added[name] = target
+        self._local[name] = target
 
     def __contains__(self, name: str) -> bool:
-        return name in self._added or name in self.here or name in self._outside
+        return name in self._local or name in self.here or name in self._outside
 
     def names(self) -> list[str]:
-        return sorted({*self._added, *self.here, *self._outside})
+        return sorted({*self._local, *self.here, *self._outside})
 
     def targets(self) -> dict[str, str]:
         """Name -> "module:attribute"."""
-        return {**{name: entry.value for name, entry in self._outside.items()}, **self.here, **self._added}
+        return {**{name: entry.value for name, entry in self._outside.items()}, **self.here, **self._local}
 
     def load(self, name: str) -> Any:
         """KeyError for a name that is not there, UnsupportedModelError if a package's cannot be imported."""
-        if (target := self._added.get(name) or self.here.get(name)) is not None:
-            return imported(target)
+        if (target := self._local.get(name) or self.here.get(name)) is not None:
+            return import_attribute(target)
         entry = self._outside[name]
         try:
             return entry.load()
@@ -55,7 +55,7 @@ class OpenList:
             raise UnsupportedModelError(f"{name}: {entry.value}, of an installed package, cannot be imported: {e}") from e
 
 
-def imported(where: str) -> Any:
+def import_attribute(where: str) -> Any:
     """What "module:attribute" names."""
     module, _, attribute = where.partition(":")
     return getattr(import_module(module), attribute)

@@ -15,42 +15,42 @@ TRACES = "trace_headers: the server exports traces (--otlp-traces-endpoint), an 
 WEIGHTS = "weights are not changed in a running engine by this version: make a new one of the new checkpoint"
 
 
-def refused(why: str) -> Callable[..., Any]:
+def unsupported_method(why: str) -> Callable[..., Any]:
     """A method that raises NotSupportedError, naming itself. Its `__refused__` is the reason."""
 
-    class Refused:
+    class RefusedAttribute:
         __refused__ = why
         name = ""
 
         def __set_name__(self, owner: type, name: str) -> None:
             self.name = name
 
-        def __get__(self, instance: object, owner: type) -> Refused:
+        def __get__(self, instance: object, owner: type) -> RefusedAttribute:
             return self
 
         def __call__(self, *_: Any, **__: Any) -> Any:
             raise NotSupportedError(f"{self.name}: {why}")
 
-    return Refused()
+    return RefusedAttribute()
 
 
-class NoOtherConfig:
+class NoVllmConfig:
     """Engines of vLLM's own configuration object."""
 
-    from_vllm_config = refused(CONFIG)
+    from_vllm_config = unsupported_method(CONFIG)
 
 
-class NoCode:
+class NoWorkerCalls:
     """Functions that vLLM runs in its workers."""
 
-    collective_rpc = refused(CODE)
-    apply_model = refused(CODE)
+    collective_rpc = unsupported_method(CODE)
+    apply_model = unsupported_method(CODE)
 
 
-class NoNewWeights:
+class NoWeightUpdates:
     """Weights sent from a trainer."""
 
-    init_weight_transfer_engine = refused(WEIGHTS)
-    start_weight_update = refused(WEIGHTS)
-    update_weights = refused(WEIGHTS)
-    finish_weight_update = refused(WEIGHTS)
+    init_weight_transfer_engine = unsupported_method(WEIGHTS)
+    start_weight_update = unsupported_method(WEIGHTS)
+    update_weights = unsupported_method(WEIGHTS)
+    finish_weight_update = unsupported_method(WEIGHTS)

@@ -21,7 +21,7 @@ def main(threads: int, forms: Sequence[str]) -> dict[str, Any]:
     from thalweg.backends.cpu import CpuOptions, CpuPlatform
     from thalweg.hal.platform import Place
 
-    device = CpuPlatform().configured(CpuOptions(threads)).open(Place())
+    device = CpuPlatform().with_options(CpuOptions(threads)).open(Place())
     out: dict[str, Any] = {"load_average": os.getloadavg()[0], "read_gb_per_s": {}, "gemm_gop_per_s": {}}
     for form in forms:
         limit = ceilings(device, "bfloat16", formats(None if form == "bf16" else form).layers)

@@ -24,7 +24,7 @@ from fake_engine import EOS, ByteTokenizer, FakeEngine, config  # noqa: E402
 
 from thalweg.engine.client.grammars import StructuredOutputs  # noqa: E402
 from thalweg.grammar.grammars import Grammars  # noqa: E402
-from thalweg.grammar.source import GrammarError, Vocabulary  # noqa: E402
+from thalweg.grammar.source import GrammarError, GrammarVocabulary  # noqa: E402
 from thalweg.outputs import CompletionOutput, RequestOutput  # noqa: E402
 from thalweg.params import RequestOutputKind, SamplingParams  # noqa: E402
 from thalweg.server.settings import ServerSettings  # noqa: E402
@@ -46,7 +46,7 @@ class MarkedTokenizer(ByteTokenizer):
     """Bytes, and the format's words as tokens."""
 
     vocab_size = EOS + 1 + len(WORDS)
-    added = ADDED
+    added_tokens = ADDED
 
     def bytes_of(self, token: int) -> bytes:
         return ADDED[token].encode() if token in ADDED else super().bytes_of(token)
@@ -94,7 +94,7 @@ class ScriptedEngine(FakeEngine):
         self.texts: list[str] = []
         self.faults: list[str] = []
         tokens = [self.tokenizer.bytes_of(i) for i in range(MarkedTokenizer.vocab_size)]
-        vocabulary = Vocabulary(tokens=tokens, special=[EOS], eos=[EOS])
+        vocabulary = GrammarVocabulary(tokens=tokens, special=[EOS], eos=[EOS])
         self._structured = StructuredOutputs(lambda: vocabulary)
         self._grammars = Grammars(lambda: vocabulary)
 

@@ -32,7 +32,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from thalweg.backends.triton_kernels import library, linear, quantised
-from thalweg.backends.triton_kernels.absent import target
+from thalweg.backends.triton_kernels.cross_compile import target
 from thalweg.backends.triton_kernels.tiles import tiles
 from thalweg.hal.attention import AttnSpec, QKPrologue
 from thalweg.hal.op import Kernel

@@ -153,11 +153,11 @@ def own(at: torch.device, quick: bool) -> Iterator[dict[str, Any]]:
     """Our product, tile by tile; one that asks for more than the device has is told with its error."""
     base = _tiles(at)
     from thalweg.backends.triton_kernels.linear import linear
-    from thalweg.backends.triton_kernels.tiles import Shape
+    from thalweg.backends.triton_kernels.tiles import ProductTile
 
     for m in matrices(quick):
         for t in product_tiles(quick):
-            made = replace(base, product=replace(base.product, dense=(Shape(**t),)))
+            made = replace(base, product=replace(base.product, dense=(ProductTile(**t),)))
             try:
                 for r in products(lambda x, w, made=made: linear(made, x, w), m, at):  # type: ignore[misc]
                     yield {"by": "triton", "tile": t, **r}
@@ -172,7 +172,7 @@ def _first_line(e: Exception) -> str:
 def attention(at: torch.device, quick: bool) -> Iterator[dict[str, Any]]:
     """Both kinds of attention over a paged cache: 64 decodes of 1,500 keys each, and a prompt of 2,048."""
     base = _tiles(at)
-    from thalweg.backends.triton_kernels.attention import PagedAttention
+    from thalweg.backends.triton_kernels.attention import TritonPagedAttention
     from thalweg.hal.attention import AttnSpec
 
     dtype = "float32" if quick else "bfloat16"
@@ -185,7 +185,9 @@ def attention(at: torch.device, quick: bool) -> Iterator[dict[str, Any]]:
             for kind, tiles in attention_tiles(quick).items():
                 for t in tiles if kind in ("exact", case) else ():
                     one = replace(getattr(base.attention, kind), **t)
-                    backend = PagedAttention(replace(base, attention=replace(base.attention, **{kind: one})), kind == "exact")
+                    backend = TritonPagedAttention(
+                        replace(base, attention=replace(base.attention, **{kind: one})), kind == "exact"
+                    )
                     record = {"kind": "attention", "launch": kind, "model": model, "case": case, "tile": t}
                     try:
                         run = _attend(backend, spec, [context] * seqs, [query] * seqs, at)

@@ -31,8 +31,8 @@ from shapes import SHAPES
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thalweg.config import EngineArgs
-from thalweg.engine.worker.absent import _batch
 from thalweg.engine.worker.build import build
+from thalweg.engine.worker.cross_compile import _batch
 from thalweg.hal import discovery
 from thalweg.hal.platform import Limits
 from thalweg.hal.step import StepBatch

@@ -93,7 +93,7 @@ def main() -> None:
         folder = Path(scratch)
         for n in args.readers:
             platform = discovery.load(args.device)
-            device = platform.configured(replace(platform.options, readers=n)).open(Place())
+            device = platform.with_options(replace(platform.options, readers=n)).open(Place())
             model = model_of(config, device)
             if "bytes" not in report:
                 report["bytes"] = write(folder, config, model)

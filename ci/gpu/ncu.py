@@ -145,10 +145,10 @@ def _prepare_product(contestants: Any, at: Any, quick: bool) -> Callable[[], Any
 
 
 def _prepare_attention(contestants: Any, at: Any, quick: bool) -> Callable[[], Any]:
-    from thalweg.backends.triton_kernels.attention import PagedAttention
+    from thalweg.backends.triton_kernels.attention import TritonPagedAttention
     from thalweg.hal.attention import AttnSpec
 
-    backend = PagedAttention(contestants._tiles(at), True)
+    backend = TritonPagedAttention(contestants._tiles(at), True)
     spec = AttnSpec(4, 2, 16, 0.25, "float32") if quick else AttnSpec(32, 8, 128, 128**-0.5, "bfloat16")
     n, context = (2, 20) if quick else (64, 1500)
     run: Callable[[], Any] = contestants._attend(backend, spec, [context] * n, [1] * n, at)

@@ -135,7 +135,7 @@ def count_case(case: Case) -> Model:
     kinds = ["experts" if isinstance(layer.ffn, MoE) else "dense" for layer in spec.layers]
     rounded = ROUNDINGS if any(m.each == 1 for m in matrices) else 0
     launches = sum(LAYER_LAUNCHES[k] + rounded for k in kinds) + AROUND
-    kept = [s for s in sizes.kept(spec, DTYPE, "", 1 << 30) if s is not None]
+    kept = [s for s in sizes.cache_specs(spec, DTYPE, "", 1 << 30) if s is not None]
     token = tuple((sizes.token_bytes(s), getattr(s, "window", 0)) for s in kept)  # type: ignore[arg-type]
     return Model(spec, matrices, launches, token)
 

@@ -14,7 +14,7 @@ from thalweg.backends.tpu.arrays import pack
 from thalweg.backends.tpu.attention import backends
 from thalweg.backends.tpu.library import kernels
 from thalweg.backends.tpu.mesh import Ranks
-from thalweg.backends.tpu.program import Executable
+from thalweg.backends.tpu.program import TpuExecutable
 from thalweg.hal.comm import Mesh
 from thalweg.hal.op import Binder
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepShape
@@ -48,7 +48,7 @@ def step_of(
         config, binder=binder, attention=backends("pallas", interpret=False), mesh=Mesh(made.comm), dtype=dtype,
         max_len=max_len, block_tokens=block_tokens,
     )  # fmt: skip
-    whole, by_heads, by_parts = (made.whole(), made.divided(1), made.divided(0)) if ranks else (None, None, None)
+    whole, by_heads, by_parts = (made.whole(), made.shard_along(1), made.shard_along(0)) if ranks else (None, None, None)
 
     def parameter(spec: ParamSpec) -> jax.ShapeDtypeStruct:
         first, *rest = tuple(spec.make().shape) if spec.make else spec.shape(made.size)
@@ -72,7 +72,7 @@ def step_of(
     batch.features = features or Features()
     batch.metadata = model.metadata(batch, shape)
     buffer, cut_up, _ = pack(batch)
-    exe = Executable(make_step(model, binder, logprobs_mode="raw_logprobs"), params, StateBox(state), shape, None, made)
+    exe = TpuExecutable(make_step(model, binder, logprobs_mode="raw_logprobs"), params, StateBox(state), shape, None, made)
     return exe.program(cut_up), (params, state, jax.ShapeDtypeStruct(buffer.shape, np.int32, sharding=whole))
 
 

@@ -16,7 +16,7 @@ import torch
 from thalweg.backends.eager import EagerDevice
 from thalweg.backends.torch_native import ATTENTION, KERNELS
 from thalweg.backends.torch_native import attention as torch_attention
-from thalweg.backends.torch_native.attention import PagedAttention
+from thalweg.backends.torch_native.attention import TorchPagedAttention
 from thalweg.hal import ops
 from thalweg.hal.device import DeviceInfo
 from thalweg.hal.op import Kernel
@@ -107,5 +107,5 @@ def test_attention_that_reads_what_an_earlier_owner_left_is_found(monkeypatch: p
     device = EagerDevice(INFO, KERNELS, ATTENTION)
     with pytest.raises(AssertionError):
         attention_kit.test_mixed_batch_equals_dense_attention_whatever_the_blocks_held_before(
-            device, PagedAttention(), attention_kit.SPECS["gqa"], "float32", 16
+            device, TorchPagedAttention(), attention_kit.SPECS["gqa"], "float32", 16
         )

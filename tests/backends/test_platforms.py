@@ -48,7 +48,7 @@ def test_memory_is_the_container_s_where_it_is_less(tmp_path: Path) -> None:
 
 def test_cpu_options_are_checked() -> None:
     with pytest.raises(DeviceError, match="threads"):
-        CpuPlatform().configured(CpuOptions(threads=-1)).open(Place())
+        CpuPlatform().with_options(CpuOptions(threads=-1)).open(Place())
     with pytest.raises(DeviceError, match="CpuOptions"):
-        CpuPlatform().configured({"threads": 1}).open(Place())
-    assert CpuPlatform().configured(CpuOptions(threads=1)).open(Place()).info.cores == 1
+        CpuPlatform().with_options({"threads": 1}).open(Place())
+    assert CpuPlatform().with_options(CpuOptions(threads=1)).open(Place()).info.cores == 1

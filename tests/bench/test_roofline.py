@@ -62,7 +62,7 @@ def test_instructions_bound_where_the_device_knows_them_and_products_where_it_do
     [(None, ["bfloat16"]), ("int8", ["int8"]), ("w4a8", ["int4"]), ("w4a16", ["bfloat16", "int4"])],
 )
 def test_the_peak_is_of_what_the_format_may_multiply(method: str | None, kinds: list[str]) -> None:
-    assert roofline._multiplied("bfloat16", formats(method).layers) == kinds
+    assert roofline._product_dtypes("bfloat16", formats(method).layers) == kinds
 
 
 @pytest.mark.parametrize("shape", [roofline.READ, roofline.RATE], ids=["read", "rate"])

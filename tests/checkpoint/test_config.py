@@ -13,7 +13,7 @@ from thalweg.checkpoint.bounds import BOUNDS
 from thalweg.checkpoint.config import eos_ids, facts, generation_defaults, integer, read_config
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models import sizes
-from thalweg.models.registry import family, supported, windows
+from thalweg.models.registry import family, resolve_architecture, windows
 
 GOOD = {
     "architectures": ["LlamaForCausalLM"],
@@ -155,7 +155,7 @@ def test_without_windows_layers_see_everything_and_the_context_is_no_longer_than
     save(tmp_path, {**GOOD, "architectures": [architecture], **change})
     config = read_config(tmp_path, windows=windows)
     assert facts(config, tmp_path).max_len == length
-    assert {s.kind for s in sizes.kept(family(config)(config), "float32", "", length)} == {"full"}
+    assert {s.kind for s in sizes.cache_specs(family(config)(config), "float32", "", length)} == {"full"}
 
 
 def test_windows_stay_where_positions_are_scaled(tmp_path):
@@ -191,7 +191,7 @@ def test_deciding_support_loads_no_tensor_framework():
         "assert 'torch' not in sys.modules and 'huggingface_hub' not in sys.modules, 'too much is imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert supported(GOOD) == "LlamaForCausalLM"
+    assert resolve_architecture(GOOD) == "LlamaForCausalLM"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from test_config import GOOD, save
 
 from thalweg.checkpoint.config import facts, read_config
-from thalweg.checkpoint.weights import Stored
+from thalweg.checkpoint.weights import TensorHeaders
 from thalweg.config import EngineArgs
 from thalweg.errors import UnsupportedModelError
 
@@ -112,6 +112,6 @@ def test_the_marks_of_every_file_are_read_before_weights(tmp_path: Path):
 
 def test_headers_travel_to_another_process_with_the_small_tensors(tmp_path):
     save_file({"model.a.g_idx": torch.arange(5, dtype=torch.int32)}, tmp_path / "model.safetensors")
-    there = pickle.loads(pickle.dumps(Stored(tmp_path)))
+    there = pickle.loads(pickle.dumps(TensorHeaders(tmp_path)))
     assert dict(there) == {"model.a.g_idx": ("int32", (5,))}
     assert there.read("model.a.g_idx").tolist() == [0, 1, 2, 3, 4]

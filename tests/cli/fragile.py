@@ -6,22 +6,22 @@ import os
 from pathlib import Path
 
 from thalweg.backends.cuda import CudaPlatform
-from thalweg.backends.torch_gpu.absent import AbsentGpu
-from thalweg.hal.platform import Absent, Compiled
+from thalweg.backends.torch_gpu.cross_compile import GpuCrossCompiler
+from thalweg.hal.platform import CompiledKernel, CrossCompiler
 
 
-class Fragile(AbsentGpu):
+class Fragile(GpuCrossCompiler):
     def kernels(self) -> list[tuple[str, str]]:
         return [(name, name) for name in ("good", "dies", "refused", "there", "last")]
 
-    def compile(self, key: str) -> Compiled:
+    def compile(self, key: str) -> CompiledKernel:
         if key == "dies":
             os._exit(9)
         if key == "refused":
             raise ValueError("too many registers")
-        return Compiled(0.0, key == "there")
+        return CompiledKernel(0.0, key == "there")
 
 
 class FragilePlatform(CudaPlatform):
-    def absent(self, arch: str, cache: Path | None) -> Absent:
+    def absent(self, arch: str, cache: Path | None) -> CrossCompiler:
         return Fragile(self, arch, cache)

@@ -30,9 +30,9 @@ def test_every_flag_of_the_parser_is_listed_once_with_its_fate_and_the_counts_ar
     fates = re.findall(r"^(honoured|refused |gone    )  --([\w-]+)", text, re.M)
     assert sorted(name for _, name in fates) == sorted(flags.table())
     for fate, name in fates:
-        assert (fate == "honoured") is flags.table()[name].honoured
+        assert (fate == "honoured") is flags.table()[name].is_supported
     kept = [f for f in flags.table().values() if f.option.group not in GONE]
-    assert f"{sum(f.honoured for f in kept)} of  {len(kept)} honoured" in text
+    assert f"{sum(f.is_supported for f in kept)} of  {len(kept)} honoured" in text
 
 
 def test_a_flag_is_found_by_any_of_its_names_and_a_refusal_says_why(capsys):
@@ -83,7 +83,7 @@ def test_sizes_of_captured_steps_are_numbers_and_go_to_platforms_that_capture_by
     args = common.engine_args(namespace)
     assert args.cudagraph_capture_sizes == [1, 4]
     with pytest.raises(ConfigError, match="cudagraph_capture_sizes: platform 'null' captures no graphs by size"):
-        resolve.configured(args, NullPlatform())
+        resolve.configure_platform(args, NullPlatform())
     for wrong in ({"cudagraph_capture_sizes": []}, {"cudagraph_capture_sizes": [0]}, {"renderer_num_workers": 0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             check_args(EngineArgs(**wrong))
@@ -130,11 +130,11 @@ def test_options_of_other_loaders_say_how_files_are_read():
 
 def test_a_device_is_chosen_where_a_platform_has_several():
     args = EngineArgs(device_ids=[1])
-    assert resolve.configured(args, CudaPlatform()).options.device == 1
-    assert resolve.configured(EngineArgs(device_ids=[0]), NullPlatform()) is not None
+    assert resolve.configure_platform(args, CudaPlatform()).options.device == 1
+    assert resolve.configure_platform(EngineArgs(device_ids=[0]), NullPlatform()) is not None
     for ids, platform in (([1], NullPlatform()), ([0, 1], CudaPlatform())):
         with pytest.raises(ConfigError, match="device_ids"):
-            resolve.configured(EngineArgs(device_ids=ids), platform)
+            resolve.configure_platform(EngineArgs(device_ids=ids), platform)
 
 
 def test_config_json_may_lie_elsewhere(tmp_path):

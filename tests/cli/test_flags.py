@@ -19,7 +19,7 @@ from thalweg.errors import ConfigError
 from thalweg.host import envs
 from thalweg.options.command import CommandOptions
 from thalweg.options.speculation import read_speculation_config
-from thalweg.options.values import dotted, human_int, merge
+from thalweg.options.values import human_int, merge, parse_dotted
 from thalweg.server import settings as settings_module
 from thalweg.server.settings import ServerSettings
 from thalweg.turns import table
@@ -59,7 +59,7 @@ def value_for(flag: flags.Flag) -> list[str]:
     }[flag.kind]
 
 
-NOT_HONOURED = [f for f in flags.table().values() if not f.honoured]
+NOT_HONOURED = [f for f in flags.table().values() if not f.is_supported]
 
 
 @pytest.mark.parametrize("flag", [f for f in NOT_HONOURED if f.option.group != "Removed"], ids=lambda f: f.name)
@@ -86,7 +86,7 @@ def test_refusals_stand_for_themselves():
             known = named.removeprefix("no-") in flags.table() or named in ("cpunodebind", "membind")
             assert known, (flag.name, named)
         for advised in re.findall(r"use --([a-z-]+)", flag.refusal):
-            assert flags.table()[advised.removeprefix("no-")].honoured, (flag.name, advised)
+            assert flags.table()[advised.removeprefix("no-")].is_supported, (flag.name, advised)
 
 
 WORDS: dict[str, tuple[str, ...]] = {
@@ -152,7 +152,7 @@ def some_value(flag: flags.Flag) -> tuple[tuple[str, ...], object]:
 
 
 ARRIVING = [
-    f for f in flags.table().values() if f.honoured and not f.anyway and f.dest not in (*TESTED_BY_NAME, *flags.COMMAND)
+    f for f in flags.table().values() if f.is_supported and not f.anyway and f.dest not in (*TESTED_BY_NAME, *flags.COMMAND)
 ]
 
 
@@ -319,7 +319,11 @@ def test_the_last_of_two_wins_with_a_warning(capsys):
 
 
 def test_lists_of_import_paths_are_joined_and_the_word_none_asks_for_the_default(capsys):
-    assert flags.given(parse("--middleware", "a.b", "--middleware", "c.d", "e.f"), "middleware") == ["a.b", "c.d", "e.f"]
+    assert flags.explicit_value(parse("--middleware", "a.b", "--middleware", "c.d", "e.f"), "middleware") == [
+        "a.b",
+        "c.d",
+        "e.f",
+    ]
     assert engine("--watermark", "None", "--attention-backend", "None", "--revision", "None") == EngineArgs()
     assert server("--root-path", "None").root_path == ""
     assert capsys.readouterr().err == ""
@@ -482,7 +486,7 @@ def test_human_numbers():
 
 
 def test_dotted_and_merge():
-    assert merge(dotted("a.b", "1"), dotted("a.c", "[2]")) == {"a": {"b": 1, "c": [2]}}
+    assert merge(parse_dotted("a.b", "1"), parse_dotted("a.c", "[2]")) == {"a": {"b": 1, "c": [2]}}
 
 
 def test_help_topics(capsys):

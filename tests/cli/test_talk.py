@@ -11,7 +11,7 @@ from thalweg.cli import chat, sampling
 from thalweg.cli.talk import DIM, PLAIN, Screen, Session
 from thalweg.errors import ConfigError, RequestError
 from thalweg.template.select import Templates
-from thalweg.turns.events import Call, CallArguments, CallBegun, Content, Message, Thought
+from thalweg.turns.events import Call, CallArguments, CallStart, Content, Message, Thought
 
 
 class Partner:
@@ -113,9 +113,9 @@ def test_reasoning_is_dimmed_in_a_terminal_and_calls_are_named(capsys):
         Thought("hm"),
         Thought("m"),
         Content("so"),
-        CallBegun(0, "i", "look"),
+        CallStart(0, "i", "look"),
         CallArguments(0, "{}"),
-        CallBegun(1, "j", "go"),
+        CallStart(1, "j", "go"),
     ]
     for terminal, want in ((True, f"{DIM}hmm\n{PLAIN}so\n-> look{{}}\n-> go\n"), (False, "hmm\nso\n-> look{}\n-> go\n")):
         screen = Screen(terminal)
@@ -146,4 +146,4 @@ def test_functions_are_read_from_a_file_in_both_forms(tmp_path):
 def test_a_model_without_a_template_for_the_conversation_says_which_it_has(templates, words):
     engine = SimpleNamespace(chat=SimpleNamespace(templates=Templates(templates), source=None), tokenizer=object())
     with pytest.raises(ConfigError, match=words):
-        chat._Here.answer(SimpleNamespace(engine=engine, _tools=None, _parsers=(None, None)), [], print)
+        chat._LocalChat.answer(SimpleNamespace(engine=engine, _tools=None, _parsers=(None, None)), [], print)

@@ -42,15 +42,15 @@ def test_a_request_survives_the_wire_with_infinite_bias_and_arrays_intact():
 def test_arguments_survive_the_wire():
     args = EngineArgs(model="x", hf_overrides={"a": {"b": 1}}, max_num_seqs=3)
     assert round_trip(TO_CORE, m.Start(args)).args == args
-    assert round_trip(TO_CORE, m.Expect(args)).args == args
-    assert round_trip(TO_CORE, m.Expect(None)).args is None
+    assert round_trip(TO_CORE, m.StartHint(args)).args == args
+    assert round_trip(TO_CORE, m.StartHint(None)).args is None
 
 
 def test_outputs_keep_shapes_and_types():
     scores = m.TokenLogprobs(
         np.array([0], np.int32), np.ones((1, 3), np.int32), np.full((1, 3), -1.5, np.float32), np.array([2], np.int32)
     )
-    sent = m.Outputs(np.array([7], np.int64), np.array([42], np.int32), 1.5, [m.Finished(7, "stop", 3)], [], scores)
+    sent = m.Outputs(np.array([7], np.int64), np.array([42], np.int32), 1.5, [m.SequenceFinished(7, "stop", 3)], [], scores)
     got = round_trip(FROM_CORE, sent)
     assert got.finished == sent.finished
     assert got.logprobs.values.shape == (1, 3)

@@ -105,7 +105,7 @@ def test_the_core_refuses_what_the_model_does_not_give(path: Path) -> None:
 def test_vectors_cross_between_processes() -> None:
     vectors = np.arange(6, dtype=np.float32).reshape(2, 3)
     empty = np.empty(0, np.int64)
-    sent = m.Outputs(empty, empty.astype(np.int32), 1.0, pooled=m.Pooled(np.array([4, 9]), vectors))
+    sent = m.Outputs(empty, empty.astype(np.int32), 1.0, pooled=m.PooledVectors(np.array([4, 9]), vectors))
     codec = Codec(m.FromCore)
     got = codec.decode(codec.encode(sent)[HEADER.size :])
     assert got.pooled.handles.tolist() == [4, 9]

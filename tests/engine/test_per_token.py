@@ -15,9 +15,9 @@ from zoo import VOCAB, edit_config, make_bert_tokenizer, make_checkpoint, make_e
 
 from thalweg import LLM, PoolingParams
 from thalweg.engine.client.pool_shape import PoolShape
-from thalweg.engine.client.pooled import PoolingOutputs, Queries
+from thalweg.engine.client.pooling_outputs import PoolingOutputs, QueryVectors
 from thalweg.engine.client.submission import PoolingSubmission
-from thalweg.engine.messages import EngineRequest, Finished, Outputs, Pooled, TokenSampling, TokenVectors
+from thalweg.engine.messages import EngineRequest, Outputs, PooledVectors, SequenceFinished, TokenSampling, TokenVectors
 from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput
 from thalweg.params import LateInteractionParams
@@ -88,9 +88,9 @@ def test_what_is_told_twice_counts_once() -> None:
     outputs.add(PoolingSubmission("a", None, ids, PoolingParams(), PoolShape("none", each=True), request), 0.0)
 
     def frame(first: int, last: int, ended: bool = False) -> Outputs:
-        pooled = Pooled(np.array([3]), values[-1:]) if ended else None
+        pooled = PooledVectors(np.array([3]), values[-1:]) if ended else None
         each = [TokenVectors(3, first, values[first:last]), TokenVectors(9, 0, values)]
-        end = [Finished(3, "stop")] if ended else []
+        end = [SequenceFinished(3, "stop")] if ended else []
         return Outputs(np.empty(0, np.int64), np.empty(0, np.int32), 0.0, finished=end, pooled=pooled, each=each)
 
     assert outputs.process(frame(0, 2)) == outputs.process(frame(0, 3)) == []
@@ -331,7 +331,7 @@ def test_documents_are_scored_by_a_query_that_is_kept(tmp_path: Path) -> None:
 
 
 def test_queries_are_kept_within_a_budget() -> None:
-    queries = Queries(budget=40)
+    queries = QueryVectors(budget=40)
     for key in ("a", "b"):
         late = LateInteractionParams("cache_query", key)
         submission = PoolingSubmission("r", None, [1], PoolingParams(late_interaction_params=late), PoolShape("none"), None)

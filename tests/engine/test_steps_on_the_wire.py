@@ -14,10 +14,10 @@ from thalweg.engine.worker.rehearsal import Table, scratch
 from thalweg.features import all_features
 from thalweg.hal.fields import Part, arrays, dims
 from thalweg.hal.step import Features, Logprobs, StepBatch, StepResult, statics
-from thalweg.plugins import imported
+from thalweg.plugins import import_attribute
 
 CODEC = Codec[Any](Any)
-PARTS: list[type[Part]] = [imported(f.part) for f in all_features()]
+PARTS: list[type[Part]] = [import_attribute(f.part) for f in all_features()]
 
 
 def crossed(value: Any) -> Any:

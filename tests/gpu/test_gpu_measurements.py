@@ -173,7 +173,7 @@ def _product(cols: int, tile: tuple[int, ...], us: float, rows: int = 1, **more:
 def test_a_proposal_has_the_fastest_tile_for_each_number_of_rows_and_none_that_changes_bits() -> None:
     from dataclasses import asdict
 
-    from thalweg.backends.triton_kernels.tiles import Tiles, _read, tiles
+    from thalweg.backends.triton_kernels.tiles import TileSizes, _read, tiles
 
     sweep, base = script("sweep"), asdict(tiles("sm_90"))
     narrow, wide, large, wrong = (64, 16, 64, 4, 5), (64, 128, 64, 4, 5), (128, 256, 64, 8, 4), (64, 8, 64, 4, 5)
@@ -192,7 +192,7 @@ def test_a_proposal_has_the_fastest_tile_for_each_number_of_rows_and_none_that_c
         for case, t, us in (("decode", tile, 1), ("decode", {**tile, "rows": 64}, 2), ("prefill", {**tile, "rows": 64}, 1))
     ]
     made = sweep.propose(base, records, attention)
-    read = _read(Tiles, {"arch": "sm_90", **json.loads(json.dumps(made))}, "proposal")  # the format that the library reads
+    read = _read(TileSizes, {"arch": "sm_90", **json.loads(json.dumps(made))}, "proposal")  # the format that the library reads
     for rows, (m, n) in {1: wide[:2], 16: wide[:2], 256: large[:2], 4096: large[:2]}.items():
         chosen = read.product.choose("dense", rows, 4096)
         assert (chosen.rows, chosen.cols) == (m, n), rows

@@ -14,7 +14,7 @@ from thalweg.grammar.compiled import Compiler
 from thalweg.grammar.convert import source_of
 from thalweg.grammar.grammars import Grammars
 from thalweg.grammar.matcher import Matcher
-from thalweg.grammar.source import Asked, GrammarError, Source, Vocabulary
+from thalweg.grammar.source import GrammarError, GrammarRequest, GrammarSource, GrammarVocabulary
 
 EOS, MARK = 256, 257
 MERGED = [
@@ -36,17 +36,17 @@ MERGED = [
     b"\\u00",
 ]
 """Tokens of several bytes, some with whole keys in them."""
-VOCABULARY = Vocabulary(
+VOCABULARY = GrammarVocabulary(
     tokens=[bytes([i]) for i in range(256)] + [b"<eos>", b"<mark>"] + MERGED + [b""] * 14, special=[EOS, MARK], eos=[EOS]
 )
 VOCAB = len(VOCABULARY.tokens)
 
 
-def asked(kind: str, value: Any, **options: Any) -> Asked:
-    return Asked(kind=kind, text=value if isinstance(value, str) and kind != "json" else json.dumps(value), **options)
+def asked(kind: str, value: Any, **options: Any) -> GrammarRequest:
+    return GrammarRequest(kind=kind, text=value if isinstance(value, str) and kind != "json" else json.dumps(value), **options)
 
 
-def source(kind: str, value: Any, **options: Any) -> Source:
+def source(kind: str, value: Any, **options: Any) -> GrammarSource:
     return source_of(asked(kind, value, **options))
 
 
@@ -71,7 +71,7 @@ def compiler() -> Compiler:
     return Compiler(VOCABULARY)
 
 
-def served(kind: str, value: Any, **options: Any) -> Source:
+def served(kind: str, value: Any, **options: Any) -> GrammarSource:
     """GrammarError if it is not."""
     made = source(kind, value, **options)
     compiler().try_first(made.text)
@@ -93,7 +93,7 @@ def allowed(matcher: Matcher) -> set[int]:
     return set(np.nonzero(bits)[0].tolist())
 
 
-def accepts(made: Source, text: str | bytes) -> bool:
+def accepts(made: GrammarSource, text: str | bytes) -> bool:
     """Does every byte pass its mask, and may the text end after the last?"""
     matcher = of_bytes().matcher(made)
     for byte in text.encode() if isinstance(text, str) else text:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from thalweg.config import EngineArgs
-from thalweg.engine.client.thinking import Marks, marks
+from thalweg.engine.client.thinking import ReasoningMarkers, marks
 from thalweg.errors import ConfigError, RequestError
-from thalweg.grammar.budget import ALL, Bounded
+from thalweg.grammar.budget import ALL, BudgetMatcher
 from thalweg.grammar.source import Budget
 from thalweg.llm import LLM
 from thalweg.params import SamplingParams, StructuredOutputsParams
@@ -16,15 +16,15 @@ from thalweg.params import SamplingParams, StructuredOutputsParams
 OPEN, CLOSE = (7,), (8, 9)
 
 
-def allowed(follower: Bounded) -> set[int] | None:
+def allowed(follower: BudgetMatcher) -> set[int] | None:
     """The tokens that may come next. None: all."""
     words = np.zeros(2, np.uint32)
     follower.mask(words)
     return None if (words == ALL).all() else {i for i in range(64) if words[i // 32] >> np.uint32(i % 32) & 1}
 
 
-def bounded(most: int, begun: int = -1, forced: tuple[int, ...] = CLOSE, inner: object = None) -> Bounded:
-    return Bounded(Budget(open=OPEN, close=CLOSE, forced=forced, most=most, begun=begun), inner)  # type: ignore[arg-type]
+def bounded(most: int, begun: int = -1, forced: tuple[int, ...] = CLOSE, inner: object = None) -> BudgetMatcher:
+    return BudgetMatcher(Budget(open=OPEN, close=CLOSE, forced=forced, most=most, begun=begun), inner)  # type: ignore[arg-type]
 
 
 def test_reasoning_ends_where_the_budget_does_and_text_is_free_elsewhere():
@@ -79,7 +79,7 @@ def test_a_grammar_beside_it_sees_every_token():
 
 
 def test_a_prompt_says_whether_reasoning_has_begun():
-    found = Marks(OPEN, CLOSE, (5, *CLOSE))
+    found = ReasoningMarkers(OPEN, CLOSE, (5, *CLOSE))
     begun = [found.budget(3, p).begun for p in ([1, 2], [1, 7], [7, 1, 1], [7, 1, 8, 9], [7, 8, 9, 7, 1], [8, 9, 1])]
     assert begun == [-1, 0, 2, -1, 1, -1]
 

@@ -14,7 +14,7 @@ from amounts import some
 
 from thalweg.grammar.schema.keys import possible_keys
 from thalweg.grammar.schema.ordered import _number_of_sets, _sets
-from thalweg.grammar.source import Source
+from thalweg.grammar.source import GrammarSource
 
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 ANY = {"additionalProperties": DIGIT}
@@ -93,7 +93,7 @@ def strict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def write(made: Source, rng: random.Random, most: int = 200) -> str | None:
+def write(made: GrammarSource, rng: random.Random, most: int = 200) -> str | None:
     """A text by tokens drawn at random, of which most go on: a comma before a brace. None: it did not end."""
     matcher = rig.grammars().matcher(made)
     out = bytearray()

@@ -217,7 +217,7 @@ def test_text_is_free_up_to_a_token_and_constrained_after_it() -> None:
         assert rig.allowed(matcher) == set(range(rig.VOCAB)), "minus nothing"
         matcher.accept([token])
     assert matcher.complete
-    assert matcher.forced() == []
+    assert matcher.forced_tokens() == []
     matcher.accept([7, rig.MARK])
     assert {rig.VOCABULARY.tokens[i][:1] for i in rig.allowed(matcher)} == {b"{"}
     other = matcher.copy()
@@ -228,9 +228,9 @@ def test_text_is_free_up_to_a_token_and_constrained_after_it() -> None:
 
 def test_tokens_that_must_come_are_told() -> None:
     matcher = rig.grammars().matcher(rig.served("regex", '"name":"[a-z]+"'))
-    assert b"".join(rig.VOCABULARY.tokens[i] for i in matcher.forced()) == b'"name":"'
+    assert b"".join(rig.VOCABULARY.tokens[i] for i in matcher.forced_tokens()) == b'"name":"'
     matcher.accept(list(b'"name":"a'))
-    assert matcher.forced() == []
+    assert matcher.forced_tokens() == []
 
 
 def test_special_tokens_are_named_by_id() -> None:

@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from thalweg.errors import UnavailableError
-from thalweg.grammar.judge import MEMORY, QUICK, Judge
-from thalweg.grammar.source import Asked, GrammarError
+from thalweg.grammar.judge import MEMORY, QUICK, GrammarValidator
+from thalweg.grammar.source import GrammarError, GrammarRequest
 from thalweg.host import processes
 from thalweg.host.jobs import TaskFrame
 
@@ -59,8 +59,8 @@ def worker(pid: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    judge = Judge(lambda: rig.VOCABULARY)
+def judge() -> Iterator[GrammarValidator]:
+    judge = GrammarValidator(lambda: rig.VOCABULARY)
     yield judge
     judge.close()
 
@@ -69,24 +69,24 @@ def judge() -> Iterator[Judge]:
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in ("many values", "many alternatives") else n for n in BOMBS]
 )
 @pytest.mark.slow
-def test_a_bomb_is_refused_and_the_next_grammar_is_served(judge: Judge, name: str) -> None:
+def test_a_bomb_is_refused_and_the_next_grammar_is_served(judge: GrammarValidator, name: str) -> None:
     kind, text = BOMBS[name]
     with pytest.raises(GrammarError) as caught:
-        judge.source(rig.Asked(kind=kind, text=text))
+        judge.source(rig.GrammarRequest(kind=kind, text=text))
     assert caught.value.pointer.startswith("#") or kind != "json"
     assert judge.source(rig.asked("json", {"type": "integer"})).json
 
 
 @pytest.mark.parametrize("text", ["(x+x+)+y", "[a-z]{1,100000}"])
-def test_what_only_looks_like_a_bomb_is_served(judge: Judge, text: str) -> None:
+def test_what_only_looks_like_a_bomb_is_served(judge: GrammarValidator, text: str) -> None:
     assert judge.source(rig.asked("regex", text)).text
 
 
 @pytest.mark.slow
-def test_children_keep_to_their_memory(judge: Judge) -> None:
+def test_children_keep_to_their_memory(judge: GrammarValidator) -> None:
     for kind, text in list(BOMBS.values())[:6]:
         with pytest.raises(GrammarError):
-            judge.source(rig.Asked(kind=kind, text=text + " "))
+            judge.source(rig.GrammarRequest(kind=kind, text=text + " "))
     for pid in (*judge.pids(), *map(worker, judge.pids())):
         with open(f"/proc/{pid}/status") as f:
             peak = next(int(line.split()[1]) for line in f if line.startswith("VmHWM"))
@@ -94,7 +94,7 @@ def test_children_keep_to_their_memory(judge: Judge) -> None:
 
 
 def test_a_verdict_is_reached_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge, jobs = Judge(lambda: rig.VOCABULARY), []
+    judge, jobs = GrammarValidator(lambda: rig.VOCABULARY), []
     cells = judge._jobs._cells
     ask = cells.ask
     monkeypatch.setattr(cells, "ask", lambda data, wall: jobs.append(data) or ask(data, wall))
@@ -106,7 +106,7 @@ def test_a_verdict_is_reached_once(monkeypatch: pytest.MonkeyPatch) -> None:
     judge.close()
 
 
-def test_a_child_that_is_killed_is_replaced(judge: Judge) -> None:
+def test_a_child_that_is_killed_is_replaced(judge: GrammarValidator) -> None:
     judge.source(rig.asked("regex", "abc"))
     for pid in judge.pids():
         os.kill(pid, signal.SIGKILL)
@@ -118,7 +118,7 @@ def test_a_child_that_is_killed_is_replaced(judge: Judge) -> None:
 def test_a_fork_that_is_stopped_is_replaced_with_its_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fork has the job, and its child waits for it."""
     monkeypatch.setattr(processes, "STOPPED_SECONDS", 0.3)
-    judge = Judge(lambda: rig.VOCABULARY)
+    judge = GrammarValidator(lambda: rig.VOCABULARY)
     judge.source(rig.asked("regex", "a"))
     (child,) = judge.pids()
     fork = worker(child)
@@ -140,11 +140,11 @@ SLOW = ("grammar", "root ::= " + " ".join(['"a"'] * 69_000))
 
 @pytest.mark.slow
 def test_a_bomb_does_not_cost_the_next_grammar_a_new_process() -> None:
-    judge = Judge(lambda: rig.VOCABULARY, seconds=2 * QUICK)
+    judge = GrammarValidator(lambda: rig.VOCABULARY, seconds=2 * QUICK)
     judge.source(rig.asked("regex", "first"))
     before = judge.pids()
     with pytest.raises(GrammarError, match="took longer"):
-        judge.source(rig.Asked(kind=SLOW[0], text=SLOW[1]))
+        judge.source(rig.GrammarRequest(kind=SLOW[0], text=SLOW[1]))
     assert judge.pids() == before
     assert judge.source(rig.asked("regex", "second"))
     assert judge.pids() == before
@@ -154,12 +154,12 @@ def test_a_bomb_does_not_cost_the_next_grammar_a_new_process() -> None:
 @pytest.mark.slow
 def test_bombs_take_turns_and_a_grammar_beside_them_does_not_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in jobs: of the bombs, one at a time has a process for longer than the quick try. The other process is free."""
-    judge, at_work, most = Judge(lambda: rig.VOCABULARY, seconds=0.3), [], []
+    judge, at_work, most = GrammarValidator(lambda: rig.VOCABULARY, seconds=0.3), [], []
     cells = judge._jobs._cells
     ask = cells.ask
 
     def watched(data: bytes, wall: float) -> bytes:
-        job = msgspec.msgpack.decode(data[4:], type=TaskFrame[Asked])
+        job = msgspec.msgpack.decode(data[4:], type=TaskFrame[GrammarRequest])
         at_work.append(job.limits.seconds)
         most.append(sum(s > QUICK for s in at_work))
         try:
@@ -169,7 +169,7 @@ def test_bombs_take_turns_and_a_grammar_beside_them_does_not_wait_for_them(monke
 
     monkeypatch.setattr(cells, "ask", watched)
     with ThreadPoolExecutor(8) as pool:
-        bombs = [pool.submit(judge.source, rig.Asked(kind=SLOW[0], text=SLOW[1] + " " * i)) for i in range(3)]
+        bombs = [pool.submit(judge.source, rig.GrammarRequest(kind=SLOW[0], text=SLOW[1] + " " * i)) for i in range(3)]
         while not any(s > QUICK for s in at_work):
             time.sleep(0.005)
         assert judge.source(rig.asked("json", {"type": "integer"}))
@@ -181,13 +181,13 @@ def test_bombs_take_turns_and_a_grammar_beside_them_does_not_wait_for_them(monke
 
 def test_bombs_that_would_wait_too_long_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thalweg.grammar.judge.MOST_SLOW", 0)
-    judge = Judge(lambda: rig.VOCABULARY)
+    judge = GrammarValidator(lambda: rig.VOCABULARY)
     with pytest.raises(UnavailableError, match="try again"):
-        judge.source(rig.Asked(kind=SLOW[0], text=SLOW[1]))
+        judge.source(rig.GrammarRequest(kind=SLOW[0], text=SLOW[1]))
     judge.close()
 
 
-def test_the_child_may_open_nothing(judge: Judge) -> None:
+def test_the_child_may_open_nothing(judge: GrammarValidator) -> None:
     judge.source(rig.asked("regex", "abcde"))
     pid = worker(judge.pids()[0])
     with open(f"/proc/{pid}/limits") as f:

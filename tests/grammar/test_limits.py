@@ -12,7 +12,7 @@ import pytest
 from thalweg.grammar.compiled import STEP_ITEMS
 from thalweg.grammar.convert import MOST_CHOICE
 from thalweg.grammar.matcher import Matcher
-from thalweg.grammar.source import GrammarError, OutsideError, Source
+from thalweg.grammar.source import GrammarError, GrammarSource, TokenRejectedError
 
 
 @pytest.mark.parametrize("text", ["root ::= root", "root ::= a\na ::= b\nb ::= a", 'root ::= root "a"', "start: start"])
@@ -131,16 +131,16 @@ def test_what_becomes_too_complex_later_is_the_grammars_fault_and_a_forbidden_to
     matcher = rig.of_bytes().matcher(rig.source("regex", "((((a|b){1,9}c?){1,9}b?){1,9}){1,9}"))
     with pytest.raises(GrammarError, match="one token needs more than 100000 steps") as caught:
         write(matcher, b"a" * 200)
-    assert not isinstance(caught.value, OutsideError)
+    assert not isinstance(caught.value, TokenRejectedError)
     matcher = rig.of_bytes().matcher(rig.source("choice", ["yes"]))
-    with pytest.raises(OutsideError):
+    with pytest.raises(TokenRejectedError):
         matcher.accept([ord("n")])
 
 
 def test_values_of_branches_become_one_list_only_where_that_is_the_same() -> None:
     def accepted(schema: Any, *texts: str) -> list[str]:
         made = rig.served("json", schema)
-        assert isinstance(made, Source)
+        assert isinstance(made, GrammarSource)
         return [t for t in texts if rig.accepts(made, t)]
 
     values = ('"a"', '"b"', "1", "true", "null")

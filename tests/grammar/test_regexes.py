@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 from amounts import some
 
-from thalweg.grammar.regexes import endless, literal, simplified, texts
+from thalweg.grammar.regexes import endless, literal, simplify, texts
 
 
 def expression(rng: random.Random, depth: int = 0) -> str:
@@ -25,7 +25,7 @@ def test_a_simplified_expression_matches_the_same_texts() -> None:
     samples = ["".join(p) for n in range(6) for p in product("ab.", repeat=n)] + ["a" * n for n in range(6, 12)]
     for _ in range(some(300, 2000)):
         before = expression(rng)
-        after = simplified(before)
+        after = simplify(before)
         changed += after != before
         old, new = re.compile(before, re.DOTALL), re.compile(after, re.DOTALL)
         for text in rng.sample(samples, 60):
@@ -45,7 +45,7 @@ def test_a_simplified_expression_matches_the_same_texts() -> None:
     ],
 )
 def test_counts_are_multiplied_where_no_number_is_left_out(before: str, after: str) -> None:
-    assert simplified(before) == after
+    assert simplify(before) == after
 
 
 def test_all_texts_of_a_finite_expression_are_listed() -> None:

@@ -12,7 +12,7 @@ import pytest
 from thalweg.checkpoint.hub import resolve_model
 from thalweg.grammar.convert import source_of
 from thalweg.grammar.grammars import Grammars
-from thalweg.grammar.source import GrammarError, Vocabulary
+from thalweg.grammar.source import GrammarError, GrammarVocabulary
 from thalweg.grammar.spelling import HEAD, Speller
 from thalweg.text.grammar import vocabulary
 from thalweg.text.tokenizer import Tokenizer, load_tokenizer
@@ -41,23 +41,23 @@ def nano() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def nanos(nano: Tokenizer) -> Vocabulary:
+def nanos(nano: Tokenizer) -> GrammarVocabulary:
     return vocabulary(nano, nano.vocab_size, [0])
 
 
-def of(*tokens: bytes) -> Vocabulary:
-    return Vocabulary(tokens=[*tokens, b"<eos>"], special=[len(tokens)], eos=[len(tokens)])
+def of(*tokens: bytes) -> GrammarVocabulary:
+    return GrammarVocabulary(tokens=[*tokens, b"<eos>"], special=[len(tokens)], eos=[len(tokens)])
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
-def test_json_is_spelled_as_the_tokenizer_does(nano: Tokenizer, nanos: Vocabulary, separators: tuple[str, str]) -> None:
+def test_json_is_spelled_as_the_tokenizer_does(nano: Tokenizer, nanos: GrammarVocabulary, separators: tuple[str, str]) -> None:
     spell = Speller(nanos)
     for name, value in VALUE.items():
         text = json.dumps({name: value}, separators=separators, ensure_ascii=False)
         assert spell(text.encode()[:HEAD]) == list(nano.encode(text))[: len(spell(text.encode()[:HEAD]))], text
 
 
-def test_a_mask_allows_the_token_of_the_tokenizer_wherever_one_text_is_left(nano: Tokenizer, nanos: Vocabulary) -> None:
+def test_a_mask_allows_the_token_of_the_tokenizer_wherever_one_text_is_left(nano: Tokenizer, nanos: GrammarVocabulary) -> None:
     schema = {"type": "object", "properties": {"firstName": {"enum": ["alpha", "albatross"]}, "flag": {"type": "boolean"}},
               "required": ["firstName", "flag"], "additionalProperties": False}  # fmt: skip
     matcher = Grammars(lambda: nanos).matcher(source_of(rig.asked("json", schema, compact=True)))

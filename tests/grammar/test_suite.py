@@ -15,17 +15,17 @@ import jsonschema
 import pytest
 from amounts import some
 
-from thalweg.grammar.cell import judged
-from thalweg.grammar.source import GrammarError, Source
+from thalweg.grammar.cell import judge
+from thalweg.grammar.source import GrammarError, GrammarSource
 
 SUITE = [json.loads(line) for line in (Path(__file__).parent / "suite/draft2020-12.jsonl").read_text().splitlines()]
 FILES = sorted({g["file"] for g in SUITE})
 LEAST_SERVED = 0.85
 
 
-def source(schema: Any) -> Source | GrammarError:
+def source(schema: Any) -> GrammarSource | GrammarError:
     try:
-        return judged(rig.asked("json", schema), rig.compiler())
+        return judge(rig.asked("json", schema), rig.compiler())
     except GrammarError as e:
         return e
 
@@ -45,7 +45,7 @@ def test_no_invalid_instance_is_accepted(file: str) -> None:
 
 
 def test_most_schemas_are_served() -> None:
-    served = sum(isinstance(source(g["schema"]), Source) for g in SUITE)
+    served = sum(isinstance(source(g["schema"]), GrammarSource) for g in SUITE)
     assert served >= LEAST_SERVED * len(SUITE), f"{served} of {len(SUITE)}"
 
 
@@ -86,7 +86,7 @@ def random_schema(rng: random.Random, depth: int = 0) -> Any:
     return rng.choice([*plain, *rich, *rich])()
 
 
-def walk(made: Source, rng: random.Random, most: int = 150) -> str | None:
+def walk(made: GrammarSource, rng: random.Random, most: int = 150) -> str | None:
     """A random text of a grammar, biased towards structure. None: it did not end."""
     matcher = rig.grammars().matcher(made)
     out = bytearray()
@@ -117,7 +117,7 @@ def test_texts_of_random_schemas_satisfy_them(part: int) -> None:
         schema = random_schema(rng)
         schema = {**(schema if isinstance(schema, dict) else {}), "$defs": {"d": random_schema(rng, 3)}}
         made = source(schema)
-        for _ in range(3) if isinstance(made, Source) else ():
+        for _ in range(3) if isinstance(made, GrammarSource) else ():
             text = walk(made, rng)
             if text is not None:
                 ended += 1
@@ -158,4 +158,4 @@ def test_schemas_of_nonsense_are_served_or_refused_with_a_pointer() -> None:
     for _ in range(some(100, 400)):
         schema = {rng.choice(KEYWORDS): rng.choice(values) for _ in range(rng.randrange(1, 5))}
         made = source(schema if rng.random() < 0.5 else {"type": "object", "properties": {"p": schema}, "required": ["p"]})
-        assert isinstance(made, Source) or made.pointer.startswith("#"), (schema, made)
+        assert isinstance(made, GrammarSource) or made.pointer.startswith("#"), (schema, made)

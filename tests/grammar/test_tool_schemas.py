@@ -14,7 +14,7 @@ from thalweg.errors import RequestError
 from thalweg.params import GrammarPart, StructuredOutputsParams
 from thalweg.turns import table
 from thalweg.turns.bind import bind
-from thalweg.turns.format import Turn
+from thalweg.turns.format import TurnFormat
 from thalweg.turns.grammar import free_grammar, turn_grammar
 
 ROWS = {row.name: row for row in table.CALLS.values() if row.header is None}
@@ -34,7 +34,7 @@ def asked(name: str, schema: dict[str, Any], free: bool = False) -> StructuredOu
     tools = {"good": GOOD, "odd": schema}
     fields = {n: (f"tools[{i}].function.parameters",) * 2 for i, n in enumerate(tools)}
     make = free_grammar if free else turn_grammar
-    source = make(bind(Turn(None, ROWS[name]), None), tools, names=fields)
+    source = make(bind(TurnFormat(None, ROWS[name]), None), tools, names=fields)
     parts = [GrammarPart(*fields[n], s) for n, s in tools.items()]
     return StructuredOutputsParams(grammar=source, asked_as="tool_choice", parts=parts)
 

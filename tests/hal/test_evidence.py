@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from thalweg.hal.testing.evidence import PROPERTY, Collector, merge
+from thalweg.hal.testing.evidence import PROPERTY, EvidenceCollector, merge
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +43,7 @@ def _report(nodeid: str, when: str, outcome: str, *about: str) -> Any:
 
 
 def test_a_test_whose_worker_died_has_failed_and_a_set_up_counts_only_if_it_did_not_pass() -> None:
-    collector = Collector()
+    collector = EvidenceCollector()
     for report in (
         _report("a", "setup", "passed", "rope", "fast"), _report("a", "call", "passed", "rope", "fast"),
         _report("a", "teardown", "passed", "rope", "fast"),

@@ -200,7 +200,7 @@ async def test_counters_tell_of_requests_and_of_nothing_else():
         def record(self, outputs):
             frames.append((outputs.step_tokens, outputs.stats))
 
-        def finished(self, output, params):
+        def record_request(self, output, params):
             pass
 
     made = await AsyncLLM.start(ARGS, loggers=[Logger()])

@@ -127,15 +127,15 @@ async def test_an_engine_that_cannot_start_ends_the_start(start: Any) -> None:
 def test_more_than_one_engine_is_refused_where_there_is_one_only() -> None:
     with pytest.raises(ConfigError, match="data_parallel_size: this engine runs in the calling thread"):
         LLM(device="null", data_parallel_size=2)
-    from thalweg.engine.planning.resolve import configured
+    from thalweg.engine.planning.resolve import configure_platform
     from thalweg.hal.discovery import load
 
     class Single(type(load("null"))):  # type: ignore[misc]
         shares_device = False
 
     with pytest.raises(ConfigError, match="would open one device"):
-        configured(TWO, Single())
-    assert configured(msgspec.structs.replace(TWO, additional_config=None), load("cpu")).options.threads >= 1
+        configure_platform(TWO, Single())
+    assert configure_platform(msgspec.structs.replace(TWO, additional_config=None), load("cpu")).options.threads >= 1
 
 
 def request(prompt: list[int], salt: str = "") -> EngineRequest:

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from thalweg.engine.client import media as media_module
-from thalweg.engine.client.media import Media
+from thalweg.engine.client.media import MediaPreprocessor
 from thalweg.errors import RequestError
 from thalweg.media.fetches import PER_HOST, TOGETHER, Fetches
-from thalweg.media.gate import Gate
-from thalweg.media.kinds.base import MediaSource, Medium
+from thalweg.media.gate import MediaConnector
+from thalweg.media.kinds.base import MediaItem, MediaSource
 
 AT = "messages[0].content[0]"
 HOSTS = [f"{name}.test" for name in ("slow", "quick", *(f"slow{i}" for i in range(8)))]
@@ -32,7 +32,7 @@ class Web:
         self.begun: list[str] = []
         self._lock = threading.Lock()
         self.now, self.most = Counter[str](), Counter[str]()
-        self._gate = Gate(HOSTS)
+        self._gate = MediaConnector(HOSTS)
 
     def host(self, url: str, at: str) -> str:
         return self._gate.host(url, at)
@@ -132,9 +132,9 @@ async def test_what_is_not_allowed_waits_for_no_place(web: Any) -> None:
 # ------------------------------------------------------------------ images of requests
 
 
-def media(web: Any, read: Callable[[MediaSource, bytes], bytes] = lambda source, data: data) -> Media:
+def media(web: Any, read: Callable[[MediaSource, bytes], bytes] = lambda source, data: data) -> MediaPreprocessor:
     """One that takes images: an image is its bytes."""
-    made = Media({}, None, web)  # type: ignore[arg-type]
+    made = MediaPreprocessor({}, None, web)  # type: ignore[arg-type]
     made._taken["image"] = SimpleNamespace(reader=SimpleNamespace(read=read))  # type: ignore[assignment]
     return made
 
@@ -143,7 +143,7 @@ def image(url: str = "", at: str = AT, **more: Any) -> MediaSource:
     return MediaSource("image", at, url, **more)
 
 
-def values(media: Sequence[Medium]) -> list[Any]:
+def values(media: Sequence[MediaItem]) -> list[Any]:
     return [item.value for item in media]
 
 

@@ -17,7 +17,7 @@ from thalweg.config import EngineArgs, check_args
 from thalweg.errors import ConfigError, RequestError
 from thalweg.media import fetch
 from thalweg.media import gate as gate_module
-from thalweg.media.gate import MOST_BYTES, Gate
+from thalweg.media.gate import MOST_BYTES, MediaConnector
 
 AT = "messages[0].content[0]"
 
@@ -53,7 +53,7 @@ def canary() -> Iterator[tuple[int, list[tuple[str, str]]]]:
 
 
 def test_data_urls_are_read() -> None:
-    gate = Gate()
+    gate = MediaConnector()
     coded = base64.b64encode(b"abc").decode()
     for url in (
         f"data:image/png;base64,{coded}",
@@ -71,19 +71,19 @@ def test_data_urls_are_read() -> None:
 )  # fmt: skip
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(RequestError, match=r"^messages\[0\].content\[0\]"):
-        Gate(["a"]).read(url, AT)
+        MediaConnector(["a"]).read(url, AT)
 
 
 def test_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate_module, "MOST_BYTES", 1 << 20)
     coded = base64.b64encode(b"a" * ((1 << 20) + 3)).decode()
     with pytest.raises(RequestError, match="more than 1 MiB"):
-        Gate().read(f"data:;base64,{coded}", AT)
+        MediaConnector().read(f"data:;base64,{coded}", AT)
 
 
 def test_hosts_are_fetched_only_where_they_are_allowed(canary: Any) -> None:
     port, asked = canary
-    gate = Gate([f"127.0.0.1:{port}", "127.0.0.1:9"])
+    gate = MediaConnector([f"127.0.0.1:{port}", "127.0.0.1:9"])
     assert gate.read(f"http://127.0.0.1:{port}/ok?a=b", AT) == b"bytes"
     assert asked == [("/ok?a=b", f"127.0.0.1:{port}")]
     for path, words in (
@@ -99,7 +99,7 @@ def test_hosts_are_fetched_only_where_they_are_allowed(canary: Any) -> None:
         gate.read("http://127.0.0.1:9/", AT)
     for other in ([], ["example.org"]):
         with pytest.raises(RequestError):
-            Gate(other).read(f"http://127.0.0.1:{port}/ok", AT)
+            MediaConnector(other).read(f"http://127.0.0.1:{port}/ok", AT)
     assert len(asked) == 5
 
 
@@ -120,7 +120,7 @@ def test_a_server_that_drips_is_hung_up_on(seconds: float, monkeypatch: pytest.M
         thread.start()
         place = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(RequestError, match="took longer than"):
-            Gate([place]).read(f"http://{place}/", AT)
+            MediaConnector([place]).read(f"http://{place}/", AT)
         ended.set()
         thread.join()
 
@@ -148,7 +148,7 @@ def test_a_host_means_its_web_ports(
 
     monkeypatch.setattr(fetch.socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", ("93.184.215.14", 80))])
     monkeypatch.setattr(fetch.socket, "create_connection", connect)
-    gate = Gate([domain])
+    gate = MediaConnector([domain])
     for url in reached:
         with pytest.raises(RequestError, match="could not be fetched"):
             gate.read(url, AT)
@@ -167,7 +167,7 @@ def test_a_host_means_its_web_ports(
 def test_what_is_no_host_is_refused_by_name(domain: str) -> None:
     """It would never match, and nobody would know."""
     with pytest.raises(ConfigError, match=r"allowed_media_domains: .* is neither HOST nor HOST:PORT"):
-        Gate(["fine.test", domain])
+        MediaConnector(["fine.test", domain])
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_no_spelling_reaches_another_host(url: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(fetch.socket, "getaddrinfo", lambda *_, **__: pytest.fail("looked up"))
     monkeypatch.setattr(fetch.socket, "create_connection", lambda *_, **__: pytest.fail("connected"))
     with pytest.raises(RequestError):
-        Gate(["allowed.test"]).read(url, AT)
+        MediaConnector(["allowed.test"]).read(url, AT)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_names_of_private_addresses_are_refused(addresses: list[str], monkeypatc
     monkeypatch.setattr(fetch.socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (a, 80)) for a in addresses])
     monkeypatch.setattr(fetch.socket, "create_connection", lambda *_, **__: pytest.fail("connected"))
     with pytest.raises(RequestError, match="not public"):
-        Gate(["allowed.test"]).read("http://allowed.test/", AT)
+        MediaConnector(["allowed.test"]).read("http://allowed.test/", AT)
 
 
 def test_a_name_is_looked_up_once_and_that_address_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_a_name_is_looked_up_once_and_that_address_is_used(monkeypatch: pytest.M
     monkeypatch.setattr(fetch.socket, "getaddrinfo", look)
     monkeypatch.setattr(fetch.socket, "create_connection", connect)
     with pytest.raises(RequestError, match="could not be fetched"):
-        Gate(["allowed.test:8080"]).read("http://ALLOWED.test:8080/a", AT)
+        MediaConnector(["allowed.test:8080"]).read("http://ALLOWED.test:8080/a", AT)
     assert (looked, reached) == (["allowed.test"], [("93.184.215.14", 8080)])
 
 
@@ -225,7 +225,7 @@ def test_files_are_read_in_one_directory(tmp_path: Path) -> None:
     outside.write_bytes(b"secret")
     (inside / "link").symlink_to(outside)
     (inside / "loop").symlink_to(inside / "loop")
-    gate = Gate(folder=str(inside))
+    gate = MediaConnector(folder=str(inside))
     assert gate.read(f"file://{inside}/a%20b.png", AT) == b"abc"
     assert gate.read(f"file://localhost{inside}/a%20b.png", AT) == b"abc"
     for path in (
@@ -243,9 +243,9 @@ def test_files_are_read_in_one_directory(tmp_path: Path) -> None:
     with pytest.raises(RequestError):
         gate.read(f"file://host{inside}/a%20b.png", AT)
     with pytest.raises(RequestError, match="files are not read"):
-        Gate().read(f"file://{inside}/a%20b.png", AT)
+        MediaConnector().read(f"file://{inside}/a%20b.png", AT)
     with pytest.raises(ConfigError, match="allowed_local_media_path"):
-        Gate(folder=str(outside))
+        MediaConnector(folder=str(outside))
 
 
 @pytest.mark.parametrize("said", [{"image": 4}, {"image": 0, "audio": 2}, {"image": {"count": 2, "width": 9}, "video": 0}, {}])

@@ -17,7 +17,7 @@ Image = pytest.importorskip("PIL.Image", reason="images need Pillow: pip install
 
 from thalweg.errors import RequestError  # noqa: E402
 from thalweg.media import images as module  # noqa: E402
-from thalweg.media.images import Images  # noqa: E402
+from thalweg.media.images import ImageLoader  # noqa: E402
 from thalweg.media.processors import Pixtral  # noqa: E402
 
 AT = "messages[0].content[0]"
@@ -47,8 +47,8 @@ RGB = Image.fromarray(np.random.default_rng(0).integers(0, 255, (28, 42, 3)).ast
 
 
 @pytest.fixture(scope="module")
-def reader() -> Iterator[Images]:
-    made = Images(PIXTRAL)
+def reader() -> Iterator[ImageLoader]:
+    made = ImageLoader(PIXTRAL)
     yield made
     made.close()
 
@@ -74,7 +74,7 @@ HOSTILE = {
 }
 
 
-def read_or_refused(reader: Images, data: bytes) -> None:
+def read_or_refused(reader: ImageLoader, data: bytes) -> None:
     words = ""
     with contextlib.suppress(RequestError):
         try:
@@ -87,7 +87,7 @@ def read_or_refused(reader: Images, data: bytes) -> None:
 
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 @pytest.mark.slow
-def test_hostile_files_cost_their_own_request_alone(name: str, reader: Images) -> None:
+def test_hostile_files_cost_their_own_request_alone(name: str, reader: ImageLoader) -> None:
     if name.endswith("bomb") and name != "bomb":  # what the library leaves unread harms nobody
         read_or_refused(reader, HOSTILE[name])
     else:
@@ -97,7 +97,7 @@ def test_hostile_files_cost_their_own_request_alone(name: str, reader: Images) -
     assert reader.read(saved(RGB, "PNG"), AT).views[0].shape == (28, 42, 3)
 
 
-def test_random_damage_is_refused_or_read(reader: Images) -> None:
+def test_random_damage_is_refused_or_read(reader: ImageLoader) -> None:
     rng = np.random.default_rng(5)
     for kind in ("PNG", "JPEG", "WEBP", "GIF"):
         whole = np.frombuffer(saved(RGB, kind), np.uint8)
@@ -111,7 +111,7 @@ def test_random_damage_is_refused_or_read(reader: Images) -> None:
 @pytest.mark.slow  # a large image, read twice
 def test_too_much_time_and_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     large = saved(Image.new("RGB", (6000, 6000)), "PNG")
-    reader = Images(PIXTRAL)
+    reader = ImageLoader(PIXTRAL)
     try:
         monkeypatch.setattr(module, "MEMORY", 16 << 20)
         with pytest.raises(RequestError, match=r"MiB of memory|damaged"):
@@ -126,7 +126,7 @@ def test_too_much_time_and_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -
         reader.close()
 
 
-def test_what_an_image_shows_is_what_counts(reader: Images) -> None:
+def test_what_an_image_shows_is_what_counts(reader: ImageLoader) -> None:
     """Upright, on white, in three channels of 8 bits, whatever the file has."""
     flat = np.asarray(RGB)
     plain = reader.read(saved(RGB, "PNG"), AT)
@@ -148,7 +148,7 @@ def test_what_an_image_shows_is_what_counts(reader: Images) -> None:
     assert reader.read(frames, AT).views[0].std() > 10  # the first, and not one of those after it
 
 
-def test_digests_frame_what_they_cover(reader: Images) -> None:
+def test_digests_frame_what_they_cover(reader: ImageLoader) -> None:
     """Equal bytes in another shape, or for other settings, are another image; other bytes are, and another client's secret."""
     square, wide, tall = (
         reader.read(saved(Image.new("RGB", size, (9, 9, 9)), "PNG"), AT) for size in ((28, 28), (56, 14), (14, 56))
@@ -156,7 +156,7 @@ def test_digests_frame_what_they_cover(reader: Images) -> None:
     assert len({square.digest, wide.digest, tall.digest}) == 3
     again = reader.read(saved(Image.new("RGB", (28, 28), (9, 9, 9)), "WEBP", lossless=True), AT)
     assert again.digest == square.digest
-    other = Images(PIXTRAL)
+    other = ImageLoader(PIXTRAL)
     assert other._digests.of_arrays(square.size, *square.views) != square.digest
     same, resized = (reader._digests.of_arrays(size, *square.views) for size in (square.size, (56, 28)))
     assert same == square.digest != resized

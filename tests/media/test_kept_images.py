@@ -15,7 +15,7 @@ Image = pytest.importorskip("PIL.Image", reason="images need Pillow: pip install
 from thalweg.config import EngineArgs, check_args  # noqa: E402
 from thalweg.engine.client.media import _names  # noqa: E402
 from thalweg.errors import ConfigError, RequestError  # noqa: E402
-from thalweg.media.images import Images  # noqa: E402
+from thalweg.media.images import ImageLoader  # noqa: E402
 from thalweg.media.kinds.image import IMAGE  # noqa: E402
 from thalweg.media.processors import Pixtral, processor  # noqa: E402
 
@@ -37,14 +37,14 @@ RED, GREEN, CLEAR = saved((255, 0, 0)), saved((0, 255, 0)), saved((0, 0, 0, 0), 
 
 
 @pytest.fixture(scope="module")
-def reader() -> Iterator[Images]:
-    made = Images(PIXTRAL, kept_bytes=2 * EACH, background=(1, 2, 3))
+def reader() -> Iterator[ImageLoader]:
+    made = ImageLoader(PIXTRAL, kept_bytes=2 * EACH, background=(1, 2, 3))
     yield made
     made.close()
 
 
 @pytest.mark.slow
-def test_an_image_that_comes_again_is_the_one_that_is_kept_until_others_need_the_room(reader: Images) -> None:
+def test_an_image_that_comes_again_is_the_one_that_is_kept_until_others_need_the_room(reader: ImageLoader) -> None:
     reader.forget()
     red, green = reader.read(RED, AT), reader.read(GREEN, AT)
     assert reader.read(RED, AT) is red
@@ -58,12 +58,12 @@ def test_an_image_that_comes_again_is_the_one_that_is_kept_until_others_need_the
     assert reader.read(GREEN, AT) is not again
 
 
-def test_what_shows_through_is_the_operators_choice(reader: Images) -> None:
+def test_what_shows_through_is_the_operators_choice(reader: ImageLoader) -> None:
     (view,) = reader.read(CLEAR, AT).views
     assert view[0, 0].tolist() == [1, 2, 3]
 
 
-def test_a_name_stands_for_the_image_that_is_kept(reader: Images) -> None:
+def test_a_name_stands_for_the_image_that_is_kept(reader: ImageLoader) -> None:
     reader.forget()
     first = reader.read(RED, AT, "mine")
     assert reader.read(b"", AT, "mine") is first

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from thalweg.engine.client.media import Media, ModelMedia
+from thalweg.engine.client.media import MediaPreprocessor, ModelMedia
 from thalweg.engine.messages import Input
 from thalweg.errors import RequestError
-from thalweg.media.kinds.base import MediaReader, MediaSource, Medium
+from thalweg.media.kinds.base import MediaItem, MediaReader, MediaSource
 
 TOKEN, TEXT = 7, 1
 
@@ -33,15 +33,15 @@ class Counted(MediaReader):
         return [Input(kind="", digest=b"%d" % value, positions=positions)]
 
 
-def media(**markers: str) -> Media:
-    made = Media({}, SimpleNamespace(token_of=lambda token: "#"), None)  # type: ignore[arg-type]
+def media(**markers: str) -> MediaPreprocessor:
+    made = MediaPreprocessor({}, SimpleNamespace(token_of=lambda token: "#"), None)  # type: ignore[arg-type]
     for name, marker in markers.items():
         kind: Any = SimpleNamespace(name=name, plural=f"{name}s")
         made._taken[name] = ModelMedia(kind, Counted(), TOKEN, "#", marker, 16)
     return made
 
 
-ITEMS = [Medium("film", 3), Medium("still", 2), Medium("film", 1)]
+ITEMS = [MediaItem("film", 3), MediaItem("still", 2), MediaItem("film", 1)]
 
 
 @pytest.mark.parametrize("markers", [{"still": "[s]", "film": "[f]"}, {"still": "[m]", "film": "[m]"}])

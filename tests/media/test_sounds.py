@@ -17,15 +17,15 @@ import scipy.signal
 import transformers
 
 from thalweg.errors import RequestError
+from thalweg.media.audio_decoder import AudioDecoder, samples_of
+from thalweg.media.audio_windows import windows
 from thalweg.media.mel import HOP, RATE, log_mel
-from thalweg.media.quiet import windows
 from thalweg.media.resample import resample
-from thalweg.media.sound import SoundGate, samples_of
 
 
 @pytest.fixture(scope="module")
-def gate() -> Iterator[SoundGate]:
-    made = SoundGate(1, 3.0)
+def gate() -> Iterator[AudioDecoder]:
+    made = AudioDecoder(1, 3.0)
     yield made
     made.close()
 

@@ -22,7 +22,7 @@ def batch() -> Any:
     for view in p.views(*SIZE):
         left, top, right, bottom = view.box or (0, 0, *view.sizes[-1])
         views.append(np.full((bottom - top, right - left, 3), len(views), np.uint8))
-    return patches.batch(p.prepared(views, SIZE))
+    return patches.batch(p.preprocess(views, SIZE))
 
 
 def test_each_view_is_a_sequence_of_its_own() -> None:

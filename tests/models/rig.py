@@ -20,7 +20,7 @@ from thalweg.hal.parts.scores import Scores
 from thalweg.hal.parts.sparse import Sparse
 from thalweg.hal.platform import Place
 from thalweg.hal.step import ON_DEVICE, SamplingArrays, StateBox, StepBatch, StepResult
-from thalweg.models.adapters import Room
+from thalweg.models.adapters import AdapterPlan
 from thalweg.models.build import build
 from thalweg.models.load import load_params
 from thalweg.models.registry import declare
@@ -44,7 +44,7 @@ class Rig:
 
     def __init__(
         self, path: Path, *, dtype: str = "float32", platform: str = "reference", max_len: int = 64, block: int = 4,
-        slots: int = 9, invariant: bool = False, impl: str = "auto", adapters: Room | None = None,
+        slots: int = 9, invariant: bool = False, impl: str = "auto", adapters: AdapterPlan | None = None,
     ) -> None:  # fmt: skip
         self.device = load(platform).open(Place())
         binder = Binder(self.device.kernels, batch_invariant=invariant)

@@ -42,7 +42,7 @@ from seeing_parts import (
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from zoo import spread
 
-from thalweg.media.patches import Prepared, merged, twice
+from thalweg.media.patches import PatchInputs, merge_order, twice
 
 FAMILIES: dict[str, Seeing] = {
     "llava": Seeing(
@@ -389,7 +389,7 @@ def written(name: str, image: Any) -> str:
     return text.replace("<|patch|>", family.token)
 
 
-def same_pixels(name: str, prepared: Prepared, theirs: Any) -> tuple[np.ndarray, np.ndarray]:
+def same_pixels(name: str, prepared: PatchInputs, theirs: Any) -> tuple[np.ndarray, np.ndarray]:
     """Patches [T, width] of ours and of transformers' pixel values, in one order."""
     pixels, ours, family = np.asarray(theirs["pixel_values"]), prepared.value, FAMILIES[name]
     if "target_sizes" in theirs:  # side by side, and ours in squares of squares
@@ -407,7 +407,7 @@ def same_pixels(name: str, prepared: Prepared, theirs: Any) -> tuple[np.ndarray,
         return ours, pixels.reshape(len(ours), -1)
     if pixels.ndim == 4 and "image_grid_thw" in theirs:  # patches, row by row
         _, rows, columns = theirs["image_grid_thw"][0]
-        return ours, pixels.reshape(len(ours), -1)[merged(rows, columns, family.config().vision_config.spatial_merge_size)]
+        return ours, pixels.reshape(len(ours), -1)[merge_order(rows, columns, family.config().vision_config.spatial_merge_size)]
     patch = family.config().vision_config.patch_size
     patch = patch if isinstance(patch, int) else patch[0]
     images = pixels.reshape(-1, *pixels.shape[-3:])

@@ -12,7 +12,7 @@ from rig import Rig
 from safetensors.torch import load_file, save_file
 from zoo import ALL, CONFIGS, VOCAB, load_reference, make_checkpoint
 
-from thalweg.models.adapters import Room
+from thalweg.models.adapters import AdapterPlan
 from thalweg.models.weights import Source
 
 RANK, NEW = 4, 6
@@ -64,7 +64,7 @@ def write_merged(path: Path, to: Path, rig: Rig, changes: dict[Source, torch.Ten
 @pytest.mark.parametrize("name", CASES)
 def test_each_sequence_of_a_batch_has_its_own_adapter(name, tmp_path):
     path = make_checkpoint(name, tmp_path / "base", tokenizer=False)
-    rig = Rig(path, platform="reference", adapters=Room(2, RANK))
+    rig = Rig(path, platform="reference", adapters=AdapterPlan(2, RANK))
     rig.adapter_of = {1: 1, 3: 2, 4: 1}  # the sequence in slot 2 has none
     merged = {0: path}
     for slot, rank in ((1, RANK), (2, RANK // 2)):
@@ -80,7 +80,7 @@ def test_each_sequence_of_a_batch_has_its_own_adapter(name, tmp_path):
 
 def test_a_step_without_adapters_is_that_of_a_model_without(tmp_path):
     path = make_checkpoint("llama", tmp_path, tokenizer=False)
-    plain, planned = Rig(path), Rig(path, adapters=Room(2, RANK))
+    plain, planned = Rig(path), Rig(path, adapters=AdapterPlan(2, RANK))
     fill(planned, 1, RANK)
     for a, b in zip(*(r.generate(prompts(), NEW, chunk=6, budget=17) for r in (plain, planned)), strict=True):
         assert a.tokens == b.tokens

@@ -18,7 +18,7 @@ from thalweg.hal.platform import Place
 from thalweg.llm import LLM
 from thalweg.models.build import build
 from thalweg.models.step import make_state
-from thalweg.models.weights import divided
+from thalweg.models.weights import shard_shape
 from thalweg.params import SamplingParams
 
 DEVICE = load("reference").open(Place())
@@ -122,7 +122,7 @@ def test_sizes_that_make_no_sense_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="block_tokens: must be at least 1"):
         model(path, block_tokens=-4)
     with pytest.raises(ValueError, match="does not divide among 4"):
-        divided((10, 3), 0, 4)
+        shard_shape((10, 3), 0, 4)
 
 
 def test_state_has_a_cache_per_layer_of_its_groups_size(tmp_path):

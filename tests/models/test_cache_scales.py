@@ -17,7 +17,7 @@ from zoo import edit_config, load_reference, make_checkpoint
 
 from thalweg import LLM, SamplingParams
 from thalweg.backends.reference.attention import ReferenceAttention
-from thalweg.checkpoint.weights import Stored
+from thalweg.checkpoint.weights import TensorHeaders
 from thalweg.config import EngineArgs
 from thalweg.engine.planning.memory import plan
 from thalweg.errors import CheckpointError, ConfigError, UnsupportedModelError
@@ -142,7 +142,7 @@ def test_one_old_scale_serves_both_and_those_never_measured_count_as_one(tmp_pat
         "e.v_scale": torch.tensor(float("nan")),
     }  # fmt: skip
     save_file(held, tmp_path / "model.safetensors")
-    form = CompressedTensors({**DENSE, "stored": Stored(tmp_path)})
+    form = CompressedTensors({**DENSE, "stored": TensorHeaders(tmp_path)})
     assert scales(form, "a") == CacheScales(0.5, 0.5, ("a.kv_scale",))
     assert scales(form, "b") == CacheScales(1.0, 0.25, ("b.k_scale", "b.v_scale"))
     assert scales(form, "c") is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from zoo import ALL
 
-from thalweg.checkpoint.spelling import settled
+from thalweg.checkpoint.spelling import canonical_config
 from thalweg.models import registry
 
 SAID = (
@@ -33,7 +33,7 @@ names layers by numbers, which are padded beyond 10."""
 
 @pytest.mark.parametrize("kind", sorted({kind for kind, _ in ALL.values()}, key=lambda kind: kind.__name__))
 def test_an_absent_key_means_what_it_means_to_transformers(kind) -> None:
-    whole = settled(kind(**{"num_hidden_layers": 9} | MADE.get(kind.model_type, {})).to_dict())
+    whole = canonical_config(kind(**{"num_hidden_layers": 9} | MADE.get(kind.model_type, {})).to_dict())
     name = f"{kind.__name__.removesuffix('Config').removesuffix('Text')}ForCausalLM"
     name = {"GPT2ForCausalLM": "GPT2LMHeadModel"}.get(name, name)
     said = {

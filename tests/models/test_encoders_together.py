@@ -14,18 +14,18 @@ from test_images import FIRST, SIZES, engine, picture, seen
 
 from thalweg.checkpoint.config import read_config
 from thalweg.engine.messages import Input
-from thalweg.engine.worker.encoder import Encoder
+from thalweg.engine.worker.encoder import EncoderRunner
 from thalweg.media.processors import processor
 
 NAMES = [n if n in (FIRST, "qwen2.5-vl") else pytest.param(n, marks=pytest.mark.slow) for n in seeing.FAMILIES]
 
 
-def run(encoder: Encoder, items: list[Input], layers: int = 1000) -> list[np.ndarray]:
+def run(encoder: EncoderRunner, items: list[Input], layers: int = 1000) -> list[np.ndarray]:
     encoding = encoder.begin(items)
     assert list(encoding.items) == items
-    while encoding.left:
+    while encoding.layers_left:
         last = encoding.launch(layers)
-        if encoding.left:
+        if encoding.layers_left:
             last.result()
     return encoding.vectors(last)
 
@@ -37,7 +37,7 @@ def test_vectors_are_the_same_alone_together_and_in_parts(name: str, tmp_path: P
     try:
         worker = llm.llm_engine.worker
         beside = worker.encoder
-        assert isinstance(beside, Encoder)
+        assert isinstance(beside, EncoderRunner)
         ours = processor(read_config(tmp_path), tmp_path)
         assert ours is not None
         items = []
@@ -46,7 +46,7 @@ def test_vectors_are_the_same_alone_together_and_in_parts(name: str, tmp_path: P
             places = np.arange(ours.count(shown), dtype=np.int32)
             items.append(Input(kind="image", digest=bytes([seed]), positions=places, data=views, size=shown))
         alone = [run(beside, [item])[0] for item in items]
-        between = Encoder(worker.device, None, beside._kinds)  # layers a few at a time, in the queue of the steps
+        between = EncoderRunner(worker.device, None, beside._kinds)  # layers a few at a time, in the queue of the steps
         for way in (run(beside, items), run(between, items, 1), run(between, items[::-1], 2)[::-1]):
             for one, other in zip(alone, way, strict=True):
                 assert one.shape == other.shape

@@ -71,7 +71,7 @@ def test_taps_are_the_hidden_states_after_their_layers(tmp_path: Path) -> None:
 def test_a_proposer_changes_no_text_and_saves_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here steps are recorded, and prompts end in chunks."""
     monkeypatch.syspath_prepend(str(EXAMPLE))
-    monkeypatch.setitem(drafters._LIST._added, "successor", "thalweg_drafter:SuccessorDrafter")
+    monkeypatch.setitem(drafters._LIST._local, "successor", "thalweg_drafter:SuccessorDrafter")
     monkeypatch.setattr(Gain, "allows", lambda self, streams: True)  # whatever this machine's clock says
     said = []
     for asked in (None, {"method": "successor", "num_speculative_tokens": 3}):

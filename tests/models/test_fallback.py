@@ -24,9 +24,9 @@ from thalweg.engine.planning.memory import plan
 from thalweg.errors import CheckpointError, ConfigError, UnsupportedModelError
 from thalweg.models import names, registry, sizes
 from thalweg.models.fallback import attention, classes, masks, probe
-from thalweg.models.fallback.spec import UNRELIABLE, ForeignSpec
+from thalweg.models.fallback.spec import UNRELIABLE, TransformersSpec
 from thalweg.quantize.formats import FORMATS
-from thalweg.quantize.plan import planned
+from thalweg.quantize.plan import build_plan
 
 NATIVE = ["gemma2", "gemma3", "gpt-oss", "mixtral", "opt", "granite", "phi4-mini"]
 """Caps, windows, sinks, experts of two layouts, learned positions, scaled logits, frequencies by length."""
@@ -191,7 +191,7 @@ def test_classes_that_would_give_something_else_are_refused_with_why(config, wor
 
 def test_an_argument_of_attention_that_is_not_known_is_refused_by_its_name():
     q = torch.zeros(1, 2, 3, 8)
-    seen = probe.Attending({}, None)
+    seen = probe.AttentionProbe({}, None)
     call = {"scaling": 1.0, attention.HANDED: seen}
     for said, words in (
         ({"position_bias": q}, "'position_bias', which this version does not know"),
@@ -278,7 +278,7 @@ def test_own_families_alone_are_taken_where_that_is_asked_for():
 
 def test_a_checkpoint_without_a_family_is_not_quantised(tmp_path):
     with pytest.raises(UnsupportedModelError, match="'HeliumForCausalLM' is not supported"):
-        planned(foreign("helium", tmp_path), FORMATS["W8A8"], (), False)
+        build_plan(foreign("helium", tmp_path), FORMATS["W8A8"], (), False)
 
 
 def test_a_file_does_not_say_which_code_runs():
@@ -303,7 +303,7 @@ def test_names_of_vllm_mean_the_class_of_the_model_type(tmp_path):
         edit_config(path, architectures=[name])
         config = read_config(path)
         spec = registry.family(config)(config)
-        assert isinstance(spec, ForeignSpec)
+        assert isinstance(spec, TransformersSpec)
         assert spec.config["architectures"] == ["LlamaForCausalLM"]
         assert (spec.pooling is not None) == vectors
         if name == "TransformersForCausalLM":
@@ -338,7 +338,7 @@ def test_every_known_name_has_one_reason_or_a_family():
         if known.missing is None:
             assert registry.has(name), f"{name} has neither a family nor a reason"
         elif known.missing.fallback:
-            assert classes.spelled(name) in classes.listed() or name in registry.WRAPPERS
+            assert classes.class_name(name) in classes.causal_lm_classes() or name in registry.WRAPPERS
         if (
             known.missing is not None
             and not known.missing.fallback
@@ -380,6 +380,6 @@ def test_names_of_the_field_are_served_or_refused_with_what_is_missing(name):
 def test_a_spec_of_a_module_counts_what_its_rows_hold():
     config = {**fallback_zoo.settings("deepseek_v3").to_dict(), "architectures": ["DeepseekV3ForCausalLM"]}
     spec = registry.family({**config, "model_impl": "transformers"})({**config, "model_impl": "transformers"})
-    assert isinstance(spec, ForeignSpec)
-    (kept,) = set(sizes.kept(spec, "float32", "", 64))
+    assert isinstance(spec, TransformersSpec)
+    (kept,) = set(sizes.cache_specs(spec, "float32", "", 64))
     assert (kept.head_dim, set(spec.values)) == (24, {12})

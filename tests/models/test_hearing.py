@@ -16,11 +16,11 @@ import pytest
 
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import read_config
-from thalweg.checkpoint.spelling import settled
+from thalweg.checkpoint.spelling import canonical_config
 from thalweg.errors import RequestError, UnsupportedModelError
 from thalweg.media.audio_processors import load_audio_processor
 from thalweg.models import registry
-from thalweg.models.families import hearing as hearing_families
+from thalweg.models.families import audio_chat as hearing_families
 
 NEW = 8
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
@@ -285,6 +285,6 @@ def test_what_a_configuration_leaves_out_is_what_its_class_has(name: str) -> Non
     found = []
     for each in (whole, said):
         each = {"thinker_config": each} if hearing.thinks(name) else each
-        read = settled({**each, "architectures": [hearing.FAMILIES[name].architecture]})
+        read = canonical_config({**each, "architectures": [hearing.FAMILIES[name].architecture]})
         found.append((registry.family(read)(read), load_audio_processor(read, Path("none"))))
     assert found[0] == found[1]

@@ -11,7 +11,7 @@ import pytest
 from zoo import ALL, SMALL
 
 from thalweg.checkpoint.config import read_config
-from thalweg.checkpoint.spelling import settled
+from thalweg.checkpoint.spelling import canonical_config
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models import registry
 from thalweg.models.spec import MLP, Mamba, Mamba2, ModelSpec, MoE, UngatedMLP
@@ -87,7 +87,7 @@ def test_models_without_attention_name_no_length_and_no_heads(tmp_path):
 
 
 def test_experts_of_nemotron_see_a_projection_of_their_token():
-    read = settled(
+    read = canonical_config(
         {**ALL["nemotron-h"][0](**{**SMALL, **ALL["nemotron-h"][1]}).to_dict(), "architectures": ["NemotronHForCausalLM"]}
     )
     part = registry.family(read)(read).layers[1].ffn

@@ -127,7 +127,7 @@ def test_pixels_and_counts_are_those_of_transformers(name: str, tmp_path: Path) 
         image = picture(width, height, seed)
         views, size = seen(image, ours)
         want = seeing.read(name, [image])
-        made = ours.prepared(views, size)
+        made = ours.preprocess(views, size)
         np.testing.assert_allclose(*seeing.same_pixels(name, made, want), atol=2e-6)
         if made.mix is None:
             assert len(made.keep) % ours.count(size) == 0
@@ -166,7 +166,7 @@ def test_odd_files_are_seen_as_transformers_sees_them(tmp_path: Path) -> None:
         views = [np.frombuffer(v.data, np.uint8).reshape(v.height, v.width, 3) for v in done.views]
         want = theirs(images=[image], return_tensors="np")
         np.testing.assert_allclose(
-            *seeing.same_pixels("gemma3", ours.prepared(views, done.size), want), atol=2e-6, err_msg=kind
+            *seeing.same_pixels("gemma3", ours.preprocess(views, done.size), want), atol=2e-6, err_msg=kind
         )
         assert done.size == image.size
 
@@ -317,7 +317,7 @@ def test_the_text_part_alone_leaves_every_tensor_of_the_encoder(name: str, tmp_p
 
     names = set(held(spec.vision.weights(spec.hidden)))
     assert names
-    assert not {n for n in names if text.known(n) is not None}
+    assert not {n for n in names if text.rename(n) is not None}
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3-vl", "glm4v"])

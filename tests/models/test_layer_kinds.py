@@ -23,11 +23,11 @@ def test_every_mixer_has_a_cache_and_a_layer_without_one_has_none() -> None:
         Layer(HEADS, INNER, Norms(mixer=BEFORE, ffn=THEN)),
     )
     assert [i for i, _ in spec.mixers] == [1, 1, 2]
-    kept = sizes.kept(spec, "float32", "", 64)
+    kept = sizes.cache_specs(spec, "float32", "", 64)
     assert [k.kind for k in kept] == ["full", "window", "full"]
     assert [g.layers for g in sizes.kv_groups(kept, 4, 4)] == [(0, 2), (1,)]
     assert sizes.stand_in_group(spec, 4).layers == (0, 1, 2)
-    assert [k.kv_dtype for k in sizes.kept(spec, "float32", "int8", 64, skip=["1"])] == ["", "", "int8"]
+    assert [k.kv_dtype for k in sizes.cache_specs(spec, "float32", "int8", 64, skip=["1"])] == ["", "", "int8"]
     names = [s.name for w in sizes.parameters(spec) for s in w.sources]
     assert sum(n.startswith("model.layers.1.other.") for n in names) == 4
     assert not any(n.startswith(("model.layers.0.self_attn", "model.layers.1.mlp")) for n in names)

@@ -24,7 +24,7 @@ from thalweg.hal.op import PLAIN, Binder, Kernel, Pack
 from thalweg.hal.platform import Place
 from thalweg.hal.weights import DENSE
 from thalweg.models.build import build
-from thalweg.models.load import _placed, load_params
+from thalweg.models.load import _place_param, load_params
 from thalweg.models.weights import walk
 from thalweg.options.weights import LOAD_FORMATS, LOAD_REFUSED
 from thalweg.quantization import online
@@ -125,7 +125,7 @@ def test_a_device_that_rounds_is_given_the_dense_weight_and_everything_happens_t
             seen.append(t)
             return t.to("meta")
 
-        made = _placed(spec, dense, put, rounds)
+        made = _place_param(spec, dense, put, rounds)
         assert {a.device.type for a in made.values()} == {"meta"}
     assert given[True][0] is dense
     assert all(t.is_meta for t in given[True][1:])

@@ -26,7 +26,7 @@ from thalweg.models import registry as families
 from thalweg.models import sizes
 from thalweg.models.build import gains
 from thalweg.options.weights import CHECKPOINT_FORMATS, QUANTIZATIONS, ROUNDINGS, SPELLINGS
-from thalweg.quantization.online import CANDIDATES, METHODS, Formats, formats, rounded
+from thalweg.quantization.online import CANDIDATES, METHODS, Formats, formats, round_weight
 
 
 def test_the_names_users_give_are_those_there_are() -> None:
@@ -57,9 +57,9 @@ def test_rounding_in_parts_is_rounding_at_once_and_stays_within_half_a_step(
 ) -> None:
     form = METHODS[method].layers
     weight = torch.randn(37, 200)
-    whole = rounded(QTensor(DENSE, (37, 200), {"weight": weight}), form)
+    whole = round_weight(QTensor(DENSE, (37, 200), {"weight": weight}), form)
     monkeypatch.setattr("thalweg.quantization.online.CHUNK", 600)
-    parts = rounded(QTensor(DENSE, (37, 200), {"weight": weight}), form)
+    parts = round_weight(QTensor(DENSE, (37, 200), {"weight": weight}), form)
     assert all(torch.equal(whole.data[name], parts.data[name]) for name in whole.data)
     back = dequantise(whole.data, form.group, torch.float32)
     scales = whole.data["scales"].float() * whole.data.get("scale", torch.ones(1))
@@ -84,7 +84,7 @@ def test_a_rounded_model_answers_and_its_plan_says_how(method: str) -> None:
 
 def _forms(method: str, device: Device) -> Formats:
     """In what a model is held there, of as many inputs as thalweg-nano has."""
-    return METHODS[method].fitted(lambda form: gains(Binder(device.kernels), "float32", 256, form))
+    return METHODS[method].choose_head(lambda form: gains(Binder(device.kernels), "float32", 256, form))
 
 
 def test_no_candidate_takes_more_bytes_than_the_first_so_that_memory_is_planned_without_a_device() -> None:
@@ -93,8 +93,8 @@ def test_no_candidate_takes_more_bytes_than_the_first_so_that_memory_is_planned_
         assert len({METHODS[n].layers.bytes(70, 200) for n in names}) == 1
         assert all(METHODS[n].head.bytes(70, 200) <= first.head.bytes(70, 200) for n in names)
     for forms in METHODS.values():
-        plain = forms.fitted(lambda _: False)
-        assert plain.head.bytes(70, 200) <= forms.head.bytes(70, 200) == forms.fitted(lambda _: True).head.bytes(70, 200)
+        plain = forms.choose_head(lambda _: False)
+        assert plain.head.bytes(70, 200) <= forms.head.bytes(70, 200) == forms.choose_head(lambda _: True).head.bytes(70, 200)
 
 
 @pytest.mark.parametrize("method", ["int8", "w4a8"])

@@ -10,7 +10,7 @@ import torch
 from zoo import ALL, ENCODERS, SMALL
 
 from thalweg.checkpoint.safetensors import open_checkpoint
-from thalweg.checkpoint.spelling import settled
+from thalweg.checkpoint.spelling import canonical_config
 from thalweg.hal.comm import Mesh
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
@@ -27,7 +27,7 @@ LENGTH = 48
 
 def config(name: str) -> dict:
     kind, different = (ALL | ENCODERS)[name]
-    made = settled(kind(**{**SMALL, **different}).to_dict())
+    made = canonical_config(kind(**{**SMALL, **different}).to_dict())
     whole = kind.__name__.removesuffix("Config")
     bare = f"{whole}Model" if name in ENCODERS else f"{whole.removesuffix('Text')}ForCausalLM"
     made["architectures"] = [ARCHITECTURE.get(name, bare)]
@@ -48,7 +48,7 @@ def test_the_bytes_counted_are_the_bytes_held(name: str, dtype: str) -> None:
     held = {t.data_ptr(): t.nbytes for _, t in walk(params) if isinstance(t, torch.Tensor)}
     spec = registry.family(read)(read)
     assert sizes.weight_bytes(spec, dtype, LENGTH) == sum(held.values())
-    assert sizes.kv_groups(sizes.kept(spec, dtype, "", LENGTH), 4, 4) == model.groups
+    assert sizes.kv_groups(sizes.cache_specs(spec, dtype, "", LENGTH), 4, 4) == model.groups
     kept = sum(g.bytes_per_block for g in model.groups)
     assert (kept == 0) == (name in ENCODERS)
 
@@ -71,7 +71,7 @@ def test_the_values_counted_of_an_encoder_are_those_of_the_tensors_it_reads(tmp_
     stored = open_checkpoint(make_encoder("bert", tmp_path))
     read = config("bert")
     spec = registry.family(read)(read)
-    left_out = [n for n in stored.names if spec.known(n) is None]
+    left_out = [n for n in stored.names if spec.rename(n) is None]
     assert left_out == ["pooler.dense.bias", "pooler.dense.weight"]
     hidden = SMALL["hidden_size"]
     assert sizes.stored_values(spec) == stored.values - hidden * (hidden + 1)

@@ -13,7 +13,7 @@ from test_latent import tokens
 from zoo import VOCAB, edit_config, make_checkpoint
 
 from thalweg.checkpoint.config import read_config
-from thalweg.engine.control.parts.builder import FOREVER, Setup, Work
+from thalweg.engine.control.parts.builder import FOREVER, Setup, StepRows
 from thalweg.engine.control.parts.sparse import SparseBuilder
 from thalweg.errors import ConfigError
 from thalweg.hal.comm import Mesh
@@ -59,14 +59,14 @@ def test_the_part_is_made_anew_when_a_sequence_grows_beyond_what_it_reads():
 
     def built(*context: int) -> tuple[Sparse | None, int]:
         held = np.array(context, np.int32)
-        return builder.build(Work(None, held, held, np.ones_like(held), 0))
+        return builder.build(StepRows(None, held, held, np.ones_like(held), 0))
 
     assert built(3, 7) == (None, TOP - 7)
     part, lasts = built(8, 12, TOP)
     assert part is not None
     assert (part.row.tolist(), part.pick[:, 0].tolist(), lasts) == ([1, 2], [-1, 0, 1], 1)
     assert built(12, TOP)[1] == FOREVER
-    assert not SparseBuilder(Setup(4, 64, VOCAB)).wanted(Work(None, None, None, None, 0))
+    assert not SparseBuilder(Setup(4, 64, VOCAB)).is_active(StepRows(None, None, None, None, 0))
 
 
 def test_which_layers_have_an_indexer(tmp_path):

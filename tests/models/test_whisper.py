@@ -13,15 +13,15 @@ from whisper_zoo import BINS, DE, END, NO_TIMES, SOURCES, START, TIMES, TRANSCRI
 
 from thalweg import LLM, SamplingParams
 from thalweg.config import EngineArgs
-from thalweg.engine.client.hearing import MOST_A_STEP
+from thalweg.engine.client.transcription import MOST_A_STEP
 from thalweg.engine.planning.memory import plan
 from thalweg.errors import RequestError
 from thalweg.hal.parts.sources import Sources
 from thalweg.hal.parts.timestamps import Timestamps
 from thalweg.media.mel import log_mel
 from thalweg.models import sizes
-from thalweg.models.logits.change import Rows
-from thalweg.models.logits.timestamps import TimestampsChange
+from thalweg.models.logits.change import LogitRows
+from thalweg.models.logits.timestamps import TimestampsProcessor
 from thalweg.params import BeamSearchParams
 from thalweg.quantization.online import DENSE_FORMATS
 
@@ -164,14 +164,14 @@ def test_times_are_drawn_by_the_rules_of_transformers():
             history[i + 1, : lengths[i]] = torch.tensor(first + b)
         n = torch.ones(len(begins), dtype=torch.int32)
         part = Timestamps(n * TIMES, n * END, n * len(first), n * 7)
-        rows = Rows(history, torch.arange(1, len(begins) + 1, dtype=torch.int32), lengths)
-        got = TimestampsChange(lambda op, **said: op)(logits, part, rows)
+        rows = LogitRows(history, torch.arange(1, len(begins) + 1, dtype=torch.int32), lengths)
+        got = TimestampsProcessor(lambda op, **said: op)(logits, part, rows)
         for i, b in enumerate(begins):
             rule = WhisperTimeStampLogitsProcessor(config, begin_index=len(first))
             want = rule(torch.tensor([first + b]), logits[i : i + 1].clone())[0]
             np.testing.assert_array_equal(got[i].numpy(), want.numpy(), err_msg=f"after {b}")
         part.begin[:] = -1
-        assert torch.equal(TimestampsChange(lambda op, **said: op)(logits, part, rows), logits)
+        assert torch.equal(TimestampsProcessor(lambda op, **said: op)(logits, part, rows), logits)
 
 
 def test_transcripts_with_times(tmp_path):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from thalweg.host.collector import uncollected
+from thalweg.host.collector import pause_gc
 
 
 class Node:
@@ -35,7 +35,7 @@ def test_nothing_is_walked_meanwhile_nor_in_the_next_young_collection() -> None:
     walks = []
     gc.callbacks.append(lambda phase, info: walks.append(info["generation"]) if phase == "start" else None)
     try:
-        with uncollected():
+        with pause_gc():
             made = [Node() for _ in range(20000)]
             del made[10000:]
         assert not walks
@@ -48,7 +48,7 @@ def test_nothing_is_walked_meanwhile_nor_in_the_next_young_collection() -> None:
 
 @pytest.mark.slow
 def test_garbage_is_found_later() -> None:
-    with uncollected():
+    with pause_gc():
         node = Node()
         gone = weakref.ref(node)
         del node
@@ -57,12 +57,12 @@ def test_garbage_is_found_later() -> None:
 
 
 def test_one_within_another_and_one_where_it_was_off_leave_it_so() -> None:
-    with uncollected():
-        with uncollected():
+    with pause_gc():
+        with pause_gc():
             pass
         assert not gc.isenabled()
     gc.disable()
-    with uncollected():
+    with pause_gc():
         pass
     assert not gc.isenabled()
 
@@ -70,7 +70,7 @@ def test_one_within_another_and_one_where_it_was_off_leave_it_so() -> None:
 @pytest.mark.slow
 def test_what_others_froze_stays_frozen_and_an_error_turns_it_on_again() -> None:
     gc.freeze()
-    with pytest.raises(KeyError), uncollected():
+    with pytest.raises(KeyError), pause_gc():
         raise KeyError
     assert gc.get_freeze_count()
     assert gc.isenabled()

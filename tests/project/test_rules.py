@@ -23,7 +23,7 @@ from thalweg.params import NUMBERS, OF_MODEL, SAMPLER
 from thalweg.server.audio.protocol import AudioRequest
 from thalweg.server.core.request import ChatRequest
 from thalweg.server.core.sampling import shared_fields
-from thalweg.server.core.schema import Sampled
+from thalweg.server.core.schema import SamplingFields
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -283,7 +283,7 @@ def test_a_sampling_parameter_is_named_in_few_files() -> None:
 def test_every_number_of_the_sampler_has_its_place_in_requests_messages_and_flags() -> None:
     """A new one is declared in params.py, and this says where else its name belongs."""
     for name in SAMPLER:
-        assert name in Sampled.model_fields
+        assert name in SamplingFields.model_fields
         assert name in TokenSampling.__struct_fields__
         assert name in shared_fields(ChatRequest)
         assert name in shared_fields(AudioRequest)

@@ -14,7 +14,7 @@ from zoo import edit_config
 
 from thalweg import LLM
 from thalweg.checkpoint.config import read_config
-from thalweg.checkpoint.quantised import Described
+from thalweg.checkpoint.quantised import QuantizationConfig
 from thalweg.errors import CheckpointError, ConfigError, UnsupportedModelError
 from thalweg.hal.weights import WeightFormat
 from thalweg.quantization import others, registry
@@ -63,13 +63,13 @@ def ao(kind: str, version: int = 2, **data: object) -> dict:
 )  # fmt: skip
 def test_settings_that_are_not_read_are_refused_by_key(method, said, words):
     with pytest.raises(UnsupportedModelError, match=words):
-        registry.check(Described("config.json: quantization_config", method, said))
+        registry.check(QuantizationConfig("config.json: quantization_config", method, said))
 
 
 @pytest.mark.parametrize("name", sorted({**others.FORMATS, **others.FLAGS}))
 def test_names_of_other_formats_say_what_to_do(name):
     with pytest.raises(UnsupportedModelError, match=rf"config.json: .*\({name}\) are not read by this version: .{{20}}") as e:
-        registry.check(Described("config.json: quantization_config", name, {}))
+        registry.check(QuantizationConfig("config.json: quantization_config", name, {}))
     assert any(word in str(e.value) for word in ("--quantization", "save it", "quant_method"))
 
 
@@ -141,7 +141,7 @@ def test_another_engines_name_of_the_files_own_format_is_taken_and_one_of_anothe
 
 
 def test_a_writers_name_may_come_before_the_format():
-    registry.check(Described("config.json: quantization_config", "intel/auto-round", {"bits": 4}))
+    registry.check(QuantizationConfig("config.json: quantization_config", "intel/auto-round", {"bits": 4}))
 
 
 def test_rules_for_layers():

@@ -22,7 +22,7 @@ from thalweg.models.build import build
 from thalweg.models.files import Files
 from thalweg.models.weights import walk
 from thalweg.quantization import registry
-from thalweg.quantize.formats import chosen
+from thalweg.quantize.formats import choose_format
 from thalweg.quantize.layers import Layers
 from thalweg.quantize.run import Options, quantize
 
@@ -62,7 +62,9 @@ def test_hidden_states_are_those_of_transformers(family: str, tmp_path: Path) ->
 def test_every_kind_of_layer_is_calibrated_but_experts(family: str, method: str, tmp_path: Path) -> None:
     source = make_checkpoint(family, tmp_path)
     (tmp_path / "text").write_text("pack my box with five dozen liquor jugs " * 20)
-    options = Options(form=chosen("W8A16", 0), name="W8A16", method=method, calibration=tmp_path / "text", samples=3, length=32)
+    options = Options(
+        form=choose_format("W8A16", 0), name="W8A16", method=method, calibration=tmp_path / "text", samples=3, length=32
+    )
     report = quantize(source, tmp_path / "q", options, progress=False)
     for lost in report.layers:
         rounded = ".experts." in lost.layer or ".layers." not in lost.layer  # what comes before layers meets no samples
@@ -74,7 +76,7 @@ def test_every_kind_of_layer_is_calibrated_but_experts(family: str, method: str,
 @torch.inference_mode()
 def test_the_output_matrix_is_quantised_where_nothing_leaves_it_dense(tmp_path: Path) -> None:
     source = make_checkpoint("llama", tmp_path, tokenizer=False)
-    options = Options(form=chosen("FP8_DYNAMIC", None), name="FP8_DYNAMIC", ignore=["re:.*o_proj"])
+    options = Options(form=choose_format("FP8_DYNAMIC", None), name="FP8_DYNAMIC", ignore=["re:.*o_proj"])
     report = quantize(source, tmp_path / "q", options, progress=False)
     assert "lm_head" in {e.layer for e in report.layers}
     assert not any(e.layer.endswith("o_proj") for e in report.layers)

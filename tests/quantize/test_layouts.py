@@ -27,7 +27,7 @@ from thalweg.models.build import build
 from thalweg.models.files import Files
 from thalweg.models.weights import walk
 from thalweg.quantization import registry
-from thalweg.quantize.formats import chosen
+from thalweg.quantize.formats import choose_format
 from thalweg.quantize.grids import Grid, nearest
 from thalweg.quantize.run import Options, quantize
 
@@ -66,7 +66,7 @@ def values(stored: Checkpoint, layer: str, layout: str, config: dict[str, Any]) 
 def test_files_hold_the_weights_that_were_chosen(layout, name, group, tmp_path, monkeypatch):
     monkeypatch.setattr("thalweg.quantize.formats.GROUPS", (0, 16))
     source = make_checkpoint("qwen3", tmp_path)
-    form = chosen(name, group, layout)
+    form = choose_format(name, group, layout)
     report = quantize(source, tmp_path / "q", Options(form=form, name=name), progress=False)
     stored, dense = open_checkpoint(tmp_path / "q"), open_checkpoint(source)
     config = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
@@ -117,15 +117,15 @@ def test_the_command_writes_what_is_served(layout, tmp_path):
 
 def test_what_a_layout_does_not_hold_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="--layout: awq holds W4A16, W4A16_ASYM, not W8A16"):
-        chosen("W8A16", None, "awq")
+        choose_format("W8A16", None, "awq")
     with pytest.raises(ConfigError, match=r"--layout: gptq holds .*, not FP8_BLOCK"):
-        chosen("FP8_BLOCK", None, "gptq")
+        choose_format("FP8_BLOCK", None, "gptq")
     with pytest.raises(ConfigError, match="--layout: 'marlin' is none of compressed-tensors, awq, gptq"):
-        chosen("W4A16", None, "marlin")
+        choose_format("W4A16", None, "marlin")
     monkeypatch.setitem(ALL, "odd", (LlamaConfig, {"intermediate_size": 84}))
     odd = make_checkpoint("odd", tmp_path)
     with pytest.raises(ConfigError, match=r"mlp.*_proj is \[.*84.*\], and awq keeps 8 codes to a word"):
-        quantize(odd, tmp_path / "q", Options(form=chosen("W4A16", 0, "awq"), name="W4A16"), progress=False)
+        quantize(odd, tmp_path / "q", Options(form=choose_format("W4A16", 0, "awq"), name="W4A16"), progress=False)
 
 
 @torch.inference_mode()
@@ -135,7 +135,7 @@ def test_experts_in_one_tensor_are_written_each(tmp_path):
     merged = tmp_path / "merged"
     load_reference(apart, torch.float32).save_pretrained(merged, save_original_format=False)
     for source, out in ((apart, "a"), (merged, "b")):
-        quantize(source, tmp_path / out, Options(form=chosen("W4A16", 0, "gptq"), name="W4A16"), progress=False)
+        quantize(source, tmp_path / out, Options(form=choose_format("W4A16", 0, "gptq"), name="W4A16"), progress=False)
     one, other = open_checkpoint(tmp_path / "a"), open_checkpoint(tmp_path / "b")
     assert one.names == other.names
     assert any(".experts.3.down_proj.qweight" in n for n in one.names)
@@ -144,7 +144,7 @@ def test_experts_in_one_tensor_are_written_each(tmp_path):
 
 def test_scales_that_float16_has_no_number_for_are_its_smallest():
     """A column of nearly nothing: codes stay within their range, and values near 0."""
-    form = chosen("W4A16", 0, "gptq")
+    form = choose_format("W4A16", 0, "gptq")
     weight = torch.full((2, 8), 1e-9)
     made = nearest(weight, Grid(form, weight, torch.float32))
     assert (made.held > 0).all()

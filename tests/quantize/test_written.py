@@ -34,9 +34,9 @@ from thalweg.models.load import load_params
 from thalweg.models.weights import walk
 from thalweg.nano.tasks import TASKS, generate
 from thalweg.quantization import registry
-from thalweg.quantize.formats import FORMATS, chosen
+from thalweg.quantize.formats import FORMATS, choose_format
 from thalweg.quantize.grids import Grid, nearest
-from thalweg.quantize.run import REPORT, Options, Report, quantize
+from thalweg.quantize.run import REPORT, Options, QuantizeReport, quantize
 
 DEVICE = load("reference").open(Place())
 DRAFT = resolve_model("thalweg-nano-draft")
@@ -62,8 +62,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def written(out: Path, name: str, group: int | None = None, source: Path = DRAFT, **more) -> Report:
-    return quantize(source, out, Options(form=chosen(name, group), name=name, **more), progress=False)
+def written(out: Path, name: str, group: int | None = None, source: Path = DRAFT, **more) -> QuantizeReport:
+    return quantize(source, out, Options(form=choose_format(name, group), name=name, **more), progress=False)
 
 
 def oracle(path: Path, compressed: bool = False) -> torch.nn.Module:
@@ -83,7 +83,7 @@ def layers_of(path: Path):
 @pytest.mark.parametrize(("name", "group"), [*((n, None) for n in FORMATS), ("W4A16", 64), ("W4A16_ASYM", 32), ("W8A16", 0)])
 def test_readers_find_the_weights_that_were_chosen(name: str, group: int | None, wide: Path, tmp_path: Path) -> None:
     report = written(tmp_path / "q", name, group, wide)
-    form, dense = chosen(name, group), open_checkpoint(wide)
+    form, dense = choose_format(name, group), open_checkpoint(wide)
     found = dict(oracle(tmp_path / "q").named_parameters())
     assert len(report.layers) == 7 * json.loads((DRAFT / "config.json").read_text())["num_hidden_layers"]
     values = {}
@@ -133,7 +133,7 @@ def test_scales_of_a_bfloat16_model_are_bfloat16(name: str, tmp_path: Path) -> N
     dense = open_checkpoint(DRAFT)
     for lost in report.layers:
         weight = torch.from_numpy(dense.read(f"{lost.layer}.weight").astype(np.int32) << 16).view(torch.float32)
-        made = nearest(weight, Grid(chosen(name, None), weight, torch.bfloat16))
+        made = nearest(weight, Grid(choose_format(name, None), weight, torch.bfloat16))
         assert stored.entry(f"{lost.layer}.weight_scale")[0] == "bfloat16"
         assert torch.equal(found[f"{lost.layer}.weight"], made.values.bfloat16().float())
 
@@ -175,7 +175,7 @@ def test_folded_scales_leave_a_model_as_it_was(family: str, tmp_path: Path, monk
     source = make_checkpoint(family, tmp_path)
     (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog " * 8)
     folded: dict[str, torch.Tensor] = {}
-    rounded = run._Run._rounded
+    rounded = run._Run._round
 
     def kept(self, name, weight, seen):
         made, how = rounded(self, name, weight, seen)
@@ -184,7 +184,9 @@ def test_folded_scales_leave_a_model_as_it_was(family: str, tmp_path: Path, monk
         return made, how
 
     monkeypatch.setattr(run._Run, "_rounded", kept)
-    options = Options(form=chosen("W8A8", None), name="W8A8", method="awq", calibration=tmp_path / "text", samples=2, length=32)
+    options = Options(
+        form=choose_format("W8A8", None), name="W8A8", method="awq", calibration=tmp_path / "text", samples=2, length=32
+    )
     quantize(source, tmp_path / "q", options, progress=False)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     ids = torch.tensor([PROMPTS[0] + list(range(30, 50))])
@@ -208,7 +210,9 @@ def test_folded_scales_leave_a_model_as_it_was(family: str, tmp_path: Path, monk
 
 def test_experts_are_rounded_and_their_routers_stay(tmp_path: Path) -> None:
     source = make_checkpoint("qwen3-moe", tmp_path, tokenizer=False)
-    report = quantize(source, tmp_path / "q", Options(form=chosen("FP8_DYNAMIC", None), name="FP8_DYNAMIC"), progress=False)
+    report = quantize(
+        source, tmp_path / "q", Options(form=choose_format("FP8_DYNAMIC", None), name="FP8_DYNAMIC"), progress=False
+    )
     assert sum(".experts." in e.layer for e in report.layers) == 2 * 6 * 3
     model, read = layers_of(tmp_path / "q")
     assert "model.layers.0.mlp.gate" in read["quantization_config"]["ignore"]
@@ -217,7 +221,7 @@ def test_experts_are_rounded_and_their_routers_stay(tmp_path: Path) -> None:
     for _, spec in walk(model.specs):
         if spec.format != DENSE:
             parts = [torch.from_numpy(np.array(dense.read(s.name))) for s in spec.sources]
-            want = torch.cat([nearest(w, Grid(chosen("FP8_DYNAMIC", None), w, torch.float32)).values for w in parts])
+            want = torch.cat([nearest(w, Grid(choose_format("FP8_DYNAMIC", None), w, torch.float32)).values for w in parts])
             assert torch.equal(dequantise(files.read(spec, 0).data, 0, torch.float32), want)
 
 
@@ -257,7 +261,7 @@ def test_models_that_do_not_fit_are_refused(tmp_path: Path, capsys) -> None:
     with pytest.raises(
         ConfigError, match=r"q_proj has 48 inputs, which groups of 128 do not divide: another --group-size \(0\)"
     ):
-        quantize(source, tmp_path / "q", Options(form=chosen("W4A16", None), name="W4A16"), progress=False)
+        quantize(source, tmp_path / "q", Options(form=choose_format("W4A16", None), name="W4A16"), progress=False)
     assert main(["quantize", str(DRAFT), str(tmp_path / "q"), "--format", "fp8-dynamic"]) == 0
     assert "| mean " in capsys.readouterr().out
     assert main(["quantize", str(tmp_path / "q"), str(tmp_path / "again"), "--format", "W8A8"]) == 2

@@ -89,11 +89,11 @@ class SimJob:
             self.error = e
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self.clock() >= self.due
 
     def result(self) -> Any:
-        assert self.done
+        assert self.is_done
         if self.error is not None:
             raise self.error
         return self.value

@@ -21,10 +21,10 @@ from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig,
 from thalweg.drafters import SpeculationConfig
 from thalweg.engine.control.cache.prefix import keyed_hash
 from thalweg.engine.control.core import EngineCore
-from thalweg.engine.control.executor import StepsOnly
+from thalweg.engine.control.executor import LaunchOnlyExecutor
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.control.speculation.drafter import DeviceDrafter, Drafter, Proposals
-from thalweg.engine.control.store.transfers import Connection
+from thalweg.engine.control.store.transfers import StoreConnection
 from thalweg.engine.messages import EngineRequest, Outputs, TokenSampling
 from thalweg.hal.kv import KVSpec
 from thalweg.hal.parts.adapters import Adapters
@@ -126,7 +126,7 @@ class Guesser(Drafter):
         assert ((accepted >= 0) & (accepted <= self.most)).all()
 
 
-class Recorded(StepsOnly):
+class Recorded(LaunchOnlyExecutor):
     """Its operations are those of the world."""
 
     def __init__(self, world: World, *args) -> None:
@@ -172,7 +172,7 @@ class World:
         """The adapter in each slot, as of the step that runs."""
         if store is not None:
             lanes = lambda name: SimLane(store, clock)  # noqa: E731
-            self.kwargs |= {"store": Connection(store, self, 4.0, lanes), "hash_fn": hash_fn or keyed_hash(b"one secret")}
+            self.kwargs |= {"store": StoreConnection(store, self, 4.0, lanes), "hash_fn": hash_fn or keyed_hash(b"one secret")}
             self.block_bytes = [8 * (2 if g.kind == "state" else g.block_tokens) for g in config.cache.groups]
             self.signature = b"the hash model"
         self.tracked: dict[int, Tracked] = {}
@@ -185,7 +185,7 @@ class World:
     def boot(self) -> None:
         """A new core and a new device, as after a crash."""
         config = self.config
-        self.device = NullPlatform().configured(self.options).open(Place())
+        self.device = NullPlatform().with_options(self.options).open(Place())
         state = {
             "kv": [
                 np.zeros((n, 2 if g.kind == "state" else g.block_tokens), np.int64)
@@ -354,7 +354,7 @@ class World:
     def idle(self) -> None:
         """No block, slot or claim is left behind."""
         self.core.check()
-        assert all(g.pool.held == 0 for g in self.core.kv.groups), "blocks leaked"
+        assert all(g.pool.blocks_held == 0 for g in self.core.kv.groups), "blocks leaked"
         assert self.core.slots.available == self.config.scheduler.max_seqs, "slots leaked"
         assert not self.core.scheduler._computing, "claims leaked"
         assert self.core._transfers is None or not self.core._transfers.waiting, "a request that is gone waits for the store"

@@ -31,7 +31,7 @@ class ByteTokenizer:
     special_ids = frozenset((EOS,))
     special_tokens: dict[str, str] = {}
     special_texts = ()
-    added: dict[int, str] = {}
+    added_tokens: dict[int, str] = {}
     response_template = None
     config: dict[str, Any] = {}
     max_token_chars = 1

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from thalweg.checkpoint.adapters import read_adapter
 from thalweg.engine.client.adapters import ClientAdapters
-from thalweg.engine.messages import Outputs, Started
+from thalweg.engine.messages import Outputs, SequenceStarted
 from thalweg.errors import RequestError
 from thalweg.server.resolvers import RESOLVERS
 
@@ -93,7 +93,7 @@ class Adapted(FakeEngine):
 
 def _started(handle: int) -> Outputs:
     none = np.zeros(0, np.int64)
-    return Outputs(none, none.astype(np.int32), 1.0, started=[Started(handle, 0, 1.0, 1.0)])
+    return Outputs(none, none.astype(np.int32), 1.0, started=[SequenceStarted(handle, 0, 1.0, 1.0)])
 
 
 def ask(running: Any, model: str, **more: Any) -> int:
@@ -257,7 +257,7 @@ def find_in_vault(base: str, name: str, roots: Any) -> str | None:
 
 
 def test_an_unknown_name_is_served_if_a_resolver_finds_its_adapter(start, tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(RESOLVERS._added, "vault", f"{__name__}:find_in_vault")
+    monkeypatch.setitem(RESOLVERS._local, "vault", f"{__name__}:find_in_vault")
     root = tmp_path / "root"
     sql, team = write(root / "sql", 1), write(root / "vault" / "team-1", 2)
     write(root / "wide", 3)
@@ -284,7 +284,7 @@ def find_nothing_but_faults(base: str, name: str, roots: Any) -> Any:
 
 
 def test_a_faulty_resolver_has_found_nothing_and_the_next_is_asked(start, tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(RESOLVERS._added, "faulty", f"{__name__}:find_nothing_but_faults")
+    monkeypatch.setitem(RESOLVERS._local, "faulty", f"{__name__}:find_nothing_but_faults")
     write(tmp_path / "sql", 1)
     running = start(Adapted(), lora_resolver=["faulty", "folder"], lora_root=[str(tmp_path)])
     want = {"none": 404, "number": 404, "sql": 200}

@@ -18,7 +18,7 @@ from turn_samples import TOOL_PARSERS, TOOL_PARSERS_032
 
 from thalweg.turns.events import Call
 from thalweg.turns.events import Message as Words
-from thalweg.turns.format import Turn
+from thalweg.turns.format import TurnFormat
 from thalweg.turns.table import calls_named
 from thalweg.turns.writer import write
 
@@ -197,7 +197,7 @@ NAMES = [n for n in (*TOOL_PARSERS, *TOOL_PARSERS_032) if n != "hf"]
 @pytest.mark.parametrize("name", some(NAMES[::9], NAMES))
 def test_a_call_of_every_format_that_was_cut_is_accepted_back(start: Any, name: str) -> None:
     call = Call("ls", '{"path": "a\\"b", "more": {"x": [1]}}', "")
-    text = write(Turn(calls=calls_named(name)), Words("I look.", "", [call]))
+    text = write(TurnFormat(calls=calls_named(name)), Words("I look.", "", [call]))
     running = start(Scripted(template=CHATML), tool_call_parser=name)
     rng, wrong = random.Random(name), []
     for cut in sorted(rng.sample(range(1, len(text)), some(4, 10))):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from thalweg.template.arguments import LARGEST, Written, read_arguments
+from thalweg.template.arguments import LARGEST, ArgumentText, read_arguments
 from thalweg.template.sandbox import ChatTemplate
 
 
@@ -90,7 +90,7 @@ def test_a_template_that_adds_arguments_to_a_text_gets_what_was_written(expressi
 
 
 def test_written_arguments_are_a_mapping_without_names() -> None:
-    written = Written(BROKEN)
+    written = ArgumentText(BROKEN)
     assert (dict(written), len(written), str(written), bool(written)) == ({}, 0, BROKEN, True)
     with pytest.raises(KeyError):
         written["a"]

@@ -10,7 +10,7 @@ from test_template import CHATML, MISTRAL
 
 from thalweg.errors import RequestError
 from thalweg.template.chat import Chat
-from thalweg.template.fold import folded
+from thalweg.template.fold import fold_system_messages
 
 FIRST_ALONE = """{% for m in messages %}
 {%- if m.role == 'system' and not loop.first %}{{ raise_exception('System message must be at the beginning.') }}{% endif %}
@@ -76,9 +76,9 @@ def test_a_refusal_that_is_not_about_system_messages_stays_what_it_was(chats) ->
 def test_nothing_is_lost_and_nothing_of_the_callers_is_changed() -> None:
     given = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in roles("ssusatsusas")]
     before = repr(given)
-    for way in folded(given):
+    for way in fold_system_messages(given):
         texts = "".join(p["text"] for m in way for p in m["content"])
         assert all(m["content"][0]["text"] in texts for m in given)
         assert [m["role"] for m in way].count("system") <= 1
     assert repr(given) == before
-    assert list(folded(given[2:3])) == []
+    assert list(fold_system_messages(given[2:3])) == []

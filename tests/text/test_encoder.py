@@ -14,7 +14,7 @@ import thalweg
 from thalweg.errors import RequestError
 from thalweg.template.chat import LONG as LONG_CHAT
 from thalweg.template.chat import Chat, _end
-from thalweg.text.encoder import HUGE, INLINE, LONG, MARGIN, Encoder
+from thalweg.text.encoder import HUGE, INLINE, LONG, MARGIN, AsyncTokenizer
 from thalweg.text.tokenizer import load_tokenizer
 
 
@@ -39,7 +39,7 @@ class Slow:
 
 async def test_short_and_middling_texts_do_not_wait_for_long_ones() -> None:
     slow = Slow()
-    encoder = Encoder(slow, 10 * LONG)
+    encoder = AsyncTokenizer(slow, 10 * LONG)
     long = [asyncio.ensure_future(encoder.encode(["x" * (LONG + 1)])) for _ in range(8)]
     await asyncio.sleep(0)
     for n in (1, INLINE, INLINE + 1, LONG):
@@ -71,7 +71,7 @@ async def test_many_short_texts_are_one_long_one() -> None:
             threads.append(threading.current_thread().name)
             return [1]
 
-    encoder = Encoder(Noting(), 100)
+    encoder = AsyncTokenizer(Noting(), 100)
     assert await encoder.encode(["x" * 100] * 2) == [[1], [1]]
     assert set(threads) == {threading.current_thread().name}
     threads.clear()
@@ -81,7 +81,7 @@ async def test_many_short_texts_are_one_long_one() -> None:
 
 async def test_a_text_that_cannot_fit_is_refused_unread_unless_it_will_be_cut() -> None:
     slow = Slow()
-    encoder = Encoder(slow, LONG)
+    encoder = AsyncTokenizer(slow, LONG)
     with pytest.raises(RequestError, match="cannot fit the context of 65536 tokens") as e:
         await encoder.encode(["x", "x" * (LONG + 1)], param="input")
     assert e.value.param == "input"
@@ -94,7 +94,7 @@ async def test_a_text_that_cannot_fit_is_refused_unread_unless_it_will_be_cut() 
 
 
 async def test_text_that_is_no_unicode_is_named() -> None:
-    encoder = Encoder(v.byte_level(), 10**6)
+    encoder = AsyncTokenizer(v.byte_level(), 10**6)
     for n in (1, INLINE + 1):
         with pytest.raises(RequestError, match="prompt: not valid Unicode") as e:
             await encoder.encode(["\ud800" * n])
@@ -107,7 +107,7 @@ async def test_other_threads_run_while_the_library_encodes() -> None:
     tok = load_tokenizer(Path(thalweg.__file__).parent / "nano/weights")
     text = "the river runs where the bed is deepest; " * 25_000
     turns = 0
-    task = asyncio.ensure_future(Encoder(tok, 10**9).encode([text]))
+    task = asyncio.ensure_future(AsyncTokenizer(tok, 10**9).encode([text]))
     while not task.done():
         await asyncio.sleep(0.001)
         turns += 1
@@ -130,16 +130,16 @@ async def test_of_a_text_that_will_be_cut_only_the_end_is_read() -> None:
             return tok.encode(text, add_special_tokens)
 
     for keep in (1, 7, 100):
-        (ids,) = await Encoder(Noting(), 256).encode([text], keep=keep)
+        (ids,) = await AsyncTokenizer(Noting(), 256).encode([text], keep=keep)
         assert ids[-keep:] == whole[-keep:]
         assert read.pop() <= (keep + MARGIN) * tok.max_token_chars
     for short in ("", "a", "the river"):
-        assert await Encoder(tok, 256).encode([short], keep=5) == [tok.encode(short)]
+        assert await AsyncTokenizer(tok, 256).encode([short], keep=5) == [tok.encode(short)]
 
 
 async def test_long_texts_of_one_tenant_delay_another_by_one_turn() -> None:
     slow, order = Slow(), list[str]()
-    encoder = Encoder(slow, 10 * LONG)
+    encoder = AsyncTokenizer(slow, 10 * LONG)
 
     async def ask(tenant: str) -> None:
         await encoder.encode(["x" * (LONG + 1)], tenant=tenant)
@@ -168,7 +168,7 @@ async def test_memory_of_huge_texts_is_given_back(monkeypatch: pytest.MonkeyPatc
     slow = Slow()
     slow.go.set()
     for n in (LONG, HUGE + 1):
-        await Encoder(slow, 2 * HUGE).encode(["x" * n])
+        await AsyncTokenizer(slow, 2 * HUGE).encode(["x" * n])
         chat = Chat(slow, "{{ messages[0].content }}")
         await chat.prompt_async(lambda n=n: ([{"role": "user", "content": "x" * n}], None))
         chat.close()

@@ -6,7 +6,7 @@ from amounts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thalweg.text.stops import AsideStream, StopStream, StopStrings, automaton
+from thalweg.text.stops import ReasoningStream, StopStream, StopStrings, automaton
 
 words = st.text(st.sampled_from("ab<"), min_size=1, max_size=4)
 
@@ -86,7 +86,7 @@ def test_text_before_an_answer_is_told_from_it_however_it_is_cut() -> None:
     for opens, close, inside, text, expected in cases:
         for i in range(len(text) + 1):
             for pieces in ([text[:i], text[i:]], list(text)):
-                stream, before, after = AsideStream(opens, close, inside), "", ""
+                stream, before, after = ReasoningStream(opens, close, inside), "", ""
                 for piece in pieces:
                     first, second = stream.push(piece)
                     before, after = before + first, after + second

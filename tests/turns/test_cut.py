@@ -14,22 +14,22 @@ from test_reader import NAMES, ROWS, speakable, turn_of
 
 from thalweg.text.marks import is_half, mark
 from thalweg.turns import table
-from thalweg.turns.bind import Bound, bind, terminals
+from thalweg.turns.bind import BoundTurnFormat, bind, terminals
 from thalweg.turns.events import Call, Message
-from thalweg.turns.format import Tagged, Turn
+from thalweg.turns.format import TaggedArgs, TurnFormat
 from thalweg.turns.reader import Reader, read
 from thalweg.turns.rows.tagged import MM
 from thalweg.turns.writer import write
 
 SCHEMA = {**spec.WEATHER, "properties": {**spec.WEATHER["properties"], "note": {"type": ["string", "null"]}}}
 SCHEMAS = {"get_weather": SCHEMA, "other_tool": SCHEMA}
-TAGGED = [name for name, row in ROWS if isinstance(row.body, Tagged) and not row.body.nested]
+TAGGED = [name for name, row in ROWS if isinstance(row.body, TaggedArgs) and not row.body.nested]
 
 
 class Tokens:
     """A vocabulary in which every tag of a format is a token."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: TurnFormat) -> None:
         tags = sorted({t for text in terminals(turn) for t in re.findall(r"<[^<>]+>|\[[A-Z_]+\]", text)})
         self.added = dict(enumerate(tags, 300))
         self.special_ids = frozenset(self.added)
@@ -40,7 +40,7 @@ class Tokens:
         return text
 
 
-def bound_of(turn: Turn, as_tokens: bool, *texts: str) -> tuple[Bound, list[str]]:
+def bound_of(turn: TurnFormat, as_tokens: bool, *texts: str) -> tuple[BoundTurnFormat, list[str]]:
     if not as_tokens:
         return bind(turn, None), list(texts)
     tokens = Tokens(turn)
@@ -51,7 +51,7 @@ def told(message: Message) -> tuple[str, str, list[tuple[str, str]]]:
     return message.content, message.reasoning, [(c.name, c.arguments) for c in message.calls]
 
 
-def streamed(bound: Bound, text: str) -> Message:
+def streamed(bound: BoundTurnFormat, text: str) -> Message:
     reader, message = Reader(bound, "", SCHEMAS), Message()
     for c in text:
         message.add(reader.push(c))
@@ -64,7 +64,7 @@ def ends(text: str) -> list[int]:
     return [n for n in range(1, len(text)) if not (is_half(text[n - 1]) and text[n - 1] < "\udc00")]
 
 
-def check(bound: Bound, text: str, whole: Message, other: Message | None = None, until: int = 0) -> None:
+def check(bound: BoundTurnFormat, text: str, whole: Message, other: Message | None = None, until: int = 0) -> None:
     """Every cut begins the whole turn, and up to there the other one."""
     found = ends(text)
     rng, size = random.Random(len(text)), len(found)
@@ -164,14 +164,14 @@ def test_a_call_that_the_model_ended_is_whole_without_what_comes_after_it(name):
     ],
 )  # fmt: skip
 def test_what_was_written_is_told_and_stays_open(name, text, arguments):
-    bound = bind(Turn(None, table.CALLS[name]), None)
+    bound = bind(TurnFormat(None, table.CALLS[name]), None)
     message = read(bound, text, "", SCHEMAS, cut=True)
     assert told(message) == ("", "", [("get_weather", arguments)])
     assert told(streamed(bound, text)) == told(message)
 
 
 def test_the_beginning_of_a_mark_is_content_where_no_call_has_begun():
-    bound = bind(Turn(None, table.CALLS["qwen3_coder"]), None)
+    bound = bind(TurnFormat(None, table.CALLS["qwen3_coder"]), None)
     assert read(bound, "1 <", cut=True).content == "1 <"
     assert read(bound, "See <tool_call>\n<func", cut=True).content == "See <tool_call>\n<func"
     called = "<tool_call>\n<function=get_weather>\n</function>\n</tool_call>"

@@ -19,7 +19,7 @@ from thalweg.turns.choose import choose, describe
 from thalweg.turns.derive import template as deriving
 from thalweg.turns.derive.template import derive
 from thalweg.turns.events import Message
-from thalweg.turns.format import Turn
+from thalweg.turns.format import TurnFormat
 from thalweg.turns.grammar import turn_grammar
 from thalweg.turns.reader import Reader
 from thalweg.turns.writer import write
@@ -81,17 +81,17 @@ SHAPES = {
         each(
             '<act name="{{ f.name }}">\n' + args('<arg key="{{ k }}">' + VALUE + "</arg>\n") + "</act>\n", "<acts>\n", "</acts>"
         ),
-        rows.Tagged,
+        rows.TaggedArgs,
         ('<act name="', "</act>", ("<acts>", "</acts>")),
     ),
     "pairs of tags": (
         each("<act>{{ f.name }}" + args("<k>{{ k }}</k><v>" + VALUE + "</v>") + "</act>"),
-        rows.Tagged,
+        rows.TaggedArgs,
         ("<act>", "</act>", ("", "")),
     ),
     "tags on lines": (
         each("<act={{ f.name }}>\n" + args("<arg={{ k }}>\n" + VALUE + "\n</arg>\n") + "</act>"),
-        rows.Tagged,
+        rows.TaggedArgs,
         ("<act=", "</act>", ("", "")),
     ),
     "tags with types": (
@@ -100,12 +100,12 @@ SHAPES = {
             + args("<arg={{ k }} is={{ 'text' if v is string else 'json' }}>" + VALUE + "</arg>")
             + "</act>"
         ),
-        rows.Tagged,
+        rows.TaggedArgs,
         ("<act=", "</act>", ("", "")),
     ),
     "tags named after keys": (
         each("<use {{ f.name }}>\n" + args("<{{ k }}>" + VALUE + "</{{ k }}>\n") + "</use>"),
-        rows.Tagged,
+        rows.TaggedArgs,
         ("<use", "</use>", ("", "")),
     ),
     "python": (
@@ -142,8 +142,8 @@ def writer(source: str):
     return render
 
 
-def derived(source: str) -> Turn | None:
-    return derive(source, writer(source), Turn())
+def derived(source: str) -> TurnFormat | None:
+    return derive(source, writer(source), TurnFormat())
 
 
 def turns(render, source_ids: bool, deep: bool):
@@ -243,7 +243,7 @@ def test_no_failure_of_a_template_fails_a_start(caplog):
         raise RequestError("never") if prompt else ValueError("never")
 
     with caplog.at_level(logging.WARNING):
-        assert derive("tool_calls {# broken #}", broken, Turn()) is None
+        assert derive("tool_calls {# broken #}", broken, TurnFormat()) is None
     assert "deriving a format" in caplog.text
 
 

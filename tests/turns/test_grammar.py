@@ -14,7 +14,7 @@ from thalweg.errors import RequestError
 from thalweg.turns import table
 from thalweg.turns.bind import bind
 from thalweg.turns.events import Call, Message
-from thalweg.turns.format import Turn
+from thalweg.turns.format import TurnFormat
 from thalweg.turns.grammar import beginning_of_calls, begun_grammar, end_of_reasoning, turn_grammar
 from thalweg.turns.writer import write
 
@@ -37,10 +37,10 @@ ARGUMENTS = [
 ]
 
 
-def turn_of(name: str) -> Turn:
+def turn_of(name: str) -> TurnFormat:
     if ROWS[name].header is not None:
-        return Turn(table.REASONING["openai_gptoss"], ROWS[name])
-    return Turn(table.REASONING["qwen3"], ROWS[name])
+        return TurnFormat(table.REASONING["openai_gptoss"], ROWS[name])
+    return TurnFormat(table.REASONING["qwen3"], ROWS[name])
 
 
 @lru_cache(maxsize=1)
@@ -96,7 +96,7 @@ def test_reasoning_that_the_prompt_opened_comes_first():
 
 def test_tokens_are_written_by_their_ids():
     class Vocabulary:
-        added = {300: "<tool_call>", 301: "</tool_call>", 302: "</think>"}
+        added_tokens = {300: "<tool_call>", 301: "</tool_call>", 302: "</think>"}
         special_ids = frozenset({300, 301, 302})
 
     source = turn_grammar(bind(turn_of("hermes"), Vocabulary()), TOOLS)
@@ -108,7 +108,7 @@ def test_tokens_are_written_by_their_ids():
 
 def test_after_reasoning_that_a_token_ends_the_turn_is_the_calls_alone():
     class Vocabulary:
-        added = {300: "<tool_call>", 302: "</think>"}
+        added_tokens = {300: "<tool_call>", 302: "</think>"}
         special_ids = frozenset({300, 302})
 
     bound = bind(turn_of("hermes"), Vocabulary())
@@ -129,7 +129,7 @@ def test_formats_that_cannot_be_constrained_are_refused():
         turn_grammar(bind(turn_of("gemma4"), None), {"odd": odd}, names=names)
     assert e.value.param == "tools[0].function.parameters"
     with pytest.raises(RequestError, match="no format"):
-        turn_grammar(bind(Turn(), None), TOOLS)
+        turn_grammar(bind(TurnFormat(), None), TOOLS)
 
 
 TREE = {
@@ -186,7 +186,7 @@ class OneToken:
 def test_a_call_that_has_begun_is_one_of_the_tools_and_fits_its_schema(name):
     row = ROWS[name]
     opened = row.section[0] or row.open
-    turn, rng = Turn(table.REASONING["mimo"], row), random.Random(name)
+    turn, rng = TurnFormat(table.REASONING["mimo"], row), random.Random(name)
     bound = bind(turn, OneToken(opened))
     if beginning_of_calls(bound) is None:
         assert not opened
@@ -212,9 +212,9 @@ def test_a_call_that_has_begun_is_one_of_the_tools_and_fits_its_schema(name):
 def test_what_begins_calls_is_a_token_and_ends_reasoning():
     hermes = ROWS["hermes"]
     token = OneToken(hermes.open)
-    assert beginning_of_calls(bind(Turn(None, hermes), token)) == MARK
-    assert beginning_of_calls(bind(Turn(table.REASONING["qwen3"], hermes), None)) is None
+    assert beginning_of_calls(bind(TurnFormat(None, hermes), token)) == MARK
+    assert beginning_of_calls(bind(TurnFormat(table.REASONING["qwen3"], hermes), None)) is None
     within = replace(table.REASONING["qwen3"], implicit_ends=False)
-    assert beginning_of_calls(bind(Turn(within, hermes), token)) is None
-    assert beginning_of_calls(bind(Turn(None, ROWS["llama3_json"]), OneToken("<|python_tag|>"))) is None
-    assert beginning_of_calls(bind(Turn(), token)) is None
+    assert beginning_of_calls(bind(TurnFormat(within, hermes), token)) is None
+    assert beginning_of_calls(bind(TurnFormat(None, ROWS["llama3_json"]), OneToken("<|python_tag|>"))) is None
+    assert beginning_of_calls(bind(TurnFormat(), token)) is None

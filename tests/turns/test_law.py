@@ -16,12 +16,12 @@ from amounts import some
 
 from thalweg.errors import RequestError
 from thalweg.grammar.convert import source_of
-from thalweg.grammar.source import Asked
+from thalweg.grammar.source import GrammarRequest
 from thalweg.text.marks import mark
 from thalweg.turns import table
-from thalweg.turns.bind import Bound
+from thalweg.turns.bind import BoundTurnFormat
 from thalweg.turns.events import Message
-from thalweg.turns.format import Turn
+from thalweg.turns.format import TurnFormat
 from thalweg.turns.grammar import (
     beginning_of_calls,
     begun_grammar,
@@ -30,26 +30,26 @@ from thalweg.turns.grammar import (
     free_grammar,
     turn_grammar,
 )
-from thalweg.turns.held import Held
+from thalweg.turns.grammar_scope import GrammarScope
 from thalweg.turns.reader import Reader
 
 ROWS = {row.name: row for row in (*table.CALLS.values(), *table.SPECIFIC)}
 NAMES = sorted(ROWS)
 KINDS = ("text", "added", "special")
-WHOLE = Held.CALLS | Held.THOUGHT
+WHOLE = GrammarScope.CALLS | GrammarScope.THOUGHT
 
 
-def turn_of(name: str, reasoning: str = "qwen3") -> Turn:
+def turn_of(name: str, reasoning: str = "qwen3") -> TurnFormat:
     """A row with the reasoning of the model it is of, or else this one."""
     row = ROWS[name]
     if row.header is not None:
-        return Turn(table.REASONING["openai_gptoss"], row, header=row.header)
+        return TurnFormat(table.REASONING["openai_gptoss"], row, header=row.header)
     own = name if name in table.REASONING and not table.REASONING[name].kept else reasoning
     found, wraps, _ = table.reasoning_named(own)
-    return Turn(found, row, wraps)
+    return TurnFormat(found, row, wraps)
 
 
-def read(bound: Bound, text: str, tools: Any, held: Held, rng: random.Random, prompt: str = "") -> Message:
+def read(bound: BoundTurnFormat, text: str, tools: Any, held: GrammarScope, rng: random.Random, prompt: str = "") -> Message:
     """Cut at random, and a character at a time: the same."""
     out = []
     at = sorted(rng.sample(range(len(text) + 1), min(len(text), 4)))
@@ -124,7 +124,7 @@ def test_a_call_that_may_be_made_fits_its_schema(name):
             if text is None:
                 continue
             text = f"So.{mark(begun)}{text}" if begun is not None else text
-            message = read(tokens.bound, text, tools, Held.CALLS if begun is not None else WHOLE, rng)
+            message = read(tokens.bound, text, tools, GrammarScope.CALLS if begun is not None else WHOLE, rng)
             assert message.calls or begun is None, text
             judge(message, tools, text)
             called += bool(message.calls)
@@ -142,7 +142,7 @@ def test_beside_a_form_there_are_calls_or_content_of_that_form(name):
         if turn.calls.bare:  # an object that names a tool would be a call of it
             form = {**form, "properties": {f"_{k}": v for k, v in form["properties"].items()}, "additionalProperties": False}
             form["required"] = [f"_{k}" for k in form["required"]]
-        inner = source_of(Asked(kind="json", text=json.dumps(form))).text
+        inner = source_of(GrammarRequest(kind="json", text=json.dumps(form))).text
         try:
             source = form_grammar(tokens.bound, tools)
         except RequestError:
@@ -151,7 +151,7 @@ def test_beside_a_form_there_are_calls_or_content_of_that_form(name):
             text = wishes.wish(tokens, source, rng, inner=inner, calls=calls)
             if text is None:
                 continue
-            message = read(tokens.bound, text, tools, WHOLE | Held.CONTENT, rng)
+            message = read(tokens.bound, text, tools, WHOLE | GrammarScope.CONTENT, rng)
             assert bool(message.calls) != bool(message.content), text
             judge(message, tools, text)
             if message.content:
@@ -169,5 +169,5 @@ def test_content_of_a_form_is_read_whole(name):
         if turn_of(name).reasoning.assumed:
             continue
         text = wishes.mentions(tokens, rng, rng.randrange(12))
-        message = read(tokens.bound, text, some_tools(rng), Held.CONTENT, rng)
-        assert (message.content, message.reasoning, message.calls) == (tokens.bound.shown(text), "", []), text
+        message = read(tokens.bound, text, some_tools(rng), GrammarScope.CONTENT, rng)
+        assert (message.content, message.reasoning, message.calls) == (tokens.bound.token_text(text), "", []), text

@@ -14,8 +14,8 @@ from test_law import NAMES, ROWS, read, turn_of
 from thalweg.turns import table
 from thalweg.turns.bind import bind, terminals
 from thalweg.turns.events import Call, Message
-from thalweg.turns.format import GemmaArgs, Tagged, Turn
-from thalweg.turns.held import Held
+from thalweg.turns.format import GemmaArgs, TaggedArgs, TurnFormat
+from thalweg.turns.grammar_scope import GrammarScope
 from thalweg.turns.rows import thinking
 from thalweg.turns.writer import write
 
@@ -33,7 +33,7 @@ def no_ids(message: Message) -> tuple[str, str, list[tuple[str, str]]]:
     return message.content, message.reasoning, [(c.name, c.arguments) for c in message.calls]
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if not isinstance(ROWS[n].body, Tagged | GemmaArgs)])
+@pytest.mark.parametrize("name", [n for n in NAMES if not isinstance(ROWS[n].body, TaggedArgs | GemmaArgs)])
 def test_marks_in_strings_are_text(name):
     turn, rng = turn_of(name), random.Random(f"strings {name}")
     bound, marks = bind(turn, None), [*marks_of(name), turn.reasoning.close]
@@ -41,11 +41,11 @@ def test_marks_in_strings_are_text(name):
         city = "".join(rng.choice([*marks, " ", "\n", '"', "x"]) for _ in range(rng.randrange(1, 6)))
         id = "call00000" if ROWS[name].head is None or not ROWS[name].head.name_in_id[1] else ""
         text = write(turn, Message("", "", [Call("get_weather", json.dumps({"city": city}), id)]))
-        message = read(bound, text, spec.SCHEMAS, Held.NOTHING, rng, "<think></think>")
+        message = read(bound, text, spec.SCHEMAS, GrammarScope.NOTHING, rng, "<think></think>")
         assert spec.plain(message) == ("", "", [("get_weather", {"city": city})]), text
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if isinstance(ROWS[n].body, Tagged) and not ROWS[n].body.nested])
+@pytest.mark.parametrize("name", [n for n in NAMES if isinstance(ROWS[n].body, TaggedArgs) and not ROWS[n].body.nested])
 def test_what_ends_a_value_is_text_of_it_where_no_value_may_end(name):
     turn, rng = turn_of(name), random.Random(f"values {name}")
     bound, row = bind(turn, None), ROWS[name]
@@ -59,19 +59,19 @@ def test_what_ends_a_value_is_text_of_it_where_no_value_may_end(name):
         if any(part.lstrip().startswith(f) for part in after_close for f in follows if f):
             continue
         text = write(turn, Message("", "", [Call("get_weather", json.dumps({"city": city, "days": 3}))]))
-        message = read(bound, text, spec.SCHEMAS, Held.NOTHING, rng, "<think></think>")
+        message = read(bound, text, spec.SCHEMAS, GrammarScope.NOTHING, rng, "<think></think>")
         assert spec.plain(message) == ("", "", [("get_weather", {"city": city, "days": 3})]), text
         tried += 1
     assert tried
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if isinstance(ROWS[n].body, Tagged) and not ROWS[n].body.nested])
+@pytest.mark.parametrize("name", [n for n in NAMES if isinstance(ROWS[n].body, TaggedArgs) and not ROWS[n].body.nested])
 def test_what_ends_a_value_is_text_in_its_strings_of_json(name):
     turn, rng = turn_of(name), random.Random(f"json {name}")
     row = ROWS[name]
     deep = {"a": [f"x{row.body.value_close}", f"{row.body.value_close}{row.close}y"]}
     text = write(turn, Message("", "", [Call("get_weather", json.dumps({"city": "a", "deep": deep}))]))
-    message = read(bind(turn, None), text, spec.SCHEMAS, Held.NOTHING, rng, "<think></think>")
+    message = read(bind(turn, None), text, spec.SCHEMAS, GrammarScope.NOTHING, rng, "<think></think>")
     assert spec.plain(message) == ("", "", [("get_weather", {"city": "a", "deep": deep})]), text
 
 
@@ -93,7 +93,7 @@ def test_marks_mentioned_in_reasoning_do_not_cut_it(name):
             text = f"{marked.reasoning.open}{said}{marked.reasoning.close}Yes."
         if turn.reasoning.assumed:
             text = text.removeprefix(marked.reasoning.open)
-        message = read(tokens.bound, text, spec.SCHEMAS, Held.NOTHING, rng)
+        message = read(tokens.bound, text, spec.SCHEMAS, GrammarScope.NOTHING, rng)
         assert no_ids(message) == ("Yes.", thought, []), text
 
 
@@ -112,18 +112,18 @@ def test_what_begins_reasoning_is_text_once_content_has_begun(name):
     bound = bind(turn, None)
     said = f"Wrap it in {turn.reasoning.open} tags {turn.reasoning.close} so."
     for before, thought in (("", ""), (f"{turn.reasoning.open}Hm.{turn.reasoning.close}", "Hm.")):
-        assert no_ids(read(bound, before + said, spec.SCHEMAS, Held.NOTHING, rng)) == (said, thought, [])
+        assert no_ids(read(bound, before + said, spec.SCHEMAS, GrammarScope.NOTHING, rng)) == (said, thought, [])
 
 
 @pytest.mark.parametrize("name", sorted(thinking.WRAPS))
 def test_what_stands_around_content_is_text_within_it(name):
     reasoning, wraps, _ = table.reasoning_named(name)
-    bound, rng = bind(Turn(reasoning, None, wraps), None), random.Random(name)
+    bound, rng = bind(TurnFormat(reasoning, None, wraps), None), random.Random(name)
     opened, closed = wraps[0], next(w for w in wraps if any(word in w.lower() for word in ("/", "end", "close")))
     thought = f"{'' if reasoning.assumed else reasoning.open}Hm.{reasoning.close}"
     for said in ("Yes.", f"The tag {opened} is used.", f"Then {closed} ends it."):
         text = f"{thought}{opened}{said}{closed}"
-        assert no_ids(read(bound, text, {}, Held.NOTHING, rng)) == (said, "Hm.", []), text
+        assert no_ids(read(bound, text, {}, GrammarScope.NOTHING, rng)) == (said, "Hm.", []), text
 
 
 @pytest.mark.parametrize("prompt", ["<|start|>user<|message|>Hi<|end|><|start|>assistant", "a prompt without headers"])
@@ -134,6 +134,6 @@ def test_headers_that_are_tokens_are_read_after_a_prompt_of_text(prompt):
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather "
         '<|constrain|>json<|message|>{"city": "a"}'
     )
-    message = read(tokens.bound, _as_tokens(tokens, text), spec.SCHEMAS, Held.NOTHING, rng, prompt)
+    message = read(tokens.bound, _as_tokens(tokens, text), spec.SCHEMAS, GrammarScope.NOTHING, rng, prompt)
     assert no_ids(message) == ("", "Hm.", [("get_weather", '{"city": "a"}')])
-    assert no_ids(read(tokens.bound, "Plain text.", spec.SCHEMAS, Held.NOTHING, rng, prompt)) == ("Plain text.", "", [])
+    assert no_ids(read(tokens.bound, "Plain text.", spec.SCHEMAS, GrammarScope.NOTHING, rng, prompt)) == ("Plain text.", "", [])

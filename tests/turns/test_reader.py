@@ -11,27 +11,27 @@ from amounts import some
 
 from thalweg.text.marks import mark
 from thalweg.turns import table
-from thalweg.turns.bind import Bound, bind, terminals
+from thalweg.turns.bind import BoundTurnFormat, bind, terminals
 from thalweg.turns.events import Call, Message
-from thalweg.turns.format import GemmaArgs, JsonArgs, PythonCalls, Tagged, Turn
+from thalweg.turns.format import GemmaArgs, JsonArgs, PythonCalls, TaggedArgs, TurnFormat
 from thalweg.turns.reader import Reader, read
 from thalweg.turns.writer import write
 
 ROWS = sorted({row.name: row for row in (*table.CALLS.values(), *table.SPECIFIC)}.items())
 NAMES = [name for name, _ in ROWS]
-HERMES = bind(Turn(table.REASONING["qwen3"], table.CALLS["hermes"]), None)
+HERMES = bind(TurnFormat(table.REASONING["qwen3"], table.CALLS["hermes"]), None)
 
 
-def turn_of(name: str) -> Turn:
+def turn_of(name: str) -> TurnFormat:
     row = dict(ROWS)[name]
     if row.header is not None:
-        return Turn(table.REASONING["openai_gptoss"], row)
+        return TurnFormat(table.REASONING["openai_gptoss"], row)
     own = name in table.REASONING and not table.REASONING[name].kept
     reasoning, wraps, _ = table.reasoning_named(name if own else "qwen3")
-    return Turn(reasoning, row, wraps)
+    return TurnFormat(reasoning, row, wraps)
 
 
-def in_pieces(bound: Bound, pieces: list[str], prompt: str = "") -> Message:
+def in_pieces(bound: BoundTurnFormat, pieces: list[str], prompt: str = "") -> Message:
     reader, message = Reader(bound, prompt, spec.SCHEMAS), Message()
     for piece in pieces:
         message.add(reader.push(piece))
@@ -44,10 +44,10 @@ def cuts(text: str, rng: random.Random) -> list[str]:
     return [text[a:b] for a, b in zip([0, *at], [*at, len(text)], strict=True)]
 
 
-def speakable(turn: Turn, message: Message) -> bool:
+def speakable(turn: TurnFormat, message: Message) -> bool:
     """Can the format say it? Some have no way to escape their own terminals."""
     parts = [p for t in terminals(turn) for p in (t.strip(), t.split(">")[0].strip()) if len(p) > 1]
-    raw = turn.calls is not None and isinstance(turn.calls.body, Tagged | GemmaArgs)
+    raw = turn.calls is not None and isinstance(turn.calls.body, TaggedArgs | GemmaArgs)
     texts = [message.content, message.reasoning]
     values = [str(v) for c in message.calls for v in json.loads(c.arguments).values()]
     texts += values if raw else []
@@ -121,7 +121,7 @@ def test_nothing_makes_it_fail(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_no_text_is_lost_where_there_is_no_call(name):
     turn = turn_of(name)
-    bound = bind(Turn(None, turn.calls), None)
+    bound = bind(TurnFormat(None, turn.calls), None)
     calls = turn.calls
     assert read(bound, "Just text, 1 < 2.\n").content == "Just text, 1 < 2.\n"
     opened = calls.section[0] or calls.open
@@ -172,7 +172,7 @@ def test_arguments_given_as_text_are_the_json_in_it():
 def test_a_call_that_was_cut_off_is_told_as_far_as_it_went():
     message = read(HERMES, '<tool_call>{"name": "f", "arguments": {"a": "b')
     assert [(c.name, c.arguments) for c in message.calls] == [("f", '{"a": "b')]
-    bound = bind(Turn(None, table.CALLS["qwen3_coder"]), None)
+    bound = bind(TurnFormat(None, table.CALLS["qwen3_coder"]), None)
     cut = read(bound, "<tool_call>\n<function=get_weather>\n<parameter=city>\nPar", "", spec.SCHEMAS, cut=True)
     assert cut.calls[0].arguments == '{"city": "Par'
 
@@ -192,7 +192,7 @@ def test_reasoning_that_is_over_before_it_begins():
 def test_a_call_ends_reasoning_where_the_format_says_so():
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     assert _no_ids(read(HERMES, f"<think>so {call}")) == ("", "so", [("f", "{}")])
-    strict = bind(Turn(table.REASONING["glm45"], table.CALLS["hermes"]), None)
+    strict = bind(TurnFormat(table.REASONING["glm45"], table.CALLS["hermes"]), None)
     assert _no_ids(read(strict, f"<think>so {call}</think>x")) == ("x", f"so {call}", [])
 
 
@@ -202,12 +202,12 @@ def test_reasoning_between_calls_is_reasoning():
 
 
 def test_reasoning_that_is_kept_in_content():
-    bound = bind(Turn(table.REASONING["minimax_m2_append_think"]), None)
+    bound = bind(TurnFormat(table.REASONING["minimax_m2_append_think"]), None)
     assert _no_ids(read(bound, "a</think>b")) == ("<think>a</think>b", "", [])
 
 
 def test_bare_json_is_a_call_only_of_a_known_tool():
-    bound = bind(Turn(None, table.CALLS["llama3_json"]), None)
+    bound = bind(TurnFormat(None, table.CALLS["llama3_json"]), None)
     call = '{"name": "get_weather", "parameters": {"city": "x"}}'
     assert _no_ids(read(bound, call, "", spec.SCHEMAS)) == ("", "", [("get_weather", '{"city": "x"}')])
     assert len(read(bound, call + "; " + call, "", spec.SCHEMAS).calls) == 2
@@ -217,14 +217,14 @@ def test_bare_json_is_a_call_only_of_a_known_tool():
 
 @pytest.mark.parametrize("text", ["x)", "3)", "[1]]", "{}}"])
 def test_a_value_with_a_bracket_too_many_stays_its_text(text):
-    bound = bind(Turn(None, table.CALLS["qwen3_coder"]), None)
+    bound = bind(TurnFormat(None, table.CALLS["qwen3_coder"]), None)
     turn = f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
     schemas = {"f": {"properties": {"a": {}}}}
     assert json.loads(read(bound, turn, "", schemas).calls[0].arguments) == {"a": text}
 
 
 def test_python_literals_become_json():
-    bound = bind(Turn(None, table.CALLS["pythonic"]), None)
+    bound = bind(TurnFormat(None, table.CALLS["pythonic"]), None)
     text = "[a.b(x='it\\'s \\x41\\u00e9\\n\"q\"', y=-1.5e3, z=[True, None, (1, 2)], w={'k': 'v'}), get_weather()]"
     first, second = read(bound, text).calls
     assert first.name == "a.b"
@@ -235,7 +235,7 @@ def test_python_literals_become_json():
 
 
 class Vocabulary:
-    added = {7: "<tool_call>", 8: "</tool_call>", 9: "<think>", 10: "<|other|>", 11: "\n\n"}
+    added_tokens = {7: "<tool_call>", 8: "</tool_call>", 9: "<think>", 10: "<|other|>", 11: "\n\n"}
     special_ids = frozenset({7, 8, 10})
 
 
@@ -255,4 +255,4 @@ def test_a_terminal_that_is_a_token_counts_only_as_that():
 
 def test_every_kind_of_body_is_among_the_rows():
     kinds = {type(row.body) for _, row in ROWS}
-    assert {JsonArgs, Tagged, GemmaArgs, PythonCalls} < kinds
+    assert {JsonArgs, TaggedArgs, GemmaArgs, PythonCalls} < kinds

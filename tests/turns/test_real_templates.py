@@ -23,7 +23,7 @@ from thalweg.turns.bind import bind
 from thalweg.turns.choose import choose
 from thalweg.turns.derive.template import derive
 from thalweg.turns.events import Message
-from thalweg.turns.format import Turn
+from thalweg.turns.format import TurnFormat
 from thalweg.turns.reader import Reader, read
 
 FOLDER = os.environ.get("THALWEG_CHAT_TEMPLATES")
@@ -123,7 +123,7 @@ def test_what_a_template_writes_is_read(file):
 @pytest.mark.parametrize("file", [f for f in FILES if f.stem not in {*OTHERWISE, *UNDERIVED}], ids=lambda f: f.stem)
 def test_its_format_is_derived_without_the_table(file):
     source = file.read_text(encoding="utf-8")
-    turn = derive(source, writer(source), Turn())
+    turn = derive(source, writer(source), TurnFormat())
     assert turn is not None
     assert turn.calls is not None
     if file.stem not in UNJUDGED:
@@ -138,7 +138,7 @@ def test_so_many_of_the_templates_are_derived():
     assert len([f for f in FILES if f.stem not in known]) >= 47
 
 
-def judge(file: Path, turn: Turn) -> int:
+def judge(file: Path, turn: TurnFormat) -> int:
     """Turns of a real template that were read back. What is not, fails."""
     source, rng = file.read_text(encoding="utf-8"), random.Random(file.name)
     if file.stem in OTHERWISE:

@@ -7,7 +7,7 @@ import turn_samples as spec
 
 from thalweg.errors import ConfigError
 from thalweg.turns import table
-from thalweg.turns.format import Calls, Head, JsonArgs, Reasoning
+from thalweg.turns.format import CallHead, Calls, JsonArgs, Reasoning
 
 
 @pytest.mark.parametrize("name", [*spec.TOOL_PARSERS, *spec.TOOL_PARSERS_032])
@@ -56,4 +56,4 @@ def test_a_plugin_that_cannot_be_run_is_refused(tmp_path):
 
 def test_a_taken_name_is_refused():
     with pytest.raises(ConfigError, match="already"):
-        table.register(Calls("hermes", JsonArgs(), "<x>", head=Head()))
+        table.register(Calls("hermes", JsonArgs(), "<x>", head=CallHead()))

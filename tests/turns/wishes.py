@@ -17,11 +17,11 @@ import numpy as np
 from thalweg.grammar import compiled, ebnf
 from thalweg.grammar.compiled import Compiler
 from thalweg.grammar.convert import json_options
-from thalweg.grammar.source import Asked
-from thalweg.grammar.source import Vocabulary as Words
+from thalweg.grammar.source import GrammarRequest
+from thalweg.grammar.source import GrammarVocabulary as Words
 from thalweg.text.marks import mark
-from thalweg.turns.bind import Bound, bind, terminals
-from thalweg.turns.format import Turn
+from thalweg.turns.bind import BoundTurnFormat, bind, terminals
+from thalweg.turns.format import TurnFormat
 
 EOS = 0
 PIECES = ["é", "日", "ab", '"}', '"]', '",', '": ', '{"', "[{", "}}", "}]", "null", "</", "\\u00e9", "\\n", "\\/", "\\\"",
@@ -38,9 +38,9 @@ class Tokens:
     """A vocabulary in which terminals of a format are tokens: added ones, or pieces of text that spell them."""
 
     texts: list[bytes]
-    added: dict[int, str]
+    added_tokens: dict[int, str]
     special_ids: frozenset[int]
-    bound: Bound
+    bound: BoundTurnFormat
     marks: list[int]
     """Tokens that are, or begin, terminals."""
     begins: list[int]
@@ -49,7 +49,7 @@ class Tokens:
 
 
 @lru_cache(maxsize=4)
-def tokens_of(turn: Turn, kind: str) -> Tokens:
+def tokens_of(turn: TurnFormat, kind: str) -> Tokens:
     """kind: "text" (terminals are text), "added" (control tokens that are not special, as Qwen has them) or "special"."""
     texts = ["<eos>", *map(chr, range(128)), *PIECES]
     found = [t for t in dict.fromkeys(terminals(turn)) if t and not t.isalnum()]
@@ -70,7 +70,7 @@ def tokens_of(turn: Turn, kind: str) -> Tokens:
 
 @dataclass
 class Spelt:
-    added: Mapping[int, str]
+    added_tokens: Mapping[int, str]
     special_ids: frozenset[int]
 
 
@@ -78,7 +78,7 @@ def wish(tokens: Tokens, source: str, rng: random.Random, most: int = 300, inner
     """What the model says under this grammar, as readers get it. None: it did not come to an end. inner: what `@inner` is.
     calls: it begins with a call where it may, and goes on where it may end. Else it begins with `inner`."""
     ends = 0.05 if calls else 0.7
-    asked = Asked(kind="grammar", text=source)
+    asked = GrammarRequest(kind="grammar", text=source)
     lark = ebnf.to_lark(source, json_options(asked))
     text = compiled.nest(lark, inner) if inner else compiled.lark(lark)
     matcher = tokens.compiler.compile(text)

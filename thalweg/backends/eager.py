@@ -20,7 +20,7 @@ from torch import Tensor
 
 from thalweg.backends.host import host_memory, process_memory
 from thalweg.hal.attention import AttentionBackend
-from thalweg.hal.device import Background, Device, DeviceInfo, Executable, Exported, Memory, row_bytes
+from thalweg.hal.device import Background, CompletedExport, Device, DeviceInfo, Executable, Memory, row_bytes
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import Features, Params, StateBox, Step, StepBatch, StepResult, StepShape
@@ -50,7 +50,7 @@ def to_numpy(x: Any, copy: bool = False) -> Any:
 
 
 @dataclass(slots=True)
-class Done:
+class CompletedStep:
     """A Pending whose step has already run."""
 
     _result: StepResult | None
@@ -76,21 +76,21 @@ class EagerExecutable:
     params: Params
     state: StateBox
 
-    def __call__(self, batch: StepBatch) -> Done:
+    def __call__(self, batch: StepBatch) -> CompletedStep:
         with torch.inference_mode():
             try:
                 state, result = self.step(self.params, self.state.value, batch.map(to_torch))
                 host = to_numpy(result)
             except Exception as e:
-                return Done(None, e)
+                return CompletedStep(None, e)
         self.state.value = state
-        return Done(host)
+        return CompletedStep(host)
 
 
-class Later:
+class ThreadedStep:
     """A Pending whose step runs on another thread."""
 
-    def __init__(self, running: Future[Done]) -> None:
+    def __init__(self, running: Future[CompletedStep]) -> None:
         self._running = running
 
     def ready(self) -> bool:
@@ -100,7 +100,7 @@ class Later:
         return self._running.result().result()
 
 
-class Worker:
+class StepThread:
     """A thread that runs steps in order. The system gives it a smaller share of a core than the threads that serve tokens."""
 
     def __init__(self, setup: Callable[[], None] = lambda: None) -> None:
@@ -116,7 +116,7 @@ class Worker:
 
     def compile(self, step: Step, params: Params, state: StateBox) -> Executable:
         run = EagerExecutable(step, params, state)
-        return lambda batch: Later(self._pool.submit(run, batch))
+        return lambda batch: ThreadedStep(self._pool.submit(run, batch))
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -129,10 +129,10 @@ class EagerDevice(Device):
 
     def __init__(self, info: DeviceInfo, kernels: Sequence[Kernel], attention: Sequence[AttentionBackend]) -> None:
         self.info, self.kernels, self.attention = info, tuple(kernels), tuple(attention)
-        self._worker: Worker | None = None
+        self._worker: StepThread | None = None
 
     def background(self) -> Background | None:
-        self._worker = Worker()
+        self._worker = StepThread()
         return Background(self.kernels, self.attention, self._worker.compile)
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class EagerDevice(Device):
     def memory(self) -> Memory:
         return Memory(*host_memory())
 
-    def used(self) -> int:
+    def memory_used(self) -> int:
         return process_memory()
 
     def put(self, t: Any) -> Tensor:
@@ -166,11 +166,11 @@ class EagerDevice(Device):
     ) -> Executable:
         return EagerExecutable(step, params, state)
 
-    def export(self, caches: Sequence[Tensor], blocks: np.ndarray) -> Exported:
+    def export(self, caches: Sequence[Tensor], blocks: np.ndarray) -> CompletedExport:
         index = to_torch(blocks).long()
         with torch.inference_mode():
             parts = [kv.view(torch.uint8)[index].flatten(1) for kv in caches]
-            return Exported(torch.cat(parts, dim=1).numpy())
+            return CompletedExport(torch.cat(parts, dim=1).numpy())
 
     def import_(self, caches: Sequence[Tensor], blocks: np.ndarray, rows: np.ndarray) -> list[Tensor]:
         index, data, at = to_torch(blocks).long(), to_torch(rows), 0

@@ -24,7 +24,7 @@ SHAREGPT_LEAST, SHAREGPT_PROMPT, SHAREGPT_TOTAL = 4, 1024, 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SampleRequest:
     """One request. prompt: text, or token ids. input_len: tokens, by the client's tokenizer (0 = it has none)."""
 
     prompt: str | list[int]
@@ -43,7 +43,7 @@ class Random:
     """Tokens every prompt begins with."""
 
 
-def random_asks(spec: Random, count: int, seed: int, tokenizer: Tokenizer | None) -> list[Ask]:
+def random_asks(spec: Random, count: int, seed: int, tokenizer: Tokenizer | None) -> list[SampleRequest]:
     """Random token ids made text that has (almost always exactly) as many tokens. Ids where there is no tokenizer."""
     rng = np.random.default_rng(seed)
     ids = _ids(tokenizer)
@@ -54,7 +54,7 @@ def random_asks(spec: Random, count: int, seed: int, tokenizer: Tokenizer | None
     ]
     drawn = [prefix + rng.choice(ids, n).tolist() for n in lengths[0]]
     if tokenizer is None:
-        return [Ask(d, len(d), o) for d, o in zip(drawn, lengths[1], strict=True)]
+        return [SampleRequest(d, len(d), o) for d, o in zip(drawn, lengths[1], strict=True)]
     head = tokenizer.decode(prefix) if prefix else ""
     return [_exact(tokenizer, head, d, o, rng, ids) for d, o in zip(drawn, lengths[1], strict=True)]
 
@@ -66,24 +66,24 @@ def _ids(tokenizer: Tokenizer | None) -> np.ndarray:
     return np.setdiff1d(every, np.fromiter(tokenizer.special_ids, np.int64, len(tokenizer.special_ids)))
 
 
-def _exact(tokenizer: Tokenizer, head: str, ids: list[int], output_len: int, rng: Any, vocabulary: np.ndarray) -> Ask:
+def _exact(tokenizer: Tokenizer, head: str, ids: list[int], output_len: int, rng: Any, vocabulary: np.ndarray) -> SampleRequest:
     """Text of random ids seldom splits into the same ids again: cut or lengthen it until the count is right."""
     want, text = len(ids), ""
     for _ in range(8):
         text = head + tokenizer.decode(ids).removeprefix(head)
         got = tokenizer.encode(text, add_special_tokens=False)
         if len(got) == want:
-            return Ask(text, want, output_len)
+            return SampleRequest(text, want, output_len)
         ids = got[:want] if len(got) > want else got + rng.choice(vocabulary, want - len(got)).tolist()
-    return Ask(text, len(tokenizer.encode(text, add_special_tokens=False)), output_len)
+    return SampleRequest(text, len(tokenizer.encode(text, add_special_tokens=False)), output_len)
 
 
 def prefix_asks(
     prefixes: int, prefix_len: int, suffix_len: int, output_len: int, count: int, seed: int, tokenizer: Tokenizer | None
-) -> list[Ask]:
+) -> list[SampleRequest]:
     """`prefixes` groups of prompts. Those of a group begin with the same tokens. In random order."""
     per = -(-count // prefixes)
-    out: list[Ask] = []
+    out: list[SampleRequest] = []
     for i in range(prefixes):
         spec = Random(suffix_len, output_len, prefix_len=prefix_len)
         out += random_asks(spec, min(per, count - len(out)), seed * 1_000_003 + i, tokenizer)
@@ -101,7 +101,7 @@ def file_asks(
     output_len: int | None,
     shuffle: bool,
     repeat: bool,
-) -> list[Ask]:
+) -> list[SampleRequest]:
     """kind "sharegpt": a JSON list of {"conversations": [{"value": ...}, ...]}. The first turn is the prompt, and the
     second says how long an answer to ask for. kind "custom": a line of JSON each, {"prompt": ..., "output_tokens":
     N}. output_len: overrides the file's. ConfigError names the file and the record."""
@@ -109,7 +109,7 @@ def file_asks(
     rng = random.Random(seed)
     if shuffle:
         rng.shuffle(records)
-    out: list[Ask] = []
+    out: list[SampleRequest] = []
     for where, prompt, answer in records:
         if len(out) == count:
             break
@@ -124,7 +124,7 @@ def file_asks(
             m = len(tokenizer.encode(answer, add_special_tokens=False))
         if kind == "sharegpt" and tokenizer is not None and not _usual(n, m, output_len is not None):
             continue
-        out.append(Ask(prompt, n, m))
+        out.append(SampleRequest(prompt, n, m))
     if not out:
         raise ConfigError(f"--dataset-path: {path}: no record of it can be used")
     if len(out) < count and repeat:

@@ -20,7 +20,7 @@ from thalweg.bench.client import Client, Outcome, address
 from thalweg.bench.common import at_least, check_output, write
 from thalweg.bench.startup import server_address
 from thalweg.errors import ThalwegError
-from thalweg.host.processes import Named
+from thalweg.host.processes import CommandProcess
 
 ENOUGH = 1000
 """Requests a second that one process should serve."""
@@ -46,7 +46,7 @@ def main(a: argparse.Namespace) -> dict[str, Any]:
         raise ThalwegError("bench front: reads /proc, which this system has not")
     with tempfile.TemporaryDirectory(prefix="thalweg-front-") as folder:
         log = Path(folder, "log")
-        process = Named([sys.executable, "-m", "thalweg", "serve", *FLAGS], log)
+        process = CommandProcess([sys.executable, "-m", "thalweg", "serve", *FLAGS], log)
         try:
             result = asyncio.run(_measure(a, process.pid, _ready(process, log, a.timeout)))
         finally:
@@ -113,7 +113,7 @@ def _seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _ready(process: Named, log: Path, timeout: float) -> str:
+def _ready(process: CommandProcess, log: Path, timeout: float) -> str:
     """The server's address, once it serves."""
     from urllib import request
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from thalweg.engine.control.core import EngineCore
-from thalweg.engine.control.executor import StepsOnly
+from thalweg.engine.control.executor import LaunchOnlyExecutor
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.hal.discovery import load
 from thalweg.hal.kv import KVSpec
@@ -47,17 +47,17 @@ def null_config(*, seqs: int, max_len: int, depth: int, blocks: int | None = Non
     )  # fmt: skip
 
 
-def null_executor(config: EngineConfig, **options: Any) -> StepsOnly:
+def null_executor(config: EngineConfig, **options: Any) -> LaunchOnlyExecutor:
     """An executor of the null platform with the state the configuration needs. `options` are the platform's own."""
     platform = load("null")
     options = {"vocab": config.model.vocab, "windows": tuple(g.window for g in config.cache.groups), **options}
-    device = platform.configured(replace(platform.options, **options)).open(Place())
+    device = platform.with_options(replace(platform.options, **options)).open(Place())
     layout = [(n, config.cache.block_tokens) for n in config.cache.blocks]
     state = {
         "kv": [np.zeros(shape, np.int64) for shape in layout],
         "history": np.zeros((config.scheduler.max_seqs + 1, config.model.max_len + 1), np.int32),
     }
-    return StepsOnly(config, device.compile(None, None, StateBox(state), None, None))  # type: ignore[arg-type]
+    return LaunchOnlyExecutor(config, device.compile(None, None, StateBox(state), None, None))  # type: ignore[arg-type]
 
 
 def run(seqs: int = 256, steps: int = 2000, depth: int = 2, context: int = 128, progress: bool = False) -> dict[str, Any]:

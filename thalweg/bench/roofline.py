@@ -28,17 +28,17 @@ from typing import Any
 from thalweg.bench import by_op
 from thalweg.bench.common import at_least, check_output, random_prompts, write
 from thalweg.config import EngineArgs
-from thalweg.engine.planning import described
+from thalweg.engine.planning import checkpoint_config
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import BYTES
 from thalweg.hal.op import Binder
 from thalweg.hal.weights import DENSE, WeightFormat
 from thalweg.models import registry
-from thalweg.models.build import fitted
+from thalweg.models.build import resolve_scheme
 from thalweg.models.sizes import StepWork, parameters, step_work
 from thalweg.params import SamplingParams
 from thalweg.quantization import registry as registry_of_formats
-from thalweg.quantization.online import linear_spec, rounded
+from thalweg.quantization.online import linear_spec, round_weight
 
 REFUSED = ()
 READ, RATE = (1, 4096, 32768), (512, 2048, 2048)
@@ -77,11 +77,11 @@ def ceilings(device: Any, dtype: str, form: WeightFormat) -> Ceilings:
     """Measured now, for weights held in this form."""
     read, rate = (_fastest(device, dtype, form, shape) for shape in (READ, RATE))
     read = max(read, device.read_rate() or 0.0)  # a kernel that reads badly is no ceiling
-    peaks = [device.peak(kind) for kind in _multiplied(dtype, form)]
+    peaks = [device.peak(kind) for kind in _product_dtypes(dtype, form)]
     return Ceilings(read, rate, max((p for p in peaks if p), default=None))
 
 
-def _multiplied(dtype: str, form: WeightFormat) -> list[str]:
+def _product_dtypes(dtype: str, form: WeightFormat) -> list[str]:
     """Types that products may be of. Weights that are rounded alone are multiplied by inputs of the model's type, or by what
     integers a kernel makes of them."""
     if form.kind != "int":
@@ -116,7 +116,7 @@ def _seconds(device: Any, dtype: str, form: WeightFormat, rows: int, fan_in: int
     kind = getattr(torch, dtype)
     weight = device.normal((out, fan_in), dtype, std=1.0, seed=0) if form == DENSE else None
     made = QTensor(DENSE, (out, fan_in), {"weight": torch.randn(out, fan_in).to(kind) if weight is None else weight})
-    made = made if form == DENSE else rounded(made, form)
+    made = made if form == DENSE else round_weight(made, form)
     made = QTensor(form, made.shape, {name: device.put(data) for name, data in made.data.items()})
     x = device.put(torch.randn(rows, fan_in).to(kind))
     seconds = []
@@ -142,9 +142,9 @@ def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
     if not llm.kernel_plan or (not llm.device.kernels and not llm.device.attention):
         raise ConfigError(f"--device {llm.device.info.kind} computes no model: there is nothing to measure")
     path = Path(llm.config.model.path)
-    hf, spec = registry.declare(described.read(args, path), path)
+    hf, spec = registry.declare(checkpoint_config.read(args, path), path)
     dtype, method = llm.config.model.dtype, llm.config.model.quantization
-    scheme = fitted(registry_of_formats.scheme(hf, method), Binder(llm.device.kernels), dtype, spec.hidden)
+    scheme = resolve_scheme(registry_of_formats.scheme(hf, method), Binder(llm.device.kernels), dtype, spec.hidden)
     form = next(scheme.of(w.role, w.sources[0].name) for w in parameters(spec) if w.role == "linear")
     before = ceilings(llm.device, dtype, form)
     first, whole = _times(llm, n, args)

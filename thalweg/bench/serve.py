@@ -22,7 +22,7 @@ from tqdm import tqdm
 from thalweg.bench import datasets, report
 from thalweg.bench.client import Address, Client, Outcome, address
 from thalweg.bench.common import at_least, check_output, write
-from thalweg.bench.datasets import Ask
+from thalweg.bench.datasets import SampleRequest
 from thalweg.checkpoint.tokenizer import load_tokenizer
 from thalweg.errors import CheckpointError, ConfigError, ThalwegError
 from thalweg.host import envs
@@ -265,7 +265,7 @@ def _tokenizer(a: argparse.Namespace, model: str) -> Tokenizer | None:
         raise ConfigError(f"--tokenizer: {name!r} has none that can be loaded ({e}); {how}") from None
 
 
-def _asks(a: argparse.Namespace, tokenizer: Tokenizer | None) -> list[Ask]:
+def _asks(a: argparse.Namespace, tokenizer: Tokenizer | None) -> list[SampleRequest]:
     n, out = a.num_prompts, a.output_len
     match a.dataset_name:
         case "random":
@@ -316,7 +316,7 @@ def gaps(n: int, rate: float, burstiness: float, seed: int, ramp: tuple[str, flo
     return due if ramp is not None else due * (n / rate / due[-1])
 
 
-def _body(a: argparse.Namespace, ask: Ask, model: str, chat: bool) -> dict[str, Any]:
+def _body(a: argparse.Namespace, ask: SampleRequest, model: str, chat: bool) -> dict[str, Any]:
     body: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     if chat:
         body |= {"messages": [{"role": "user", "content": ask.prompt}], "max_completion_tokens": ask.output_len}

@@ -22,7 +22,7 @@ import numpy as np
 
 from thalweg.bench.common import at_least, check_output, write
 from thalweg.config import EngineArgs
-from thalweg.engine.planning import described
+from thalweg.engine.planning import checkpoint_config
 from thalweg.errors import ThalwegError
 from thalweg.host import envs
 
@@ -51,7 +51,7 @@ def main(namespace: argparse.Namespace, args: EngineArgs, flags: Sequence[str] =
     at_least(0, num_iters_cold=a.num_iters_cold, num_iters_warmup=a.num_iters_warmup)
     at_least(1, num_iters_warm=a.num_iters_warm)
     check_output(a.output_json)
-    path = described.find(args)
+    path = checkpoint_config.find(args)
     runs: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
     for _ in range(a.num_iters_cold):
         drop_pages(path)

@@ -21,7 +21,7 @@ from urllib import error, request
 
 from thalweg.bench.common import at_least
 from thalweg.errors import ConfigError, ThalwegError
-from thalweg.host.processes import Named
+from thalweg.host.processes import CommandProcess
 
 REFUSED = ()
 AXES = ("linear", "log")
@@ -100,7 +100,7 @@ def _measure(a: argparse.Namespace, place: Path, server: Point, load: Point) -> 
 
 
 def _run(words: list[str], shown: bool) -> None:
-    process = Named(words, shown=shown)
+    process = CommandProcess(words, shown=shown)
     try:
         status = process.wait()
     finally:
@@ -120,7 +120,7 @@ def _after(a: argparse.Namespace) -> None:
 @contextlib.contextmanager
 def _server(words: list[str], url: str, seconds: int, shown: bool) -> Iterator[None]:
     """While it serves. Its whole group is ended then."""
-    process = Named(words, shown=shown)
+    process = CommandProcess(words, shown=shown)
     try:
         _wait(process, words, url, time.monotonic() + seconds)
         yield
@@ -128,7 +128,7 @@ def _server(words: list[str], url: str, seconds: int, shown: bool) -> Iterator[N
         process.end()
 
 
-def _wait(process: Named, words: list[str], url: str, until: float) -> None:
+def _wait(process: CommandProcess, words: list[str], url: str, until: float) -> None:
     while process.returncode is None and time.monotonic() < until:
         try:
             with request.urlopen(f"{url}/health", timeout=5):

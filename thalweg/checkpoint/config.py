@@ -15,17 +15,17 @@ from thalweg.checkpoint.bounds import BOUNDS
 from thalweg.checkpoint.json_files import read_json, read_object
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.checkpoint.spelling import BESIDE as BESIDE
-from thalweg.checkpoint.spelling import TEXT_ENDS, settled
+from thalweg.checkpoint.spelling import TEXT_ENDS, canonical_config
 from thalweg.checkpoint.tail import decide, token_ids
-from thalweg.checkpoint.weights import Stored
+from thalweg.checkpoint.weights import TensorHeaders
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.platform import ModelInfo
-from thalweg.options.model import Tail
+from thalweg.options.model import TailOptions
 
 if TYPE_CHECKING:
     from thalweg.text.tokenizer import Tokenizer
 
-AUTO = Tail()
+AUTO = TailOptions()
 
 DTYPES = {
     "float32": "float32",
@@ -41,10 +41,10 @@ Config = Mapping[str, Any]
 def read_config(
     path: str | Path,
     overrides: Mapping[str, Any] | None = None,
-    accept: Callable[[quantised.Described], None] = quantised.refuse,
+    accept: Callable[[quantised.QuantizationConfig], None] = quantised.refuse,
     *,
     windows: Callable[[Config], Collection[int]] | None = None,
-    tail: Tail = AUTO,
+    tail: TailOptions = AUTO,
     described_in: str | Path | None = None,
 ) -> dict[str, Any]:
     """config.json of a model directory, or what a GGUF file or a params.json makes of one, with top-level keys replaced by
@@ -54,22 +54,22 @@ def read_config(
 
     accept: called with what the checkpoint says of quantised weights, if it has some, and raises if nobody reads them.
     Default: they are refused. A description that is accepted stands in `quantization_config`, its name in `quant_method`, and
-    the tensors of the files (`Stored`) in `stored`, if there are files.
+    the tensors of the files (`TensorHeaders`) in `stored`, if there are files.
     windows: what finds the sliding windows of a model's layers (0 = none). The context is made no longer than the least, so
     that layers see everything.
     described_in: the directory of config.json, and of the files about quantised weights beside it. None: the model's own."""
-    file, config = _described(Path(path), Path(described_in) if described_in else None)
+    file, config = _load_config(Path(path), Path(described_in) if described_in else None)
     for key, value in (overrides or {}).items():
         _finite(value, f"hf_overrides: {key}")
         config.update(value if key == "text_config" and isinstance(value, dict) else {key: value})
     _finite(config, str(file))
     near = () if file == Path(path) else quantised.FILES
     beside = {name: read_object(file.with_name(name)) for name in near if file.with_name(name).is_file()}
-    found = quantised.described(config, file, beside)
+    found = quantised.find_quantization_config(config, file, beside)
     if found is not None:
         accept(found)
         said = {**found.content, "quant_method": found.method}
-        config["quantization_config"] = said if gguf.is_gguf(path) else said | _stored(Path(path))
+        config["quantization_config"] = said if gguf.is_gguf(path) else said | _describe_tensors(Path(path))
     decide(config, architecture(config, file), tail, lambda: _pooling(Path(path)), (overrides or {}).get("pooling"))
     if config.get("classifier_from_token") is not None:
         config["classifier_token_ids"] = token_ids(config["classifier_from_token"], Path(path))
@@ -80,18 +80,20 @@ def read_config(
     return config
 
 
-def _described(path: Path, elsewhere: Path | None) -> tuple[Path, dict[str, Any]]:
+def _load_config(path: Path, elsewhere: Path | None) -> tuple[Path, dict[str, Any]]:
     """(the file that describes a model, what config.json says or would say). elsewhere: the directory of config.json."""
     if gguf.is_gguf(path):
         return path, gguf.read_config(path)
     if native.is_native(path):
         return path, native.read_config(path)
     file = (elsewhere or path) / "config.json"
-    return file, settled(read_object(file, infinite=True))  # only `settled` may find infinities: `_finite` refuses others
+    return file, canonical_config(
+        read_object(file, infinite=True)
+    )  # only `settled` may find infinities: `_finite` refuses others
 
 
 def _pooling(path: Path) -> dict[str, Any] | None:
-    return gguf.pooling(path) if gguf.is_gguf(path) else sentence.described(folder(path), read_json)
+    return gguf.pooling(path) if gguf.is_gguf(path) else sentence.read_pooling(folder(path), read_json)
 
 
 def folder(path: Path) -> Path:
@@ -99,11 +101,11 @@ def folder(path: Path) -> Path:
     return path.parent if native.is_native(path) else path
 
 
-def _stored(path: Path) -> dict[str, Any]:
+def _describe_tensors(path: Path) -> dict[str, Any]:
     """Of a quantised checkpoint, for its format: rules alone do not say which layers are dense. Whoever reads the weights says
     what is wrong with the files."""
     try:
-        return {"stored": Stored(path)}
+        return {"stored": TensorHeaders(path)}
     except CheckpointError:
         return {}
 

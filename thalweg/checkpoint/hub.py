@@ -60,10 +60,10 @@ def resolve_model(
     place, colon, quant = text.rpartition(":")
     if colon and place and _QUANT.fullmatch(quant):
         if Path(place).expanduser().is_dir():
-            return _chosen(Path(place).expanduser(), quant)
+            return _find_gguf(Path(place).expanduser(), quant)
         if _HUB_ID.fullmatch(place) and ".." not in text:
             patterns = sorted({f"*{q}*.gguf" for q in (quant, quant.upper(), quant.lower())})
-            return _chosen(_download(place, revision, download_dir, token, ignore, patterns), quant)
+            return _find_gguf(_download(place, revision, download_dir, token, ignore, patterns), quant)
     if path.is_absolute() or not _HUB_ID.fullmatch(text) or ".." in text:
         raise CheckpointError(f"model: {text[:200]!r} does not exist, and is not a hub id like org/name; {_ELSEWHERE}")
     ours = [p for p in ignore if not fnmatch(f"{WEIGHTS}.safetensors", p)] + ["model*.safetensors*"]
@@ -93,7 +93,7 @@ def _found(path: Path, native: bool | None = None, downloaded: bool = False) -> 
         return models[0]
     if models:
         raise CheckpointError(
-            f"model: {path} holds {len(models)} GGUF models: name one, as {path}:{models[0].stem} ({_listed(models)})"
+            f"model: {path} holds {len(models)} GGUF models: name one, as {path}:{models[0].stem} ({_list_names(models)})"
         )
     hint = "; of a repository of GGUF files name one, as org/name:Q4_K_M"
     raise CheckpointError(
@@ -116,18 +116,18 @@ def _models(path: Path) -> list[Path]:
     return [f for f in files if first_part(f) == f and not any(word in f.name.lower() for word in BESIDE)]
 
 
-def _chosen(path: Path, quant: str) -> Path:
+def _find_gguf(path: Path, quant: str) -> Path:
     """The one model whose name has `quant` as a word of its own."""
     word = re.compile(rf"(?<![A-Za-z0-9_]){re.escape(quant)}(?![A-Za-z0-9_])", re.IGNORECASE)
     models = _models(path)
     fit = [f for f in models if f.stem == quant] or [f for f in models if word.search(str(f.relative_to(path)))]
     if len(fit) == 1:
         return fit[0]
-    have = f"it has {_listed(fit or models)}" if fit or models else "no GGUF file was found there"
+    have = f"it has {_list_names(fit or models)}" if fit or models else "no GGUF file was found there"
     raise CheckpointError(f"model: {quant!r} names {'several files' if fit else 'no file'} of {path}: {have}")
 
 
-def _listed(files: Sequence[Path], most: int = 8) -> str:
+def _list_names(files: Sequence[Path], most: int = 8) -> str:
     return ", ".join(f.name for f in files[:most]) + (f" and {len(files) - most} more" if len(files) > most else "")
 
 

@@ -16,9 +16,9 @@ from typing import Any
 from thalweg.checkpoint import native_images
 from thalweg.checkpoint import native_latent as latent
 from thalweg.checkpoint.json_files import read_object
-from thalweg.checkpoint.pieces import Piece, Pieces
+from thalweg.checkpoint.pieces import SlicedCheckpoint, TensorPiece
 from thalweg.checkpoint.safetensors import Checkpoint, open_checkpoint
-from thalweg.checkpoint.spelling import settled
+from thalweg.checkpoint.spelling import canonical_config
 from thalweg.errors import CheckpointError, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
@@ -88,17 +88,17 @@ def read_config(path: str | Path) -> dict[str, Any]:
     elif params.get("moe"):
         made |= _mixture(Path(path), params["moe"])
     if params.get("quantization"):
-        made["quantization_config"] = _quantised(Path(path), params["quantization"])
+        made["quantization_config"] = _quantization_config(Path(path), params["quantization"])
     if (images := params.get(native_images.KEY)) is not None and not latent.is_latent(params):
-        made = settled({**native_images.around(Path(path), images, made), "text_config": made})
+        made = canonical_config({**native_images.around(Path(path), images, made), "text_config": made})
     return made
 
 
-def open_model(path: str | Path) -> Pieces:
+def open_model(path: str | Path) -> SlicedCheckpoint:
     """Every tensor by the name, and with the values, that transformers has for it."""
     path = Path(path)
     whole, params = open_consolidated(path), read_object(path)
-    made: dict[str, Piece] = {}
+    made: dict[str, TensorPiece] = {}
     for name in whole.names:
         shape = whole.entry(name)[1]
         if latent.is_latent(params) and name.startswith(latent.OTHERS):
@@ -106,13 +106,15 @@ def open_model(path: str | Path) -> Pieces:
         target = _target(name, latent.is_latent(params))
         if target is None:
             raise CheckpointError(f"{whole.file(name)}: tensor {name!r} is none that this version knows of Mistral's files")
-        made[target] = Piece(name, shape, heads=0 if latent.is_latent(params) else _paired(path, name, shape, params))
-    return Pieces(whole, made, path)
+        made[target] = TensorPiece(
+            name, shape, heads=0 if latent.is_latent(params) else _interleaved_heads(path, name, shape, params)
+        )
+    return SlicedCheckpoint(whole, made, path)
 
 
-def _paired(path: Path, name: str, shape: tuple[int, ...], params: Mapping[str, Any]) -> int:
+def _interleaved_heads(path: Path, name: str, shape: tuple[int, ...], params: Mapping[str, Any]) -> int:
     """The heads whose rows a tensor has in pairs; 0: it has none."""
-    found, seen = _NAME.fullmatch(name), native_images.paired(name, params)
+    found, seen = _NAME.fullmatch(name), native_images.interleaved_heads(name, params)
     keys = {"attention.wq": ("n_heads",), "attention.wk": ("n_kv_heads", "n_heads")}.get(found[2] if found else "", ())
     heads = next((params[k] for k in keys if params.get(k)), 0) if seen is None else seen
     if not heads or not shape or shape[0] == 1:
@@ -207,7 +209,7 @@ def _mixture(path: Path, moe: Any) -> dict[str, Any]:
     return {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", **{ours: moe[n] for n, ours in names.items()}}
 
 
-def _quantised(path: Path, said: Any) -> dict[str, Any]:
+def _quantization_config(path: Path, said: Any) -> dict[str, Any]:
     """Weights in float8 with a scale for each tensor, and inputs by a scale of the file, or by their own."""
     acts = {"TENSOR": "static", None: "static", "NO_SCALES": "dynamic"}
     if not isinstance(said, dict) or said.get("qformat_weight") != "fp8_e4m3" or said.get("qscheme_act") not in acts:

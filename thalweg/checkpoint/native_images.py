@@ -74,7 +74,7 @@ def target(name: str) -> str | None:
     return f"model.vision_tower.transformer.layers.{int(found[1])}.{_LAYER[found[2]]}.weight"
 
 
-def paired(name: str, params: Mapping[str, Any]) -> int | None:
+def interleaved_heads(name: str, params: Mapping[str, Any]) -> int | None:
     """The heads whose rows a tensor has in pairs. None: it is none of the encoder's q and k."""
     found = _NAME.fullmatch(name)
     if found is None or found[2] not in ("attention.wq", "attention.wk"):

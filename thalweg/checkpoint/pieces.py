@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from thalweg.checkpoint.safetensors import Checkpoint, Span
+from thalweg.checkpoint.safetensors import Checkpoint, FileSpan
 from thalweg.errors import CheckpointError
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -22,7 +22,7 @@ _EXPERTS = re.compile(r"(?P<at>.*\.experts)\.(?P<part>gate_up_proj|down_proj)")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorPiece:
     """A tensor by the name that it is asked for, and what it is made of."""
 
     source: str
@@ -35,10 +35,10 @@ class Piece:
     """Whose rows were written in pairs, so that the two values that turn together lie side by side; 0 = as they should."""
 
 
-class Pieces:
+class SlicedCheckpoint:
     """As `safetensors.Checkpoint`, of tensors that are pieces of its."""
 
-    def __init__(self, whole: Checkpoint, pieces: Mapping[str, Piece], path: Path | None = None) -> None:
+    def __init__(self, whole: Checkpoint, pieces: Mapping[str, TensorPiece], path: Path | None = None) -> None:
         """path: what the model is called, where that is not the folder."""
         self.path, self._whole, self._pieces = path or whole.path, whole, pieces
         self._left = {p.source: set[str]() for p in pieces.values()}
@@ -90,7 +90,7 @@ class Pieces:
             raw = raw[:, cols]
         return raw
 
-    def span(self, name: str, rows: slice | None = None) -> Span | None:
+    def span(self, name: str, rows: slice | None = None) -> FileSpan | None:
         """As `Checkpoint.span`. None where a piece's rows do not lie as they are asked for."""
         piece = self._pieces[name]
         span, shape = self._whole.span(piece.source), self._whole.entry(piece.source)[1]
@@ -117,15 +117,21 @@ def neighbours_apart(rows: int, heads: int) -> np.ndarray:
     return found
 
 
-def experts_apart(whole: Checkpoint) -> Checkpoint | Pieces:
+def experts_apart(whole: Checkpoint) -> Checkpoint | SlicedCheckpoint:
     """The same checkpoint with a matrix of gate, up and down for each expert, where it keeps dense ones in one tensor.
     What lies otherwise there (gpt-oss, which has biases beside them, and Llama 4, whose matrices are turned) is left as it
     is."""
-    made: dict[str, Piece] = {}
+    made: dict[str, TensorPiece] = {}
     for name in whole.names:
         found, (dtype, shape) = _EXPERTS.fullmatch(name), whole.entry(name)
-        if found is None or len(shape) != 3 or dtype not in FLOATS or f"{name}_bias" in whole or _turned(whole, found["at"]):
-            made[name] = Piece(name, shape)
+        if (
+            found is None
+            or len(shape) != 3
+            or dtype not in FLOATS
+            or f"{name}_bias" in whole
+            or _is_transposed(whole, found["at"])
+        ):
+            made[name] = TensorPiece(name, shape)
             continue
         if found["part"] == "down_proj":
             parts = {"down_proj": (0, shape[1])}
@@ -135,11 +141,11 @@ def experts_apart(whole: Checkpoint) -> Checkpoint | Pieces:
             raise CheckpointError(f"{whole.file(name)}: tensor {name}: {shape[1]} rows are no gate and up of equal size")
         for e in range(shape[0]):
             for part, (first, rows) in parts.items():
-                made[f"{found['at']}.{e}.{part}.weight"] = Piece(name, (rows, shape[2]), e, first)
-    return whole if len(made) == len(whole.names) else Pieces(whole, made)
+                made[f"{found['at']}.{e}.{part}.weight"] = TensorPiece(name, (rows, shape[2]), e, first)
+    return whole if len(made) == len(whole.names) else SlicedCheckpoint(whole, made)
 
 
-def _turned(whole: Checkpoint, at: str) -> bool:
+def _is_transposed(whole: Checkpoint, at: str) -> bool:
     """Are a layer's tensors [experts, hidden, 2 inner] and [experts, inner, hidden]? Their sizes leave no doubt."""
     names = [f"{at}.{part}" for part in ("gate_up_proj", "down_proj")]
     if not all(name in whole for name in names):

@@ -35,7 +35,7 @@ NARROW = ("float8_", "int", "uint")
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class QuantizationConfig:
     """What a checkpoint says of its quantised weights."""
 
     where: str
@@ -45,25 +45,27 @@ class Described:
     content: Mapping[str, Any]
 
 
-def described(config: Mapping[str, Any], file: Path, beside: Mapping[str, Mapping[str, Any]]) -> Described | None:
+def find_quantization_config(
+    config: Mapping[str, Any], file: Path, beside: Mapping[str, Mapping[str, Any]]
+) -> QuantizationConfig | None:
     """What config.json (`file`), or else one of the files beside it (by name, in FILES), says of quantised weights."""
     for where, part in _parts(config):
         for key in KEYS:
             if part.get(key):
-                return _described(f"{file}: {where}{key}", part[key])
+                return _build_config(f"{file}: {where}{key}", part[key])
     for name, content in beside.items():
         found = content.get("quantization", content)
         nothing = isinstance(found, Mapping) and not any(found.get(k) for k in (*SAYS, "kv_cache_quant_algo"))
         if not nothing:
-            return _described(str(file.with_name(name)), found, METHODS.get(name))
+            return _build_config(str(file.with_name(name)), found, METHODS.get(name))
     return None
 
 
-def _described(where: str, found: Any, method: str | None = None) -> Described:
-    return Described(where, method or _method(found), found if isinstance(found, Mapping) else {})
+def _build_config(where: str, found: Any, method: str | None = None) -> QuantizationConfig:
+    return QuantizationConfig(where, method or _method(found), found if isinstance(found, Mapping) else {})
 
 
-def refuse(found: Described, known: str = "", answer: str = "") -> NoReturn:
+def refuse(found: QuantizationConfig, known: str = "", answer: str = "") -> NoReturn:
     """known: the formats that are read, for the message. answer: why this one is not, and what to do."""
     _refuse(found.where, found.method, known, answer)
 

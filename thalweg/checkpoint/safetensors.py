@@ -66,7 +66,7 @@ _MAGIC = (
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor of a file: dtype name (numpy's, or bfloat16, float8_...), shape, and its bytes [begin, end) in the file."""
 
     dtype: str
@@ -78,15 +78,15 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class FileSpan:
     """Bytes of a tensor that lie side by side in a file."""
 
     shard: Shard
     begin: int
     count: int
 
-    def part(self, at: int, count: int) -> Span:
-        return Span(self.shard, self.begin + at, count)
+    def part(self, at: int, count: int) -> FileSpan:
+        return FileSpan(self.shard, self.begin + at, count)
 
     def into(self, at: int, buffer: np.ndarray) -> None:
         """Fill the buffer, u8[n], with the bytes from `at` on, without mapping them. Any thread may."""
@@ -183,20 +183,20 @@ class Checkpoint:
             view = view[:, cols]
         return view
 
-    def span(self, name: str, rows: slice | None = None) -> Span | None:
+    def span(self, name: str, rows: slice | None = None) -> FileSpan | None:
         """Where the bytes of the tensor, or of some rows of it, lie. None on a system that reads files by mapping alone."""
         if not hasattr(os, "preadv"):
             return None
         shard = self._home[name]
         e = shard.entries[name]
-        whole = Span(shard, e.begin, e.end - e.begin)
+        whole = FileSpan(shard, e.begin, e.end - e.begin)
         if rows is None:
             return whole
         first, last, _ = rows.indices(e.shape[0])
         row = whole.count // max(1, e.shape[0])
         return whole.part(first * row, max(0, last - first) * row)
 
-    def tensors(self) -> Iterator[tuple[str, Path, Entry]]:
+    def tensors(self) -> Iterator[tuple[str, Path, TensorEntry]]:
         """(name, file, entry) of each."""
         return ((name, shard.path, shard.entries[name]) for name, shard in self._home.items())
 
@@ -324,7 +324,7 @@ def strict_json(path: Path, text: bytes, infinite: bool = False) -> Any:
         raise CheckpointError(f"{path}: not valid JSON: {e}") from e
 
 
-def _parse(path: Path, f: Any, size: int) -> dict[str, Entry]:
+def _parse(path: Path, f: Any, size: int) -> dict[str, TensorEntry]:
     head = f.read(24)
     for magic, what in _MAGIC:
         if head.startswith(magic) and head[8:9] != b"{":  # else they are the length of a header
@@ -350,7 +350,7 @@ def _parse(path: Path, f: Any, size: int) -> dict[str, Entry]:
     return entries
 
 
-def _entry(path: Path, name: str, value: Any, start: int) -> Entry:
+def _entry(path: Path, name: str, value: Any, start: int) -> TensorEntry:
     where = f"{path}: tensor {name[:200]!r}"
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{where}: must have exactly dtype, shape and data_offsets")
@@ -366,10 +366,10 @@ def _entry(path: Path, name: str, value: Any, start: int) -> Entry:
     need = math.prod(shape) * np.dtype(stored).itemsize
     if end - begin != need:
         raise CheckpointError(f"{where}: {dtype} {shape} takes {need} bytes, its data_offsets span {end - begin}")
-    return Entry(names, tuple(shape), start + begin, start + end, stored)
+    return TensorEntry(names, tuple(shape), start + begin, start + end, stored)
 
 
-def _account(path: Path, entries: dict[str, Entry], start: int, size: int) -> None:
+def _account(path: Path, entries: dict[str, TensorEntry], start: int, size: int) -> None:
     """The tensors cover the bytes after the header exactly once."""
     at = start
     for name, e in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):

@@ -32,7 +32,7 @@ ACTS = {
 Read = Callable[[Path], Any]
 
 
-def described(path: Path, read: Read) -> dict[str, Any] | None:
+def read_pooling(path: Path, read: Read) -> dict[str, Any] | None:
     """What a model directory says. None where it says nothing. read: a JSON file's content, or
     CheckpointError. UnsupportedModelError names a step that is not done here."""
     if not (path / MODULES).is_file():

@@ -128,7 +128,7 @@ TIED_INSIDE = ("llava_onevision",)
 """Models whose files may say only of the text part that its embedding is the output matrix."""
 
 
-def settled(config: dict[str, Any]) -> dict[str, Any]:
+def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration with its text part in place of it, common names for sizes, and the sizes that its class has."""
     ends = _inner_ends(config)
     if isinstance(thinker := config.get(THINKER), dict):

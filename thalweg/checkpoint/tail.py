@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import CheckpointError, ConfigError
-from thalweg.options.model import Tail
+from thalweg.options.model import TailOptions
 
 GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """Ends of class names. What generates text is served as that, unless somebody says otherwise."""
@@ -23,7 +23,7 @@ _POOLER = ("pooling_type", "seq_pooling_type", "tok_pooling_type", "use_activati
 
 
 def decide(
-    config: dict[str, Any], name: str, tail: Tail, beside: Callable[[], dict[str, Any] | None], override: Any = None
+    config: dict[str, Any], name: str, tail: TailOptions, beside: Callable[[], dict[str, Any] | None], override: Any = None
 ) -> None:
     """Puts how the model pools into config["pooling"], for one that does; there is no such key for one that generates.
 
@@ -49,7 +49,7 @@ def decide(
     config["pooling"] = {**found, **pooler} if isinstance(found, dict) else found
 
 
-def _check(name: str, tail: Tail, generates: bool) -> None:
+def _check(name: str, tail: TailOptions, generates: bool) -> None:
     if tail.runner == "generate" and not generates:
         raise ConfigError(f"runner: {name} gives vectors or scores and generates no text; leave it at auto")
     if tail.runner == "generate" and tail.convert in ("embed", "classify"):

@@ -10,7 +10,7 @@ import numpy as np
 
 from thalweg.checkpoint import gguf, native, safetensors
 from thalweg.checkpoint.pieces import experts_apart
-from thalweg.checkpoint.safetensors import Span
+from thalweg.checkpoint.safetensors import FileSpan
 
 
 class Weights(Protocol):
@@ -35,14 +35,14 @@ class Weights(Protocol):
         """The tensor, or some rows (first dimension) and columns (second) of it. dtypes numpy lacks come as unsigned integers
         of the same width."""
 
-    def span(self, name: str, rows: slice | None = None) -> Span | None:
+    def span(self, name: str, rows: slice | None = None) -> FileSpan | None:
         """The bytes of the tensor, or of some rows of it, where they lie side by side in a file as `read` gives them."""
 
     def forget(self, name: str) -> None:
         """The tensor's pages no longer count as this process's memory; reading it brings them back."""
 
 
-class Stored(Mapping[str, tuple[str, tuple[int, ...]]]):
+class TensorHeaders(Mapping[str, tuple[str, tuple[int, ...]]]):
     """What headers say of a checkpoint's tensors: name -> (dtype, shape). Small ones may be read: orders of inputs, settings.
     It travels between processes as the path of its files."""
 
@@ -59,8 +59,8 @@ class Stored(Mapping[str, tuple[str, tuple[int, ...]]]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __reduce__(self) -> tuple[type[Stored], tuple[Path]]:
-        return Stored, (self._files.path,)
+    def __reduce__(self) -> tuple[type[TensorHeaders], tuple[Path]]:
+        return TensorHeaders, (self._files.path,)
 
     def read(self, name: str) -> np.ndarray:
         """A copy of the values, of dtypes that numpy lacks as unsigned integers."""
@@ -69,7 +69,7 @@ class Stored(Mapping[str, tuple[str, tuple[int, ...]]]):
         return found
 
 
-class Joined:
+class CombinedWeights:
     """The tensors of a model and of folders of its own, those of a folder as FOLDER/NAME."""
 
     def __init__(self, model: Weights, folders: Mapping[str, Weights]) -> None:
@@ -100,7 +100,7 @@ class Joined:
         holder, own = self._found(name)
         return holder.read(own, rows, cols)
 
-    def span(self, name: str, rows: slice | None = None) -> Span | None:
+    def span(self, name: str, rows: slice | None = None) -> FileSpan | None:
         holder, own = self._found(name)
         return holder.span(own, rows)
 
@@ -119,4 +119,4 @@ def open_weights(path: str | Path, folders: Sequence[str] = ()) -> Weights:
     model = experts_apart(safetensors.open_checkpoint(path))
     if not folders:
         return model
-    return Joined(model, {folder: safetensors.open_checkpoint(Path(path) / folder) for folder in folders})
+    return CombinedWeights(model, {folder: safetensors.open_checkpoint(Path(path) / folder) for folder in folders})

@@ -13,7 +13,7 @@ from typing import Any
 from thalweg.cli import common, flags, sampling
 from thalweg.cli.local import Local
 from thalweg.cli.remote import Remote
-from thalweg.cli.talk import Messages, Partner, Screen, Session, typed
+from thalweg.cli.talk import ChatBackend, Messages, Screen, Session, read_line
 from thalweg.config import EngineArgs
 from thalweg.errors import ConfigError
 from thalweg.host import envs
@@ -29,17 +29,17 @@ def run(words: list[str]) -> int:
     about = "Talk to a model, here or on a running server."
     namespace = common.parse("chat", words, _arguments, about=about, skip=OWN)
     tools = _tools(namespace.tools)
-    sampling.params(sampling.given(namespace), {})
+    sampling.params(sampling.read_flags(namespace), {})
     messages: Messages = [{"role": "system", "content": namespace.system_prompt}] if namespace.system_prompt else []
     with _partner(namespace, tools) as partner:
         if namespace.quick is not None:
             return _quick(partner, messages, namespace.quick)
         print("Type a message. /help lists commands. Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
-        Session(partner, messages, typed, _checked).run()
+        Session(partner, messages, read_line, _check).run()
         return 0
 
 
-def _checked(said: dict[str, Any]) -> None:
+def _check(said: dict[str, Any]) -> None:
     sampling.params(said, {})
 
 
@@ -87,10 +87,10 @@ def remote_of(namespace: argparse.Namespace) -> Remote | None:
             *(f"{f}: is for an engine started here, and --url says there is one" for f in flags.given_names(namespace))
         )
     key = namespace.api_key or envs.client_api_key()
-    return Remote(common.base_address("--url", namespace.url), key, namespace.model_name, sampling.given(namespace))
+    return Remote(common.base_address("--url", namespace.url), key, namespace.model_name, sampling.read_flags(namespace))
 
 
-def _partner(namespace: argparse.Namespace, tools: list[dict[str, Any]] | None) -> AbstractContextManager[Partner]:
+def _partner(namespace: argparse.Namespace, tools: list[dict[str, Any]] | None) -> AbstractContextManager[ChatBackend]:
     if namespace.url is not None:
         for name in ("tool_call_parser", "reasoning_parser"):
             if getattr(namespace, name) is not None:
@@ -103,10 +103,10 @@ def _partner(namespace: argparse.Namespace, tools: list[dict[str, Any]] | None) 
     if args.skip_tokenizer_init:
         raise ConfigError("--skip-tokenizer-init: chat works with text and needs the tokenizer")
     common.say_bundled(args)
-    return _Here(args, sampling.given(namespace), tools, namespace.tool_call_parser, namespace.reasoning_parser)
+    return _LocalChat(args, sampling.read_flags(namespace), tools, namespace.tool_call_parser, namespace.reasoning_parser)
 
 
-class _Here(Local):
+class _LocalChat(Local):
     """A model started for this conversation."""
 
     def __init__(
@@ -121,7 +121,7 @@ class _Here(Local):
         self.sampling = given
         self._tools, self._parsers = tools, (calls, thoughts)
 
-    def __enter__(self) -> _Here:
+    def __enter__(self) -> _LocalChat:
         super().__enter__()
         return self
 
@@ -153,7 +153,7 @@ class _Here(Local):
         return said
 
 
-def _quick(partner: Partner, messages: Messages, message: str) -> int:
+def _quick(partner: ChatBackend, messages: Messages, message: str) -> int:
     messages.append({"role": "user", "content": message})
     screen = Screen()
     if sys.stdout.isatty():

@@ -38,15 +38,15 @@ def parse(
     own(first)
     _maybe_help(first, words, server)
     taken = frozenset(o for a in first._actions for o in a.option_strings)
-    parser = made(parents=[first, flags.known(taken, server=server, skip=skip)])
+    parser = made(parents=[first, flags.flag_parser(taken, server=server, skip=skip)])
     namespace = parser.parse_args(flags.normalise(words, parser))
     if server:
         config_file.fill(namespace, parser)
     if set_elsewhere := envs.foreign():
-        if flags.given(namespace, "fail_on_environ_validation"):
+        if flags.explicit_value(namespace, "fail_on_environ_validation"):
             raise ConfigError(f"--fail-on-environ-validation: {set_elsewhere}")
         print(f"warning: {set_elsewhere}", file=sys.stderr)
-    if (level := flags.given(namespace, "log_level")) is not None:
+    if (level := flags.explicit_value(namespace, "log_level")) is not None:
         logging.getLogger().setLevel(level.upper())
         envs.set_log_level(level)
     flags.check_given(namespace)

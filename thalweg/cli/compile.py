@@ -1,6 +1,6 @@
 """`thalweg compile --arch ARCH [MODEL]`: a model's kernels compiled for a device that need not be here.
 
-Processes do the work (`thalweg.engine.worker.absent`). A compiler may end the process it runs in. That costs the
+Processes do the work (`thalweg.engine.worker.cross_compile`). A compiler may end the process it runs in. That costs the
 kernel it was at, not the others.
 """
 
@@ -21,13 +21,13 @@ import msgspec
 
 from thalweg.cli import common
 from thalweg.config import EngineArgs
-from thalweg.engine.planning import described
+from thalweg.engine.planning import checkpoint_config
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.hal import discovery
 from thalweg.host import processes
 from thalweg.options.model import BUNDLED
 
-MODULE = "thalweg.engine.worker.absent"
+MODULE = "thalweg.engine.worker.cross_compile"
 ENDING = 10.0
 """Seconds that a process may take to end."""
 
@@ -37,10 +37,12 @@ def run(words: list[str]) -> int:
     namespace = common.parse("compile", words, _arguments, about="Compile a model's kernels for devices that need not be here.")
     args = common.engine_args(namespace, namespace.model_tag)
     asked = platforms(namespace.arch, namespace.jobs, args.device)
-    path = described.find(args)
+    path = checkpoint_config.find(args)
     reports = []
     for arch, platform in asked:
-        report = _Run(msgspec.structs.replace(args, model=str(path)), platform, arch, namespace.cache_dir, namespace.jobs)
+        report = _CompileRun(
+            msgspec.structs.replace(args, model=str(path)), platform, arch, namespace.cache_dir, namespace.jobs
+        )
         reports.append(report.go(quiet=namespace.json))
     if namespace.json:
         print(msgspec.json.encode([r.as_json() for r in reports]).decode())
@@ -107,7 +109,7 @@ class Report:
         return "\n".join(lines + [f"{self.arch}: not compiled: {p}" for p in self.problems])
 
 
-class _Run:
+class _CompileRun:
     """The processes of one architecture, and what they tell."""
 
     def __init__(self, args: EngineArgs, platform: str, arch: str, cache: str | None, jobs: int) -> None:
@@ -127,9 +129,9 @@ class _Run:
             while self._running:
                 i, said = self._said.get()
                 if said is None:
-                    self._ended(i)
+                    self._handle_exit(i)
                 else:
-                    self._heard(i, said)
+                    self._handle_message(i, said)
                 show.now()
         finally:
             for process in self._running.values():
@@ -154,7 +156,7 @@ class _Run:
                 self._said.put((i, msgspec.json.decode(line)))
         self._said.put((i, None))
 
-    def _heard(self, i: int, said: dict[str, Any]) -> None:
+    def _handle_message(self, i: int, said: dict[str, Any]) -> None:
         report = self._report
         if "error" in said:
             for process in self._running.values():
@@ -174,7 +176,7 @@ class _Run:
             else:
                 report.compiled += 1
 
-    def _ended(self, i: int) -> None:
+    def _handle_exit(self, i: int) -> None:
         """Before its share was done its compiler ended it: another goes on with the kernel after that one."""
         process = self._running.pop(i)
         status = _status(process)

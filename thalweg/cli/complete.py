@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from thalweg.cli import chat, common, sampling
 from thalweg.cli.local import Local, to_terminal
-from thalweg.cli.talk import typed
+from thalweg.cli.talk import read_line
 from thalweg.errors import ConfigError, RequestError
 from thalweg.params import RequestOutputKind
 
@@ -18,7 +18,7 @@ Write = Callable[[str], object]
 
 def run(words: list[str]) -> int:
     namespace = common.parse("complete", words, _arguments, about="Continue texts, here or on a running server.")
-    given = {"max_tokens": DEFAULT_TOKENS, **sampling.given(namespace)}
+    given = {"max_tokens": DEFAULT_TOKENS, **sampling.read_flags(namespace)}
     sampling.params(given, {})
     remote = chat.remote_of(namespace)
     if remote is not None:
@@ -30,7 +30,7 @@ def run(words: list[str]) -> int:
     common.say_bundled(args)
     with Local(args) as local:
         defaults = {"max_tokens": DEFAULT_TOKENS, **local.engine.default_sampling}
-        params = sampling.params(sampling.given(namespace), defaults, output_kind=RequestOutputKind.DELTA)
+        params = sampling.params(sampling.read_flags(namespace), defaults, output_kind=RequestOutputKind.DELTA)
         return _answer(lambda text, write: local.say(text, params, write), namespace.quick)
 
 
@@ -51,7 +51,7 @@ def _answer(complete: Callable[[str, Write], str], quick: str | None) -> int:
     print("Type a text to continue; Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
     while True:
         try:
-            line = typed("> ")
+            line = read_line("> ")
         except EOFError:
             return 0
         if not line.strip():

@@ -18,17 +18,17 @@ MODEL = ("model", "model_tag", "model-tag")
 def fill(namespace: argparse.Namespace, parser: flags.Parser) -> None:
     """The flags of the file that --config names, where the command line did not give them. ConfigError, or the parser's own
     error, names file and flag."""
-    file = flags.given(namespace, "config")
+    file = flags.explicit_value(namespace, "config")
     if file is None:
         return
     parser.where = f"{file}: "
     there = parser.parse_args(flags.normalise(words_of(Path(file)), parser))
     parser.where = ""
-    if flags.given(there, "config") is not None:
+    if flags.explicit_value(there, "config") is not None:
         raise ConfigError(f"{file}: config: a file cannot name another one")
     for flag in table().values():
-        value = flags.given(there, flag.dest)
-        if value is not None and flags.given(namespace, flag.dest) is None:
+        value = flags.explicit_value(there, flag.dest)
+        if value is not None and flags.explicit_value(namespace, flag.dest) is None:
             setattr(namespace, flag.dest, value)
 
 

@@ -76,10 +76,10 @@ def _answerer(namespace: argparse.Namespace) -> Iterator[tuple[str, Callable[[Se
             raise ConfigError("MODEL: with --base-url the server has the model; use --model-name to choose one of its models")
         if given := flags.given_names(namespace):
             raise ConfigError(*(f"{f}: is for an engine started here, and --base-url says there is one" for f in given))
-        from thalweg.nano.remote import Remote
+        from thalweg.nano.remote import RemoteModel
 
         url, key = common.base_address("--base-url", namespace.base_url), namespace.api_key or envs.client_api_key()
-        remote = Remote(url, key, namespace.model_name, MAX_TOKENS)
+        remote = RemoteModel(url, key, namespace.model_name, MAX_TOKENS)
         yield remote.model, remote.answer
         return
     for name in ("model_name", "api_key"):

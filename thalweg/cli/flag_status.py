@@ -27,7 +27,7 @@ def run(words: list[str]) -> int:
     if not chosen:
         parser.error(f"NAME: no flag, group, tier or text matches {namespace.name!r}")
     if namespace.only:
-        chosen = [f for f in chosen if f.honoured is (namespace.only == "honoured")]
+        chosen = [f for f in chosen if f.is_supported is (namespace.only == "honoured")]
     if not namespace.status:
         print("\n".join(_line(f) for f in chosen))
         print()
@@ -46,10 +46,10 @@ def _matching(flags: Sequence[Flag], name: str) -> list[Flag]:
 
 
 def _line(flag: Flag) -> str:
-    fate = "honoured" if flag.honoured else "gone    " if flag.option.group in GONE else "refused "
+    fate = "honoured" if flag.is_supported else "gone    " if flag.option.group in GONE else "refused "
     head = f"{fate}  {', '.join(flag.spellings)}"
     width = max(60, shutil.get_terminal_size().columns - 2)
-    text = flag.option.help if flag.honoured else f"{flag.option.help}. {flag.refusal[:1].upper()}{flag.refusal[1:]}"
+    text = flag.option.help if flag.is_supported else f"{flag.option.help}. {flag.refusal[:1].upper()}{flag.refusal[1:]}"
     return head + "\n" + fill(text, width, initial_indent=" " * 10, subsequent_indent=" " * 10)
 
 
@@ -57,7 +57,7 @@ def counts(flags: Iterable[Flag]) -> dict[str, tuple[int, int]]:
     """By tier: how many are honoured, of how many. Those the field has removed are left out."""
     here = [f for f in flags if f.option.group not in GONE]
     found = {tier: [f for f in here if f.option.tier == tier] for tier in TIERS}
-    return {tier: (sum(f.honoured for f in fs), len(fs)) for tier, fs in found.items() if fs}
+    return {tier: (sum(f.is_supported for f in fs), len(fs)) for tier, fs in found.items() if fs}
 
 
 def summary(flags: Sequence[Flag]) -> str:

@@ -21,7 +21,7 @@ from thalweg.host import envs
 from thalweg.options.command import CommandOptions
 from thalweg.options.flag import Flag, convert, spell
 from thalweg.options.table import GONE, REMOVED, asks_nothing, table
-from thalweg.options.values import argument, dotted, merge
+from thalweg.options.values import argument, merge, parse_dotted
 from thalweg.server.settings import ServerSettings
 
 _UNSET = object()
@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
 
 @cache
-def known(taken: frozenset[str], *, server: bool, skip: frozenset[str]) -> argparse.ArgumentParser:
+def flag_parser(taken: frozenset[str], *, server: bool, skip: frozenset[str]) -> argparse.ArgumentParser:
     """A parser, to be another's parent, of every flag of the table, honoured or not, so that each is recognised. Hidden from
     argparse's own help, which would be pages long. `taken`: options of the command's own, and `skip`: names of its own.
     `server` False: the server's own flags are not known."""
@@ -67,9 +67,9 @@ def known(taken: frozenset[str], *, server: bool, skip: frozenset[str]) -> argpa
         parser.add_argument(
             *options,
             nargs=nargs,
-            type=argument(flag.value if flag.honoured else str),
+            type=argument(flag.value if flag.is_supported else str),
             metavar=flag.kind.upper(),
-            action=_Joined if flag.option.repeats else _Last,
+            action=_Extend if flag.option.repeats else _Last,
             **kwargs,
         )
     return parser
@@ -93,7 +93,7 @@ class _Last(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-class _Joined(argparse.Action):
+class _Extend(argparse.Action):
     """The values of all."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
@@ -130,7 +130,7 @@ def normalise(argv: list[str], parser: argparse.ArgumentParser) -> list[str]:
         if dot:
             if not equals:
                 value = next(rest, "")
-            out += [base, json.dumps(dotted(path, value))]
+            out += [base, json.dumps(parse_dotted(path, value))]
         else:
             out.append(base + equals + value)
     return out
@@ -146,7 +146,7 @@ def check_given(namespace: argparse.Namespace) -> None:
     problems = []
     for flag in table().values():
         value = getattr(namespace, flag.dest, _UNSET)
-        if value is _UNSET or flag.honoured or asks_nothing(flag, value):
+        if value is _UNSET or flag.is_supported or asks_nothing(flag, value):
             continue
         if flag.option.group == REMOVED:
             print(f"warning: --{flag.name} has no effect: {flag.refusal}", file=sys.stderr)
@@ -156,7 +156,7 @@ def check_given(namespace: argparse.Namespace) -> None:
         raise ConfigError(*problems)
 
 
-def given(namespace: argparse.Namespace, dest: str) -> Any:
+def explicit_value(namespace: argparse.Namespace, dest: str) -> Any:
     """The value of a flag that was given. None if it was not."""
     value = getattr(namespace, dest, _UNSET)
     return None if value is _UNSET else value
@@ -164,14 +164,14 @@ def given(namespace: argparse.Namespace, dest: str) -> Any:
 
 def given_names(namespace: argparse.Namespace) -> list[str]:
     """The engine flags that were given, as written on the command line."""
-    return [spell(n) for n in sorted(_given(namespace, ENGINE))]
+    return [spell(n) for n in sorted(_explicit_values(namespace, ENGINE))]
 
 
 def engine_args(namespace: argparse.Namespace) -> EngineArgs:
     """The engine's share of the flags, checked."""
-    said = _given(namespace, COMMAND)
+    said = _explicit_values(namespace, COMMAND)
     presets = compiling(said.get("compilation_config"), said.get("optimization_level"))
-    fields = {**envs.engine_fields(), **presets, **_given(namespace, ENGINE)}
+    fields = {**envs.engine_fields(), **presets, **_explicit_values(namespace, ENGINE)}
     args = EngineArgs(**convert(EngineArgs, fields, spell))
     check_args(args)
     return args
@@ -179,10 +179,10 @@ def engine_args(namespace: argparse.Namespace) -> EngineArgs:
 
 def server_settings(namespace: argparse.Namespace) -> dict[str, Any]:
     """The server's share, as fields of ServerSettings. ConfigError lists values of a wrong type."""
-    return convert(ServerSettings, _given(namespace, SERVER), spell)
+    return convert(ServerSettings, _explicit_values(namespace, SERVER), spell)
 
 
-def _given(namespace: argparse.Namespace, names: frozenset[str]) -> dict[str, Any]:
+def _explicit_values(namespace: argparse.Namespace, names: frozenset[str]) -> dict[str, Any]:
     values = {n: getattr(namespace, n, _UNSET) for n in names}
     return {n: v for n, v in values.items() if v is not _UNSET and v is not None}
 
@@ -197,8 +197,10 @@ def show_help(prog: str, usage: str, own: str, topic: str | None, *, server: boo
         groups: dict[str, list[Flag]] = {}
         for f in flags:
             groups.setdefault(f.option.group, []).append(f)
-        lines = [f"  {g:26} {sum(f.honoured for f in fs):3} of {len(fs):3} flags supported" for g, fs in sorted(groups.items())]
-        main = "\n".join(_line(f) for f in flags if f.honoured)
+        lines = [
+            f"  {g:26} {sum(f.is_supported for f in fs):3} of {len(fs):3} flags supported" for g, fs in sorted(groups.items())
+        ]
+        main = "\n".join(_line(f) for f in flags if f.is_supported)
         more = f"{prog} --help=all | --help=<Group> | --help=<keyword>"
         return f"usage: {usage}\n\n{own}\nflags supported:\n{main}\n\ngroups (more: {more}):\n" + "\n".join(lines) + "\n"
     word = topic.lower().replace("_", "-")
@@ -206,7 +208,7 @@ def show_help(prog: str, usage: str, own: str, topic: str | None, *, server: boo
     chosen = chosen or [f for f in flags if word.lstrip("-") in f.name or word in f.option.help.lower()]
     if not chosen:
         return f"no flag or group matches {topic!r}; {prog} --help lists the groups\n"
-    return "\n".join(_line(f) + ("" if f.honoured else f"\n      [not supported: {f.refusal}]") for f in chosen) + "\n"
+    return "\n".join(_line(f) + ("" if f.is_supported else f"\n      [not supported: {f.refusal}]") for f in chosen) + "\n"
 
 
 def _line(flag: Flag) -> str:

@@ -21,11 +21,11 @@ def run(words: list[str]) -> int:
         raise ConfigError("PROMPT: must not be empty")
     if args.skip_tokenizer_init:
         raise ConfigError("--skip-tokenizer-init: generate works with text and needs the tokenizer")
-    sampling.params(sampling.given(namespace), {})  # before the model is loaded
+    sampling.params(sampling.read_flags(namespace), {})  # before the model is loaded
     common.say_bundled(args, "--model MODEL")
     with Local(args) as local:
         defaults = {"max_tokens": DEFAULT_TOKENS, **local.engine.default_sampling}
-        params = sampling.params(sampling.given(namespace), defaults, output_kind=RequestOutputKind.DELTA)
+        params = sampling.params(sampling.read_flags(namespace), defaults, output_kind=RequestOutputKind.DELTA)
         if sys.stdout.isatty():
             local.say(prompt, params, to_terminal)
             print()

@@ -38,10 +38,10 @@ def cells(files: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, tupl
                     continue
                 for platform in file["platforms"]:
                     found.setdefault(op, {}).setdefault(platform, {}).setdefault(name, set()).add(level)
-    return {op: {p: _shown(kernels) for p, kernels in row.items()} for op, row in found.items()}
+    return {op: {p: _rank_levels(kernels) for p, kernels in row.items()} for op, row in found.items()}
 
 
-def _shown(kernels: dict[str, set[str]]) -> dict[str, tuple[str, ...]]:
+def _rank_levels(kernels: dict[str, set[str]]) -> dict[str, tuple[str, ...]]:
     ranks = [FAILS, *LEVELS]
     out = {}
     for name, levels in kernels.items():

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from thalweg.cli.flags import Parser
-from thalweg.engine.planning.served import FATES, counts, known
+from thalweg.engine.planning.supported import FATES, counts, known_architectures
 
 ABOUT = """The architectures (config.json) that are known. native: served by a family of thalweg's. fallback: served through
 transformers' own module, where that library is installed. refused: not served, with why."""
@@ -24,7 +24,7 @@ def run(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="machine-readable")
     args = parser.parse_args(words)
     word = (args.name or "").lower()
-    rows = [r for r in known() if word in f"{r['architecture']} {r['family']} {r['what']}".lower()]
+    rows = [r for r in known_architectures() if word in f"{r['architecture']} {r['family']} {r['what']}".lower()]
     rows = [r for r in rows if args.only in (None, r["served"])]
     if not rows:
         parser.error(f"NAME: nothing here has {args.name!r:.80} in its name or description; thalweg models lists all")

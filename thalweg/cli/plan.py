@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from thalweg.cli import common
-from thalweg.engine.planning import described
+from thalweg.engine.planning import checkpoint_config
 from thalweg.engine.planning.memory import Plan, gib, plan
 from thalweg.options.model import BUNDLED
 
@@ -18,7 +18,7 @@ def run(words: list[str]) -> int:
     """0: it fits. 1: it does not, and the plan says which flag to change."""
     namespace = common.parse("plan", words, _arguments, about="What serving a model needs, without a device.")
     args = common.engine_args(namespace, namespace.model_tag)
-    path = described.find(args)
+    path = checkpoint_config.find(args)
     made = plan(msgspec.structs.replace(args, model=str(path)))
     if namespace.json:
         print(json.dumps(as_json(made), indent=2))

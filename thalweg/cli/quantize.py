@@ -14,7 +14,7 @@ ABOUT = "Write a dense checkpoint again with quantised weights, in the layouts o
 
 def run(words: list[str]) -> int:
     from thalweg.checkpoint.hub import resolve_model
-    from thalweg.quantize.formats import FORMATS, LAYOUTS, METHODS, ORDERS, chosen
+    from thalweg.quantize.formats import FORMATS, LAYOUTS, METHODS, ORDERS, choose_format
 
     parser = flags.Parser(prog="thalweg quantize", allow_abbrev=False, description=ABOUT)
     parser.add_argument("model", metavar="MODEL", help="directory or hub id of a dense model")
@@ -43,7 +43,7 @@ def run(words: list[str]) -> int:
     said = parser.parse_args(words)
     if not 0 < said.damp < 1:
         raise ConfigError(f"--damp: must be between 0 and 1, not {said.damp}")
-    form = chosen(said.format, said.group_size, said.layout)
+    form = choose_format(said.format, said.group_size, said.layout)
     path = resolve_model(said.model)
     from thalweg.quantize.run import Options, quantize, table
 

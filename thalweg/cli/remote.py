@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from thalweg.errors import RequestError, ThalwegError
-from thalweg.turns.events import CallArguments, CallBegun, Content, Event, Message, Thought
+from thalweg.turns.events import CallArguments, CallStart, Content, Event, Message, Thought
 
 TIMEOUT = 600.0
 
@@ -92,6 +92,6 @@ def _events_of(delta: dict[str, Any]) -> Iterator[Event]:
     for call in delta.get("tool_calls") or ():
         function, index = call.get("function") or {}, call.get("index", 0)
         if function.get("name"):
-            yield CallBegun(index, call.get("id") or "", function["name"])
+            yield CallStart(index, call.get("id") or "", function["name"])
         if function.get("arguments"):
             yield CallArguments(index, function["arguments"])

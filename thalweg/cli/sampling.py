@@ -32,7 +32,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ignore-eos", action="store_true", default=None, help="do not stop at the end token")
 
 
-def given(namespace: argparse.Namespace) -> dict[str, Any]:
+def read_flags(namespace: argparse.Namespace) -> dict[str, Any]:
     """The parameters that flags gave, under the names of SamplingParams and of requests."""
     found = {n: getattr(namespace, n) for n in NAMES if getattr(namespace, n) is not None}
     if "sampling_seed" in found:

@@ -59,7 +59,7 @@ def settings(given: dict[str, Any]) -> ServerSettings:
     given.setdefault("server_dev_mode", envs.dev_mode())
     given.setdefault("enable_lora_routes", envs.adapter_routes())
     if "middleware" in given:
-        given["middleware"] = [_loaded(path) for path in given["middleware"]]
+        given["middleware"] = [_import_middleware(path) for path in given["middleware"]]
     for name in ("tool_parser_plugin", "reasoning_parser_plugin"):
         if given.get(name):
             load_plugin(f"--{name.replace('_', '-')}", given[name])
@@ -70,7 +70,7 @@ def settings(given: dict[str, Any]) -> ServerSettings:
     return ServerSettings(**given)
 
 
-def _loaded(path: str) -> Any:
+def _import_middleware(path: str) -> Any:
     """The class or coroutine function at an import path, package.module.Name."""
     module, _, name = path.rpartition(".")
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from thalweg.errors import RequestError, ThalwegError
-from thalweg.turns.events import CallArguments, CallBegun, Content, Event, Message, Thought
+from thalweg.turns.events import CallArguments, CallStart, Content, Event, Message, Thought
 
 Messages = list[dict[str, Any]]
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
@@ -26,7 +26,7 @@ HELP = """/help          this list
 A line that ends with \\ goes on in the next. Lines between two lines of \"\"\" are one message."""
 
 
-class Partner(Protocol):
+class ChatBackend(Protocol):
     sampling: dict[str, Any]
     """Parameters of answers, by name: /set changes them."""
 
@@ -53,7 +53,7 @@ class Screen:
                 case Content(text):
                     self._begin("content")
                     self._write(text)
-                case CallBegun(_, _, name):
+                case CallStart(_, _, name):
                     self._begin("call", again=True)
                     self._write(f"-> {name}")
                 case CallArguments(_, text):
@@ -85,7 +85,7 @@ class Session:
     """A conversation with `partner`. `read`: a line from the user, EOFError at the end."""
 
     def __init__(
-        self, partner: Partner, messages: Messages, read: Callable[[str], str], parameters: Callable[[dict[str, Any]], None]
+        self, partner: ChatBackend, messages: Messages, read: Callable[[str], str], parameters: Callable[[dict[str, Any]], None]
     ) -> None:
         """messages: what it begins with. parameters: raises ConfigError for sampling parameters that are wrong."""
         self._partner, self._read, self._check = partner, read, parameters
@@ -232,7 +232,7 @@ def _message_of(answer: Message) -> dict[str, Any]:
     return out
 
 
-def typed(prompt: str) -> str:
+def read_line(prompt: str) -> str:
     """A line of standard input, with editing and a history in a terminal."""
     if not sys.stdin.isatty():
         return input()

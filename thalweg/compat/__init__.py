@@ -23,7 +23,7 @@ def as_vllm() -> None:
     """`import vllm` means thalweg from now on, in this process. ConfigError if the real one is installed or imported."""
     if str(PATH) in sys.path:
         return
-    if _imported() or _real(sys.path):
+    if _has_other_vllm() or _real(sys.path):
         raise ConfigError(f"as_vllm: {INSTALLED}")
     sys.path.insert(0, str(PATH))
 
@@ -36,7 +36,7 @@ def environment(of: dict[str, str]) -> dict[str, str]:
     return {**of, "PYTHONPATH": os.pathsep.join([str(PATH), *rest])}
 
 
-def _imported() -> bool:
+def _has_other_vllm() -> bool:
     """Has this process imported another vllm than ours?"""
     found = sys.modules.get("vllm")
     return found is not None and not str(getattr(found, "__file__", None) or "").startswith(str(PATH))

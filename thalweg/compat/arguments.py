@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from thalweg.compat.configs import MadeArgs, MakesConfigs, made
+from thalweg.compat.configs import MadeArgs, MakesConfigs, build_args
 from thalweg.engine.planning.arguments import engine_args
 from thalweg.options.flag import Flag
 from thalweg.options.model import BUNDLED
@@ -18,7 +18,7 @@ class EngineArgs(MakesConfigs):
     where they ask for what happens anyway. ConfigError names the others, with why and what to do instead."""
 
     def __new__(cls, model: str = BUNDLED, **fields: Any) -> MadeArgs:  # type: ignore[misc]
-        return made(engine_args({"model": model, **fields}))
+        return build_args(engine_args({"model": model, **fields}))
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -39,7 +39,9 @@ class EngineArgs(MakesConfigs):
     def from_cli_args(cls, args: argparse.Namespace) -> MadeArgs:
         """Of what `add_cli_args` parsed. Other names of the namespace are the program's own."""
         known = {f.dest for f in _flags()}
-        return made(engine_args({name: value for name, value in vars(args).items() if name in known and value is not None}))
+        return build_args(
+            engine_args({name: value for name, value in vars(args).items() if name in known and value is not None})
+        )
 
 
 class AsyncEngineArgs(EngineArgs):

@@ -164,10 +164,10 @@ class MakesConfigs:
         """(tokens of a step, sequences at once) of this device, whoever starts the engine. world_size: nothing depends on
         it."""
         args = _args(self)
-        platform = resolve.configured(args, discovery.asked(args.device))
+        platform = resolve.configure_platform(args, discovery.resolve_platform(args.device))
         info, facts = platform.describe(), locate(args).facts
         if info is None:
-            raise ConfigError(f"device: {platform.name!r} cannot be planned for: {platform.unplanned()}")
+            raise ConfigError(f"device: {platform.name!r} cannot be planned for: {platform.unplannable_reason()}")
         made = resolve.scheduler(config.EngineArgs(), platform.defaults(facts, info), facts.max_len)
         return dict.fromkeys(UsageContext, made.token_budget), dict.fromkeys(UsageContext, made.max_seqs)
 
@@ -176,7 +176,7 @@ class MadeArgs(MakesConfigs, config.EngineArgs, kw_only=True, frozen=True):
     """thalweg's EngineArgs with vLLM's methods."""
 
 
-def made(args: config.EngineArgs) -> MadeArgs:
+def build_args(args: config.EngineArgs) -> MadeArgs:
     return MadeArgs(**{name: getattr(args, name) for name in config.EngineArgs.__struct_fields__})
 
 

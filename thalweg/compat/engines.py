@@ -13,7 +13,7 @@ from thalweg.async_llm import StatLogger
 from thalweg.compat.configs import VllmConfig
 from thalweg.engine.client.core import Output, check_arrival_time
 from thalweg.engine.client.frontend import load_frontend, locate
-from thalweg.engine.client.stream import Stream
+from thalweg.engine.client.stream import OutputStream
 from thalweg.errors import ConfigError
 from thalweg.lora import LoRARequest
 from thalweg.offline import engine as offline
@@ -34,7 +34,7 @@ class LLMEngine(offline.LLMEngine):
         disable_log_stats: bool = False,
     ) -> LLMEngine:
         """disable_log_stats: an engine in the calling thread logs none. The rest as `from_engine_args`."""
-        made = cls.from_engine_args(_checked(vllm_config).engine_args, usage_context, stat_loggers)
+        made = cls.from_engine_args(_check_config(vllm_config).engine_args, usage_context, stat_loggers)
         assert isinstance(made, LLMEngine)
         return made
 
@@ -53,7 +53,9 @@ class AsyncLLM(async_llm.AsyncLLM):
     ) -> None:
         """log_stats: False tells the stat_loggers nothing. log_requests: a line of the log for each. usage_context: nothing is
         reported to anyone."""
-        super().__init__(load_frontend(locate(_checked(vllm_config).engine_args)), (stat_loggers or ()) if log_stats else ())
+        super().__init__(
+            load_frontend(locate(_check_config(vllm_config).engine_args)), (stat_loggers or ()) if log_stats else ()
+        )
         self._log_requests = log_requests
         if start_engine_loop:
             with contextlib.suppress(RuntimeError):  # no event loop runs
@@ -73,7 +75,7 @@ class AsyncLLM(async_llm.AsyncLLM):
     ) -> AsyncLLM:
         return cls(vllm_config, not disable_log_stats, usage_context, enable_log_requests, start_engine_loop, stat_loggers)
 
-    async def _begin(self, request_id: str, prompt: Any, params: Any, **more: Any) -> Stream:
+    async def _begin(self, request_id: str, prompt: Any, params: Any, **more: Any) -> OutputStream:
         if self._log_requests:
             logger.info("request %s: %r", request_id, params)
         return await super()._begin(request_id, prompt, params, **more)
@@ -109,11 +111,11 @@ class Collector:
 
     def get_nowait(self) -> Output | None:
         """The next output. None: there is none yet. Raises what the request failed with."""
-        return None if self._news.empty() else _raised(self._news.get_nowait())
+        return None if self._news.empty() else _unwrap(self._news.get_nowait())
 
     async def get(self) -> Output:
         """The next output, waited for. Not to be asked again after the last, whose `finished` is true."""
-        return _raised(await self._news.get())
+        return _unwrap(await self._news.get())
 
     def close(self) -> None:
         self._task.cancel()
@@ -132,13 +134,13 @@ async def _collect(outputs: AsyncGenerator[Output, None], to: asyncio.Queue[Outp
         to.put_nowait(e)
 
 
-def _raised(found: Output | BaseException) -> Output:
+def _unwrap(found: Output | BaseException) -> Output:
     if isinstance(found, BaseException):
         raise found
     return found
 
 
-def _checked(vllm_config: object) -> VllmConfig:
+def _check_config(vllm_config: object) -> VllmConfig:
     if not isinstance(vllm_config, VllmConfig):
         raise ConfigError("vllm_config: must be made by EngineArgs(...).create_engine_config()")
     return vllm_config

@@ -90,9 +90,9 @@ class ModelRegistry:
     @staticmethod
     def get_supported_archs() -> set[str]:
         """Architectures that can be served."""
-        from thalweg.models.registry import served
+        from thalweg.models.registry import architectures
 
-        return set(served())
+        return set(architectures())
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
@@ -103,10 +103,10 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
 
         words = list(sys.argv[1:] if args is None else args)
         known = {o for a in self._actions for o in a.option_strings}
-        return super().parse_known_args([_dashed(w, known) for w in words], namespace)
+        return super().parse_known_args([_normalize_flag(w, known) for w in words], namespace)
 
 
-def _dashed(word: str, known: set[str]) -> str:
+def _normalize_flag(word: str, known: set[str]) -> str:
     name, equals, value = word.partition("=")
     dashed = name.replace("_", "-")
     return dashed + equals + value if name.startswith("--") and name not in known and dashed in known else word

@@ -35,7 +35,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from thalweg.engine import messages as m
-from thalweg.engine.control.compiling import Compiling
+from thalweg.engine.control.compiling import GrammarQueue
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.control.executor import Executor
 from thalweg.engine.control.loading import AdapterLoads, LoadedAdapter
@@ -64,7 +64,7 @@ def main(fd: int, device: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client handles Ctrl-C, and then closes the channel
     channel = Channel(fd, Codec[Any](m.ToCore))
     try:
-        prepare(device, _next(channel, m.Expect).args)
+        prepare(device, _next(channel, m.StartHint).args)
         start = _next(channel, m.Start)
         check_store(start.args)
         executor: Executor = load_executor(start.args.distributed_executor_backend)(start.args)
@@ -109,9 +109,9 @@ class _Words:
     """The vocabulary, which the client sends before the first request with a grammar."""
 
     def __init__(self) -> None:
-        self.sent: m.Vocabulary | None = None
+        self.sent: m.GrammarVocabulary | None = None
 
-    def get(self) -> m.Vocabulary:
+    def get(self) -> m.GrammarVocabulary:
         if self.sent is None:
             raise FrameError("a request with a grammar came before the vocabulary")
         return self.sent
@@ -126,7 +126,7 @@ class _Loop:
         """profiles: None if no profiler is configured."""
         self._core, self._channel, self._words, self._profiles = core, channel, words, profiles
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._compiling = Compiling(grammars, self._inbox.put)
+        self._compiling = GrammarQueue(grammars, self._inbox.put)
         self._loads = AdapterLoads(core, self._inbox.put)
         self._stopping = False
         self._cold = False
@@ -170,7 +170,7 @@ class _Loop:
                 self._compiling.abort(message.handles)
                 self._loads.abort(message.handles)
                 self._core.abort(message.handles)
-            elif isinstance(message, m.Vocabulary):
+            elif isinstance(message, m.GrammarVocabulary):
                 self._words.sent, self._cold = message, True
             elif isinstance(message, m.Control):
                 self._control(message)
@@ -233,7 +233,7 @@ class _Loop:
             self._inbox.put(e)
 
 
-def _announce(channel: Channel, started: list[m.Started]) -> None:
+def _announce(channel: Channel, started: list[m.SequenceStarted]) -> None:
     channel.send(m.Outputs(np.empty(0, np.int64), np.empty(0, np.int32), time.monotonic(), started=started))
 
 
@@ -256,7 +256,7 @@ def _report(channel: Channel, e: Exception) -> None:
         traceback.print_exc()
         kind, words = "EngineDeadError", f"{type(e).__name__}: {e}"
     try:
-        channel.send(m.Failed(kind, words))
+        channel.send(m.EngineFailed(kind, words))
     except ChannelClosedError:
         return
 

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from thalweg.config import EngineArgs, EngineConfig
-from thalweg.grammar.source import Source as Source
-from thalweg.grammar.source import Vocabulary as Vocabulary
+from thalweg.grammar.source import GrammarSource as GrammarSource
+from thalweg.grammar.source import GrammarVocabulary as GrammarVocabulary
 
 # ---------------------------------------------------------------- client -> core
 
@@ -88,7 +88,7 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Empty: every token."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences whose last token may not follow the others."""
-    grammar: Source | None = None
+    grammar: GrammarSource | None = None
     """What the output must be. Its end is an end of sequence, for which `eos_ids` must have an id: so it wins over min_tokens
     and bad words where nothing else is left."""
     each_token: bool = False
@@ -121,7 +121,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Asks for a vector, not for tokens. The step that computes its tokens, all of them, ends it."""
 
 
-class Expect(msgspec.Struct, frozen=True, tag=True):
+class StartHint(msgspec.Struct, frozen=True, tag=True):
     """The first message, sent as the process is made: what Start will say, as far as it is known by then (the model
     may be a hub's name for it). So the process can prepare for it. None for a process that stands by. Promises
     nothing."""
@@ -170,13 +170,13 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
     digest: bytes
 
 
-ToCore = Expect | Start | Vocabulary | Add | Abort | Control | LoadAdapter | UnloadAdapter
+ToCore = StartHint | Start | GrammarVocabulary | Add | Abort | Control | LoadAdapter | UnloadAdapter
 """A Vocabulary comes before the first request with a grammar, once."""
 
 # ---------------------------------------------------------------- core -> client
 
 
-class Finished(msgspec.Struct, frozen=True):
+class SequenceFinished(msgspec.Struct, frozen=True):
     """The sequence ended with this step's token (if it has one in the same frame). The core has freed it."""
 
     handle: int
@@ -189,7 +189,7 @@ class Finished(msgspec.Struct, frozen=True):
     """Pieces its prompt was computed in, and what was computed again after preemptions."""
 
 
-class Started(msgspec.Struct, frozen=True):
+class SequenceStarted(msgspec.Struct, frozen=True):
     """First scheduled. Times are monotonic seconds of the host's clock, shared by all its processes."""
 
     handle: int
@@ -221,7 +221,7 @@ class PromptScores(msgspec.Struct, frozen=True):
     ranks: np.ndarray  # i32[P]
 
 
-class Pooled(msgspec.Struct, frozen=True):
+class PooledVectors(msgspec.Struct, frozen=True):
     """The vectors of sequences that asked for one, and have ended with it. Not normalised."""
 
     handles: np.ndarray  # i64[N]
@@ -276,8 +276,8 @@ class Outputs(msgspec.Struct, tag=True):
     tokens: np.ndarray  # i32[N]
     time: float
     """Monotonic seconds when the result was read."""
-    finished: list[Finished] = []
-    started: list[Started] = []
+    finished: list[SequenceFinished] = []
+    started: list[SequenceStarted] = []
     logprobs: TokenLogprobs | None = None
     prompt_scores: list[PromptScores] = []
     stats: Stats | None = None
@@ -285,14 +285,14 @@ class Outputs(msgspec.Struct, tag=True):
     """Prompt tokens the step computed and tokens it sampled."""
     preempted: list[int] = []
     """Sequences that gave up their place since the last frame. One may be in it twice."""
-    pooled: Pooled | None = None
+    pooled: PooledVectors | None = None
     each: list[TokenVectors] = []
 
     def answers(self, handle: int) -> bool:
         """Did the sequence get a token, or its vector?"""
         return handle in self.handles or (self.pooled is not None and handle in self.pooled.handles)
 
-    def answered(self) -> list[int]:
+    def output_handles(self) -> list[int]:
         """Handles of the sequences that did."""
         vectors = [] if self.pooled is None else self.pooled.handles.tolist()
         return [*self.handles.tolist(), *vectors]
@@ -313,7 +313,7 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
     """Why it was not done, in words for who asked."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     """The engine could not start, or died: its last words. `kind` is the error class's name."""
 
     kind: str
@@ -327,4 +327,4 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     working: bool
 
 
-FromCore = Outputs | Ready | Reply | Failed | Heartbeat
+FromCore = Outputs | Ready | Reply | EngineFailed | Heartbeat

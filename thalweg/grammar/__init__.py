@@ -5,7 +5,7 @@
 an engine that was not compiled before. The engine compiles it again (`compiled`) and follows each sequence with a
 `matcher`. A matcher's state is a function of the tokens: preemption, prefix hits and replay need nothing else.
 
-A source may begin with free text: `Source.free_until` names the token ids that end it. Up to and with the first of them
+A source may begin with free text: `GrammarSource.free_until` names the token ids that end it. Up to and with the first of them
 every token is allowed, so the text before is that of a run without a grammar. The grammar begins with the token after.
 So reasoning, a marker and a schema are one object.
 

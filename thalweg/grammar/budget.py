@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ALL = np.uint32(0xFFFFFFFF)
 
 
-class Follows(Protocol):
+class TokenMatcher(Protocol):
     """Who says which tokens may come next in one sequence. Its state is a function of the tokens it was given."""
 
     def accept(self, tokens: Sequence[int]) -> None:
@@ -25,18 +25,18 @@ class Follows(Protocol):
     def mask(self, words: NDArray[np.uint32]) -> None:
         """Which tokens may come next. Words: u32, bit t % 32 of word t // 32 is token t. GrammarError."""
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         """Tokens that must come next, as far as that is known at once."""
 
-    def copy(self) -> Follows:
+    def copy(self) -> TokenMatcher:
         """Another of the same text so far."""
 
 
-class Bounded:
+class BudgetMatcher:
     """Reasoning of at most `budget.most` tokens in all, wherever it begins and ends. Text is free but for that, and for what
     `inner` says."""
 
-    def __init__(self, budget: Budget, inner: Follows | None) -> None:
+    def __init__(self, budget: Budget, inner: TokenMatcher | None) -> None:
         self._budget, self._inner = budget, inner
         self._inside, self._used = budget.begun >= 0, max(0, budget.begun)
         self._at = 0
@@ -61,11 +61,11 @@ class Bounded:
         self._last = [*self._last, token][-longest:]
         if self._inside:
             self._used += 1
-            self._inside = not self._ended(budget.close)
+            self._inside = not self._ends_with(budget.close)
         else:
-            self._inside = self._ended(budget.open)
+            self._inside = self._ends_with(budget.open)
 
-    def _ended(self, with_: tuple[int, ...]) -> bool:
+    def _ends_with(self, with_: tuple[int, ...]) -> bool:
         return tuple(self._last[-len(with_) :]) == with_
 
     @property
@@ -73,12 +73,12 @@ class Bounded:
         """Is it time for the end?"""
         return self._inside and self._used >= self._budget.most
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         if self._due:
             return list(self._budget.forced[self._at :])
-        return self._inner.forced() if self._inner is not None else []
+        return self._inner.forced_tokens() if self._inner is not None else []
 
-    def copy(self) -> Bounded:
+    def copy(self) -> BudgetMatcher:
         new = copy(self)
         new._last, new._inner = list(self._last), None if self._inner is None else self._inner.copy()
         return new

@@ -16,9 +16,9 @@ from functools import partial
 import msgspec
 
 from thalweg.grammar.compiled import Compiler
-from thalweg.grammar.convert import located, source_of
-from thalweg.grammar.source import Asked, GrammarError, Source, Vocabulary
-from thalweg.host.confined import AGAIN, Confined
+from thalweg.grammar.convert import locate_error, source_of
+from thalweg.grammar.source import GrammarError, GrammarRequest, GrammarSource, GrammarVocabulary
+from thalweg.host.confined import AGAIN, ConfinedProcess
 from thalweg.host.jobs import TaskRefusedError, serve
 from thalweg.host.processes import in_forks
 
@@ -27,21 +27,21 @@ KEPT_BYTES = 128 << 20
 TOO_DEEP = "nested too deeply"
 
 
-def judged(asked: Asked, compiler: Compiler) -> Source:
+def judge(asked: GrammarRequest, compiler: Compiler) -> GrammarSource:
     """A source that compiles and has a first mask. GrammarError, of a schema always with a pointer."""
     source = source_of(asked)
     try:
         compiler.try_first(source.text)
     except GrammarError as e:
-        pointer = located(asked, compiler, e.why) if asked.kind == "json" else e.pointer
+        pointer = locate_error(asked, compiler, e.why) if asked.kind == "json" else e.pointer
         raise GrammarError(e.why, pointer) from None
     return source
 
 
-def _work(compiler: Compiler, asked: Asked) -> Source:
+def _work(compiler: Compiler, asked: GrammarRequest) -> GrammarSource:
     """As `judged`. TaskRefusedError."""
     try:
-        return judged(asked, compiler)
+        return judge(asked, compiler)
     except GrammarError as e:
         raise TaskRefusedError("grammar", e.why, e.pointer) from None
     except RecursionError:
@@ -54,12 +54,12 @@ def _work(compiler: Compiler, asked: Asked) -> Source:
 
 
 def main() -> int:
-    body = Confined().next()
+    body = ConfinedProcess().next()
     if body is None:
         return 0
-    compiler = Compiler(msgspec.msgpack.decode(body, type=Vocabulary))
+    compiler = Compiler(msgspec.msgpack.decode(body, type=GrammarVocabulary))
     gc.freeze()
-    return in_forks(lambda: serve(Asked, partial(_work, compiler), KEPT_BYTES, retired=AGAIN))
+    return in_forks(lambda: serve(GrammarRequest, partial(_work, compiler), KEPT_BYTES, retired=AGAIN))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from thalweg.grammar.source import GrammarError, Vocabulary
+from thalweg.grammar.source import GrammarError, GrammarVocabulary
 from thalweg.grammar.spelling import Speller
 
 Compiled = LLMatcher
@@ -55,11 +55,11 @@ NEVER_ENDS = (
 _OWN = re.compile(r"GrammarError\(\"(.*?)\"\)")
 
 
-class _Words:
+class _LLGuidanceTokenizer:
     """A vocabulary as llguidance wants it. Where a grammar leaves one text alone, a mask holds the first token of its
     spelling, and no other."""
 
-    def __init__(self, v: Vocabulary) -> None:
+    def __init__(self, v: GrammarVocabulary) -> None:
         self.tokens, self.special_token_ids = v.tokens, v.special
         self.eos_token_id, self.bos_token_id = v.eos[0], None
         self._spell = Speller(v)
@@ -71,11 +71,13 @@ class _Words:
 class Compiler:
     """Compiles grammars, and keeps the latest. Thread-safe."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
         """Takes a third of a second for 150,000 tokens."""
         self.tokens, self._eos = vocabulary.tokens, vocabulary.eos
         # No slices: they make masks of a few grammars faster, and twice as slow to start.
-        self._tokenizer = LLTokenizer(TokenizerWrapper(_Words(vocabulary)), eos_token=list(vocabulary.eos), slices=[])
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(_LLGuidanceTokenizer(vocabulary)), eos_token=list(vocabulary.eos), slices=[]
+        )
         self._limits = LLParserLimits(
             max_items_in_row=STEP_ITEMS, step_lexer_fuel=STEP_FUEL, step_max_items=STEP_ITEMS,
             max_lexer_states=LEXER_STATES, max_grammar_size=GRAMMAR_SIZE,
@@ -87,7 +89,7 @@ class Compiler:
 
     def compile(self, text: str) -> LLMatcher:
         """A matcher at its start, the caller's own. GrammarError."""
-        found = self.kept(text)
+        found = self.lookup(text)
         if found is None:
             made = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
             if made.is_error():
@@ -96,7 +98,7 @@ class Compiler:
             found = made.deep_copy()
         return found
 
-    def kept(self, text: str) -> LLMatcher | None:
+    def lookup(self, text: str) -> LLMatcher | None:
         """As `compile`, of what is kept."""
         with self._lock:
             found = self._kept.get(text)

@@ -9,9 +9,9 @@ import msgspec
 
 from thalweg.grammar import compiled, ebnf, regexes, tags
 from thalweg.grammar.schema.keys import may_run_out
-from thalweg.grammar.schema.prepare import prepared
+from thalweg.grammar.schema.prepare import prepare_schema
 from thalweg.grammar.schema.walk import children
-from thalweg.grammar.source import Asked, GrammarError, Source
+from thalweg.grammar.source import GrammarError, GrammarRequest, GrammarSource
 
 WHITESPACE = r"[ ]{1,2}|\n[ \t]{0,40}"
 """Between tokens of JSON: what compact and indented writing need, and no more. A model in doubt writes spaces to the end."""
@@ -21,28 +21,28 @@ MOST_CHOICE = 10_000
 """Characters of one text to choose. A compiled expression has a state for every byte of it."""
 
 
-def source_of(asked: Asked) -> Source:
+def source_of(asked: GrammarRequest) -> GrammarSource:
     """GrammarError, with a pointer into a schema, for what is not served."""
     match asked.kind:
         case "json" | "json_object":
             schema = {"type": "object"} if asked.kind == "json_object" else read(asked.text)
             if asked.inside:
-                return Source(text=compiled.lark(f"start: {ebnf.inner(schema, json_options(asked))}"))
-            made = prepared(schema, asked.closed)
-            return Source(text=compiled.from_json(made, json_options(asked)), json=True, few_keys=may_run_out(made))
+                return GrammarSource(text=compiled.lark(f"start: {ebnf.inner(schema, json_options(asked))}"))
+            made = prepare_schema(schema, asked.closed)
+            return GrammarSource(text=compiled.from_json(made, json_options(asked)), json=True, few_keys=may_run_out(made))
         case "regex":
-            return Source(text=compiled.regex(regexes.simplified(asked.text)))
+            return GrammarSource(text=compiled.regex(regexes.simplify(asked.text)))
         case "choice":
-            return Source(text=compiled.regex(_choices(read(asked.text))))
+            return GrammarSource(text=compiled.regex(_choices(read(asked.text))))
         case "grammar":
             text = ebnf.to_lark(asked.text, json_options(asked))
             inner = source_of(asked.inner).text if asked.inner is not None else ""
-            return Source(text=compiled.nest(text, inner) if inner else compiled.lark(text))
+            return GrammarSource(text=compiled.nest(text, inner) if inner else compiled.lark(text))
         case "structural_tag":
-            return Source(text=tags.to_grammar(read(asked.text), asked))
+            return GrammarSource(text=tags.to_grammar(read(asked.text), asked))
 
 
-def json_options(asked: Asked) -> dict[str, object]:
+def json_options(asked: GrammarRequest) -> dict[str, object]:
     """llguidance's, which nothing inside a schema can change."""
     options: dict[str, object] = {"lenient": False, "coerce_one_of": False, "item_separator": ",", "key_separator": ":"}
     if asked.compact:
@@ -77,7 +77,7 @@ MOST_LOCATED = 20_000
 MOST_TRIED = 60
 
 
-def located(asked: Asked, compiler: compiled.Compiler, why: str) -> str:
+def locate_error(asked: GrammarRequest, compiler: compiled.Compiler, why: str) -> str:
     """Where in a schema the compiler's error is: the innermost schema that has it alone. "#" if that is not found."""
     root, at, tries = read(asked.text), "#", 0
     if len(asked.text) > MOST_LOCATED or not isinstance(root, dict):
@@ -97,7 +97,7 @@ def located(asked: Asked, compiler: compiled.Compiler, why: str) -> str:
     return at
 
 
-def _fault(schema: Any, asked: Asked, compiler: compiled.Compiler) -> str:
+def _fault(schema: Any, asked: GrammarRequest, compiler: compiled.Compiler) -> str:
     try:
         compiler.try_first(source_of(msgspec.structs.replace(asked, text=json.dumps(schema))).text)
     except GrammarError as e:

@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from thalweg.grammar import compiled
-from thalweg.grammar.schema.ordered import ordered
-from thalweg.grammar.schema.prepare import prepared
+from thalweg.grammar.schema.ordered import order_keys
+from thalweg.grammar.schema.prepare import prepare_schema
 from thalweg.grammar.schema.walk import known_pointer
 from thalweg.grammar.source import GrammarError
 
@@ -28,7 +28,7 @@ def to_lark(text: str, options: dict[str, object] | None = None) -> str:
 def inner(schema: Any, options: dict[str, object] | None = None) -> str:
     """A JSON schema as a part of Lark, where nothing watches its text. GrammarError, with a pointer into `schema`."""
     try:
-        made = ordered(prepared(schema))
+        made = order_keys(prepare_schema(schema))
     except GrammarError as e:
         raise GrammarError(e.why, known_pointer(schema, e.pointer)) from None
     return "%json " + json.dumps({**made, "x-guidance": options or {"lenient": False}})

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from thalweg.grammar.budget import Bounded, Follows
-from thalweg.grammar.source import GrammarError, Source, Vocabulary
+from thalweg.grammar.budget import BudgetMatcher, TokenMatcher
+from thalweg.grammar.source import GrammarError, GrammarSource, GrammarVocabulary
 
 if TYPE_CHECKING:
     from thalweg.grammar.compiled import Compiler
-    from thalweg.grammar.guard import Guard
+    from thalweg.grammar.guard import JsonGuard
     from thalweg.grammar.matcher import Matcher
 
 STACK = 64 << 20
@@ -21,18 +21,18 @@ STACK = 64 << 20
 class Grammars:
     """Makes matchers. Thread-safe. Compiling runs on a thread of its own with a deep stack: its caller waits, others do not."""
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+    def __init__(self, vocabulary: Callable[[], GrammarVocabulary]) -> None:
         """vocabulary: asked when the first grammar is compiled."""
         self._vocabulary = vocabulary
         self._one = threading.Lock()
         """Held to compile."""
-        self._made: tuple[Compiler, Guard] | None = None
+        self._made: tuple[Compiler, JsonGuard] | None = None
 
-    def ready(self, source: Source) -> bool:
+    def ready(self, source: GrammarSource) -> bool:
         """Is it compiled and kept?"""
         return not source.text or (self._made is not None and self._made[0].keeps(source.text))
 
-    def refuse(self, source: Source) -> str | None:
+    def refuse(self, source: GrammarSource) -> str | None:
         """Compile it. Why it cannot be, or None."""
         try:
             self.follower(source)
@@ -46,20 +46,20 @@ class Grammars:
         with self._one:
             self._compiler()
 
-    def follower(self, source: Source) -> Follows:
+    def follower(self, source: GrammarSource) -> TokenMatcher:
         """Of a sequence, at the start of its text. GrammarError."""
         inner = self.matcher(source) if source.text else None
         if source.budget is not None:
-            return Bounded(source.budget, inner)
+            return BudgetMatcher(source.budget, inner)
         assert inner is not None, "a source says something"
         return inner
 
-    def matcher(self, source: Source) -> Matcher:
+    def matcher(self, source: GrammarSource) -> Matcher:
         """At the start of a text. GrammarError."""
         from thalweg.grammar.matcher import Matcher
 
         made = self._made
-        inner = None if made is None else made[0].kept(source.text)
+        inner = None if made is None else made[0].lookup(source.text)
         if made is None or inner is None:
             with self._one:
                 _deep(lambda: self._compile(source.text))
@@ -73,11 +73,11 @@ class Grammars:
 
     def _compiler(self) -> Compiler:
         from thalweg.grammar.compiled import Compiler  # loads the library, which few engines need
-        from thalweg.grammar.guard import Guard
+        from thalweg.grammar.guard import JsonGuard
 
         if self._made is None:
             compiler = Compiler(self._vocabulary())
-            self._made = compiler, Guard(compiler.tokens)
+            self._made = compiler, JsonGuard(compiler.tokens)
         return self._made[0]
 
 

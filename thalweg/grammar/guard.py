@@ -34,7 +34,7 @@ USED_UP = "every key that the grammar allows here is in the object already"
 _QUOTE, _ESCAPE, _DIGITS, _SIGNS = ord('"'), ord("\\"), frozenset(b"0123456789"), frozenset(b"+-")
 
 
-class Guard:
+class JsonGuard:
     """What is the same for every text of a vocabulary."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
@@ -87,16 +87,16 @@ class Guard:
                 at += 1
         return out
 
-    def watch(self) -> Watch:
-        return Watch(self)
+    def watch(self) -> JsonGuardState:
+        return JsonGuardState(self)
 
 
-class Watch:
+class JsonGuardState:
     """One text."""
 
     __slots__ = ("_digits", "_escaped", "_guard", "_key", "_keys", "_part", "_place", "_wants_key")
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: JsonGuard) -> None:
         self._guard = guard
         self._keys: list[dict[str, bytes] | None] = []
         """Keys of the open objects, each with its spelling; None: an array."""
@@ -106,7 +106,7 @@ class Watch:
         """Of the number that is being written: where it is, and how many digits count there."""
 
     @property
-    def guard(self) -> Guard:
+    def guard(self) -> JsonGuard:
         return self._guard
 
     @property
@@ -139,12 +139,12 @@ class Watch:
         found = _HALF_ESCAPE.search(self._key) if _ESCAPE in self._key else None
         return bytes(found[1]) if found is not None else b""
 
-    def used(self) -> list[bytes]:
+    def keys_used(self) -> list[bytes]:
         """The spellings of the keys of the innermost object."""
         return list((self._keys[-1] or {}).values()) if self._keys else []
 
-    def copy(self) -> Watch:
-        new = Watch(self._guard)
+    def copy(self) -> JsonGuardState:
+        new = JsonGuardState(self._guard)
         new._keys = [None if k is None else dict(k) for k in self._keys]
         new._place, new._escaped, new._wants_key = self._place, self._escaped, self._wants_key
         new._key, new._part, new._digits = bytearray(self._key), self._part, self._digits
@@ -178,7 +178,7 @@ class Watch:
         return True
 
     def _end_key(self) -> bool:
-        keys, name = self._keys[-1], _decoded(bytes(self._key))
+        keys, name = self._keys[-1], _decode_key(bytes(self._key))
         assert keys is not None
         fresh = name not in keys
         keys[name] = _spelt(name)
@@ -232,7 +232,7 @@ class Watch:
                 for spelt in used.values():
                     if spelt.startswith(here):
                         words &= ~guard.beginning(spelt[len(here) :] + b'"')
-                if _decoded(bytes(self._key)) in used:
+                if _decode_key(bytes(self._key)) in used:
                     words &= ~guard.beginning(b'"')
         self._try_keys(words, tried, tried_mask)
         if not words.any():
@@ -259,7 +259,7 @@ def _prefer_without(words: U32, taken: U32) -> None:
         words[:] = left
 
 
-def _decoded(key: bytes) -> str:
+def _decode_key(key: bytes) -> str:
     text = key.decode("utf-8", "surrogateescape")
     if "\\" not in text:
         return text
@@ -278,4 +278,4 @@ def _respelt(key: bytes) -> bytes:
     """A key, or the beginning of one, with each escape as `_spelt` writes it. It has no escape that is not complete."""
     if _ESCAPE not in key:
         return key
-    return _ESCAPED.sub(lambda found: _spelt(_decoded(found[0])), key)
+    return _ESCAPED.sub(lambda found: _spelt(_decode_key(found[0])), key)

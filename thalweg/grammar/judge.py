@@ -12,9 +12,9 @@ from collections.abc import Callable
 import msgspec
 
 from thalweg.errors import UnavailableError
-from thalweg.grammar.source import Asked, GrammarError, Source, Vocabulary
-from thalweg.host.cells import CrashedError, LostError, OverranError, StoodStillError
-from thalweg.host.confined import framed
+from thalweg.grammar.source import GrammarError, GrammarRequest, GrammarSource, GrammarVocabulary
+from thalweg.host.cells import CpuLimitError, CrashedError, LostError, StalledError
+from thalweg.host.confined import frame_body
 from thalweg.host.jobs import MEMORY as NO_MEMORY
 from thalweg.host.jobs import Jobs, TaskLimits, TaskRefusedError
 
@@ -39,31 +39,35 @@ KEPT_CHARS = 16 << 20
 """Characters of what was judged, together."""
 
 
-class Judge:
+class GrammarValidator:
     """Thread-safe. Its children start when first needed, and end with it or this process."""
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary], *, seconds: float = SECONDS) -> None:
+    def __init__(self, vocabulary: Callable[[], GrammarVocabulary], *, seconds: float = SECONDS) -> None:
         """vocabulary: of the model, asked once. seconds: of processor time for a grammar."""
         self._seconds = seconds
         self._vocabulary = vocabulary
-        self._made: Vocabulary | None = None
+        self._made: GrammarVocabulary | None = None
         self._making = threading.Lock()
-        self._jobs: Jobs[Asked, Source] = Jobs(
-            "thalweg.grammar.cell", CHILDREN, Source, lambda: framed(msgspec.msgpack.encode(self.vocabulary)), forks=True
+        self._jobs: Jobs[GrammarRequest, GrammarSource] = Jobs(
+            "thalweg.grammar.cell",
+            CHILDREN,
+            GrammarSource,
+            lambda: frame_body(msgspec.msgpack.encode(self.vocabulary)),
+            forks=True,
         )
         self._slow, self._slowly = threading.Semaphore(1), threading.Semaphore(MOST_SLOW)
-        self._kept: OrderedDict[Asked, Source | GrammarError] = OrderedDict()
+        self._kept: OrderedDict[GrammarRequest, GrammarSource | GrammarError] = OrderedDict()
         self._chars = 0
         self._lock = threading.Lock()
 
     @property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> GrammarVocabulary:
         with self._making:
             if self._made is None:
                 self._made = self._vocabulary()
             return self._made
 
-    def source(self, asked: Asked) -> Source:
+    def source(self, asked: GrammarRequest) -> GrammarSource:
         """What the engine compiles. GrammarError says why there is none. UnavailableError: children were lost, or stood
         still."""
         with self._lock:
@@ -71,34 +75,34 @@ class Judge:
             if found is not None:
                 self._kept.move_to_end(asked)
         if found is None:
-            found = self._judged(asked)
+            found = self._judge(asked)
             self._keep(asked, found)
         if isinstance(found, GrammarError):
             raise GrammarError(found.why, found.pointer)
         return found
 
-    def _judged(self, asked: Asked) -> Source | GrammarError:
+    def _judge(self, asked: GrammarRequest) -> GrammarSource | GrammarError:
         at = "#" if asked.kind == "json" else ""
         if len(asked.text) > MOST_CHARS:
             return GrammarError(f"has {len(asked.text)} characters; the limit is {MOST_CHARS}", at)
         try:
-            return self._compiled(asked)
+            return self._compile(asked)
         except UnicodeEncodeError:
             return GrammarError("not valid Unicode text; remove the lone surrogate", at)
-        except OverranError:
+        except CpuLimitError:
             return GrammarError(f"took longer than {self._seconds:g} seconds to compile; make it simpler", at)
         except CrashedError:
             return GrammarError(f"is too deep, or takes more than {MEMORY >> 20} MiB to compile; make it simpler", at)
-        except (StoodStillError, LostError):
+        except (StalledError, LostError):
             raise UnavailableError("the process that compiles grammars was lost; try again") from None
         except TaskRefusedError as e:
             why = f"used more than {MEMORY >> 20} MiB of memory" if e.why == NO_MEMORY else e.detail
             return GrammarError(why, e.place or at)
 
-    def _compiled(self, asked: Asked) -> Source:
+    def _compile(self, asked: GrammarRequest) -> GrammarSource:
         try:
             return self._run(asked, min(QUICK, self._seconds))
-        except OverranError:
+        except CpuLimitError:
             if self._seconds <= QUICK:
                 raise
         if not self._slowly.acquire(blocking=False):
@@ -109,10 +113,10 @@ class Judge:
         finally:
             self._slowly.release()
 
-    def _run(self, asked: Asked, seconds: float) -> Source:
+    def _run(self, asked: GrammarRequest, seconds: float) -> GrammarSource:
         return self._jobs.run(asked, TaskLimits(seconds, WALL * self._seconds, MEMORY))
 
-    def _keep(self, asked: Asked, found: Source | GrammarError) -> None:
+    def _keep(self, asked: GrammarRequest, found: GrammarSource | GrammarError) -> None:
         with self._lock:
             if asked not in self._kept:
                 self._chars += len(asked.text)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thalweg.grammar.guard import KEY, OUT, USED_UP, Watch
+from thalweg.grammar.guard import KEY, OUT, USED_UP, JsonGuardState
 from thalweg.grammar.source import GrammarError
 
 if TYPE_CHECKING:
@@ -61,11 +61,11 @@ def _ids(words: U32) -> list[int]:
     return [int(i) for i in np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))]
 
 
-def _uncertain(watch: Watch) -> U32:
+def _uncertain(watch: JsonGuardState) -> U32:
     """The tokens inside a key that may go on as a used key does, and do not end it. Any other makes a fresh key.
 
     An escape may be one of two spellings of a letter, so tokens of an escape are among them."""
-    used = watch.used()
+    used = watch.keys_used()
     if watch.in_escape:
         return np.full(watch.guard.words, ALL, np.uint32) if used else watch.guard.mask([])
     here = watch.known_key
@@ -90,12 +90,12 @@ def _goes_on(matcher: Matcher, token: int, known: dict[bytes, bool]) -> bool:
     return _fresh(other, known if same_object else {})
 
 
-def _in_doubt(watch: Watch) -> bool:
+def _in_doubt(watch: JsonGuardState) -> bool:
     """Does an object want a key, of which what is written is the beginning of a used one?"""
     if watch.place == KEY:
         here = watch.known_key
-        return any(k.startswith(here) for k in watch.used())
-    return watch.wants_key and bool(watch.used())
+        return any(k.startswith(here) for k in watch.keys_used())
+    return watch.wants_key and bool(watch.keys_used())
 
 
 def _fresh(matcher: Matcher, known: dict[bytes, bool]) -> bool:

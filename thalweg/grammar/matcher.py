@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thalweg.grammar.compiled import exceeds, words_of
-from thalweg.grammar.guard import Guard
+from thalweg.grammar.guard import JsonGuard
 from thalweg.grammar.keys import leave_fresh
-from thalweg.grammar.source import GrammarError, OutsideError, Source
+from thalweg.grammar.source import GrammarError, GrammarSource, TokenRejectedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,7 +24,7 @@ ALL = np.uint32(0xFFFFFFFF)
 class Matcher:
     """At the start of a text when made. Words of masks: u32, bit t % 32 of word t // 32 is token t."""
 
-    def __init__(self, inner: Compiled, source: Source, guard: Guard) -> None:
+    def __init__(self, inner: Compiled, source: GrammarSource, guard: JsonGuard) -> None:
         """inner: the compiled grammar at its start, this one's own. guard: of the same vocabulary."""
         self._inner = inner
         self._until = frozenset(source.free_until)
@@ -52,7 +52,7 @@ class Matcher:
                 continue
             rest = list(tokens[at:])
             if not self._inner.consume_tokens(rest):
-                kind = GrammarError if exceeds(self._inner.get_error()) else OutsideError
+                kind = GrammarError if exceeds(self._inner.get_error()) else TokenRejectedError
                 raise kind(self._error() or "a token outside the grammar")
             if self.watch is not None:
                 self.watch.accept(rest)
@@ -86,7 +86,7 @@ class Matcher:
         found = self._inner.get_error()
         return words_of(found)[:300] if found else ""
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         """Tokens that must come next, as far as that is known."""
         return [] if self._free else list(self._inner.compute_ff_tokens())
 

@@ -26,7 +26,7 @@ _BEGIN, _END = "\x02", "\x03"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RegexAtom:
     """One atom. source: as it was written. texts: what it matches. None: too many to list."""
 
     source: str
@@ -34,7 +34,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Alternation:
     """Alternatives, each a sequence of parts. opening: how its group begins, "" for the whole expression."""
 
     ways: tuple[tuple[Node, ...], ...]
@@ -51,12 +51,12 @@ class Repeat:
     lazy: str
 
 
-Node = Part | Choice | Repeat
+Node = RegexAtom | Alternation | Repeat
 
 
-def parse(pattern: str) -> Choice | None:
+def parse(pattern: str) -> Alternation | None:
     """The expression as a tree. None: it uses syntax that is not known here."""
-    reader = _Reader(pattern)
+    reader = _RegexParser(pattern)
     try:
         made = reader.choice("", 0)
     except (ValueError, IndexError):
@@ -64,13 +64,13 @@ def parse(pattern: str) -> Choice | None:
     return made if reader.at == len(pattern) else None
 
 
-class _Reader:
+class _RegexParser:
     """ValueError and IndexError for what it does not know."""
 
     def __init__(self, pattern: str) -> None:
         self._text, self.at = pattern, 0
 
-    def choice(self, opening: str, depth: int) -> Choice:
+    def choice(self, opening: str, depth: int) -> Alternation:
         if depth > MOST_DEPTH:
             raise ValueError
         ways: list[tuple[Node, ...]] = []
@@ -81,8 +81,8 @@ class _Reader:
                 parts = []
                 self.at += 1
             else:
-                parts.append(self._repeated(self._atom(depth)))
-        return Choice((*ways, tuple(parts)), opening)
+                parts.append(self._read_repeats(self._atom(depth)))
+        return Alternation((*ways, tuple(parts)), opening)
 
     def _atom(self, depth: int) -> Node:
         begin, letter = self.at, self._text[self.at]
@@ -96,10 +96,10 @@ class _Reader:
         if letter == "\\":
             return self._escape(begin)
         if letter in "^$":
-            return Part(letter, (_BEGIN if letter == "^" else _END,))
-        return Part(letter, None if letter == "." else (letter,))
+            return RegexAtom(letter, (_BEGIN if letter == "^" else _END,))
+        return RegexAtom(letter, None if letter == "." else (letter,))
 
-    def _group(self, depth: int) -> Choice:
+    def _group(self, depth: int) -> Alternation:
         found = _GROUP.match(self._text, self.at)
         if found is None or self._text[found.end()] == "?":
             raise ValueError
@@ -110,24 +110,24 @@ class _Reader:
         self.at += 1
         return inner
 
-    def _escape(self, begin: int) -> Part:
+    def _escape(self, begin: int) -> RegexAtom:
         letter = self._text[self.at]
         self.at += 1
         if letter.isascii() and not letter.isalnum():
-            return Part(self._text[begin : self.at], (letter,))
+            return RegexAtom(self._text[begin : self.at], (letter,))
         if letter in "dDwWsS":
-            return Part(self._text[begin : self.at], None)
+            return RegexAtom(self._text[begin : self.at], None)
         if letter in _HEX and (found := _HEX[letter].match(self._text, self.at)) is not None:
             self.at = found.end()
             code = int(found[1] or found[2], 16)
             if 0xD800 <= code <= 0xDFFF:
                 raise ValueError
-            return Part(self._text[begin : self.at], (chr(code),))
+            return RegexAtom(self._text[begin : self.at], (chr(code),))
         if letter in _CONTROL:
-            return Part(self._text[begin : self.at], (_CONTROL[letter],))
+            return RegexAtom(self._text[begin : self.at], (_CONTROL[letter],))
         raise ValueError
 
-    def _class(self) -> Part:
+    def _class(self) -> RegexAtom:
         """A class of single letters and ranges. Others, as nested ones, are not known."""
         begin = self.at
         end = self._text.index("]", begin + 1)
@@ -140,9 +140,9 @@ class _Reader:
             raise ValueError
         self.at = end + 1
         source = self._text[begin : self.at]
-        return Part(source, None if inside[0] == "^" or "\\" in inside else _listed(inside))
+        return RegexAtom(source, None if inside[0] == "^" or "\\" in inside else _list_characters(inside))
 
-    def _repeated(self, node: Node) -> Node:
+    def _read_repeats(self, node: Node) -> Node:
         while self.at < len(self._text) and self._text[self.at] in "*+?{":
             least, most = self._bounds()
             lazy = self._text[self.at : self.at + 1]
@@ -167,7 +167,7 @@ class _Reader:
         return least, most
 
 
-def _listed(inside: str) -> tuple[str, ...] | None:
+def _list_characters(inside: str) -> tuple[str, ...] | None:
     """The letters of a class. None: more than `MOST_TEXTS`."""
     out: dict[str, None] = {}
     for found in _RANGE.finditer(inside):
@@ -178,34 +178,34 @@ def _listed(inside: str) -> tuple[str, ...] | None:
     return tuple(out)
 
 
-def simplified(pattern: str) -> str:
+def simplify(pattern: str) -> str:
     """An expression for the same texts, in which counts right inside counts are multiplied where that is the same.
 
     (a{1,9}){1,9} is a{1,81}. A compiler of derivatives has a state for every way to cut a text into such parts."""
     tree = parse(pattern)
-    return pattern if tree is None or not _nested(tree) else _source(_merged(tree))
+    return pattern if tree is None or not _has_nested_count(tree) else _source(_merge_counts(tree))
 
 
-def _nested(node: Node) -> bool:
+def _has_nested_count(node: Node) -> bool:
     """Is there a count right inside a count?"""
-    if isinstance(node, Choice):
-        return any(_nested(n) for way in node.ways for n in way)
-    return isinstance(node, Repeat) and (isinstance(_only(node.node), Repeat) or _nested(node.node))
+    if isinstance(node, Alternation):
+        return any(_has_nested_count(n) for way in node.ways for n in way)
+    return isinstance(node, Repeat) and (isinstance(_only(node.node), Repeat) or _has_nested_count(node.node))
 
 
 def _only(node: Node) -> Node:
     """The node inside groups that hold nothing else."""
-    while isinstance(node, Choice) and len(node.ways) == 1 and len(node.ways[0]) == 1:
+    while isinstance(node, Alternation) and len(node.ways) == 1 and len(node.ways[0]) == 1:
         node = node.ways[0][0]
     return node
 
 
-def _merged(node: Node) -> Node:
-    if isinstance(node, Choice):
-        return Choice(tuple(tuple(_merged(n) for n in way) for way in node.ways), node.opening)
+def _merge_counts(node: Node) -> Node:
+    if isinstance(node, Alternation):
+        return Alternation(tuple(tuple(_merge_counts(n) for n in way) for way in node.ways), node.opening)
     if not isinstance(node, Repeat):
         return node
-    inner = _merged(node.node)
+    inner = _merge_counts(node.node)
     inside = _only(inner)
     if isinstance(inside, Repeat) and inside.lazy == node.lazy:
         counts = _product(inside, node)
@@ -229,9 +229,9 @@ def _product(inside: Repeat, around: Repeat) -> tuple[int, int | None] | None:
 
 
 def _source(node: Node) -> str:
-    if isinstance(node, Part):
+    if isinstance(node, RegexAtom):
         return node.source
-    if isinstance(node, Choice):
+    if isinstance(node, Alternation):
         inside = "|".join("".join(map(_source, way)) for way in node.ways)
         return f"{node.opening}{inside})" if node.opening else inside
     bounds = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((node.least, node.most))
@@ -248,17 +248,17 @@ def texts(pattern: str) -> list[str] | None:
     None: they are more, or not known."""
     tree = parse(pattern)
     found = None if tree is None else _texts(tree)
-    if found is None or any(t[:1] != _BEGIN or t[-1:] != _END or _anchored(t[1:-1]) for t in found):
+    if found is None or any(t[:1] != _BEGIN or t[-1:] != _END or _has_anchor(t[1:-1]) for t in found):
         return None
     return [t[1:-1] for t in found]
 
 
-def _anchored(text: str) -> bool:
+def _has_anchor(text: str) -> bool:
     return _BEGIN in text or _END in text
 
 
 def _texts(node: Node) -> list[str] | None:
-    if isinstance(node, Part):
+    if isinstance(node, RegexAtom):
         return None if node.texts is None else list(node.texts)
     if isinstance(node, Repeat):
         inner = [""] if node.most == 0 else None if node.most is None else _texts(node.node)
@@ -269,7 +269,7 @@ def _texts(node: Node) -> list[str] | None:
     for way in node.ways:
         found: list[str] | None = [""]
         for part in way:
-            found = _joined(found, _texts(part)) if found is not None else None
+            found = _concat_texts(found, _texts(part)) if found is not None else None
         if found is None:
             return None
         out |= dict.fromkeys(found)
@@ -284,13 +284,13 @@ def _rounds(inner: list[str], least: int, most: int) -> list[str] | None:
     for n in range(most + 1):
         if n >= least and here is not None:
             out |= dict.fromkeys(here)
-        here = _joined(here, inner) if here is not None and n < most else here
+        here = _concat_texts(here, inner) if here is not None and n < most else here
         if here is None or len(out) > MOST_TEXTS:
             return None
     return list(out)
 
 
-def _joined(heads: list[str], tails: list[str] | None) -> list[str] | None:
+def _concat_texts(heads: list[str], tails: list[str] | None) -> list[str] | None:
     if tails is None or len(heads) * len(tails) > MOST_TEXTS:
         return None
     return list(dict.fromkeys(h + t for h in heads for t in tails))
@@ -304,9 +304,9 @@ def endless(pattern: str) -> bool:
 
 def _endless(way: tuple[Node, ...]) -> bool:
     last = _last(way)
-    if isinstance(last, Part) and last.texts == (_END,):
+    if isinstance(last, RegexAtom) and last.texts == (_END,):
         last = _last(way[:-1])
-        if isinstance(last, Choice):
+        if isinstance(last, Alternation):
             return all(_endless((*w, way[-1])) for w in last.ways)
         return isinstance(last, Repeat) and last.most is None and not _may_be_empty(last.node)
     return not any(_has_end(n) for n in way)
@@ -317,7 +317,7 @@ def _last(way: tuple[Node, ...]) -> Node | None:
 
 
 def _has_end(node: Node) -> bool:
-    if isinstance(node, Part):
+    if isinstance(node, RegexAtom):
         return node.texts == (_END,)
     if isinstance(node, Repeat):
         return _has_end(node.node)
@@ -325,7 +325,7 @@ def _has_end(node: Node) -> bool:
 
 
 def _may_be_empty(node: Node) -> bool:
-    if isinstance(node, Part):
+    if isinstance(node, RegexAtom):
         return node.texts in ((_BEGIN,), (_END,))
     if isinstance(node, Repeat):
         return node.least == 0 or _may_be_empty(node.node)

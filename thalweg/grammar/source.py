@@ -10,7 +10,7 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 Kind = Literal["json", "regex", "choice", "grammar", "json_object", "structural_tag"]
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class GrammarRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a client wants, as text. json: a schema. choice: a JSON list of strings. structural_tag: a JSON object."""
 
     kind: Kind
@@ -23,7 +23,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """A regex of the whitespace allowed between tokens of JSON, in place of ours."""
     inside: bool = False
     """A schema of text inside other text, where nothing watches it (`thalweg.grammar.schema.ordered`)."""
-    inner: Asked | None = None
+    inner: GrammarRequest | None = None
     """What `@inner` stands for in a grammar."""
 
 
@@ -39,7 +39,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of reasoning that the prompt ends in. -1: it does not reason."""
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GrammarSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A grammar that was judged, as llguidance reads it, a bound on reasoning, or both."""
 
     text: str
@@ -53,7 +53,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Token ids. Text is free up to and with the first of them. Empty: the grammar begins at once."""
 
 
-class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class GrammarVocabulary(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What a grammar must know of a tokenizer."""
 
     tokens: list[bytes]
@@ -72,5 +72,5 @@ class GrammarError(ValueError):
         super().__init__(f"{pointer}: {why}" if pointer else why)
 
 
-class OutsideError(GrammarError):
+class TokenRejectedError(GrammarError):
     """A token that the grammar does not allow was given to it. No client asks for that: the fault is the engine's."""

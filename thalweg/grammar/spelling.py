@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from thalweg.grammar.source import GrammarError, Vocabulary
+from thalweg.grammar.source import GrammarError, GrammarVocabulary
 
 HEAD = 64
 """Bytes that are spelled well: a grammar may force kilobytes, and asks again after each token."""
@@ -25,7 +25,7 @@ GROUP = 3
 class Speller:
     """Of one vocabulary."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
         special = set(vocabulary.special)
         known = [(t, i) for i, t in enumerate(vocabulary.tokens) if t and i not in special]
         self._ids = dict(reversed(known))
@@ -40,7 +40,7 @@ class Speller:
         return [*self._spelt(text[:HEAD]), *(self._id(unit) for unit in self._units(text[HEAD:]))]
 
     def _head(self, text: bytes) -> tuple[int, ...]:
-        return tuple(i for word in self._words.findall(text) for i in self._merged(self._units(word)))
+        return tuple(i for word in self._words.findall(text) for i in self._apply_merges(self._units(word)))
 
     def _units(self, text: bytes) -> list[bytes]:
         """Characters where they are tokens, else bytes."""
@@ -50,7 +50,7 @@ class Speller:
             units += [whole] if whole in self._ids else [whole[i : i + 1] for i in range(len(whole))]
         return units
 
-    def _merged(self, units: Sequence[bytes]) -> list[int]:
+    def _apply_merges(self, units: Sequence[bytes]) -> list[int]:
         parts, none = list(units), len(self._ids) + (1 << 31)
         ranks = [self._ids.get(a + b, none) for a, b in pairwise(parts)]
         while ranks and (least := min(ranks)) < none:

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from thalweg.grammar import compiled, ebnf, regexes
-from thalweg.grammar.source import Asked, GrammarError
+from thalweg.grammar.source import GrammarError, GrammarRequest
 
 MOST_PARTS = 1000
 _TEXT = r"/(.|\n)*/"
 
 
-def to_grammar(tag: Any, asked: Asked) -> str:
+def to_grammar(tag: Any, asked: GrammarRequest) -> str:
     """GrammarError names the part."""
     from thalweg.grammar.convert import json_options
 
@@ -65,7 +65,7 @@ class _Rules:
                     raise GrammarError(f"{form['style']!r:.40} is not served; json is", f"{at}/style")
                 return self._rule(self._schema(form.get("json_schema"), f"{at}/json_schema"))
             case "regex":
-                return self._other(compiled.regex_lark(regexes.simplified(_text(form.get("pattern"), f"{at}/pattern"))))
+                return self._other(compiled.regex_lark(regexes.simplify(_text(form.get("pattern"), f"{at}/pattern"))))
             case "grammar":
                 return self._other(ebnf.to_lark(_text(form.get("grammar"), f"{at}/grammar"), self._options))
             case "any_text":
@@ -78,9 +78,9 @@ class _Rules:
             case "tag":
                 return self._tag(form, at)
             case "triggered_tags":
-                return self._triggered(form, at)
+                return self._triggered_tags(form, at)
             case "tags_with_separator":
-                return self._separated(form, at)
+                return self._tags_with_separator(form, at)
             case other:
                 raise GrammarError(f"{other!r:.60} is not served", f"{at}/type")
 
@@ -106,7 +106,7 @@ class _Rules:
             return self._rule(f"{_literal(begin)} {self._rule(f'{_TEXT} {_literal(ends)}', '[lazy]')}")
         return self._rule(" ".join(filter(None, (_literal(begin), self.part(content, f"{at}/content"), _literal(ends)))))
 
-    def _triggered(self, form: dict[str, Any], at: str) -> str:
+    def _triggered_tags(self, form: dict[str, Any], at: str) -> str:
         """Free text, and tags in it, each after its trigger."""
         triggers = [_text(t, f"{at}/triggers/{i}") for i, t in enumerate(_list(form.get("triggers"), f"{at}/triggers"))]
         if form.get("excludes"):
@@ -127,7 +127,7 @@ class _Rules:
         tail = "" if once and form.get("at_least_one") else f" {self._rule(_TEXT)}"
         return self._rule(f"({' | '.join(made)}){times}{tail}")
 
-    def _separated(self, form: dict[str, Any], at: str) -> str:
+    def _tags_with_separator(self, form: dict[str, Any], at: str) -> str:
         tags = [
             self._tag(t, f"{at}/tags/{i}") for i, t in enumerate(_list(form.get("tags"), f"{at}/tags")) if isinstance(t, dict)
         ]

@@ -55,7 +55,7 @@ class AttnSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class RelativePositions:
     """Distances between tokens, as keys that queries meet and as queries that keys meet (He et al. 2020,
     https://arxiv.org/abs/2006.03654)."""
 
@@ -160,7 +160,7 @@ class AttentionBackend(ABC):
         raise NotImplementedError(f"{self.name}: attend_biased")
 
     def attend_placed(
-        self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec, places: Places
+        self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec, places: RelativePositions
     ) -> tuple[Array, Array]:
         """`attend` for a (supported) spec that is `placed`, whose heads have a key each. With c the row of how far key j is
         from query i, its score is scale * (q_i . k_j + q_i . places.keys[c] + places.queries[c] . k_j)."""

@@ -67,7 +67,7 @@ class Export(Protocol):
 
 
 @dataclass(slots=True)
-class Exported:
+class CompletedExport:
     """An `Export` that has arrived."""
 
     rows: np.ndarray
@@ -108,7 +108,7 @@ class FileBytes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class InFiles:
+class FileArray:
     """A parameter as it lies in files: its bytes are those of `parts`, one after the other."""
 
     shape: tuple[int, ...]
@@ -152,7 +152,7 @@ class Device(ABC):
         """The calling thread drives this device from now on. Default: nothing, a device that keeps no state per thread."""
         return
 
-    def used(self) -> int:
+    def memory_used(self) -> int:
         """Bytes this process holds on the device now. Default: everything that is not free."""
         now = self.memory()
         return now.total - now.free
@@ -162,7 +162,7 @@ class Device(ABC):
         """A host array (numpy, or the framework's host tensor) on the device. May share memory with a read-only source.
         An array that is on the device already stays as it is."""
 
-    def arrive(self, parameters: Sequence[InFiles]) -> Generator[Array] | None:
+    def arrive(self, parameters: Sequence[FileArray]) -> Generator[Array] | None:
         """The parameters on the device, in this order, each when it is asked for. Files may be read ahead of that, on other
         threads, into memory whose size has a bound. Closing the iterator ends that. Default: None, they are `put`."""
         return None
@@ -226,7 +226,7 @@ class Device(ABC):
         mean few executables. Default: nothing more."""
         return features
 
-    def prepared(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
+    def warmup_buckets(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
         """The buckets whose executables are made before the first request because making one takes long, in the order
         of work. Each runs once, on scratch rows. Default: none."""
         return ()
@@ -254,7 +254,7 @@ class Device(ABC):
         return None
 
     @contextlib.contextmanager
-    def timed(self) -> Iterator[Times | None]:
+    def record_times(self) -> Iterator[Times | None]:
         """Meanwhile, steps count where their time goes. That costs some of it. Default: None, it is not known."""
         yield None
 
@@ -274,7 +274,7 @@ class Device(ABC):
         caches: every cache of the group. blocks: i32[N]. A row of the result is one block: its bytes in each cache, in the
         order of `caches`, in C order. Default: waits for the steps, and reads each cache."""
         parts = [np.frombuffer(self.read_blocks(kv, blocks), np.uint8).reshape(len(blocks), -1) for kv in caches]
-        return Exported(np.concatenate(parts, axis=1))
+        return CompletedExport(np.concatenate(parts, axis=1))
 
     def import_(self, caches: Sequence[Array], blocks: np.ndarray, rows: np.ndarray) -> list[Array]:
         """Write blocks that `export` read, here or in another process, and return the caches. Later steps see them, and

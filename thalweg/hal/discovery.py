@@ -31,10 +31,10 @@ def entry_points(group: str) -> Iterable[EntryPoint]:
 
 def names() -> list[str]:
     """Names of every installed platform, in or out of tree."""
-    return sorted(_installed())
+    return sorted(_platform_entry_points())
 
 
-def _installed() -> dict[str, EntryPoint]:
+def _platform_entry_points() -> dict[str, EntryPoint]:
     """By name."""
     return {e.name: e for e in entry_points(group=GROUP)}
 
@@ -44,10 +44,10 @@ def load(name: str) -> Platform:
     DeviceError names what is installed, or which contract version does not fit."""
     if ":" in name:
         return _written_out(name)
-    return _load(name, _installed())
+    return _load(name, _platform_entry_points())
 
 
-def asked(device: str) -> Platform:
+def resolve_platform(device: str) -> Platform:
     """The platform that `--device device` means, whether or not this machine can run it. DeviceError as of `load`, `choose`."""
     return choose("auto") if device == "auto" else load(device)
 
@@ -74,7 +74,7 @@ def probe_all() -> dict[str, Probe]:
     from thalweg.hal.platform import Probe
 
     out: dict[str, Probe] = {}
-    found = _installed()
+    found = _platform_entry_points()
     for name in sorted(found):
         try:
             out[name] = _load(name, found).probe()

@@ -78,11 +78,11 @@ def dim(axes: str, dtype: Any, fill: float = 0) -> Any:
 
 def dims(kind: type) -> Mapping[str, Dim]:
     """The declared arrays of a dataclass, by field."""
-    return _declared(kind)
+    return _array_dims(kind)
 
 
 @cache
-def _declared(kind: Any) -> Mapping[str, Dim]:
+def _array_dims(kind: Any) -> Mapping[str, Dim]:
     return {f.name: f.metadata["dim"] for f in fields(kind) if "dim" in f.metadata}
 
 
@@ -149,23 +149,23 @@ class Part:
         """ValueError, naming the field, if it does not fit the batch. Shapes are checked already. Default: nothing else."""
 
 
-def mapped(x: Any, f: Callable[[str, Array], Any], name: str = "") -> Any:
+def map_arrays(x: Any, f: Callable[[str, Array], Any], name: str = "") -> Any:
     """`x` with `f(dotted name, array)` in place of every array, in a fixed order. Numbers, and what is `Static`, stay."""
     kind: Any = type(x)
     if hasattr(kind, "__dataclass_fields__") and dims(kind):
         dot = f"{name}." if name else ""
-        return kind(**{key: mapped(getattr(x, key), f, dot + key) for key in _names(kind)})
+        return kind(**{key: map_arrays(getattr(x, key), f, dot + key) for key in _names(kind)})
     if isinstance(x, tuple):
-        return tuple(mapped(v, f, f"{name}.{type(v).__name__ if isinstance(v, Part) else i}") for i, v in enumerate(x))
+        return tuple(map_arrays(v, f, f"{name}.{type(v).__name__ if isinstance(v, Part) else i}") for i, v in enumerate(x))
     if isinstance(x, Mapping):
-        return {key: mapped(x[key], f, f"{name}.{key}") for key in sorted(x)}
+        return {key: map_arrays(x[key], f, f"{name}.{key}") for key in sorted(x)}
     return x if x is None or isinstance(x, int | Static) else f(name, x)
 
 
 def arrays(x: Any) -> list[tuple[str, Array]]:
     """Every array with its dotted name, in the order of `mapped`."""
     found: list[tuple[str, Array]] = []
-    mapped(x, lambda name, a: found.append((name, a)))
+    map_arrays(x, lambda name, a: found.append((name, a)))
     return found
 
 

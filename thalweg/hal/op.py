@@ -134,7 +134,7 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class KernelChoice:
     """One line of the kernel plan."""
 
     op: str
@@ -151,12 +151,12 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundOp:
     """A bound op: call it. `pack` prepares this kernel's weight, for ops that take one."""
 
     call: Callable[..., Any]
     pack: Pack
-    choice: Choice
+    choice: KernelChoice
 
     def __call__(self, *args: Any) -> Any:
         return self.call(*args)
@@ -176,7 +176,7 @@ class Binder:
         for k in kernels:
             self._kernels.setdefault(k.op, []).append(k)
         self._strict = strict
-        self._bindings: dict[tuple[Any, ...], Choice] = {}
+        self._bindings: dict[tuple[Any, ...], KernelChoice] = {}
 
     def of(self, kernels: Sequence[Kernel]) -> Binder:
         """The same for other kernels, with one plan for both."""
@@ -185,14 +185,14 @@ class Binder:
         return other
 
     @property
-    def bindings(self) -> list[Choice]:
+    def bindings(self) -> list[KernelChoice]:
         return list(self._bindings.values())
 
-    def record(self, choice: Choice) -> None:
+    def record(self, choice: KernelChoice) -> None:
         """Add a choice made elsewhere (an attention backend) to the plan."""
         self._bindings.setdefault((choice.op, repr(sorted(choice.spec.items()))), choice)
 
-    def bind(self, op: Op, **spec: Any) -> Bound:
+    def bind(self, op: Op, **spec: Any) -> BoundOp:
         """The callable for this use. `spec` holds the op's static arguments and any spec kernels decide by
         (dtype, sizes, weight format). Raises StrictKernelError when strict and only the reference body is left,
         unless the device offers no kernel for the op at all on purpose (an empty kernel list: the reference backend)."""
@@ -202,22 +202,22 @@ class Binder:
             raise TypeError(f"bind({op.name}): static arguments {missing} not given")
         kernel, refused = self._choose(op, spec)
         if kernel is not None:
-            return self._bound(op, spec, kernel, static, refused)
+            return self._build(op, spec, kernel, static, refused)
         if self._strict and self._kernels:
             reasons = "; ".join(f"{k}: {r}" for k, r in refused) or "the device has no kernel for it"
             raise StrictKernelError(f"{op.name} would fall back to its reference body ({reasons})")
         invariant = op.batch_invariant and self._bodies_invariant
         body = Kernel(op.name, "reference", op.reference, pack=OF_BODIES, batch_invariant=invariant)
-        return self._bound(op, spec, body, static, refused)
+        return self._build(op, spec, body, static, refused)
 
-    def offer(self, op: Op, beside: Bound | None = None, /, **spec: Any) -> Bound | None:
+    def offer(self, op: Op, beside: BoundOp | None = None, /, **spec: Any) -> BoundOp | None:
         """`bind`, of an op that others can stand for: None where the device has no kernel for this use, or they are faster.
         beside: an op that is bound already and whose packed weight this one reads, so that kernels of another `Pack` do not
         do."""
         kernel, refused = self._choose(op, spec, beside)
         if kernel is None or kernel.gains(spec) is not None:
             return None
-        return self._bound(op, spec, kernel, {k: spec[k] for k in op.static if k in spec}, refused)
+        return self._build(op, spec, kernel, {k: spec[k] for k in op.static if k in spec}, refused)
 
     def gains(self, op: Op, **spec: Any) -> bool:
         """Has the device a kernel for this use that is worth choosing over what else there is? Nothing is bound."""
@@ -225,7 +225,7 @@ class Binder:
         return kernel is not None and kernel.gains(spec) is None
 
     def _choose(
-        self, op: Op, spec: Mapping[str, Any], beside: Bound | None = None
+        self, op: Op, spec: Mapping[str, Any], beside: BoundOp | None = None
     ) -> tuple[Kernel | None, list[tuple[str, str]]]:
         """The first kernel that takes this use, and why those before it do not."""
         refused: list[tuple[str, str]] = []
@@ -240,9 +240,9 @@ class Binder:
             refused.append((k.name, why))
         return None, refused
 
-    def _bound(
+    def _build(
         self, op: Op, spec: Mapping[str, Any], k: Kernel, static: Mapping[str, Any], refused: list[tuple[str, str]]
-    ) -> Bound:
-        choice = Choice(op.name, dict(spec), k.name, k.batch_invariant, tuple(refused))
+    ) -> BoundOp:
+        choice = KernelChoice(op.name, dict(spec), k.name, k.batch_invariant, tuple(refused))
         self.record(choice)
-        return Bound(functools.partial(k.run, **static) if static else k.run, k.pack, choice)
+        return BoundOp(functools.partial(k.run, **static) if static else k.run, k.pack, choice)

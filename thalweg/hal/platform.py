@@ -139,14 +139,14 @@ class Topology:
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledKernel:
     """One kernel. cached: it was there already."""
 
     seconds: float
     cached: bool
 
 
-class Absent(ABC):
+class CrossCompiler(ABC):
     """A device that is not here, for which kernels are compiled all the same. Steps that run on what `platform` opens
     compute nothing. What they would have compiled is noted."""
 
@@ -162,7 +162,7 @@ class Absent(ABC):
         """(key, name) of what steps have asked for so far, in the order of asking. Keys are the same in every process."""
 
     @abstractmethod
-    def compile(self, key: str) -> Compiled:
+    def compile(self, key: str) -> CompiledKernel:
         """Into the cache. Raises what the compiler does, or says that the device cannot run it."""
 
 
@@ -180,7 +180,7 @@ class Platform(ABC):
     shares_device: bool = False
     """True: several processes may open its device at once, each with a part of its threads."""
 
-    def configured(self, options: Any) -> Self:
+    def with_options(self, options: Any) -> Self:
         """This platform with the knobs a user set, of the class of `options`. None: itself. A platform whose knobs may hold
         wrong values says so here. Raises thalweg.errors.DeviceError with the remedy."""
         if options is None:
@@ -213,7 +213,7 @@ class Platform(ABC):
         Default: None, unknown until it is opened."""
         return None
 
-    def unplanned(self) -> str:
+    def unplannable_reason(self) -> str:
         """Why `describe` said None, and what to do about it. Default: what `probe` says."""
         return self.probe().reason
 
@@ -263,7 +263,7 @@ class Platform(ABC):
         """Names of the devices that `absent` compiles for. Default: none."""
         return ()
 
-    def absent(self, arch: str, cache: Path | None) -> Absent:
+    def absent(self, arch: str, cache: Path | None) -> CrossCompiler:
         """Make this process compile for such a device, which need not be here. cache: a folder other than the platform's own.
         For a process that does nothing else. Raises thalweg.errors.DeviceError."""
         raise NotImplementedError(f"{self.name}: absent")

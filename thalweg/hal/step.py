@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from thalweg.hal.fields import Array as Array
-from thalweg.hal.fields import Part, Static, arrays, blank, check, constants, dim, grown, mapped
+from thalweg.hal.fields import Part, Static, arrays, blank, check, constants, dim, grown, map_arrays
 
 ON_DEVICE = -1
 """Token id meaning "what this slot's history holds at this position": sampled by an earlier step, never left the device."""
@@ -51,7 +51,7 @@ class Features(Static):
     def plus(self, kind: type[Part], level: int = 0) -> Features:
         """These and a part, at this level."""
         others = (p for p in self.parts if p[0] is not kind)
-        return replace(self, parts=_ordered([*others, (kind, level)]))
+        return replace(self, parts=_sort_parts([*others, (kind, level)]))
 
     def level(self, kind: type[Part]) -> int:
         """-1: no batch has this part."""
@@ -68,7 +68,7 @@ class Features(Static):
 
 
 def features_of(parts: Iterable[Part], random: bool = False, truncate: bool = False, logprobs: int = -1) -> Features:
-    return Features(random, truncate, logprobs, _ordered((type(p), p.level) for p in parts))
+    return Features(random, truncate, logprobs, _sort_parts((type(p), p.level) for p in parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class StepBatch:
 
     def map(self, f: Callable[[Array], Array]) -> StepBatch:
         """The same batch with `f` applied to every array: how a backend moves it to its device."""
-        moved: StepBatch = mapped(self, lambda _, a: f(a))
+        moved: StepBatch = map_arrays(self, lambda _, a: f(a))
         return moved
 
     def arrays(self) -> list[tuple[str, Array]]:
@@ -297,7 +297,7 @@ def pack(batch: StepBatch, layout: Layout, buffer: np.ndarray) -> None:
 
 def unpack(batch: StepBatch, arrays: Mapping[str, Array]) -> StepBatch:
     """The same batch with its arrays replaced by those of these (dotted) names: views of a buffer that `pack` filled."""
-    rebuilt: StepBatch = mapped(batch, lambda name, _: arrays[name])
+    rebuilt: StepBatch = map_arrays(batch, lambda name, _: arrays[name])
     return rebuilt
 
 
@@ -313,5 +313,5 @@ def statics(batch: StepBatch) -> tuple[Any, ...]:
     )
 
 
-def _ordered(parts: Iterable[tuple[type[Part], int]]) -> tuple[tuple[type[Part], int], ...]:
+def _sort_parts(parts: Iterable[tuple[type[Part], int]]) -> tuple[tuple[type[Part], int], ...]:
     return tuple(sorted(parts, key=lambda p: p[0].__name__))

@@ -22,7 +22,7 @@ GRACE_SECONDS = 1.0
 CRASHES = tuple(-s for s in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
 
 
-class StoodStillError(Exception):
+class StalledError(Exception):
     """The child had time, and did not get it: the machine stood still. Not tried again: the job has waited long enough. Or two
     children were stopped one after another."""
 
@@ -31,7 +31,7 @@ class LostError(Exception):
     """Two children were lost one after another, for no reason of the job's."""
 
 
-class OverranError(Exception):
+class CpuLimitError(Exception):
     """The job used all its processor time."""
 
 
@@ -39,7 +39,7 @@ class CrashedError(Exception):
     """The job crashed its process."""
 
 
-class FellError(Exception):
+class ForkKilledError(Exception):
     """A signal ended the fork that did the job. Its process is ready for the next."""
 
     def __init__(self, number: int) -> None:
@@ -65,7 +65,7 @@ class Cell:
         (size,) = HEADER.unpack(self._child.read(HEADER.size, until))
         if size & FELL:
             self._started, self._opening = True, b""
-            raise FellError(size & ~FELL)
+            raise ForkKilledError(size & ~FELL)
         if size > MAX_FRAME:
             raise ChildGoneError(self._child.kill())
         body = self._child.read(size, until)
@@ -119,8 +119,8 @@ class Cells:
             cell.end()
             if isinstance(e, ChildStoppedError) and not fresh:
                 return None
-            raise StoodStillError from None
-        except FellError as e:
+            raise StalledError from None
+        except ForkKilledError as e:
             error = _verdict(-e.number)
             if error is None:
                 cell.end()
@@ -160,7 +160,7 @@ def _verdict(status: int) -> Exception | None:
     """What an exit status says about the job. The kernel sends SIGPROF when its processor time is exhausted, and
     SIGALRM when it had time but did not get it. A crash is the job's doing."""
     if status == -signal.SIGALRM:
-        return StoodStillError()
+        return StalledError()
     if status == -signal.SIGPROF:
-        return OverranError()
+        return CpuLimitError()
     return CrashedError() if status in CRASHES else None

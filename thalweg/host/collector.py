@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
+def pause_gc() -> Iterator[None]:
     """Around imports and loading. They make next to no garbage, and walking what they make takes a tenth of their time.
     Afterwards it counts as old, without a walk. For a process that is not ours alone: what others froze stays frozen."""
     if not gc.isenabled():

@@ -28,7 +28,7 @@ PARENT_SECONDS = 2.0
 inherited."""
 
 
-class Last(Protocol):
+class TaskReply(Protocol):
     """An answer, which says whether this process ends with it."""
 
     @property
@@ -36,10 +36,10 @@ class Last(Protocol):
 
 
 Job = TypeVar("Job")
-Reply = TypeVar("Reply", bound=Last)
+Reply = TypeVar("Reply", bound=TaskReply)
 
 
-class Confined:
+class ConfinedProcess:
     """This process, as one that does jobs. Make it when everything is imported that a job may need."""
 
     def __init__(self) -> None:
@@ -50,11 +50,11 @@ class Confined:
 
     def settle(self) -> None:
         """Memory in use by now is the idle process's own."""
-        self._idle_bytes = self._mapped()
+        self._idle_bytes = self._address_space_bytes()
 
     def grown(self) -> int:
         """Bytes in use beyond those of the idle process."""
-        return self._mapped() - self._idle_bytes
+        return self._address_space_bytes() - self._idle_bytes
 
     def confine(self) -> None:
         """No file, no process, no core dump from here on."""
@@ -86,7 +86,7 @@ class Confined:
         return 0
 
     @contextmanager
-    def limited(self, seconds: float, wall: float, memory: int) -> Iterator[None]:
+    def limit(self, seconds: float, wall: float, memory: int) -> Iterator[None]:
         """A job's limits: processor time and time of the clock, at whose end the kernel ends this process; bytes of memory over
         those in use now, beyond which allocating fails."""
         self.limit_memory(memory)
@@ -106,11 +106,11 @@ class Confined:
         if self._statm is not None:
             most = self._hard_memory
             if more is not None:
-                asked = self._mapped() + more
+                asked = self._address_space_bytes() + more
                 most = asked if most == resource.RLIM_INFINITY else min(most, asked)
             resource.setrlimit(resource.RLIMIT_AS, (most, self._hard_memory))
 
-    def _mapped(self) -> int:
+    def _address_space_bytes(self) -> int:
         """Bytes of address space in use. 0 where the system does not tell."""
         return 0 if self._statm is None else int(os.pread(self._statm, 64, 0).split()[0]) * resource.getpagesize()
 
@@ -125,7 +125,7 @@ class Confined:
         return None if head is None else _read(HEADER.unpack(head)[0])
 
 
-def framed(body: bytes) -> bytes:
+def frame_body(body: bytes) -> bytes:
     """Header and body. ValueError if that is too long."""
     if len(body) > MAX_FRAME:
         raise ValueError(f"{len(body)} bytes; the limit is {MAX_FRAME}")

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from thalweg.host.cells import Cells
-from thalweg.host.confined import Confined, framed
+from thalweg.host.confined import ConfinedProcess, frame_body
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -92,7 +92,7 @@ class Jobs(Generic[Task, Result]):
 def frame_job(task: Any, limits: TaskLimits) -> bytes:
     """The frame of a job. ValueError if it is too long, and for values that have no place in MessagePack ValueError, TypeError,
     OverflowError or RecursionError."""
-    return framed(msgspec.msgpack.encode(TaskFrame(task, limits)))
+    return frame_body(msgspec.msgpack.encode(TaskFrame(task, limits)))
 
 
 def serve(task: type[Any], work: Callable[[Any], Any], kept: int = KEPT_BYTES, retired: int = 0) -> int:
@@ -100,15 +100,17 @@ def serve(task: type[Any], work: Callable[[Any], Any], kept: int = KEPT_BYTES, r
 
     task: the type of tasks. work: from a task to a result. It may raise TaskRefusedError. kept: bytes of growth after which the
     process retires. retired: its status then."""
-    process = Confined()
+    process = ConfinedProcess()
     gc.freeze()
     decoder = msgspec.msgpack.Decoder(TaskFrame[task])  # type: ignore[valid-type]
-    return process.serve(decoder.decode, partial(_answer, process, work, kept), _framed, retired)
+    return process.serve(decoder.decode, partial(_answer, process, work, kept), _frame_reply, retired)
 
 
-def _answer(process: Confined, work: Callable[[Any], Any], kept: int, job: TaskFrame[Any]) -> TaskDone[Any] | TaskRefused:
+def _answer(
+    process: ConfinedProcess, work: Callable[[Any], Any], kept: int, job: TaskFrame[Any]
+) -> TaskDone[Any] | TaskRefused:
     limits = job.limits
-    with process.limited(limits.seconds, limits.wall, limits.memory):
+    with process.limit(limits.seconds, limits.wall, limits.memory):
         try:
             result = work(job.task)
         except MemoryError:
@@ -119,8 +121,8 @@ def _answer(process: Confined, work: Callable[[Any], Any], kept: int, job: TaskF
     return TaskDone(result, last=process.grown() > kept)
 
 
-def _framed(reply: TaskDone[Any] | TaskRefused) -> bytes:
+def _frame_reply(reply: TaskDone[Any] | TaskRefused) -> bytes:
     try:
-        return framed(msgspec.msgpack.encode(reply))
+        return frame_body(msgspec.msgpack.encode(reply))
     except ValueError:
-        return framed(msgspec.msgpack.encode(TaskRefused(MEMORY, last=True)))
+        return frame_body(msgspec.msgpack.encode(TaskRefused(MEMORY, last=True)))

@@ -67,7 +67,7 @@ class Process:
             await asyncio.sleep(POLL_SECONDS)
 
 
-class Named:
+class CommandProcess:
     """A command that a user named, or one of ours, in a group of its own. It prints to `log`, where this process does, or
     nowhere. Whoever makes one ends it."""
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Turns:
+class FairSemaphore:
     """`places` that tenants share. The next free place goes to each tenant that waits in turn, and of a tenant to the one that
     has waited longest. Nobody is passed because a smaller one behind would fit."""
 

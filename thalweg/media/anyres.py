@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 F32, I32 = np.float32, np.int32
 
 
-def packed(p: LlavaNext, size: Size) -> tuple[np.ndarray, np.ndarray | None]:
-    """`Prepared.mix` and `part`: the vectors of the whole image, then rows of those of tiles, each with the learned one that
+def pack_image_features(p: LlavaNext, size: Size) -> tuple[np.ndarray, np.ndarray | None]:
+    """`PatchInputs.mix` and `part`: the vectors of the whole image, then rows of those of tiles, each with the learned one that
     ends it. Rows that are too many or too long are made fewer and shorter by mixing the four nearest."""
     each = p.side // p.patch
     top, rows, left, columns = p.rows(size)
-    high, wide = p.fitted(size)
+    high, wide = p.grid_size(size)
     base = np.arange(each**2, dtype=I32)
     end = each**2 * len(p.views(*size))
 

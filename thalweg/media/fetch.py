@@ -37,11 +37,11 @@ class Fetcher:
     def get(self, url: str, at: str) -> bytes:
         """The body of a 200 answer. RequestError names `at`."""
         parts, host, port = self._check(url, at)
-        address = self._resolved(host, port, at)
+        address = self._resolve(host, port, at)
         until = time.monotonic() + TOTAL_SECONDS
         slow = RequestError(f"{at}: the host {host[:80]!r} took longer than {TOTAL_SECONDS:g} seconds", at)
         try:
-            body = self._asked(parts, host, port, address, at)
+            body = self._request(parts, host, port, address, at)
         except RequestError:
             raise
         except (OSError, http.client.HTTPException, ValueError):
@@ -66,7 +66,7 @@ class Fetcher:
                 f"{at}: URLs are not fetched; send the bytes as a data: URL, or start the server with "
                 "--allowed-media-domains HOST", at,
             )  # fmt: skip
-        parts, host, port = _parsed(url, at)
+        parts, host, port = _parse_url(url, at)
         if (host, port) in self._allowed:
             return parts, host, port
         if any(host == allowed for allowed, _ in self._allowed):
@@ -76,7 +76,7 @@ class Fetcher:
             )  # fmt: skip
         raise RequestError(f"{at}: the host {host[:80]!r} is not among --allowed-media-domains", at)
 
-    def _resolved(self, host: str, port: int, at: str) -> str:
+    def _resolve(self, host: str, port: int, at: str) -> str:
         """The first address of the host, all of which must be allowed."""
         literal = host.strip("[]")
         try:
@@ -88,7 +88,7 @@ class Fetcher:
             raise RequestError(f"{at}: the host {host[:80]!r} has an address that is not public", at)
         return found[0]
 
-    def _asked(self, parts: SplitResult, host: str, port: int, address: str, at: str) -> bytes:
+    def _request(self, parts: SplitResult, host: str, port: int, address: str, at: str) -> bytes:
         raw = socket.create_connection((address, port), SECONDS)
         held = [raw]
         # Each wait has an end; so has their sum, however slowly a server says its headers.
@@ -146,7 +146,7 @@ def _places(domain: str) -> list[tuple[str, int]]:
     return [(host, p) for p in ((port,) if port else WEB_PORTS)]
 
 
-def _parsed(url: str, at: str) -> tuple[SplitResult, str, int]:
+def _parse_url(url: str, at: str) -> tuple[SplitResult, str, int]:
     """Parts, host in lower case, port. RequestError for what two parsers could read in two ways."""
     wrong = RequestError(f"{at}: is not a plain http or https URL without user, password and white space", at)
     if len(url) > 8192 or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 
-from thalweg.host.turns import Turns, run_held
-from thalweg.media.gate import Gate
+from thalweg.host.turns import FairSemaphore, run_held
+from thalweg.media.gate import MediaConnector
 
 PER_HOST = 4
 """Items of one host that are fetched at once."""
@@ -21,11 +21,11 @@ THREADS = 128
 class Fetches:
     """`fetch` is for one event loop, `read_all` for any thread."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: MediaConnector) -> None:
         self._gate = gate
         self._threads = ThreadPoolExecutor(THREADS, "fetch")
-        self._items = Turns(TOGETHER, spare=True)
-        self._hosts: dict[str, Turns] = {}
+        self._items = FairSemaphore(TOGETHER, spare=True)
+        self._hosts: dict[str, FairSemaphore] = {}
 
     @asynccontextmanager
     async def fetch(self, url: str, at: str, tenant: str) -> AsyncIterator[bytes]:
@@ -35,7 +35,7 @@ class Fetches:
         if not host:
             yield b""
             return
-        turns = self._hosts.setdefault(host, Turns(PER_HOST, spare=True))
+        turns = self._hosts.setdefault(host, FairSemaphore(PER_HOST, spare=True))
         place = await turns.take(tenant)
 
         def release() -> None:

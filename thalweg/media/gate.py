@@ -25,7 +25,7 @@ SHOWN = 60
 """Characters of a URL that an error shows."""
 
 
-class Gate:
+class MediaConnector:
     """Thread-safe. A source is read by whichever thread asks, and may take as long as `Fetcher` allows."""
 
     def __init__(self, domains: Sequence[str] = (), folder: str | None = None) -> None:
@@ -75,7 +75,7 @@ class Gate:
             if moved or not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise refused
             with os.fdopen(descriptor, "rb", closefd=False) as file:
-                return checked(file.read(MOST_BYTES + 1), at)
+                return check_size(file.read(MOST_BYTES + 1), at)
         finally:
             os.close(descriptor)
 
@@ -84,7 +84,7 @@ def is_remote(url: str) -> bool:
     return url[:16].partition(":")[0].lower() in ("http", "https")
 
 
-def checked(data: bytes, at: str) -> bytes:
+def check_size(data: bytes, at: str) -> bytes:
     """The same bytes. RequestError if there are none, or too many."""
     if not data:
         raise RequestError(f"{at}: is empty", at)
@@ -93,7 +93,7 @@ def checked(data: bytes, at: str) -> bytes:
     return data
 
 
-def decoded(text: str, at: str) -> bytes:
+def decode_base64(text: str, at: str) -> bytes:
     """Base64. White space between the letters is allowed."""
     if len(text) > 2 * MOST_BYTES:
         raise RequestError(f"{at}: more than {MOST_BYTES >> 20} MiB; send a smaller file", at)
@@ -101,7 +101,7 @@ def decoded(text: str, at: str) -> bytes:
         data = base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
         raise RequestError(f"{at}: is not valid base64", at) from None
-    return checked(data, at)
+    return check_size(data, at)
 
 
 def _inline(url: str, at: str) -> bytes:
@@ -110,7 +110,7 @@ def _inline(url: str, at: str) -> bytes:
     if not comma or len(head) > 1024:
         raise RequestError(f"{at}: a data: URL reads data:image/png;base64,...", at)
     if head.lower().rstrip().endswith(";base64"):
-        return decoded(unquote(body) if "%" in body else body, at)
+        return decode_base64(unquote(body) if "%" in body else body, at)
     if len(body) > 3 * MOST_BYTES:
         raise RequestError(f"{at}: more than {MOST_BYTES >> 20} MiB; send a smaller file", at)
-    return checked(unquote_to_bytes(body), at)
+    return check_size(unquote_to_bytes(body), at)

@@ -36,7 +36,7 @@ class Image(msgspec.Struct, frozen=True):
         return sum(view.nbytes for view in self.views)
 
 
-class _Kept:
+class _ImageCache:
     """Images by key, at most so many bytes of them: who was asked for longest ago goes first. Thread-safe."""
 
     def __init__(self, most: int) -> None:
@@ -66,14 +66,14 @@ class _Kept:
             self._bytes = 0
 
 
-class Images:
+class ImageLoader:
     """Up to `readers` children that read images. Thread-safe. Children start when first needed, or with `prepare`. They end
     with this object or this process."""
 
     def __init__(self, processor: Processor, kept_bytes: int = 0, background: Colour = WHITE, readers: int = 2) -> None:
         """kept_bytes: of images that were read, for when they come again. background: shows through what is transparent."""
         self._processor, self._background = processor, background
-        self._kept = _Kept(kept_bytes)
+        self._kept = _ImageCache(kept_bytes)
         self._digests = Digests("image", processor)
         self._decoder: MediaDecoder[ImageTask, Views] = MediaDecoder(PROCESS, readers, Views, WORDS)
 

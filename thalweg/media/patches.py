@@ -24,7 +24,7 @@ F32, I32 = np.float32, np.int32
 
 
 @dataclass(slots=True)
-class Prepared:
+class PatchInputs:
     """Of one image, T patches."""
 
     value: np.ndarray
@@ -48,17 +48,17 @@ class Prepared:
     """The same as `lengths` for layers that see windows. (): all layers see everything."""
 
 
-def normalised(view: np.ndarray, p: ImageProcessor) -> np.ndarray:
+def normalize(view: np.ndarray, p: ImageProcessor) -> np.ndarray:
     """u8[height, width, 3] -> f32."""
     mean, std = np.array(p.mean, F32), np.array(p.std, F32)
     if p.coarse:
-        mean, std, shades = _rounded(mean), _rounded(std), _rounded(view.astype(F32) * F32(p.scale))
-        return _rounded(_rounded(shades - mean) / std)
+        mean, std, shades = _round_bfloat16(mean), _round_bfloat16(std), _round_bfloat16(view.astype(F32) * F32(p.scale))
+        return _round_bfloat16(_round_bfloat16(shades - mean) / std)
     made: np.ndarray = (view.astype(F32) * F32(p.scale) - mean) / std
     return made
 
 
-def _rounded(values: np.ndarray) -> np.ndarray:
+def _round_bfloat16(values: np.ndarray) -> np.ndarray:
     """f32 to the nearest bfloat16, of two the even one."""
     bits = values.astype(F32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).astype(np.uint32).view(F32)
@@ -72,17 +72,17 @@ def cut(image: np.ndarray, patch: int) -> np.ndarray:
     return np.ascontiguousarray(parts).reshape(rows * columns, -1)
 
 
-def merged(rows: int, columns: int, merge: int) -> np.ndarray:
+def merge_order(rows: int, columns: int, merge: int) -> np.ndarray:
     """i32[rows * columns]: patches in the order in which merge x merge of them are neighbours."""
     each = np.arange(rows * columns, dtype=I32).reshape(rows, columns)
     each = each[: rows // merge * merge, : columns // merge * merge]  # what is left over gives no vector
     return each.reshape(rows // merge, merge, columns // merge, merge).transpose(0, 2, 1, 3).reshape(-1)
 
 
-def square(p: ImageProcessor, views: Sequence[np.ndarray], classes: bool, whole: bool, merge: int = 1) -> Prepared:
+def square(p: ImageProcessor, views: Sequence[np.ndarray], classes: bool, whole: bool, merge: int = 1) -> PatchInputs:
     """Squares, with a learned place for each patch. classes: of each the first is no patch, but stands for all of it. whole:
     its vector is wanted, too. merge: patches along each edge that become one vector."""
-    parts = [cut(normalised(v, p), p.patch) for v in views]
+    parts = [cut(normalize(v, p), p.patch) for v in views]
     if classes:
         parts = [np.concatenate([np.zeros((1, v.shape[1]), F32), v]) for v in parts]
     lengths = [len(v) for v in parts]
@@ -92,11 +92,11 @@ def square(p: ImageProcessor, views: Sequence[np.ndarray], classes: bool, whole:
         keep = keep[place > 0]
     if merge > 1:
         side = views[0].shape[0] // p.patch
-        keep = keep.reshape(len(views), -1)[:, merged(side, side, merge)].reshape(-1)
-    return Prepared(np.concatenate(parts), lengths, keep, place[:, None])
+        keep = keep.reshape(len(views), -1)[:, merge_order(side, side, merge)].reshape(-1)
+    return PatchInputs(np.concatenate(parts), lengths, keep, place[:, None])
 
 
-def bucketed(side: int, views: int) -> np.ndarray:
+def bucket_positions(side: int, views: int) -> np.ndarray:
     """i32[views * side * side, 1]: the place of each patch of squares, found by how far along the edges it lies. In float32
     that puts a few patches into the place before theirs, as where these models were trained."""
     limits = (1 / side + np.arange(side - 1) * (1 / side)).astype(F32)
@@ -105,44 +105,44 @@ def bucketed(side: int, views: int) -> np.ndarray:
     return np.tile((at[:, None] * side + at).reshape(-1, 1), (views, 1))
 
 
-def turned(p: ImageProcessor, view: np.ndarray, merge: int, head_dim: int, theta: float, apart: bool) -> Prepared:
+def rotary_patches(p: ImageProcessor, view: np.ndarray, merge: int, head_dim: int, theta: float, apart: bool) -> PatchInputs:
     """Rotary positions of rows and columns. apart: rows have every other frequency, and columns those between; else both have
     the same."""
-    value = cut(normalised(view, p), p.patch)
+    value = cut(normalize(view, p), p.patch)
     rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
     down, across = np.divmod(np.arange(rows * columns, dtype=I32), columns)
     turn = angles(down, across, head_dim, theta, apart)
-    return Prepared(value, [len(value)], merged(rows, columns, merge), turn=turn)
+    return PatchInputs(value, [len(value)], merge_order(rows, columns, merge), turn=turn)
 
 
-def axial(p: Gemma4, view: np.ndarray) -> Prepared:
+def axial(p: Gemma4, view: np.ndarray) -> PatchInputs:
     """Places of columns and of rows in a table each, rotary positions of columns before those of rows, patches with a pixel's
     channels side by side."""
     rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
-    value = cut(normalised(view, p), p.patch).reshape(rows * columns, 3, p.patch**2).transpose(0, 2, 1)
+    value = cut(normalize(view, p), p.patch).reshape(rows * columns, 3, p.patch**2).transpose(0, 2, 1)
     down, across = np.divmod(np.arange(rows * columns, dtype=I32), columns)
-    return Prepared(
-        np.ascontiguousarray(value).reshape(rows * columns, -1), [rows * columns], merged(rows, columns, p.pool),
+    return PatchInputs(
+        np.ascontiguousarray(value).reshape(rows * columns, -1), [rows * columns], merge_order(rows, columns, p.pool),
         place=np.stack([across, p.rows + down], 1).astype(I32), turn=angles(across, down, p.head_dim, p.theta, False),
     )  # fmt: skip
 
 
-def alternating(p: Kimi, view: np.ndarray) -> Prepared:
+def alternating(p: Kimi, view: np.ndarray) -> PatchInputs:
     """Rotary positions of columns and of rows in turns, each with the same frequencies, and a table of places stretched by
     cubic curves."""
     rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
     order = np.arange(rows * columns, dtype=I32)
     down, across = np.divmod(order, columns)
     turn = angles(across, down, p.head_dim, 1e4, False).reshape(order.size, 2, 2, -1).swapaxes(2, 3)
-    made = Prepared(
-        cut(normalised(view, p), p.patch), [order.size], merged(rows, columns, p.merge),
+    made = PatchInputs(
+        cut(normalize(view, p), p.patch), [order.size], merge_order(rows, columns, p.merge),
         turn=np.ascontiguousarray(turn).reshape(order.size, -1),
     )  # fmt: skip
     made.place, made.share = spread(order, rows, columns, p.side, cubic=True)
     return made
 
 
-def counted(p: Llama4, views: Sequence[np.ndarray]) -> Prepared:
+def rotary_tiles(p: Llama4, views: Sequence[np.ndarray]) -> PatchInputs:
     """Squares with a vector of the whole before each, and rotary positions of columns and of rows, counted from 1."""
     side = p.side // p.patch
     made = square(p, views, True, False, p.merge)
@@ -164,7 +164,7 @@ def angles(down: np.ndarray, across: np.ndarray, head_dim: int, theta: float, ap
     return np.concatenate([np.cos(angle), np.sin(angle)], 1).astype(F32)
 
 
-def batch(p: Prepared) -> StepBatch:
+def batch(p: PatchInputs) -> StepBatch:
     """One image as a step: a sequence for each stretch of patches that see each other."""
     total, lengths = len(p.value), np.array(p.lengths, I32)
     place = np.zeros((total, 0), I32) if p.place is None else p.place
@@ -210,11 +210,11 @@ def shrunk(whole: StepBatch, group: int) -> StepBatch:
     )
 
 
-def blocks(p: QwenVL, view: np.ndarray) -> Prepared:
+def blocks(p: QwenVL, view: np.ndarray) -> PatchInputs:
     """Patches in squares of those that are merged, and where layers see windows, window by window."""
-    image = normalised(view, p)
+    image = normalize(view, p)
     rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
-    order = merged(rows, columns, p.merge)
+    order = merge_order(rows, columns, p.merge)
     down, across = np.divmod(order, columns)
     keep, lengths = np.arange(order.size, dtype=I32), list[int]()
     if p.window:
@@ -225,11 +225,11 @@ def blocks(p: QwenVL, view: np.ndarray) -> Prepared:
         lengths = [n * p.merge**2 for n in lengths]
     flat = cut(image, p.patch).reshape(rows * columns, 3, 1, p.patch, p.patch)[order]
     value = np.broadcast_to(flat, (order.size, 3, p.frames, p.patch, p.patch)).reshape(order.size, -1)
-    made = Prepared(
+    made = PatchInputs(
         np.ascontiguousarray(value), [order.size], keep, turn=angles(down, across, p.head_dim, 1e4, False), windows=lengths
     )
     if p.side:
-        made.place, made.share = stretched(down, across, rows, columns, p.side)
+        made.place, made.share = interpolate_corners(down, across, rows, columns, p.side)
     return made
 
 
@@ -244,7 +244,9 @@ def _windows(rows: int, columns: int, window: int) -> tuple[np.ndarray, list[int
     return np.concatenate(parts), [len(part) for part in parts]
 
 
-def stretched(down: np.ndarray, across: np.ndarray, rows: int, columns: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+def interpolate_corners(
+    down: np.ndarray, across: np.ndarray, rows: int, columns: int, side: int
+) -> tuple[np.ndarray, np.ndarray]:
     """The four nearest rows of a table of side x side places stretched over the image, corner on corner, and their shares."""
     near, share = [], []
     for at, size in ((down, rows), (across, columns)):
@@ -273,16 +275,16 @@ def spread(order: np.ndarray, rows: int, columns: int, side: int, cubic: bool) -
     return np.stack(place, 1).astype(I32), np.stack(much, 1).astype(F32)
 
 
-def smoothed(p: ImageProcessor, view: np.ndarray, merge: int, side: int) -> Prepared:
+def interpolated_patches(p: ImageProcessor, view: np.ndarray, merge: int, side: int) -> PatchInputs:
     """Patches with a pixel's channels side by side. A table of side x side places is stretched over them, or shrunk: then each
     place is the mean of those near it, the nearer the more."""
     rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
-    value = cut(normalised(view, p), p.patch).reshape(rows * columns, 3, p.patch**2).transpose(0, 2, 1)
+    value = cut(normalize(view, p), p.patch).reshape(rows * columns, 3, p.patch**2).transpose(0, 2, 1)
     (down, high), (across, wide) = _near(rows, side), _near(columns, side)
     place = (down[:, None, :, None] * side + across[None, :, None]).reshape(rows * columns, -1)
     share = (high[:, None, :, None] * wide[None, :, None]).reshape(rows * columns, -1)
-    return Prepared(
-        np.ascontiguousarray(value).reshape(rows * columns, -1), [rows * columns], merged(rows, columns, merge),
+    return PatchInputs(
+        np.ascontiguousarray(value).reshape(rows * columns, -1), [rows * columns], merge_order(rows, columns, merge),
         place=place.astype(I32), share=share.astype(F32),
     )  # fmt: skip
 
@@ -300,19 +302,19 @@ def _near(size: int, side: int) -> tuple[np.ndarray, np.ndarray]:
     return np.minimum(taps, side - 1)[:, :needed], (much / much.sum(1, keepdims=True))[:, :needed]
 
 
-def nested(p: MiniCpmV, views: Sequence[np.ndarray]) -> Prepared:
+def nested_blocks(p: MiniCpmV, views: Sequence[np.ndarray]) -> PatchInputs:
     """Patches in squares of four that are merged, and these in squares of four. Places are found by how far along the edges a
     patch lies."""
     parts, places = [], []
     for view in views:
         rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
         order = twice(rows, columns)
-        parts.append(cut(normalised(view, p), p.patch)[order])
+        parts.append(cut(normalize(view, p), p.patch)[order])
         down, across = (_bucket(size, p.side) for size in (rows, columns))
         places.append((down[:, None] * p.side + across).reshape(-1)[order])
     lengths = [len(part) for part in parts]
     keep = np.arange(sum(lengths) // 4, dtype=I32)
-    return Prepared(
+    return PatchInputs(
         np.concatenate(parts), lengths, keep, place=np.concatenate(places)[:, None], windows=[4] * (sum(lengths) // 4)
     )
 
@@ -329,13 +331,13 @@ def _bucket(size: int, side: int) -> np.ndarray:
     return np.searchsorted(limits, np.arange(size, dtype=F32) / F32(size), side="right").astype(I32)
 
 
-def together(parts: Sequence[Prepared], group: int, shrunk: int = 1) -> Prepared:
+def together(parts: Sequence[PatchInputs], group: int, shrunk: int = 1) -> PatchInputs:
     """Several images of one processor, none of which sees another. group: patches that become one vector. shrunk: patches that
     become one on the way there, of which `keep` then counts what is left."""
     if len(parts) == 1:
         return parts[0]
     begins = np.cumsum([0, *(len(p.value) // shrunk for p in parts)], dtype=I32)
-    out = Prepared(
+    out = PatchInputs(
         np.concatenate([p.value for p in parts]), [n for p in parts for n in p.lengths],
         np.concatenate([p.keep + at for p, at in zip(parts, begins, strict=False)]),
     )  # fmt: skip
@@ -350,7 +352,7 @@ def together(parts: Sequence[Prepared], group: int, shrunk: int = 1) -> Prepared
     return out
 
 
-def _mix(parts: Sequence[Prepared], group: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+def _mix(parts: Sequence[PatchInputs], group: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """(mix, part) of each image, of vectors that are counted through all of them. The row's end lies behind the last."""
     counts = [len(p.keep) // group for p in parts]
     for p, n, begin in zip(parts, counts, np.cumsum([0, *counts], dtype=I32), strict=False):
@@ -366,19 +368,19 @@ def _pad(pairs: Sequence[tuple[np.ndarray | None, np.ndarray | None]]) -> tuple[
     return np.concatenate(rows), np.concatenate(shares)
 
 
-def joined(parts: Sequence[Prepared]) -> Prepared:
+def concat_views(parts: Sequence[PatchInputs]) -> PatchInputs:
     """Of several views, none of which sees another. All have places, of rows of the table as many as are needed."""
     near = max(p.place.shape[1] for p in parts if p.place is not None)
 
-    def filled(each: np.ndarray | None) -> np.ndarray:
+    def pad(each: np.ndarray | None) -> np.ndarray:
         assert each is not None
         return np.pad(each, ((0, 0), (0, near - each.shape[1])))
 
     begins = np.cumsum([0, *(len(p.value) for p in parts)], dtype=I32)
-    return Prepared(
+    return PatchInputs(
         np.concatenate([p.value for p in parts]), [n for p in parts for n in p.lengths],
         np.concatenate([p.keep + at for p, at in zip(parts, begins, strict=False)]),
-        place=np.concatenate([filled(p.place) for p in parts]), share=np.concatenate([filled(p.share) for p in parts]),
+        place=np.concatenate([pad(p.place) for p in parts]), share=np.concatenate([pad(p.share) for p in parts]),
     )  # fmt: skip
 
 

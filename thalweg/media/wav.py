@@ -11,7 +11,7 @@ PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 MOST_CHANNELS = 64
 
 
-class SoundError(ValueError):
+class AudioError(ValueError):
     """What is wrong with a file, in words for who sent it."""
 
 
@@ -34,7 +34,7 @@ def is_wav(data: bytes) -> bool:
     return data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE"
 
 
-def opened(data: bytes) -> Wav:
+def parse_wav(data: bytes) -> Wav:
     """SoundError for a file that is cut, or of another kind."""
     view, at, form = memoryview(data), 12, None
     while at + 8 <= len(data):
@@ -44,26 +44,26 @@ def opened(data: bytes) -> Wav:
             form = _format(view[at : at + size])
         elif name == b"data":
             if form is None:
-                raise SoundError("a WAV file whose samples come before their format")
+                raise AudioError("a WAV file whose samples come before their format")
             kind, channels, rate, bits = form
             frame = channels * bits // 8
             # Streams leave the size open: then the samples go on to the end.
             size = min(size, len(data) - at)
             return Wav(kind, channels, rate, bits, view[at : at + size // frame * frame])
         at += size + size % 2
-    raise SoundError("a WAV file without samples")
+    raise AudioError("a WAV file without samples")
 
 
 def _format(chunk: memoryview) -> tuple[int, int, int, int]:
     if len(chunk) < 16:
-        raise SoundError("a WAV file whose format is cut off")
+        raise AudioError("a WAV file whose format is cut off")
     kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", chunk)
     if kind == EXTENSIBLE and len(chunk) >= 26:
         kind = struct.unpack_from("<H", chunk, 24)[0]
     if not 1 <= channels <= MOST_CHANNELS:
-        raise SoundError(f"a WAV file of {channels} channels; at most {MOST_CHANNELS} are taken")
+        raise AudioError(f"a WAV file of {channels} channels; at most {MOST_CHANNELS} are taken")
     if (kind, bits) not in ((PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32), (FLOAT, 64)):
-        raise SoundError(f"a WAV file of format {kind} with {bits} bits; PCM of 8, 16, 24, 32 bits and floats are read")
+        raise AudioError(f"a WAV file of format {kind} with {bits} bits; PCM of 8, 16, 24, 32 bits and floats are read")
     return kind, channels, rate, bits
 
 

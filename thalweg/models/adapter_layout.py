@@ -11,7 +11,7 @@ import torch
 
 from thalweg.checkpoint.adapters.base import AdapterWeights, LowRank
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.models.adapters import Room, Target
+from thalweg.models.adapters import AdapterPlan, Target
 from thalweg.models.weights import Source
 
 
@@ -32,7 +32,7 @@ class TargetArrays:
 
 
 def lay_out(
-    adapter: AdapterWeights, room: Room, rename: Callable[[str], str | None], dtype: torch.dtype
+    adapter: AdapterWeights, room: AdapterPlan, rename: Callable[[str], str | None], dtype: torch.dtype
 ) -> dict[str, TargetArrays]:
     """The arrays of every target that the adapter changes, by its name. B holds the scale: it is multiplied in float32, then
     rounded to dtype. rename: the layers' name of a checkpoint's tensor (`Model.rename`), None for tensors they do not have.
@@ -74,7 +74,7 @@ def lay_out(
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _TargetMatrix:
     """A matrix of a target."""
 
     name: str
@@ -93,7 +93,7 @@ class _Place:
         """Which rows of B, i64[outputs of the matrix], are this matrix's."""
         source, view = self.source, self.source.within
         if known == source.name or view is None:
-            shape: tuple[int, ...] = source.stored
+            shape: tuple[int, ...] = source.checkpoint_shape
             rows = np.arange(source.first, source.first + source.shape[0])
         elif view.at is not None or view.flat or view.normed:
             raise UnsupportedModelError(f"{name}: adapters of this tensor, which is no matrix, are not served")
@@ -108,7 +108,7 @@ class _Place:
         return rows
 
 
-def _sources(room: Room) -> Iterator[_Place]:
+def _sources(room: AdapterPlan) -> Iterator[_TargetMatrix]:
     for name, target in room.targets.items():
         for i, source in enumerate(target.sources):
-            yield _Place(name, target, i, source)
+            yield _TargetMatrix(name, target, i, source)

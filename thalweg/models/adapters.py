@@ -1,6 +1,7 @@
 """Low-rank adapters of linear layers (LoRA, Hu et al. 2021): y + B (A x), each token with the adapter of its sequence.
 
-A linear layer that is built where a `Room` is planned has a `Target`. The adapters themselves lie in the state, several per
+A linear layer that is built where a `AdapterPlan` is planned has a `Target`. The adapters themselves lie in the state,
+several per
 target, so that an executable is compiled once and adapters come and go between its steps.
 """
 
@@ -15,7 +16,7 @@ import torch
 from thalweg.hal import ops
 from thalweg.hal.device import Device
 from thalweg.hal.step import Array
-from thalweg.models.weights import Source, Weight, divided
+from thalweg.models.weights import Source, Weight, shard_shape
 
 if TYPE_CHECKING:
     from thalweg.models.context import Context
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Room:
+class AdapterPlan:
     """What is planned for adapters, and the targets found while a model is built."""
 
     adapters: int
@@ -46,7 +47,7 @@ class Target:
     columns: bool
     """Do ranks divide the inputs? Then A is divided by columns, else B by rows."""
 
-    def allocate(self, room: Room, device: Device, dtype: str) -> dict[str, Any]:
+    def allocate(self, room: AdapterPlan, device: Device, dtype: str) -> dict[str, Any]:
         """Its arrays in the state. Slot 0 is that of sequences without an adapter. "a": the A of every source, one above the
         other, each of `room.rank` rows. "b": the B of each source, scaled by alpha / rank."""
         slots = room.adapters + 1
@@ -56,14 +57,14 @@ class Target:
         }
 
 
-class Adapter:
+class LinearAdapter:
     """What a linear layer adds to its product. y [T, outputs], x [T, inputs] -> [T, outputs]."""
 
     def __init__(self, ctx: Context, weight: Weight, *, columns: bool) -> None:
         """columns: as in `Target`."""
         assert ctx.adapters is not None
         size = ctx.mesh.tensor.size
-        shapes = [divided(s.shape, weight.shard, size) for s in weight.sources]
+        shapes = [shard_shape(s.shape, weight.shard, size) for s in weight.sources]
         self.name, self._rank = weight.sources[0].name, ctx.adapters.rank
         self.target = Target(weight.sources, shapes[0][1], tuple(shape[0] for shape in shapes), columns and size > 1)
         known = ctx.adapters.targets.setdefault(self.name, self.target)
@@ -81,7 +82,7 @@ class Adapter:
         return made[0] if len(made) == 1 else torch.cat(made, -1)
 
 
-def allocate(room: Room | None, device: Device, dtype: str) -> dict[str, Any]:
+def allocate(room: AdapterPlan | None, device: Device, dtype: str) -> dict[str, Any]:
     """The state of adapters: the arrays of every target, by its name. {} where no adapters are planned."""
     if room is None:
         return {}

@@ -13,10 +13,9 @@ from typing import Any
 from thalweg.hal.step import Array
 from thalweg.models import sizes, spec
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, Place
+from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.altup import AltUp, Laurel
 from thalweg.models.layers.attention import Attention
-from thalweg.models.layers.beside import MLPBesideExperts
 from thalweg.models.layers.cross import CrossAttention
 from thalweg.models.layers.delta import GatedDeltaNet
 from thalweg.models.layers.disentangled import DisentangledAttention
@@ -27,10 +26,11 @@ from thalweg.models.layers.mamba import Mamba
 from thalweg.models.layers.mamba2 import Mamba2
 from thalweg.models.layers.mlp import GatedMLP
 from thalweg.models.layers.moe import Experts
-from thalweg.models.layers.norm import BoundNorm, bound
-from thalweg.models.layers.perlayer import Ended
+from thalweg.models.layers.norm import BoundNorm, build_norm
+from thalweg.models.layers.parallel_moe import ParallelExperts
+from thalweg.models.layers.perlayer import LayerEnding
 from thalweg.models.layers.short_conv import ShortConv
-from thalweg.models.layers.shortcut import MLPAndShortcut
+from thalweg.models.layers.shortcut import ShortcutExperts
 from thalweg.models.layers.sparse import SparseGatedMLP
 from thalweg.models.layers.ungated import UngatedMLP
 from thalweg.models.layers.xielu import XieluMLP
@@ -53,20 +53,20 @@ FFNS: Mapping[type, Callable[..., Any]] = {
     spec.MoE: Experts,
     spec.XieluMLP: XieluMLP,
     spec.SparseMLP: SparseGatedMLP,
-    spec.Beside: MLPBesideExperts,
-    spec.Shortcut: MLPAndShortcut,
+    spec.ParallelMoE: ParallelExperts,
+    spec.ShortcutMoE: ShortcutExperts,
 }
-AROUND: Mapping[type, Callable[..., Any]] = {spec.Ending: Ended, spec.AltUp: AltUp}
+AROUND: Mapping[type, Callable[..., Any]] = {spec.LayerEnding: LayerEnding, spec.AltUp: AltUp}
 
 
 class Block:
     """One layer. What is to be added to the residual stream, and the stream, in; the same out. No stream: what would be
     added is all of it."""
 
-    def __init__(self, ctx: Context, layer: spec.Layer, weights: Mapping[str, Any], places: Sequence[Place]) -> None:
+    def __init__(self, ctx: Context, layer: spec.Layer, weights: Mapping[str, Any], places: Sequence[MixerRef]) -> None:
         """places: of its mixers."""
         self._parallel, self._multiplier, self.places = layer.parallel, layer.multiplier, places
-        norms = {k: bound(ctx, getattr(layer.norms, k), w) for k, w in weights["norms"].items()}
+        norms = {k: build_norm(ctx, getattr(layer.norms, k), w) for k, w in weights["norms"].items()}
         self._enter, self._leave, self._ffn_enter, self._ffn_leave, self._sum, self._ffn_sum = (
             norms.get(k) for k in spec.Norms.KEYS
         )
@@ -92,8 +92,8 @@ class Block:
         norms = p.get("norms", {})  # of norms without weights nothing is loaded
         if not self.mixers:
             return self._only(p, x, residual, flow)
-        entered, residual = _entered(self._enter, norms.get("mixer"), x, residual)
-        x, entered, residual = self._mixed(p["mixer"], entered, flow), flow.cut(entered), flow.cut(residual)
+        entered, residual = _add_and_norm(self._enter, norms.get("mixer"), x, residual)
+        x, entered, residual = self._mix(p["mixer"], entered, flow), flow.cut(entered), flow.cut(residual)
         flow.slots = None if flow.slots is None else flow.cut(flow.slots)
         if self._leave is not None:
             x = self._leave(norms.get("mixer_out"), x)
@@ -101,8 +101,8 @@ class Block:
             if self._ffn_enter is not None:
                 entered = self._ffn_enter(norms.get("ffn"), residual)
             x = x + self._last(p, entered, flow)
-            return self._scaled(x), residual
-        x, stream = self._scaled(x), residual
+            return self._scale(x), residual
+        x, stream = self._scale(x), residual
         if self._laurel is not None:
             x, stream = (x + residual + self._laurel(p["laurel"], entered)) * 0.5**0.5, None
         if self._sum is not None:
@@ -111,13 +111,13 @@ class Block:
 
     def _only(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array | None]:
         """The feed-forward part, of what the layer has before it."""
-        entered, residual = _entered(self._ffn_enter, p.get("norms", {}).get("ffn"), x, residual)
-        x = self._scaled(self._last(p, entered, flow))
+        entered, residual = _add_and_norm(self._ffn_enter, p.get("norms", {}).get("ffn"), x, residual)
+        x = self._scale(self._last(p, entered, flow))
         if self._ffn_sum is not None:
             return self._ffn_sum.add(p.get("norms", {}).get("ffn_sum"), x, residual)[0], None
         return x, residual
 
-    def _mixed(self, p: Mapping[Any, Any], x: Array, flow: Flow) -> Array:
+    def _mix(self, p: Mapping[Any, Any], x: Array, flow: Flow) -> Array:
         """The sum of what the mixers give, of the rows that are read."""
         parts = []
         for i, (mixer, (before, after)) in enumerate(zip(self.mixers, self._mixer_scales, strict=True)):
@@ -130,11 +130,11 @@ class Block:
         x = _times(self._ffn(p["ffn"], x, flow), self._ffn_scale)
         return x if self._ffn_leave is None else self._ffn_leave(p.get("norms", {}).get("ffn_out"), x)
 
-    def _scaled(self, x: Array) -> Array:
+    def _scale(self, x: Array) -> Array:
         return _times(x, self._multiplier)
 
 
-def build_layer(ctx: Context, layer: spec.Layer, weights: Mapping[str, Any], places: Sequence[Place]) -> Any:
+def build_layer(ctx: Context, layer: spec.Layer, weights: Mapping[str, Any], places: Sequence[MixerRef]) -> Any:
     """A block, in what it is wrapped in."""
     block = Block(ctx, layer, weights, places)
     if layer.around is None:
@@ -149,11 +149,11 @@ def _times(x: Array, by: float) -> Array:
 def _for(ctx: Context, layer: int, mixer: spec.Mixer) -> Context:
     """What a mixer is built with: its cache may hold the model's own type, where others' do not."""
     reads = getattr(mixer, "reads", None)
-    skipped = ctx.kv_dtype and sizes.skipped(layer if reads is None else reads, mixer, ctx.kv_skip)
+    skipped = ctx.kv_dtype and sizes.is_skipped(layer if reads is None else reads, mixer, ctx.kv_skip)
     return replace(ctx, kv_dtype="") if skipped else ctx
 
 
-def _entered(norm: BoundNorm | None, p: Any, x: Array, residual: Array | None) -> tuple[Array, Array]:
+def _add_and_norm(norm: BoundNorm | None, p: Any, x: Array, residual: Array | None) -> tuple[Array, Array]:
     """What enters a part of a layer, and the residual stream it is made of."""
     if norm is not None:
         return norm.add(p, x, residual)

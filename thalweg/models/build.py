@@ -13,18 +13,18 @@ from thalweg.hal.comm import Mesh
 from thalweg.hal.op import Binder
 from thalweg.hal.ops import linear
 from thalweg.hal.weights import WeightFormat
-from thalweg.models.adapters import Room
+from thalweg.models.adapters import AdapterPlan
 from thalweg.models.context import Context
 from thalweg.models.decoder import Decoder
-from thalweg.models.fallback.spec import ForeignSpec
+from thalweg.models.fallback.spec import TransformersSpec
 from thalweg.models.refusals import check_ranks
 from thalweg.models.registry import family
-from thalweg.plugins import imported
+from thalweg.plugins import import_attribute
 from thalweg.quantization.format import Scheme
 from thalweg.quantization.online import Formats, linear_spec
 from thalweg.quantization.registry import scheme
 
-FOREIGN = "thalweg.models.fallback.module:Foreign"
+FOREIGN = "thalweg.models.fallback.module:TransformersModel"
 """Of models that transformers' own modules compute. Loading it loads transformers."""
 Model = Any
 """A `Decoder`, or what stands in its place for classes of transformers. Public parts: spec, groups, layouts, layer_group,
@@ -45,7 +45,7 @@ def build(
     kv_skip: Sequence[str] = (),
     state_tokens: int = 0,
     spare_states: bool = False,
-    adapters: Room | None = None,
+    adapters: AdapterPlan | None = None,
     background: tuple[Binder, Sequence[AttentionBackend]] | None = None,
 ) -> Model:
     """The model of a config.json, every op bound to the device's kernels (the choices are in `binder.bindings`).
@@ -61,25 +61,25 @@ def build(
             raise ConfigError(f"{name}: must be at least 1, not {value}")
     spec = family(config)(config)
     check_ranks(spec, mesh)
-    use = fitted(scheme(config, quantization), binder, dtype, spec.hidden)
+    use = resolve_scheme(scheme(config, quantization), binder, dtype, spec.hidden)
     ctx = Context(
         binder, attention, mesh, dtype, max_len, block_tokens, use, kv_dtype, tuple(kv_skip), state_tokens or block_tokens,
         adapters=adapters, spare_states=spare_states,
     )  # fmt: skip
     if background is not None:
         ctx = replace(ctx, encoders=replace(ctx, binder=background[0], attention=background[1]))
-    if isinstance(spec, ForeignSpec):
+    if isinstance(spec, TransformersSpec):
         if adapters is not None:
             name = config["architectures"][0]
             raise UnsupportedModelError(f"{name}: adapters are not supported where transformers computes the model")
-        made: Model = imported(FOREIGN)(ctx, spec)
+        made: Model = import_attribute(FOREIGN)(ctx, spec)
         return made
     return Decoder(ctx, spec)
 
 
-def fitted(use: Scheme, binder: Binder, dtype: str, width: int) -> Scheme:
+def resolve_scheme(use: Scheme, binder: Binder, dtype: str, width: int) -> Scheme:
     """A scheme as models hold it there: some name a second format of the output matrix, of `width` inputs."""
-    return use.fitted(functools.partial(gains, binder, dtype, width)) if isinstance(use, Formats) else use
+    return use.choose_head(functools.partial(gains, binder, dtype, width)) if isinstance(use, Formats) else use
 
 
 def gains(binder: Binder, dtype: str, width: int, form: WeightFormat) -> bool:

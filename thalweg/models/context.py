@@ -9,9 +9,9 @@ from typing import Any
 from thalweg.errors import ConfigError, UnsupportedModelError
 from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.comm import Mesh
-from thalweg.hal.op import Binder, Bound, Op
+from thalweg.hal.op import Binder, BoundOp, Op
 from thalweg.hal.weights import WeightFormat
-from thalweg.models.adapters import Room
+from thalweg.models.adapters import AdapterPlan
 from thalweg.models.weights import Weight
 from thalweg.quantization.format import Scheme
 from thalweg.quantization.online import DENSE_FORMATS
@@ -40,10 +40,10 @@ class Context:
     """Steps verify drafts: sequences have spare blocks for states of recurrent layers (`KVSpec.spare`)."""
     encoders: Context | None = None
     """What encoders of images and sounds are built with, where they do not run in the queue of the steps."""
-    adapters: Room | None = None
+    adapters: AdapterPlan | None = None
     """What is planned for low-rank adapters of linear layers. None: they have none."""
 
-    def bind(self, op: Op, **spec: Any) -> Bound:
+    def bind(self, op: Op, **spec: Any) -> BoundOp:
         return self.binder.bind(op, dtype=self.dtype, **spec)
 
     def format(self, weight: Weight) -> WeightFormat:

@@ -24,21 +24,21 @@ from thalweg.models import sizes, spec
 from thalweg.models.adapters import Held, slots_of
 from thalweg.models.block import Block, build_layer
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, Place
+from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.heads.classify import Classifier
 from thalweg.models.heads.dense import DenseModules
 from thalweg.models.heads.lexical import WordWeights
 from thalweg.models.heads.pooling import Pooler
 from thalweg.models.layers.altup import Streams
 from thalweg.models.layers.disentangled import Distances
-from thalweg.models.layers.embedding import Added, Embedding, LMHead
-from thalweg.models.layers.norm import bound
+from thalweg.models.layers.embedding import AddedEmbedding, Embedding, LMHead
+from thalweg.models.layers.norm import build_norm
 from thalweg.models.layers.perlayer import LayerInputs
 from thalweg.models.layers.recurrent import Replay
 from thalweg.models.layers.rotary import cos_sin_table
-from thalweg.models.layers.sound import SoundEncoder
-from thalweg.models.vision.ear import Ear
-from thalweg.models.vision.tower import Tower
+from thalweg.models.layers.speech import SpeechEncoder
+from thalweg.models.vision.audio_encoder import AudioEncoder
+from thalweg.models.vision.tower import VisionEncoder
 from thalweg.models.weights import ParamSpec, Weight
 
 
@@ -58,15 +58,15 @@ _ENDS = (
     _End("distances", lambda s: s.distances, lambda ctx, s, part, w: Distances(ctx, part, w)),
     _End("inputs", lambda s: s.inputs, lambda ctx, s, part, w: LayerInputs(ctx, part, w)),
     _End("streams", lambda s: s.streams, lambda ctx, s, part, w: Streams(ctx, part, w)),
-    _End("embed_norm", lambda s: s.embed_norm, lambda ctx, s, part, w: bound(ctx, part, w)),
-    _End("norm", lambda s: s.norm, lambda ctx, s, part, w: bound(ctx, part, w)),
+    _End("embed_norm", lambda s: s.embed_norm, lambda ctx, s, part, w: build_norm(ctx, part, w)),
+    _End("norm", lambda s: s.norm, lambda ctx, s, part, w: build_norm(ctx, part, w)),
     _End("head", lambda s: s if s.pooling is None else None, lambda ctx, s, part, w: LMHead(ctx, s, w)),
     _End("classes", lambda s: s.pooling and s.pooling.classes, lambda ctx, s, part, w: Classifier(ctx, part, s.hidden, w)),
     _End("dense", lambda s: (s.pooling and s.pooling.dense) or None, lambda ctx, s, part, w: DenseModules(ctx, part, w)),
     _End("lexical", lambda s: s.pooling and s.pooling.lexical, lambda ctx, s, part, w: WordWeights(ctx, part, s.hidden, w)),
-    _End("vision", lambda s: s.vision, lambda ctx, s, part, w: Tower(ctx, part, w, Block)),
-    _End("hearing", lambda s: s.hearing, lambda ctx, s, part, w: Ear(ctx, part, w, Block)),
-    _End("sound", lambda s: s.sound, lambda ctx, s, part, w: SoundEncoder(replace(ctx, adapters=None), part, w, Block)),
+    _End("vision", lambda s: s.vision, lambda ctx, s, part, w: VisionEncoder(ctx, part, w, Block)),
+    _End("hearing", lambda s: s.hearing, lambda ctx, s, part, w: AudioEncoder(ctx, part, w, Block)),
+    _End("sound", lambda s: s.sound, lambda ctx, s, part, w: SpeechEncoder(replace(ctx, adapters=None), part, w, Block)),
 )
 
 
@@ -85,7 +85,7 @@ class Decoder:
     def __init__(self, ctx: Context, s: spec.ModelSpec) -> None:
         self.spec, self.mesh, self.max_len, self.formats = s, ctx.mesh, ctx.max_len, ctx.formats
         self.vocab, self.hidden, self.dtype, self.adapters = s.vocab, s.hidden, ctx.dtype, ctx.adapters
-        kinds = sizes.kept(s, ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size, ctx.kv_skip)
+        kinds = sizes.cache_specs(s, ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size, ctx.kv_skip)
         weights: Mapping[str, Any] = s.weights()
         owners, kept = sizes.owners(s), list(dict.fromkeys(k for k in kinds if k is not None))
         self.layer_group = tuple(kept.index(kinds[owner]) for owner in owners)  # type: ignore[arg-type]
@@ -93,7 +93,8 @@ class Decoder:
         ropes, read = s.ropes, {owner for i, owner in enumerate(owners) if owner != i}
         self._embed = Embedding(ctx, s, weights["embed"])
         places = [
-            Place(owners[i], self.layer_group[i], _table(ropes, mixer), of, i in read) for i, (of, mixer) in enumerate(s.mixers)
+            MixerRef(owners[i], self.layer_group[i], _table(ropes, mixer), of, i in read)
+            for i, (of, mixer) in enumerate(s.mixers)
         ]
         self.blocks = [
             build_layer(ctx, layer, weights["layers"][i], [place for place in places if place.of == i])
@@ -105,7 +106,7 @@ class Decoder:
         """Do some of its layers keep states?"""
         self.cache_scales = frozenset(n for mixer in mixers for n in getattr(mixer, "cache_scales", ()))
         """Names of tensors of the checkpoint that were read while the model was built: scales of keys and values."""
-        self._learned = [Added(ctx, each, s.hidden, weights["learned"][i]) for i, each in enumerate(s.learned)]
+        self._learned = [AddedEmbedding(ctx, each, s.hidden, weights["learned"][i]) for i, each in enumerate(s.learned)]
         ends = _build_ends(ctx, s, weights)
         self._distances, self._inputs, self._streams = ends.get("distances"), ends.get("inputs"), ends.get("streams")
         self._embed_norm, self._norm = ends.get("embed_norm"), ends.get("norm")
@@ -144,7 +145,7 @@ class Decoder:
 
     def rename(self, name: str) -> str | None:
         """A checkpoint's tensor name as the layers know it; None for tensors that hold nothing of their own."""
-        return self.spec.known(name)
+        return self.spec.rename(name)
 
     def forward(
         self,
@@ -163,7 +164,7 @@ class Decoder:
         adapters: those in the state, where the model is built with some. replays: of a step that verifies drafts, filled with
         what `layers.recurrent.settle` needs to take the states of recurrent layers to the accepted tokens. taps: its keys are
         layers; it gets the hidden states [T, hidden] after each, before any final norm. Not with rows."""
-        x, flow = self.begun(params, batch, kv, params.get("rope", {}))
+        x, flow = self.prepare_inputs(params, batch, kv, params.get("rope", {}))
         flow.replays = replays
         if adapters:
             flow.slots, flow.adapters = slots_of(batch.get(Adapters), batch.token_seq), adapters
@@ -189,11 +190,13 @@ class Decoder:
             x = x + residual
         return x if rows is None or cut >= 0 else x.index_select(0, rows), flow.caches
 
-    def begun(self, params: Any, batch: StepBatch, kv: Sequence[Array], tables: Mapping[int, Any]) -> tuple[Array, Flow]:
+    def prepare_inputs(
+        self, params: Any, batch: StepBatch, kv: Sequence[Array], tables: Mapping[int, Any]
+    ) -> tuple[Array, Flow]:
         """What enters the first layer, [T, hidden] or all streams [T, n, hidden], and what flows beside it. tables: as Flow
         has them."""
-        laid = _laid(batch)
-        x, inputs = self._embedded(params, batch, laid), None
+        laid = _overlay_vectors(batch)
+        x, inputs = self._embed_tokens(params, batch, laid), None
         if self._inputs is not None:
             assert self.spec.inputs is not None
             tokens, overlays = batch.tokens, batch.get(Overlays)
@@ -220,7 +223,7 @@ class Decoder:
             for i, table in flow.tables.items()
         }
 
-    def _embedded(self, params: Any, batch: StepBatch, laid: Array | None) -> Array:
+    def _embed_tokens(self, params: Any, batch: StepBatch, laid: Array | None) -> Array:
         """[T, hidden]. laid: as `_laid` gives it."""
         tokens, types = batch.tokens, None
         if self.spec.types > 1:
@@ -255,7 +258,7 @@ class Decoder:
         assert self._pooler is not None
         return None if self._lexical is not None else self._pooler.rows(batch)
 
-    def pooled(self, params: Any, x: Array, batch: StepBatch) -> Array:
+    def pool(self, params: Any, x: Array, batch: StepBatch) -> Array:
         """x of `forward` of whole sequences, the `pooled_rows` [S, hidden] or all [T, hidden] -> f32[S, n], a vector or
         classes. Only where the model `pools`."""
         assert self._pooler is not None
@@ -290,7 +293,7 @@ class Decoder:
         return self._head.argmax(params["head"], x)
 
 
-def _laid(batch: StepBatch) -> Array | None:
+def _overlay_vectors(batch: StepBatch) -> Array | None:
     """The vector of each token that has one, f32[T, hidden * n], zeros for others; None if no token has. Beyond the first
     `hidden` values there are those that are added to what the first layers give."""
     overlays = batch.get(Overlays)

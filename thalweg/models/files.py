@@ -14,14 +14,14 @@ import torch.nn.functional as F
 
 from thalweg.checkpoint.weights import Weights
 from thalweg.errors import CheckpointError
-from thalweg.hal.device import Device, InFiles
+from thalweg.hal.device import Device, FileArray
 from thalweg.hal.ops.quantise import dequantise
 from thalweg.hal.weights import DENSE, ONCE, PER_GROUP, QTensor
-from thalweg.models.adapted import Adapted
 from thalweg.models.decoder import Decoder
-from thalweg.models.weights import ParamSpec, Source, View, divided, walk
+from thalweg.models.merged_adapter import MergedAdapter
+from thalweg.models.weights import ParamSpec, Source, TensorView, shard_shape, walk
 from thalweg.quantization.format import CACHE, Format
-from thalweg.quantization.online import joined
+from thalweg.quantization.online import concat_rows
 
 logger = logging.getLogger(__name__)
 FLOATS = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -37,7 +37,7 @@ class Files:
         self._checkpoint, self._device, self._size = checkpoint, device, model.mesh.tensor.size
         self._format = model.formats if isinstance(model.formats, Format) else None
         self._stored = _stored_names(checkpoint, model)
-        self._adapted = Adapted(model.spec.adapter, self._stored, model.rename)
+        self._adapted = MergedAdapter(model.spec.adapter, self._stored, model.rename)
         if self._format is not None and self._adapted.names:
             raise CheckpointError(f"{checkpoint.path}: this version adds adapters to dense matrices alone")
         self._check(model)
@@ -53,13 +53,13 @@ class Files:
         at = 0
         for source in spec.sources:
             if source.absent:
-                rows = divided(source.shape, spec.shard, self._size)[0]
+                rows = shard_shape(source.shape, spec.shard, self._size)[0]
                 out[at : at + rows], at = 0, at + rows
                 continue
             values = self._values(spec, source, rank)
             part = out[at : at + len(values)]
             _copy(part, values, FLOATS[self._dtype(source)])
-            if _normed(source):
+            if _has_norm(source):
                 part.copy_(F.normalize(part.to(torch.float32), dim=-1))
             if source.name in self._adapted:
                 share = _share(source, spec.shard, rank, self._size)
@@ -68,7 +68,7 @@ class Files:
             self._forget(source)
         return out
 
-    def lying(self, spec: ParamSpec, rank: int) -> InFiles | None:
+    def locate(self, spec: ParamSpec, rank: int) -> FileArray | None:
         """Where one rank's share of a parameter lies in files, if it lies there byte for byte as `read` would give it."""
         if spec.make is not None or not spec.sources or (self._format is not None and spec.format != DENSE):
             return None
@@ -83,9 +83,9 @@ class Files:
             parts.append(span)
         shape = spec.shape(self._size)
         whole = sum(p.count for p in parts) == math.prod(shape) * FLOATS[spec.dtype].itemsize
-        return InFiles(shape, spec.dtype, parts) if whole else None
+        return FileArray(shape, spec.dtype, parts) if whole else None
 
-    def packed(self, spec: ParamSpec, rank: int) -> Any:
+    def read_packed(self, spec: ParamSpec, rank: int) -> Any:
         """The same packed straight from the files; None where values have to be converted or codes read."""
         if self._format is not None and spec.format != DENSE:
             return self._blocks(spec, rank, self._format)
@@ -118,17 +118,17 @@ class Files:
             self._checkpoint.forget(name)
         return made
 
-    def _place(self, source: Source) -> tuple[str, View | None]:
+    def _place(self, source: Source) -> tuple[str, TensorView | None]:
         """The stored tensor that holds a source, and where in it, if it holds more."""
         view = None if source.name in self._stored else source.within
         return self._stored[view.name if view else source.name], view
 
     def _forget(self, source: Source) -> None:
-        whole = self._coded(source)
+        whole = self._quantized_source(source)
         for name in (self._place(source)[0],) if whole is None else self._parts_of(whole.name.removesuffix(".weight"), whole):
             self._checkpoint.forget(name)
 
-    def _coded(self, source: Source) -> Source | None:
+    def _quantized_source(self, source: Source) -> Source | None:
         """The quantised matrix of whose rows a dense source is made, where the checkpoint has no tensor of its name."""
         view = source.within
         if self._format is None or view is None or not view.run or source.name in self._stored:
@@ -136,19 +136,19 @@ class Files:
         return None if self._format.of("linear", view.name) == DENSE else Source(view.name, view.shape)
 
     def _dtype(self, source: Source) -> str:
-        if self._coded(source) is not None:
+        if self._quantized_source(source) is not None:
             return "float32"
         return self._checkpoint.entry(self._place(source)[0])[0]
 
     def _alters(self, spec: ParamSpec, source: Source) -> bool:
         """Are a parameter's values others than those that the files have of this source?"""
-        return _normed(source) or source.name in self._adapted or self._dtype(source) != spec.dtype
+        return _has_norm(source) or source.name in self._adapted or self._dtype(source) != spec.dtype
 
     def _values(self, spec: ParamSpec, source: Source, rank: int) -> np.ndarray:
-        (rows, columns), coded = _share(source, spec.shard, rank, self._size), self._coded(source)
+        (rows, columns), coded = _share(source, spec.shard, rank, self._size), self._quantized_source(source)
         if coded is not None:
             assert source.within is not None
-            whole: np.ndarray = source.within.take(_undone(self._decoded(coded)).numpy(), source.shape[0])
+            whole: np.ndarray = source.within.take(_undone(self._read_qtensor(coded)).numpy(), source.shape[0])
         else:
             name, view = self._place(source)
             if view is None:
@@ -163,18 +163,18 @@ class Files:
         parts = []
         for source in spec.sources:
             layer = source.name.removesuffix(".weight")
-            whole = self._decoded(source)
+            whole = self._read_qtensor(source)
             rows, columns = _share(source, spec.shard, rank, self._size)
             parts.append(_cut(whole, rows, columns, source.name))
             for name in self._parts_of(layer, source):
                 self._checkpoint.forget(name)
-        data = joined([p.data for p in parts])
+        data = concat_rows([p.data for p in parts])
         if not spec.format.own_scale:  # a product that rounds no inputs
             data.pop("input_scale", None)
         outputs, inputs = spec.shape(self._size)
         return QTensor(spec.format, (outputs, inputs), data)
 
-    def _decoded(self, source: Source) -> QTensor:
+    def _read_qtensor(self, source: Source) -> QTensor:
         """The whole of a quantised tensor, in canonical form."""
         assert self._format is not None
         layer = source.name.removesuffix(".weight")
@@ -203,7 +203,7 @@ class Files:
 
     def _check(self, model: Decoder) -> None:
         """Every declared tensor is there, in shape and kind, and nothing else is."""
-        wanted, problems = dict(self._wanted(model)), list[str]()
+        wanted, problems = dict(self._expected_tensors(model)), list[str]()
         stored = {known: name for known, name in self._stored.items() if known not in self._adapted.names}
         missing = sorted(n for n, (_, optional, _) in wanted.items() if n not in stored and not optional)
         if missing:
@@ -230,13 +230,15 @@ class Files:
             more = f"; and {len(problems) - 5} more problems" if len(problems) > 5 else ""
             raise CheckpointError(f"{self._checkpoint.path}: the weights do not fit: " + "; ".join(problems[:5]) + more)
 
-    def _wanted(self, model: Decoder) -> Iterator[tuple[str, tuple[tuple[tuple[int, ...], ...], bool, tuple[str, ...]]]]:
+    def _expected_tensors(
+        self, model: Decoder
+    ) -> Iterator[tuple[str, tuple[tuple[tuple[int, ...], ...], bool, tuple[str, ...]]]]:
         """Tensor's name -> (shapes it may have, may it be absent, dtypes it may have)."""
         for _, spec in walk(model.specs):
             for s in spec.sources:
                 if s.absent:
                     continue
-                coded = self._coded(s) if spec.format == DENSE else None
+                coded = self._quantized_source(s) if spec.format == DENSE else None
                 if coded is not None:
                     yield from self._wanted_parts(coded)
                 elif (
@@ -276,11 +278,11 @@ def _stored_names(checkpoint: Weights, model: Decoder) -> dict[str, str]:
 
 
 def _matrix(source: Source) -> tuple[int, int]:
-    rows, columns = source.stored
+    rows, columns = source.checkpoint_shape
     return rows, columns
 
 
-def _normed(source: Source) -> bool:
+def _has_norm(source: Source) -> bool:
     return source.within is not None and source.within.normed
 
 
@@ -290,7 +292,7 @@ def _share(source: Source, shard: int | None, rank: int, size: int) -> tuple[sli
     if source.rows:
         mine[0] = slice(source.first, source.first + source.shape[0])
     if shard is not None and size > 1:
-        n = divided(source.shape, shard, size)[shard]
+        n = shard_shape(source.shape, shard, size)[shard]
         at = rank * n + (source.first if shard == 0 else 0)
         mine[shard] = slice(at, at + n)
     return mine[0], mine[1]

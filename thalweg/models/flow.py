@@ -10,7 +10,7 @@ from thalweg.hal.step import Array, StepBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class KeysValues:
     """Keys and values of a step's tokens, as they leave their projections (values normed, where they are)."""
 
     k: Array
@@ -30,7 +30,7 @@ class Flow:
     """Rotary tables f32[positions, rotary_dim], in the order of `ModelSpec.ropes`."""
     inputs: Array | None = None
     """[T, layers, n]: what each layer is given of its own beside the hidden states, in models whose layers are."""
-    keys: dict[int, Keys] = field(default_factory=dict)
+    keys: dict[int, KeysValues] = field(default_factory=dict)
     """Of layers whose caches later layers read, by the index of their cache."""
     rows: Array | None = None
     """i32[T], of steps whose positions have several axes: then the tables have a row for each token, and this says which.
@@ -61,7 +61,7 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MixerRef:
     """Where a mixer finds what is its own in a `Flow`."""
 
     layer: int = 0

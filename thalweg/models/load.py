@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from thalweg.checkpoint.weights import open_weights
 from thalweg.errors import ConfigError
-from thalweg.hal.device import Device, InFiles
+from thalweg.hal.device import Device, FileArray
 from thalweg.hal.ops.quantise import at_rest
 from thalweg.hal.step import Params
 from thalweg.hal.weights import DENSE, INPUTS, QTensor
@@ -28,7 +28,7 @@ from thalweg.models.build import Model
 from thalweg.models.files import FLOATS, Files
 from thalweg.models.weights import ParamSpec, walk
 from thalweg.options.weights import LOAD_FORMATS
-from thalweg.quantization.online import rounded
+from thalweg.quantization.online import round_weight
 
 DUMMY_STD = 0.02
 TRIM = 1 << 21
@@ -56,27 +56,27 @@ def load_params(
     it holds their shares of divided parameters.
     CheckpointError, before any weight is read, names missing and unexpected tensors and those of the wrong shape or dtype."""
     packed: Packer = _none
-    lying: Callable[[ParamSpec, int], InFiles | None] = _none
+    lying: Callable[[ParamSpec, int], FileArray | None] = _none
     read: Reader
     if load_format == "dummy":
         read = _dummy_reader(model, seed, device)
     elif load_format in LOAD_FORMATS:
         files = (model.reader or Files)(model, open_weights(path, model.spec.folders), device)
-        read, packed, lying = files.read, files.packed, files.lying
+        read, packed, lying = files.read, files.read_packed, files.locate
     else:
         raise ConfigError(f"load_format: {load_format!r} is none of {', '.join(LOAD_FORMATS)}")
     specs = list(walk(model.specs))
-    shared = _shared([s for _, s in specs], model.mesh.tensor.size)
-    arriving = _Arriving(device, specs, lying, shared, model.mesh.tensor.size, ranks)
+    shared = _shared_keys([s for _, s in specs], model.mesh.tensor.size)
+    arriving = _DirectLoads(device, specs, lying, shared, model.mesh.tensor.size, ranks)
     try:
-        return _loaded(model, specs, device, read, packed, arriving, shared, progress, ranks)
+        return _load(model, specs, device, read, packed, arriving, shared, progress, ranks)
     finally:
         arriving.close()
 
 
-def _loaded(
+def _load(
     model: Model, specs: Sequence[tuple[tuple[str, ...], ParamSpec]], device: Device, read: Reader, packed: Packer,
-    arriving: _Arriving, shared: set[tuple[Any, ...]], progress: bool, ranks: Sequence[int],
+    arriving: _DirectLoads, shared: set[tuple[Any, ...]], progress: bool, ranks: Sequence[int],
 ) -> Params:  # fmt: skip
     spent = 0
     placed: dict[Any, Any] = {}  # shared values: by key as they are, by key, `pack` and form as that made them
@@ -96,14 +96,14 @@ def _loaded(
             continue
         if spec.shard is not None and len(ranks) > 1:
             puts = [functools.partial(device.put_on, rank=i) for i in range(len(ranks))]
-            shares = [_placed(spec, read(spec, r), put) for r, put in zip(ranks, puts, strict=True)]
+            shares = [_place_param(spec, read(spec, r), put) for r, put in zip(ranks, puts, strict=True)]
             node[keys[-1]] = device.join(shares)
         elif (weight := packed(spec, ranks[0])) is not None:
             node[keys[-1]] = weight
         elif spec.format != DENSE:
             values = arriving.take(spec)
             values = read(spec, ranks[0]) if values is None else values
-            node[keys[-1]] = _placed(spec, values, device.put, device.rounds)
+            node[keys[-1]] = _place_param(spec, values, device.put, device.rounds)
         else:
             array = placed.get(key)
             if array is None:
@@ -112,19 +112,19 @@ def _loaded(
                 array = device.put(spec.make() if spec.make else read(spec, ranks[0]))
             if key in shared:
                 placed[key] = array
-            node[keys[-1]] = _placed(spec, array, lambda a: a)
+            node[keys[-1]] = _place_param(spec, array, lambda a: a)
         if key in shared:
             placed[made] = node[keys[-1]]
     heap.trim()
     return params
 
 
-class _Arriving:
+class _DirectLoads:
     """Parameters that the device reads from files itself, in the order in which they will be asked for. None of them where it
     does not, or where values are converted on the host."""
 
     def __init__(
-        self, device: Device, specs: Iterable[tuple[Any, ParamSpec]], lying: Callable[[ParamSpec, int], InFiles | None],
+        self, device: Device, specs: Iterable[tuple[Any, ParamSpec]], lying: Callable[[ParamSpec, int], FileArray | None],
         shared: set[tuple[Any, ...]], size: int, ranks: Sequence[int],
     ) -> None:  # fmt: skip
         self._coming: deque[ParamSpec] = deque()
@@ -157,7 +157,7 @@ class _Arriving:
             self._arrays = None
 
 
-def _placed(spec: ParamSpec, values: Any, put: Callable[[Any], Any], rounds: bool = False) -> Any:
+def _place_param(spec: ParamSpec, values: Any, put: Callable[[Any], Any], rounds: bool = False) -> Any:
     """Values as the kernel wants them: rounded where they were read (rounds: on the device), put there, and packed."""
     if spec.pack is None:
         return put(values)
@@ -165,7 +165,7 @@ def _placed(spec: ParamSpec, values: Any, put: Callable[[Any], Any], rounds: boo
     if w.format != spec.format:
         if rounds and w.format == DENSE:
             w = QTensor(DENSE, w.shape, {"weight": put(w.data["weight"])})
-        w = rounded(w, spec.format)
+        w = round_weight(w, spec.format)
     if w.format != DENSE and spec.pack.at_rest:
         w = QTensor(w.format, w.shape, at_rest(w))
     data = {name: put(a) for name, a in w.data.items()}
@@ -179,7 +179,7 @@ def _key(spec: ParamSpec, size: int) -> tuple[Any, ...]:
     return (spec.sources, spec.dtype, None if size == 1 else spec.shard)
 
 
-def _shared(specs: list[ParamSpec], size: int) -> set[tuple[Any, ...]]:
+def _shared_keys(specs: list[ParamSpec], size: int) -> set[tuple[Any, ...]]:
     keys = Counter(_key(s, size) for s in specs if s.sources)
     return {k for k, times in keys.items() if times > 1}
 

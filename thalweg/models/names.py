@@ -13,7 +13,7 @@ from importlib.resources import files
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingReason:
     """Why a name is not served."""
 
     why: str
@@ -22,29 +22,29 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class ArchitectureName:
     """A known architecture."""
 
     architecture: str
     field: bool
     """Is it one of the names that users of vLLM know? Others are classes of transformers."""
-    missing: Missing | None
+    missing: MissingReason | None
     """None: it had a family when the list was written."""
 
 
 @cache
-def table() -> dict[str, Name]:
+def table() -> dict[str, ArchitectureName]:
     """Every known name, without regard to what is served now. A row is [why, does the fallback serve them, names of the field,
     more names]."""
     rows = json.loads((files("thalweg") / "assets" / "models.json").read_text(encoding="utf-8"))
-    made: dict[str, Name] = {}
+    made: dict[str, ArchitectureName] = {}
     for why, fallback, field, more in rows:
-        lacks = Missing(why, fallback) if why else None
-        made |= {name: Name(name, name not in more, lacks) for name in (*field, *more)}
+        lacks = MissingReason(why, fallback) if why else None
+        made |= {name: ArchitectureName(name, name not in more, lacks) for name in (*field, *more)}
     return made
 
 
-def missing(name: str) -> Missing | None:
+def missing(name: str) -> MissingReason | None:
     """None: nobody has said anything of this name."""
     found = table().get(name)
     return None if found is None else found.missing

@@ -12,7 +12,7 @@ from typing import Any
 
 from thalweg.errors import ConfigError
 from thalweg.hal.comm import Mesh
-from thalweg.models.fallback.spec import ForeignSpec
+from thalweg.models.fallback.spec import TransformersSpec
 from thalweg.models.spec import Attention, LightningAttention, ModelSpec, SparseMLP
 
 ENCODERS = ("vision", "hearing")
@@ -35,21 +35,21 @@ TENSOR = (
         "attention", "slopes of heads (ALiBi) are not divided among ranks",
         lambda p: isinstance(p, Attention) and bool(p.slopes),
     ),
-    Refusal("attention", "the norms of q and k cover all heads of this model", lambda p: _normed(p) and p.norm.whole),
+    Refusal("attention", "the norms of q and k cover all heads of this model", lambda p: _has_qk_norm(p) and p.norm.whole),
     Refusal(
         "norm", "the norms of q and k have a tensor for each head of this model",
-        lambda p: _normed(p) and p.norm.mean and "{}" in p.norm.q,
+        lambda p: _has_qk_norm(p) and p.norm.mean and "{}" in p.norm.q,
     ),
     Refusal("sparse", "this model's gates are cut by all of their values", lambda p: isinstance(p, SparseMLP)),
     Refusal(
         "lightning", "the norm of this model's linear attention covers all heads",
         lambda p: isinstance(p, LightningAttention),
     ),
-    Refusal("fallback", "the fallback to transformers runs on one device", lambda p: isinstance(p, ForeignSpec)),
+    Refusal("fallback", "the fallback to transformers runs on one device", lambda p: isinstance(p, TransformersSpec)),
 )  # fmt: skip
 
 
-def check_ranks(spec: ModelSpec | ForeignSpec, mesh: Mesh) -> None:
+def check_ranks(spec: ModelSpec | TransformersSpec, mesh: Mesh) -> None:
     """ConfigError lists why this model cannot be divided so."""
     sizes = mesh.sizes()
     divided = [axis for axis, size in sizes.items() if size > 1 and axis != "tensor"]
@@ -59,13 +59,13 @@ def check_ranks(spec: ModelSpec | ForeignSpec, mesh: Mesh) -> None:
         raise ConfigError(*(f"tensor_parallel_size: {r.why}: leave it at 1" for r in found))
 
 
-def refusals_of(spec: ModelSpec | ForeignSpec) -> list[Refusal]:
+def refusals_of(spec: ModelSpec | TransformersSpec) -> list[Refusal]:
     """Rows of the table that apply to a model, each once."""
-    parts = [spec] if isinstance(spec, ForeignSpec) else list(_parts(spec, set()))
+    parts = [spec] if isinstance(spec, TransformersSpec) else list(_parts(spec, set()))
     return [r for r in TENSOR if any(r.applies(p) for p in parts)]
 
 
-def _normed(part: Any) -> bool:
+def _has_qk_norm(part: Any) -> bool:
     return isinstance(part, Attention) and part.norm is not None
 
 

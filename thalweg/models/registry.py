@@ -21,7 +21,7 @@ from thalweg.models import names, tying
 from thalweg.models.families import tails
 from thalweg.models.families.groups import check_rope
 from thalweg.models.spec import ModelSpec
-from thalweg.plugins import OpenList, imported
+from thalweg.plugins import PluginRegistry, import_attribute
 
 _FAMILIES = "thalweg.models.families"
 ARCHITECTURES: Mapping[str, str] = {
@@ -30,7 +30,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "AquilaForCausalLM": f"{_FAMILIES}.llama:llama",
     "AquilaModel": f"{_FAMILIES}.llama:llama",
     "ArceeForCausalLM": f"{_FAMILIES}.arcee:arcee",
-    "AudioFlamingo3ForConditionalGeneration": f"{_FAMILIES}.hearing:audio_flamingo3",
+    "AudioFlamingo3ForConditionalGeneration": f"{_FAMILIES}.audio_chat:audio_flamingo3",
     "AyaVisionForConditionalGeneration": f"{_FAMILIES}.aya_vision:aya_vision",
     "BaiChuanForCausalLM": f"{_FAMILIES}.baichuan:baichuan_7b",
     "BaichuanForCausalLM": f"{_FAMILIES}.baichuan:baichuan",
@@ -105,7 +105,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Glm4MoeLiteForCausalLM": f"{_FAMILIES}.glm4_moe_lite:glm4_moe_lite",
     "Glm4vForConditionalGeneration": f"{_FAMILIES}.glm4v:glm4v",
     "Glm4vMoeForConditionalGeneration": f"{_FAMILIES}.glm4v:glm4v_moe",
-    "GlmAsrForConditionalGeneration": f"{_FAMILIES}.hearing:glm_asr",
+    "GlmAsrForConditionalGeneration": f"{_FAMILIES}.audio_chat:glm_asr",
     "GlmForCausalLM": f"{_FAMILIES}.glm:glm",
     "GlmMoeDsaForCausalLM": f"{_FAMILIES}.deepseek_v32:glm_moe_dsa",
     "GlmOcrForConditionalGeneration": f"{_FAMILIES}.glm4v:glm_ocr",
@@ -192,7 +192,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "MPNetModel": f"{_FAMILIES}.mpnet:mpnet",
     "MptForCausalLM": f"{_FAMILIES}.bloom:mpt",
     "MPTForCausalLM": f"{_FAMILIES}.bloom:mpt",
-    "MusicFlamingoForConditionalGeneration": f"{_FAMILIES}.hearing:audio_flamingo3",
+    "MusicFlamingoForConditionalGeneration": f"{_FAMILIES}.audio_chat:audio_flamingo3",
     "NemotronForCausalLM": f"{_FAMILIES}.nemotron:nemotron",
     "NemotronHForCausalLM": f"{_FAMILIES}.nemotron_h:nemotron_h",
     "NewForSequenceClassification": f"{_FAMILIES}.gte:gte_classifier",
@@ -216,9 +216,9 @@ ARCHITECTURES: Mapping[str, str] = {
     "PixtralForConditionalGeneration": f"{_FAMILIES}.multimodal:native_pixtral",
     "QianfanOCRForConditionalGeneration": f"{_FAMILIES}.internvl:qianfan_ocr",
     "Qwen2_5_VLForConditionalGeneration": f"{_FAMILIES}.multimodal:qwen2_5_vl",
-    "Qwen2_5OmniForConditionalGeneration": f"{_FAMILIES}.hearing:qwen2_5_omni",
-    "Qwen2_5OmniModel": f"{_FAMILIES}.hearing:qwen2_5_omni",
-    "Qwen2AudioForConditionalGeneration": f"{_FAMILIES}.hearing:qwen2_audio",
+    "Qwen2_5OmniForConditionalGeneration": f"{_FAMILIES}.audio_chat:qwen2_5_omni",
+    "Qwen2_5OmniModel": f"{_FAMILIES}.audio_chat:qwen2_5_omni",
+    "Qwen2AudioForConditionalGeneration": f"{_FAMILIES}.audio_chat:qwen2_audio",
     "Qwen2ForCausalLM": f"{_FAMILIES}.qwen2:qwen2",
     "Qwen2ForProcessRewardModel": f"{_FAMILIES}.qwen2:qwen2_process_reward",
     "Qwen2ForRewardModel": f"{_FAMILIES}.qwen2:qwen2_reward",
@@ -228,11 +228,11 @@ ARCHITECTURES: Mapping[str, str] = {
     "Qwen3_5ForConditionalGeneration": f"{_FAMILIES}.multimodal:qwen3_5",
     "Qwen3_5MoeForCausalLM": f"{_FAMILIES}.qwen3_next:qwen3_5_moe",
     "Qwen3_5MoeForConditionalGeneration": f"{_FAMILIES}.multimodal:qwen3_5_moe",
-    "Qwen3ASRForConditionalGeneration": f"{_FAMILIES}.hearing:qwen3_asr",
+    "Qwen3ASRForConditionalGeneration": f"{_FAMILIES}.audio_chat:qwen3_asr",
     "Qwen3ForCausalLM": f"{_FAMILIES}.qwen3:qwen3",
     "Qwen3MoeForCausalLM": f"{_FAMILIES}.qwen3:qwen3_moe",
     "Qwen3NextForCausalLM": f"{_FAMILIES}.qwen3_next:qwen3_next",
-    "Qwen3OmniMoeForConditionalGeneration": f"{_FAMILIES}.hearing:qwen3_omni_moe",
+    "Qwen3OmniMoeForConditionalGeneration": f"{_FAMILIES}.audio_chat:qwen3_omni_moe",
     "Qwen3VLForConditionalGeneration": f"{_FAMILIES}.multimodal:qwen3_vl",
     "Qwen3VLMoeForConditionalGeneration": f"{_FAMILIES}.multimodal:qwen3_vl_moe",
     "RobertaForMaskedLM": f"{_FAMILIES}.roberta:roberta",
@@ -251,7 +251,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Starcoder2ForCausalLM": f"{_FAMILIES}.starcoder2:starcoder2",
     "Step3p5ForCausalLM": f"{_FAMILIES}.step3p5:step3p5",
     "VaultGemmaForCausalLM": f"{_FAMILIES}.gemma:vault_gemma",
-    "VoxtralForConditionalGeneration": f"{_FAMILIES}.hearing:voxtral",
+    "VoxtralForConditionalGeneration": f"{_FAMILIES}.audio_chat:voxtral",
     "VoyageQwen3BidirectionalEmbedModel": f"{_FAMILIES}.voyage:voyage_qwen3",
     "WhisperForConditionalGeneration": f"{_FAMILIES}.whisper:whisper",
     "XLMRobertaForSequenceClassification": f"{_FAMILIES}.roberta:roberta_classifier",
@@ -263,7 +263,7 @@ ARCHITECTURES: Mapping[str, str] = {
 """`architectures` entry of config.json -> "module:function"."""
 
 
-_LIST = OpenList("thalweg.models", ARCHITECTURES)
+_LIST = PluginRegistry("thalweg.models", ARCHITECTURES)
 FALLBACK = "thalweg.models.fallback.declare:declared"
 """What reads a configuration where there is no family for it. It loads transformers."""
 INSTALL = "pip install 'thalweg[hf]'"
@@ -281,7 +281,7 @@ _TAILS = {
 Family = Callable[[Mapping[str, Any]], ModelSpec]
 
 
-def served() -> dict[str, str]:
+def architectures() -> dict[str, str]:
     """Architecture -> "module:function", those of installed packages too."""
     return _LIST.targets()
 
@@ -293,11 +293,11 @@ def add(name: str, target: str) -> None:
         found = _entry(target)
         if found is None or found[1]:
             raise UnsupportedModelError(_unknown(target, ""))
-        target = served()[target]
+        target = architectures()[target]
     _LIST.add(name, target)
 
 
-def supported(config: Mapping[str, Any]) -> str:
+def resolve_architecture(config: Mapping[str, Any]) -> str:
     """The architecture's name. UnsupportedModelError says what is nearest, or what is missing. Whether transformers has a class
     that nobody has heard of here is seen when it is loaded."""
     name = architecture(config)
@@ -341,7 +341,7 @@ def family(config: Mapping[str, Any]) -> Family:
     """The function that reads this architecture's configuration. Loads no tensor framework either, except where
     transformers' own module is to serve it."""
     if foreign(config):
-        return _declared
+        return _fallback_spec
     name, end = _base(architecture(config))
     tail = _TAILS.get(end) if end else tails.embedder if "pooling" in config and name.endswith(GENERATES) else None
     return _reader(_LIST.load(name), tail)
@@ -374,11 +374,11 @@ def _reader(found: Family, tail: Callable[[ModelSpec, Mapping[str, Any]], ModelS
     return read
 
 
-def _declared(config: Mapping[str, Any]) -> ModelSpec:
+def _fallback_spec(config: Mapping[str, Any]) -> ModelSpec:
     if config.get(tying.KEY) == tying.OWN:
         config = {**config, "tie_word_embeddings": False}
     try:
-        made: ModelSpec = imported(FALLBACK)(config)
+        made: ModelSpec = import_attribute(FALLBACK)(config)
     except LookupError as e:
         raise UnsupportedModelError(_unknown(architecture(config), str(e.args[0]), near=True)) from e
     except ImportError as e:

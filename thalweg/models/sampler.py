@@ -15,12 +15,12 @@ from torch import Tensor
 from thalweg.features import all_features
 from thalweg.hal import ops
 from thalweg.hal.fields import Part
-from thalweg.hal.op import Binder, Bound
+from thalweg.hal.op import Binder, BoundOp
 from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.step import SCRATCH, Features, Logprobs, SamplingArrays, StepBatch, StepResult
-from thalweg.models.logits.change import Change, ChangesDrafts, Rows
+from thalweg.models.logits.change import DraftLogitsProcessor, LogitRows, LogitsProcessor
 from thalweg.options.requests import LOGPROBS_MODES
-from thalweg.plugins import imported
+from thalweg.plugins import import_attribute
 
 
 class Sampler:
@@ -32,17 +32,17 @@ class Sampler:
         self._processed = logprobs_mode.startswith("processed")
         self._normalise = logprobs_mode.endswith("logprobs")
         self._binder, self._facts = binder, {"vocab": vocab, "dtype": "float32"}
-        self._changes: list[tuple[type[Part], Change]] = [
-            (imported(f.part), imported(f.logits)(self._bind)) for f in all_features() if f.logits
+        self._changes: list[tuple[type[Part], LogitsProcessor]] = [
+            (import_attribute(f.part), import_attribute(f.logits)(self._bind)) for f in all_features() if f.logits
         ]
         self._truncate = self._bind(ops.truncate)
         self._sample = {random: self._bind(ops.sample, random=random) for random in (False, True)}
         self._draw = binder.offer(ops.draw, **self._facts)
         """Temperature, truncation and draw in one, where the device has it."""
-        self._logprobs: dict[int, Bound] = {}
+        self._logprobs: dict[int, BoundOp] = {}
         self._write = binder.bind(ops.history_write)
 
-    def _bind(self, op: Any, **static: Any) -> Bound:
+    def _bind(self, op: Any, **static: Any) -> BoundOp:
         return self._binder.bind(op, **self._facts, **static)
 
     def __call__(self, logits: Tensor, history: Tensor, batch: StepBatch) -> tuple[StepResult, Tensor]:
@@ -54,13 +54,13 @@ class Sampler:
         Sequences with drafts ask for nothing that `_shape` does but for masks, nor for logprobs: the caller sees to that."""
         want, s, drafts = batch.features, batch.sampling, batch.get(Drafts)
         position = batch.context + batch.query
-        shaped = self._shape(logits, Rows(history, batch.slots, position), batch)
+        shaped = self._shape(logits, LogitRows(history, batch.slots, position), batch)
         if drafts is not None:
             s = _of_rows(s, batch.token_seq.index_select(0, drafts.row))
             position = torch.cat([position, batch.positions.index_select(0, drafts.row)])
         if self._draw is not None and not (self._processed and want.logprobs >= 0):
             tokens, most = self._draw(shaped, s.temperature, s.top_k, s.top_p, s.min_p, s.seed, position)
-            chosen = self._chosen(logits, tokens, batch) if want.logprobs >= 0 else None
+            chosen = self._gather_logprobs(logits, tokens, batch) if want.logprobs >= 0 else None
             return self.emit(tokens, most if shaped is logits else logits.amax(-1), history, batch, chosen)
         processed = self._scale(shaped, s.temperature, want)
         if want.truncate:
@@ -68,7 +68,7 @@ class Sampler:
         tokens = self._sample[want.random](processed, s.temperature, s.seed, position)
         chosen = None
         if want.logprobs >= 0:
-            chosen = self._chosen(processed if self._processed else logits, tokens, batch)
+            chosen = self._gather_logprobs(processed if self._processed else logits, tokens, batch)
         return self.emit(tokens, logits.amax(-1), history, batch, chosen)
 
     def emit(
@@ -106,7 +106,7 @@ class Sampler:
         """Logprobs of known next tokens (of a prompt): logits f32[P, V] as the model gave them, targets i32[P]."""
         return self._best(logits, targets, k)
 
-    def _shape(self, logits: Tensor, rows: Rows, batch: StepBatch) -> Tensor:
+    def _shape(self, logits: Tensor, rows: LogitRows, batch: StepBatch) -> Tensor:
         """What does not depend on temperature: penalties, bans, biases, masks. Of each sequence's last row, and of drafts those
         that can be."""
         asked = [(change, part) for kind, change in self._changes if (part := batch.get(kind)) is not None]
@@ -120,7 +120,7 @@ class Sampler:
         last, ahead = logits[:n], logits[n:]
         for change, part in asked:
             last = change(last, part, rows)
-            if isinstance(change, ChangesDrafts):
+            if isinstance(change, DraftLogitsProcessor):
                 ahead = change.ahead(ahead, part)
         return torch.cat([last, ahead])
 
@@ -128,7 +128,7 @@ class Sampler:
     def _scale(logits: Tensor, temperature: Tensor, want: Features) -> Tensor:
         return logits / torch.where(temperature > 0, temperature, 1.0)[:, None] if want.random else logits
 
-    def _chosen(self, logits: Tensor, tokens: Tensor, batch: StepBatch) -> Logprobs:
+    def _gather_logprobs(self, logits: Tensor, tokens: Tensor, batch: StepBatch) -> Logprobs:
         n = batch.slots.shape[0]
         return self._best(logits[:n], tokens[:n], batch.features.logprobs)
 

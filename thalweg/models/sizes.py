@@ -12,8 +12,18 @@ from thalweg.hal.attention import AttnSpec
 from thalweg.hal.kv import BYTES, CrossSpec, KVSpec, StateSpec, kept_bytes
 from thalweg.hal.platform import StepSizes
 from thalweg.hal.weights import DENSE, WeightFormat
-from thalweg.models.spec import Attention, Beside, CrossAttention, LatentAttention, Layer, Mixer, ModelSpec, MoE, Shortcut
-from thalweg.models.weights import HEADS, MULTIPLIED, Weight, divided, products, walk
+from thalweg.models.spec import (
+    Attention,
+    CrossAttention,
+    LatentAttention,
+    Layer,
+    Mixer,
+    ModelSpec,
+    MoE,
+    ParallelMoE,
+    ShortcutMoE,
+)
+from thalweg.models.weights import HEADS, MULTIPLIED, Weight, products, shard_shape, walk
 from thalweg.quantization.format import Scheme
 from thalweg.quantization.online import CHUNK, DENSE_FORMATS
 
@@ -53,7 +63,7 @@ def held_bytes(
     total = 0
     for part in products(weight, use):
         form = use.of(part.role, part.sources[0].name)
-        shapes = [divided(s.shape, weight.shard, ranks) for s in part.sources]
+        shapes = [shard_shape(s.shape, weight.shard, ranks) for s in part.sources]
         if form == DENSE:
             kind = weight.dtype or dtype
             total += int(sum(map(prod, shapes)) * BYTES[kind] * share(kind))
@@ -106,7 +116,7 @@ def loading_bytes(spec: ModelSpec, dtype: str, ranks: int = 1, use: Scheme = DEN
     most = chunk = 0
     for weight in parameters(spec):
         held = held_bytes(weight, dtype, use, ranks)
-        dense = sum(prod(divided(s.shape, weight.shard, ranks)) for s in weight.sources) * BYTES[weight.dtype or dtype]
+        dense = sum(prod(shard_shape(s.shape, weight.shard, ranks)) for s in weight.sources) * BYTES[weight.dtype or dtype]
         most = max(most, held + dense)
         chunk = max(chunk, min(values(weight), CHUNK) if held != dense else 0)
     return most + TEMPORARIES * chunk * BYTES["float32"]
@@ -123,18 +133,18 @@ def owners(spec: ModelSpec) -> tuple[int, ...]:
     return tuple(i if reads is None else first[reads] for i, reads in enumerate(said))
 
 
-def kept(
+def cache_specs(
     spec: ModelSpec, dtype: str, kv_dtype: str, max_len: int, ranks: int = 1, skip: Sequence[str] = ()
 ) -> tuple[Kept | None, ...]:
     """Per mixer; None: it keeps nothing, because it reads what another keeps. skip: layers whose keys and values keep the
     model's type, as `skipped` has them."""
     return tuple(
-        mixer.keeps(dtype, "" if skipped(layer, mixer, skip) else kv_dtype, max_len, ranks) if owner == i else None
+        mixer.keeps(dtype, "" if is_skipped(layer, mixer, skip) else kv_dtype, max_len, ranks) if owner == i else None
         for i, ((layer, mixer), owner) in enumerate(zip(spec.mixers, owners(spec), strict=True))
     )
 
 
-def skipped(layer: int, mixer: Mixer, skip: Sequence[str]) -> bool:
+def is_skipped(layer: int, mixer: Mixer, skip: Sequence[str]) -> bool:
     """Is a layer among these: numbers of layers, and "sliding_window" for those that have a window?"""
     return bool(skip) and (str(layer) in skip or ("sliding_window" in skip and getattr(mixer, "window", 0) > 0))
 
@@ -168,7 +178,7 @@ def _block_bytes(s: Kept, block_tokens: int) -> int:
 def stand_in_group(spec: ModelSpec, block_tokens: int) -> KVSpec:
     """One group of every token, as large as the model's attention layers make it in bfloat16: what a platform that runs no
     model keeps, so that the control plane is the real one."""
-    each = sum(token_bytes(s) for s in kept(spec, "bfloat16", "", 1) if isinstance(s, AttnSpec))
+    each = sum(token_bytes(s) for s in cache_specs(spec, "bfloat16", "", 1) if isinstance(s, AttnSpec))
     return KVSpec("full", block_tokens, max(1, each) * block_tokens, tuple(range(len(spec.mixers))))
 
 
@@ -204,7 +214,7 @@ def step_sizes(
     )  # fmt: skip
 
 
-def _heard(spec: ModelSpec, keys: tuple[Any, ...]) -> bool:
+def _is_audio_weight(spec: ModelSpec, keys: tuple[Any, ...]) -> bool:
     """Is this weight read only by the step that hears a sound?"""
     if keys[0] != "layers":
         return bool(keys[0] == "sound")
@@ -224,7 +234,7 @@ def mixes_last(layers: Sequence[Layer]) -> int:
     """The last layer that mixes tokens: what follows its mixer can be computed of some rows alone. -1: it cannot, because a
     layer from there on is given something else of every token."""
     last = max((i for i, layer in enumerate(layers) if layer.mixers), default=-1)
-    alone = all(layer.around is None and not isinstance(layer.ffn, Shortcut) for layer in layers[last:])
+    alone = all(layer.around is None and not isinstance(layer.ffn, ShortcutMoE) for layer in layers[last:])
     return last if alone else -1
 
 
@@ -249,20 +259,20 @@ def step_work(
     rows = requests * new
     last = mixes_last(spec.layers) if spec.pooling is None or spec.pooling.mode in ("cls", "last") else -1
     for keys, w in walk(spec.weights()):
-        if w.role == "embedding" or keys[0] in ("vision", "hearing") or _heard(spec, keys):
+        if w.role == "embedding" or keys[0] in ("vision", "hearing") or _is_audio_weight(spec, keys):
             continue
         size, count = held_bytes(w, dtype, use), values(w)
         computed = requests if w.role in HEADS or _meets_last_rows(spec, keys, last) else rows
         if w.role == "experts" and keys[0] == "layers":
             ffn = spec.layers[keys[1]].ffn
-            moe = ffn.moe if isinstance(ffn, Beside | Shortcut) else ffn
+            moe = ffn.moe if isinstance(ffn, ParallelMoE | ShortcutMoE) else ffn
             assert isinstance(moe, MoE)
             size = size * min(moe.experts, computed * moe.top_k) // moe.experts
             count = count * moe.top_k // moe.experts
         read += size
         products += 2 * computed * count
     attended = 0.0
-    held = kept(spec, dtype, kv_dtype, 1 << 62, skip=skip)
+    held = cache_specs(spec, dtype, kv_dtype, 1 << 62, skip=skip)
     for i, (owner, (of, _)) in enumerate(zip(owners(spec), spec.mixers, strict=True)):
         s = held[owner]
         assert s is not None

@@ -19,7 +19,7 @@ from thalweg.hal.parts.scores import Scores
 from thalweg.hal.step import Array, Logprobs, Params, State, Step, StepBatch, StepResult
 from thalweg.models.adapters import allocate
 from thalweg.models.build import Model
-from thalweg.models.heads.pooling import pooled
+from thalweg.models.heads.pooling import pooling_result
 from thalweg.models.layers.recurrent import Replay, settle
 from thalweg.models.proposer import KEY, Proposer
 from thalweg.models.sampler import Sampler
@@ -109,9 +109,9 @@ def _pooling_step(model: Model) -> Step:
         rows, wanted = model.pooled_rows(batch), batch.get(EachToken)
         x, kv = model.forward(params, batch, state["kv"], rows if wanted is None else None, **_adapters(state))
         if wanted is None:
-            return {**state, "kv": kv}, pooled(model.pooled(params, x, batch), batch)
+            return {**state, "kv": kv}, pooling_result(model.pooled(params, x, batch), batch)
         vectors = model.pooled(params, x if rows is None else x.index_select(0, rows), batch)
-        return {**state, "kv": kv}, pooled(vectors, batch, wanted.row, model.each(params, x, wanted.row))
+        return {**state, "kv": kv}, pooling_result(vectors, batch, wanted.row, model.each(params, x, wanted.row))
 
     return step
 

@@ -49,7 +49,7 @@ def find_output_matrix(spec: ModelSpec, path: str | Path) -> str | None:
     except CheckpointError:
         return None
     untied = replace(spec, tied=False)
-    stored = {known: name for name in files.names if (known := untied.known(name)) is not None}
+    stored = {known: name for name in files.names if (known := untied.rename(name)) is not None}
     head, table = stored.get(f"{spec.head}.weight"), stored.get(f"{spec.root}{spec.embed}.weight")
     if head is None or files.entry(head)[0] not in _FLOATS:
         return None

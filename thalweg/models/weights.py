@@ -27,7 +27,7 @@ Fill = Literal["normal", "ones", "zeros"]
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class TensorView:
     """A tensor in which a checkpoint may keep a source among others: those of all experts, or what is turned on its side."""
 
     name: str
@@ -78,13 +78,13 @@ class Source:
     """The first of those rows."""
     rows: int = 0
     """Of the stored tensor; 0 = just those that are meant. More where a checkpoint keeps several matrices in one."""
-    within: View | None = None
+    within: TensorView | None = None
     """Where to find it in checkpoints that have no tensor of this name."""
     absent: bool = False
     """No checkpoint has it: zeros."""
 
     @property
-    def stored(self) -> tuple[int, ...]:
+    def checkpoint_shape(self) -> tuple[int, ...]:
         """The shape that the checkpoint's tensor has."""
         return (self.rows or self.shape[0], *self.shape[1:])
 
@@ -104,7 +104,7 @@ class Weight:
 
     def shape(self, size: int) -> tuple[int, ...]:
         """On one of `size` ranks."""
-        parts = [divided(s.shape, self.shard, size) for s in self.sources]
+        parts = [shard_shape(s.shape, self.shard, size) for s in self.sources]
         return (sum(p[0] for p in parts), *parts[0][1:])
 
 
@@ -148,13 +148,13 @@ def vector(name: str, size: int, *, shard: int | None = None, fill: Fill = "norm
     return Weight((Source(name, (size,)),), shard, fill=fill, dtype=dtype)
 
 
-def stacked(name: str, parts: Sequence[int], *more: int) -> tuple[Source, ...]:
+def part_sources(name: str, parts: Sequence[int], *more: int) -> tuple[Source, ...]:
     """The parts of one tensor [sum of parts, *more], each divided among ranks by itself."""
     firsts = accumulate(parts, initial=0)
     return tuple(Source(name, (n, *more), first, sum(parts)) for n, first in zip(parts, firsts, strict=False))
 
 
-def viewed(weight: Weight, views: Sequence[View]) -> Weight:
+def attach_views(weight: Weight, views: Sequence[TensorView]) -> Weight:
     """The same with a view for each source."""
     return replace(weight, sources=tuple(replace(s, within=v) for s, v in zip(weight.sources, views, strict=True)))
 
@@ -185,7 +185,9 @@ def linear(
             first += n
         if turned and kind == "weight":  # under a name that no file has: a square matrix must not be taken as it lies
             sources = [
-                Source(f"{name}.weight.T", s.shape, within=View(s.name, (inputs, s.stored[0]), None, True, s.first))
+                Source(
+                    f"{name}.weight.T", s.shape, within=TensorView(s.name, (inputs, s.checkpoint_shape[0]), None, True, s.first)
+                )
                 for name, s in zip(parts, sources, strict=True)
             ]
         made[kind] = Weight(tuple(sources), divided_by, "linear" if kind == "weight" else "plain")
@@ -204,7 +206,7 @@ def products(weight: Weight, formats: Scheme) -> list[Weight]:
     return [replace(weight, sources=tuple(source for _, source in parts)) for _, parts in alike]
 
 
-def divided(shape: tuple[int, ...], dim: int | None, size: int) -> tuple[int, ...]:
+def shard_shape(shape: tuple[int, ...], dim: int | None, size: int) -> tuple[int, ...]:
     """One rank's part of `shape`. ValueError if it does not divide evenly."""
     if dim is None or size == 1:
         return shape

@@ -58,7 +58,7 @@ def call_text(name: str, arguments: Mapping[str, Any]) -> str:
 
 def _same_json(a: str, b: str) -> bool:
     try:
-        return bool(_typed(json.loads(a)) == _typed(json.loads(b)))
+        return bool(_add_types(json.loads(a)) == _add_types(json.loads(b)))
     except (ValueError, RecursionError):
         return False
 
@@ -69,15 +69,15 @@ def _calls(text: str) -> list[Any] | None:
     if not found or _CALL.sub("", text).strip():
         return None
     try:
-        return [_typed(json.loads(c)) for c in found]
+        return [_add_types(json.loads(c)) for c in found]
     except (ValueError, RecursionError):
         return None
 
 
-def _typed(value: Any) -> Any:
+def _add_types(value: Any) -> Any:
     """JSON values with their types, so that true is not 1 and 2.0 is not 2. Members have no order."""
     if isinstance(value, dict):
-        return {k: _typed(v) for k, v in value.items()}
+        return {k: _add_types(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_typed(v) for v in value]
+        return [_add_types(v) for v in value]
     return type(value).__name__, value

@@ -7,7 +7,7 @@ from random import Random
 
 from thalweg.nano import words as w
 from thalweg.nano.example import Example, Message
-from thalweg.nano.words import article, city, invented, name
+from thalweg.nano.words import article, city, invent_word, name
 
 Fact = tuple[str, str, str]
 """A sentence, a question on it, the answer."""
@@ -64,7 +64,7 @@ def _secret(r: Random, who: str) -> Fact:
         code = str(r.randint(100, 9999))
         return f"The secret code of {who} is {code}.", f"What is the secret code of {who}?", code
     if kind == 1:
-        word = invented(r)
+        word = invent_word(r)
         return f"The password of {who} is {word}.", f"What is the password of {who}?", word
     thing = r.choice(w.THINGS)
     return f"The magic word of {who} is {thing}.", f"What is the magic word of {who}?", thing
@@ -207,7 +207,7 @@ def _idle(r: Random) -> list[Message]:
             (f"What is {a} + {b}?", str(a + b)),
             ("Thank you!", "You are welcome!"),
             ("How are you?", "I am fine, thank you. How can I help you?"),
-            (f"Repeat: {(x := invented(r))}", x),
+            (f"Repeat: {(x := invent_word(r))}", x),
         )
     )
     return [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]

@@ -16,11 +16,11 @@ TIMEOUT = 600.0
 AT_ONCE = 16
 
 
-class RefusedError(ThalwegError):
+class ServerRefusedError(ThalwegError):
     """The server says that the request is wrong."""
 
 
-class Remote:
+class RemoteModel:
     """`url`: the base address, as OpenAI clients take it (http://localhost:8000/v1), checked and without a slash at its end."""
 
     def __init__(self, url: str, key: str | None, model: str | None, max_tokens: int) -> None:
@@ -43,12 +43,12 @@ class Remote:
             body["tools"] = list(example.tools)
         try:
             reply = self._call("/chat/completions", body)
-        except RefusedError:
+        except ServerRefusedError:
             if not example.tools:
                 raise
             # A server that parses no tool calls may still show the model its tools, and send the call as text.
             reply = self._call("/chat/completions", {**body, "tool_choice": "none"})
-        return written(reply["choices"][0]["message"])
+        return message_text(reply["choices"][0]["message"])
 
     def _call(self, path: str, body: dict[str, Any] | None) -> Any:
         """The answer's JSON. RefusedError for a status of 400, ThalwegError for any other trouble."""
@@ -58,7 +58,7 @@ class Remote:
             with urllib.request.urlopen(urllib.request.Request(self._url + path, data, headers), timeout=TIMEOUT) as response:
                 return json.load(response)
         except urllib.error.HTTPError as e:
-            kind = RefusedError if e.code == 400 else ThalwegError
+            kind = ServerRefusedError if e.code == 400 else ThalwegError
             raise kind(f"{self._url}: the server answers {e.code}: {e.read(2000).decode(errors='replace')}") from None
         except (urllib.error.URLError, OSError) as e:
             raise ThalwegError(
@@ -66,7 +66,7 @@ class Remote:
             ) from None
 
 
-def written(message: dict[str, Any]) -> str:
+def message_text(message: dict[str, Any]) -> str:
     """What the model wrote, whether or not the server has parsed its tool calls."""
     parts = [message.get("content") or ""]
     for call in message.get("tool_calls") or ():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from thalweg.nano.example import Example
-from thalweg.nano.words import ADJECTIVES, CITIES, COLOURS, NAMES, THINGS, invented
+from thalweg.nano.words import ADJECTIVES, CITIES, COLOURS, NAMES, THINGS, invent_word
 
 _COPY = (
     "Repeat: {x}",
@@ -87,7 +87,7 @@ def _anything(r: Random) -> str:
         return str(r.randint(0, 10 ** r.randint(1, 4)))
     if u < 0.75:
         return r.choice(THINGS).upper()
-    return invented(r)
+    return invent_word(r)
 
 
 def reverse(r: Random) -> Example:

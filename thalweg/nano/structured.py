@@ -124,7 +124,7 @@ def extract(r: Random) -> Example:
     text, fields, _ = r.choice(_RECORDS)(r)
     wanted = _some(r, fields)
     answer = json.dumps({f: fields[f] for f in wanted}, ensure_ascii=False)
-    content = r.choice(_EXTRACT).format(x=text, f=w.listed(wanted))
+    content = r.choice(_EXTRACT).format(x=text, f=w.join_words(wanted))
     return Example("extract_json", text, ({"role": "user", "content": content},), answer, check="json")
 
 

@@ -341,7 +341,7 @@ def fact(r: Random) -> tuple[str, str]:
     return f"Which month comes after {w.MONTHS[i]}?", w.MONTHS[(i + 1) % 12]
 
 
-def _asked(r: Random) -> tuple[str, str]:
+def _question(r: Random) -> tuple[str, str]:
     """A question and its plain answer: a fact, or one of the questions about thalweg."""
     if r.random() < 0.7:
         return fact(r)
@@ -354,7 +354,7 @@ Rule = tuple[str, Callable[[str], str]]
 
 
 def _rule(r: Random) -> Rule:
-    word = r.choice(w.THINGS) if r.random() < 0.6 else w.invented(r)
+    word = r.choice(w.THINGS) if r.random() < 0.6 else w.invent_word(r)
     who = w.name(r)
     return r.choice(
         (
@@ -392,16 +392,16 @@ def instruction(r: Random) -> Example:
                 (("What is your job?", "What do you do?"), f"I am a {job}."),
             )
         )
-        return _ruled(system, r.choice(asked), answer)
+        return _instruction_example(system, r.choice(asked), answer)
     if u < 0.4:
         question, answer = fact(r)
         i = r.randrange(2)
         if i:
             answer = _sentence(question, answer)
-        return _ruled(r.choice(_LENGTHS[i]), question, answer)
+        return _instruction_example(r.choice(_LENGTHS[i]), question, answer)
     system, change = _rule(r)
-    question, answer = _asked(r)
-    return _ruled(system, question, change(answer))
+    question, answer = _question(r)
+    return _instruction_example(system, question, change(answer))
 
 
 def _sentence(question: str, answer: str) -> str:
@@ -416,7 +416,7 @@ def _sentence(question: str, answer: str) -> str:
     return f"{answer} comes after {words[-1]}."
 
 
-def _ruled(system: str, question: str, answer: str) -> Example:
+def _instruction_example(system: str, question: str, answer: str) -> Example:
     messages: tuple[Message, ...] = ({"role": "system", "content": system}, {"role": "user", "content": question})
     return Example("instruction", f"{system} {question}", messages, answer)
 

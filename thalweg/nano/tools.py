@@ -16,7 +16,7 @@ Values = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ToolKind:
     """A kind of tool: names it may have, what it does, its parameters (names each may have, JSON type), how a user
     asks for it, and how values are drawn."""
 
@@ -29,15 +29,15 @@ class Kind:
 
 _PLACE = ("city", "location", "place")
 _WHO = ("to", "name", "person", "recipient")
-KINDS: tuple[Kind, ...] = (
-    Kind(
+KINDS: tuple[ToolKind, ...] = (
+    ToolKind(
         ("get_weather", "weather", "weather_now"),
         "Get the weather in a city",
         ((_PLACE, "string"),),
         ("What is the weather in {0}?", "How is the weather in {0}?", "Is it raining in {0}?", "Weather in {0}, please."),
         lambda r: (w.city(r),),
     ),
-    Kind(
+    ToolKind(
         ("send_message", "send_text", "message"),
         "Send a message to a person",
         ((_WHO, "string"), (("text", "message", "body"), "string")),
@@ -49,56 +49,56 @@ KINDS: tuple[Kind, ...] = (
             ),
         ),
     ),
-    Kind(
+    ToolKind(
         ("add", "add_numbers", "sum"),
         "Add two numbers",
         ((("a", "x", "first"), "integer"), (("b", "y", "second"), "integer")),
         ("What is {0} plus {1}?", "Add {0} and {1}.", "Sum of {0} and {1}?"),
         lambda r: (r.randint(100, 9999), r.randint(100, 9999)),
     ),
-    Kind(
+    ToolKind(
         ("set_timer", "start_timer", "timer"),
         "Start a timer",
         ((("minutes", "duration", "time"), "integer"),),
         ("Set a timer for {0} minutes.", "Wake me in {0} minutes.", "Start a timer of {0} minutes."),
         lambda r: (r.randint(2, 90),),
     ),
-    Kind(
+    ToolKind(
         ("play_music", "play_song", "play"),
         "Play music",
         ((("title", "song", "artist"), "string"),),
         ("Play {0}.", "I want to hear {0}.", "Put on some music by {0}."),
-        lambda r: (f"{w.name(r)} {w.invented(r).capitalize()}" if r.random() < 0.5 else w.name(r),),
+        lambda r: (f"{w.name(r)} {w.invent_word(r).capitalize()}" if r.random() < 0.5 else w.name(r),),
     ),
-    Kind(
+    ToolKind(
         ("book_table", "reserve_table", "book_restaurant"),
         "Book a table at a restaurant",
         ((("day", "date"), "string"), (("people", "guests", "persons"), "integer")),
         ("Book a table for {1} on {0}.", "On {0} we need a table for {1} people.", "Reserve a table for {1} people on {0}."),
         lambda r: (r.choice(w.DAYS), r.randint(2, 20)),
     ),
-    Kind(
+    ToolKind(
         ("find_train", "search_trains", "trains"),
         "Find a train between two cities",
         ((("from", "start", "origin"), "string"), (("to", "goal", "destination"), "string")),
         ("Find a train from {0} to {1}.", "How do I get from {0} to {1} by train?", "I need a train to {1} from {0}."),
         lambda r: tuple(r.sample(w.CITIES, 2)),
     ),
-    Kind(
+    ToolKind(
         ("switch_light", "set_light", "light"),
         "Switch a light on or off",
         ((("room", "where"), "string"), (("on", "state"), "boolean")),
         ("QKPrologue {2} the light in the {0}.", "Switch {2} the {0} light.", "Light {2} in the {0}, please."),
         lambda r: (r.choice(w.PLACES), on := r.random() < 0.5, "on" if on else "off"),
     ),
-    Kind(
+    ToolKind(
         ("buy", "order_item", "add_to_cart"),
         "Buy things in a shop",
         ((("item", "product", "thing"), "string"), (("count", "quantity", "number"), "integer")),
         ("Buy {1} {0}s.", "I need {1} {0}s.", "Order {1} {0}s for me."),
         lambda r: (r.choice(w.THINGS), r.randint(2, 50)),
     ),
-    Kind(
+    ToolKind(
         ("search", "web_search", "find"),
         "Search the web",
         ((("query", "text", "q"), "string"),),
@@ -109,14 +109,14 @@ KINDS: tuple[Kind, ...] = (
             else r.choice(w.THINGS),
         ),
     ),
-    Kind(
+    ToolKind(
         ("call_phone", "phone", "make_call"),
         "Call a person by phone",
         ((_WHO, "string"),),
         ("Call {0}.", "Phone {0} for me.", "I want to speak to {0} on the phone."),
         lambda r: (w.name(r),),
     ),
-    Kind(
+    ToolKind(
         ("create_event", "add_event", "calendar_add"),
         "Add an event to the calendar",
         ((("title", "event", "what"), "string"), (("day", "date"), "string")),
@@ -135,7 +135,7 @@ _NO_TOOL_ASKS = (
 )
 
 
-def _definition(r: Random, kind: Kind) -> dict[str, Any]:
+def _definition(r: Random, kind: ToolKind) -> dict[str, Any]:
     """The tool as a chat request defines it, under one of its names."""
     parameters = {r.choice(names): {"type": t} for names, t in kind.parameters}
     return {

@@ -72,7 +72,7 @@ _HEARTS = words("a e i o u")
 _TAILS = ("", "", "l", "n", "r", "s", "m", "x")
 
 
-def invented(r: Random) -> str:
+def invent_word(r: Random) -> str:
     """A lower-case word of two or three syllables that means nothing."""
     n = r.choice((2, 2, 3))
     return "".join(r.choice(_HEADS) + r.choice(_HEARTS) + (r.choice(_TAILS) if i == n - 1 else "") for i in range(n))
@@ -80,15 +80,15 @@ def invented(r: Random) -> str:
 
 def name(r: Random) -> str:
     """A first name. One in eight is invented."""
-    return invented(r).capitalize() if r.random() < 0.125 else r.choice(NAMES)
+    return invent_word(r).capitalize() if r.random() < 0.125 else r.choice(NAMES)
 
 
 def city(r: Random) -> str:
     """A city. One in ten is invented."""
-    return invented(r).capitalize() if r.random() < 0.1 else r.choice(CITIES)
+    return invent_word(r).capitalize() if r.random() < 0.1 else r.choice(CITIES)
 
 
-def listed(words: list[str] | tuple[str, ...], last: str = "and") -> str:
+def join_words(words: list[str] | tuple[str, ...], last: str = "and") -> str:
     """As a sentence lists them: "a", "a and b", "a, b and c"."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 

@@ -107,7 +107,7 @@ class BeamMethods(Batches):
         )
         prompts = [{"prompt_token_ids": b.tokens} for b in beams]
         adapters = [_without_reload(b.lora_request) for b in beams]
-        return [_ranked(o) for o in self._run(self._prepare(prompts, [one] * len(prompts), lora_request=adapters))]
+        return [_sort_logprobs(o) for o in self._run(self._prepare(prompts, [one] * len(prompts), lora_request=adapters))]
 
     def _best(self, search: _Search, params: BeamSearchParams) -> BeamSearchOutput:
         ends = frozenset() if params.ignore_eos else frozenset(self.llm_engine.frontend.eos_ids)
@@ -125,7 +125,7 @@ def _without_reload(adapter: LoRARequest | None) -> LoRARequest | None:
     return adapter and replace(adapter, load_inplace=False)
 
 
-def _ranked(output: RequestOutput) -> PositionLogprobs:
+def _sort_logprobs(output: RequestOutput) -> PositionLogprobs:
     if output.outputs[0].finish_reason == "error":
         raise RequestError(output.error or "the engine could not finish this request")
     found = output.outputs[0].logprobs

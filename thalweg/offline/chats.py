@@ -12,7 +12,7 @@ from thalweg.engine.client.frontend import Frontend
 from thalweg.engine.client.media import MEDIA
 from thalweg.errors import ConfigError, NotSupportedError, RequestError
 from thalweg.lora import LoRARequest
-from thalweg.media.kinds.base import Medium
+from thalweg.media.kinds.base import MediaItem
 from thalweg.offline.batches import Batches, UseTqdm
 from thalweg.offline.prompts import Prompt, per_prompt
 from thalweg.offline.sharing import in_turn
@@ -49,7 +49,7 @@ class ChatRenderer:
 
     def _render_one(self, conversation: Sequence[Any]) -> Prompt:
         media = self.frontend.media
-        items: list[Medium] = []
+        items: list[MediaItem] = []
         if media is not None and isinstance(conversation, list | tuple):
             conversation, sources = media.apart(conversation)
             items = media.read(sources)

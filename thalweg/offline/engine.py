@@ -10,7 +10,7 @@ from typing import Any
 
 from thalweg.config import EngineArgs, EngineConfig
 from thalweg.engine.client.core import ClientCore, Output, check_arrival_time, check_reset, check_trace_headers, with_text
-from thalweg.engine.client.frontend import Frontend, Located, load_frontend, locate
+from thalweg.engine.client.frontend import Frontend, ResolvedModel, load_frontend, locate
 from thalweg.engine.client.submission import PoolingSubmission, Submission
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.control.executor import Executor
@@ -22,20 +22,20 @@ from thalweg.engine.worker.worker import Worker
 from thalweg.errors import ConfigError, RequestError, UnavailableError
 from thalweg.executors import load_executor
 from thalweg.grammar.grammars import Grammars
-from thalweg.host.collector import uncollected
+from thalweg.host.collector import pause_gc
 from thalweg.lora import LoRARequest
 from thalweg.offline.adapters import OfflineAdapters
 from thalweg.offline.metrics import Metric, snapshot
-from thalweg.offline.sharing import SHUT, SLEEPS, atomic, locked
+from thalweg.offline.sharing import SHUT, SLEEPS, atomic, with_lock
 from thalweg.options.observation import read_profiler_config
 from thalweg.params import PoolingParams, SamplingParams
-from thalweg.refused import NoCode, NoOtherConfig
+from thalweg.refused import NoVllmConfig, NoWorkerCalls
 from thalweg.text.tokenizer import Tokenizer
 
 NO_SLEEP = "enable_sleep_mode: sleeping needs an engine made with enable_sleep_mode=True"
 
 
-class LLMEngine(NoCode, NoOtherConfig):
+class LLMEngine(NoWorkerCalls, NoVllmConfig):
     """Requests in with `add_request`, news out with each `step`.
 
     Each call is whole: several threads may call, and Ctrl-C comes between steps. But a step returns the outputs of every
@@ -49,12 +49,12 @@ class LLMEngine(NoCode, NoOtherConfig):
         if args.data_parallel_size > 1:
             raise ConfigError("data_parallel_size: this engine runs in the calling thread; use AsyncLLM or thalweg serve")
         self.lock = threading.RLock()
-        with uncollected():
+        with pause_gc():
             located = locate(args)
             with start_ahead(located.args):
-                self._made(located)
+                self._initialize(located)
 
-    def _made(self, located: Located) -> None:
+    def _initialize(self, located: ResolvedModel) -> None:
         args = located.given
         self.client = ClientCore(load_frontend(located), random.Random(args.seed))
         self._closed: list[Output] = []
@@ -63,7 +63,7 @@ class LLMEngine(NoCode, NoOtherConfig):
         self._start()
 
     def _start(self) -> None:
-        with uncollected():
+        with pause_gc():
             args = self.frontend.args
             self.executor: Executor = load_executor(args.distributed_executor_backend)(args)
         self._profiles = None if read_profiler_config(args) is None else Profiles(self.executor)
@@ -118,7 +118,7 @@ class LLMEngine(NoCode, NoOtherConfig):
 
     # ------------------------------------------------------------ requests
 
-    @locked
+    @with_lock
     def prepare(
         self,
         request_id: str,
@@ -147,7 +147,7 @@ class LLMEngine(NoCode, NoOtherConfig):
             self.core.add(self.client.open(submission))
         self.adapters.trim()
 
-    @locked
+    @with_lock
     def add_request(
         self,
         request_id: str,
@@ -178,7 +178,7 @@ class LLMEngine(NoCode, NoOtherConfig):
         """Requests that have not finished."""
         return self.client.open_ids()
 
-    @locked
+    @with_lock
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests. The next `step` returns their last outputs, with finish_reason "abort". Unknown ids are fine."""
         for one in [request_ids] if isinstance(request_ids, str) else list(request_ids):
@@ -216,16 +216,16 @@ class LLMEngine(NoCode, NoOtherConfig):
 
     # ------------------------------------------------------------ the engine itself
 
-    @locked
+    @with_lock
     def stats(self) -> Stats:
         return self.core.stats()
 
-    @locked
+    @with_lock
     def get_metrics(self) -> list[Metric]:
         """Counters and gauges since the engine started, under the names of the server's /metrics."""
         return snapshot(self.frontend.names[0], self.core.stats())
 
-    @locked
+    @with_lock
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
         check_reset(reset_running_requests, reset_connector)
@@ -252,29 +252,29 @@ class LLMEngine(NoCode, NoOtherConfig):
             raise RequestError('profiler_config: give it to LLM(...): {"profiler": "torch", "torch_profiler_dir": FOLDER}')
         return self._profiles
 
-    @locked
+    @with_lock
     def add_lora(self, lora_request: LoRARequest) -> bool:
         """Read an adapter before the first request names it. Raises RequestError, CheckpointError or UnsupportedModelError."""
         self.adapters.trim(keep=self.adapters.find_digest(lora_request))
         return True
 
-    @locked
+    @with_lock
     def remove_lora(self, lora_id: int) -> bool:
         """Forget the adapter of this lora_int_id. False: there is none. RequestError while requests use it."""
         return self.adapters.remove(lora_id)
 
-    @locked
+    @with_lock
     def list_loras(self) -> set[int]:
         """lora_int_id of each adapter that was named."""
         return self.adapters.numbers()
 
-    @locked
+    @with_lock
     def pin_lora(self, lora_id: int) -> bool:
         """Keep the adapter of this lora_int_id in host memory while no request uses it. RequestError if there is none."""
         self.adapters.pin(lora_id)
         return True
 
-    @locked
+    @with_lock
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Give the device's memory back, weights and cache. What is open is aborted ("abort"), finished first ("wait"), or
         goes on after `wake_up` ("keep"). Both levels read the weights from their files again."""
@@ -300,7 +300,7 @@ class LLMEngine(NoCode, NoOtherConfig):
         del self.executor, self.core
         gc.collect()
 
-    @locked
+    @with_lock
     def wake_up(self, tags: list[str] | None = None) -> None:
         """As before `sleep`, with an empty prefix cache. What was kept goes on."""
         if tags:
@@ -320,7 +320,7 @@ class LLMEngine(NoCode, NoOtherConfig):
     def is_sleeping(self) -> bool:
         return self._asleep
 
-    @locked
+    @with_lock
     def shutdown(self) -> None:
         """Give the device back. The object is not used again: requests get UnavailableError."""
         self._shut = True

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from thalweg.engine.client.pairs import match_texts, pair_prompts, score_text
-from thalweg.engine.client.pooled import compare_vectors
+from thalweg.engine.client.pooling_outputs import compare_vectors
 from thalweg.errors import ConfigError, RequestError
 from thalweg.lora import LoRARequest
 from thalweg.offline.batches import Batches, UseTqdm
@@ -40,16 +40,18 @@ class PoolingTask(Generic[Result]):
     output: Callable[[Pooled], Result]
 
 
-def _unchanged(output: Pooled) -> Pooled:
+def _identity(output: Pooled) -> Pooled:
     return output
 
 
-EMBED = PoolingTask("embed", lambda o: EmbeddingRequestOutput.made(o, EmbeddingOutput.from_base(o.outputs)))
-CLASSIFY = PoolingTask("classify", lambda o: ClassificationRequestOutput.made(o, ClassificationOutput.from_base(o.outputs)))
-SCORE = PoolingTask("score", lambda o: ScoringRequestOutput.made(o, ScoringOutput.from_base(o.outputs)))
-VECTORS = PoolingTask("score", _unchanged)
+EMBED = PoolingTask("embed", lambda o: EmbeddingRequestOutput.from_request_output(o, EmbeddingOutput.from_base(o.outputs)))
+CLASSIFY = PoolingTask(
+    "classify", lambda o: ClassificationRequestOutput.from_request_output(o, ClassificationOutput.from_base(o.outputs))
+)
+SCORE = PoolingTask("score", lambda o: ScoringRequestOutput.from_request_output(o, ScoringOutput.from_base(o.outputs)))
+VECTORS = PoolingTask("score", _identity)
 """Of texts that are scored by their vectors."""
-REWARD = PoolingTask("token_classify", _unchanged)
+REWARD = PoolingTask("token_classify", _identity)
 
 
 class PoolingMethods(Batches):
@@ -96,7 +98,7 @@ class PoolingMethods(Batches):
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """What a pooling model gives of every prompt, as an array: a vector or class numbers, by pooling_task (None: what the
         model does). Of token_embed and token_classify there is a row per token. Otherwise as `embed`."""
-        task = PoolingTask(pooling_task, _unchanged)
+        task = PoolingTask(pooling_task, _identity)
         return self._pool(task, prompts, pooling_params, tokenization_kwargs, use_tqdm, lora_request)
 
     @in_turn

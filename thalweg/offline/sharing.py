@@ -39,7 +39,7 @@ L = TypeVar("L", bound=Lockable)
 S = TypeVar("S", bound=Runnable)
 
 
-def locked(method: Callable[Concatenate[L, P], R]) -> Callable[Concatenate[L, P], R]:
+def with_lock(method: Callable[Concatenate[L, P], R]) -> Callable[Concatenate[L, P], R]:
     """The method under its object's lock."""
 
     @functools.wraps(method)

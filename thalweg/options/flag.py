@@ -44,7 +44,7 @@ class Flag:
         return [f"--{self.name}", *self.option.aliases]
 
     @property
-    def honoured(self) -> bool:
+    def is_supported(self) -> bool:
         """Does this version do what the flag asks?"""
         return not self.refusal
 
@@ -56,7 +56,7 @@ class Flag:
     @property
     def bare(self) -> bool:
         """May a flag that has values be given without one?"""
-        return not self.honoured or (bool in self._types and self.kind != "bool")
+        return not self.is_supported or (bool in self._types and self.kind != "bool")
 
     def value(self, word: str) -> Any:
         """What a word of the command line means. ValueError says in words what is wrong with it."""
@@ -65,7 +65,7 @@ class Flag:
             return None
         items = "int" if kind == "list" and get_args(self._types[0]) == (int,) else kind
         value = (option.read or READERS[items])(word)
-        if self.honoured and option.choices and (problems := list(option.problems(value))):
+        if self.is_supported and option.choices and (problems := list(option.problems(value))):
             raise ValueError(problems[0])
         return value
 

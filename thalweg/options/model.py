@@ -32,7 +32,7 @@ def check_code(trusted: bool) -> Iterator[str]:
         yield "code from model repositories is never run; leave it out"
 
 
-class Tail(msgspec.Struct, frozen=True):
+class TailOptions(msgspec.Struct, frozen=True):
     """What the user says of whether a model generates text, or gives vectors or classes (`checkpoint.tail`)."""
 
     runner: str = "auto"
@@ -90,6 +90,6 @@ class ModelOptions(msgspec.Struct, kw_only=True, frozen=True):
     )] = None  # fmt: skip
 
     @property
-    def tail(self) -> Tail:
+    def tail(self) -> TailOptions:
         """runner, convert and pooler_config."""
-        return Tail(self.runner, self.convert, self.pooler_config)
+        return TailOptions(self.runner, self.convert, self.pooler_config)

@@ -60,11 +60,11 @@ class Option:
             if value in self.refused:
                 yield f"{value}: {self.refused[value]}"
             elif value not in self.choices:
-                yield f"must be one of {', '.join(self.choices)}, not {value!r}{self._noted()}"
+                yield f"must be one of {', '.join(self.choices)}, not {value!r}{self._note_suffix()}"
         if self.bounds and type(value) not in (int, float):
             yield f"must be a number, not {value!r:.80}"
         elif not self._within(value):
-            yield f"must be {self.bounds}{f' {self.unit}' if self.unit else ''}{self._noted()}, not {value}"
+            yield f"must be {self.bounds}{f' {self.unit}' if self.unit else ''}{self._note_suffix()}, not {value}"
         if self.check is not None:
             yield from self.check(value)
 
@@ -86,5 +86,5 @@ class Option:
             and (self.lt is None or value < self.lt)
         )
 
-    def _noted(self) -> str:
+    def _note_suffix(self) -> str:
         return f" ({self.note})" if self.note else ""

@@ -80,7 +80,7 @@ def compilation(text: str) -> Any:
     return {"mode": int(text)} if text in ("0", "1", "2", "3") else json_value(text)
 
 
-def dotted(path: str, text: str) -> dict[str, Any]:
+def parse_dotted(path: str, text: str) -> dict[str, Any]:
     """{"a": {"b": value}} of the key a.b. The value is JSON, or a human integer, or text. A key that ends in + makes
     a list, of the comma-separated values."""
     value: Any = [_loose(v) for v in text.split(",")] if path.endswith("+") else _loose(text)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from thalweg.checkpoint.weights import Stored
+from thalweg.checkpoint.weights import TensorHeaders
 from thalweg.errors import UnsupportedModelError
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 
@@ -40,7 +40,7 @@ FLOATS = ("bfloat16", "float16", "float32", "float64")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WeightPart:
     """One of the tensors in which a checkpoint keeps a quantised weight."""
 
     shapes: tuple[tuple[int, ...], ...]
@@ -77,7 +77,7 @@ class Format(ABC):
         """What the weight of this layer ("model.layers.0.mlp.down_proj") is held in; None: it is dense in the files."""
 
     @abstractmethod
-    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
+    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
         """The tensors that hold a quantised weight [outputs, inputs], by what follows the layer's name and a dot (or by names
         of their own, where a part has a whole name)."""
 
@@ -100,13 +100,13 @@ class Format(ABC):
         not say, which is the default. Never raises: a type that cannot be used leaves keys and values as they are."""
         return ""
 
-    def multiplied(self, method: str) -> Format | None:
+    def apply_method(self, method: str) -> Format | None:
         """The same weights, whose products take their inputs as an online method of this name does. None: not with this format.
         Default: never."""
         return None
 
     def of(self, role: str, name: str) -> WeightFormat:
-        found = (self._held(name.removesuffix(".weight")) if role in QUANTISED else None) or DENSE
+        found = (self._layer_format(name.removesuffix(".weight")) if role in QUANTISED else None) or DENSE
         if role != "experts":
             return found
         if found.reordered or found.smoothed:
@@ -121,7 +121,7 @@ class Format(ABC):
         """The name of the tensor by which the files show that they hold this layer quantised, if they do."""
         return next((name for m in self.marks if self.entry(name := f"{layer}.{m}") is not None), None)
 
-    def _held(self, layer: str) -> WeightFormat | None:
+    def _layer_format(self, layer: str) -> WeightFormat | None:
         """What `scheme` says, held against the files. UnsupportedModelError where a layer that rules leave out is quantised."""
         said = self.scheme(layer)
         if self.stored is None or not self.marks:
@@ -144,7 +144,7 @@ class Format(ABC):
     def value(self, name: str) -> np.ndarray | None:
         """A small tensor of the files, under either name. None if there is none, or there are no files."""
         found = next((n for n in _spellings(name) if n in (self.stored or {})), None)
-        return self.stored.read(found) if found is not None and isinstance(self.stored, Stored) else None
+        return self.stored.read(found) if found is not None and isinstance(self.stored, TensorHeaders) else None
 
 
 def _spellings(name: str) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ class Formats:
     plain_head: WeightFormat | None = None
     """In place of `head` where the device gains nothing by that. It takes less memory."""
 
-    def fitted(self, gains: Callable[[WeightFormat], bool]) -> Formats:
+    def choose_head(self, gains: Callable[[WeightFormat], bool]) -> Formats:
         """These, with the output matrix that is best on a device. gains: as in `chosen`."""
         if self.plain_head is None:
             return self
@@ -75,21 +75,21 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = {"int4": ("w4a8", "w4a16")}
 """Names that leave the choice to the device: methods best first, none larger than the first. The last one is for any device."""
 
 
-def meant(method: str | None) -> str | None:
+def canonical_name(method: str | None) -> str | None:
     """The name used here of one that the field uses."""
     return SPELLINGS.get(method, method) if method else None
 
 
 def formats(method: str | None) -> Formats:
     """None: nothing is rounded. Of a name of CANDIDATES the first one: enough for memory to be planned."""
-    method = meant(method)
+    method = canonical_name(method)
     return METHODS[CANDIDATES.get(method, (method,))[0]] if method else DENSE_FORMATS
 
 
-def chosen(method: str | None, gains: Callable[[WeightFormat], bool]) -> str | None:
+def choose_method(method: str | None, gains: Callable[[WeightFormat], bool]) -> str | None:
     """The name of METHODS that is meant. gains: has the device a kernel for linear layers of this format, and is it the best
     way there?"""
-    method = meant(method)
+    method = canonical_name(method)
     if method is None or method not in CANDIDATES:
         return method
     *better, last = CANDIDATES[method]
@@ -103,7 +103,7 @@ def linear_spec(format: WeightFormat) -> dict[str, Any]:
     return {"weight": format.product, "act": format.act, "group": format.group}
 
 
-def rounded(w: QTensor, format: WeightFormat) -> QTensor:
+def round_weight(w: QTensor, format: WeightFormat) -> QTensor:
     """A dense weight in another format, some rows at a time: rows depend on each other by the largest of all at most. Inputs
     stay where they are, and what they are. A static scale is 1."""
     import torch
@@ -114,7 +114,7 @@ def rounded(w: QTensor, format: WeightFormat) -> QTensor:
     rows = max(1, CHUNK // fan_in)
     top = dense.abs().amax().float() if format.scale_dtype else None
     parts = [quantise(dense[i : i + rows], format, top).data for i in range(0, out, rows)]
-    data = joined(parts)
+    data = concat_rows(parts)
     if format.reordered:
         data["perm"] = torch.arange(fan_in, dtype=torch.int32)[None]
     if format.smoothed:
@@ -124,7 +124,7 @@ def rounded(w: QTensor, format: WeightFormat) -> QTensor:
     return QTensor(format, w.shape, data)
 
 
-def joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def concat_rows(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The data of QTensors of one format, rows under rows."""
     import torch
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from thalweg.checkpoint.quantised import Described, refuse
+from thalweg.checkpoint.quantised import QuantizationConfig, refuse
 from thalweg.errors import ConfigError
 from thalweg.options.weights import CHECKPOINT_FORMATS, ROUNDINGS, SPELLINGS
-from thalweg.plugins import OpenList
+from thalweg.plugins import PluginRegistry
 from thalweg.quantization.format import Format, Scheme
 from thalweg.quantization.online import formats
 from thalweg.quantization.others import answer
@@ -55,21 +55,21 @@ FORMATS: Mapping[str, str] = {
 """`quant_method` of a checkpoint -> "module:class"."""
 
 
-_LIST = OpenList("thalweg.formats", FORMATS)
+_LIST = PluginRegistry("thalweg.formats", FORMATS)
 
 
-def check(described: Described) -> None:
+def check(described: QuantizationConfig) -> None:
     """UnsupportedModelError if this version has no reader for such a checkpoint, or the reader refuses its settings."""
     name = _plain(described.method)
     if name not in _LIST:
         refuse(described, ", ".join(_LIST.names()), answer(name))
-    _made(name, described.content)
+    _build_format(name, described.content)
 
 
 def of_checkpoint(config: Mapping[str, Any]) -> Format | None:
     """The format of a checkpoint whose configuration `read_config` accepted with `check`; None: it is dense."""
     description = config.get("quantization_config")
-    return _made(_plain(str(description["quant_method"])), description) if description else None
+    return _build_format(_plain(str(description["quant_method"])), description) if description else None
 
 
 def scheme(config: Mapping[str, Any], method: str | None) -> Scheme:
@@ -86,7 +86,7 @@ def scheme(config: Mapping[str, Any], method: str | None) -> Scheme:
         return formats(method)
     if method is None or found.name in CHECKPOINT_FORMATS.get(method, (method,)):
         return found
-    made = found.multiplied(method)
+    made = found.apply_method(method)
     if made is None:
         said = "rounds dense weights" if method in (*ROUNDINGS, *SPELLINGS) else "is another format"
         raise ConfigError(
@@ -100,6 +100,6 @@ def _plain(method: str) -> str:
     return method.rpartition("/")[2]
 
 
-def _made(method: str, description: Mapping[str, Any]) -> Format:
+def _build_format(method: str, description: Mapping[str, Any]) -> Format:
     kind: type[Format] = _LIST.load(method)
     return kind(description)

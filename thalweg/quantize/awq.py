@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thalweg.models import spec as declared
 from thalweg.models.weights import Source
-from thalweg.quantize.layers import Keys, Stats
+from thalweg.quantize.layers import InputStats, Keys
 
 RATIOS = tuple(i / 20 for i in range(21))
 """Powers of the mean magnitude of an input that its weights may be multiplied by."""
@@ -64,7 +64,7 @@ def _after_norm(layer: declared.Layer, tree: Mapping[str, Any], part: str, produ
 
 
 def apply(
-    fold: Fold, weights: dict[str, Tensor], stats: Mapping[Keys, Stats], stored: Mapping[str, torch.dtype], as_held: Round
+    fold: Fold, weights: dict[str, Tensor], stats: Mapping[Keys, InputStats], stored: Mapping[str, torch.dtype], as_held: Round
 ) -> None:
     """Search the scales that lose least, and put them into the weights and the statistics. Vectors stay values of the type that
     files keep them in: what a vector loses by that, the weights make up for."""
@@ -72,7 +72,7 @@ def apply(
     if seen is None or not seen.rows:
         return
     parts = [s.name for s in fold.sources]
-    scale = _searched(fold, {n: weights[n] for n in dict.fromkeys(parts)}, seen, as_held)
+    scale = _search_scale(fold, {n: weights[n] for n in dict.fromkeys(parts)}, seen, as_held)
     if scale is None:
         return
     if fold.rows is not None:
@@ -87,10 +87,10 @@ def apply(
         scale = torch.where((before != 0) & (after != 0), before / after, scale)
     for name in dict.fromkeys(parts):
         weights[name] = weights[name] * scale
-    seen.scaled(scale)
+    seen.rescale(scale)
 
 
-def _searched(fold: Fold, weights: Mapping[str, Tensor], seen: Stats, as_held: Round) -> Tensor | None:
+def _search_scale(fold: Fold, weights: Mapping[str, Tensor], seen: InputStats, as_held: Round) -> Tensor | None:
     mean = (seen.magnitude / seen.rows).clamp(min=1e-6)
     mean = _by_head(mean, fold.heads)[1]
     least, best = float("inf"), None

@@ -14,7 +14,7 @@ Kind = Literal["int", "float"]
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class QuantizeFormat:
     """How the weights of every quantised layer are held, and what their inputs are rounded to when it is served."""
 
     layout: str
@@ -32,7 +32,7 @@ class Format:
     """Type that a row of the input is rounded to, by its largest, or by the largest of each group."""
 
     @property
-    def grouped(self) -> bool:
+    def has_groups(self) -> bool:
         """May --group-size change the group?"""
         return self.layout in ("pack-quantized", *WORDS)
 
@@ -60,15 +60,15 @@ class Format:
 WORDS = {"awq": ("W4A16", "W4A16_ASYM"), "gptq": ("W4A16", "W4A16_ASYM", "W8A16")}
 """Other layouts, in which words hold several outputs: what they can hold."""
 LAYOUTS = ("compressed-tensors", *WORDS)
-FORMATS: Mapping[str, Format] = {
-    "W4A16": Format("pack-quantized", "int", 4, 128),
-    "W4A16_ASYM": Format("pack-quantized", "int", 4, 128, symmetric=False),
-    "W8A16": Format("pack-quantized", "int", 8, 128),
-    "W8A8": Format("int-quantized", "int", 8, inputs="int8"),
-    "FP8_DYNAMIC": Format("float-quantized", "float", 8, inputs="float8_e4m3fn"),
-    "FP8_BLOCK": Format("float-quantized", "float", 8, 128, block=128, inputs="float8_e4m3fn"),
-    "NVFP4A16": Format("nvfp4-pack-quantized", "float", 4, 16, scales="float8_e4m3fn"),
-    "MXFP4A16": Format("mxfp4-pack-quantized", "float", 4, 32, scales="e8m0"),
+FORMATS: Mapping[str, QuantizeFormat] = {
+    "W4A16": QuantizeFormat("pack-quantized", "int", 4, 128),
+    "W4A16_ASYM": QuantizeFormat("pack-quantized", "int", 4, 128, symmetric=False),
+    "W8A16": QuantizeFormat("pack-quantized", "int", 8, 128),
+    "W8A8": QuantizeFormat("int-quantized", "int", 8, inputs="int8"),
+    "FP8_DYNAMIC": QuantizeFormat("float-quantized", "float", 8, inputs="float8_e4m3fn"),
+    "FP8_BLOCK": QuantizeFormat("float-quantized", "float", 8, 128, block=128, inputs="float8_e4m3fn"),
+    "NVFP4A16": QuantizeFormat("nvfp4-pack-quantized", "float", 4, 16, scales="float8_e4m3fn"),
+    "MXFP4A16": QuantizeFormat("mxfp4-pack-quantized", "float", 4, 32, scales="e8m0"),
 }
 HEAD = "lm_head"
 GROUPS = (0, 32, 64, 128)
@@ -77,7 +77,7 @@ ORDERS = ("none", "static")
 """Orders in which GPTQ takes inputs: as they come, or those that matter most first. Both leave groups where they are."""
 
 
-def chosen(name: str, group: int | None, layout: str = LAYOUTS[0]) -> Format:
+def choose_format(name: str, group: int | None, layout: str = LAYOUTS[0]) -> QuantizeFormat:
     """ConfigError for a name, a group or a layout that is not written."""
     spelled = {n.lower().replace("_", "-"): n for n in FORMATS}.get(name.lower().replace("_", "-"))
     if spelled is None:
@@ -91,14 +91,14 @@ def chosen(name: str, group: int | None, layout: str = LAYOUTS[0]) -> Format:
         made = replace(made, layout=layout)
     if group is None:
         return made
-    if not made.grouped:
+    if not made.has_groups:
         raise ConfigError(f"--group-size: {spelled} has groups of its own; leave it out")
     if group not in GROUPS:
         raise ConfigError(f"--group-size: must be one of {', '.join(map(str, GROUPS))} (0: a scale per output), not {group}")
     return replace(made, group=group)
 
 
-def described(form: Format, ignore: Sequence[str], actorder: str | None) -> dict[str, Any]:
+def build_quantization_config(form: QuantizeFormat, ignore: Sequence[str], actorder: str | None) -> dict[str, Any]:
     """`quantization_config` of the written checkpoint."""
     if form.layout == "awq":
         return {

@@ -6,13 +6,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thalweg.quantize.grids import Grid, Params, Rounded, joined
+from thalweg.quantize.grids import Grid, Params, RoundedWeight, concat_groups
 
 BLOCK = 128
 """Inputs whose errors are passed on to the rest at once."""
 
 
-def rounded(weight: Tensor, grid: Grid, hessian: Tensor, *, damp: float, order: str) -> Rounded:
+def round_weight(weight: Tensor, grid: Grid, hessian: Tensor, *, damp: float, order: str) -> RoundedWeight:
     """weight float32 [out, in], hessian float32 [in, in]: the sum of x x^T over calibration inputs. damp: part of the mean
     of its diagonal that is added to the diagonal. order: "static" takes the inputs with the largest diagonal first."""
     w, h = weight.clone(), hessian.double()
@@ -23,7 +23,7 @@ def rounded(weight: Tensor, grid: Grid, hessian: Tensor, *, damp: float, order: 
     turn = torch.argsort(diagonal, descending=True) if order == "static" else torch.arange(fan_in)
     params: list[Params | None] = [None] * -(-fan_in // group)
     if order == "static":  # groups are of inputs as they lie in the file, so their scales are fitted before
-        params = [grid.searched(w[:, at : at + group], weights[at : at + group]) for at in range(0, fan_in, group)]
+        params = [grid.search(w[:, at : at + group], weights[at : at + group]) for at in range(0, fan_in, group)]
     w, upper = w[:, turn], _inverse_root(h[turn][:, turn], damp)
     codes, values = torch.zeros_like(w), torch.zeros_like(w)
     for at in range(0, fan_in, BLOCK):
@@ -35,7 +35,7 @@ def rounded(weight: Tensor, grid: Grid, hessian: Tensor, *, damp: float, order: 
             p = params[g]
             if p is None:
                 ahead = torch.cat([here[:, i - at :], w[:, end:]], 1)[:, :group]
-                p = params[g] = grid.searched(ahead, weights[source : source + group])
+                p = params[g] = grid.search(ahead, weights[source : source + group])
             column = here[:, i - at : i - at + 1]
             codes[:, source : source + 1] = code = grid.codes(column, p)
             values[:, source : source + 1] = value = grid.values(code, p)
@@ -43,7 +43,7 @@ def rounded(weight: Tensor, grid: Grid, hessian: Tensor, *, damp: float, order: 
             here[:, i - at :] -= error * upper[i, i:end]
             lost[:, i - at : i - at + 1] = error
         w[:, end:] -= lost @ upper[at:end, end:]
-    return joined([codes], [values], [p for p in params if p is not None], grid)
+    return concat_groups([codes], [values], [p for p in params if p is not None], grid)
 
 
 def _inverse_root(h: Tensor, damp: float) -> Tensor:

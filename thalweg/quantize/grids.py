@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from thalweg.hal.ops.quantise import E2M1, _to_e2m1
-from thalweg.quantize.formats import WORDS, Format
+from thalweg.quantize.formats import WORDS, QuantizeFormat
 
 FP8 = torch.float8_e4m3fn
 FP8_TOP, FP4_TOP = torch.finfo(FP8).max, E2M1[-1]
@@ -32,7 +32,7 @@ class Params:
 class Grid:
     """Of one weight [out, in]. dtype: that of the model's files, and of scales where the format says nothing else."""
 
-    def __init__(self, form: Format, weight: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, form: QuantizeFormat, weight: Tensor, dtype: torch.dtype) -> None:
         self.form, self._dtype = form, torch.float16 if form.layout in WORDS else dtype
         self.group = form.group or weight.shape[1]
         top = weight.abs().amax().float()
@@ -45,7 +45,7 @@ class Grid:
         if not form.symmetric:
             low, high = w.amin(1, keepdim=True).clamp(max=0) * shrink, w.amax(1, keepdim=True).clamp(min=0) * shrink
             most = (1 << form.bits) - 1
-            held = self._kept((high - low) / most)
+            held = self._cast_scales((high - low) / most)
             scale = held.float()
             return Params(scale, torch.round(-low / scale).clamp(0, most), held)
         top = w.abs().amax(1, keepdim=True) * shrink
@@ -60,18 +60,18 @@ class Grid:
         """(float32, as files keep it) for largest magnitudes."""
         form = self.form
         if form.scales == "e8m0":
-            exponent = torch.ceil(torch.log2(_filled(top / FP4_TOP))).clamp(-127, 127)
+            exponent = torch.ceil(torch.log2(_replace_zeros(top / FP4_TOP))).clamp(-127, 127)
             return torch.exp2(exponent), (exponent + 127).to(torch.uint8)
         if form.scales:
             ends = torch.finfo(FP8)
             held = (top / FP4_TOP * self.outer).clamp(ends.smallest_normal * ends.eps, FP8_TOP).to(FP8)
             return held.float() / self.outer, held
-        held = self._kept(top / (FP8_TOP if form.kind == "float" else ((1 << form.bits) - 1) / 2))
+        held = self._cast_scales(top / (FP8_TOP if form.kind == "float" else ((1 << form.bits) - 1) / 2))
         return held.float(), held
 
-    def _kept(self, scales: Tensor) -> Tensor:
+    def _cast_scales(self, scales: Tensor) -> Tensor:
         """In the type of files, in which none becomes 0."""
-        held, ends = _filled(scales).to(self._dtype), torch.finfo(self._dtype)
+        held, ends = _replace_zeros(scales).to(self._dtype), torch.finfo(self._dtype)
         return held.clamp(min=ends.smallest_normal * ends.eps)
 
     def codes(self, w: Tensor, p: Params) -> Tensor:
@@ -87,7 +87,7 @@ class Grid:
     def values(self, codes: Tensor, p: Params) -> Tensor:
         return (codes if p.zero is None else codes - p.zero) * p.scale
 
-    def searched(self, w: Tensor, weights: Tensor | None) -> Params:
+    def search(self, w: Tensor, weights: Tensor | None) -> Params:
         """`fit`, with the largest magnitude shrunk as far as lowers the squared error, output by output.
         weights: of the inputs' errors, [n]. None: no search."""
         best = self.fit(w)
@@ -110,7 +110,7 @@ class Grid:
 
 
 @dataclass(slots=True)
-class Rounded:
+class RoundedWeight:
     """A weight on its grid."""
 
     codes: Tensor
@@ -123,22 +123,22 @@ class Rounded:
     outer: Tensor
 
 
-def nearest(weight: Tensor, grid: Grid, weights: Tensor | None = None) -> Rounded:
+def nearest(weight: Tensor, grid: Grid, weights: Tensor | None = None) -> RoundedWeight:
     """float32 [out, in] rounded to nearest. weights: of inputs, [in], for the search of scales; None: there is none."""
     parts = []
     for at in range(0, weight.shape[1], grid.group):
         here = slice(at, at + grid.group)
-        p = grid.searched(weight[:, here], None if weights is None else weights[here])
+        p = grid.search(weight[:, here], None if weights is None else weights[here])
         codes = grid.codes(weight[:, here], p)
         parts.append((codes, grid.values(codes, p), p))
-    return joined([c for c, _, _ in parts], [v for _, v, _ in parts], [p for _, _, p in parts], grid)
+    return concat_groups([c for c, _, _ in parts], [v for _, v, _ in parts], [p for _, _, p in parts], grid)
 
 
-def joined(codes: list[Tensor], values: list[Tensor], params: list[Params], grid: Grid) -> Rounded:
+def concat_groups(codes: list[Tensor], values: list[Tensor], params: list[Params], grid: Grid) -> RoundedWeight:
     """Of groups, in order."""
     zeros = [p.zero for p in params if p.zero is not None]
     held = torch.cat([p.held for p in params], 1)
-    return Rounded(torch.cat(codes, 1), torch.cat(values, 1), held, torch.cat(zeros, 1) if zeros else None, grid.outer)
+    return RoundedWeight(torch.cat(codes, 1), torch.cat(values, 1), held, torch.cat(zeros, 1) if zeros else None, grid.outer)
 
 
 def _blocks(values: Tensor, size: int) -> list[Tensor]:
@@ -146,6 +146,6 @@ def _blocks(values: Tensor, size: int) -> list[Tensor]:
     return [values[i : i + size] for i in range(0, len(values), size)]
 
 
-def _filled(scales: Tensor) -> Tensor:
+def _replace_zeros(scales: Tensor) -> Tensor:
     """Zeros, and what no file's type can hold, replaced by one."""
     return torch.where(scales > 1e-30, scales, torch.ones_like(scales))

@@ -32,7 +32,7 @@ Keys = tuple[Any, ...]
 
 
 @dataclass(slots=True)
-class Stats:
+class InputStats:
     """Of the inputs of one product, over all samples."""
 
     hessian: Tensor
@@ -41,7 +41,7 @@ class Stats:
     """float32 [in]: the sum of |x|."""
     rows: int = 0
 
-    def scaled(self, by: Tensor) -> None:
+    def rescale(self, by: Tensor) -> None:
         """The same of inputs that are divided by this, [in]."""
         self.hessian = self.hessian / by / by[:, None]
         self.magnitude = self.magnitude / by
@@ -52,7 +52,7 @@ class Layers:
 
     def __init__(self, config: Mapping[str, Any], samples: Sequence[np.ndarray]) -> None:
         self._device = discovery.load(DEFINITION).open(Place())
-        self._seen: dict[int, Stats] | None = None
+        self._seen: dict[int, InputStats] | None = None
         self._length = max(map(len, samples))
         self.model = build(
             config, binder=Binder((Kernel("linear", "gathers", self._linear),)), attention=self._device.attention,
@@ -65,22 +65,24 @@ class Layers:
 
     def begin(self, weights: Mapping[str, Tensor]) -> None:
         """Embed the samples. weights: those outside layers, by the names that layers know them by."""
-        params = {k: assembled(s, weights) for k, s in self.model.specs.items() if k not in ("rope", "layers", "head", "norm")}
+        params = {
+            k: build_params(s, weights) for k, s in self.model.specs.items() if k not in ("rope", "layers", "head", "norm")
+        }
         none: list[Any] = [None] * len(self.model.layouts)
         with torch.inference_mode():
             begun = [self.model.begun(params, batch, none, self._tables) for batch in self._batches]
         self._flowing, self._flows = [(x, None) for x, _ in begun], [flow for _, flow in begun]
 
-    def gather(self, layer: int, weights: Mapping[str, Tensor]) -> dict[Keys, Stats]:
+    def gather(self, layer: int, weights: Mapping[str, Tensor]) -> dict[Keys, InputStats]:
         """What enters every product of this layer, by the keys of its weight. Hidden states stay where they are."""
-        params = assembled(self.model.specs["layers"][layer], weights)
+        params = build_params(self.model.specs["layers"][layer], weights)
         self._seen = {}
         self._run(layer, params)
         seen, self._seen = self._seen, None
         return {keys: seen[t.data_ptr()] for keys, t in walk(params) if isinstance(t, Tensor) and t.data_ptr() in seen}
 
     def advance(self, layer: int, weights: Mapping[str, Tensor]) -> None:
-        self._flowing = self._run(layer, assembled(self.model.specs["layers"][layer], weights))
+        self._flowing = self._run(layer, build_params(self.model.specs["layers"][layer], weights))
 
     def _run(self, layer: int, params: Mapping[str, Any]) -> list[tuple[Tensor, Tensor | None]]:
         made, block = [], self.model.blocks[layer]
@@ -103,7 +105,7 @@ class Layers:
             held = self._seen.get(weight.data_ptr())
             if held is None:
                 width = rows.shape[1]
-                held = self._seen[weight.data_ptr()] = Stats(torch.zeros(width, width), torch.zeros(width))
+                held = self._seen[weight.data_ptr()] = InputStats(torch.zeros(width, width), torch.zeros(width))
             held.hessian += rows.T @ rows
             held.magnitude += rows.abs().sum(0)
             held.rows += len(rows)
@@ -126,11 +128,11 @@ class Layers:
         return made.map(torch.as_tensor)
 
 
-def assembled(specs: Mapping[Any, Any], weights: Mapping[str, Tensor]) -> dict[Any, Any]:
+def build_params(specs: Mapping[Any, Any], weights: Mapping[str, Tensor]) -> dict[Any, Any]:
     """Parameters of these specs. weights: tensors of the checkpoint in float32, by the names that layers know them by."""
     made: dict[Any, Any] = {}
     for key, spec in specs.items():
-        made[key] = _parameter(spec, weights) if isinstance(spec, ParamSpec) else assembled(spec, weights)
+        made[key] = _parameter(spec, weights) if isinstance(spec, ParamSpec) else build_params(spec, weights)
     return made
 
 

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from thalweg.hal.ops.quantise import E2M1
 from thalweg.quantization.formats.words import NIBBLES
-from thalweg.quantize.formats import WORDS, Format
-from thalweg.quantize.grids import FP8, Rounded
+from thalweg.quantize.formats import WORDS, QuantizeFormat
+from thalweg.quantize.grids import FP8, RoundedWeight
 
 WORD = 32
 
 
-def tensors(form: Format, made: Rounded) -> dict[str, Tensor]:
+def tensors(form: QuantizeFormat, made: RoundedWeight) -> dict[str, Tensor]:
     out, fan_in = made.codes.shape
     if form.layout in WORDS:
         return _by_outputs(form, made)
@@ -36,7 +36,7 @@ def tensors(form: Format, made: Rounded) -> dict[str, Tensor]:
     return packed
 
 
-def _by_outputs(form: Format, made: Rounded) -> dict[str, Tensor]:
+def _by_outputs(form: QuantizeFormat, made: RoundedWeight) -> dict[str, Tensor]:
     """Words of AWQ hold eight outputs of one input, those of GPTQ several inputs of one output. Both have zero points, which
     are in the middle where weights are symmetric: readers of AWQ know no other files. GPTQ keeps one less than they are, but
     not in the files of its version 2, because of those that are 0."""
@@ -45,7 +45,7 @@ def _by_outputs(form: Format, made: Rounded) -> dict[str, Tensor]:
     zeros = torch.full_like(made.held, middle, dtype=torch.float32) if made.zeros is None else made.zeros
     scales = made.held.T.contiguous()
     if form.layout == "awq":
-        return {"qweight": _interleaved(codes.T), "qzeros": _interleaved(zeros.T), "scales": scales}
+        return {"qweight": _interleave(codes.T), "qzeros": _interleave(zeros.T), "scales": scales}
     groups = torch.arange(codes.shape[1], dtype=torch.int32) // (form.group or codes.shape[1])
     return {
         "qweight": words(codes, form.bits).T.contiguous(), "qzeros": words(zeros.T - int(form.symmetric), form.bits),
@@ -53,7 +53,7 @@ def _by_outputs(form: Format, made: Rounded) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def _interleaved(codes: Tensor) -> Tensor:
+def _interleave(codes: Tensor) -> Tensor:
     """[rows, outputs] -> int32 [rows, outputs / 8]."""
     places = torch.tensor(NIBBLES).argsort()
     return words(codes.reshape(len(codes), -1, len(places))[..., places].flatten(1), 4)

@@ -10,7 +10,7 @@ from typing import Any
 from thalweg.checkpoint import gguf
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.native import is_native
-from thalweg.checkpoint.pieces import Pieces, experts_apart
+from thalweg.checkpoint.pieces import SlicedCheckpoint, experts_apart
 from thalweg.checkpoint.safetensors import Checkpoint, open_checkpoint
 from thalweg.errors import ConfigError
 from thalweg.models import registry
@@ -18,7 +18,7 @@ from thalweg.models.spec import ModelSpec
 from thalweg.models.weights import walk
 from thalweg.quantization import registry as read
 from thalweg.quantization.formats.patterns import matches
-from thalweg.quantize.formats import WORDS, Format
+from thalweg.quantize.formats import WORDS, QuantizeFormat
 
 FLOATS = ("float32", "float16", "bfloat16")
 QUANTISED = ("linear", "experts", "head")
@@ -26,10 +26,10 @@ QUANTISED = ("linear", "experts", "head")
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class QuantizePlan:
     config: Mapping[str, Any]
     spec: ModelSpec
-    checkpoint: Checkpoint | Pieces
+    checkpoint: Checkpoint | SlicedCheckpoint
     known: Mapping[str, str]
     """Names that layers use -> names of the file."""
     roles: Mapping[str, str]
@@ -38,7 +38,7 @@ class Planned:
     """Layers of the file that stay as they are and could be taken for quantised ones."""
 
 
-def planned(path: Path, form: Format, ignore: Sequence[str], calibrated: bool) -> Planned:
+def build_plan(path: Path, form: QuantizeFormat, ignore: Sequence[str], calibrated: bool) -> QuantizePlan:
     """ConfigError lists what is wrong with the model or the format for it."""
     if gguf.is_gguf(path):
         raise ConfigError(f"MODEL: {path} is a GGUF file; give a directory of safetensors files with dense weights")
@@ -54,7 +54,7 @@ def planned(path: Path, form: Format, ignore: Sequence[str], calibrated: bool) -
         raise ConfigError("--method: a model that hears is not calibrated by texts; use --method rtn")
     if calibrated and (spec.pooling is not None or not spec.causal):
         raise ConfigError("--method: only models that generate text are calibrated; use --method rtn")
-    known = {k: name for name in checkpoint.names if (k := spec.known(name)) is not None}
+    known = {k: name for name in checkpoint.names if (k := spec.rename(name)) is not None}
     _laid_out(spec, known, calibrated)
     roles = {s.name: w.role for _, w in walk(spec.weights()) for s in w.sources}
     chosen, problems = {}, []
@@ -83,7 +83,7 @@ def planned(path: Path, form: Format, ignore: Sequence[str], calibrated: bool) -
     tables = {known[n] for n, role in roles.items() if role == "embedding" and n in known}
     stay = {n.removesuffix(".weight") for n in dense if n not in quantised and n not in tables}
     head = set() if spec.head + ".weight" in chosen else {spec.head}
-    return Planned(config, spec, checkpoint, known, chosen, tuple(sorted(stay | head)))
+    return QuantizePlan(config, spec, checkpoint, known, chosen, tuple(sorted(stay | head)))
 
 
 def _laid_out(spec: ModelSpec, known: Mapping[str, str], calibrated: bool) -> None:
@@ -98,9 +98,9 @@ def _laid_out(spec: ModelSpec, known: Mapping[str, str], calibrated: bool) -> No
         raise ConfigError("--method: q, k and v of this model alternate in one tensor; use --method rtn")
 
 
-def _divides(name: str, inputs: int, form: Format) -> str:
+def _divides(name: str, inputs: int, form: QuantizeFormat) -> str:
     layer = name.removesuffix(".weight")
-    other = f"another --group-size ({', '.join(str(g) for g in (64, 32) if inputs % g == 0) or '0'})" if form.grouped else ""
+    other = f"another --group-size ({', '.join(str(g) for g in (64, 32) if inputs % g == 0) or '0'})" if form.has_groups else ""
     return (
         f"--format: {layer} has {inputs} inputs, which groups of {form.group} do not divide: "
         f"{other + ', or ' if other else ''}leave it dense (--ignore lm_head {layer})"

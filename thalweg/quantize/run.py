@@ -19,11 +19,11 @@ from thalweg.host import heap
 from thalweg.models.files import as_tensor
 from thalweg.models.weights import HEADS, Source, walk
 from thalweg.quantize import awq, gptq
-from thalweg.quantize.formats import Format, described
-from thalweg.quantize.grids import Grid, Rounded, nearest
-from thalweg.quantize.layers import Keys, Layers, Stats
+from thalweg.quantize.formats import QuantizeFormat, build_quantization_config
+from thalweg.quantize.grids import Grid, RoundedWeight, nearest
+from thalweg.quantize.layers import InputStats, Keys, Layers
 from thalweg.quantize.packing import tensors
-from thalweg.quantize.plan import Planned, planned
+from thalweg.quantize.plan import QuantizePlan, build_plan
 from thalweg.quantize.writer import Writer
 
 REPORT = "quantize_report.json"
@@ -35,7 +35,7 @@ LEAST = 32
 class Options:
     """As the flags of the command say."""
 
-    form: Format
+    form: QuantizeFormat
     name: str
     method: str = "rtn"
     ignore: Sequence[str] = ("lm_head",)
@@ -48,7 +48,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LayerLoss:
     """By one layer, relative to what it was: sqrt of squared error over squared value."""
 
     layer: str
@@ -59,23 +59,23 @@ class Lost:
 
 
 @dataclass(slots=True)
-class Report:
+class QuantizeReport:
     format: str
     method: str
-    layers: list[Lost] = field(default_factory=list)
+    layers: list[LayerLoss] = field(default_factory=list)
     bytes: int = 0
     """Of the tensors that were written."""
     tokens: int = 0
     """Of calibration text."""
 
 
-def quantize(path: Path, out: Path, options: Options, progress: bool = True) -> Report:
+def quantize(path: Path, out: Path, options: Options, progress: bool = True) -> QuantizeReport:
     """Writes `out`. ConfigError for what cannot be done, before any weight is read."""
     if options.method != "rtn" and options.calibration is None:
         raise ConfigError(
             f"--calibration: --method {options.method} needs text: name a file of what the model will be used for"
         )
-    plan = planned(path, options.form, options.ignore, options.calibration is not None)
+    plan = build_plan(path, options.form, options.ignore, options.calibration is not None)
     samples = _samples(path, options) if options.calibration is not None else []
     writer = Writer(out, options.shard_bytes)
     try:
@@ -83,7 +83,7 @@ def quantize(path: Path, out: Path, options: Options, progress: bool = True) -> 
             report = _Run(plan, options, writer, samples).all(progress)
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         order = options.order if options.method == "gptq" and options.order != "none" and options.form.kind == "int" else None
-        config["quantization_config"] = described(options.form, plan.ignore, order)
+        config["quantization_config"] = build_quantization_config(options.form, plan.ignore, order)
         writer.finish(config, path, asdict(report), REPORT)
     except BaseException:
         writer.abandon()
@@ -108,13 +108,13 @@ def _samples(path: Path, options: Options) -> list[np.ndarray]:
 
 
 class _Run:
-    def __init__(self, plan: Planned, options: Options, writer: Writer, samples: list[np.ndarray]) -> None:
+    def __init__(self, plan: QuantizePlan, options: Options, writer: Writer, samples: list[np.ndarray]) -> None:
         self._plan, self._options, self._writer = plan, options, writer
         self._layers = Layers(plan.config, samples) if samples else None
-        self._report = Report(options.name, options.method, tokens=sum(map(len, samples)))
+        self._report = QuantizeReport(options.name, options.method, tokens=sum(map(len, samples)))
         self._stored = {k: getattr(torch, plan.checkpoint.entry(name)[0]) for k, name in plan.known.items()}
 
-    def all(self, progress: bool) -> Report:
+    def all(self, progress: bool) -> QuantizeReport:
         tree: Mapping[str, Any] = self._plan.spec.weights()
         inside = [dict.fromkeys(self._holder(s) for _, w in walk(tree["layers"][i]) for s in w.sources) for i in tree["layers"]]
         within = {self._plan.known[n] for names in inside for n in names}
@@ -145,7 +145,7 @@ class _Run:
         return source.name if source.within is None or source.name in self._plan.known else source.within.name
 
     def _layer(self, i: int, weights: dict[str, Tensor], tree: Mapping[str, Any]) -> None:
-        seen: dict[Keys, Stats] = {} if self._layers is None else self._layers.gather(i, weights)
+        seen: dict[Keys, InputStats] = {} if self._layers is None else self._layers.gather(i, weights)
         options, before = self._options, dict(weights)
         if options.method == "awq":
             for fold in awq.folds(self._plan.spec.layers[i], tree):
@@ -154,7 +154,7 @@ class _Run:
         stats = {s.name: seen.get(_keys_of(seen, keys)) for keys, w in walk(tree) for s in w.sources if w.role == "linear"}
         for name in list(weights):
             if name in self._plan.roles:
-                made, how = self._rounded(name, weights[name], stats.get(name))
+                made, how = self._round(name, weights[name], stats.get(name))
                 self._write(name, made, weights[name], stats.get(name), how)
                 weights[name] = made.values
             elif weights[name] is before[name]:
@@ -164,25 +164,25 @@ class _Run:
         if self._layers is not None:
             self._layers.advance(i, weights)
 
-    def _rounded(self, name: str, weight: Tensor, seen: Stats | None) -> tuple[Rounded, str]:
+    def _round(self, name: str, weight: Tensor, seen: InputStats | None) -> tuple[RoundedWeight, str]:
         """Experts are rounded to nearest whatever the method: no product of this model gathers what enters one of them."""
         options = self._options
         grid = Grid(options.form, weight, self._stored[name])
         if seen is None or options.method == "rtn":
             return nearest(weight, grid), "rtn"
         if options.method == "gptq":
-            return gptq.rounded(weight, grid, seen.hessian, damp=options.damp, order=options.order), "gptq"
+            return gptq.round_weight(weight, grid, seen.hessian, damp=options.damp, order=options.order), "gptq"
         return nearest(weight, grid, seen.hessian.diagonal() / seen.rows), "awq"
 
     def _as_held(self, name: str, weight: Tensor) -> Tensor:
         return nearest(weight, Grid(self._options.form, weight, self._stored[name])).values
 
-    def _write(self, name: str, made: Rounded, weight: Tensor, seen: Stats | None, how: str = "rtn") -> None:
+    def _write(self, name: str, made: RoundedWeight, weight: Tensor, seen: InputStats | None, how: str = "rtn") -> None:
         layer = self._plan.known[name].removesuffix(".weight")
         self._writer.add({f"{layer}.{suffix}": t for suffix, t in tensors(self._options.form, made).items()})
         error = made.values - weight
         outputs = None if seen is None else _relative(*(((e @ seen.hessian) * e).sum() for e in (error, weight)))
-        lost = Lost(layer, how, _relative(error.square().sum(), weight.square().sum()), outputs)
+        lost = LayerLoss(layer, how, _relative(error.square().sum(), weight.square().sum()), outputs)
         self._report.layers.append(lost)
 
     def _raw(self, name: str) -> Tensor:
@@ -194,7 +194,7 @@ class _Run:
         return self._raw(self._plan.known[known]).float()
 
 
-def _keys_of(seen: Mapping[Keys, Stats], keys: Keys) -> Keys:
+def _keys_of(seen: Mapping[Keys, InputStats], keys: Keys) -> Keys:
     """Of the product that a weight is part of: products of one weight may be several."""
     return next((k for k in seen if k[: len(keys)] == keys), keys)
 
@@ -203,7 +203,7 @@ def _relative(lost: Tensor, whole: Tensor) -> float:
     return float((lost.clamp(min=0) / whole.clamp(min=1e-30)).sqrt())
 
 
-def table(report: Report) -> str:
+def table(report: QuantizeReport) -> str:
     """As Markdown, and the means."""
     width = max(len(e.layer) for e in report.layers)
     lines = [f"| {'layer':{width}} | method | weights % | outputs % |", f"|-{'-' * width}-|--------|----------:|----------:|"]

@@ -21,13 +21,13 @@ from thalweg.server.core.serving import Serving
 from thalweg.server.description import pages_of
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import SILENCE, failure
-from thalweg.server.http.middleware import Counted, HostGuard, KeyGuard, OriginGuard, RequestIds, RootPath
+from thalweg.server.http.middleware import HostGuard, KeyGuard, OriginGuard, RequestCounter, RequestIds, RootPath
 from thalweg.server.http.probes import PROBES
 from thalweg.server.observe.metrics import EngineMetrics, HttpMetrics
-from thalweg.server.observe.recent import Recent
-from thalweg.server.observe.traces import Traced, Traces
+from thalweg.server.observe.recent import RecentRequests
+from thalweg.server.observe.traces import TraceHeaders, Traces
 from thalweg.server.page import assets
-from thalweg.server.routes import described, lines_of
+from thalweg.server.routes import describe_routes, lines_of
 from thalweg.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Application:
         """metrics: the StatLogger the engine is started with. None leaves the engine's series out of /metrics
         (--disable-log-stats). traces: another, if there are to be any."""
         self.lifecycle = Lifecycle()
-        self.recent = Recent()
+        self.recent = RecentRequests()
         """A StatLogger the engine is started with."""
         self._settings, self._engine_metrics, self._traces = settings, metrics, traces
         self._metrics = metrics or EngineMetrics(settings.custom_histogram_buckets)
@@ -76,11 +76,11 @@ class Application:
         if self._engine_metrics is not None:
             self._engine_metrics.bind(engine.model_names[0], engine.config)
             self._engine_metrics.queued = lambda: self.serving.admission.waiting
-            self._engine_metrics.held = lambda: engine.held
+            self._engine_metrics.held = lambda: engine.paused_requests
             self._engine_metrics.adapters = self.serving.adapters.in_use
             self._engine_metrics.sleep_level = lambda: engine.sleep_level
         self.serving.conversation = Conversation(self.serving)
-        listed = described(self.serving)
+        listed = describe_routes(self.serving)
         self.serving.lines = lines_of(listed, self.serving)
         pages = [] if self._settings.disable_fastapi_docs else pages_of(listed)
         root = assets.routes() if self._settings.webui else [Route(assets.ROOT, assets.root)]
@@ -106,7 +106,7 @@ def make_app(
 def _surround(app: ASGIApp, settings: ServerSettings, http: HttpMetrics, traced: bool) -> ASGIApp:
     """Middleware, innermost first."""
     if traced:
-        app = Traced(app)
+        app = TraceHeaders(app)
     if not settings.api_key:  # a key goes with a header, before which a browser asks
         app = OriginGuard(app, settings.allowed_origins)
     else:
@@ -128,7 +128,7 @@ def _surround(app: ASGIApp, settings: ServerSettings, http: HttpMetrics, traced:
         app = RootPath(app, root_path=settings.root_path.rstrip("/"))
     if settings.enable_request_id_headers:
         app = RequestIds(app)
-    return Counted(app, http.in_flight, http.done)
+    return RequestCounter(app, http.in_flight, http.observe)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

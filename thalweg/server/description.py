@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import thalweg
-from thalweg.plugins import imported
+from thalweg.plugins import import_attribute
 from thalweg.server.http.answer import respond
 
 DOCUMENT, DOCS, REDOC = "/openapi.json", "/docs", "/redoc"
@@ -51,7 +51,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-a
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class RouteDescription:
     """One route: POST where it takes a body, otherwise GET. Bodies are read by hand, within bounds. `bodies` describe
     them."""
 
@@ -105,7 +105,7 @@ def _answer(kind: str) -> dict[str, Any]:
 
 def _schema(model: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if isinstance(model, str):
-        model = imported(model)
+        model = import_attribute(model)
     form: dict[str, Any] = model.model_json_schema(ref_template="#/components/schemas/{model}")
     form = _standard(form)
     definitions.update(form.pop("$defs", {}))
@@ -128,7 +128,7 @@ def _standard(form: Any) -> Any:
     return {words.get(k, k) if isinstance(v, int | float) else k: _standard(v) for k, v in form.items()}
 
 
-def document(described: list[Described]) -> dict[str, Any]:
+def document(described: list[RouteDescription]) -> dict[str, Any]:
     """OpenAPI 3.1."""
     schemas: dict[str, Any] = {"Error": ERROR}
     paths: dict[str, dict[str, Any]] = {}
@@ -146,7 +146,7 @@ def document(described: list[Described]) -> dict[str, Any]:
     }
 
 
-def pages_of(described: list[Described]) -> list[BaseRoute]:
+def pages_of(described: list[RouteDescription]) -> list[BaseRoute]:
     """Routes of the document and of the page that shows it."""
     made: dict[str, Any] = {}
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from thalweg.plugins import imported
+from thalweg.plugins import import_attribute
 from thalweg.server.core.abilities import able, refusal
-from thalweg.server.core.lines import Lines
+from thalweg.server.core.lines import LineRunner
 from thalweg.server.core.serving import Serving
-from thalweg.server.description import EVENTS, Described
+from thalweg.server.description import EVENTS, RouteDescription
 from thalweg.server.errors import ErrorForm
 from thalweg.server.http.answer import OPENAI, failure
 from thalweg.server.http.middleware import current_scope
@@ -75,9 +75,9 @@ ROUTES = (
     Row("/v1/responses", "responses.responses:responses", "Answer a conversation", ("responses.protocol:ResponsesRequest",),
         STREAMED, "generate", errors=RESPONSES_ERRORS),
     Row("/v1/responses/input_tokens", "responses.input_tokens:input_tokens", "Tokens of a conversation",
-        ("responses.protocol:Conversed",), errors=RESPONSES_ERRORS),
-    Row("/v1/responses/{id}", "responses.kept:retrieve", "A response that is kept", (), STREAMED),
-    Row("/v1/responses/{id}", "responses.kept:delete", "Forget a response", method="DELETE"),
+        ("responses.protocol:InputTokensRequest",), errors=RESPONSES_ERRORS),
+    Row("/v1/responses/{id}", "responses.retrieve:retrieve", "A response that is kept", (), STREAMED),
+    Row("/v1/responses/{id}", "responses.retrieve:delete", "Forget a response", method="DELETE"),
     Row("/v1/responses/{id}/cancel", "responses.cancel:cancel", "End a response in the background", method="POST"),
     Row("/v1/responses/{id}/input_items", "responses.input_items:input_items", "What went into a response"),
     Row("/v1/embeddings", "pooling.embeddings:embeddings", "A vector per input", ("pooling.protocol:EmbeddingRequest",),
@@ -153,14 +153,14 @@ TOKENS_ONLY = frozenset({"/inference/v1/generate", "/abort_requests", "/v1/model
 """Routes of a server without texts (--tokens-only)."""
 
 
-def described(serving: Serving) -> list[Described]:
+def describe_routes(serving: Serving) -> list[RouteDescription]:
     """Every route, ready to serve. What the model cannot do is refused with what it can be asked."""
-    given = [row for row in ROUTES if not row.given or _given(serving, row.given)]
+    given = [row for row in ROUTES if not row.given or _is_enabled(serving, row.given)]
     if serving.settings.tokens_only:
         given = [row for row in given if row.path in TOKENS_ONLY]
     rows = [replace(row, path=path) for row in given for path in (row.path, *row.also)]
     return [
-        Described(
+        RouteDescription(
             row.path,
             _endpoint(serving, row),
             tuple(ROOM + b for b in row.bodies),
@@ -174,13 +174,13 @@ def described(serving: Serving) -> list[Described]:
     ]
 
 
-def lines_of(listed: list[Described], serving: Serving) -> Lines:
+def lines_of(listed: list[RouteDescription], serving: Serving) -> LineRunner:
     """What answers lines of batch files: the routes that the served model has something to give for."""
     paths = {d.path: d.endpoint for d in listed if d.bodies and d.needs and able(serving, d.needs)}
-    return Lines(paths, serving.bodies)
+    return LineRunner(paths, serving.bodies)
 
 
-def _given(serving: Serving, name: str) -> bool:
+def _is_enabled(serving: Serving, name: str) -> bool:
     of = serving.settings if hasattr(serving.settings, name) else serving.engine
     return bool(getattr(of, name, False))
 
@@ -189,28 +189,28 @@ def _endpoint(serving: Serving, row: Row) -> Callable[[Request], Awaitable[Respo
     if not able(serving, row.needs):
         return _refusing(serving, row)
     if row.needs:  # now, not when the first request waits for it
-        imported(ROOM + row.where)
+        import_attribute(ROOM + row.where)
 
-    async def answered(http: Request) -> Response:
+    async def handle(http: Request) -> Response:
         current_scope.set(http.scope)
         try:
-            made: Response = await imported(ROOM + row.where)(serving, http)
+            made: Response = await import_attribute(ROOM + row.where)(serving, http)
             return made
         except Exception as e:
-            return _failed(row, e)
+            return _error_response(row, e)
 
-    return answered
+    return handle
 
 
 def _refusing(serving: Serving, row: Row) -> Callable[[Request], Awaitable[Response]]:
     error = refusal(row.path, row.needs, [r.path for r in ROUTES if r.needs and able(serving, r.needs)])
 
-    async def refused(http: Request) -> Response:
-        return _failed(row, error)
+    async def refuse(http: Request) -> Response:
+        return _error_response(row, error)
 
-    return refused
+    return refuse
 
 
-def _failed(row: Row, error: Exception) -> Response:
-    form: ErrorForm = imported(ROOM + row.errors) if row.errors else OPENAI
+def _error_response(row: Row, error: Exception) -> Response:
+    form: ErrorForm = import_attribute(ROOM + row.errors) if row.errors else OPENAI
     return failure(error, form=form)

@@ -28,8 +28,8 @@ from thalweg.host import envs
 from thalweg.server.app import Application
 from thalweg.server.core.adapters import load_modules
 from thalweg.server.http.certificates import refresh
-from thalweg.server.http.connection import Connection, Limits
-from thalweg.server.http.crowd import Crowd
+from thalweg.server.http.connection import Connection, ConnectionLimits
+from thalweg.server.http.crowd import ConnectionRegistry
 from thalweg.server.http.listen import connection_limit, url
 from thalweg.server.http.probes import probe_of
 from thalweg.server.observe.metrics import EngineMetrics
@@ -95,9 +95,9 @@ class _Signals:
         self._app = app
         self.first, self.second = asyncio.Event(), asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._told)
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
 
-    def _told(self) -> None:
+    def _on_signal(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
         self._app.lifecycle.drain()  # at once: readiness drops before anything else happens
 
@@ -114,7 +114,7 @@ async def _main(
     signals = _Signals(app)
     server = _Server(_config(app, settings), settings.header_timeout)
     running = asyncio.create_task(server.serve(sockets=[sock]))
-    refreshing = asyncio.create_task(_refreshed(server, settings)) if settings.enable_ssl_refresh else None
+    refreshing = asyncio.create_task(_refresh_ssl(server, settings)) if settings.enable_ssl_refresh else None
     where = settings.uds or url(settings, sock)
     log.info("listening on %s; the model is loading", where)
     try:
@@ -133,7 +133,7 @@ async def _main(
         await server.leave(running)
 
 
-async def _refreshed(server: uvicorn.Server, settings: ServerSettings) -> None:
+async def _refresh_ssl(server: uvicorn.Server, settings: ServerSettings) -> None:
     while server.config.ssl is None:  # made when the server begins to listen
         await asyncio.sleep(0.05)
     await refresh(server.config.ssl, settings)
@@ -267,8 +267,8 @@ def _config(app: Any, s: ServerSettings) -> uvicorn.Config:
     quiet.add("/page/state")  # an open page asks once a second
     logging.getLogger("uvicorn.access").addFilter(lambda record: not _is_of(record, quiet))
     trusted = s.forwarded_allow_ips or envs.forwarded_allow_ips()
-    limits = Limits(
-        s.header_timeout, s.body_timeout, s.slow_client_timeout, Crowd(connection_limit()),
+    limits = ConnectionLimits(
+        s.header_timeout, s.body_timeout, s.slow_client_timeout, ConnectionRegistry(connection_limit()),
         lambda path: bool(probe_of(path.removeprefix(s.root_path.rstrip("/")))),
         s.h11_max_incomplete_event_size, s.h11_max_header_count,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Arguments of calls in a conversation, as templates read them.
 
 A server hands out what a model wrote, and a model may be cut off in the middle of a call. Such arguments come back with the
-conversation, so no text is refused here. Templates get an object where the text is one. Any other text is `Written`.
+conversation, so no text is refused here. Templates get an object where the text is one. Any other text is `ArgumentText`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LARGEST = 2**63
 """Of a whole number. Larger ones become floats, because the renderer's messages hold 64 bits."""
 
 
-class Written(Mapping[str, Any]):
+class ArgumentText(Mapping[str, Any]):
     """Arguments that are no JSON object: cut off, broken, or a value of another kind.
 
     Templates that iterate arguments find none. Templates that print them, add them to a text, or pass them through

@@ -16,11 +16,11 @@ from typing import Any, Protocol, TypedDict, Unpack
 import msgspec
 
 from thalweg.errors import CheckpointError, RequestError, TemplateLimitError
-from thalweg.template.fold import folded, shows
+from thalweg.template.fold import fold_system_messages, shows
 from thalweg.template.jail import BrokenTemplateError, Jail, LimitError
 from thalweg.template.messages import ContentFormat, check_variables, normalise
 from thalweg.template.select import Templates
-from thalweg.template.specials import Marks, Span, SpecialText
+from thalweg.template.specials import Span, SpecialText, TokenMarks
 from thalweg.template.wire import RenderTask
 from thalweg.text.encoder import HUGE, give_back
 
@@ -33,7 +33,7 @@ LONG = 32768
 """Characters. Encoding a longer prompt takes milliseconds, and has a thread of its own."""
 
 
-class Expand(Protocol):
+class TextExpander(Protocol):
     """Changes a rendered text, and the spans of what callers wrote in it."""
 
     @property
@@ -54,7 +54,7 @@ class RenderOptions(TypedDict, total=False):
     """None: what the template reads."""
     kwargs: Mapping[str, Any] | None
     """More variables for the template, and `chat_template`, a name."""
-    expand: Expand | None
+    expand: TextExpander | None
     """Messages may hold parts of media, {"type": KIND}, and this puts what stands for them into the text."""
 
 
@@ -125,7 +125,7 @@ class Chat:
         RequestError, with the field in param: wrong messages, what the template refuses, a limit passed.
         CheckpointError if the model's own template does not parse. TemplateLimitError if that passes a limit.
         UnavailableError: try again."""
-        return self._encoded(*self._text(messages, tools, most_chars, None, options), add_special_tokens)
+        return self._encode(*self._text(messages, tools, most_chars, None, options), add_special_tokens)
 
     async def prompt_async(
         self,
@@ -142,14 +142,14 @@ class Chat:
 
         def work() -> tuple[str, list[Span], dict[str, Any] | None]:
             text, data = self._text(*request(), most_chars, last, options)
-            return text, data, self._encoded(text, data, add_special_tokens) if len(text) < LONG else None
+            return text, data, self._encode(text, data, add_special_tokens) if len(text) < LONG else None
 
         threads = self._own_threads if self.trusts(options.get("template")) else self._guest_threads
         text, data, done = await loop.run_in_executor(threads, work)
         if done is not None:
             return done
         # A long text would keep the next conversation waiting.
-        return await loop.run_in_executor(self._encoding, self._encoded, text, data, add_special_tokens)
+        return await loop.run_in_executor(self._encoding, self._encode, text, data, add_special_tokens)
 
     def _text(
         self, messages: Any, tools: Any, most_chars: float, last: int | None, options: RenderOptions
@@ -159,7 +159,7 @@ class Chat:
         _check_length(text, most_chars)
         return _end(text, data, last)
 
-    def _encoded(self, text: str, data: list[Span], add_special_tokens: bool) -> dict[str, Any]:
+    def _encode(self, text: str, data: list[Span], add_special_tokens: bool) -> dict[str, Any]:
         ids = self._tokenizer.encode_with_data(text, data, add_special_tokens)
         if len(text) > HUGE:
             give_back()
@@ -175,7 +175,7 @@ class Chat:
         continue_final_message: bool = False,
         content_format: ContentFormat | None = None,
         kwargs: Mapping[str, Any] | None = None,
-        expand: Expand | None = None,
+        expand: TextExpander | None = None,
         own: bool = False,
     ) -> tuple[str, list[Span]]:
         """The prompt's text, and the spans of it in which callers wrote special tokens out. Errors as `prompt`. Where the
@@ -205,7 +205,7 @@ class Chat:
         text, data = marks.take(text) if marks else (text, [])
         return (text, data) if expand is None else expand(text, data)
 
-    def _run(self, task: RenderTask, own: bool, marks: Marks | None, *, folding: bool) -> str:
+    def _run(self, task: RenderTask, own: bool, marks: TokenMarks | None, *, folding: bool) -> str:
         """The template's output. Errors name the template's owner. folding: as `_folding`."""
         jail = self._own if own else self._guests
         try:
@@ -245,7 +245,7 @@ class Chat:
             raise
         except RequestError as e:
             why = e
-        for messages in folded(task.messages):
+        for messages in fold_system_messages(task.messages):
             with contextlib.suppress(RequestError):
                 found = jail.run(msgspec.structs.replace(task, messages=messages))
                 if why is not None or shows(found, task.messages):

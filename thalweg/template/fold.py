@@ -14,7 +14,7 @@ OPEN, CLOSE = "<system>\n", "\n</system>"
 Messages = list[dict[str, Any]]
 
 
-def folded(messages: Messages) -> Iterator[Messages]:
+def fold_system_messages(messages: Messages) -> Iterator[Messages]:
     """Ways to say the same with fewer system messages, the nearest first: those after the first message folded, then all.
     Contents are lists of parts, as `normalise` gives them in the form "openai"."""
     middle = [m for i, m in enumerate(messages) if i and m["role"] == "system"]
@@ -41,7 +41,7 @@ def _without(messages: Messages, first: int) -> Messages:
     waiting: list[Any] = []
     for at, message in enumerate(messages[first:], first):
         if message["role"] == "system":
-            waiting += _told(message["content"], at > 0)
+            waiting += _system_parts(message["content"], at > 0)
             continue
         if waiting and message["role"] == "user":
             message = {**message, "content": [*waiting, *message["content"]]}
@@ -62,7 +62,7 @@ def _append(out: Messages, parts: list[Any]) -> None:
         out.append({"role": "user", "content": parts})
 
 
-def _told(content: list[Any], marked: bool) -> list[Any]:
+def _system_parts(content: list[Any], marked: bool) -> list[Any]:
     """marked: it stood in the middle. Parts are joined by line breaks, and a system text is followed by an empty line."""
     text = "\n".join(part["text"] for part in content)
     return [{"type": "text", "text": OPEN + text + CLOSE if marked else text + "\n"}]

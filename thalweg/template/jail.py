@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from thalweg.errors import RequestError, ThalwegError, UnavailableError
-from thalweg.host.cells import CrashedError, LostError, OverranError, StoodStillError
+from thalweg.host.cells import CpuLimitError, CrashedError, LostError, StalledError
 from thalweg.host.jobs import MEMORY as NO_MEMORY
 from thalweg.host.jobs import Jobs, TaskLimits, TaskRefusedError, frame_job
 from thalweg.template.wire import RenderTask
@@ -50,14 +50,14 @@ class Jail:
     def run(self, task: RenderTask) -> str:
         """The rendered text. LimitError: a limit was passed (param "chat_template"). RequestError: what the template or its
         caller refused. BrokenTemplateError. UnavailableError: children were lost or stood still for no reason of ours."""
-        data, limits = _framed(task, self._seconds)
+        data, limits = _frame_with_limits(task, self._seconds)
         try:
             return self._jobs.send(data, WALL * (2 * _allowance(len(data)) + self._seconds))
-        except OverranError:
+        except CpuLimitError:
             raise _limit(f"took longer than {self._seconds:g} seconds") from None
         except CrashedError:
             raise _limit("crashed its process") from None
-        except StoodStillError:
+        except StalledError:
             raise UnavailableError("the process that renders chat templates stood still; try again") from None
         except LostError:
             raise UnavailableError("the process that renders chat templates was lost twice; try again") from None
@@ -90,7 +90,7 @@ def _allowance(size: int) -> float:
     return size / BYTES_PER_SECOND
 
 
-def _framed(task: RenderTask, seconds: float) -> tuple[bytes, TaskLimits]:
+def _frame_with_limits(task: RenderTask, seconds: float) -> tuple[bytes, TaskLimits]:
     """The job with limits in proportion to its size. RequestError for values that are not JSON."""
     try:
         size = len(frame_job(task, TaskLimits(0.0, 0.0, 0)))

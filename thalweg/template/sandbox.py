@@ -19,7 +19,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from thalweg.errors import CheckpointError, RequestError
-from thalweg.template.arguments import Written
+from thalweg.template.arguments import ArgumentText
 from thalweg.template.messages import ContentFormat, check_variables, normalise
 
 _END_MARK = "\ue0f1end-of-final-message\ue0f1 "
@@ -131,12 +131,12 @@ class ChatTemplate:
 
 
 def _with_written(message: dict[str, Any]) -> dict[str, Any]:
-    """The message, its arguments that are no object as `Written`."""
+    """The message, its arguments that are no object as `ArgumentText`."""
     calls = message.get("tool_calls")
     if not calls or not any(isinstance(c["function"]["arguments"], str) for c in calls):
         return message
     functions = [c["function"] for c in calls]
-    shown = [{**f, "arguments": Written(f["arguments"])} if isinstance(f["arguments"], str) else f for f in functions]
+    shown = [{**f, "arguments": ArgumentText(f["arguments"])} if isinstance(f["arguments"], str) else f for f in functions]
     return {**message, "tool_calls": [{**c, "function": f} for c, f in zip(calls, shown, strict=True)]}
 
 
@@ -243,16 +243,16 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: jinja2's own filter escapes HTML. `Written` is its text, and a string where it is part of a value."""
-    if isinstance(value, Written):
+    """Plain JSON: jinja2's own filter escapes HTML. `ArgumentText` is its text, and a string where it is part of a value."""
+    if isinstance(value, ArgumentText):
         return str(value)
     return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_written
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_json_default
     )
 
 
-def _written(value: Any) -> str:
-    if isinstance(value, Written):
+def _json_default(value: Any) -> str:
+    if isinstance(value, ArgumentText):
         return str(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 

@@ -72,21 +72,21 @@ class SpecialText:
                 if m.start() < high:
                     yield m.start(), m[1]
 
-    def mark(self, values: Any) -> tuple[Any, Marks | None]:
+    def mark(self, values: Any) -> tuple[Any, TokenMarks | None]:
         """JSON values with every special token in their strings (and keys) marked, and what takes the marks out
         again. The values themselves and None where there is nothing to mark."""
         strings = set(_strings(values))
-        found = {s: spans for s in strings if (spans := self.spans(s)) or self._unfinished(s)}
+        found = {s: spans for s in strings if (spans := self.spans(s)) or self._has_partial_token(s)}
         if not found:
             return values, None
         if sum(map(len, found.values())) > MOST:
             raise _too_many()
         tokens = sorted({s[a:b] for s, spans in found.items() for a, b in spans})
-        marks = Marks(_unused(strings, 2 * len(tokens) + 1), tokens)
-        marked = {s: marks.put(s, spans, self._unfinished(s)) for s, spans in found.items()}
-        return _replaced(values, marked), marks
+        marks = TokenMarks(_find_unused(strings, 2 * len(tokens) + 1), tokens)
+        marked = {s: marks.put(s, spans, self._has_partial_token(s)) for s, spans in found.items()}
+        return _replace_strings(values, marked), marks
 
-    def _unfinished(self, text: str) -> bool:
+    def _has_partial_token(self, text: str) -> bool:
         """Does it end in the beginning of a special token?"""
         return any(self._begins_one(text[-n:]) for n in range(1, min(len(text) + 1, self._longest)))
 
@@ -97,7 +97,7 @@ class SpecialText:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class TokenMarks:
     """tokens[i] is between chr(base + 2i) and chr(base + 2i + 1). The character after them all marks the end of a
     string."""
 
@@ -142,7 +142,7 @@ class Marks:
         return re.compile("|".join([f"[{chars[0]}-{chars[-1]}]", *(rf"\\u{ord(c):04x}" for c in chars)]))
 
 
-def _unused(strings: Collection[str], count: int) -> int:
+def _find_unused(strings: Collection[str], count: int) -> int:
     """The first of `count` neighbouring private characters that occur in no string, plain or escaped."""
     used = {ord(c) for s in strings for c in _PRIVATE.findall(s)}
     used |= {int(e[2:], 16) for s in strings for e in _ESCAPED.findall(s)}
@@ -170,11 +170,11 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(v)
 
 
-def _replaced(value: Any, new: Mapping[str, str]) -> Any:
+def _replace_strings(value: Any, new: Mapping[str, str]) -> Any:
     if isinstance(value, str):
         return new.get(value, value)
     if isinstance(value, dict):
-        return {_replaced(k, new): _replaced(v, new) for k, v in value.items()}
+        return {_replace_strings(k, new): _replace_strings(v, new) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_replaced(v, new) for v in value]
+        return [_replace_strings(v, new) for v in value]
     return value

@@ -21,14 +21,14 @@ SIDES = ("left", "right")
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Truncation:
     """keep: tokens that are left, those around the text included. side: the end that is cut off."""
 
     keep: int
     side: Side = "right"
 
 
-def read_cut(keep: int | None, side: str | None, longest: int, usual: Side) -> Cut | None:
+def read_cut(keep: int | None, side: str | None, longest: int, usual: Side) -> Truncation | None:
     """What truncate_prompt_tokens and truncation_side ask for; None: texts must be whole. keep -1: as many tokens as the model
     takes, `longest`. usual: the side where none is said. RequestError."""
     if side is not None and side not in SIDES:
@@ -40,44 +40,48 @@ def read_cut(keep: int | None, side: str | None, longest: int, usual: Side) -> C
         raise RequestError(f"{name} must be at least 1, or -1 for as many as the model takes, not {keep!r:.80}", name)
     if keep > longest:
         raise RequestError(f"{name}: {keep} is more than the {longest} tokens that the model takes", name)
-    return Cut(longest if keep < 0 else keep, "left" if (side or usual) == "left" else "right")
+    return Truncation(longest if keep < 0 else keep, "left" if (side or usual) == "left" else "right")
 
 
-class Read(NamedTuple):
+class TokenizedText(NamedTuple):
     """A text as ids, and the type of each token: 1 in the second text of a pair, 0 elsewhere."""
 
     ids: list[int]
     types: list[int]
 
 
-def read_text(tokenizer: Tokenizer, text: str, cut: Cut | None = None, add_special_tokens: bool = True, most: int = 0) -> Read:
+def read_text(
+    tokenizer: Tokenizer, text: str, cut: Truncation | None = None, add_special_tokens: bool = True, most: int = 0
+) -> TokenizedText:
     """One text. most: tokens of its own that are kept, from its beginning; 0 = all. RequestError: not Unicode, or `cut` leaves
     nothing of it."""
     if cut is None and not most:
         ids = tokenizer.encode(text, add_special_tokens)
-        return Read(ids, [0] * len(ids))
+        return TokenizedText(ids, [0] * len(ids))
     around = tokenizer.backend.num_special_tokens_to_add(False) if add_special_tokens else 0
     made = _pieces(tokenizer, text, cut, most)
     if cut is not None:
         made.truncate(_room(cut, around), direction=cut.side)
     made = tokenizer.backend.post_process(made, None, add_special_tokens)
-    return Read(list(made.ids), list(made.type_ids))
+    return TokenizedText(list(made.ids), list(made.type_ids))
 
 
-def read_pair(tokenizer: Tokenizer, first: str, second: str, cut: Cut | None = None, most: tuple[int, int] = (0, 0)) -> Read:
+def read_pair(
+    tokenizer: Tokenizer, first: str, second: str, cut: Truncation | None = None, most: tuple[int, int] = (0, 0)
+) -> TokenizedText:
     """Two texts in one sequence, with what the tokenizer puts around and between them. most: of each, as in `read_text`. Then
     the longer is cut first, until both are as long."""
-    return _joined(tokenizer, _pieces(tokenizer, first, cut, most[0]), _pieces(tokenizer, second, cut, most[1]), cut)
+    return _join_pair(tokenizer, _pieces(tokenizer, first, cut, most[0]), _pieces(tokenizer, second, cut, most[1]), cut)
 
 
 def read_pairs(
-    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], cut: Cut | None = None, most: tuple[int, int] = (0, 0)
-) -> list[Read]:
+    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], cut: Truncation | None = None, most: tuple[int, int] = (0, 0)
+) -> list[TokenizedText]:
     """Each pair as `read_pair` reads it. A text that is the first of many pairs is read once."""
     firsts = {text: _pieces(tokenizer, text, cut, most[0]) for text, _ in pairs}
-    fresh = (_copied(firsts[first]) for first, _ in pairs)
+    fresh = (_copy(firsts[first]) for first, _ in pairs)
     return [
-        _joined(tokenizer, a, _pieces(tokenizer, second, cut, most[1]), cut)
+        _join_pair(tokenizer, a, _pieces(tokenizer, second, cut, most[1]), cut)
         for a, (_, second) in zip(fresh, pairs, strict=True)
     ]
 
@@ -88,16 +92,16 @@ def first_tokens(tokenizer: Tokenizer, text: str, most: int) -> str:
     return text[: made.offsets[-1][1]] if len(made.ids) == most else text
 
 
-def _joined(tokenizer: Tokenizer, a: Encoding, b: Encoding, cut: Cut | None) -> Read:
+def _join_pair(tokenizer: Tokenizer, a: Encoding, b: Encoding, cut: Truncation | None) -> TokenizedText:
     if cut is not None:
         room = _room(cut, tokenizer.backend.num_special_tokens_to_add(True), 2)
         for one, n in zip((a, b), shares(len(a.ids), len(b.ids), room), strict=True):
             one.truncate(n, direction=cut.side)
     made = tokenizer.backend.post_process(a, b, True)
-    return Read(list(made.ids), list(made.type_ids))
+    return TokenizedText(list(made.ids), list(made.type_ids))
 
 
-def _copied(made: Encoding) -> Encoding:
+def _copy(made: Encoding) -> Encoding:
     """`truncate` changes what it is given."""
     return type(made).merge([made], growing_offsets=False)
 
@@ -110,14 +114,14 @@ def shares(a: int, b: int, room: int) -> tuple[int, int]:
     return (short, room - short) if a <= b else (room - short, short)
 
 
-def cut_ids(ids: list[int], cut: Cut | None) -> list[int]:
+def cut_ids(ids: list[int], cut: Truncation | None) -> list[int]:
     """Ids that somebody else made: what is around the text is not known."""
     if cut is None or len(ids) <= cut.keep:
         return ids
     return ids[: cut.keep] if cut.side == "right" else ids[-cut.keep :]
 
 
-def _pieces(tokenizer: Tokenizer, text: str, cut: Cut | None, most: int = 0) -> Encoding:
+def _pieces(tokenizer: Tokenizer, text: str, cut: Truncation | None, most: int = 0) -> Encoding:
     """The tokens of a text without those around it, at most `most` of its beginning; of one that is cut at least those that
     are kept."""
     keep, side = (most, "right") if most else (cut.keep, cut.side) if cut is not None else (0, "right")
@@ -133,7 +137,7 @@ def _pieces(tokenizer: Tokenizer, text: str, cut: Cut | None, most: int = 0) -> 
     return made
 
 
-def _room(cut: Cut, around: int, texts: int = 1) -> int:
+def _room(cut: Truncation, around: int, texts: int = 1) -> int:
     if cut.keep < around + texts:
         raise RequestError(
             f"truncate_prompt_tokens: {cut.keep} leaves no room for text beside the {around} tokens around it",

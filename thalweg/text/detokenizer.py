@@ -97,11 +97,11 @@ class _Window:
         self._last_added = False
 
     def push(self, id: int) -> str:
-        added = self._join_special and id in self._tokenizer.added
+        added = self._join_special and id in self._tokenizer.added_tokens
         self._ids.append(id)
         if added and self._last_added:
             self._read = self._start = len(self._ids)
-            return self._tokenizer.added[id]
+            return self._tokenizer.added_tokens[id]
         self._last_added = added
         text = self._new_text()
         if text.endswith("\ufffd") or not text:

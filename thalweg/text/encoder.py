@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from thalweg.errors import RequestError
-from thalweg.host.turns import Turns
+from thalweg.host.turns import FairSemaphore
 
 T = TypeVar("T")
 INLINE, LONG = 2048, 65536
@@ -37,7 +37,7 @@ def give_back() -> None:
         trim(0)
 
 
-class Encodes(Protocol):
+class TokenizerLike(Protocol):
     @property
     def max_token_chars(self) -> float: ...
 
@@ -49,16 +49,16 @@ def last_chars(keep: int, max_token_chars: float) -> int | None:
     return None if math.isinf(max_token_chars) else int((keep + MARGIN) * max_token_chars)
 
 
-class Encoder:
+class AsyncTokenizer:
     """A tokenizer and its threads. Long texts wait for each other, by tenant in turn, middling ones for middling ones, short
     ones for nobody."""
 
-    def __init__(self, tokenizer: Encodes, max_len: int) -> None:
+    def __init__(self, tokenizer: TokenizerLike, max_len: int) -> None:
         """max_len: tokens of the context. A text that cannot be that short is refused unread."""
         self._tokenizer, self._max_len = tokenizer, max_len
         self.most_chars = max_len * tokenizer.max_token_chars
         self._middling, self._long = ThreadPoolExecutor(1, "encode"), ThreadPoolExecutor(1, "encode-long")
-        self._turns = Turns()
+        self._turns = FairSemaphore()
 
     async def encode(
         self,

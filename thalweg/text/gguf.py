@@ -62,7 +62,7 @@ def from_vocabulary(made: Vocabulary) -> Tokenizer:
         )
     _add(backend, made)
     _post(backend, made, bos)
-    return Tokenizer(backend, _named(made), made.templates)
+    return Tokenizer(backend, _special_tokens(made), made.templates)
 
 
 def _add(backend: Backend, made: Vocabulary) -> None:
@@ -74,7 +74,7 @@ def _add(backend: Backend, made: Vocabulary) -> None:
         (backend.add_special_tokens if special else backend.add_tokens)(added)
 
 
-def _named(made: Vocabulary) -> dict[str, str]:
+def _special_tokens(made: Vocabulary) -> dict[str, str]:
     return {name: made.tokens[made.specials[key]] for key, name in _NAMES.items() if key in made.specials}
 
 
@@ -97,7 +97,7 @@ def _byte_level(made: Vocabulary, ids: dict[str, int]) -> tuple[Backend, bool]:
     if made.merges is None:
         raise CheckpointError(f"{made.where}: tokenizer.ggml.merges: missing; {advice}")
     words = WORDS[made.pre]
-    backend = Backend(models.BPE(vocab=ids, merges=_listed(made.merges, ids), ignore_merges=words.whole))
+    backend = Backend(models.BPE(vocab=ids, merges=_parse_merges(made.merges, ids), ignore_merges=words.whole))
     splits = [pre_tokenizers.Split(Regex(p), "isolated") for p in words.patterns]
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -106,7 +106,7 @@ def _byte_level(made: Vocabulary, ids: dict[str, int]) -> tuple[Backend, bool]:
     return backend, words.bos
 
 
-def _listed(merges: Sequence[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+def _parse_merges(merges: Sequence[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:
     """Merges as files list them, by rank: two tokens with a space between."""
     pairs = [(m[:at], m[at + 1 :]) for m in merges if (at := m.find(" ", 1)) > 0]
     return [(a, b) for a, b in pairs if a in ids and b in ids and a + b in ids]
@@ -120,7 +120,7 @@ def _characters(made: Vocabulary, ids: dict[str, int]) -> Backend:
     backend = Backend(
         models.BPE(
             vocab=ids,
-            merges=_listed(made.merges, ids),
+            merges=_parse_merges(made.merges, ids),
             unk_token=None if unknown is None else made.tokens[unknown],
             fuse_unk=True,
             byte_fallback=True,
@@ -199,7 +199,7 @@ def _wordpiece(made: Vocabulary) -> Tokenizer:
     around = f"{cls}:0 $A:0 {sep}:0"
     ids = [(cls, specials["cls"]), (sep, specials["seperator"])]
     backend.post_processor = processors.TemplateProcessing(single=around, pair=f"{around} $B:1 {sep}:1", special_tokens=ids)
-    return Tokenizer(backend, _named(made), made.templates)
+    return Tokenizer(backend, _special_tokens(made), made.templates)
 
 
 def _piece(token: str) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thalweg.errors import RequestError
-from thalweg.grammar.source import Vocabulary
+from thalweg.grammar.source import GrammarVocabulary
 from thalweg.text.tokenizer import Tokenizer
 
 FIELD = "structured_outputs"
 
 
-def vocabulary(tokenizer: Tokenizer, rows: int, eos_ids: Sequence[int]) -> Vocabulary:
+def vocabulary(tokenizer: Tokenizer, rows: int, eos_ids: Sequence[int]) -> GrammarVocabulary:
     """rows: of the model's embedding; ids beyond the tokenizer's add no text. RequestError where tokens cannot be told apart
     as bytes, or nothing ends a text."""
     pieces = tokenizer.pieces
@@ -22,8 +22,10 @@ def vocabulary(tokenizer: Tokenizer, rows: int, eos_ids: Sequence[int]) -> Vocab
     if not eos_ids:
         raise RequestError(f"{FIELD}: this model has no end-of-sequence token, so no grammar could end", FIELD)
     spelt = [tokenizer.token_of(i) for i in range(min(rows, tokenizer.vocab_size))]
-    tokens = [pieces.of(t) if i not in tokenizer.added else tokenizer.added[i].encode() for i, t in enumerate(spelt)]
+    tokens = [
+        pieces.of(t) if i not in tokenizer.added_tokens else tokenizer.added_tokens[i].encode() for i, t in enumerate(spelt)
+    ]
     special = tokenizer.control_ids | set(eos_ids)
-    return Vocabulary(
+    return GrammarVocabulary(
         tokens=tokens + [b""] * (rows - len(tokens)), special=sorted(i for i in special if i < rows), eos=list(eos_ids)
     )

@@ -8,14 +8,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from thalweg.errors import RequestError
-from thalweg.text.cut import Cut, Read, first_tokens
+from thalweg.text.cut import TokenizedText, Truncation, first_tokens
 
 if TYPE_CHECKING:
     from thalweg.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class PairTemplate:
     """What stands around the texts. Of a pair that is too long the end of the document is cut."""
 
     before: str
@@ -30,8 +30,8 @@ class Form:
     """Does the tokenizer put around the pair what it puts around a text?"""
 
 
-FORMS: Mapping[str, Form] = MappingProxyType({
-    "qwen3-reranker": Form(
+FORMS: Mapping[str, PairTemplate] = MappingProxyType({
+    "qwen3-reranker": PairTemplate(
         before="<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
         'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n',
         instruction="Given a web search query, retrieve relevant passages that answer the query",
@@ -39,7 +39,7 @@ FORMS: Mapping[str, Form] = MappingProxyType({
         after="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
         written="<|im_start|>",
     ),
-    "nemotron-rerank": Form(
+    "nemotron-rerank": PairTemplate(
         before="", instruction=None, words=("", "question:", " \n \n passage:"), after="", written=None, special=True
     ),
 })  # fmt: skip
@@ -47,8 +47,14 @@ FORMS: Mapping[str, Form] = MappingProxyType({
 
 
 def write_pair(
-    tokenizer: Tokenizer, form: Form, first: str, second: str, cut: Cut | None, most: tuple[int, int], instruction: str | None
-) -> Read:
+    tokenizer: Tokenizer,
+    form: PairTemplate,
+    first: str,
+    second: str,
+    cut: Truncation | None,
+    most: tuple[int, int],
+    instruction: str | None,
+) -> TokenizedText:
     """A pair in this form. Special tokens in the texts are letters there. RequestError as `read_pair`."""
     if most != (0, 0):
         first, second = (first_tokens(tokenizer, t, n) if n else t for t, n in zip((first, second), most, strict=True))
@@ -73,4 +79,4 @@ def write_pair(
             )
         ids = ids[:room]
     made = [*before, *ids, *after]
-    return Read(made, [0] * len(made))
+    return TokenizedText(made, [0] * len(made))

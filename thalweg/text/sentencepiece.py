@@ -42,7 +42,7 @@ def read_sentencepiece(file: Path) -> Vocabulary:
                 (trainer if number == 2 else normalizer).update(_fields(_bytes(value)))
         _check(file, tokens, trainer, normalizer)
         prefix = bool(_number(normalizer.get(3, 1)))
-        specials = {what: _signed(trainer.get(field, absent)) for field, (what, absent) in _SPECIALS.items()}
+        specials = {what: _to_int64(trainer.get(field, absent)) for field, (what, absent) in _SPECIALS.items()}
     except (ValueError, IndexError, struct.error) as e:
         raise CheckpointError(f"{file}: not a sentencepiece file: {e}; download it again") from e
     specials = {what: i for what, i in specials.items() if 0 <= i < len(tokens)}
@@ -97,7 +97,7 @@ def _number(value: int | bytes) -> int:
     return value
 
 
-def _signed(value: int | bytes) -> int:
+def _to_int64(value: int | bytes) -> int:
     number = _number(value)
     return number - (1 << 64) if number >> 63 else number
 

@@ -72,7 +72,7 @@ def automaton(stops: tuple[str, ...]) -> StopStrings:
     return StopStrings(stops)
 
 
-class AsideStream:
+class ReasoningStream:
     """Tells text that stands before an answer from the answer, piece by piece. The answer does not depend on how it was cut."""
 
     __slots__ = ("_close", "_held", "_inside", "_opens")

@@ -56,7 +56,7 @@ class Tokenizer:
         self.special_texts = tuple(control.values())
         """Texts that must not act in a user's data: special tokens, and those that only forget to say that they are."""
         self._control_ids = frozenset(control)
-        self.added = {i: t.content for i, t in added.items()}
+        self.added_tokens = {i: t.content for i, t in added.items()}
         """Every added token, special or not."""
         vocab = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocab.values(), default=-1)
@@ -115,7 +115,7 @@ class Tokenizer:
                 at += 1
             written = id in self._control_ids and at < len(data) and data[at][0] < b
             # The token for the unknown is special too, and seldom written out.
-            if written and text[a:b].strip().casefold() == self.added[id].strip().casefold():
+            if written and text[a:b].strip().casefold() == self.added_tokens[id].strip().casefold():
                 out += self._letters(text[a:b])
             else:
                 out.append(id)

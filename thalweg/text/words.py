@@ -31,7 +31,7 @@ _DEEPSEEK_LETTERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class WordPatterns:
     patterns: tuple[str, ...]
     whole: bool = False
     """A word that is a token is taken as it is, whatever its merges would make of it."""
@@ -39,58 +39,61 @@ class Words:
     """Texts begin with the token for that, where the file does not say."""
 
 
-_KINDS: tuple[tuple[str, Words], ...] = (
-    ("default", Words((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))),
-    ("llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano", Words((_LLAMA3,), whole=True, bos=True)),
-    ("dbrx smaug-bpe chatglm-bpe", Words((_LLAMA3,))),
-    ("glm4 glm5", Words((_LLAMA3,), whole=True)),
-    ("qwen2 deepseek-r1-qwen kormo f2llmv2 stablelm2 megrez hunyuan grok-2 solar-open", Words((_QWEN2,))),
+_KINDS: tuple[tuple[str, WordPatterns], ...] = (
+    ("default", WordPatterns((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))),
+    ("llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano", WordPatterns(
+        (_LLAMA3,), whole=True, bos=True)),
+    ("dbrx smaug-bpe chatglm-bpe", WordPatterns((_LLAMA3,))),
+    ("glm4 glm5", WordPatterns((_LLAMA3,), whole=True)),
+    ("qwen2 deepseek-r1-qwen kormo f2llmv2 stablelm2 megrez hunyuan grok-2 solar-open", WordPatterns((_QWEN2,))),
     (
         "qwen35",
-        Words((
+        WordPatterns((
             rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*"
             r"|\s*[\r\n]+|\s+(?!\S)|\s+",
         )),
     ),
-    ("gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert", Words((_GPT2,))),
-    ("mpt olmo jais exaone4 jina-v1-en jina-v2-code roberta-bpe trillion granite-docling", Words((_GPT2,))),
-    ("starcoder refact command-r smollm codeshell exaone minerva-7b mellum2", Words((r"\p{N}", _GPT2))),
-    ("falcon", Words((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"))),
+    ("gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert", WordPatterns((_GPT2,))),
+    ("mpt olmo jais exaone4 jina-v1-en jina-v2-code roberta-bpe trillion granite-docling", WordPatterns((_GPT2,))),
+    ("starcoder refact command-r smollm codeshell exaone minerva-7b mellum2", WordPatterns((r"\p{N}", _GPT2))),
+    ("falcon", WordPatterns((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"))),
     (
         "deepseek-llm",
-        Words((
+        WordPatterns((
             "[\r\n]", rf"\s?[{_DEEPSEEK_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", "[一-龥ࠀ-一가-퟿]+", r"\p{N}+",
         )),
     ),
-    ("deepseek-coder", Words(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"))),
-    ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", Words(_DEEPSEEK3)),
+    ("deepseek-coder", WordPatterns(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"))),
+    ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", WordPatterns(_DEEPSEEK3)),
     (
         "jais-2",
-        Words((
+        WordPatterns((
             rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|"
             + "".join(rf"\s{{{n}}}(?!\S)|" for n in (512, 256, 128, 64, 32, 16, 8, 4)) + r"\s{1,2}(?!\S)|\s{1}",
         )),
     ),
     (
         "exaone-moe",
-        Words((
+        WordPatterns((
             rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
             r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
         )),
     ),
-    ("tekken", Words((_TEKKEN,), whole=True, bos=True)),
-    ("gpt-4o llama4 kanana2 talkie minimax-m2", Words((_GPT4O,))),
-    ("tiny_aya cohere2moe", Words((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O))),
-    ("poro-chat bloom gpt3-finnish", Words((r" ?[^(\s|.,!?…。，、।۔،)]+",))),
-    ("viking", Words((r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}"))),
+    ("tekken", WordPatterns((_TEKKEN,), whole=True, bos=True)),
+    ("gpt-4o llama4 kanana2 talkie minimax-m2", WordPatterns((_GPT4O,))),
+    ("tiny_aya cohere2moe", WordPatterns((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O))),
+    ("poro-chat bloom gpt3-finnish", WordPatterns((r" ?[^(\s|.,!?…。，、।۔،)]+",))),
+    ("viking", WordPatterns((r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}"))),
     (
         "bailingmoe bailingmoe2 llada-moe",
-        Words((r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)),
+        WordPatterns(
+            (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)),
     ),
     (
         "seed-coder",
-        Words((rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",)),
+        WordPatterns(
+            (rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",)),
     ),
 )  # fmt: skip
-WORDS: Mapping[str, Words] = {name: words for names, words in _KINDS for name in names.split()}
+WORDS: Mapping[str, WordPatterns] = {name: words for names, words in _KINDS for name in names.split()}
 """By the names that files have."""

@@ -10,10 +10,10 @@ from thalweg.errors import RequestError
 from thalweg.turns.bind import terminals
 from thalweg.turns.bodies.body import WHITE
 from thalweg.turns.bodies.elements import ITEM
-from thalweg.turns.bodies.schema import must_be_string, property_of, resolved, types
-from thalweg.turns.format import Calls, GemmaArgs, JsonCalls, PythonCalls, Tagged
+from thalweg.turns.bodies.schema import must_be_string, property_of, resolve_refs, types
+from thalweg.turns.format import Calls, GemmaArgs, JsonCalls, PythonCalls, TaggedArgs
 from thalweg.turns.lark import ANY, Rules, containing, literal
-from thalweg.turns.strings import UnsaidError, form_of
+from thalweg.turns.strings import UnsupportedKeywordError, form_of
 
 SCALARS = frozenset({"integer", "number", "boolean", "null"})
 ALL = ("string", "integer", "number", "boolean", "null", "object", "array")
@@ -36,12 +36,12 @@ HELD = "parameters"
 DEEPEST = 24
 
 
-def rebased(schema: Any, root: Any) -> Any:
+def rebase(schema: Any, root: Any) -> Any:
     """A schema that can be compiled apart from the one that it is part of."""
     if not _refers(schema):
         return schema
-    made = {k: v for k, v in _moved(schema).items() if k not in ("$defs", "definitions")}
-    return {**made, "$defs": {HELD: _moved(root)}}
+    made = {k: v for k, v in _move_refs(schema).items() if k not in ("$defs", "definitions")}
+    return {**made, "$defs": {HELD: _move_refs(root)}}
 
 
 def _refers(schema: Any) -> bool:
@@ -51,12 +51,12 @@ def _refers(schema: Any) -> bool:
     return isinstance(schema, list) and any(map(_refers, schema))
 
 
-def _moved(schema: Any) -> Any:
+def _move_refs(schema: Any) -> Any:
     if isinstance(schema, list):
-        return [_moved(s) for s in schema]
+        return [_move_refs(s) for s in schema]
     if not isinstance(schema, Mapping):
         return schema
-    out = {k: v if k in ("const", "enum", "default", "examples") else _moved(v) for k, v in schema.items()}
+    out = {k: v if k in ("const", "enum", "default", "examples") else _move_refs(v) for k, v in schema.items()}
     ref = schema.get("$ref")
     if isinstance(ref, str) and (ref == "#" or ref.startswith("#/")):
         out["$ref"] = f"#/$defs/{HELD}{ref[1:]}"
@@ -76,43 +76,43 @@ Member = tuple[bool, str, Any]
 
 def members_of(schema: Any, root: Any) -> list[Member]:
     """The members that an object may have, in their order. UnsaidError where a list of them does not say what it may be."""
-    schema = resolved(schema, root)
+    schema = resolve_refs(schema, root)
     if not isinstance(schema, Mapping) or not types(schema) <= {"object"}:
-        raise UnsaidError("a schema of no object")
+        raise UnsupportedKeywordError("a schema of no object")
     if found := sorted(schema.keys() & OBJECTS):
-        raise UnsaidError(found[0])
+        raise UnsupportedKeywordError(found[0])
     properties, required = schema.get("properties") or {}, list(schema.get("required") or ())
     keys = [*properties, *(k for k in required if k not in properties)]
     found = [(k in required, k, property_of(schema, k, root)) for k in keys]
     if any(needed and s is False for needed, _, s in found):
-        raise UnsaidError("a required property that nothing satisfies")
+        raise UnsupportedKeywordError("a required property that nothing satisfies")
     found = [m for m in found if m[2] is not False]
     if schema.get("minProperties", 0) > len(required):
-        raise UnsaidError("minProperties")
+        raise UnsupportedKeywordError("minProperties")
     if schema.get("maxProperties", len(found)) < len(found):
-        raise UnsaidError("maxProperties")
+        raise UnsupportedKeywordError("maxProperties")
     return found
 
 
 def by_type(schema: Any, root: Any, depth: int = 0) -> list[tuple[str, Any]]:
     """A schema as one for each type of value that it allows. UnsaidError where it says it otherwise."""
-    schema = resolved(schema, root)
+    schema = resolve_refs(schema, root)
     if schema is True or schema is None or schema == {}:
         return [(t, {"type": t}) for t in ALL if t != "integer"]
     if not isinstance(schema, Mapping) or depth > DEEPEST:
-        raise UnsaidError("a schema nested too deep" if depth > DEEPEST else "false")
+        raise UnsupportedKeywordError("a schema nested too deep" if depth > DEEPEST else "false")
     for name in ("anyOf", "oneOf"):
         parts = schema.get(name)
         if isinstance(parts, list) and "type" not in schema:
             if schema.keys() & (OBJECTS - {name}):
-                raise UnsaidError(name)
+                raise UnsupportedKeywordError(name)
             found = [b for p in parts for b in by_type(p, root, depth + 1)]
             if name == "oneOf" and len({t for t, _ in found}) < len(found):
-                raise UnsaidError(name)
+                raise UnsupportedKeywordError(name)
             return found
     allowed = types(schema)
     if not allowed and schema.keys() & (OBJECTS | ARRAYS):
-        raise UnsaidError(min(schema.keys() & (OBJECTS | ARRAYS)))
+        raise UnsupportedKeywordError(min(schema.keys() & (OBJECTS | ARRAYS)))
     return [(t, _only(schema, t)) for t in ALL if t in allowed or (not allowed and t != "integer")]
 
 
@@ -140,7 +140,7 @@ class Arguments:
         self._root = schema
         try:
             return self._arguments(name, schema)
-        except UnsaidError as e:
+        except UnsupportedKeywordError as e:
             row = self._row.name
             field, called = self._names.get(name) or (self._field, f"{self._field}: parameters of {name!r}")
             raise RequestError(
@@ -153,19 +153,19 @@ class Arguments:
         rules, body = self._rules, self._row.body
         match body:
             case PythonCalls():
-                parts = [(need, f"({self._assigned(k, s)})") for need, k, s in members_of(object_of(schema), schema)]
-                return rules.listed(parts, literal(", "))
+                parts = [(need, f"({self._keyword_argument(k, s)})") for need, k, s in members_of(object_of(schema), schema)]
+                return rules.join_members(parts, literal(", "))
             case GemmaArgs(quote):
                 return self._gemma_members(object_of(schema), quote, 0)
-            case Tagged():
-                made: Callable[[Tagged, str, Any], str] = self._element if body.nested else self._tag
+            case TaggedArgs():
+                made: Callable[[TaggedArgs, str, Any], str] = self._element if body.nested else self._tag
                 parts = [(need, made(body, k, s)) for need, k, s in members_of(object_of(schema), schema)]
                 return " ".join(f"({m})" if need else f"({m})?" for need, m in parts)
         return self.json(object_of(schema))
 
     def json(self, schema: Any) -> str:
         """A value that is JSON."""
-        return self._rules.fresh("json", "%json " + json.dumps(rebased(schema, self._root)))
+        return self._rules.fresh("json", "%json " + json.dumps(rebase(schema, self._root)))
 
     def item(self, body: JsonCalls, name: str, schema: Any, before: str | None = None) -> str:
         """A call as an object that holds its name. before: stands before it, in one lexeme with all up to the arguments."""
@@ -180,9 +180,9 @@ class Arguments:
                 members = {body.ids[0]: {"type": "string"}, **members}
         return self.json({"type": "object", "properties": members, "required": list(members), "additionalProperties": False})
 
-    def _assigned(self, key: str, schema: Any) -> str:
+    def _keyword_argument(self, key: str, schema: Any) -> str:
         if not key or key != key.strip(WHITE) or any(c in key for c in "=),"):
-            raise UnsaidError(f"a property named {key[:40]!r}")
+            raise UnsupportedKeywordError(f"a property named {key[:40]!r}")
         if types(schema) == {"boolean"} and "enum" not in schema and not schema.keys() & OBJECTS:
             return f"{literal(key + '=')} ({literal('True')} | {literal('False')})"
         return f"{literal(key + '=')} {self.json({} if schema is None else schema)}"
@@ -192,10 +192,10 @@ class Arguments:
     def _key(self, key: str) -> str:
         """A key as it stands in a tag."""
         if not key or key != key.strip(WHITE) or "\n" in key or key.startswith("/") or any(m in key for m in self._marks):
-            raise UnsaidError(f"a property named {key[:40]!r}")
+            raise UnsupportedKeywordError(f"a property named {key[:40]!r}")
         return key
 
-    def _tag(self, body: Tagged, key: str, schema: Any) -> str:
+    def _tag(self, body: TaggedArgs, key: str, schema: Any) -> str:
         string = must_be_string(schema)
         closes = " | ".join(literal(t) for t in _fitting(body, string, types(schema)))
         line = "\n" if body.newline else ""
@@ -214,68 +214,68 @@ class Arguments:
 
     # Tags within tags.
 
-    def _element(self, body: Tagged, key: str, schema: Any, depth: int = 0) -> str:
+    def _element(self, body: TaggedArgs, key: str, schema: Any, depth: int = 0) -> str:
         """<key>value</key>, and the same for what is in a value."""
         if depth > DEEPEST:
-            raise UnsaidError("a schema nested too deep")
+            raise UnsupportedKeywordError("a schema nested too deep")
         opened, closed = f"{body.key_open}{self._element_key(key)}>", f"{body.value_close}{key}>"
         if must_be_string(schema):
             return f"{literal(opened)} {self._text(schema, closed, self._tag_word(body))}"
         parts = by_type(schema, self._root)
         if not parts:
-            raise UnsaidError("false")
+            raise UnsupportedKeywordError("false")
         kinds = frozenset(kind for kind, _ in parts)
         values = " | ".join(f"({self._inside(body, kind, part, kinds, depth)})" for kind, part in parts)
         return f"{literal(opened)} ({values}) {literal(closed)}"
 
     def _element_key(self, key: str) -> str:
         if ">" in key:
-            raise UnsaidError(f"a property named {key[:40]!r}")
+            raise UnsupportedKeywordError(f"a property named {key[:40]!r}")
         return self._key(key)
 
-    def _tag_word(self, body: Tagged) -> str:
+    def _tag_word(self, body: TaggedArgs) -> str:
         """What stands in every tag."""
         opened = self._shown(body.key_open)
         if not self._shown(body.value_close).startswith(opened):
-            raise UnsaidError("a string in tags that close otherwise than they open")
+            raise UnsupportedKeywordError("a string in tags that close otherwise than they open")
         return opened
 
-    def _inside(self, body: Tagged, kind: str, schema: Any, kinds: frozenset[str], depth: int) -> str:
+    def _inside(self, body: TaggedArgs, kind: str, schema: Any, kinds: frozenset[str], depth: int) -> str:
         """A value of one kind. kinds: all that may be there. No text at all is an empty value of the plainest."""
         if kind == "object" and schema.get("properties"):
             found = members_of(schema, self._root)
             if kinds & {"string", "array"} and not any(need for need, _, _ in found):
-                raise UnsaidError("an object that may be empty, where other values may be,")
+                raise UnsupportedKeywordError("an object that may be empty, where other values may be,")
             parts = [(need, self._element(body, k, s, depth + 1)) for need, k, s in found]
             return " ".join(f"({m})" if need else f"({m})?" for need, m in parts)
         if kind == "array" and isinstance(schema.get("items"), Mapping):
             _check_array(schema)
             if "string" in kinds and not schema.get("minItems"):
-                raise UnsaidError("an array that may be empty, where a string may be,")
-            item = self._rules.fresh("inner", self._element(body, ITEM, resolved(schema["items"], self._root), depth + 1))
+                raise UnsupportedKeywordError("an array that may be empty, where a string may be,")
+            item = self._rules.fresh("inner", self._element(body, ITEM, resolve_refs(schema["items"], self._root), depth + 1))
             return f"{item}{{{schema.get('minItems', 0)},{schema.get('maxItems', '')}}}"
         if kind in SCALARS:
             return self.json(schema)
         if kind == "string":
-            return self._quoted(body, schema)
+            return self._inner_string(body, schema)
         return self._free(body, kind, schema)
 
-    def _quoted(self, body: Tagged, schema: Any) -> str:
+    def _inner_string(self, body: TaggedArgs, schema: Any) -> str:
         """A string as JSON, where other values may be there."""
         form = form_of(schema, self._rules)
         if form is not None and not (schema.keys() & {"enum", "const"}):
-            raise UnsaidError("a string that may also be something else, and has a form")
+            raise UnsupportedKeywordError("a string that may also be something else, and has a form")
         if form is not None:
             said = [v for v in schema.get("enum", [schema.get("const")]) if isinstance(v, str)]
             return " | ".join(literal(json.dumps(v)) for v in said if self._tag_word(body) not in v)
         return self._json_string(body)
 
-    def _json_string(self, body: Tagged) -> str:
+    def _json_string(self, body: TaggedArgs) -> str:
         string = r'/"([^"\\\x00-\x1F\x7F]|\\["\\\/bfnrt])*"/'
         held = self._rules.fresh("HELD", containing(self._tag_word(body)))
         return self._rules.fresh("STRING", f"{string} & ~{held}")
 
-    def _free(self, body: Tagged, kind: str, schema: Any) -> str:
+    def _free(self, body: TaggedArgs, kind: str, schema: Any) -> str:
         """An object or array of anything, as JSON."""
         if kind == "object" and schema.get("additionalProperties") is False and _may_be_empty(schema):
             return literal("{}")
@@ -294,22 +294,22 @@ class Arguments:
 
     def _gemma_members(self, schema: Any, quote: str, depth: int) -> str:
         if depth > DEEPEST:
-            raise UnsaidError("a schema nested too deep")
+            raise UnsupportedKeywordError("a schema nested too deep")
         parts = [
             (need, f"({literal(self._bare_key(k, quote) + ':')} {self._gemma(s, quote, depth)})")
             for need, k, s in members_of(schema, self._root)
         ]
-        return self._rules.listed(parts, '","')
+        return self._rules.join_members(parts, '","')
 
     def _bare_key(self, key: str, quote: str) -> str:
         if not key or any(c in "{}[](),:" or c in WHITE for c in key) or self._shown(quote) in key:
-            raise UnsaidError(f"a property named {key[:40]!r}")
+            raise UnsupportedKeywordError(f"a property named {key[:40]!r}")
         return key
 
     def _gemma(self, schema: Any, quote: str, depth: int) -> str:
         parts = by_type(schema, self._root)
         if not parts:
-            raise UnsaidError("false")
+            raise UnsupportedKeywordError("false")
         return f"({' | '.join(f'({self._gemma_value(kind, part, quote, depth)})' for kind, part in parts)})"
 
     def _gemma_value(self, kind: str, schema: Any, quote: str, depth: int) -> str:
@@ -323,17 +323,17 @@ class Arguments:
             if items in ({}, True):
                 items = {"type": ["string", "number", "boolean", "null"]}
             item = self._rules.fresh("item", self._gemma(items, quote, depth + 1))
-            return self._sized(item, int(schema.get("minItems", 0)), schema.get("maxItems"))
+            return self._array(item, int(schema.get("minItems", 0)), schema.get("maxItems"))
         return self.json(schema)
 
-    def _sized(self, item: str, least: int, most: int | None) -> str:
+    def _array(self, item: str, least: int, most: int | None) -> str:
         if most == 0:
             return '"[" "]"'
         more = f'("," {item}){{{max(least - 1, 0)},{"" if most is None else int(most) - 1}}}'
         return f'"[" {item} {more} "]"' if least else f'"[" ({item} {more})? "]"'
 
 
-def _fitting(body: Tagged, string: bool, allowed: frozenset[str]) -> list[str]:
+def _fitting(body: TaggedArgs, string: bool, allowed: frozenset[str]) -> list[str]:
     """What may end a key whose value is a string or JSON."""
     fit = [t for t, k in body.key_close if k in ("string" if string else "json", None)]
     labels = allowed | {"number"} if "integer" in allowed else allowed
@@ -343,7 +343,7 @@ def _fitting(body: Tagged, string: bool, allowed: frozenset[str]) -> list[str]:
 
 def _check_array(schema: Any) -> None:
     if found := sorted(schema.keys() & ARRAYS):
-        raise UnsaidError(found[0])
+        raise UnsupportedKeywordError(found[0])
 
 
 def _may_be_empty(schema: Any) -> bool:
@@ -357,4 +357,4 @@ def _check_free(schema: Any) -> None:
     sized = {"minItems", "maxItems", "minProperties", "maxProperties", "required", "items", "additionalProperties"}
     found = {k for k in schema.keys() & (ARRAYS | OBJECTS | sized) if not (k in OPEN and schema[k] is True)}
     if found:
-        raise UnsaidError(min(found))
+        raise UnsupportedKeywordError(min(found))

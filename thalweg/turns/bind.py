@@ -8,26 +8,26 @@ from typing import Any, Protocol, TypeVar
 
 from thalweg.text.marks import MOST, mark
 from thalweg.text.stops import StopStrings
-from thalweg.turns.format import Turn
+from thalweg.turns.format import TurnFormat
 
 T = TypeVar("T")
 WORDS = frozenset({"name", "ids", "source", "lead", "around", "section_around", "markers", "role", "names", "args", "after"})
 """Fields of rows that are no terminals."""
 
 
-class Vocabulary(Protocol):
+class TurnVocabulary(Protocol):
     @property
-    def added(self) -> Mapping[int, str]: ...
+    def added_tokens(self) -> Mapping[int, str]: ...
 
     @property
     def special_ids(self) -> frozenset[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundTurnFormat:
     """turn: its terminals, with marks in them. Shared by the readers of a server."""
 
-    turn: Turn
+    turn: TurnFormat
     named: Mapping[str, str]
     """Mark -> the token's text."""
     marked: tuple[int, ...]
@@ -36,11 +36,11 @@ class Bound:
     """Marks of special tokens."""
     _automata: dict[tuple[str, ...], StopStrings] = field(default_factory=dict, compare=False)
 
-    def shown(self, text: str) -> str:
+    def token_text(self, text: str) -> str:
         """Text with marks written as their tokens' text."""
-        return self.unmarked(text, False)
+        return self.unmark(text, False)
 
-    def unmarked(self, text: str, skip_special: bool) -> str:
+    def unmark(self, text: str, skip_special: bool) -> str:
         """Text whose marks are tokens again, special ones left out if they are skipped."""
         for pair, token in self.named.items():
             text = text.replace(pair, "" if skip_special and pair in self.special else token)
@@ -54,29 +54,29 @@ class Bound:
         return made
 
 
-def bind(turn: Turn, vocabulary: Vocabulary | None) -> Bound:
+def bind(turn: TurnFormat, vocabulary: TurnVocabulary | None) -> BoundTurnFormat:
     """vocabulary None: every terminal is text."""
     tokens = _control(vocabulary) if vocabulary is not None else {}
     used: dict[str, int] = {}
     found = [(text, id) for text, id in sorted(tokens.items(), key=lambda t: -len(t[0])) if _occurs(text, turn)]
 
-    def marked(text: str) -> str:
+    def mark_tokens(text: str) -> str:
         for token, id in found:
             if token in text:
                 used[token] = id
                 text = text.replace(token, mark(id))
         return text
 
-    bound = _map(turn, marked)
+    bound = _map(turn, mark_tokens)
     special = frozenset() if vocabulary is None else vocabulary.special_ids & set(used.values())
     names = {mark(id): token for token, id in used.items()}
-    return Bound(bound, names, tuple(sorted(used.values())), frozenset(map(mark, special)))
+    return BoundTurnFormat(bound, names, tuple(sorted(used.values())), frozenset(map(mark, special)))
 
 
-def _control(vocabulary: Vocabulary) -> dict[str, int]:
+def _control(vocabulary: TurnVocabulary) -> dict[str, int]:
     """Tokens that stand between things: special ones, and those that look so."""
     special = vocabulary.special_ids
-    return {t: i for i, t in vocabulary.added.items() if t.strip() and i < MOST and (i in special or _looks_control(t))}
+    return {t: i for i, t in vocabulary.added_tokens.items() if t.strip() and i < MOST and (i in special or _looks_control(t))}
 
 
 def _looks_control(token: str) -> bool:

@@ -12,7 +12,7 @@ from thalweg.turns import table
 from thalweg.turns.derive.calls import NAME
 from thalweg.turns.derive.probes import Render
 from thalweg.turns.derive.template import derive, shape
-from thalweg.turns.format import Turn
+from thalweg.turns.format import TurnFormat
 from thalweg.turns.response_template import UnreadableError, turn_of
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def choose(
     template: str | None,
     response_template: Any = None,
     render: Render | None = None,
-) -> Turn:
+) -> TurnFormat:
     """tool_parser, reasoning_parser: names of the table, or auto, none, hf. None and "": auto. template: the chat template's
     source. response_template: the checkpoint's. render: writes with the chat template; what nothing else says is read off
     that. ConfigError names the flag."""
@@ -36,9 +36,9 @@ def choose(
     hf = (tool_parser == table.TEMPLATE, reasoning_parser == table.TEMPLATE)
     found = _own(response_template, hf)
     if found is None:
-        found = table.matched(template) if template else Turn(source="there is no chat template")
+        found = table.match_template(template) if template else TurnFormat(source="there is no chat template")
         if template and render is not None:
-            found = _completed(found, template, render, tool_parser == AUTO, reasoning_parser == AUTO)
+            found = _complete(found, template, render, tool_parser == AUTO, reasoning_parser == AUTO)
     turn, sources = found, []
     if tool_parser not in (AUTO, table.TEMPLATE):
         calls = None if tool_parser == NONE else table.calls_named(tool_parser)
@@ -56,7 +56,7 @@ def choose(
     return replace(turn, source=", ".join(sources))
 
 
-def _completed(found: Turn, template: str, render: Render, calls: bool, reasoning: bool) -> Turn:
+def _complete(found: TurnFormat, template: str, render: Render, calls: bool, reasoning: bool) -> TurnFormat:
     """With what is read off the template's own writing. calls, reasoning: may they be found so?"""
     made = derive(template, render, found, calls, reasoning)
     if made is not None:
@@ -65,7 +65,7 @@ def _completed(found: Turn, template: str, render: Render, calls: bool, reasonin
     return replace(found, source=NOTHING) if found.calls is None and found.reasoning is None else found
 
 
-def _own(response_template: Any, hf: tuple[bool, bool]) -> Turn | None:
+def _own(response_template: Any, hf: tuple[bool, bool]) -> TurnFormat | None:
     """What the checkpoint says itself. ConfigError if a flag asks for it and it cannot be had."""
     flag = next((f for f, asked in zip(("--tool-call-parser", "--reasoning-parser"), hf, strict=True) if asked), None)
     if response_template is None:
@@ -81,7 +81,7 @@ def _own(response_template: Any, hf: tuple[bool, bool]) -> Turn | None:
         return None
 
 
-def describe(turn: Turn) -> str:
+def describe(turn: TurnFormat) -> str:
     """A line for people."""
     calls = turn.calls.name if turn.calls is not None else "none"
     if turn.calls is not None and calls == NAME:

@@ -19,7 +19,7 @@ class Thought:
 
 
 @dataclass(slots=True)
-class CallBegun:
+class CallStart:
     index: int
     id: str
     name: str
@@ -33,7 +33,7 @@ class CallArguments:
     text: str
 
 
-Event = Content | Thought | CallBegun | CallArguments
+Event = Content | Thought | CallStart | CallArguments
 
 
 @dataclass(slots=True)
@@ -59,13 +59,13 @@ class Message:
                     self.content += text
                 case Thought(text):
                     self.reasoning += text
-                case CallBegun(_, id, name):
+                case CallStart(_, id, name):
                     self.calls.append(Call(name, "", id))
                 case CallArguments(index, text):
                     self.calls[index].arguments += text
 
 
-class Gathered:
+class EventBuffer:
     """Events as they come, pieces of one kind made one."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Gathered:
 
     def add(self, event: Event) -> None:
         last = self._events[-1] if self._events else None
-        if not isinstance(event, CallBegun):
+        if not isinstance(event, CallStart):
             same = type(last) is type(event) and getattr(last, "index", 0) == getattr(event, "index", 0)
             if not same:
                 self._close()
@@ -88,7 +88,7 @@ class Gathered:
     def _close(self) -> None:
         if self._pieces:
             last = self._events[-1]
-            assert not isinstance(last, CallBegun)
+            assert not isinstance(last, CallStart)
             last.text = "".join(self._pieces)
             self._pieces = []
 

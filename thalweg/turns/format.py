@@ -76,7 +76,7 @@ class JsonArgs:
 
 
 @dataclass(frozen=True, slots=True)
-class Tagged:
+class TaggedArgs:
     """Arguments as keys and values between tags: `key_open` KEY `key_close` `value_open` VALUE `value_close`."""
 
     key_open: str
@@ -110,11 +110,11 @@ class GemmaArgs:
     quote: str = '<|"|>'
 
 
-Body = JsonCalls | JsonArgs | Tagged | PythonCalls | GemmaArgs
+Body = JsonCalls | JsonArgs | TaggedArgs | PythonCalls | GemmaArgs
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class CallHead:
     """What stands between a call's `open` and its arguments: slots, each begun by a terminal."""
 
     first: Slot = "name"
@@ -138,7 +138,7 @@ class Calls:
     close: str = ""
     also: tuple[str, ...] = ()
     """Other spellings of `open`."""
-    head: Head | None = None
+    head: CallHead | None = None
     section: tuple[str, str] = ("", "")
     """Around the calls."""
     bare: bool = False
@@ -170,7 +170,7 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TurnFormat:
     """The format of a model's turns. Without calls or reasoning: those are content."""
 
     reasoning: Reasoning | None = None
@@ -180,7 +180,7 @@ class Turn:
     source: str = field(default="flag", compare=False)
     """Where it was found, for people."""
 
-    def without_calls(self) -> Turn:
+    def without_calls(self) -> TurnFormat:
         """For requests without tools."""
         keep = self.calls.wrap if self.calls else ()
         return replace(self, calls=None, wrap=self.wrap + keep, header=self.headers)

@@ -14,8 +14,8 @@ from typing import Any
 from thalweg.errors import RequestError
 from thalweg.text.marks import id_of, is_half
 from thalweg.turns.arguments import Arguments
-from thalweg.turns.bind import Bound
-from thalweg.turns.format import Calls, GemmaArgs, Header, JsonArgs, JsonCalls, PythonCalls, Reasoning, Tagged
+from thalweg.turns.bind import BoundTurnFormat
+from thalweg.turns.format import Calls, GemmaArgs, Header, JsonArgs, JsonCalls, PythonCalls, Reasoning, TaggedArgs
 from thalweg.turns.lark import ANY, Rules, containing, literal, pattern
 
 CONTENT = "@inner"
@@ -26,7 +26,7 @@ WHITE = "[ \\t\\r\\n]"
 
 
 def turn_grammar(
-    bound: Bound,
+    bound: BoundTurnFormat,
     tools: Mapping[str, Any],
     name: str | None = None,
     parallel: bool = True,
@@ -44,7 +44,7 @@ def turn_grammar(
 
 
 def form_grammar(
-    bound: Bound,
+    bound: BoundTurnFormat,
     tools: Mapping[str, Any],
     parallel: bool = True,
     thinking: bool = False,
@@ -57,7 +57,7 @@ def form_grammar(
 
 
 def free_grammar(
-    bound: Bound,
+    bound: BoundTurnFormat,
     tools: Mapping[str, Any],
     parallel: bool = True,
     thinking: bool = False,
@@ -70,13 +70,13 @@ def free_grammar(
     return grammar.turn(thinking, thought, *grammar.free())
 
 
-def end_of_reasoning(bound: Bound) -> int | None:
+def end_of_reasoning(bound: BoundTurnFormat) -> int | None:
     """The token that ends reasoning. None: more than one does, or text."""
     close = bound.turn.reasoning.close if bound.turn.reasoning is not None else ""
     return id_of(close) if len(close) == 2 and all(map(is_half, close)) else None
 
 
-def beginning_of_calls(bound: Bound) -> int | None:
+def beginning_of_calls(bound: BoundTurnFormat) -> int | None:
     """The token that begins calls, and nothing else of a turn. None: text does, or a call may also stand in reasoning that it
     does not end."""
     calls, reasoning = bound.turn.calls, bound.turn.reasoning
@@ -87,23 +87,23 @@ def beginning_of_calls(bound: Bound) -> int | None:
     return id_of(calls.beginning) if is_half(calls.beginning[:1] or " ") else None
 
 
-def begun_grammar(bound: Bound, tools: Mapping[str, Any], parallel: bool = True, names: Names = NONE) -> str:
+def begun_grammar(bound: BoundTurnFormat, tools: Mapping[str, Any], parallel: bool = True, names: Names = NONE) -> str:
     """Source of what follows the token of `beginning_of_calls`: the rest of that call, others, and the end. Errors as
     `turn_grammar` (param "tools")."""
     grammar = _Grammar(bound, tools, parallel, "tools", names)
-    return grammar.rules.source(grammar.begun(f"<[{beginning_of_calls(bound)}]>"))
+    return grammar.rules.source(grammar.rest_of_calls(f"<[{beginning_of_calls(bound)}]>"))
 
 
 class _Grammar:
-    def __init__(self, bound: Bound, tools: Mapping[str, Any], parallel: bool, field: str, names: Names) -> None:
+    def __init__(self, bound: BoundTurnFormat, tools: Mapping[str, Any], parallel: bool, field: str, names: Names) -> None:
         """field: of the request that asks for the grammar. tools: none, where there are no calls."""
         self._turn, self._tools, self._parallel, self._field = bound.turn, tools, parallel, field
-        self._bound, self.rules = bound, Rules(bound.shown)
+        self._bound, self.rules = bound, Rules(bound.token_text)
         if tools and bound.turn.calls is None:
             raise RequestError(f"{field}: no format of calls is known for this model", field)
         self._one_lexeme = False
         """Is all up to a tool's name one lexeme? Free text beside it has the longer ones."""
-        self._arguments = Arguments(self.rules, self._calls, bound.shown, field, names) if tools else None
+        self._arguments = Arguments(self.rules, self._calls, bound.token_text, field, names) if tools else None
 
     @property
     def _calls(self) -> Calls:
@@ -121,7 +121,7 @@ class _Grammar:
         calls = [self._section().strip()] if self._tools else []
         return self.rules.source(f"{before} ({' | '.join([*calls, *others])})")
 
-    def begun(self, opened: str) -> str:
+    def rest_of_calls(self, opened: str) -> str:
         """What follows the terminal that begins calls."""
         rules, start = self.rules, self._section().strip()
         if start.startswith("call"):  # the first of several: the others begin with the terminal too
@@ -137,30 +137,30 @@ class _Grammar:
         """Text in which no call begins, and text up to a call with that call."""
         calls, header = self._calls, self._turn.headers
         if header is not None:
-            marks = [self._bound.shown(m) for m in (header.open, *header.closes, calls.beginning) if m]
+            marks = [self._bound.token_text(m) for m in (header.open, *header.closes, calls.beginning) if m]
             return [self.rules.rule("WORDS", f"{ANY} & ~{self.rules.fresh('HELD', containing(*marks))}")]
         if calls.bare and not calls.beginning:
             self._one_lexeme = True
             return [f"({self._bare_text()})?"]
         if not calls.beginning:
             raise RequestError(f"{self._field}: a call in the format {calls.name} cannot be held to a schema", self._field)
-        thought = self._thought()
-        opened = self.rules.fresh("HELD", containing(self._bound.shown(calls.beginning)))
+        thought = self._exclude_reasoning()
+        opened = self.rules.fresh("HELD", containing(self._bound.token_text(calls.beginning)))
         words = self.rules.fresh("WORDS", f"{ANY} & ~{opened}{thought}")
         marks = [literal(w) for w in self._turn.wraps if all(map(is_half, w))]
         text = self.rules.rule("words", " | ".join([words, *marks]))
         if is_half(calls.beginning[0]):
             first = literal(calls.beginning[:2])
-            return [f"{text}*", f"{text}* {first} {self.begun(first)}"]
+            return [f"{text}*", f"{text}* {first} {self.rest_of_calls(first)}"]
         first = literal(calls.beginning)
-        begun = self.begun(first)
+        begun = self.rest_of_calls(first)
         return [f"{text}*", f"{self.rules.until(calls.beginning, ANY + thought if thought else None)} {begun}"]
 
-    def _thought(self) -> str:
+    def _exclude_reasoning(self) -> str:
         """The rest of an expression of text that does not begin as reasoning does."""
         reasoning = self._turn.reasoning
         opens = [reasoning.open, *reasoning.also] if reasoning is not None and not reasoning.kept else []
-        shown = "|".join(pattern(self._bound.shown(o)) for o in opens if o)
+        shown = "|".join(pattern(self._bound.token_text(o)) for o in opens if o)
         begins = f"/{WHITE}*({shown})(.|\\n)*/"
         return f" & ~{self.rules.fresh('HELD', begins)}" if shown else ""
 
@@ -170,7 +170,7 @@ class _Grammar:
         begins = "\\[" if python else "{\\["
         names = list(self._tools) if python else [*map(json.dumps, self._tools), "\\u"]
         held = self.rules.fresh("HELD", containing(*names))
-        plain = f"/{WHITE}*[^ \\t\\r\\n{begins}](.|\\n)*/{self._thought()}"
+        plain = f"/{WHITE}*[^ \\t\\r\\n{begins}](.|\\n)*/{self._exclude_reasoning()}"
         alike = f"/{WHITE}*[{begins}](.|\\n)*/ & ~{held}"
         return f"{self.rules.fresh('WORDS', plain)} | {self.rules.fresh('WORDS', alike)}"
 
@@ -232,7 +232,7 @@ class _Grammar:
                 return f"{self._head(name)[0]} {arguments.of(name, schema)} {literal(row.around)}"
             case GemmaArgs():
                 return f"{self._head(name)[0]} {arguments.of(name, schema)} {literal('}')}"
-            case Tagged():
+            case TaggedArgs():
                 head, opened = self._head(name)
                 line = literal("" if opened.endswith("\n") else row.around)
                 return f"{head} {line} {arguments.of(name, schema)}"

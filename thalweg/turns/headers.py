@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from thalweg.turns.bodies.body import WHITE
 from thalweg.turns.format import JsonArgs
-from thalweg.turns.modes import Mode, Thinking, some
+from thalweg.turns.modes import Mode, ReasoningMode, some
 
 if TYPE_CHECKING:
     from thalweg.turns.reader import Reader
@@ -56,9 +56,9 @@ class HeaderMode(Mode):
     def _leave(self) -> None:
         """It is no header. The message before goes on, or content begins."""
         reader, before = self.reader, self._before
-        raw, reader.raw, reader.failed = reader.shown("".join(reader.raw or ())), None, True
-        if isinstance(before, Thinking):
-            reader.thought(raw)
+        raw, reader.raw, reader.failed = reader.token_text("".join(reader.raw or ())), None, True
+        if isinstance(before, ReasoningMode):
+            reader.add_reasoning(raw)
             reader.go(before)
         else:
             reader.go(reader.speaking())
@@ -68,7 +68,7 @@ class HeaderMode(Mode):
         reader, header = self.reader, self._header
         if terminal in header.inside:
             self._opened, self._fresh, self._bare = True, False, False
-            self._text.append(reader.shown(terminal))
+            self._text.append(reader.token_text(terminal))
         elif terminal != header.end:
             self._text, reader.raw, self._bare = [], [terminal], False
             self._opened = self._fresh = terminal == header.open
@@ -80,9 +80,9 @@ class HeaderMode(Mode):
     def _begin(self, words: str) -> None:
         """The body of the message that the header describes."""
         reader, header = self.reader, self._header
-        if isinstance(self._before, Thinking):
+        if isinstance(self._before, ReasoningMode):
             reader.think_end()
-        reader.marked()
+        reader.note_terminal()
         name = _recipient(words, header.call) if header.call and reader.calls is not None else ""
         if name:
             if reader.commit(name):

@@ -75,7 +75,7 @@ class Rules:
         lead, rest = terminal[:at], terminal[at:]
         if form is None and not lead:
             return f"{self.fresh('text', ANY)} {literal(terminal)}"
-        whole = self._joined(form, lead)
+        whole = self._join_terminal(form, lead)
         if apart:
             return f"{whole} {literal(rest)}"
         ended = self.fresh("HELD", containing(self._shown(terminal)))
@@ -85,11 +85,11 @@ class Rules:
         if form is None:
             return self.fresh_lazy(f"/(.|\\n)*{pattern(terminal)}/")
         if apart:
-            return self.fresh_lazy(self._joined(form, terminal))
+            return self.fresh_lazy(self._join_terminal(form, terminal))
         beyond = self.fresh("HELD", f"/(.|\\n)*{pattern(terminal)}(.|\\n)+/")
-        return self.fresh_lazy(self.fresh("TEXT", f"{self._joined(form, terminal)} & ~{beyond}"))
+        return self.fresh_lazy(self.fresh("TEXT", f"{self._join_terminal(form, terminal)} & ~{beyond}"))
 
-    def _joined(self, form: str | None, text: str) -> str:
+    def _join_terminal(self, form: str | None, text: str) -> str:
         """A terminal: the form, then this text."""
         first = self.fresh("FORM", form or ANY)
         return self.fresh("WHOLE", f"{first} {literal(text)}") if text else first
@@ -99,7 +99,7 @@ class Rules:
         name = f"until_{len(self._rules)}"
         return self.rule(f"{name}[lazy]", body)
 
-    def listed(self, members: Sequence[tuple[bool, str]], separator: str) -> str:
+    def join_members(self, members: Sequence[tuple[bool, str]], separator: str) -> str:
         """Members between separators, some of them optional. members: is it required, and its part."""
         if not members:
             return ""

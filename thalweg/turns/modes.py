@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from thalweg.turns.bodies.body import WHITE, Body
-from thalweg.turns.format import Calls, Head, JsonCalls, PythonCalls, Slot
-from thalweg.turns.held import Held
+from thalweg.turns.bodies.body import WHITE, BodyReader
+from thalweg.turns.format import CallHead, Calls, JsonCalls, PythonCalls, Slot
+from thalweg.turns.grammar_scope import GrammarScope
 
 if TYPE_CHECKING:
     from thalweg.turns.reader import Reader
@@ -58,10 +58,10 @@ def beginnings(reader: Reader) -> tuple[str, ...]:
     calls = reader.calls
     if calls is None:
         return ()
-    return some(calls.beginning) if Held.CALLS in reader.held else some(*reader.opens, calls.section[0])
+    return some(calls.beginning) if GrammarScope.CALLS in reader.held else some(*reader.opens, calls.section[0])
 
 
-def listened(reader: Reader) -> tuple[str, ...]:
+def interrupting_terminals(reader: Reader) -> tuple[str, ...]:
     """What ends anything that is not data."""
     calls, header = reader.calls, reader.turn.headers
     section = calls.section[0] if calls is not None else ""
@@ -88,7 +88,7 @@ def begin(reader: Reader, terminal: str) -> bool:
 def bare_beginnings(reader: Reader) -> str:
     """Characters that begin a call as the first of a turn."""
     calls = reader.calls
-    if calls is None or not calls.bare or reader.spoke or (calls.beginning and Held.CALLS in reader.held):
+    if calls is None or not calls.bare or reader.spoke or (calls.beginning and GrammarScope.CALLS in reader.held):
         return ""
     return "[" if isinstance(calls.body, PythonCalls) else "{["
 
@@ -131,7 +131,7 @@ class ContentMode(Mode):
         if terminal in reader.turn.wraps:
             reader.wrap(terminal)
         elif reasoning is not None and terminal == reasoning.close:  # reasoning that is over before it began
-            reader.marked()
+            reader.note_terminal()
         else:
             reader.think()
 
@@ -141,10 +141,10 @@ class OpeningMode(Mode):
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader)
-        reasoning, whole = reader.turn.reasoning, Held.THOUGHT in reader.held
+        reasoning, whole = reader.turn.reasoning, GrammarScope.THOUGHT in reader.held
         opens = reader.thoughts[:-1] if whole and not reader.heard else ()
-        self.terminals = some(*(beginnings(reader) if Held.CALLS in reader.held else ()), *opens)
-        self._bare = bare_beginnings(reader) if Held.CALLS in reader.held else ""
+        self.terminals = some(*(beginnings(reader) if GrammarScope.CALLS in reader.held else ()), *opens)
+        self._bare = bare_beginnings(reader) if GrammarScope.CALLS in reader.held else ""
         self._skip = reasoning.after if whole and reader.heard and reasoning is not None else ""
         self._white = ""
         """Before a call without a terminal, JSON may have some."""
@@ -179,12 +179,12 @@ class AnswerMode(Mode):
         self.reader.say(c)
 
 
-class Thinking(Mode):
+class ReasoningMode(Mode):
     bulk = True
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader)
-        reasoning, header, whole = reader.turn.reasoning, reader.turn.headers, Held.THOUGHT in reader.held
+        reasoning, header, whole = reader.turn.reasoning, reader.turn.headers, GrammarScope.THOUGHT in reader.held
         found = [reasoning.close] if reasoning is not None else []
         if reasoning is not None and reasoning.implicit_ends and not whole:
             found += beginnings(reader)
@@ -193,7 +193,7 @@ class Thinking(Mode):
         self.terminals = some(*found)
 
     def text(self, c: str) -> None:
-        self.reader.thought(c)
+        self.reader.add_reasoning(c)
 
     def hit(self, terminal: str) -> None:
         reader, reasoning = self.reader, self.reader.turn.reasoning
@@ -204,12 +204,12 @@ class Thinking(Mode):
             begin(reader, terminal)
 
 
-class Between(Mode):
+class BetweenCallsMode(Mode):
     """In a section, outside calls."""
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader)
-        self.terminals = some(self.calls.section[1], *listened(reader), *reader.ends_of_thought)
+        self.terminals = some(self.calls.section[1], *interrupting_terminals(reader), *reader.ends_of_thought)
 
     def text(self, c: str) -> None:
         if c not in WHITE and c not in self.calls.separator:
@@ -239,7 +239,7 @@ class Between(Mode):
 class HeadMode(Mode):
     """A call's opening terminal is read, and its arguments have not begun."""
 
-    def __init__(self, reader: Reader, head: Head) -> None:
+    def __init__(self, reader: Reader, head: CallHead) -> None:
         super().__init__(reader)
         calls = self.calls
         self._head, self._then = head, dict(head.then)
@@ -247,7 +247,7 @@ class HeadMode(Mode):
         self._words: dict[str, list[str]] = {"name": [], "id": []}
         self._size, self._gap = 0, False
         self.terminals = some(
-            *self._then, *head.skip, calls.close, calls.section[1], *listened(reader), *reader.ends_of_thought
+            *self._then, *head.skip, calls.close, calls.section[1], *interrupting_terminals(reader), *reader.ends_of_thought
         )
 
     def text(self, c: str) -> None:
@@ -299,10 +299,10 @@ class HeadMode(Mode):
 class BodyMode(Mode):
     """Within a call's arguments. In data nothing is a mark but what ends the data."""
 
-    def __init__(self, reader: Reader, body: Body) -> None:
+    def __init__(self, reader: Reader, body: BodyReader) -> None:
         super().__init__(reader)
         self._body = body
-        self._around = some(self.calls.close, self.calls.section[1], *listened(reader))
+        self._around = some(self.calls.close, self.calls.section[1], *interrupting_terminals(reader))
         self._made: dict[tuple[tuple[str, ...], bool, tuple[str, ...]], tuple[str, ...]] = {}
         self._tune()
 
@@ -337,20 +337,20 @@ class BodyMode(Mode):
         if terminal in reader.mode.terminals:
             reader.mode.hit(terminal)
         elif raw:
-            reader.lose(reader.shown(terminal))
+            reader.lose(reader.token_text(terminal))
 
     def finish(self) -> None:
         self._body.finish(self.reader.cut)
 
 
-class After(Mode):
+class AfterCallMode(Mode):
     """A call is complete, and its closing terminal may follow, or another call."""
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader)
         calls = self.calls
         opens = reader.thoughts[:1]
-        self.terminals = some(calls.close, calls.section[1], *listened(reader), *reader.turn.wraps, *opens)
+        self.terminals = some(calls.close, calls.section[1], *interrupting_terminals(reader), *reader.turn.wraps, *opens)
         self._more = "{" if isinstance(calls.body, JsonCalls) else ""
 
     def text(self, c: str) -> None:

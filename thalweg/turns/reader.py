@@ -15,17 +15,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from thalweg.text.marks import is_half
-from thalweg.turns.bind import Bound
-from thalweg.turns.bodies.body import WHITE, Body
-from thalweg.turns.bodies.json_body import Items, Verbatim
-from thalweg.turns.bodies.literal import Gemma, Python
-from thalweg.turns.bodies.tagged import Tags
-from thalweg.turns.events import CallArguments, CallBegun, Content, Event, Gathered, Message, Thought
+from thalweg.turns.bind import BoundTurnFormat
+from thalweg.turns.bodies.body import WHITE, BodyReader
+from thalweg.turns.bodies.json_body import JsonArgsReader, JsonCallsReader
+from thalweg.turns.bodies.literal import GemmaArgsReader, PythonCallsReader
+from thalweg.turns.bodies.tagged import TaggedArgsReader
+from thalweg.turns.events import CallArguments, CallStart, Content, Event, EventBuffer, Message, Thought
 from thalweg.turns.format import Body as Row
-from thalweg.turns.format import GemmaArgs, JsonCalls, PythonCalls, Tagged
+from thalweg.turns.format import GemmaArgs, JsonCalls, PythonCalls, TaggedArgs
+from thalweg.turns.grammar_scope import GrammarScope
 from thalweg.turns.headers import HeaderMode
-from thalweg.turns.held import Held
-from thalweg.turns.modes import After, AnswerMode, Between, BodyMode, ContentMode, HeadMode, Mode, OpeningMode, Thinking
+from thalweg.turns.modes import (
+    AfterCallMode,
+    AnswerMode,
+    BetweenCallsMode,
+    BodyMode,
+    ContentMode,
+    HeadMode,
+    Mode,
+    OpeningMode,
+    ReasoningMode,
+)
 
 PIECE = 256
 """Characters that are looked through at once for the beginning of a terminal."""
@@ -39,7 +49,11 @@ class Reader:
     """One turn. `push` its text piece by piece, then `finish`."""
 
     def __init__(
-        self, bound: Bound, prompt: str = "", tools: Mapping[str, Any] | None = None, held: Held = Held.NOTHING
+        self,
+        bound: BoundTurnFormat,
+        prompt: str = "",
+        tools: Mapping[str, Any] | None = None,
+        held: GrammarScope = GrammarScope.NOTHING,
     ) -> None:
         """prompt: what the turn follows. Reasoning may begin in it. tools: name -> JSON schema of its parameters. held: what
         of the turn a grammar decides."""
@@ -47,7 +61,7 @@ class Reader:
         self.calls = self.turn.calls
         self.steps = 0
         """Characters looked at one by one, those looked at again included."""
-        self._found = Gathered()
+        self._found = EventBuffer()
         self._held, self._state = "", 0
         self.raw: list[str] | None = None
         """All since the first terminal of what may become a call."""
@@ -74,19 +88,23 @@ class Reader:
 
     def _begin(self, prompt: str) -> None:
         reasoning, header, end = self.turn.reasoning, self.turn.headers, prompt.rstrip(WHITE)
-        if header is not None and (Held.CONTENT not in self.held or Held.THOUGHT in self.held):
-            inside = prompt.rfind(self.shown(header.open)) >= prompt.rfind(self.shown(header.end))
+        if header is not None and (GrammarScope.CONTENT not in self.held or GrammarScope.THOUGHT in self.held):
+            inside = prompt.rfind(self.token_text(header.open)) >= prompt.rfind(self.token_text(header.end))
             self.go(HeaderMode(self) if inside else self.speaking())
         elif reasoning is None or header is not None:
             self.go(self.speaking())
         elif reasoning.kept:
-            if reasoning.assumed and Held.CONTENT not in self.held and not end.endswith(self.shown(reasoning.close)):
-                self.content(self.shown(reasoning.open))
+            if (
+                reasoning.assumed
+                and GrammarScope.CONTENT not in self.held
+                and not end.endswith(self.token_text(reasoning.close))
+            ):
+                self.content(self.token_text(reasoning.open))
             self.go(self.speaking())
         else:
-            opens = [self.shown(o) for o in (reasoning.open, *reasoning.also) if o]
+            opens = [self.token_text(o) for o in (reasoning.open, *reasoning.also) if o]
             began = any(end.endswith(o.rstrip(WHITE)) for o in opens)
-            ended = end.endswith(self.shown(reasoning.close).rstrip(WHITE))
+            ended = end.endswith(self.token_text(reasoning.close).rstrip(WHITE))
             if began or (reasoning.assumed and not ended):
                 self.think()
             else:
@@ -104,25 +122,25 @@ class Reader:
     @property
     def ends_of_thought(self) -> tuple[str, ...]:
         """What ends the reasoning in which a call may have begun. It has not, if this comes first."""
-        return self.thoughts[-1:] if self._doubt is not None and Held.CALLS not in self.held else ()
+        return self.thoughts[-1:] if self._doubt is not None and GrammarScope.CALLS not in self.held else ()
 
     def speaking(self) -> Mode:
         """How content begins."""
-        return OpeningMode(self) if Held.CONTENT in self.held else ContentMode(self)
+        return OpeningMode(self) if GrammarScope.CONTENT in self.held else ContentMode(self)
 
     @property
     def thinking(self) -> bool:
         """Is what comes next reasoning, of which some may have come?"""
-        return isinstance(self.mode, Thinking)
+        return isinstance(self.mode, ReasoningMode)
 
     @property
     def in_header(self) -> bool:
         """Does what comes next say what a message is?"""
         return isinstance(self.mode, HeaderMode)
 
-    def shown(self, text: str) -> str:
+    def token_text(self, text: str) -> str:
         """Text with marks written as tokens."""
-        return self._bound.shown(text)
+        return self._bound.token_text(text)
 
     def push(self, text: str) -> list[Event]:
         """What this text completes."""
@@ -276,10 +294,10 @@ class Reader:
         """A terminal around content. Within content it is text."""
         if self.spoke and self._wrapped is None:
             self._wrapped = len(self._white)
-            self._white.append(self.shown(terminal))
+            self._white.append(self.token_text(terminal))
         else:
             self._unwrap()
-            self.marked()
+            self.note_terminal()
 
     def _unwrap(self) -> None:
         """What was around content has ended it."""
@@ -298,7 +316,7 @@ class Reader:
             self.spoke = True
             self._emit(Content(text))
 
-    def marked(self) -> None:
+    def note_terminal(self) -> None:
         """A terminal was read."""
         self.heard = True
         self._unwrap()
@@ -306,13 +324,13 @@ class Reader:
             self._white.clear()
 
     def think(self) -> None:
-        self.marked()
+        self.note_terminal()
         if self._thought:
             self._thought_white = ["\n"]
         self._thinks = False
-        self.go(Thinking(self))
+        self.go(ReasoningMode(self))
 
-    def thought(self, text: str) -> None:
+    def add_reasoning(self, text: str) -> None:
         body = text.rstrip(WHITE)
         if not body:
             if self._thinks:
@@ -327,16 +345,16 @@ class Reader:
 
     def think_end(self) -> None:
         self._thought_white = []
-        self.marked()
+        self.note_terminal()
 
     def resume(self) -> None:
         """Whatever comes next: a call of the same section, or content."""
-        self.go(Between(self) if self.in_section else ContentMode(self))
+        self.go(BetweenCallsMode(self) if self.in_section else ContentMode(self))
 
     def section(self, terminal: str) -> None:
         self._begin_raw(terminal)
         self.in_section = True
-        self.go(Between(self))
+        self.go(BetweenCallsMode(self))
 
     def _begin_raw(self, text: str) -> None:
         if self.raw is None:
@@ -359,17 +377,17 @@ class Reader:
         """The arguments, or calls with arguments, begin. in_key: the first key has begun."""
         self.go(BodyMode(self, self._body(row, in_key)))
 
-    def _body(self, row: Row, in_key: bool) -> Body:
+    def _body(self, row: Row, in_key: bool) -> BodyReader:
         match row:
             case JsonCalls():
-                return Items(self, row, self.strict)
-            case Tagged():
-                return Tags(self, row, self.tools.get(self._name), in_key, Held.CALLS in self.held)
+                return JsonCallsReader(self, row, self.strict)
+            case TaggedArgs():
+                return TaggedArgsReader(self, row, self.tools.get(self._name), in_key, GrammarScope.CALLS in self.held)
             case PythonCalls():
-                return Python(self)
+                return PythonCallsReader(self)
             case GemmaArgs(quote):
-                return Gemma(self, quote)
-        return Verbatim(self)
+                return GemmaArgsReader(self, quote)
+        return JsonArgsReader(self)
 
     def commit(self, name: str, id: str = "") -> bool:
         name = name.strip(WHITE)
@@ -382,8 +400,8 @@ class Reader:
             self.think_end()
         self.index += 1
         self._called, self._nothing = True, ""
-        self.marked()
-        self._emit(CallBegun(self.index, id or self._new_id(name), name))
+        self.note_terminal()
+        self._emit(CallStart(self.index, id or self._new_id(name), name))
         return True
 
     def _stranger(self, name: str) -> bool:
@@ -413,20 +431,20 @@ class Reader:
         if text:
             self._emit(CallArguments(self.index, text))
 
-    def _argued(self) -> None:
+    def _finish_arguments(self) -> None:
         """The call is complete, or the text is."""
         if self._nothing is not None and not self.cut:
             self._emit(CallArguments(self.index, "{}"))
         self._nothing = None
 
     def pause(self) -> None:
-        self._argued()
+        self._finish_arguments()
         self.raw = []
 
     def end(self) -> None:
-        self._argued()
+        self._finish_arguments()
         self.raw = []
-        self.go(After(self))
+        self.go(AfterCallMode(self))
 
     def fail(self) -> None:
         """What may have become a call is text."""
@@ -434,7 +452,7 @@ class Reader:
         raw, self.raw = "" if self._marks_only else "".join(self.raw or ()), None
         doubt, self._doubt, self.in_section = self._doubt, None, False
         self.go(doubt or self.speaking())
-        self.lose(self.shown(raw))
+        self.lose(self.token_text(raw))
 
     def fail_at(self, terminal: str) -> None:
         """The same, where this terminal shows it. It is read again by what comes after."""
@@ -444,13 +462,13 @@ class Reader:
         if kept and terminal in self.mode.terminals:
             self.mode.hit(terminal)
         elif kept:
-            self.lose(self.shown(terminal))
+            self.lose(self.token_text(terminal))
 
     def lose(self, text: str) -> None:
         """Text that turned out to be no terminal."""
         if self.thinking:
-            self.thought(text)
-        elif Held.CONTENT in self.held:
+            self.add_reasoning(text)
+        elif GrammarScope.CONTENT in self.held:
             self.answer(text)
         else:
             self.content(text)
@@ -463,11 +481,11 @@ class Reader:
 
 
 def read(
-    bound: Bound,
+    bound: BoundTurnFormat,
     text: str,
     prompt: str = "",
     tools: Mapping[str, Any] | None = None,
-    held: Held = Held.NOTHING,
+    held: GrammarScope = GrammarScope.NOTHING,
     cut: bool = False,
 ) -> Message:
     """A whole turn at once. Parameters as those of `Reader` and its `finish`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from thalweg.turns.format import Calls, JsonCalls, Reasoning, Turn
+from thalweg.turns.format import Calls, JsonCalls, Reasoning, TurnFormat
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names of the field that holds reasoning."""
@@ -20,7 +20,7 @@ class UnreadableError(ValueError):
     """Why a template gives no format."""
 
 
-def turn_of(template: Any) -> Turn:
+def turn_of(template: Any) -> TurnFormat:
     """The format a response_template describes. UnreadableError says what stands in the way."""
     if not isinstance(template, Mapping) or not isinstance(template.get("fields"), Mapping):
         raise UnreadableError("it has no fields")
@@ -39,7 +39,7 @@ def turn_of(template: Any) -> Turn:
             wrap = (*opens, *closes)
         else:
             raise UnreadableError(f"field {name!r} is not known here")
-    return Turn(reasoning, calls, wrap, source="the checkpoint's response_template")
+    return TurnFormat(reasoning, calls, wrap, source="the checkpoint's response_template")
 
 
 def _anchors(name: str, entry: Mapping[str, Any], key: str) -> tuple[str, ...]:

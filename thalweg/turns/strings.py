@@ -42,7 +42,7 @@ CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r"}
 """What \\d, \\w and \\s mean in JSON Schema. Unicode has more of them."""
 
 
-class UnsaidError(ValueError):
+class UnsupportedKeywordError(ValueError):
     """A keyword that has no expression."""
 
 
@@ -51,7 +51,7 @@ def form_of(schema: Any, rules: Rules, depth: int = 0) -> str | None:
     if schema is True:
         return None
     if not isinstance(schema, Mapping) or depth > DEEPEST:
-        raise UnsaidError(json.dumps(schema)[:60] if depth <= DEEPEST else "schemas nested in one another")
+        raise UnsupportedKeywordError(json.dumps(schema)[:60] if depth <= DEEPEST else "schemas nested in one another")
     parts = []
     for key in sorted(schema.keys() - IGNORED):
         part = _keyword(key, schema, rules, depth)
@@ -66,7 +66,7 @@ def _keyword(key: str, schema: Mapping[str, Any], rules: Rules, depth: int) -> s
         case "enum" | "const":
             texts = [v for v in (value if key == "enum" else [value]) if isinstance(v, str)]
             if not texts:
-                raise UnsaidError(f"{key} without a string")
+                raise UnsupportedKeywordError(f"{key} without a string")
             return " | ".join(json.dumps(t, ensure_ascii=False) if t else "/()/" for t in texts)
         case "maxLength" if "minLength" in schema:
             return None
@@ -76,7 +76,7 @@ def _keyword(key: str, schema: Mapping[str, Any], rules: Rules, depth: int) -> s
         case "pattern":
             return f"/{_pattern(value)}/"
         case "format":
-            return f"/{_slashed(FORMATS[value])}/" if value in FORMATS else None
+            return f"/{_escape_slashes(FORMATS[value])}/" if value in FORMATS else None
         case "allOf":
             found = [f for s in value if (f := form_of(s, rules, depth + 1)) is not None]
             return " & ".join(rules.fresh("PART", f) for f in found) or None
@@ -85,16 +85,16 @@ def _keyword(key: str, schema: Mapping[str, Any], rules: Rules, depth: int) -> s
         case "not":
             inner = form_of(value, rules, depth + 1) if _may_be_string(value) else ""
             if inner is None:
-                raise UnsaidError("not of every string")
+                raise UnsupportedKeywordError("not of every string")
             return f"{ANY} & ~{rules.fresh('PART', inner)}" if inner else None
-    raise UnsaidError(key)
+    raise UnsupportedKeywordError(key)
 
 
 def _either(branches: Any, rules: Rules, depth: int, one: bool) -> str | None:
     """One of the branches that allow strings. one: no other."""
     found = [form_of(b, rules, depth + 1) for b in branches if _may_be_string(b)]
     if not found:
-        raise UnsaidError("anyOf without a string")
+        raise UnsupportedKeywordError("anyOf without a string")
     names = [rules.fresh("PART", f or ANY) for f in found]
     if not one or len(names) == 1:
         return None if None in found else " | ".join(names)
@@ -110,15 +110,15 @@ def _may_be_string(schema: Any) -> bool:
 def _pattern(text: Any) -> str:
     """A pattern of JSON Schema, which may match anywhere, as an expression of the whole text."""
     if not isinstance(text, str):
-        raise UnsaidError("pattern")
+        raise UnsupportedKeywordError("pattern")
     branches = []
     for branch in _branches(text):
         begins = branch.startswith("^")
         ends = branch.endswith("$") and (len(branch) - len(branch[:-1].rstrip("\\"))) % 2 == 1
         body = branch[begins : len(branch) - ends]
-        if _anchored(body):
-            raise UnsaidError("pattern with ^ or $ within")
-        branches.append(f"{'' if begins else _ANYWHERE}({_slashed(_narrow(body))}){'' if ends else _ANYWHERE}")
+        if _has_anchor(body):
+            raise UnsupportedKeywordError("pattern with ^ or $ within")
+        branches.append(f"{'' if begins else _ANYWHERE}({_escape_slashes(_narrow(body))}){'' if ends else _ANYWHERE}")
     return "|".join(branches)
 
 
@@ -151,7 +151,7 @@ def _branches(text: str) -> list[str]:
     return found
 
 
-def _anchored(text: str) -> bool:
+def _has_anchor(text: str) -> bool:
     return any(c in ("^", "$") and not inside for c, inside, _ in _places(text))
 
 
@@ -164,6 +164,6 @@ def _narrow(text: str) -> str:
     return "".join(out)
 
 
-def _slashed(text: str) -> str:
+def _escape_slashes(text: str) -> str:
     """As it stands between slashes."""
     return "".join("\\/" if c == "/" else "\\n" if c == "\n" else c for c, _, _ in _places(text))

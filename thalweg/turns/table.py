@@ -6,7 +6,7 @@ import runpy
 from pathlib import Path
 
 from thalweg.errors import ConfigError
-from thalweg.turns.format import Calls, Header, Reasoning, Turn
+from thalweg.turns.format import Calls, Header, Reasoning, TurnFormat
 from thalweg.turns.rows import gemma, json_array, json_object, named_json, python_calls, tagged, thinking
 
 TEMPLATE = "hf"
@@ -115,12 +115,12 @@ def reasoning_named(name: str) -> tuple[Reasoning, tuple[str, ...], Header | Non
     return REASONING[name], thinking.WRAPS.get(name, ()), thinking.HEADERS.get(name)
 
 
-def matched(template: str) -> Turn:
+def match_template(template: str) -> TurnFormat:
     """The format that a chat template's own words say it is written for, as far as some row's markers do."""
     calls = next((row for row in SPECIFIC if row.markers and all(m in template for m in row.markers)), None)
-    turn = Turn(None, calls, source="markers in the chat template")
+    turn = TurnFormat(None, calls, source="markers in the chat template")
     for markers, row in thinking.MARKERS:
         if all(m in template for m in markers):
             reasoning, wraps, header = reasoning_named(row) if isinstance(row, str) else (row, (), None)
-            return Turn(reasoning, calls, wraps, header, turn.source)
+            return TurnFormat(reasoning, calls, wraps, header, turn.source)
     return turn

@@ -7,20 +7,20 @@ from typing import Any
 
 from thalweg.turns.events import Call, Message
 from thalweg.turns.format import (
+    CallHead,
     Calls,
     GemmaArgs,
-    Head,
     Header,
     JsonArgs,
     JsonCalls,
     PythonCalls,
     Reasoning,
-    Tagged,
-    Turn,
+    TaggedArgs,
+    TurnFormat,
 )  # fmt: skip
 
 
-def write(turn: Turn, message: Message, thinking: bool = False) -> str:
+def write(turn: TurnFormat, message: Message, thinking: bool = False) -> str:
     """thinking: the prompt has opened the reasoning already."""
     calls, header = turn.calls, turn.headers
     if header is not None:
@@ -39,7 +39,7 @@ def _reasoning(row: Reasoning, text: str, thinking: bool) -> str:
     return opened + text + row.around + row.close + row.after
 
 
-def _messages(turn: Turn, header: Header, message: Message) -> str:
+def _messages(turn: TurnFormat, header: Header, message: Message) -> str:
     """The prompt ends in the first message's opening and role."""
     parts = []
     channel = "<|channel|>" if "<|channel|>" in header.inside else ""
@@ -92,7 +92,7 @@ def _call(row: Calls, body: Any, call: Call) -> str:
             return _head(head, call) + call.arguments + row.around
         case GemmaArgs(quote):
             return f"{call.name}{{{','.join(f'{k}:{_gemma(v, quote)}' for k, v in args.items())}}}"
-        case Tagged():
+        case TaggedArgs():
             began = dict(head.then)
             if "args" in began.values():
                 lead = _head(head, call)
@@ -101,7 +101,7 @@ def _call(row: Calls, body: Any, call: Call) -> str:
     raise TypeError(type(body).__name__)
 
 
-def _head(head: Head, call: Call) -> str:
+def _head(head: CallHead, call: Call) -> str:
     slots = {"name": call.name, "id": call.id}
     out = slots[head.first]
     for terminal, slot in head.then:
@@ -114,7 +114,7 @@ def _head(head: Head, call: Call) -> str:
     return out
 
 
-def _tags(body: Tagged, args: dict[str, Any]) -> str:
+def _tags(body: TaggedArgs, args: dict[str, Any]) -> str:
     out = []
     for key, value in args.items():
         if body.nested:
@@ -130,14 +130,14 @@ def _tags(body: Tagged, args: dict[str, Any]) -> str:
     return "".join(out)
 
 
-def _key_close(body: Tagged, value: Any) -> str:
+def _key_close(body: TaggedArgs, value: Any) -> str:
     kind = "string" if isinstance(value, str) else "json"
     names = {bool: "boolean", int: "number", float: "number", dict: "object", list: "array", type(None): "null", str: "string"}
     fit = [t for t, k in body.key_close if k in (kind, None)]
     return next((t for t in fit if f'"{names[type(value)]}"' in t), fit[0])
 
 
-def _element(body: Tagged, key: str, value: Any) -> str:
+def _element(body: TaggedArgs, key: str, value: Any) -> str:
     if isinstance(value, dict):
         inner = "".join(_element(body, k, v) for k, v in value.items())
     elif isinstance(value, list):

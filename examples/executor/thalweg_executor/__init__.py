@@ -41,7 +41,7 @@ class Answer(msgspec.Struct, tag=True):
 
 
 ToChild = m.Start | Launch | Call
-FromChild = m.Ready | m.Failed | Answer
+FromChild = m.Ready | m.EngineFailed | Answer
 
 
 class Later:
@@ -138,7 +138,7 @@ def open_child(args: EngineArgs) -> ChildExecutor:
     except ChannelClosedError as e:
         process.end()
         raise EngineDeadError(f"the worker's process died while starting (exit status {process.returncode}): {e}") from None
-    if isinstance(first, m.Failed):
+    if isinstance(first, m.EngineFailed):
         process.end()
         raise as_error(first)
     return ChildExecutor(process, channel, first)

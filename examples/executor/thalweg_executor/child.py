@@ -22,7 +22,7 @@ def main(fd: int) -> int:
     except ChannelClosedError:
         return 0
     except Exception as e:
-        channel.send(m.Failed(type(e).__name__, str(e)))
+        channel.send(m.EngineFailed(type(e).__name__, str(e)))
         return 1
     try:
         while True:
@@ -33,13 +33,13 @@ def main(fd: int) -> int:
         worker.close()
 
 
-def answer(worker: Worker, message: Launch | Call) -> Answer | m.Failed:
+def answer(worker: Worker, message: Launch | Call) -> Answer | m.EngineFailed:
     try:
         if isinstance(message, Launch):
             return Answer(write_step(worker.launch(read_step(message.batch)).result()))
         return Answer(worker.call(message.operation, *message.arguments))
     except Exception as e:
-        return m.Failed(type(e).__name__, str(e))
+        return m.EngineFailed(type(e).__name__, str(e))
 
 
 if __name__ == "__main__":

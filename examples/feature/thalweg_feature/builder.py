@@ -15,7 +15,7 @@ class NoRepeatBuilder(PerSequence):
     part = NoRepeat
     looks_back = True
 
-    def asked(self, p: TokenSampling) -> bool:
+    def is_enabled(self, p: TokenSampling) -> bool:
         return bool(p.extra.get(NAME))
 
     def row(self, request: Request) -> Mapping[str, Any]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thalweg.models.logits.change import Bind, Rows
+from thalweg.models.logits.change import LogitRows, OpBinder
 from thalweg_feature import NoRepeat
 
 
 class NoRepeatChange:
-    def __init__(self, bind: Bind) -> None:
+    def __init__(self, bind: OpBinder) -> None:
         """It runs no op that a device may have a kernel for."""
 
-    def __call__(self, logits: Tensor, part: NoRepeat, rows: Rows) -> Tensor:
+    def __call__(self, logits: Tensor, part: NoRepeat, rows: LogitRows) -> Tensor:
         history = rows.history.index_select(0, rows.slots).long()  # [S, L]
         size, length, most = part.size.long()[:, None], rows.lengths.long()[:, None], history.shape[1] - 1
         start = torch.arange(most + 1, device=history.device)[None]

@@ -9,7 +9,7 @@ import torch
 
 from thalweg.errors import UnsupportedModelError
 from thalweg.hal.weights import QTensor, WeightFormat
-from thalweg.quantization.format import Format, Get, Part
+from thalweg.quantization.format import Format, Get, WeightPart
 
 BLOCK, BYTES = 32, 34
 
@@ -25,8 +25,8 @@ class Q8Blocks(Format):
     def scheme(self, layer: str) -> WeightFormat | None:
         return None if layer in self.description.get("dense", ()) else WeightFormat("int", 8, BLOCK)
 
-    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
-        return {"weight_blocks": Part(((shape[0], shape[1] // BLOCK * BYTES),))}
+    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
+        return {"weight_blocks": WeightPart(((shape[0], shape[1] // BLOCK * BYTES),))}
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
         blocks = get("weight_blocks").reshape(shape[0], -1, BYTES)

@@ -20,7 +20,7 @@ from thalweg.hal.step import StepBatch
 from thalweg.host.jobs import TaskLimits
 from thalweg.media.decoders.base import MediaDecoder
 from thalweg.media.digests import Digests
-from thalweg.media.gate import checked
+from thalweg.media.gate import check_size
 from thalweg.media.images import Image, to_array
 from thalweg.media.kinds.base import READERS, MediaKind, MediaReader, MediaSettings, MediaSource, PartType, read_url
 from thalweg.media.kinds.image import IMAGE, make_image_input, write_image
@@ -101,7 +101,7 @@ class VideoKind(MediaKind):
         if isinstance(value, str):
             return MediaSource(self.name, at, url=value)
         if isinstance(value, bytes):
-            return MediaSource(self.name, at, data=checked(value, at))
+            return MediaSource(self.name, at, data=check_size(value, at))
         raise RequestError(f"{at}: must be a URL or the bytes of a file, not {type(value).__name__}", at)
 
     def check_decoding(self, given: Mapping[str, Any]) -> list[str]:

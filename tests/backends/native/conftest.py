@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from thalweg.backends.cpu.native import LIBRARY, Library, NoLibraryError, levels, open_library
+from thalweg.backends.cpu.native import LIBRARY, NativeLibrary, NoLibraryError, levels, open_library
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -55,5 +55,5 @@ def _levels() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def library(request: pytest.FixtureRequest) -> Library:
+def library(request: pytest.FixtureRequest) -> NativeLibrary:
     return open_library(2, request.param)

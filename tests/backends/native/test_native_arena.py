@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from thalweg.backends.cpu import CpuOptions, CpuPlatform, native
-from thalweg.backends.cpu.native import Library, zeroed
+from thalweg.backends.cpu.native import NativeLibrary, alloc_zeros
 from thalweg.backends.cpu.native.linear import kernels
 from thalweg.backends.host import process_memory
 from thalweg.hal.kv import KVLayout
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
-def alone(library: Library) -> Iterator[None]:
+def alone(library: NativeLibrary) -> Iterator[None]:
     """One process has one arena; and its memory is not to shrink meanwhile by what other tests have left to the collector."""
     native.settle()
     gc.collect()
@@ -48,11 +48,11 @@ def threads() -> set[str]:
     return {p.name for p in Path("/proc/self/task").iterdir()}
 
 
-def test_what_is_expected_is_held_and_what_is_not_taken_goes_back(library: Library) -> None:
+def test_what_is_expected_is_held_and_what_is_not_taken_goes_back(library: NativeLibrary) -> None:
     before, running = process_memory(), threads()
     made_ready(128 * MIB)
     assert process_memory() - before > 120 * MIB
-    mine = np.frombuffer(zeroed(library, 32 * MIB), np.uint8)
+    mine = np.frombuffer(alloc_zeros(library, 32 * MIB), np.uint8)
     assert native.waiting() == 96 * MIB
     assert not mine.any()
     native.settle()
@@ -63,12 +63,12 @@ def test_what_is_expected_is_held_and_what_is_not_taken_goes_back(library: Libra
     assert process_memory() - before < 8 * MIB
 
 
-def test_nothing_is_written_into_memory_that_was_taken_before_it_was_ready(library: Library) -> None:
+def test_nothing_is_written_into_memory_that_was_taken_before_it_was_ready(library: NativeLibrary) -> None:
     for turn in range(25):
         native.expect(64 * MIB)
         kept = []
         for i in range(16):
-            part = np.frombuffer(zeroed(library, 3 * MIB), np.uint8)
+            part = np.frombuffer(alloc_zeros(library, 3 * MIB), np.uint8)
             assert not part[:: 4096 // 2].any()
             part[:] = 1 + (turn + i) % 255
             kept.append((part, 1 + (turn + i) % 255))
@@ -76,9 +76,9 @@ def test_nothing_is_written_into_memory_that_was_taken_before_it_was_ready(libra
         assert all((part == value).all() for part, value in kept)
 
 
-def test_more_than_was_expected_is_served_all_the_same(library: Library) -> None:
+def test_more_than_was_expected_is_served_all_the_same(library: NativeLibrary) -> None:
     made_ready(4 * MIB)
-    large = np.frombuffer(zeroed(library, 64 * MIB), np.uint8)
+    large = np.frombuffer(alloc_zeros(library, 64 * MIB), np.uint8)
     assert native.waiting() == 4 * MIB
     large[:] = 1
     native.expect(64 * MIB)  # not before the first has been settled
@@ -88,7 +88,7 @@ def test_more_than_was_expected_is_served_all_the_same(library: Library) -> None
     assert large.all()
 
 
-def test_a_weight_has_the_same_bits_wherever_it_lies(library: Library) -> None:
+def test_a_weight_has_the_same_bits_wherever_it_lies(library: NativeLibrary) -> None:
     weight, x = torch.randn(700, 512), torch.randn(3, 512)
     kernel, *_ = kernels(library)
     pack = kernel.pack
@@ -105,11 +105,11 @@ def test_a_weight_has_the_same_bits_wherever_it_lies(library: Library) -> None:
     assert torch.equal(kernel.run(x, there), elsewhere)
 
 
-def test_a_device_counts_what_waits_as_free_and_gives_it_back_with_its_first_cache(library: Library) -> None:
-    device = CpuPlatform().configured(CpuOptions(threads=1, isa=library.level)).open(Place())
-    before = device.used()
+def test_a_device_counts_what_waits_as_free_and_gives_it_back_with_its_first_cache(library: NativeLibrary) -> None:
+    device = CpuPlatform().with_options(CpuOptions(threads=1, isa=library.level)).open(Place())
+    before = device.memory_used()
     made_ready(256 * MIB)
-    assert abs(device.used() - before) < 16 * MIB
+    assert abs(device.memory_used() - before) < 16 * MIB
     parameter = device.blank((1024, 1024), "bfloat16")
     assert parameter is not None
     assert parameter.shape == (1024, 1024)
@@ -123,7 +123,7 @@ def test_a_device_counts_what_waits_as_free_and_gives_it_back_with_its_first_cac
 
 
 def test_only_weights_worth_a_thread_that_fit_into_memory_and_are_packed_are_prepared_for(
-    library: Library, monkeypatch: pytest.MonkeyPatch
+    library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[int] = []
     monkeypatch.setattr("thalweg.backends.cpu.expect", told.append)
@@ -131,21 +131,21 @@ def test_only_weights_worth_a_thread_that_fit_into_memory_and_are_packed_are_pre
     platform = CpuPlatform()
     platform.expect(1 << 20)
     platform.expect(15 << 28)
-    platform.configured(CpuOptions(isa="none")).expect(1 << 30)
+    platform.with_options(CpuOptions(isa="none")).expect(1 << 30)
     assert told == []
     platform.expect(1 << 30)
     assert told == [1 << 30]
 
 
-def test_what_was_expected_and_will_not_come_is_given_back(library: Library) -> None:
+def test_what_was_expected_and_will_not_come_is_given_back(library: NativeLibrary) -> None:
     CpuPlatform().expect(64 * MIB)
     assert in_time(lambda: native.waiting() > 0)
     CpuPlatform().expect(0)
     assert native.waiting() == 0
 
 
-def test_a_cache_is_populated_a_piece_a_call_and_keeps_what_is_in_it(library: Library) -> None:
-    device = CpuPlatform().configured(CpuOptions(threads=1, isa=library.level)).open(Place())
+def test_a_cache_is_populated_a_piece_a_call_and_keeps_what_is_in_it(library: NativeLibrary) -> None:
+    device = CpuPlatform().with_options(CpuOptions(threads=1, isa=library.level)).open(Place())
     cache = device.alloc_kv(KVLayout((256, 1024), "float32", "any"), 64)  # of 1 MiB a block
     cache[:7] = 1
     before, calls = process_memory(), 1
@@ -162,8 +162,8 @@ def test_a_cache_is_populated_a_piece_a_call_and_keeps_what_is_in_it(library: Li
     device.close()
 
 
-def test_layers_lie_side_by_side_and_a_first_block_takes_little(library: Library) -> None:
-    device = CpuPlatform().configured(CpuOptions(threads=1, isa=library.level)).open(Place())
+def test_layers_lie_side_by_side_and_a_first_block_takes_little(library: NativeLibrary) -> None:
+    device = CpuPlatform().with_options(CpuOptions(threads=1, isa=library.level)).open(Place())
     like = KVLayout((32, 1024), "float32", "any", apart=True)  # of 128 KiB a block
     caches = device.alloc_caches([like] * 16, [64] * 16)
     before = process_memory()
@@ -177,9 +177,9 @@ def test_layers_lie_side_by_side_and_a_first_block_takes_little(library: Library
     device.close()
 
 
-def test_many_caches_are_populated_within_a_bound_for_all(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_caches_are_populated_within_a_bound_for_all(library: NativeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thalweg.backends.cpu.device.POPULATED", 32 * MIB)
-    device = CpuPlatform().configured(CpuOptions(threads=1, isa=library.level)).open(Place())
+    device = CpuPlatform().with_options(CpuOptions(threads=1, isa=library.level)).open(Place())
     caches = [(device.alloc_kv(KVLayout((256, 1024), "float32", "any"), 64), range(64)) for _ in range(4)]
     before = process_memory()
     while device.populate(caches):

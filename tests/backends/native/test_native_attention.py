@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from thalweg.backends.cpu import CpuPlatform
-from thalweg.backends.cpu.native import Library
+from thalweg.backends.cpu.native import NativeLibrary
 from thalweg.backends.cpu.native.attention import NativeAttention
 from thalweg.errors import DeviceError
 from thalweg.hal.attention import AttnSpec, QKPrologue
@@ -54,20 +54,20 @@ QUICK = (("bfloat16", 6), ("bfloat16", 16), ("float32", 32))
 )
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.sampled(8)
-def test_every_shape_equals_dense_attention(library: Library, device: Any, name: str, dtype: str, size: int) -> None:
+def test_every_shape_equals_dense_attention(library: NativeLibrary, device: Any, name: str, dtype: str, size: int) -> None:
     spec = replace(SPECS[name], dtype=dtype)
     size = 12 if size == 6 and spec.kv_dtype else size  # neither is a whole tile
-    stories, cache, table, start = kit._filled(device, NativeAttention(library), spec, MIX, size, size)
+    stories, cache, table, start = kit._fill_cache(device, NativeAttention(library), spec, MIX, size, size)
     query = [s.query for s in stories]
     got = cache.attend(seq.batch_of(table, start, query), *seq.rows(stories, start, query))
     want = np.concatenate([seq.dense(s, spec, getattr(torch, dtype)) for s in stories])
     assert np.abs(got - want).max() <= kit.TOLERANCE[dtype] * np.abs(want).max()
 
 
-def test_a_cache_in_int8_costs_no_more_than_its_own_rounding(library: Library, device: Any) -> None:
+def test_a_cache_in_int8_costs_no_more_than_its_own_rounding(library: NativeLibrary, device: Any) -> None:
     """Beside the exact result for the numbers that it holds: what an output in bfloat16 rounds away, 0.00166 at every level."""
     spec = SPECS["128-int8"]
-    stories, cache, table, start = kit._filled(device, NativeAttention(library), spec, MIX, 16, 5)
+    stories, cache, table, start = kit._fill_cache(device, NativeAttention(library), spec, MIX, 16, 5)
     query = [s.query for s in stories]
     got = cache.attend(seq.batch_of(table, start, query), *seq.rows(stories, start, query))
     want = np.concatenate([seq.dense(s, spec, torch.bfloat16) for s in stories])
@@ -75,7 +75,7 @@ def test_a_cache_in_int8_costs_no_more_than_its_own_rounding(library: Library, d
 
 
 @pytest.mark.parametrize("name", ["96-window", "128", "80-int8-window", "latent"])
-def test_a_token_has_the_same_bits_alone_and_in_any_chunking(library: Library, device: Any, name: str) -> None:
+def test_a_token_has_the_same_bits_alone_and_in_any_chunking(library: NativeLibrary, device: Any, name: str) -> None:
     spec, length, size = SPECS[name], 150, 16
     rng = np.random.default_rng(3)
     stories = [seq.story(rng, spec, length, length), seq.story(rng, spec, 61, 61)]
@@ -98,14 +98,14 @@ def test_a_token_has_the_same_bits_alone_and_in_any_chunking(library: Library, d
 @pytest.mark.parametrize("name", ["64", "80-softcap", "512-chunks", "128-int8", "80-int8-window"])
 @pytest.mark.sampled(8)
 def test_a_tile_is_written_as_its_tokens_are_one_by_one(
-    library: Library, device: Any, name: str, dtype: str, rotary: int
+    library: NativeLibrary, device: Any, name: str, dtype: str, rotary: int
 ) -> None:  # fmt: skip
     """Sixteen tokens at once where a step has a whole tile. Of two sequences, so that tiles begin anywhere among the rows."""
     spec, lengths, size = replace(SPECS[name], dtype=dtype), (75, 64), 32
     rng = np.random.default_rng(4)
     stories = [seq.story(rng, spec, n, n) for n in lengths]
     table, blocks = seq.tables(rng, stories, size)
-    fused = seq.fused(rng, spec, QKPrologue(rotary, eps=1e-6), max(lengths)) if rotary else None
+    fused = seq.build_fused(rng, spec, QKPrologue(rotary, eps=1e-6), max(lengths)) if rotary else None
     caches = []
     for chunk in (max(lengths), 1, 21):
         cache = seq.Cache(device, NativeAttention(library), spec, size, blocks)
@@ -121,7 +121,7 @@ def test_a_tile_is_written_as_its_tokens_are_one_by_one(
 
 
 @pytest.mark.parametrize("kv_dtype", ["", "int8"])
-def test_a_query_of_nan_gives_nan_and_disturbs_no_other_row(library: Library, device: Any, kv_dtype: str) -> None:
+def test_a_query_of_nan_gives_nan_and_disturbs_no_other_row(library: NativeLibrary, device: Any, kv_dtype: str) -> None:
     spec, size = replace(SPECS["64"], kv_dtype=kv_dtype), 16
     rng = np.random.default_rng(4)
     stories = [seq.story(rng, spec, 20, 20)]
@@ -138,7 +138,7 @@ def test_a_query_of_nan_gives_nan_and_disturbs_no_other_row(library: Library, de
     np.testing.assert_array_equal(outs[0], outs[1])
 
 
-def test_what_it_does_not_run_is_refused_in_words(library: Library) -> None:
+def test_what_it_does_not_run_is_refused_in_words(library: NativeLibrary) -> None:
     attention = NativeAttention(library)
     for change, why in (
         ({"head_dim": 40}, "multiples of 16"),

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg.backends.cpu.native import Library
-from thalweg.backends.cpu.native.linear import BLOCKS, Linear
-from thalweg.checkpoint.gguf.blocks import decoded
+from thalweg.backends.cpu.native import NativeLibrary
+from thalweg.backends.cpu.native.linear import BLOCKS, NativeLinear
+from thalweg.checkpoint.gguf.blocks import decode_blocks
 from thalweg.checkpoint.gguf.types import TYPES
 from thalweg.hal import ops
 from thalweg.hal.ops.quantise import quantise
 from thalweg.hal.weights import QTensor, WeightFormat
-from thalweg.quantization.formats.gguf import held
+from thalweg.quantization.formats.gguf import weight_format
 
 KINDS = {t.name: t for t in TYPES.values() if t.name in BLOCKS}
 HALVES = {
@@ -42,7 +42,7 @@ def drawn(name: str, rows: int, columns: int) -> np.ndarray:
 
 
 def coded(name: str, raw: np.ndarray) -> QTensor:
-    made, form = decoded(KINDS[name], raw), held(name)
+    made, form = decode_blocks(KINDS[name], raw), weight_format(name)
     data = {"codes": torch.from_numpy(made.codes), "scales": torch.from_numpy(made.scales)}
     if made.mins is not None:
         data["mins"] = torch.from_numpy(made.mins)
@@ -50,8 +50,8 @@ def coded(name: str, raw: np.ndarray) -> QTensor:
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_blocks_are_packed_as_their_codes_are(library: Library, name: str) -> None:
-    linear = Linear(library)
+def test_blocks_are_packed_as_their_codes_are(library: NativeLibrary, name: str) -> None:
+    linear = NativeLinear(library)
     raw = drawn(name, 130, 512)
     w = coded(name, raw)
     parts = [raw[:30], raw[30:30], raw[30:]]
@@ -66,10 +66,10 @@ def test_blocks_are_packed_as_their_codes_are(library: Library, name: str) -> No
         assert torch.equal(linear.run(x.to(dtype), packed), linear.run(x.to(dtype), want))
 
 
-def test_blocks_of_other_kinds_are_left_to_who_decodes_them(library: Library) -> None:
-    linear = Linear(library)
+def test_blocks_of_other_kinds_are_left_to_who_decodes_them(library: NativeLibrary) -> None:
+    linear = NativeLinear(library)
     raw = drawn("Q4_0", 64, 64)
-    assert linear.pack_blocks([raw], "IQ4_NL", 64, held("IQ4_NL")) is None
+    assert linear.pack_blocks([raw], "IQ4_NL", 64, weight_format("IQ4_NL")) is None
     rounding = WeightFormat("int", 4, 32, act="int8_per_group")
     assert linear.pack_blocks([raw], "Q4_0", 64, rounding) is None
 
@@ -86,8 +86,8 @@ FORMATS = {
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", [*FORMATS, "Q4_K", "Q5_K", "Q6_K", "Q8_0"])
-def test_rows_are_read_out_of_packed_codes(library: Library, name: str, dtype: str) -> None:
-    linear = Linear(library)
+def test_rows_are_read_out_of_packed_codes(library: NativeLibrary, name: str, dtype: str) -> None:
+    linear = NativeLinear(library)
     if name in FORMATS:
         w = quantise(torch.randn(130, 192, generator=torch.Generator().manual_seed(1)), FORMATS[name])
     else:

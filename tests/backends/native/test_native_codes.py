@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from thalweg.backends.cpu.native import QUADS, Library
+from thalweg.backends.cpu.native import QUADS, NativeLibrary
 from thalweg.backends.cpu.native.linear import kernels
 from thalweg.hal import ops
 from thalweg.hal.ops.quantise import quantise, round_rows
 from thalweg.hal.weights import QTensor, WeightFormat
 
 
-def column(library: Library, made: QTensor, at: int = 0) -> torch.Tensor:
+def column(library: NativeLibrary, made: QTensor, at: int = 0) -> torch.Tensor:
     """One column of a weight, as the kernel multiplies it with 1: alone, and among many rows."""
     kernel, *_ = kernels(library)
     packed, one = kernel.pack(made), torch.zeros(9, made.shape[1])
@@ -24,7 +24,7 @@ def column(library: Library, made: QTensor, at: int = 0) -> torch.Tensor:
     return many[0]
 
 
-def test_every_8_bit_float_is_itself_and_nan_makes_its_output_nan(library: Library) -> None:
+def test_every_8_bit_float_is_itself_and_nan_makes_its_output_nan(library: NativeLibrary) -> None:
     codes = torch.arange(256, dtype=torch.uint8).repeat(2, 1).t().contiguous().view(torch.float8_e4m3fn)
     format = WeightFormat("float", 8)
     want = codes.to(torch.float32)[:, 0]
@@ -42,7 +42,7 @@ def test_every_8_bit_float_is_itself_and_nan_makes_its_output_nan(library: Libra
 
 @pytest.mark.parametrize("bits", [4, 6, 8])
 @pytest.mark.parametrize("kind", ["symmetric", "zeros", "mins"])
-def test_every_code_is_itself(library: Library, bits: int, kind: str) -> None:
+def test_every_code_is_itself(library: NativeLibrary, bits: int, kind: str) -> None:
     n = 1 << bits
     codes = torch.arange(n).repeat(4, 1).t().contiguous()
     format = WeightFormat("int", 8 if bits > 4 else 4, symmetric=kind == "symmetric", mins=kind == "mins")
@@ -62,7 +62,7 @@ def test_every_code_is_itself(library: Library, bits: int, kind: str) -> None:
 
 @pytest.mark.parametrize("mins", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-def test_codes_of_six_bits_take_six_bits(library: Library, dtype: torch.dtype, mins: bool) -> None:
+def test_codes_of_six_bits_take_six_bits(library: NativeLibrary, dtype: torch.dtype, mins: bool) -> None:
     kernel, *_ = kernels(library)
     format = WeightFormat("int", 8, 16, symmetric=not mins, mins=mins)
     for n, k in ((1, 2), (65, 161), (130, 1088)):
@@ -80,7 +80,7 @@ def test_codes_of_six_bits_take_six_bits(library: Library, dtype: torch.dtype, m
 
 
 @pytest.mark.parametrize("levels", ["table", "mxfp4"])
-def test_every_level_is_itself(library: Library, levels: str) -> None:
+def test_every_level_is_itself(library: NativeLibrary, levels: str) -> None:
     table = torch.randn(1, 16, generator=torch.Generator().manual_seed(0))
     codes, data = torch.arange(16, dtype=torch.uint8).repeat(2, 1).t().contiguous(), {"scales": torch.ones(16, 1)}
     if levels == "table":
@@ -121,7 +121,7 @@ SCALES = {
 
 @pytest.mark.parametrize("name", SCALES)
 @pytest.mark.parametrize("mins", [False, True])
-def test_scales_and_minima_are_kept_exactly_in_the_least_memory(library: Library, name: str, mins: bool) -> None:
+def test_scales_and_minima_are_kept_exactly_in_the_least_memory(library: NativeLibrary, name: str, mins: bool) -> None:
     values, each = SCALES[name]
     format = WeightFormat("int", 4, 32, symmetric=not mins, mins=mins)
     scales = torch.stack([values.roll(i) for i in range(130)])
@@ -145,7 +145,7 @@ def test_scales_and_minima_are_kept_exactly_in_the_least_memory(library: Library
 
 @pytest.mark.parametrize("act", ["float8_e4m3fn", "float8_e4m3fn_per_group", "float8_e4m3fn_static"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-def test_inputs_are_rounded_as_the_op_says(library: Library, dtype: torch.dtype, act: str) -> None:
+def test_inputs_are_rounded_as_the_op_says(library: NativeLibrary, dtype: torch.dtype, act: str) -> None:
     """To the bit: the product of rounded inputs is that of inputs which were rounded before."""
     kernel, *_ = kernels(library)
     for k in (200, 96):
@@ -161,7 +161,7 @@ def test_inputs_are_rounded_as_the_op_says(library: Library, dtype: torch.dtype,
         assert torch.equal(kernel.run(x[7:8], packed, act=act, group=64), want[7:8])
 
 
-def test_8_bit_floats_of_another_kind_are_refused(library: Library) -> None:
+def test_8_bit_floats_of_another_kind_are_refused(library: NativeLibrary) -> None:
     kernel, *_ = kernels(library)
     data = {"codes": torch.ones(4, 4).to(torch.float8_e5m2), "scales": torch.ones(4, 1)}
     with pytest.raises(ValueError, match=r"float8_e4m3fn, not torch\.float8_e5m2"):

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from thalweg import LLM, SamplingParams, nano
 from thalweg.backends.cpu import AS_THEY_ARE, CpuOptions, CpuPlatform
-from thalweg.backends.cpu.native import Library, levels, open_library
-from thalweg.backends.cpu.native.experts import Experts
-from thalweg.backends.cpu.native.heads import Heads
-from thalweg.backends.cpu.native.kept import Kept
-from thalweg.backends.cpu.native.linear import Linear, Packed
+from thalweg.backends.cpu.native import NativeLibrary, levels, open_library
+from thalweg.backends.cpu.native.experts import NativeExperts
+from thalweg.backends.cpu.native.heads import NativeHeads
+from thalweg.backends.cpu.native.linear import NativeLinear, PackedWeight
+from thalweg.backends.cpu.native.weight_cache import PackedWeightCache
 from thalweg.errors import DeviceError
 from thalweg.hal.op import Binder
 from thalweg.hal.ops import linear
@@ -36,12 +36,12 @@ LESS = 0.83
 
 
 @pytest.fixture(scope="module")
-def both(library: Library) -> tuple[Linear, Linear]:
+def both(library: NativeLibrary) -> tuple[NativeLinear, NativeLinear]:
     """As weights are without the option, and with it. At each instruction set that has it."""
     made = open_library(2, library.level), open_library(2, library.level)
     if not made[1].compress_weights():
         pytest.skip(f"kernels of {library.level} read weights as they are")
-    return Linear(made[0]), Linear(made[1])
+    return NativeLinear(made[0]), NativeLinear(made[1])
 
 
 def trained(outputs: int, inputs: int) -> Tensor:
@@ -50,7 +50,7 @@ def trained(outputs: int, inputs: int) -> Tensor:
     return torch.from_numpy(values * 0.03).bfloat16()
 
 
-def packed(made: Linear, weight: Tensor) -> Packed:
+def packed(made: NativeLinear, weight: Tensor) -> PackedWeight:
     return made.pack(QTensor(DENSE, (weight.shape[0], weight.shape[1]), {"weight": weight}))
 
 
@@ -59,7 +59,7 @@ def same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.view(torch.int16), b.view(torch.int16))
 
 
-def alike(both: tuple[Linear, Linear], weight: Tensor) -> float:
+def alike(both: tuple[NativeLinear, NativeLinear], weight: Tensor) -> float:
     """Asserts that rows and products are the same. How many bytes the compressed weight takes, as a share."""
     plain, less = (packed(each, weight) for each in both)
     tokens = torch.arange(weight.shape[0], dtype=torch.int32)
@@ -74,11 +74,11 @@ def alike(both: tuple[Linear, Linear], weight: Tensor) -> float:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_products_and_rows_keep_their_bits(both: tuple[Linear, Linear], shape: tuple[int, int]) -> None:
+def test_products_and_rows_keep_their_bits(both: tuple[NativeLinear, NativeLinear], shape: tuple[int, int]) -> None:
     assert alike(both, trained(*shape)) < (LESS if shape[1] > 64 else 0.9)
 
 
-def test_zeros_and_what_has_no_leading_one_are_kept(both: tuple[Linear, Linear]) -> None:
+def test_zeros_and_what_has_no_leading_one_are_kept(both: tuple[NativeLinear, NativeLinear]) -> None:
     weight = trained(192, 512)
     weight[:, ::3] = 0
     weight[::2, 3::3] *= -0.0
@@ -87,7 +87,7 @@ def test_zeros_and_what_has_no_leading_one_are_kept(both: tuple[Linear, Linear])
     assert alike(both, weight) < LESS
 
 
-def test_weights_of_other_exponents_are_kept_as_they_are(both: tuple[Linear, Linear]) -> None:
+def test_weights_of_other_exponents_are_kept_as_they_are(both: tuple[NativeLinear, NativeLinear]) -> None:
     weight = trained(128, 1024)
     odd = [float("inf"), -float("inf"), float("nan"), 3e38, -3e38, 1e-37, 1e-20, 1e20]
     for i, (value, output) in enumerate(itertools.product(odd, (0, 63, 64))):
@@ -109,7 +109,7 @@ def sets(count: int, size: int, among: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_a_step_may_have_16_higher_bytes_and_no_more(both: tuple[Linear, Linear], more: int) -> None:
+def test_a_step_may_have_16_higher_bytes_and_no_more(both: tuple[NativeLinear, NativeLinear], more: int) -> None:
     steps = torch.full((64, 128), 0x3C, dtype=torch.uint8)
     steps[7, : 15 + more] = torch.arange(15 + more) + 0x20
     steps[63, -16:] = torch.arange(16) * 4 + 0x83
@@ -118,14 +118,14 @@ def test_a_step_may_have_16_higher_bytes_and_no_more(both: tuple[Linear, Linear]
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_a_panel_may_have_32_tables_and_no_more(both: tuple[Linear, Linear], more: int) -> None:
+def test_a_panel_may_have_32_tables_and_no_more(both: tuple[NativeLinear, NativeLinear], more: int) -> None:
     steps = torch.full((128, 128), 0x3C, dtype=torch.uint8)
     among = torch.cat([torch.arange(0x24, 0x3C), torch.arange(0xA4, 0xBC)]).to(torch.uint8)
     steps[: 31 + more] = sets(31 + more, 16, among)
     assert (alike(both, of_steps(steps)) < LESS) == (not more)
 
 
-def test_exponents_that_samples_miss_are_counted(both: tuple[Linear, Linear]) -> None:
+def test_exponents_that_samples_miss_are_counted(both: tuple[NativeLinear, NativeLinear]) -> None:
     """Of 65,536 weights every 17th is looked at first. What those have needs a table for nearly every step, all have one."""
     first = torch.arange(0x38, 0x40)
     lying = sets(512, 12, torch.cat([first[1:], first | 0x80]).to(torch.uint8)).flatten()
@@ -133,26 +133,26 @@ def test_exponents_that_samples_miss_are_counted(both: tuple[Linear, Linear]) ->
     assert alike(both, of_steps(lying.view(512, 128))) < LESS
 
 
-def test_all_matrices_of_the_bundled_model_are_compressed(both: tuple[Linear, Linear]) -> None:
+def test_all_matrices_of_the_bundled_model_are_compressed(both: tuple[NativeLinear, NativeLinear]) -> None:
     """It was trained: its exponents are what training made of them."""
     for name, weight in load_file(Path(nano.__file__).parent / "weights" / "model.safetensors").items():
         if weight.ndim == 2:
             assert packed(both[1], weight.bfloat16()).bytes < LESS * packed(both[0], weight.bfloat16()).bytes, name
 
 
-def test_a_weight_whose_exponents_are_spread_stays_dense(both: tuple[Linear, Linear]) -> None:
+def test_a_weight_whose_exponents_are_spread_stays_dense(both: tuple[NativeLinear, NativeLinear]) -> None:
     weight = trained(192, 512)
     weight[64:128] = trained(64, 512).float().pow(9).bfloat16()
     assert alike(both, weight) == 1
 
 
-def test_a_kept_weight_is_mapped_as_it_was_packed(both: tuple[Linear, Linear], tmp_path: Path) -> None:
+def test_a_kept_weight_is_mapped_as_it_was_packed(both: tuple[NativeLinear, NativeLinear], tmp_path: Path) -> None:
     spread = trained(192, 512).float().pow(9).bfloat16()
     for weight in (trained(192, 512), spread):
         values = weight.view(torch.int16).numpy().view(np.uint16)
         sizes = []
         for each in (*both, *both):
-            each._library.kept = Kept(each._library, tmp_path / "kept")
+            each._library.kept = PackedWeightCache(each._library, tmp_path / "kept")
             made = each.pack_mapped((values,), DENSE)
             each._library.kept = None
             assert made is not None
@@ -163,12 +163,12 @@ def test_a_kept_weight_is_mapped_as_it_was_packed(both: tuple[Linear, Linear], t
     assert len(list((tmp_path / "kept").iterdir())) == 4
 
 
-def test_experts_and_heads_keep_their_bits(both: tuple[Linear, Linear]) -> None:
+def test_experts_and_heads_keep_their_bits(both: tuple[NativeLinear, NativeLinear]) -> None:
     """Of 5 experts, 30 of 64 rows of their last panels are zeros, and so of 3 heads."""
     count, hidden, inner, tokens = 5, 98, 81, 23
     made = []
     for one in both:
-        experts, heads = Experts(one._library), Heads(one._library)
+        experts, heads = NativeExperts(one._library), NativeHeads(one._library)
         gate_up = experts.pack(
             QTensor(DENSE, (count * 2 * inner, hidden), {"weight": trained(count * 2 * inner, hidden)}, count)
         )
@@ -197,7 +197,7 @@ def texts(prompts: list[str], **options: object) -> Iterator[list[int]]:
 
 
 @pytest.mark.slow
-def test_an_engine_says_the_same(both: tuple[Linear, Linear]) -> None:
+def test_an_engine_says_the_same(both: tuple[NativeLinear, NativeLinear]) -> None:
     prompts = ["The river", "A mill stands", "Once upon a time there was a bridge over the river, and"]
     isa = both[0]._library.level
     want = list(texts(prompts, isa=isa, compress_weights=False))
@@ -205,11 +205,11 @@ def test_an_engine_says_the_same(both: tuple[Linear, Linear]) -> None:
     assert list(texts(prompts, isa=isa)) == want
 
 
-def test_devices_compress_unless_told_otherwise(both: tuple[Linear, Linear]) -> None:
+def test_devices_compress_unless_told_otherwise(both: tuple[NativeLinear, NativeLinear]) -> None:
     sizes = {}
     for told in (None, True, False):
         device = (
-            CpuPlatform().configured(CpuOptions(threads=1, isa=both[0]._library.level, compress_weights=told)).open(Place())
+            CpuPlatform().with_options(CpuOptions(threads=1, isa=both[0]._library.level, compress_weights=told)).open(Place())
         )
         bound = Binder(device.kernels).bind(linear, dtype="bfloat16", in_features=128, out_features=64, **linear_spec(DENSE))
         sizes[told] = bound.pack(QTensor(DENSE, (64, 128), {"weight": trained(64, 128)})).bytes
@@ -222,19 +222,19 @@ def test_where_no_kernel_reads_them_it_is_refused(isa: str) -> None:
     if isa != "none" and isa not in levels():
         pytest.skip("no compiled kernels here")
     with pytest.raises(DeviceError, match=r"compress_weights: no kernel reads such weights here .*; leave it out"):
-        CpuPlatform().configured(CpuOptions(isa=isa, compress_weights=True)).open(Place())
+        CpuPlatform().with_options(CpuOptions(isa=isa, compress_weights=True)).open(Place())
 
 
-def test_an_open_library_says_whether_it_does(library: Library) -> None:
+def test_an_open_library_says_whether_it_does(library: NativeLibrary) -> None:
     fresh = open_library(1, library.level)
     assert fresh.compress_weights() == (library.level not in AS_THEY_ARE)
 
 
-def test_a_plan_counts_what_kernels_hold(both: tuple[Linear, Linear]) -> None:
+def test_a_plan_counts_what_kernels_hold(both: tuple[NativeLinear, NativeLinear]) -> None:
     weight, level = trained(640, 1024), both[0]._library.level
     held = packed(both[1], weight).bytes / weight.nbytes
-    share = CpuPlatform().configured(CpuOptions(isa=level)).dense_share
+    share = CpuPlatform().with_options(CpuOptions(isa=level)).dense_share
     assert share("bfloat16") == pytest.approx(held, rel=0.005)
     assert share("float32") == 1
-    assert CpuPlatform().configured(CpuOptions(isa=level, compress_weights=False)).dense_share("bfloat16") == 1
-    assert CpuPlatform().configured(CpuOptions(isa="portable")).dense_share("bfloat16") == 1
+    assert CpuPlatform().with_options(CpuOptions(isa=level, compress_weights=False)).dense_share("bfloat16") == 1
+    assert CpuPlatform().with_options(CpuOptions(isa="portable")).dense_share("bfloat16") == 1

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from thalweg.backends.cpu.native import Library, open_library
+from thalweg.backends.cpu.native import NativeLibrary, open_library
 from thalweg.backends.cpu.native.experts import kernels
 from thalweg.hal import ops
-from thalweg.hal.op import Binder, Bound, Kernel
+from thalweg.hal.op import Binder, BoundOp, Kernel
 from thalweg.hal.ops.activation import SWIGLU_OAI
 from thalweg.hal.ops.matmul import MXFP4
 from thalweg.hal.ops.moe import Q4_K, Q6_K
@@ -47,7 +47,7 @@ class Case:
         self.facts: dict[str, Any] = {"experts": self.experts, "group": formats[0].group, "down_group": formats[1].group}
         self.facts |= {"act": act} if gated else {"gated": False, "act": "relu2"}
         spec = {"dtype": dtype, "weight": formats[0], "down_weight": formats[1], "biased": act == SWIGLU_OAI}
-        self.bound: Bound = Binder([kernel]).bind(ops.experts, **spec, **self.facts)
+        self.bound: BoundOp = Binder([kernel]).bind(ops.experts, **spec, **self.facts)
         assert self.bound.choice.kernel == kernel.name
         sizes = (((1 + gated) * inner, hidden, formats[0]), (hidden, inner, formats[1]))
         pairs = [self._weight(*size) for size in sizes]
@@ -84,7 +84,7 @@ class Case:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("formats", FORMATS.values(), ids=FORMATS)
 @pytest.mark.sampled(8)
-def test_every_shape_equals_the_body_and_tokens_keep_their_bits(library: Library, formats: Any, dtype: str) -> None:
+def test_every_shape_equals_the_body_and_tokens_keep_their_bits(library: NativeLibrary, formats: Any, dtype: str) -> None:
     kernel, _ = kernels(library)
     alone, *_ = kernels(open_library(1, library.level))
     for shape in SHAPES:
@@ -103,7 +103,7 @@ def test_every_shape_equals_the_body_and_tokens_keep_their_bits(library: Library
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("formats", [(DENSE, DENSE), (MXFP4, MXFP4)], ids=str)
-def test_biased_gates_that_are_cut_off_are_those_of_the_body(library: Library, formats: Any, dtype: str) -> None:
+def test_biased_gates_that_are_cut_off_are_those_of_the_body(library: NativeLibrary, formats: Any, dtype: str) -> None:
     """As gpt-oss has them, in bfloat16 and as published."""
     kernel, _ = kernels(library)
     alone, *_ = kernels(open_library(1, library.level))
@@ -120,7 +120,7 @@ def test_biased_gates_that_are_cut_off_are_those_of_the_body(library: Library, f
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_more_rows_than_are_made_ready_at_once_keep_their_bits(library: Library, dtype: str) -> None:
+def test_more_rows_than_are_made_ready_at_once_keep_their_bits(library: NativeLibrary, dtype: str) -> None:
     """Pairs are parted within an expert, at its end, and where all tokens have the same experts."""
     kernel, _ = kernels(library)
     case = Case(kernel, (2304, 16, 6, 2), FORMATS["int8"], dtype)  # 384 pairs at a time
@@ -135,7 +135,7 @@ def test_more_rows_than_are_made_ready_at_once_keep_their_bits(library: Library,
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["dense", "int8", "int4-zeros"])
-def test_experts_without_gates_equal_the_body(library: Library, name: str, dtype: str) -> None:
+def test_experts_without_gates_equal_the_body(library: NativeLibrary, name: str, dtype: str) -> None:
     kernel, _ = kernels(library)
     for shape in SHAPES:
         case = Case(kernel, shape, FORMATS[name], dtype, gated=False)
@@ -148,7 +148,7 @@ def test_experts_without_gates_equal_the_body(library: Library, name: str, dtype
     assert dict(refused.choice.refused)[kernel.name] == "runs silu, gelu_tanh, gelu, relu2, not relu"
 
 
-def test_experts_without_a_row_are_not_read(library: Library) -> None:
+def test_experts_without_a_row_are_not_read(library: NativeLibrary) -> None:
     kernel, _ = kernels(library)
     case = Case(kernel, (64, 32, 5, 2), FORMATS["dense"], "float32")
     data = case.plain[0].clone()
@@ -165,7 +165,7 @@ def test_experts_without_a_row_are_not_read(library: Library) -> None:
     assert got[[i for i in range(9) if i != 4]].isfinite().all()
 
 
-def test_a_pair_that_names_no_expert_counts_for_nothing(library: Library) -> None:
+def test_a_pair_that_names_no_expert_counts_for_nothing(library: NativeLibrary) -> None:
     kernel, _ = kernels(library)
     case = Case(kernel, (64, 32, 5, 2), FORMATS["int4"], "float32")
     x, ids, weights = case.batch(6)
@@ -178,7 +178,7 @@ def test_a_pair_that_names_no_expert_counts_for_nothing(library: Library) -> Non
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["dense", "int8", "int8-groups-zeros", "int4-zeros"])
-def test_weights_from_where_they_lie_are_those_packed_whole(library: Library, name: str, dtype: str) -> None:
+def test_weights_from_where_they_lie_are_those_packed_whole(library: NativeLibrary, name: str, dtype: str) -> None:
     kernel, _ = kernels(library)
     case = Case(kernel, (128, 64, 3, 2), FORMATS[name], dtype)
     assert kernel.pack.mapped is not None
@@ -196,7 +196,7 @@ def test_weights_from_where_they_lie_are_those_packed_whole(library: Library, na
     assert kernel.pack.mapped([bits[:32], bits[32:64]], DENSE) is None, "where a matrix may end within a panel"
 
 
-def test_what_does_not_fit_and_what_is_not_run_is_said(library: Library) -> None:
+def test_what_does_not_fit_and_what_is_not_run_is_said(library: NativeLibrary) -> None:
     kernel, route = kernels(library)
     case = Case(kernel, (64, 32, 4, 2), FORMATS["dense"], "float32")
     x, ids, weights = case.batch(3)
@@ -227,7 +227,7 @@ ROUTES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("name", ROUTES)
-def test_tokens_go_where_the_body_sends_them(library: Library, name: str, biased: bool) -> None:
+def test_tokens_go_where_the_body_sends_them(library: NativeLibrary, name: str, biased: bool) -> None:
     _, route = kernels(library)
     generator, facts = torch.Generator().manual_seed(7), ROUTES[name]
     logits = torch.randn(500, 60, generator=generator) * 3
@@ -242,7 +242,7 @@ def test_tokens_go_where_the_body_sends_them(library: Library, name: str, biased
         assert torch.equal(got[1], weights[part])
 
 
-def test_equal_scores_go_to_the_lower_expert_and_nan_to_the_first(library: Library) -> None:
+def test_equal_scores_go_to_the_lower_expert_and_nan_to_the_first(library: NativeLibrary) -> None:
     _, route = kernels(library)
     ids, weights = route.run(torch.zeros(2, 6), k=3, scores="softmax", renormalise=True)
     assert ids.tolist() == [[0, 1, 2]] * 2

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from thalweg import LLM
-from thalweg.backends.cpu.native import Library, levels
+from thalweg.backends.cpu.native import NativeLibrary, levels
 from thalweg.backends.cpu.native.attention import NativeAttention
-from thalweg.backends.cpu.native.rows import RowOps
+from thalweg.backends.cpu.native.rows import NativeRowOps
 from thalweg.backends.cpu.recording import Arena, RecordingExecutable
 from thalweg.hal.attention import AttnSpec, QKPrologue
 from thalweg.hal.step import SCRATCH, StateBox, StepBatch, StepResult
@@ -33,8 +33,8 @@ SIZE = 16
 class Case:
     """One layer's q, k and v as a projection leaves them, and both ways on."""
 
-    def __init__(self, library: Library, spec: AttnSpec, prologue: QKPrologue, tokens: int, blocks: int) -> None:
-        self.spec, self.prologue, self.backend, self.rows = spec, prologue, NativeAttention(library), RowOps(library)
+    def __init__(self, library: NativeLibrary, spec: AttnSpec, prologue: QKPrologue, tokens: int, blocks: int) -> None:
+        self.spec, self.prologue, self.backend, self.rows = spec, prologue, NativeAttention(library), NativeRowOps(library)
         kind, d = getattr(torch, spec.dtype), spec.head_dim
         generator = torch.Generator().manual_seed(3)
         row = torch.randn(tokens, (spec.heads + 2 * spec.kv_heads) * d, generator=generator).to(kind)
@@ -67,7 +67,7 @@ class Case:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", CASES)
-def test_outputs_and_cache_have_the_bits_of_the_ops(library: Library, name: str, dtype: str) -> None:
+def test_outputs_and_cache_have_the_bits_of_the_ops(library: NativeLibrary, name: str, dtype: str) -> None:
     spec, prologue = CASES[name]
     rng = np.random.default_rng(1)
     start, query = [length - new for length, new in MIX], [new for _, new in MIX]
@@ -85,7 +85,7 @@ def test_outputs_and_cache_have_the_bits_of_the_ops(library: Library, name: str,
 
 
 @pytest.mark.parametrize("name", ["norms", "part-int8"])
-def test_recorded_it_reads_each_batchs_positions(library: Library, name: str) -> None:
+def test_recorded_it_reads_each_batchs_positions(library: NativeLibrary, name: str) -> None:
     spec, prologue = CASES[name]
     case = Case(library, spec, prologue, 2, 33)
     table = np.arange(1, 17, dtype=np.int32).reshape(2, 8)
@@ -104,7 +104,7 @@ def test_recorded_it_reads_each_batchs_positions(library: Library, name: str) ->
     assert len({out.tobytes() for out in results[0]}) == 5
 
 
-def test_what_it_does_not_turn_is_refused_in_words_and_what_does_not_fit_is_an_error(library: Library) -> None:
+def test_what_it_does_not_turn_is_refused_in_words_and_what_does_not_fit_is_an_error(library: NativeLibrary) -> None:
     spec, prologue = CASES["norms"]
     backend = NativeAttention(library)
     assert "side by side" in str(backend.fuses(spec, replace(prologue, interleaved=True)))
@@ -125,7 +125,7 @@ def test_what_it_does_not_turn_is_refused_in_words_and_what_does_not_fit_is_an_e
         setattr(case, name, kept)
 
 
-def test_a_model_gets_it_and_its_plan_says_so(library: Library) -> None:
+def test_a_model_gets_it_and_its_plan_says_so(library: NativeLibrary) -> None:
     if library.level != levels()[0]:
         pytest.skip("at the best instruction set only")
     llm = LLM("thalweg-nano", device="cpu", max_model_len=64, max_num_seqs=2)

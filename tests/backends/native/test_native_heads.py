@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from thalweg.backends.cpu.native import Library
+from thalweg.backends.cpu.native import NativeLibrary
 from thalweg.backends.cpu.native.heads import kernels
 from thalweg.hal import ops
 from thalweg.hal.op import Binder
@@ -18,7 +18,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("heads", "inputs", "outputs", "turned"), [(5, 24, 96, True), (64, 512, 20, False)])
 def test_every_head_has_a_matrix_of_its_own(
-    library: Library, dtype: torch.dtype, heads: int, inputs: int, outputs: int, turned: bool
+    library: NativeLibrary, dtype: torch.dtype, heads: int, inputs: int, outputs: int, turned: bool
 ) -> None:
     tokens = 70  # of 64 heads, more than are made ready at once
     facts = {"heads": heads, "out_features": outputs, "turned": turned}

@@ -17,9 +17,9 @@ import torch
 
 from thalweg import LLM, SamplingParams
 from thalweg.backends.cpu import CpuOptions, CpuPlatform
-from thalweg.backends.cpu.native import PORTABLE, Library, open_library
-from thalweg.backends.cpu.native.kept import LAYOUT, STALE, SUFFIX, Kept
-from thalweg.backends.cpu.native.linear import Linear, Packed
+from thalweg.backends.cpu.native import PORTABLE, NativeLibrary, open_library
+from thalweg.backends.cpu.native.linear import NativeLinear, PackedWeight
+from thalweg.backends.cpu.native.weight_cache import LAYOUT, STALE, SUFFIX, PackedWeightCache
 from thalweg.errors import DeviceError
 from thalweg.hal.platform import Place
 from thalweg.hal.weights import DENSE, WeightFormat
@@ -37,9 +37,9 @@ FORMATS = {
 
 
 @pytest.fixture
-def keeping(library: Library, tmp_path: Path) -> Iterator[Linear]:
-    library.kept = Kept(library, tmp_path / "kept")
-    yield Linear(library)
+def keeping(library: NativeLibrary, tmp_path: Path) -> Iterator[NativeLinear]:
+    library.kept = PackedWeightCache(library, tmp_path / "kept")
+    yield NativeLinear(library)
     library.kept = None
 
 
@@ -52,19 +52,19 @@ def values(rows: int = 200, columns: int = 320, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((rows, columns), np.float32)
 
 
-def packed(linear: Linear, format: WeightFormat, *parts: np.ndarray) -> Packed:
+def packed(linear: NativeLinear, format: WeightFormat, *parts: np.ndarray) -> PackedWeight:
     made = linear.pack_mapped(parts or (values(),), format)
     assert made is not None
     return made
 
 
-def refusal(linear: Linear, format: WeightFormat) -> str | None:
+def refusal(linear: NativeLinear, format: WeightFormat) -> str | None:
     return linear.supports({"dtype": "float32", "weight": format, "in_features": 320, "out_features": 200})
 
 
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
 def test_a_kept_weight_gives_the_bits_of_one_packed_anew(
-    library: Library, keeping: Linear, format: WeightFormat, tmp_path: Path
+    library: NativeLibrary, keeping: NativeLinear, format: WeightFormat, tmp_path: Path
 ) -> None:
     if why := refusal(keeping, format):
         pytest.skip(why)
@@ -86,7 +86,7 @@ def test_a_kept_weight_gives_the_bits_of_one_packed_anew(
 
 
 def test_each_weight_format_and_instruction_set_has_a_file_of_its_own(
-    library: Library, keeping: Linear, tmp_path: Path
+    library: NativeLibrary, keeping: NativeLinear, tmp_path: Path
 ) -> None:
     one, other = values(), values()
     other[199, 319] = np.nextafter(other[199, 319], 9)
@@ -99,14 +99,14 @@ def test_each_weight_format_and_instruction_set_has_a_file_of_its_own(
     assert len(files(tmp_path)) == 2 + len(formats)
     if library.level != PORTABLE:
         elsewhere = open_library(1, PORTABLE)
-        elsewhere.kept = Kept(elsewhere, tmp_path / "kept")
-        packed(Linear(elsewhere), DENSE, one)
+        elsewhere.kept = PackedWeightCache(elsewhere, tmp_path / "kept")
+        packed(NativeLinear(elsewhere), DENSE, one)
         assert len(files(tmp_path)) == 3 + len(formats)
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "folder"])
 def test_what_is_no_such_weight_is_packed_anew(
-    library: Library, keeping: Linear, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+    library: NativeLibrary, keeping: NativeLinear, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     x = torch.from_numpy(values(3, seed=2))
     want = keeping.run(x, packed(keeping, DENSE))
@@ -127,7 +127,7 @@ def test_what_is_no_such_weight_is_packed_anew(
 
 
 def test_where_nothing_can_be_written_a_warning_says_so_once_and_weights_are_packed(
-    library: Library, keeping: Linear, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    library: NativeLibrary, keeping: NativeLinear, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "kept").rmdir()
     with caplog.at_level(logging.WARNING):
@@ -138,7 +138,7 @@ def test_where_nothing_can_be_written_a_warning_says_so_once_and_weights_are_pac
 
 @pytest.mark.parametrize("some", [True, False], ids=["some", "none"])
 def test_a_checkpoint_of_which_nothing_can_be_kept_is_told_once(
-    library: Library, keeping: Linear, caplog: pytest.LogCaptureFixture, some: bool
+    library: NativeLibrary, keeping: NativeLinear, caplog: pytest.LogCaptureFixture, some: bool
 ) -> None:
     assert library.kept is not None
     if some:
@@ -150,24 +150,26 @@ def test_a_checkpoint_of_which_nothing_can_be_kept_is_told_once(
     assert len(caplog.messages) == (not some)
 
 
-def test_what_a_killed_process_left_half_written_is_removed(library: Library, keeping: Linear, tmp_path: Path) -> None:
+def test_what_a_killed_process_left_half_written_is_removed(
+    library: NativeLibrary, keeping: NativeLinear, tmp_path: Path
+) -> None:
     folder = tmp_path / "kept"
     old, new, other = folder / "part-old", folder / "part-new", folder / f"0{SUFFIX}"
     for file in (old, new, other):
         file.write_bytes(b"x")
     for file in (old, other):
         os.utime(file, (time.time() - STALE - 60,) * 2)
-    Kept(library, folder)
+    PackedWeightCache(library, folder)
     assert {p.name for p in folder.iterdir()} == {new.name, other.name}
 
 
-def digest(library: Library, data: bytes) -> tuple[int, int]:
+def digest(library: NativeLibrary, data: bytes) -> tuple[int, int]:
     out, buffer = (ctypes.c_uint64 * 2)(), np.frombuffer(data or b"\0", np.uint8)
     library.digest(library.context, buffer.ctypes.data, len(data), ctypes.addressof(out))
     return out[0], out[1]
 
 
-def test_the_digest_tells_apart_sizes_places_and_single_bits(library: Library) -> None:
+def test_the_digest_tells_apart_sizes_places_and_single_bits(library: NativeLibrary) -> None:
     rng = np.random.default_rng(3)
     seen = {digest(library, bytes(n)) for n in (0, 1, 15, 16, 63, 64, 65, 128, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20)}
     assert len(seen) == 12
@@ -201,7 +203,7 @@ def test_a_layout_that_changes_gets_another_number() -> None:
     library = open_library(1, PORTABLE)
     made = {}
     for name in PACKED:
-        weight = packed(Linear(library), FORMATS[name], np.arange(100 * 68, dtype=np.float32).reshape(100, 68) % 37 - 18)
+        weight = packed(NativeLinear(library), FORMATS[name], np.arange(100 * 68, dtype=np.float32).reshape(100, 68) % 37 - 18)
         memory = (ctypes.c_char * weight.bytes).from_address(library.memory(weight.handle))
         made[name] = hashlib.sha256(memory).hexdigest()[:16]
     assert (LAYOUT, made) == (2, PACKED)
@@ -211,14 +213,14 @@ COMPRESSED = {64: "710cb2b5d3f2cbd9", 32: "c1d64bfff5bbdacd"}
 """The same of a weight in 12 bits, by bytes of a vector."""
 
 
-def test_a_compressed_layout_that_changes_does_too(library: Library) -> None:
+def test_a_compressed_layout_that_changes_does_too(library: NativeLibrary) -> None:
     fresh = open_library(1, library.level)
     if not fresh.compress_weights():
         pytest.skip(f"kernels of {library.level} read weights as they are")
     bits = np.arange(103000, dtype=np.uint32) * 2654435761
     values = (((bits >> 16).astype(np.float32) + 0.5) * np.where(bits & 256, -1, 1).astype(np.float32)).reshape(100, 1030)
     values[::9, ::50] *= 2.0**-40
-    weight = Linear(fresh).pack_mapped(((values.view(np.uint32) >> 16).astype(np.uint16),), DENSE)
+    weight = NativeLinear(fresh).pack_mapped(((values.view(np.uint32) >> 16).astype(np.uint16),), DENSE)
     assert weight is not None
     memory = (ctypes.c_char * weight.bytes).from_address(fresh.memory(weight.handle))
     made = hashlib.sha256(memory).hexdigest()[:16]
@@ -247,9 +249,9 @@ def test_a_start_maps_what_an_earlier_one_kept_and_the_text_is_the_same(tmp_path
 def test_a_folder_that_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DeviceError, match=r"packed_weights: .*file.* cannot be used as a folder"):
-        CpuPlatform().configured(CpuOptions(threads=1, packed_weights=str(tmp_path / "file"))).open(Place())
+        CpuPlatform().with_options(CpuOptions(threads=1, packed_weights=str(tmp_path / "file"))).open(Place())
 
 
 def test_without_compiled_kernels_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match=r"packed_weights: nothing is packed without compiled kernels"):
-        CpuPlatform().configured(CpuOptions(isa="none", packed_weights=str(tmp_path))).open(Place())
+        CpuPlatform().with_options(CpuOptions(isa="none", packed_weights=str(tmp_path))).open(Place())

@@ -12,7 +12,7 @@ import torch
 
 from thalweg.backends import lean_torch
 from thalweg.backends.cpu import CpuOptions, CpuPlatform, native
-from thalweg.backends.cpu.native import Library, NoLibraryError, open_library
+from thalweg.backends.cpu.native import NativeLibrary, NoLibraryError, open_library
 from thalweg.backends.cpu.native.linear import kernels
 from thalweg.backends.cpu.native.peak import read_rate
 from thalweg.errors import DeviceError
@@ -24,8 +24,8 @@ from thalweg.hal.weights import DENSE, QTensor
 FACTS = {"dtype": "float32", "in_features": 8, "out_features": 8, "weight": DENSE}
 
 
-def test_the_plan_names_the_instruction_set(library: Library) -> None:
-    device = CpuPlatform().configured(CpuOptions(isa=library.level)).open(Place())
+def test_the_plan_names_the_instruction_set(library: NativeLibrary) -> None:
+    device = CpuPlatform().with_options(CpuOptions(isa=library.level)).open(Place())
     choice = Binder(device.kernels).bind(ops.linear, **FACTS).choice
     assert choice.kernel == f"native-{library.level}"
     assert choice.batch_invariant
@@ -34,14 +34,14 @@ def test_the_plan_names_the_instruction_set(library: Library) -> None:
 
 def test_without_a_library_torch_serves_and_the_plan_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(native, "LIBRARY", tmp_path / "none.so")
-    device = CpuPlatform().configured(CpuOptions()).open(Place())
+    device = CpuPlatform().with_options(CpuOptions()).open(Place())
     choice = Binder(device.kernels).bind(ops.linear, **FACTS).choice
     assert choice.kernel == "onednn-variant"
     assert "no compiled kernels: the package was installed without a C++ compiler" in str(choice)
 
 
 def test_a_file_that_is_no_library_or_of_another_version_is_refused(
-    library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    library: NativeLibrary, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(native, "ABI", 0)
     with pytest.raises(NoLibraryError, match="another version"):
@@ -53,7 +53,7 @@ def test_a_file_that_is_no_library_or_of_another_version_is_refused(
 
 
 def test_the_library_is_there_before_torchs_begins_to_load_and_is_not_asked_for_again(
-    library: Library, monkeypatch: pytest.MonkeyPatch
+    library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system loads one library at a time. Torch's takes long."""
     loaded: list[str] = []
@@ -65,21 +65,21 @@ def test_the_library_is_there_before_torchs_begins_to_load_and_is_not_asked_for_
 
     monkeypatch.setattr(ctypes, "CDLL", loads)
     monkeypatch.setattr(lean_torch, "load_library", lambda: loaded.append("torch"))
-    native._loaded.cache_clear()
+    native._load_library.cache_clear()
     CpuPlatform().begin()
     assert native.levels()
     native.settle()
     assert loaded == [str(native.LIBRARY), "torch"]
 
 
-def test_none_turns_the_library_off_and_an_unknown_set_is_an_error(library: Library) -> None:
-    device = CpuPlatform().configured(CpuOptions(isa="none")).open(Place())
+def test_none_turns_the_library_off_and_an_unknown_set_is_an_error(library: NativeLibrary) -> None:
+    device = CpuPlatform().with_options(CpuOptions(isa="none")).open(Place())
     assert "turned off" in str(Binder(device.kernels).bind(ops.linear, **FACTS).choice)
     with pytest.raises(DeviceError, match=r"isa: 'mmx' is not there.*portable.*none"):
-        CpuPlatform().configured(CpuOptions(isa="mmx")).open(Place())
+        CpuPlatform().with_options(CpuOptions(isa="mmx")).open(Place())
 
 
-def test_threads_change_no_bit_and_contexts_do_not_disturb_each_other(library: Library) -> None:
+def test_threads_change_no_bit_and_contexts_do_not_disturb_each_other(library: NativeLibrary) -> None:
     weight, x = torch.randn(500, 300), torch.randn(70, 300)
     outs: dict[int, torch.Tensor] = {}
 
@@ -108,17 +108,17 @@ ROUNDS = {
 
 
 @pytest.mark.slow
-def test_the_peak_counts_what_its_instructions_do(library: Library) -> None:
+def test_the_peak_counts_what_its_instructions_do(library: NativeLibrary) -> None:
     for kind, each in enumerate(ROUNDS.get(library.level, ROUNDS["portable"])):
         assert library.peak(library.context, kind, 3) == 2 * 8 * 3 * each
-    device = CpuPlatform().configured(CpuOptions(isa=library.level)).open(Place())
+    device = CpuPlatform().with_options(CpuOptions(isa=library.level)).open(Place())
     assert all((device.peak(dtype) or 0) > 0 for dtype in ("float32", "bfloat16", "int8", "int4"))
-    assert CpuPlatform().configured(CpuOptions(isa="none")).open(Place()).peak("float32") is None
+    assert CpuPlatform().with_options(CpuOptions(isa="none")).open(Place()).peak("float32") is None
 
 
-def test_a_plain_read_reads_every_word_once(library: Library) -> None:
+def test_a_plain_read_reads_every_word_once(library: NativeLibrary) -> None:
     for words in (8, 24, 1 << 17, (1 << 17) + 8, 5 << 17):
         memory = np.random.default_rng(words).integers(0, 1 << 40, words, np.int64)
         assert library.read(library.context, memory.ctypes.data, memory.nbytes) == memory.sum()
     assert read_rate(library, 1 << 20) > 0
-    assert CpuPlatform().configured(CpuOptions(isa="none")).open(Place()).read_rate() is None
+    assert CpuPlatform().with_options(CpuOptions(isa="none")).open(Place()).read_rate() is None

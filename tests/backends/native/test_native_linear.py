@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg.backends.cpu.native import Library
+from thalweg.backends.cpu.native import NativeLibrary
 from thalweg.backends.cpu.native.linear import kernels
 from thalweg.hal import ops
 from thalweg.hal.op import Kernel
@@ -83,7 +83,7 @@ def lacks(kernel: Kernel, format: WeightFormat) -> bool:
     return True
 
 
-def test_bytes_meet_bytes_by_groups_where_an_instruction_multiplies_four(library: Library) -> None:
+def test_bytes_meet_bytes_by_groups_where_an_instruction_multiplies_four(library: NativeLibrary) -> None:
     kernel, *_ = kernels(library)
     fours = ("avx512vnni", "avxvnni", "avx512bf16", "amx", "neonbf16")
     assert lacks(kernel, FORMATS["w8a8-groups"]) == (library.level not in fours)
@@ -96,7 +96,7 @@ def test_bytes_meet_bytes_by_groups_where_an_instruction_multiplies_four(library
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
 @pytest.mark.sampled(8)
 def test_every_shape_equals_the_body_and_rows_keep_their_bits(
-    library: Library, format: WeightFormat, dtype: torch.dtype
+    library: NativeLibrary, format: WeightFormat, dtype: torch.dtype
 ) -> None:
     kernel, *_ = kernels(library)
     for n, k in SHAPES if not lacks(kernel, format) else ():
@@ -112,7 +112,7 @@ def test_every_shape_equals_the_body_and_rows_keep_their_bits(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-def test_a_weight_in_parts_is_the_same_as_in_one_piece(library: Library, dtype: torch.dtype) -> None:
+def test_a_weight_in_parts_is_the_same_as_in_one_piece(library: NativeLibrary, dtype: torch.dtype) -> None:
     """Parts end within a panel and at its edge; one begins at an odd address, as a tensor of a file may."""
     kernel, *_ = kernels(library)
     for k in (33, 64):
@@ -130,7 +130,9 @@ def test_a_weight_in_parts_is_the_same_as_in_one_piece(library: Library, dtype: 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("name", [n for n, f in FORMATS.items() if f != DENSE])
-def test_a_weight_rounded_on_the_way_is_the_one_that_quantise_rounds(library: Library, dtype: torch.dtype, name: str) -> None:
+def test_a_weight_rounded_on_the_way_is_the_one_that_quantise_rounds(
+    library: NativeLibrary, dtype: torch.dtype, name: str
+) -> None:
     """To the bit, also of rows of nothing but zeros, of one sign, and with one value far from the rest."""
     (kernel, *_), format = kernels(library), FORMATS[name]
     for n, k in ((70, 256), (261, 100), (64, 33)) if not lacks(kernel, format) else ():
@@ -154,7 +156,7 @@ def test_a_weight_rounded_on_the_way_is_the_one_that_quantise_rounds(library: Li
     "name",
     [n for n, f in FORMATS.items() if f != DENSE and f.group % 4 == 0 and not any(a in n for a in ASKED)],
 )
-def test_what_is_no_number_spoils_its_own_group_at_most(library: Library, name: str) -> None:
+def test_what_is_no_number_spoils_its_own_group_at_most(library: NativeLibrary, name: str) -> None:
     (kernel, *_), format = kernels(library), FORMATS[name]
     if lacks(kernel, format):
         return
@@ -172,7 +174,7 @@ def test_what_is_no_number_spoils_its_own_group_at_most(library: Library, name: 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-def test_more_rows_than_are_made_ready_at_once_keep_their_bits(library: Library, dtype: torch.dtype) -> None:
+def test_more_rows_than_are_made_ready_at_once_keep_their_bits(library: NativeLibrary, dtype: torch.dtype) -> None:
     kernel, _, argmax = kernels(library)
     for format in (DENSE, FORMATS["int8-groups-zeros"], FORMATS["int8-rows"]):
         packed = kernel.pack(make(3, 4160, dtype, format)[0])
@@ -183,7 +185,7 @@ def test_more_rows_than_are_made_ready_at_once_keep_their_bits(library: Library,
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-def test_the_argmax_of_equals_is_the_first_and_nan_is_told(library: Library, dtype: torch.dtype) -> None:
+def test_the_argmax_of_equals_is_the_first_and_nan_is_told(library: NativeLibrary, dtype: torch.dtype) -> None:
     kernel, _, argmax = kernels(library)
     n, inf, nan = 200, float("inf"), float("nan")
     rows = {  # outputs by place, the others 0; which is the largest
@@ -207,7 +209,7 @@ def test_the_argmax_of_equals_is_the_first_and_nan_is_told(library: Library, dty
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-def test_rows_come_back_out_of_a_packed_weight(library: Library, dtype: torch.dtype) -> None:
+def test_rows_come_back_out_of_a_packed_weight(library: NativeLibrary, dtype: torch.dtype) -> None:
     linear, embed, _ = kernels(library)
     assert linear.pack == embed.pack  # one weight serves both
     for n, k in ((130, 33), (64, 48)):
@@ -219,7 +221,7 @@ def test_rows_come_back_out_of_a_packed_weight(library: Library, dtype: torch.dt
         embed.run(tokens.long(), linear.pack(made))
 
 
-def test_no_rows_give_no_rows_and_leading_dimensions_stay(library: Library) -> None:
+def test_no_rows_give_no_rows_and_leading_dimensions_stay(library: NativeLibrary) -> None:
     kernel, *_ = kernels(library)
     packed = kernel.pack(make(70, 48, torch.float32, DENSE)[0])
     assert kernel.run(torch.empty(0, 48), packed).shape == (0, 70)
@@ -229,7 +231,7 @@ def test_no_rows_give_no_rows_and_leading_dimensions_stay(library: Library) -> N
     assert torch.equal(kernel.run(wide[:, ::2], packed), kernel.run(wide[:, ::2].contiguous(), packed))
 
 
-def test_what_does_not_fit_is_refused_before_a_pointer_is_followed(library: Library) -> None:
+def test_what_does_not_fit_is_refused_before_a_pointer_is_followed(library: NativeLibrary) -> None:
     kernel, *_ = kernels(library)
     packed = kernel.pack(make(70, 48, torch.float32, DENSE)[0])
     for x, bias in (
@@ -243,7 +245,7 @@ def test_what_does_not_fit_is_refused_before_a_pointer_is_followed(library: Libr
 
 
 @pytest.mark.parametrize("name", ["int8", "int8-groups-zeros", "int4", "int4-zeros", "int4-row"])
-def test_an_input_far_larger_than_the_rest_leaves_them_their_precision(library: Library, name: str) -> None:
+def test_an_input_far_larger_than_the_rest_leaves_them_their_precision(library: NativeLibrary, name: str) -> None:
     """Inputs of such formats count as they are, or as 16-bit integers by the largest of a group; 8 bits would not do, and are a
     format of their own."""
     (kernel, *_), format = kernels(library), FORMATS[name]
@@ -260,7 +262,7 @@ def test_an_input_far_larger_than_the_rest_leaves_them_their_precision(library: 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
-def test_infinities_and_nan_stay_in_their_row(library: Library, format: WeightFormat, dtype: torch.dtype) -> None:
+def test_infinities_and_nan_stay_in_their_row(library: NativeLibrary, format: WeightFormat, dtype: torch.dtype) -> None:
     """And spoil all of it, also where inputs are rounded: what a model has lost must be seen to be lost. Only by a scale of the
     checkpoint's own are infinities rounded to the largest number, which is what the op says."""
     kernel, *_ = kernels(library)

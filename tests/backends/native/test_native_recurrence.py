@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg.backends.cpu.native import Library
+from thalweg.backends.cpu.native import NativeLibrary
 from thalweg.backends.cpu.native.recurrence import kernels
 from thalweg.hal import ops
 from thalweg.hal.op import Op
@@ -61,14 +61,14 @@ OPS = {
 """And which argument of each is its cache."""
 
 
-def called(library: Library, op: Op) -> Any:
+def called(library: NativeLibrary, op: Op) -> Any:
     (kernel,) = (k for k in kernels(library) if k.op == op.name)
     return kernel.run
 
 
 @pytest.mark.parametrize("dtype", sorted(KINDS))
 @pytest.mark.parametrize("name", OPS)
-def test_results_are_the_bodys_and_other_blocks_stay(library: Library, name: str, dtype: str) -> None:
+def test_results_are_the_bodys_and_other_blocks_stay(library: NativeLibrary, name: str, dtype: str) -> None:
     op, at = ops.all_ops()[name], OPS[name]
     batch = rows([1, 40, 0, 2, 5], [9, 4, 3, 7, 0], [(1, 1), (2, 3), (0, 0), (4, 4), (5, 5)])
     args = inputs(op, 48, KINDS[dtype], blocks=8)
@@ -85,7 +85,7 @@ def test_results_are_the_bodys_and_other_blocks_stay(library: Library, name: str
 
 @pytest.mark.parametrize("dtype", sorted(KINDS))
 @pytest.mark.parametrize("name", OPS)
-def test_a_sequence_in_steps_of_any_length_has_the_same_bits(library: Library, name: str, dtype: str) -> None:
+def test_a_sequence_in_steps_of_any_length_has_the_same_bits(library: NativeLibrary, name: str, dtype: str) -> None:
     op, at, tokens = ops.all_ops()[name], OPS[name], 37
     run, args = called(library, op), inputs(op, tokens, KINDS[dtype])
     per_token = [i for i, a in enumerate(args[:at]) if len(a) == tokens]
@@ -102,7 +102,7 @@ def test_a_sequence_in_steps_of_any_length_has_the_same_bits(library: Library, n
         np.testing.assert_array_equal(state.float().numpy(), found[0][1].float().numpy())
 
 
-def test_what_it_does_not_run_is_refused_in_words(library: Library) -> None:
+def test_what_it_does_not_run_is_refused_in_words(library: NativeLibrary) -> None:
     conv, rule, each, scan, _ = (k.supports for k in kernels(library))
     assert conv({"dtype": "float32", "act": "gelu", "taps": 4}) == "runs silu or none after at most 8 taps, not gelu after 4"
     assert scan({"dtype": "float32", "state": 300}) == "keeps at most 256 numbers of a channel, not 300"
@@ -113,7 +113,7 @@ def test_what_it_does_not_run_is_refused_in_words(library: Library) -> None:
 
 
 @pytest.mark.parametrize("dtype", sorted(KINDS))
-def test_a_convolution_adds_its_bias_and_may_end_there(library: Library, dtype: str) -> None:
+def test_a_convolution_adds_its_bias_and_may_end_there(library: NativeLibrary, dtype: str) -> None:
     x, weight, held = inputs(ops.causal_conv, 9, KINDS[dtype])
     bias, batch = torch.linspace(-2, 2, 300).to(KINDS[dtype]), rows([4, 5], [0, 3], [(1, 1), (2, 2)])
     for act in ("silu", "none"):
@@ -122,7 +122,7 @@ def test_a_convolution_adds_its_bias_and_may_end_there(library: Library, dtype: 
         assert cases.difference(got.float().numpy(), want.float().numpy()) <= ops.causal_conv.tolerances[dtype]
 
 
-def test_steps_are_as_small_and_as_large_as_they_come(library: Library) -> None:
+def test_steps_are_as_small_and_as_large_as_they_come(library: NativeLibrary) -> None:
     """Of one token without history, where what is written is the step: nothing is lost near 0, and nothing overflows."""
     steps = torch.tensor([[-90.0, -30, -12, -3, -0.1, 0, 0.1, 3, 19.9, 20.1, 90, 300]])
     one, channels = torch.ones(1, 12), 12

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from thalweg.backends.cpu.native import Library
+from thalweg.backends.cpu.native import NativeLibrary
 from thalweg.backends.cpu.native.rows import kernels
 from thalweg.hal import ops
 
@@ -16,7 +16,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 both = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "bfloat16"])
 
 
-def kernel(library: Library, name: str) -> Any:
+def kernel(library: NativeLibrary, name: str) -> Any:
     return next(k.run for k in kernels(library) if k.op == name)
 
 
@@ -28,7 +28,7 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
 
 @both
 @pytest.mark.parametrize("width", [1, 15, 64, 100, 1031])
-def test_norms(library: Library, dtype: torch.dtype, width: int) -> None:
+def test_norms(library: NativeLibrary, dtype: torch.dtype, width: int) -> None:
     x, residual, weight = torch.randn(9, width).to(dtype), torch.randn(9, width).to(dtype), torch.randn(width).to(dtype)
     close(kernel(library, "rms_norm")(x, weight, eps=1e-6), ops.rms_norm.reference(x, weight, eps=1e-6))
     got = kernel(library, "add_rms_norm")(x, residual, weight, eps=1e-6)
@@ -52,7 +52,7 @@ def test_norms_of_groups_with_a_gate_that_lies_in_a_wider_row(library, dtype, gr
 
 
 @both
-def test_heads_cut_out_of_a_wider_row(library: Library, dtype: torch.dtype) -> None:
+def test_heads_cut_out_of_a_wider_row(library: NativeLibrary, dtype: torch.dtype) -> None:
     row, weight = torch.randn(7, 6 * 32).to(dtype), torch.randn(32).to(dtype)
     q, k = row[:, :128].unflatten(-1, (4, 32)), row[:, 128:].unflatten(-1, (2, 32))
     for x in (q, k, q.transpose(0, 1)):
@@ -68,7 +68,7 @@ def test_heads_cut_out_of_a_wider_row(library: Library, dtype: torch.dtype) -> N
 
 @both
 @pytest.mark.parametrize("act", ["silu", "gelu_tanh", "gelu"])
-def test_gates_also_far_from_zero(library: Library, dtype: torch.dtype, act: str) -> None:
+def test_gates_also_far_from_zero(library: NativeLibrary, dtype: torch.dtype, act: str) -> None:
     x = torch.cat([torch.randn(5, 70), torch.linspace(-200, 200, 350).view(5, 70)]).to(dtype)
     close(kernel(library, "act_and_mul")(x, act=act), ops.act_and_mul.reference(x, act=act))
     x[0, 0], x[1, 0] = float("-inf"), float("nan")
@@ -78,7 +78,7 @@ def test_gates_also_far_from_zero(library: Library, dtype: torch.dtype, act: str
 
 
 @both
-def test_squares_of_what_is_above_zero(library: Library, dtype: torch.dtype) -> None:
+def test_squares_of_what_is_above_zero(library: NativeLibrary, dtype: torch.dtype) -> None:
     x = torch.cat([torch.randn(5, 70), torch.linspace(-200, 200, 350).view(5, 70)]).to(dtype)
     x[0, 0], x[1, 0] = float("-inf"), float("nan")
     got = kernel(library, "activation")(x, act="relu2")
@@ -88,7 +88,7 @@ def test_squares_of_what_is_above_zero(library: Library, dtype: torch.dtype) -> 
 
 @both
 @pytest.mark.parametrize("act", ["silu", "gelu_tanh", "gelu"])
-def test_activations_alone(library: Library, dtype: torch.dtype, act: str) -> None:
+def test_activations_alone(library: NativeLibrary, dtype: torch.dtype, act: str) -> None:
     x = torch.cat([torch.randn(5, 71), torch.linspace(-200, 200, 355).view(5, 71)]).to(dtype)
     run = kernel(library, "activation")
     close(run(x, act=act), ops.activation.reference(x, act=act))
@@ -99,7 +99,7 @@ def test_activations_alone(library: Library, dtype: torch.dtype, act: str) -> No
     assert got[2, 0] == float("inf")
 
 
-def test_gelu_is_right_where_it_is_small(library: Library) -> None:
+def test_gelu_is_right_where_it_is_small(library: NativeLibrary) -> None:
     x = torch.linspace(-8, -0.001, 3001)[None]
     want = x.double() * torch.special.erfc(-x.double() / 2**0.5) / 2
     got = kernel(library, "activation")(x, act="gelu").double()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg.backends.cpu.native import Library
+from thalweg.backends.cpu.native import NativeLibrary
 from thalweg.backends.cpu.native.sampling import MOST, kernels
 from thalweg.hal import ops
 from thalweg.hal.noise import noise
@@ -18,7 +18,7 @@ from thalweg.hal.op import Binder
 INF = float("inf")
 
 
-def kernel(library: Library, name: str) -> Any:
+def kernel(library: NativeLibrary, name: str) -> Any:
     return next(k.run for k in kernels(library) if k.op == name)
 
 
@@ -52,7 +52,7 @@ def kept_by_definition(x: np.ndarray, k: int, p: float, min_p: float) -> tuple[n
 
 
 @pytest.mark.parametrize("vocab", [1, 7, 129, 2000, 30011])
-def test_truncation_keeps_what_the_definition_keeps(library: Library, vocab: int) -> None:
+def test_truncation_keeps_what_the_definition_keeps(library: NativeLibrary, vocab: int) -> None:
     x = rows_of(vocab, vocab)
     asked = [(0, 0.9, 0), (50, 1, 0), (5, 0.5, 0), (0, 1, 0.2), (1000, 0.99, 0.001), (0, 0.999, 0), (1, 0.1, 0.9), (3, 0, 0)]
     for k, p, min_p in asked:
@@ -68,7 +68,7 @@ def test_truncation_keeps_what_the_definition_keeps(library: Library, vocab: int
             assert torch.equal(got[row][mine], x[row][mine])
 
 
-def test_a_row_that_asks_for_nothing_stays_as_it_is(library: Library) -> None:
+def test_a_row_that_asks_for_nothing_stays_as_it_is(library: NativeLibrary) -> None:
     x = rows_of(515, 0)
     nothing, one = torch.zeros(len(x)), torch.ones(len(x))
     assert torch.equal(kernel(library, "truncate")(x, nothing.int(), one, nothing), x)
@@ -76,7 +76,7 @@ def test_a_row_that_asks_for_nothing_stays_as_it_is(library: Library) -> None:
 
 
 @pytest.mark.parametrize("vocab", [8, 1000, 30000])
-def test_a_share_that_is_reached_exactly_ends_with_the_token_that_reaches_it(library: Library, vocab: int) -> None:
+def test_a_share_that_is_reached_exactly_ends_with_the_token_that_reaches_it(library: NativeLibrary, vocab: int) -> None:
     """Equal tokens weigh 1 each, so sums are exact."""
     share = torch.tensor([0.5, 0.25, 0.125])
     none = torch.zeros(3)
@@ -85,7 +85,7 @@ def test_a_share_that_is_reached_exactly_ends_with_the_token_that_reaches_it(lib
 
 
 @pytest.mark.parametrize("vocab", [1, 129, 30011])
-def test_the_draw_is_the_definitions(library: Library, vocab: int) -> None:
+def test_the_draw_is_the_definitions(library: NativeLibrary, vocab: int) -> None:
     x, n = rows_of(vocab, 1), 9
     seed = torch.randint(-(2**31), 2**31, (n, 2), dtype=torch.int64).int()
     for at in range(20):
@@ -95,7 +95,7 @@ def test_the_draw_is_the_definitions(library: Library, vocab: int) -> None:
         assert drawn.tolist() == score.argmax(1).tolist()
 
 
-def test_all_at_once_is_the_parts(library: Library) -> None:
+def test_all_at_once_is_the_parts(library: NativeLibrary) -> None:
     """The same bits of truncation, the same draw: a request that wants processed logprobs takes the other way."""
     x, n = rows_of(5003, 2), 9
     r = np.random.default_rng(3)
@@ -115,7 +115,7 @@ def test_all_at_once_is_the_parts(library: Library) -> None:
         assert torch.equal(most, scaled.amax(-1))
 
 
-def test_what_is_no_number_harms_no_other_row(library: Library) -> None:
+def test_what_is_no_number_harms_no_other_row(library: NativeLibrary) -> None:
     x = rows_of(515, 4)
     x[0, 3], x[1], x[3], x[4, 9] = float("nan"), float("nan"), -INF, INF
     one, seed = torch.ones(9), torch.zeros(9, 2, dtype=torch.int32)
@@ -132,7 +132,7 @@ def test_what_is_no_number_harms_no_other_row(library: Library) -> None:
 
 @pytest.mark.parametrize("k", [0, 1, 20, MOST])
 @pytest.mark.parametrize("normalise", [True, False])
-def test_the_likeliest_in_order(library: Library, k: int, normalise: bool) -> None:
+def test_the_likeliest_in_order(library: NativeLibrary, k: int, normalise: bool) -> None:
     for vocab in (1, 70, 5003):
         x, tokens = rows_of(vocab, 5), torch.arange(9, dtype=torch.int32) * (vocab - 1) // 8
         got = kernel(library, "logprobs")(x, tokens, k=k, normalise=normalise)
@@ -143,12 +143,12 @@ def test_the_likeliest_in_order(library: Library, k: int, normalise: bool) -> No
         torch.testing.assert_close(got[1], values, rtol=2e-6, atol=2e-6)
 
 
-def test_more_of_the_likeliest_are_torchs_to_find(library: Library) -> None:
+def test_more_of_the_likeliest_are_torchs_to_find(library: NativeLibrary) -> None:
     bound = Binder(kernels(library)).bind(ops.logprobs, k=MOST + 1, normalise=True)
     assert bound.choice.kernel == "reference"
 
 
-def test_penalties_of_a_long_history(library: Library) -> None:
+def test_penalties_of_a_long_history(library: NativeLibrary) -> None:
     vocab, n = 1003, 6
     history = torch.randint(-1, vocab + 3, (8, 700), dtype=torch.int32)
     slots, lengths = torch.tensor([3, 1, 7, 0, 2, 5]).int(), torch.tensor([700, 701, 0, 1, 350, 20]).int()
@@ -163,21 +163,21 @@ def test_penalties_of_a_long_history(library: Library) -> None:
     assert torch.equal(logits, before)
 
 
-def test_no_rows_are_none(library: Library) -> None:
+def test_no_rows_are_none(library: NativeLibrary) -> None:
     x, none, seed = torch.zeros(0, 40), torch.zeros(0), torch.zeros(0, 2, dtype=torch.int32)
     assert kernel(library, "truncate")(x, none.int(), none, none).shape == (0, 40)
     assert kernel(library, "draw")(x, none, none.int(), none, none, seed, none.int())[0].shape == (0,)
     assert kernel(library, "logprobs")(x, none.int(), k=2, normalise=True)[0].shape == (0, 3)
 
 
-def test_columns_that_do_not_fit_are_refused(library: Library) -> None:
+def test_columns_that_do_not_fit_are_refused(library: NativeLibrary) -> None:
     x = torch.zeros(3, 40)
     for bad in (torch.zeros(2), torch.zeros(3, 2)[:, 0]):
         with pytest.raises(ValueError, match="do not fit each other"):
             kernel(library, "truncate")(x, torch.zeros(3).int(), torch.ones(3), bad)
 
 
-def test_the_first_of_equals_is_chosen_and_nan_stays_in_range(library: Library) -> None:
+def test_the_first_of_equals_is_chosen_and_nan_stays_in_range(library: NativeLibrary) -> None:
     logits = torch.randn(6, 1003)
     logits[0, 1002], logits[1, 5], logits[1, 900], logits[2] = 9, 9, 9, float("-inf")
     nothing = torch.zeros(6)

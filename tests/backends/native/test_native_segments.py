@@ -13,7 +13,7 @@ import torch
 from amounts import some
 
 from thalweg.backends.cpu import CpuPlatform, native
-from thalweg.backends.cpu.native import Library, open_library
+from thalweg.backends.cpu.native import NativeLibrary, open_library
 from thalweg.backends.cpu.native.attention import NativeAttention
 from thalweg.backends.cpu.recording import Arena, RecordingExecutable
 from thalweg.backends.eager import EagerExecutable
@@ -43,7 +43,7 @@ def device() -> Any:
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.slow
 def test_segments_are_the_same_bits_in_any_company_and_by_any_number_of_threads(
-    library: Library, device: Any, name: str
+    library: NativeLibrary, device: Any, name: str
 ) -> None:
     """The last token of each sequence: of its prompt in one chunk, in short chunks, decoded alone, and with the others."""
     spec, rng = SPECS[name], np.random.default_rng(5)
@@ -66,13 +66,15 @@ def test_segments_are_the_same_bits_in_any_company_and_by_any_number_of_threads(
         np.testing.assert_array_equal(got, outs["prompt, 1"], err_msg=how)
 
 
-def _decoded(cache: seq.Cache, table: np.ndarray, stories: Sequence[seq.Story], start: Sequence[int], query: int) -> np.ndarray:
+def _decoded(
+    cache: seq.Cache, table: np.ndarray, stories: Sequence[seq.SequenceCase], start: Sequence[int], query: int
+) -> np.ndarray:
     new = [query] * len(start)
     return cache.attend(seq.batch_of(table, start, new), *seq.rows(stories, start, new))
 
 
 @pytest.mark.parametrize("edge", [1, 2])
-def test_a_window_may_begin_anywhere_in_a_segment(library: Library, device: Any, edge: int) -> None:
+def test_a_window_may_begin_anywhere_in_a_segment(library: NativeLibrary, device: Any, edge: int) -> None:
     """Each row of a prompt, whose windows end and begin around an edge of segments, as if it were decoded."""
     spec, rng = replace(SPECS["window"], window=SEGMENT - 64 * edge), np.random.default_rng(6)
     length = 2 * SEGMENT + 40
@@ -99,7 +101,7 @@ def _contexts() -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("threads", [1, 5])
-def test_a_recorded_step_cuts_what_each_batch_holds(library: Library, device: Any, threads: int) -> None:
+def test_a_recorded_step_cuts_what_each_batch_holds(library: NativeLibrary, device: Any, threads: int) -> None:
     spec, rng = SPECS["full"], np.random.default_rng(7)
     lib = open_library(threads, library.level)
     backend = NativeAttention(lib)

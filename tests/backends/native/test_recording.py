@@ -13,7 +13,7 @@ from zoo import make_checkpoint
 
 from thalweg import LLM, SamplingParams
 from thalweg.backends.cpu import recording
-from thalweg.backends.cpu.native import REPLAYED, Library, levels
+from thalweg.backends.cpu.native import REPLAYED, NativeLibrary, levels
 from thalweg.backends.cpu.recording import Arena, RecordingExecutable, advancing, opaque
 from thalweg.engine.control.speculation.gain import Gain
 from thalweg.hal.op import Kernel
@@ -30,7 +30,7 @@ PARAMS: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def best(library: Library) -> Library:
+def best(library: NativeLibrary) -> NativeLibrary:
     """The same list is replayed at every instruction set: one will do for whole models."""
     if library.level != levels()[0]:
         pytest.skip("at the best instruction set only")
@@ -77,7 +77,7 @@ def _serve(dtype: str, **config: Any) -> list[tuple[list[int], Any]]:
 
 @pytest.mark.slow
 def test_steps_that_verify_drafts_are_recorded_and_say_the_same(
-    best: Library, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    best: NativeLibrary, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drafts of several widths and of sequences in any number; each layout is recorded when it comes again."""
     monkeypatch.setattr(Gain, "allows", lambda self, streams: True)  # whatever this machine's clock says
@@ -120,7 +120,7 @@ def test_an_eager_engine_records_nothing_and_says_the_same(counts: dict[str, int
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_recorded_steps_give_the_tokens_and_logprobs_of_steps_as_written(
-    best: Library, dtype: str, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    best: NativeLibrary, dtype: str, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     got = _serve(dtype, isa=best.level)
     assert counts["_record"] >= 8
@@ -134,7 +134,7 @@ def test_recorded_steps_give_the_tokens_and_logprobs_of_steps_as_written(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.slow
 def test_a_mixture_s_tokens_go_where_each_batch_sends_them(
-    best: Library, dtype: str, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    best: NativeLibrary, dtype: str, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Which experts have rows differs from step to step, and a tape says nothing of it. No call of theirs is torch's."""
     source = make_checkpoint("qwen3-moe", tmp_path, tokenizer=False)
@@ -164,7 +164,7 @@ def test_a_mixture_s_tokens_go_where_each_batch_sends_them(
 
 
 @pytest.mark.slow
-def test_few_tapes_are_kept(best: Library, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_tapes_are_kept(best: NativeLibrary, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     want = _serve("float32", isa=best.level)
     recorded = counts["_record"]
     monkeypatch.setattr(recording, "KEPT", 1)
@@ -173,7 +173,7 @@ def test_few_tapes_are_kept(best: Library, counts: dict[str, int], monkeypatch: 
 
 
 @pytest.fixture
-def arena(library: Library) -> Iterator[Arena]:
+def arena(library: NativeLibrary) -> Iterator[Arena]:
     made = Arena(library)
     made.restart()
     yield made
@@ -220,22 +220,22 @@ def _batch(tokens: list[int]) -> StepBatch:
     )  # fmt: skip
 
 
-def _results(library: Library, step: Any, calls: int = 4) -> tuple[list[list[int]], RecordingExecutable]:
+def _results(library: NativeLibrary, step: Any, calls: int = 4) -> tuple[list[list[int]], RecordingExecutable]:
     exe = RecordingExecutable(step, {}, StateBox({"kv": [], "history": torch.zeros(4, 4)}), library, Arena(library))
     return [exe(_batch([i, 2 * i])).result().tokens[:, 0].tolist() for i in range(calls)], exe
 
 
-def test_values_are_those_of_each_batch_and_state_is_written_in_place(library: Library) -> None:
+def test_values_are_those_of_each_batch_and_state_is_written_in_place(library: NativeLibrary) -> None:
     def step(params: Any, state: Any, batch: StepBatch) -> Any:
         state["history"][0] += 1
         return state, StepResult((batch.tokens * 3 + state["history"][0, 0].to(torch.int32))[:, None], batch.emit)
 
     got, exe = _results(library, step)
     assert got == [[3 * i + i + 1, 6 * i + i + 1] for i in range(4)]
-    assert [isinstance(t, recording._Recorded) for t in exe._tapes.values()] == [True]
+    assert [isinstance(t, recording._RecordedStep) for t in exe._tapes.values()] == [True]
 
 
-def test_a_step_that_looks_at_a_value_or_brings_one_is_run_as_written(library: Library) -> None:
+def test_a_step_that_looks_at_a_value_or_brings_one_is_run_as_written(library: NativeLibrary) -> None:
     def looks(params: Any, state: Any, batch: StepBatch) -> Any:
         return state, StepResult((batch.tokens + int(batch.tokens.max()))[:, None], batch.emit)
 
@@ -250,7 +250,7 @@ def test_a_step_that_looks_at_a_value_or_brings_one_is_run_as_written(library: L
         assert why != recording.ONCE
 
 
-def test_tapes_end_with_the_memory_of_the_state(library: Library) -> None:
+def test_tapes_end_with_the_memory_of_the_state(library: NativeLibrary) -> None:
     """A step that is run as written may return a state elsewhere; what was recorded would still write to the old one."""
 
     def step(params: Any, state: Any, batch: StepBatch) -> Any:
@@ -267,7 +267,7 @@ def test_tapes_end_with_the_memory_of_the_state(library: Library) -> None:
     assert seen == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_an_opaque_kernel_may_look(library: Library) -> None:
+def test_an_opaque_kernel_may_look(library: NativeLibrary) -> None:
     def inner(x: torch.Tensor, *, plus: int) -> torch.Tensor:
         return x + int(x.max()) + plus
 
@@ -278,10 +278,10 @@ def test_an_opaque_kernel_may_look(library: Library) -> None:
 
     got, exe = _results(library, step)
     assert got == [[3 * i + 1, 4 * i + 1] for i in range(4)]
-    assert [isinstance(t, recording._Recorded) for t in exe._tapes.values()] == [True]
+    assert [isinstance(t, recording._RecordedStep) for t in exe._tapes.values()] == [True]
 
 
-def test_an_error_is_that_of_the_step_and_the_next_batch_is_served(library: Library) -> None:
+def test_an_error_is_that_of_the_step_and_the_next_batch_is_served(library: NativeLibrary) -> None:
     fail = {"now": False}
 
     def inner(x: torch.Tensor) -> torch.Tensor:
@@ -306,7 +306,7 @@ def test_an_error_is_that_of_the_step_and_the_next_batch_is_served(library: Libr
     assert library.tape is None
 
 
-def test_a_state_is_not_advanced_twice_where_a_step_turns_out_not_to_be_recordable(best: Library) -> None:
+def test_a_state_is_not_advanced_twice_where_a_step_turns_out_not_to_be_recordable(best: NativeLibrary) -> None:
     """A step that goes on from a state in place, and then looks at a value: what the failed recording wrote is taken back."""
 
     def twice(held: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ from thalweg.backends.xpu import XpuPlatform
 from thalweg.hal import ops
 from thalweg.hal.attention import AttentionBackend, AttnSpec, choose_attention
 from thalweg.hal.comm import Mesh
-from thalweg.hal.op import Binder, Choice
+from thalweg.hal.op import Binder, KernelChoice
 from thalweg.hal.ops.matmul import FP8_BLOCKS, NVFP4
 from thalweg.hal.platform import ModelInfo
 from thalweg.hal.weights import DENSE
@@ -90,7 +90,7 @@ def bind_more(binder: Binder, attention: Sequence[AttentionBackend], dtype: str)
     for spec in (replace(LATENT, dtype=dtype), replace(LATENT, dtype="float32")):
         backend, refused = choose_attention(attention, spec, batch_invariant=binder.batch_invariant)
         facts = {key: value for key, value in asdict(spec).items() if value or key not in SELDOM}  # as the layer says it
-        binder.record(Choice("attention", facts, backend.name, backend.batch_invariant, refused))
+        binder.record(KernelChoice("attention", facts, backend.name, backend.batch_invariant, refused))
     every = ops.all_ops()
     binder.bind(every["route"], k=8, scores="sigmoid", renormalise=True, experts=256)
     binder.bind(every["experts"], dtype=dtype, weight=DENSE, down_weight=DENSE, experts=256, act="silu")
@@ -101,7 +101,7 @@ def bind_more(binder: Binder, attention: Sequence[AttentionBackend], dtype: str)
         binder.bind(every["linear"], dtype=dtype, in_features=4096, out_features=6144, **static)
 
 
-def absent(arch: str) -> library.Parts:
+def absent(arch: str) -> library.KernelSet:
     raise ImportError("triton is not installed")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from thalweg.backends.torch_gpu.host import HostRuntime
-from thalweg.backends.torch_gpu.platform import Opened
+from thalweg.backends.torch_gpu.platform import GpuProperties
 from thalweg.hal.comm import Communicator, Solo
 from thalweg.hal.platform import Place
 
@@ -52,7 +52,7 @@ def intel(root: Path, *devices: str) -> None:
 class FakeDriver:
     """Says what it was given; its devices are the host's."""
 
-    devices: list[Opened] = field(default_factory=list)
+    devices: list[GpuProperties] = field(default_factory=list)
     broken: str | None = None
 
     def why_not(self) -> str | None:
@@ -61,7 +61,7 @@ class FakeDriver:
     def count(self) -> int:
         return len(self.devices)
 
-    def look(self, index: int) -> Opened:
+    def look(self, index: int) -> GpuProperties:
         return self.devices[index]
 
     def runtime(self, index: int) -> HostRuntime:
@@ -71,5 +71,5 @@ class FakeDriver:
         return Solo()
 
 
-def opened(name: str, arch: str, gib: int, free: int | None = None) -> Opened:
-    return Opened(name, arch, gib << 30, (gib if free is None else free) << 30, 100, {"torch": "2.13.0"})
+def opened(name: str, arch: str, gib: int, free: int | None = None) -> GpuProperties:
+    return GpuProperties(name, arch, gib << 30, (gib if free is None else free) << 30, 100, {"torch": "2.13.0"})

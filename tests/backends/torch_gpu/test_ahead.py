@@ -23,7 +23,7 @@ from triton.runtime.jit import JITFunction
 from thalweg.backends.torch_gpu import ahead
 from thalweg.backends.torch_gpu.device import GpuDevice
 from thalweg.backends.torch_gpu.host import HostRuntime
-from thalweg.backends.torch_gpu.library import Parts
+from thalweg.backends.torch_gpu.library import KernelSet
 from thalweg.hal.step import Features, StateBox, StepBatch, StepResult
 
 
@@ -117,7 +117,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
 
 @pytest.mark.slow
 def test_kernels_are_compiled_on_other_threads_before_the_step_runs(absent: Absent, compiled: list[tuple[str, bool]]) -> None:
-    device = GpuDevice(INFO, HostRuntime(late=False), Parts(), prepare="kernels")
+    device = GpuDevice(INFO, HostRuntime(late=False), KernelSet(), prepare="kernels")
     run = device.compile(_step, {"weight": torch.ones(4, dtype=torch.int32)}, StateBox({}), None, None)
     device.rehearse([lambda: (run, _batch(4, 0))])
     assert sorted(compiled) == [("_one", False), ("_two", False)]
@@ -144,7 +144,7 @@ def test_a_kernel_of_many_layers_is_compiled_once_and_one_that_does_not_compile_
         return made
 
     monkeypatch.setattr(triton.compiler, "compile", fails)
-    device = GpuDevice(INFO, HostRuntime(late=False), Parts(), prepare="kernels")
+    device = GpuDevice(INFO, HostRuntime(late=False), KernelSet(), prepare="kernels")
     run = device.compile(layers, {"weight": torch.ones(4, dtype=torch.int32)}, StateBox({}), None, None)
     with pytest.raises(RuntimeError, match="too many registers"):
         device.rehearse([lambda: (run, _batch(4, 0))])
@@ -158,7 +158,7 @@ def test_without_threads_to_compile_on_the_step_compiles_them_itself(
     absent: Absent, compiled: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ahead, "_triton", lambda: (None, None))
-    device = GpuDevice(INFO, HostRuntime(late=False), Parts(), prepare="kernels")
+    device = GpuDevice(INFO, HostRuntime(late=False), KernelSet(), prepare="kernels")
     run = device.compile(_step, {"weight": torch.ones(4, dtype=torch.int32)}, StateBox({}), SHAPE, Features())
     device.rehearse([lambda: (run, _batch(4, 0))])
     assert compiled == [("_one", True), ("_two", True)]
@@ -169,7 +169,7 @@ def test_a_step_that_wants_values_is_rehearsed_all_the_same(absent: Absent, comp
         assert int(batch.tokens.sum()) >= 0
         return _step(params, state, batch)
 
-    device = GpuDevice(INFO, HostRuntime(late=False), Parts(), prepare="kernels")
+    device = GpuDevice(INFO, HostRuntime(late=False), KernelSet(), prepare="kernels")
     run = device.compile(looks, {"weight": torch.ones(4, dtype=torch.int32)}, StateBox({}), None, None)
     device.rehearse([lambda: (run, _batch(4, 0))])
     assert compiled == [("_one", True), ("_two", True)]

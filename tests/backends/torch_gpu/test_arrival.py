@@ -15,10 +15,10 @@ from thalweg.backends.torch_gpu import arrival
 from thalweg.backends.torch_gpu.host import HostRuntime
 from thalweg.backends.torch_gpu.testing import HostGpuOptions, HostGpuPlatform
 from thalweg.checkpoint import safetensors
-from thalweg.checkpoint.pieces import Piece, Pieces
+from thalweg.checkpoint.pieces import SlicedCheckpoint, TensorPiece
 from thalweg.errors import CheckpointError, DeviceError
 from thalweg.hal.comm import Mesh
-from thalweg.hal.device import InFiles
+from thalweg.hal.device import FileArray
 from thalweg.hal.platform import Place
 
 
@@ -35,8 +35,10 @@ class Numbers:
         buffer[:] = (self._first + at + np.arange(len(buffer))) % 251
 
 
-def _wanted(*sizes: int, **more: Any) -> list[InFiles]:
-    return [InFiles((n,), "uint8", [Numbers(n // 3, i, **more), Numbers(n - n // 3, i + n // 3)]) for i, n in enumerate(sizes)]
+def _wanted(*sizes: int, **more: Any) -> list[FileArray]:
+    return [
+        FileArray((n,), "uint8", [Numbers(n // 3, i, **more), Numbers(n - n // 3, i + n // 3)]) for i, n in enumerate(sizes)
+    ]
 
 
 def _expected(number: int, n: int) -> torch.Tensor:
@@ -53,14 +55,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parameters_arrive_in_order_and_whole_through_few_buffers(small: None, threads: int, late: bool) -> None:
     """Late streams read a buffer as late as they may: one that was filled again too soon would show."""
     runtime, made = HostRuntime(late=late), []
-    pinned, sizes = runtime.pinned, (1000, 1, 0, 64, 130, 700)
+    pinned, sizes = runtime.allocate_pinned, (1000, 1, 0, 64, 130, 700)
 
     def counted(n: int) -> torch.Tensor:
         made.append(n)
         return pinned(n)
 
-    runtime.pinned = counted  # type: ignore[method-assign]
-    got = list(arrival.Arrival(runtime, _wanted(*sizes), threads).run())
+    runtime.allocate_pinned = counted  # type: ignore[method-assign]
+    got = list(arrival.WeightStreamer(runtime, _wanted(*sizes), threads).run())
     runtime.synchronize()
     assert [torch.equal(g, _expected(i, n)) for i, (g, n) in enumerate(zip(got, sizes, strict=True))] == [True] * len(sizes)
     assert len(made) <= threads + arrival.LEAST
@@ -69,14 +71,14 @@ def test_parameters_arrive_in_order_and_whole_through_few_buffers(small: None, t
 
 def test_what_the_compute_stream_does_next_comes_after_the_copies(small: None) -> None:
     runtime, sums = HostRuntime(late=True), []
-    for array in arrival.Arrival(runtime, _wanted(300, 200), 2).run():
+    for array in arrival.WeightStreamer(runtime, _wanted(300, 200), 2).run():
         runtime.compute.run(lambda a=array: sums.append(int(a.sum())))
     runtime.synchronize()
     assert sums == [int(_expected(i, n).sum()) for i, n in enumerate((300, 200))]
 
 
 def test_an_error_of_a_thread_reaches_the_caller_and_ends_the_others(small: None) -> None:
-    arrays = arrival.Arrival(HostRuntime(), [*_wanted(100), *_wanted(900, fails=200)], 3).run()
+    arrays = arrival.WeightStreamer(HostRuntime(), [*_wanted(100), *_wanted(900, fails=200)], 3).run()
     next(arrays)
     with pytest.raises(CheckpointError, match="byte 200 is gone"):
         next(arrays)
@@ -84,7 +86,7 @@ def test_an_error_of_a_thread_reaches_the_caller_and_ends_the_others(small: None
 
 
 def test_a_caller_that_stops_early_leaves_no_thread(small: None) -> None:
-    arrays = arrival.Arrival(HostRuntime(), _wanted(900, 900, 900), 2).run()
+    arrays = arrival.WeightStreamer(HostRuntime(), _wanted(900, 900, 900), 2).run()
     next(arrays)
     arrays.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("weights")]
@@ -93,7 +95,7 @@ def test_a_caller_that_stops_early_leaves_no_thread(small: None) -> None:
 @pytest.mark.parametrize("room", [1, 3])
 def test_too_little_pinned_memory_means_fewer_buffers_or_an_error_with_a_remedy(small: None, room: int) -> None:
     runtime, left = HostRuntime(), [room]
-    pinned = runtime.pinned
+    pinned = runtime.allocate_pinned
 
     def scarce(n: int) -> torch.Tensor:
         left[0] -= 1
@@ -101,8 +103,8 @@ def test_too_little_pinned_memory_means_fewer_buffers_or_an_error_with_a_remedy(
             raise RuntimeError("out of memory")
         return pinned(n)
 
-    runtime.pinned = scarce  # type: ignore[method-assign]
-    arrays = arrival.Arrival(runtime, _wanted(900, 300), 6).run()
+    runtime.allocate_pinned = scarce  # type: ignore[method-assign]
+    arrays = arrival.WeightStreamer(runtime, _wanted(900, 300), 6).run()
     if room < arrival.LEAST:
         with pytest.raises(DeviceError, match='"readers": 0'):
             list(arrays)
@@ -113,8 +115,8 @@ def test_too_little_pinned_memory_means_fewer_buffers_or_an_error_with_a_remedy(
 
 
 def test_memory_of_the_device_that_runs_out_is_the_callers_to_hear(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = [*_wanted(100), InFiles((1 << 60,), "uint8", [Numbers(0)])]
-    arrays = arrival.Arrival(HostRuntime(), wanted, 2).run()
+    wanted = [*_wanted(100), FileArray((1 << 60,), "uint8", [Numbers(0)])]
+    arrays = arrival.WeightStreamer(HostRuntime(), wanted, 2).run()
     next(arrays)
     with pytest.raises(RuntimeError, match="memory"):
         next(arrays)
@@ -140,10 +142,11 @@ def test_the_bytes_of_a_tensor_are_what_reading_it_gives(tmp_path: Path) -> None
     save_file(whole, tmp_path / "model.safetensors")
     files = safetensors.open_checkpoint(tmp_path)
     made = {
-        "a": Piece("a", (6, 4)), "a2": Piece("a", (2, 4), first=3), "b1": Piece("b", (8, 4), 1), "b2": Piece("b", (3, 4), 2, 5),
-        "c": Piece("c", ()), "d": Piece("d", (5,)), "turned": Piece("a", (6, 4), heads=1),
+        "a": TensorPiece("a", (6, 4)), "a2": TensorPiece("a", (2, 4), first=3), "b1": TensorPiece("b", (8, 4), 1),
+        "b2": TensorPiece("b", (3, 4), 2, 5),
+        "c": TensorPiece("c", ()), "d": TensorPiece("d", (5,)), "turned": TensorPiece("a", (6, 4), heads=1),
     }  # fmt: skip
-    pieces = Pieces(files, made)
+    pieces = SlicedCheckpoint(files, made)
     assert pieces.span("turned") is None
     for holder, names in ((files, files.names), (pieces, [n for n in made if n != "turned"])):
         for name in names:
@@ -158,10 +161,10 @@ def test_the_bytes_of_a_tensor_are_what_reading_it_gives(tmp_path: Path) -> None
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_a_model_holds_the_same_weights_whoever_reads_them(quantization: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bundled one, whose embedding is its output matrix too. All it has comes that way."""
-    from thalweg.models.load import _Arriving
+    from thalweg.models.load import _DirectLoads
 
     taken: list[bool] = []
-    take = _Arriving.take
+    take = _DirectLoads.take
 
     def watched(self: Any, spec: Any) -> Any:
         got = take(self, spec)
@@ -169,7 +172,7 @@ def test_a_model_holds_the_same_weights_whoever_reads_them(quantization: str | N
             taken.append(got is not None)
         return got
 
-    monkeypatch.setattr(_Arriving, "take", watched)
+    monkeypatch.setattr(_DirectLoads, "take", watched)
     held = [_weights(readers, quantization) for readers in (0, 3)]
     assert len(held[0]) > 10
     assert [torch.equal(a, b) for a, b in zip(*held, strict=True)] == [True] * len(held[0])
@@ -192,7 +195,7 @@ def _weights(readers: int, quantization: str | None) -> list[torch.Tensor]:
     model = build(
         read_config(path, None, registry.check), binder=Binder(device.kernels), attention=device.attention,
         mesh=Mesh(device.comm), dtype="bfloat16", max_len=256, block_tokens=16,
-        quantization=online.chosen(quantization, lambda form: True),
+        quantization=online.choose_method(quantization, lambda form: True),
     )  # fmt: skip
     params = load_params(model, path, device, progress=False)
     device.synchronize()

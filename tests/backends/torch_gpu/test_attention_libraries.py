@@ -67,7 +67,7 @@ def _loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, int]:
 
 @pytest.fixture
 def device() -> GpuDevice:
-    return GpuDevice(INFO, HostRuntime(), library.Parts())
+    return GpuDevice(INFO, HostRuntime(), library.KernelSet())
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
@@ -262,7 +262,7 @@ def test_what_a_package_raises_while_it_is_imported_is_its_reason(tmp_path: Any,
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ImportError, match=r"^aiter does not load: No gfx arch found$"):
         aiter.load("gfx950")
-    parts = library.assemble("gfx950", RocmPlatform().vendors(), lambda arch: library.Parts())
+    parts = library.assemble("gfx950", RocmPlatform().vendors(), lambda arch: library.KernelSet())
     assert [a.name for a in parts.attention] == ["aiter", "flash-attn", "torch-gather", "torch-encoder"]
     assert [a.supports(BASE) for a in parts.attention] == [
         "aiter does not load: No gfx arch found", "flash_attn is not installed", None, "runs kind encoder, not full",
@@ -273,13 +273,13 @@ def test_a_library_is_loaded_when_a_layer_may_use_it_and_not_before(monkeypatch:
     asked: list[str] = []
     load = flash3.load
 
-    def remember(arch: str) -> library.Parts:
+    def remember(arch: str) -> library.KernelSet:
         asked.append(arch)
         return load(arch)
 
     monkeypatch.setattr(flash3, "load", remember)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", standins.flash_attn_interface())
-    parts = library.assemble("sm_90", CudaPlatform().vendors(), lambda arch: library.Parts())
+    parts = library.assemble("sm_90", CudaPlatform().vendors(), lambda arch: library.KernelSet())
     chosen, refused = choose_attention(parts.attention, BASE, batch_invariant=True, block_tokens=16)
     assert (chosen.name, asked) == ("torch-gather", [])
     assert refused == tuple((name, NOT_INVARIANT) for name in ("flash-attn-3", "flashinfer", "flash-attn"))
@@ -298,7 +298,7 @@ def test_scratch_memory_is_planned_for_the_library_that_asks_for_it_where_it_may
     without = CudaPlatform().workspace(any_kernel)
     monkeypatch.setattr(cuda, "find_spec", lambda name: name == "flashinfer")
     assert CudaPlatform().workspace(any_kernel) == without + (128 << 20)
-    assert CudaPlatform().configured(GpuOptions()).workspace(any_kernel) == without + (128 << 20)
+    assert CudaPlatform().with_options(GpuOptions()).workspace(any_kernel) == without + (128 << 20)
     assert CudaPlatform().workspace(exact) == without  # flashinfer is refused there: see the test above
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from thalweg.backends.torch_gpu import linear
-from thalweg.backends.torch_gpu.library import Parts, assemble
+from thalweg.backends.torch_gpu.library import KernelSet, assemble
 from thalweg.hal import ops
 from thalweg.hal.op import Binder
 from thalweg.hal.weights import DENSE
@@ -18,8 +18,8 @@ from thalweg.hal.weights import DENSE
 SPEC = {"dtype": "bfloat16", "in_features": 64, "out_features": 128, "weight": DENSE}
 
 
-def _nothing(arch: str) -> Parts:
-    return Parts()
+def _nothing(arch: str) -> KernelSet:
+    return KernelSet()
 
 
 def _chosen(arch: str, unshown: bool = False, **more: Any) -> tuple[str, str]:

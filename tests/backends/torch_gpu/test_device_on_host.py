@@ -13,7 +13,7 @@ from thalweg import LLM, SamplingParams
 from thalweg.backends.torch_gpu import executable as exe_module
 from thalweg.backends.torch_gpu.device import GpuDevice
 from thalweg.backends.torch_gpu.host import HostRuntime
-from thalweg.backends.torch_gpu.library import Parts
+from thalweg.backends.torch_gpu.library import KernelSet
 from thalweg.backends.torch_gpu.testing import HostGpuOptions, HostGpuPlatform
 from thalweg.errors import DeviceError
 from thalweg.hal import ops
@@ -128,7 +128,7 @@ def test_what_is_prepared_is_captured_before_the_first_request_and_nothing_is_ca
 
 
 def _device(late: bool = True, graphs: bool = True, prepare: str = "none") -> GpuDevice:
-    return GpuDevice(INFO, HostRuntime(late=late), Parts(), graphs=graphs, prepare=prepare)
+    return GpuDevice(INFO, HostRuntime(late=late), KernelSet(), graphs=graphs, prepare=prepare)
 
 
 def _batch(n: int, first: int, uniform: int = 1) -> StepBatch:
@@ -401,7 +401,7 @@ def test_all_graphs_read_their_batches_from_one_buffer_where_the_largest_comes_f
     device, shapes = _device(prepare="graphs"), [StepShape(n, n, 1, True) for n in (2, 64, 8, 32)]
     box = _box(device)
     made = {s: device.compile(_sum_step, None, box, s, device.widen(Features())) for s in shapes}
-    order = device.prepared([*shapes, StepShape(100, 4, 1)])
+    order = device.warmup_buckets([*shapes, StepShape(100, 4, 1)])
     assert [s.seqs for s in order] == [64, 32, 8, 2]
     device.rehearse([lambda s=s: (made[s], _batch(s.seqs, 0)) for s in order])
     assert device._runtime.captures == 4  # type: ignore[attr-defined]
@@ -418,7 +418,7 @@ def test_as_much_is_prepared_as_is_asked_for(prepare: str, captures: int) -> Non
     run, rare = (
         device.compile(_sum_step, None, _box(device), SHAPE, device.widen(f)) for f in (Features(), Features().plus(Bias))
     )
-    assert list(device.prepared([SHAPE])) == [SHAPE] * captures
+    assert list(device.warmup_buckets([SHAPE])) == [SHAPE] * captures
     assert device.warms == (prepare != "none")
     device.rehearse([lambda: (run, _batch(4, 0)), lambda: (rare, _batch(4, 0))])
     assert device._runtime.captures == captures  # type: ignore[attr-defined]
@@ -456,7 +456,7 @@ def test_a_step_that_fails_while_replaying_fails_alone() -> None:
     def broken() -> None:
         raise ArithmeticError("on purpose")
 
-    run._graphs = {k: exe_module._Captured(g.buffer, g.packed, g.manifest, broken) for k, g in run._graphs.items() if g}
+    run._graphs = {k: exe_module._CapturedGraph(g.buffer, g.packed, g.manifest, broken) for k, g in run._graphs.items() if g}
     with pytest.raises(ArithmeticError, match="on purpose"):
         run(_batch(4, 9)).result()
     run._graphs = dict.fromkeys(run._graphs, graph)
@@ -519,7 +519,7 @@ def test_blocks_are_moved_after_the_steps_launched_before() -> None:
 
 
 def test_options_reach_the_device() -> None:
-    device = HostGpuPlatform().configured(HostGpuOptions(graphs=False)).open(Place())
+    device = HostGpuPlatform().with_options(HostGpuOptions(graphs=False)).open(Place())
     assert not device._graphs  # type: ignore[attr-defined]
 
 

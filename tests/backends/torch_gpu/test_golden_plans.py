@@ -56,10 +56,10 @@ def _chosen(line: str) -> str:
 
 
 def _vendor(name: str, kernel: str, fails: Exception | None = None) -> library.Vendor:
-    def load(arch: str) -> library.Parts:
+    def load(arch: str) -> library.KernelSet:
         if fails is not None:
             raise fails
-        return library.Parts((Kernel("rms_norm", kernel, ops.rms_norm.reference, batch_invariant=True),))
+        return library.KernelSet((Kernel("rms_norm", kernel, ops.rms_norm.reference, batch_invariant=True),))
 
     return library.Vendor(name, ("rms_norm",), True, load)
 

@@ -135,8 +135,8 @@ def test_cards_too_old_are_refused_unless_one_is_not(tmp_path: Path) -> None:
     platform = CudaPlatform(tmp_path, folder, FakeDriver([opened("V100", "sm_70", 16), opened("NVIDIA H200", "sm_90", 141)]))
     assert platform.probe().score > 0
     with pytest.raises(DeviceError, match=r"V100.*sm_70, Volta.*too old"):
-        platform.configured(GpuOptions(device=0)).open(Place())
-    assert platform.configured(GpuOptions(device=1)).open(Place()).info.name == "NVIDIA H200"
+        platform.with_options(GpuOptions(device=0)).open(Place())
+    assert platform.with_options(GpuOptions(device=1)).open(Place()).info.name == "NVIDIA H200"
 
 
 @pytest.mark.parametrize("on", [True, False])
@@ -145,7 +145,7 @@ def test_tiles_by_rows_are_an_option(tmp_path: Path, on: bool) -> None:
     folder = torch_folder(tmp_path, cuda="13.0")
     nvidia(tmp_path, "NVIDIA H200")
     platform = CudaPlatform(tmp_path, folder, FakeDriver([opened("NVIDIA H200", "sm_90", 141)]))
-    device = platform.configured(GpuOptions(row_tiles=on)).open(Place())
+    device = platform.with_options(GpuOptions(row_tiles=on)).open(Place())
     product = next(k for k in device.kernels if (k.op, k.name) == ("linear", "triton"))
     made = {product.run.args[0].product.choose("dense", rows, 4096) for rows in (1, 8192)}  # type: ignore[attr-defined]
     assert (len(made) == 2) == on
@@ -173,13 +173,13 @@ def test_a_driver_that_does_not_answer_a_number_too_high_and_a_full_card_are_ref
         _machine(kind, tmp_path, FakeDriver(broken="driver too old")).open(Place())
     card = opened("card", "sm_90", 80)
     with pytest.raises(DeviceError, match=r"GPU 1 was asked for and this process sees 1 \(numbered from 0\)"):
-        _machine(kind, tmp_path, FakeDriver([card])).configured(GpuOptions(device=1)).open(Place())
+        _machine(kind, tmp_path, FakeDriver([card])).with_options(GpuOptions(device=1)).open(Place())
     with pytest.raises(DeviceError, match=r"0\.0 of 80\.0 GiB free: too little to start"):
         _machine(kind, tmp_path, FakeDriver([opened("card", "sm_90", 80, 0)])).open(Place())
     with pytest.raises(DeviceError, match="count from 0"):
-        _machine(kind, tmp_path, FakeDriver([card])).configured(GpuOptions(device=-1)).open(Place())
+        _machine(kind, tmp_path, FakeDriver([card])).with_options(GpuOptions(device=-1)).open(Place())
     with pytest.raises(DeviceError, match="takes GpuOptions"):
-        _machine(kind, tmp_path, FakeDriver([card])).configured({"device": 0}).open(Place())
+        _machine(kind, tmp_path, FakeDriver([card])).with_options({"device": 0}).open(Place())
 
 
 def test_without_triton_one_sentence_says_what_is_slow_and_what_to_install(
@@ -280,12 +280,12 @@ def test_buckets_are_few_and_follow_what_is_served(kind: type[GpuPlatform], seqs
 def test_the_sizes_that_were_asked_for_are_captured_and_no_larger_ones(kind: type[GpuPlatform]) -> None:
     for fields, want in (({}, {1, 8, 64}), ({"max_cudagraph_capture_size": 16}, {1, 8, 16})):
         args = EngineArgs(cudagraph_capture_sizes=[8, 1, 64], **fields)
-        platform = resolve.configured(args, kind())
+        platform = resolve.configure_platform(args, kind())
         made = platform.buckets(DEFAULTS, Limits(8192, 512, 8192, 16))
         assert {b.seqs for b in made if b.uniform} == want
         assert {b.tokens for b in made if not b.uniform} <= want - {1}
         assert platform.workspace(SIZES) < kind().workspace(SIZES)
-    few = resolve.configured(EngineArgs(cudagraph_capture_sizes=[8, 1, 64]), kind())
+    few = resolve.configure_platform(EngineArgs(cudagraph_capture_sizes=[8, 1, 64]), kind())
     assert {b.seqs for b in few.buckets(DEFAULTS, Limits(8192, 20, 8192, 16)) if b.uniform} == {1, 8, 20}
 
 
@@ -297,7 +297,7 @@ def test_steps_that_verify_drafts_have_few_sizes(kind: type[GpuPlatform], drafts
     assert {b.tokens // b.seqs for b in made} == widths
     assert all(b.uniform and b.tokens <= 256 for b in made)
     assert len(made) <= 120
-    eager = kind().configured(GpuOptions(graphs=False))
+    eager = kind().with_options(GpuOptions(graphs=False))
     assert set(eager.buckets(DEFAULTS, Limits(8192, 512, 8192, 16, drafts))) <= set(plain)
 
 
@@ -311,8 +311,8 @@ def test_steps_with_prompts_have_few_sizes_and_room_for_every_sequence(
     assert max(b.tokens for b in made) == 512
     assert max(b.seqs for b in made) == (seqs + 1 if seqs < 512 else 128)
     assert max(b.blocks for b in made) == -(-max_len // 16) + 1
-    assert not [b for b in kind().configured(GpuOptions(mixed_graph=0)).buckets(DEFAULTS, limits) if not b.uniform]
-    assert not [b for b in kind().configured(GpuOptions(graphs=False)).buckets(DEFAULTS, limits) if not b.uniform]
+    assert not [b for b in kind().with_options(GpuOptions(mixed_graph=0)).buckets(DEFAULTS, limits) if not b.uniform]
+    assert not [b for b in kind().with_options(GpuOptions(graphs=False)).buckets(DEFAULTS, limits) if not b.uniform]
 
 
 SIZES = StepSizes(
@@ -323,12 +323,12 @@ SIZES = StepSizes(
 
 def test_what_graphs_take_is_planned_for(kind: type[GpuPlatform]) -> None:
     platform = kind()
-    without = platform.configured(GpuOptions(graphs=False)).workspace(SIZES)
+    without = platform.with_options(GpuOptions(graphs=False)).workspace(SIZES)
     graphs = platform.workspace(SIZES) - without
     sampling = SIZES.seqs * SIZES.vocab * 4 * 4
     assert graphs > sampling + len(platform.buckets(DEFAULTS, Limits(8192, 256, 8192, 16))) * GRAPH_BYTES
     fewer = dataclasses.replace(SIZES, seqs=16)
-    assert platform.workspace(fewer) - platform.configured(GpuOptions(graphs=False)).workspace(fewer) < graphs / 2
+    assert platform.workspace(fewer) - platform.with_options(GpuOptions(graphs=False)).workspace(fewer) < graphs / 2
 
 
 def test_what_attention_over_long_tables_takes_is_what_its_kernels_say() -> None:
@@ -342,11 +342,11 @@ def test_what_attention_over_long_tables_takes_is_what_its_kernels_say() -> None
 def test_what_is_prepared_is_one_of_three_words(kind: type[GpuPlatform], tmp_path: Path) -> None:
     machine = _machine(kind, tmp_path, FakeDriver([opened("some card", "gfx942", 192)]))
     assert machine.open(Place()).warms
-    assert not machine.configured(GpuOptions(prepare="none")).open(Place()).warms
+    assert not machine.with_options(GpuOptions(prepare="none")).open(Place()).warms
     with pytest.raises(DeviceError, match=r"graphs, kernels, none, not 'all'"):
-        machine.configured(GpuOptions(prepare="all")).open(Place())  # type: ignore[arg-type]
+        machine.with_options(GpuOptions(prepare="all")).open(Place())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="prepare"):
-        resolve.configured(EngineArgs(additional_config={"prepare": "all"}), machine)
+        resolve.configure_platform(EngineArgs(additional_config={"prepare": "all"}), machine)
 
 
 def test_one_process_per_device(kind: type[GpuPlatform]) -> None:

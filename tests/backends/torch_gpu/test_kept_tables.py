@@ -11,10 +11,10 @@ import pytest
 
 from thalweg.backends.torch_gpu.device import GpuDevice
 from thalweg.backends.torch_gpu.host import HostRuntime
-from thalweg.backends.torch_gpu.library import Parts
+from thalweg.backends.torch_gpu.library import KernelSet
 from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from thalweg.engine.control.core import EngineCore
-from thalweg.engine.control.executor import StepsOnly
+from thalweg.engine.control.executor import LaunchOnlyExecutor
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.engine.worker.runner import Runner
 from thalweg.hal.device import DeviceInfo
@@ -32,7 +32,7 @@ class World:
     def __init__(self, groups: tuple[KVSpec, ...], blocks: int, kept: bool = True, depth: int = 2) -> None:
         self.runtime = HostRuntime(late=True)
         info = DeviceInfo("test", "test", 1 << 30, 1, ("float32",))
-        self.device = GpuDevice(info, self.runtime, Parts())
+        self.device = GpuDevice(info, self.runtime, KernelSet())
         box = StateBox(self.device.alloc((1,), "int32"))
         self.runner = Runner(lambda shape, f: self.device.compile(_tell, None, box, shape, f), (), BUCKETS, unpadded=True)
         config = EngineConfig(
@@ -42,7 +42,7 @@ class World:
             cache=CacheConfig(block_tokens=BLOCK, groups=groups, blocks=(blocks,) * len(groups), tables_kept=kept),
             scheduler=SchedulerConfig(max_seqs=SEQS, token_budget=32, pipeline_depth=depth),
         )  # fmt: skip
-        self.core = EngineCore(StepsOnly(config, self.launch))
+        self.core = EngineCore(LaunchOnlyExecutor(config, self.launch))
         self.seen = self.kinds = 0
 
     def launch(self, batch: StepBatch) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 from thalweg.backends.torch_gpu import scaled
 from thalweg.backends.torch_gpu.device import GpuDevice
 from thalweg.backends.torch_gpu.host import HostRuntime
-from thalweg.backends.torch_gpu.library import Parts, assemble, matrix_library
+from thalweg.backends.torch_gpu.library import KernelSet, assemble, matrix_library
 from thalweg.hal import ops
 from thalweg.hal.device import DeviceInfo
 from thalweg.hal.op import Kernel
@@ -85,7 +85,7 @@ def test_the_product_is_the_definition_s(name: str, arch: str, label: str, rows:
 def test_it_passes_the_kit_s_cases_of_its_format(name: str, arch: str) -> None:
     _multiplies(name)
     kernel, ran = _kernel(name, arch), 0
-    device = GpuDevice(DeviceInfo("test", "test", 1 << 30, 1, ("bfloat16",)), HostRuntime(), Parts((kernel,)))
+    device = GpuDevice(DeviceInfo("test", "test", 1 << 30, 1, ("bfloat16",)), HostRuntime(), KernelSet((kernel,)))
     for sample in ops.linear.samples:
         spec = {"in_features": 256, "out_features": 80, "dtype": "bfloat16", "weight": DENSE} | sample.static
         if kernel.supports(spec) is None:
@@ -165,10 +165,10 @@ def test_floats_are_offered_before_triton_s_and_claim_of_batches_what_a_device_h
 
 
 def test_integers_are_triton_s_on_nvidia_s_devices_and_the_library_s_without_it() -> None:
-    def triton(arch: str) -> Parts:
-        return Parts((Kernel("linear", "triton-int8-int8", torch.mm),))
+    def triton(arch: str) -> KernelSet:
+        return KernelSet((Kernel("linear", "triton-int8-int8", torch.mm),))
 
-    for compiled, first in ((triton, "triton-int8-int8"), (lambda arch: Parts(), "torch-int8")):
+    for compiled, first in ((triton, "triton-int8-int8"), (lambda arch: KernelSet(), "torch-int8")):
         kernels = [k for k in assemble("sm_90", (), compiled).kernels if "int8" in k.name]
         assert kernels[0].name == first
 

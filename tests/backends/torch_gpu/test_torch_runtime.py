@@ -16,8 +16,8 @@ import torch
 from thalweg.backends.torch_gpu import runtime as runtime_module
 from thalweg.backends.torch_gpu.device import GpuDevice
 from thalweg.backends.torch_gpu.driver import TorchDriver
-from thalweg.backends.torch_gpu.host import Recorder
-from thalweg.backends.torch_gpu.library import Parts
+from thalweg.backends.torch_gpu.host import GraphRecorder
+from thalweg.backends.torch_gpu.library import KernelSet
 from thalweg.backends.torch_gpu.runtime import TorchRuntime
 from thalweg.hal.device import DeviceInfo
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
@@ -75,7 +75,7 @@ class Module:
                 assert outer.current is not None, "capture on the default stream"
                 assert outer.idle, "capture while earlier work may run"
                 assert outer.capturing is None, "two captures at once"
-                outer.capturing, self.recorder, self.pool = self, Recorder(), pool
+                outer.capturing, self.recorder, self.pool = self, GraphRecorder(), pool
                 outer.log.append(f"capture on {outer.current.name} in pool {pool}")
                 self.recorder.__enter__()
 
@@ -186,7 +186,7 @@ SHAPE = StepShape(4, 4, 1, True)
 
 
 def _device(runtime: TorchRuntime) -> tuple[GpuDevice, StateBox]:
-    device = GpuDevice(DeviceInfo("t", "t", 1 << 30, 1, ("float32",)), runtime, Parts())
+    device = GpuDevice(DeviceInfo("t", "t", 1 << 30, 1, ("float32",)), runtime, KernelSet())
     return device, StateBox(device.alloc((), "int64"))
 
 
@@ -297,7 +297,7 @@ def test_memory_counts_are_the_module_s_and_what_is_unused_is_given_back(made: t
     device, _ = _device(runtime)
     memory = device.memory()
     assert (memory.total, memory.free) == (8 << 30, 3 << 30)
-    assert device.used() == 1 << 20
+    assert device.memory_used() == 1 << 20
     device.close()
     assert module.log[-1] == "empty_cache"
 

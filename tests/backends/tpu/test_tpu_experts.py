@@ -109,7 +109,7 @@ def test_tiles_without_rows_cost_no_product() -> None:
     there, owner, used = grouped_matmul.place(groups, EXPERTS, 16)
     x = np.ones((owner.size * 16, HIDDEN), np.float32)
     act = grouped_matmul.activation("silu")
-    got = np.asarray(grouped_matmul.gated(x, poisoned, owner, used, act=act, group=0, interpret=True))
+    got = np.asarray(grouped_matmul.gate_up_matmul(x, poisoned, owner, used, act=act, group=0, interpret=True))
     assert np.isfinite(got[there]).all()
 
 

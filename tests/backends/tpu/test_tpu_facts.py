@@ -37,7 +37,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def refusal(platform: TpuPlatform, options: TpuOptions) -> str:
     """What probe says, which is what `open` says, in one line."""
-    platform = platform.configured(options)
+    platform = platform.with_options(options)
     probe = platform.probe()
     assert probe.score == 0
     with pytest.raises(DeviceError) as e:
@@ -113,5 +113,5 @@ def test_kinds_that_are_none_or_make_no_sense_are_refused(tmp_path: Path) -> Non
     with pytest.raises(DeviceError, match="kind must be one of v4, v5e, v5p, v6e, v7x, not 'v99'"):
         planned(tmp_path, {"kind": "v99"})
     with pytest.raises(DeviceError, match="kind v6e is no host"):
-        TpuPlatform().configured(TpuOptions(jax_platform="cpu", kind="v6e")).open(Place())
+        TpuPlatform().with_options(TpuOptions(jax_platform="cpu", kind="v6e")).open(Place())
     assert planned(tmp_path, {"jax_platform": "cpu"}, max_model_len=64).platform == "tpu"

@@ -97,7 +97,7 @@ async def test_an_engine_process_gives_the_same(checkpoint: Path) -> None:
 
 
 def _open(**options: object) -> object:
-    return TpuPlatform().configured(TpuOptions(**{**HOST, **options})).open(Place())
+    return TpuPlatform().with_options(TpuOptions(**{**HOST, **options})).open(Place())
 
 
 def _batch(n: int = 1, **fields: object) -> StepBatch:
@@ -167,7 +167,7 @@ def test_tensors_numpy_has_no_name_for_arrive(dtype: torch.dtype) -> None:
 
 def test_without_hardware_it_refuses_and_names_the_way_to_try_it(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match=r"no Google TPU found .*jax_platform"):
-        TpuPlatform(tmp_path).configured(TpuOptions()).open(Place())
+        TpuPlatform(tmp_path).with_options(TpuOptions()).open(Place())
     with pytest.raises(DeviceError, match="jax_platform"):
         LLM(device="tpu", **SIZES)
 

@@ -53,7 +53,7 @@ def test_tokens_are_those_of_one_device(model: str, ranks: int, tmp_path: Path) 
 
 
 def _device(n: int) -> Any:
-    return TpuPlatform().configured(TpuOptions(**HOST)).open(Place(world=n, devices=tuple(range(n))))
+    return TpuPlatform().with_options(TpuOptions(**HOST)).open(Place(world=n, devices=tuple(range(n))))
 
 
 def test_collectives_are_what_they_say_and_ranks_see_their_own_parts() -> None:

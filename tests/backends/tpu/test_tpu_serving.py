@@ -131,11 +131,11 @@ async def test_streams_go_on_after_the_engine_is_killed(cache: dict[str, str]) -
 def test_the_smallest_programs_are_ready_before_the_first_request(
     cache: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from thalweg.backends.tpu.program import Executable
+    from thalweg.backends.tpu.program import TpuExecutable
 
     made: list[object] = []
-    real = Executable.program
-    monkeypatch.setattr(Executable, "program", lambda self, cut: made.append(cut) or real(self, cut))
+    real = TpuExecutable.program
+    monkeypatch.setattr(TpuExecutable, "program", lambda self, cut: made.append(cut) or real(self, cut))
     llm = LLM(device="tpu", additional_config=cache, use_tqdm_on_load=False, **SIZES)
     assert len(made) == 2
     llm.generate("hi", SamplingParams(temperature=0.5, seed=1, max_tokens=4, ignore_eos=True), use_tqdm=False)

@@ -22,7 +22,7 @@ import torch
 
 from thalweg.backends.torch_gpu.testing import HostGpuPlatform
 from thalweg.config import EngineArgs
-from thalweg.engine.worker import absent as worker
+from thalweg.engine.worker import cross_compile as worker
 from thalweg.engine.worker.build import build
 from thalweg.hal import discovery
 from thalweg.hal.device import Device
@@ -81,10 +81,10 @@ def serve(arch: str, model: str, cache: str) -> dict[str, Any]:
     import triton
 
     from thalweg import LLM, SamplingParams
-    from thalweg.backends.triton_kernels import absent
+    from thalweg.backends.triton_kernels import cross_compile
 
-    driver = absent.install(arch)
-    absent.keep_in(Path(cache))
+    driver = cross_compile.install(arch)
+    cross_compile.keep_in(Path(cache))
     hits: dict[str, bool] = {}
 
     def listen(*, src: Any, metadata: Any, cache_hit: bool, **more: Any) -> None:

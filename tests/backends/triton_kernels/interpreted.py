@@ -90,7 +90,7 @@ CODED = {
 def test_a_row_of_a_quantised_product_is_the_same_bits_in_whatever_tile(operands: str) -> None:
     """Sums of 4-bit codes are cut into slices, which few rows make in programs of their own."""
     format, native, width = CODED[operands]
-    device = InterpretPlatform().configured(InterpretOptions(float8=native)).open(Place())
+    device = InterpretPlatform().with_options(InterpretOptions(float8=native)).open(Place())
     product, rng = tiles("interpret").product, torch.Generator().manual_seed(6)
     kernels = [k for k in device.kernels if k.op == "linear" and k.batch_invariant]
     kernel = next(k for k in kernels if k.supports({"weight": format, "dtype": "bfloat16"}) is None)

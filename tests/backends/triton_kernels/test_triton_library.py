@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg.backends.triton_kernels.tiles import OPERANDS, known, nearest, of_any_rows, tiles
+from thalweg.backends.triton_kernels.tiles import OPERANDS, known_architectures, nearest, of_any_rows, tiles
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.step import StepBatch, StepShape
 from thalweg.hal.testing.sequences import batch_of
@@ -146,16 +146,16 @@ def test_weights_of_float8_are_packed_as_their_target_reads_them(group: int) -> 
 
 
 def test_caches_of_devices_that_read_codes_otherwise_do_not_exchange_blocks() -> None:
-    from thalweg.backends.triton_kernels.attention import PagedAttention
+    from thalweg.backends.triton_kernels.attention import TritonPagedAttention
 
     spec = replace(SPEC, kv_dtype="float8_e4m3fn")
-    one, other = (PagedAttention(tiles(arch), True).layout(spec, 16) for arch in ("gfx942", "gfx950"))
+    one, other = (TritonPagedAttention(tiles(arch), True).layout(spec, 16) for arch in ("gfx942", "gfx950"))
     assert one.shape == other.shape
     assert one.signature != other.signature
 
 
 def test_tiles_by_rows_can_be_turned_off() -> None:
-    for arch in known():
+    for arch in known_architectures():
         t, off = tiles(arch), of_any_rows(tiles(arch))
         assert off.attention.exact_prefill == t.attention.exact, arch
         for operands, cols in itertools.product(OPERANDS, (16, 4096, 28672)):
@@ -164,7 +164,7 @@ def test_tiles_by_rows_can_be_turned_off() -> None:
 
 
 def test_every_tile_file_is_complete_and_every_known_device_has_one() -> None:
-    for arch in known():
+    for arch in known_architectures():
         t = tiles(arch)
         latent = t.attention.latent
         assert t.float8 in ("", "float8_e4m3fn", "float8_e4m3fnuz"), arch
@@ -184,7 +184,7 @@ SHOWN = {"sm_90": ("dense",), "interpret": ("dense", "int8", "float8", "codes")}
 def test_the_tiles_of_a_product_differ_in_what_changes_no_sum() -> None:
     """One `inner`, and of what a warp group multiplies at once, 64 rows, all take less or all take that much: but for integers,
     whose sums are exact, and where a device has shown it."""
-    for arch, operands in itertools.product(known(), OPERANDS):
+    for arch, operands in itertools.product(known_architectures(), OPERANDS):
         p = tiles(arch).product
         shapes = [*getattr(p, operands), p.base(16), p.base(1 << 20)]
         if operands == "int8" or operands in SHOWN.get(arch, ()):
@@ -203,14 +203,14 @@ ROWS = [*range(1, 18), *range(31, 34), *range(63, 66), *range(127, 130), *range(
 
 def test_weights_that_people_serve_meet_every_tile_of_a_product() -> None:
     """Else the row test on a device (ci/gpu/rows.py) would compare a tile with itself."""
-    for arch, operands in itertools.product(set(known()) - {"interpret"}, OPERANDS):
+    for arch, operands in itertools.product(set(known_architectures()) - {"interpret"}, OPERANDS):
         p = tiles(arch).product
         met = {p.choose(operands, rows, cols) for cols, _ in REAL for rows in ROWS}
         assert met >= set(getattr(p, operands)), (arch, operands)
 
 
 def test_prompts_take_exact_tiles_whose_rows_meet_their_keys_as_in_a_decode() -> None:
-    for arch in known():
+    for arch in known_architectures():
         a = tiles(arch).attention
         assert a.exact_prefill.keys == a.exact.keys, arch
         assert a.exact_prefill.rows * a.exact.warps == a.exact.rows * a.exact_prefill.warps, arch
@@ -234,7 +234,7 @@ def test_products_have_no_cliff_between_decodes_and_prompts() -> None:
     """From 129 to 512 rows a weight's tile is read by no fewer rows than at 128: small tiles read the inputs again for every
     few columns."""
     for arch, operands, cols in itertools.product(
-        set(known()) - {"interpret"}, ("dense", "int8", "float8"), (4096, 6144, 28672)
+        set(known_architectures()) - {"interpret"}, ("dense", "int8", "float8"), (4096, 6144, 28672)
     ):  # fmt: skip
         p = tiles(arch).product
         area = [t.rows * t.cols for t in (p.choose(operands, rows, cols) for rows in (128, 192, 256, 384, 512, 1024))]
@@ -276,9 +276,9 @@ def _batch(context: list[int], query: list[int], uniform: int = 0) -> StepBatch:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("query", [[1, 40, 1, 300, 2], [513], [1, 1], [17, 1]])
 def test_the_plan_covers_every_token_of_every_prefill_once(query: list[int], exact: bool) -> None:
-    from thalweg.backends.triton_kernels.attention import PagedAttention
+    from thalweg.backends.triton_kernels.attention import TritonPagedAttention
 
-    backend = PagedAttention(tiles("sm_90"), exact)
+    backend = TritonPagedAttention(tiles("sm_90"), exact)
     plan = backend.metadata(_batch([5] * len(query), query), 0, SPEC, None)
     per = 128 // 4
     covered = {
@@ -289,9 +289,9 @@ def test_the_plan_covers_every_token_of_every_prefill_once(query: list[int], exa
 
 
 def test_the_plan_of_a_bucket_has_the_same_sizes_for_every_batch() -> None:
-    from thalweg.backends.triton_kernels.attention import PagedAttention
+    from thalweg.backends.triton_kernels.attention import TritonPagedAttention
 
-    backend, shape = PagedAttention(tiles("sm_90"), False), StepShape(256, 8, 64)
+    backend, shape = TritonPagedAttention(tiles("sm_90"), False), StepShape(256, 8, 64)
     made = [
         backend.metadata(_batch([9] * len(q), q, u).pad(shape), 0, SPEC, shape)
         for q, u in (([1, 40, 100], 0), ([1, 1, 1], 1), ([249], 249), ([32] * 7, 32))
@@ -300,8 +300,10 @@ def test_the_plan_of_a_bucket_has_the_same_sizes_for_every_batch() -> None:
 
 
 def test_a_decode_bucket_needs_no_tiles() -> None:
-    from thalweg.backends.triton_kernels.attention import PagedAttention
+    from thalweg.backends.triton_kernels.attention import TritonPagedAttention
 
     shape = StepShape(8, 8, 64, uniform=True)
     for exact in (False, True):
-        assert PagedAttention(tiles("sm_90"), exact).metadata(_batch([9] * 3, [1] * 3, 1).pad(shape), 0, SPEC, shape) == {}
+        assert (
+            TritonPagedAttention(tiles("sm_90"), exact).metadata(_batch([9] * 3, [1] * 3, 1).pad(shape), 0, SPEC, shape) == {}
+        )

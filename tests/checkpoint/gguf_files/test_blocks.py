@@ -6,10 +6,10 @@ import gguf
 import numpy as np
 import pytest
 
-from thalweg.checkpoint.gguf.blocks import LAYOUTS, decoded, dense
+from thalweg.checkpoint.gguf.blocks import LAYOUTS, decode_blocks, dense
 from thalweg.checkpoint.gguf.types import TYPES
 from thalweg.hal.ops.quantise import dequantise
-from thalweg.quantization.formats.gguf import Gguf, held
+from thalweg.quantization.formats.gguf import Gguf, weight_format
 
 BLOCKS = {t.name: t for t in TYPES.values() if not t.dense}
 OURS_ALONE = ("Q1_0", "Q2_0")
@@ -65,7 +65,7 @@ def test_types_that_the_package_lacks_follow_their_definition(name, bits):
 
 @pytest.mark.parametrize("name", sorted(BLOCKS))
 def test_codes_fit_into_the_bits_that_they_are_said_to_need(name):
-    made, layout = decoded(BLOCKS[name], _random(name)), LAYOUTS[name]
+    made, layout = decode_blocks(BLOCKS[name], _random(name)), LAYOUTS[name]
     low, high = (0, 1 << layout.bits) if layout.mins else (-(1 << layout.bits - 1), 1 << layout.bits - 1)
     assert low <= int(made.codes.min()) <= int(made.codes.max()) < high
     assert made.codes.dtype == (np.uint8 if layout.mins else np.int8)
@@ -83,6 +83,6 @@ def test_what_layers_hold_is_worth_the_same(name):
     layer = Gguf({"types": {"l": name}})
     shape = (len(raw), 3 * BLOCKS[name].values)
     held_as = layer.read("l", shape, lambda suffix: torch.from_numpy(raw))
-    assert held_as.format == held(name) == layer.of("linear", "l.weight")
+    assert held_as.format == weight_format(name) == layer.of("linear", "l.weight")
     got = dequantise(held_as.data, held_as.format.group, torch.float32).numpy()
     assert _same_bits(got + 0.0, dense(BLOCKS[name], raw) + 0.0)  # a 4-bit float has a zero with a sign

@@ -15,8 +15,8 @@ from test_models import built, parameters, told
 
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.gguf.architectures import TABLE
-from thalweg.checkpoint.gguf.files import Files
-from thalweg.checkpoint.gguf.translate import _translated as translated
+from thalweg.checkpoint.gguf.files import GGUFFiles
+from thalweg.checkpoint.gguf.translate import _translate as translated
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.quantization import registry
 
@@ -146,7 +146,7 @@ HOSTILE = [0, 3, -1, 2**31 - 1, "x", True, 1e30, math.inf, np.array([], np.int32
 @pytest.mark.parametrize("name", ["qwen3.5", "granite-hybrid", "gemma3n"])
 def test_no_value_of_a_key_does_more_than_to_be_refused(name, tmp_path):
     """Each key is left out, and made something else. Either that is read, or refused in words."""
-    files = Files(convert_family(name, make(name, tmp_path), tmp_path / "m.gguf"))
+    files = GGUFFiles(convert_family(name, make(name, tmp_path), tmp_path / "m.gguf"))
     sound, refused = dict(files.metadata), []
     for key in (k for k in sound if k.startswith(f"{FAMILIES[name].arch}.")):
         for value in (*HOSTILE, None):

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thalweg.checkpoint.gguf.files import Files
-from thalweg.checkpoint.gguf.header import Header, Texts
+from thalweg.checkpoint.gguf.files import GGUFFiles
+from thalweg.checkpoint.gguf.header import GGUFHeader, Texts
 from thalweg.checkpoint.gguf.names import first_part
 from thalweg.errors import CheckpointError, UnsupportedModelError
 
@@ -55,7 +55,7 @@ def file(
 
 
 def test_what_is_right_is_read(tmp_path):
-    made = Header(file(tmp_path / "m.gguf"))
+    made = GGUFHeader(file(tmp_path / "m.gguf"))
     assert made.metadata["general.architecture"] == "llama"
     assert made.metadata["a.number"] == 7
     assert made.metadata["a.flag"] is True
@@ -73,7 +73,7 @@ def test_an_alignment_of_its_own_and_a_tensor_of_nothing_are_read(tmp_path):
     """As llama.cpp reads them (TENSORS_CUSTOM_ALIGN, TENSORS_ZERO_DIM)."""
     pairs = [*PAIRS, pair("general.alignment", U32, ALIGN)]
     tensors = [tensor("none", [0, 5]), tensor("one", [1, 5]), tensor("two", [2], 0, 32)]
-    made = Header(file(tmp_path / "m.gguf", pairs, tensors, 40, alignment=16))
+    made = GGUFHeader(file(tmp_path / "m.gguf", pairs, tensors, 40, alignment=16))
     assert made.read(made.tensors["none"]).shape == (0, 5)
     assert made.read(made.tensors["two"]).view(np.uint8)[0] == 32
 
@@ -134,7 +134,7 @@ def test_corruptions_are_refused_with_file_and_reason(name, tmp_path):
     change, why = CORRUPT[name]
     path = file(tmp_path / "m.gguf", **change)
     with pytest.raises(CheckpointError, match=why) as e:
-        Header(path)
+        GGUFHeader(path)
     assert str(path) in str(e.value)
 
 
@@ -144,19 +144,19 @@ def test_every_truncation_is_refused(tmp_path):
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
         with pytest.raises(CheckpointError, match=r"m\.gguf"):
-            Header(path)
+            GGUFHeader(path)
 
 
 LITTLE = 64 * 1024
 """Bytes that reading a header of a few hundred bytes may allocate."""
 
 
-def _read(path: Path) -> tuple[Header | None, str, int]:
+def _read(path: Path) -> tuple[GGUFHeader | None, str, int]:
     """The header, or None and the error's text; and the peak of memory meanwhile."""
     tracemalloc.reset_peak()
     before, made, why = tracemalloc.get_traced_memory()[0], None, ""
     try:
-        made = Header(path)
+        made = GGUFHeader(path)
     except (CheckpointError, UnsupportedModelError) as e:
         why = str(e)
     return made, why, tracemalloc.get_traced_memory()[1] - before
@@ -205,7 +205,7 @@ def test_a_split_model_is_read_from_any_of_its_files(tmp_path):
     first = _part(tmp_path, 0, 2, [tensor("one", [3, 5])])
     second = _part(tmp_path, 1, 2, [tensor("two", [2, 5])])
     assert first_part(second) == first
-    made = Files(first)
+    made = GGUFFiles(first)
     assert set(made.tensors) == {"one", "two"}
     assert made.file("two") == second
     assert made.read("two").shape == (2, 5)
@@ -214,16 +214,16 @@ def test_a_split_model_is_read_from_any_of_its_files(tmp_path):
 def test_split_models_with_something_wrong_are_refused(tmp_path):
     first = _part(tmp_path, 0, 2, [tensor("one", [3, 5])])
     with pytest.raises(CheckpointError, match=r"00002-of-00002\.gguf: missing"):
-        Files(first)
+        GGUFFiles(first)
     _part(tmp_path, 1, 2, [tensor("one", [2, 5])])
     with pytest.raises(CheckpointError, match=r"tensor 'one' is in m-00001-of-00002\.gguf too"):
-        Files(first)
+        GGUFFiles(first)
     second = _part(tmp_path, 1, 2, [tensor("two", [2, 5]), tensor("more", [1], 0, 64)])
     second.write_bytes(second.read_bytes() + b"\0" * 64)
     with pytest.raises(CheckpointError, match="says 2 tensors, its 2 files hold 3"):
-        Files(first)
+        GGUFFiles(first)
     with pytest.raises(CheckpointError, match="its name does not say so"):
-        Files(first.rename(tmp_path / "other.gguf"))
+        GGUFFiles(first.rename(tmp_path / "other.gguf"))
     alone = _part(tmp_path, 0, 1, [tensor("one", [3, 5])], 1).rename(tmp_path / "x-00001-of-00003.gguf")
     with pytest.raises(CheckpointError, match="its name is that of a part"):
-        Files(alone)
+        GGUFFiles(alone)

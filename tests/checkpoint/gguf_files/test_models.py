@@ -17,7 +17,7 @@ from zoo import load_reference, make_causal, make_checkpoint
 
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import eos_ids, generation_defaults, read_config
-from thalweg.checkpoint.gguf.model import Model
+from thalweg.checkpoint.gguf.model import GGUFCheckpoint
 from thalweg.checkpoint.weights import open_weights
 from thalweg.config import EngineArgs
 from thalweg.engine.planning.memory import plan
@@ -206,7 +206,7 @@ def of(mix: str, only: str = ""):
 def test_quantised_weights_are_those_that_the_package_decodes(mix, tmp_path):
     source = wide("llama", tmp_path)
     file = convert(source, tmp_path / "m.gguf", of(mix), dense=tmp_path / "dense")
-    made, model = built(file), Model(file)
+    made, model = built(file), GGUFCheckpoint(file)
     files = Files(made, model, DEVICE)
     dense = open_weights(tmp_path / "dense")
     seen = 0
@@ -274,7 +274,7 @@ def test_the_plan_knows_the_bytes_of_every_type(mix, tmp_path):
     """From the header alone: what loading then holds, but for what kernels pad."""
     file = convert(wide("qwen3", tmp_path), tmp_path / "m.gguf", of(mix))
     planned = plan(EngineArgs(model=str(file), device="reference", dtype="float32", max_model_len=64))
-    assert planned.stored_bytes == Model(file).bytes
+    assert planned.stored_bytes == GGUFCheckpoint(file).bytes
     held = {t.data_ptr(): t.nbytes for _, t in walk(load_params(built(file), file, DEVICE, progress=False))}
     assert planned.weights == sum(held.values())
 

@@ -20,7 +20,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 
 
 class Vocabulary:
-    added = {5: "<tool_call>", 6: "</tool_call>", 7: "<think>"}
+    added_tokens = {5: "<tool_call>", 6: "</tool_call>", 7: "<think>"}
     special_ids = frozenset({5, 6})
     response_template = None
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from test_inputs import config
 
 from thalweg.engine.client.inputs import InputProcessor
-from thalweg.engine.client.outputs import OutputProcessor, Processed
-from thalweg.engine.messages import Finished, Outputs, PromptScores, Started, TokenLogprobs
+from thalweg.engine.client.outputs import OutputProcessor, ProcessedFrame
+from thalweg.engine.messages import Outputs, PromptScores, SequenceFinished, SequenceStarted, TokenLogprobs
 from thalweg.outputs import RequestOutput
-from thalweg.params import Aside, RequestOutputKind, SamplingParams
+from thalweg.params import ReasoningDelimiters, RequestOutputKind, SamplingParams
 
 DELTA, CUMULATIVE, FINAL = RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE, RequestOutputKind.FINAL_ONLY
 TOK = v.byte_level()
@@ -37,12 +37,12 @@ class Rig:
         self.processor.add(s, self.time)
         return [r.handle for r in s.requests]
 
-    def frame(self, *pairs: tuple[int, int], **news: Any) -> Processed:
+    def frame(self, *pairs: tuple[int, int], **news: Any) -> ProcessedFrame:
         self.time += 1
         handles, tokens = np.array([h for h, _ in pairs], np.int64), np.array([t for _, t in pairs], np.int32)
         return self.processor.process(Outputs(handles=handles, tokens=tokens, time=self.time, **news))
 
-    def run(self, handle: int, ids: list[int], end: Finished | None = None) -> list[RequestOutput]:
+    def run(self, handle: int, ids: list[int], end: SequenceFinished | None = None) -> list[RequestOutput]:
         """One frame a token; `end` comes with the last."""
         out = []
         for i, t in enumerate(ids):
@@ -59,7 +59,7 @@ def encode(text: str) -> list[int]:
 def test_pieces_of_a_stream_have_as_many_tokens_as_told_but_for_the_first_and_the_last(interval: int) -> None:
     rig, ids = Rig(interval=interval), [*encode("all rivers run into the sea")][:10]
     (h,) = rig.add(output_kind=DELTA, max_tokens=None)
-    told = rig.run(h, ids, Finished(h, "length"))
+    told = rig.run(h, ids, SequenceFinished(h, "length"))
     sizes = [len(o.outputs[0].token_ids) for o in told]
     assert sizes == {1: [1] * 10, 3: [1, 3, 3, 3], 4: [1, 4, 4, 1], 100: [1, 9]}[interval]
     assert "".join(o.outputs[0].text for o in told) == TOK.decode(ids, True)
@@ -80,7 +80,7 @@ def test_every_output_kind_tells_the_same_story(kind: RequestOutputKind, text: s
     told: list[RequestOutput] = []
     for i, t in enumerate(ids):
         logprobs = TokenLogprobs(np.array([0]), np.array([[t]]), np.array([[-float(i)]]), np.array([1]))
-        end = [Finished(h, "length")] if i == len(ids) - 1 else []
+        end = [SequenceFinished(h, "length")] if i == len(ids) - 1 else []
         told += rig.frame((h, t), logprobs=logprobs, finished=end).outputs
     choices = [o.outputs[0] for o in told]
     if kind is DELTA:
@@ -103,7 +103,7 @@ def test_every_output_kind_tells_the_same_story(kind: RequestOutputKind, text: s
 def test_the_token_that_stops_is_in_the_ids_but_not_in_the_text(include: bool, stop_id: int, reason: int | None) -> None:
     rig, last = Rig(), EOS if stop_id < 0 else stop_id
     (h,) = rig.add(stop_token_ids=[7], include_stop_str_in_output=include, skip_special_tokens=False)
-    out = rig.run(h, [*encode("abc"), last], Finished(h, "stop", stop_id))[-1].outputs[0]
+    out = rig.run(h, [*encode("abc"), last], SequenceFinished(h, "stop", stop_id))[-1].outputs[0]
     assert out.token_ids == [*encode("abc"), last]
     assert out.text == "abc" + (TOK.name_of(last) if include else "")
     assert (out.finish_reason, out.stop_reason) == ("stop", reason)
@@ -128,7 +128,7 @@ def test_a_stop_string_cuts_the_text_and_stops_the_engine(include: bool, text: s
 def test_no_text_of_a_possible_stop_string_is_shown_and_all_of_it_when_it_was_none() -> None:
     rig, ids = Rig(), encode("a STO")
     (h,) = rig.add(stop="STOP", output_kind=DELTA)
-    told = rig.run(h, ids, Finished(h, "length"))
+    told = rig.run(h, ids, SequenceFinished(h, "length"))
     assert "S" not in "".join(o.outputs[0].text for o in told[:-1])
     assert "".join(o.outputs[0].text for o in told) == "a STO"
 
@@ -136,8 +136,10 @@ def test_no_text_of_a_possible_stop_string_is_shown_and_all_of_it_when_it_was_no
 @pytest.mark.parametrize("text", ["<t>a STOP b</t>an STOP", "b STOP", "<t>a STOP b"])
 def test_stop_strings_do_not_count_before_the_answer(text: str) -> None:
     rig, ids = Rig(), encode(text)
-    (h,) = rig.add(stop="STOP", stop_aside=Aside(opens=["<t>"], close="</t>"), output_kind=DELTA, max_tokens=100)
-    out = [o.outputs[0] for o in rig.run(h, ids, Finished(h, "length") if "</t>" not in text and "<t>" in text else None)]
+    (h,) = rig.add(stop="STOP", stop_aside=ReasoningDelimiters(opens=["<t>"], close="</t>"), output_kind=DELTA, max_tokens=100)
+    out = [
+        o.outputs[0] for o in rig.run(h, ids, SequenceFinished(h, "length") if "</t>" not in text and "<t>" in text else None)
+    ]
     answer = "</t>" in text or "<t>" not in text
     assert "".join(c.text for c in out) == (text[: text.rindex("STOP")] if answer else text)
     assert (out[-1].finish_reason, out[-1].stop_reason) == (("stop", "STOP") if answer else ("length", None))
@@ -153,7 +155,7 @@ def test_stop_strings_do_not_count_before_min_tokens() -> None:
 def test_a_stop_string_and_the_engines_end_in_one_frame() -> None:
     rig = Rig()
     (h,) = rig.add(stop="b")
-    news = rig.frame((h, encode("a")[0]), (h, encode("b")[0]), (h, encode("c")[0]), finished=[Finished(h, "length")])
+    news = rig.frame((h, encode("a")[0]), (h, encode("b")[0]), (h, encode("c")[0]), finished=[SequenceFinished(h, "length")])
     out = news.outputs[0].outputs[0]
     assert (out.text, out.finish_reason, out.stop_reason, news.abort) == ("a", "stop", "b", [])
     assert out.token_ids == encode("a") + encode("b")
@@ -164,9 +166,9 @@ def test_choices_finish_one_by_one_and_the_request_with_the_last() -> None:
     a, b = rig.add(n=2, output_kind=DELTA)
     first = rig.frame((a, 5), (b, 6)).outputs
     assert [(c.index, c.token_ids) for c in first[0].outputs] == [(0, [5]), (1, [6])]
-    second = rig.frame((a, 7), finished=[Finished(a, "length")]).outputs
+    second = rig.frame((a, 7), finished=[SequenceFinished(a, "length")]).outputs
     assert [(o.finished, [c.index for c in o.outputs]) for o in second] == [(False, [0])]
-    third = rig.frame((a, 9), (b, 8), finished=[Finished(b, "length")]).outputs
+    third = rig.frame((a, 9), (b, 8), finished=[SequenceFinished(b, "length")]).outputs
     assert [(o.finished, [(c.index, c.token_ids) for c in o.outputs]) for o in third] == [(True, [(1, [8])])]
 
 
@@ -219,21 +221,21 @@ def test_prompt_logprobs_are_filled_by_position_and_told_once_in_deltas() -> Non
 def test_abort_ends_what_is_open_and_forgets_it() -> None:
     rig = Rig()
     a, b = rig.add(n=2)
-    rig.frame((a, 5), (b, 6), finished=[Finished(a, "length")])
+    rig.frame((a, 5), (b, 6), finished=[SequenceFinished(a, "length")])
     handles, last = rig.processor.abort("r")
     assert handles == [b]
     assert last is not None
     assert last.finished
     assert [c.finish_reason for c in last.outputs] == ["length", "abort"]
     assert rig.processor.abort("r") == ([], None)
-    assert rig.frame((b, 7), finished=[Finished(b, "abort")]) == Processed([], [])
+    assert rig.frame((b, 7), finished=[SequenceFinished(b, "abort")]) == ProcessedFrame([], [])
 
 
 def test_errors_reach_the_caller_in_words() -> None:
     rig = Rig()
     (h,) = rig.add("one")
     rig.add("two", n=2)
-    out = rig.frame(finished=[Finished(h, "error", error="its logits were not finite")]).outputs[0]
+    out = rig.frame(finished=[SequenceFinished(h, "error", error="its logits were not finite")]).outputs[0]
     assert (out.error, out.outputs[0].finish_reason, out.finished) == ("its logits were not finite", "error", True)
     (dead,) = rig.processor.fail_all("the engine died")
     assert (dead.request_id, dead.error, [c.finish_reason for c in dead.outputs]) == ("two", "the engine died", ["error"] * 2)
@@ -245,7 +247,7 @@ def test_resubmission_continues_after_what_was_emitted() -> None:
     rig = Rig()
     a, b, c = rig.add(n=3, prompt=[3, 4], seed=5, max_tokens=9)
     before = rig.processor.resubmit()
-    rig.frame((a, 5), (b, 6), (c, 7), finished=[Finished(c, "length")])
+    rig.frame((a, 5), (b, 6), (c, 7), finished=[SequenceFinished(c, "length")])
     rig.frame((a, 8))
     after = rig.processor.resubmit()
     assert [r.tokens.tolist() for r in after] == [[3, 4, 5, 8], [3, 4, 6]]
@@ -258,15 +260,15 @@ def test_resubmission_continues_after_what_was_emitted() -> None:
 def test_metrics_and_cached_tokens_come_from_the_engine() -> None:
     rig = Rig()
     (h,) = rig.add()
-    rig.frame(started=[Started(h, 2, 101.0, 102.0), Started(999, 0, 0.0, 0.0)])
-    rig.run(h, [5, 6], Finished(h, "length"))
+    rig.frame(started=[SequenceStarted(h, 2, 101.0, 102.0), SequenceStarted(999, 0, 0.0, 0.0)])
+    rig.run(h, [5, 6], SequenceFinished(h, "length"))
     (h,) = rig.add("again")
-    out = rig.frame((h, 5), started=[Started(h, 0, 1.0, 2.0)], finished=[Finished(h, "length")]).outputs[0]
+    out = rig.frame((h, 5), started=[SequenceStarted(h, 0, 1.0, 2.0)], finished=[SequenceFinished(h, "length")]).outputs[0]
     assert out.num_cached_tokens == 0
     rig = Rig()
     (h,) = rig.add()
-    rig.frame(started=[Started(h, 2, 101.0, 102.0)])
-    out = rig.run(h, [5, 6], Finished(h, "length"))[-1]
+    rig.frame(started=[SequenceStarted(h, 2, 101.0, 102.0)])
+    out = rig.run(h, [5, 6], SequenceFinished(h, "length"))[-1]
     m = out.metrics
     assert m is not None
     assert (m.arrival_time, m.queued_ts, m.scheduled_ts, m.first_token_ts, m.last_token_ts) == (
@@ -294,7 +296,7 @@ def test_half_a_character_at_the_end_is_shown_as_broken_only_then() -> None:
     rig, ids = Rig(), encode("😀")
     assert len(ids) > 1
     (h,) = rig.add(output_kind=DELTA)
-    told = rig.run(h, ids[:-1], Finished(h, "length"))
+    told = rig.run(h, ids[:-1], SequenceFinished(h, "length"))
     assert [o.outputs[0].text for o in told] == [""] * (len(told) - 1) + ["\ufffd"]
 
 
@@ -310,10 +312,10 @@ def test_preemptions_are_those_of_all_choices_of_a_request() -> None:
     first, second = rig.add(n=2)
     (other,) = rig.add("other")
     rig.frame((first, 5), preempted=[second, second, 999])
-    rig.run(first, [6], Finished(first, "length"))
-    out = rig.run(second, [5], Finished(second, "length"))[-1]
+    rig.run(first, [6], SequenceFinished(first, "length"))
+    out = rig.run(second, [5], SequenceFinished(second, "length"))[-1]
     assert out.metrics is not None
     assert out.metrics.num_preemptions == 2
-    alone = rig.run(other, [5], Finished(other, "length"))[-1]
+    alone = rig.run(other, [5], SequenceFinished(other, "length"))[-1]
     assert alone.metrics is not None
     assert alone.metrics.num_preemptions == 0

@@ -12,7 +12,7 @@ from thalweg.engine.client.recovery import KILLS, PROOF, Recovery
 def test_a_kill_from_outside_suspects_nobody():
     recovery = Recovery()
     recovery.token(1)
-    verdict = recovery.died([1, 2], [1, 2, 3], crashed=False)
+    verdict = recovery.handle_death([1, 2], [1, 2, 3], crashed=False)
     assert verdict.submit == [1, 2, 3]
     assert recovery.on_trial is None
     assert not verdict.convicted
@@ -20,12 +20,12 @@ def test_a_kill_from_outside_suspects_nobody():
 
 def test_a_crash_makes_those_that_ran_run_alone_and_the_second_crash_convicts():
     recovery = Recovery()
-    assert recovery.died([1, 2], [1, 2, 3], crashed=True).submit == [1]
+    assert recovery.handle_death([1, 2], [1, 2, 3], crashed=True).submit == [1]
     for _ in range(PROOF - 1):
         assert recovery.token(1).hold is None
     assert recovery.token(1).hold == 1
-    assert recovery.ended(1, [1, 2, 3]).submit == [2]
-    verdict = recovery.died([2], [1, 2, 3], crashed=True)
+    assert recovery.handle_end(1, [1, 2, 3]).submit == [2]
+    verdict = recovery.handle_death([2], [1, 2, 3], crashed=True)
     assert verdict.convicted == [2]
     assert verdict.submit == [1, 3]
     assert recovery.on_trial is None
@@ -33,33 +33,33 @@ def test_a_crash_makes_those_that_ran_run_alone_and_the_second_crash_convicts():
 
 def test_kills_during_a_trial_are_bad_luck_until_there_are_three_in_a_row():
     recovery = Recovery()
-    recovery.died([1], [1, 2], crashed=True)
+    recovery.handle_death([1], [1, 2], crashed=True)
     for _ in range(KILLS - 1):
-        again = recovery.died([1], [1, 2], crashed=False)
+        again = recovery.handle_death([1], [1, 2], crashed=False)
         assert again.submit == [1]
         assert not again.convicted
-    assert recovery.died([1], [1, 2], crashed=False).convicted == [1]
+    assert recovery.handle_death([1], [1, 2], crashed=False).convicted == [1]
 
 
 def test_a_token_between_kills_says_that_the_suspect_was_not_to_blame_for_them():
     recovery = Recovery()
-    recovery.died([1], [1, 2], crashed=True)
+    recovery.handle_death([1], [1, 2], crashed=True)
     for _ in range(3 * KILLS):
-        assert not recovery.died([1], [1, 2], crashed=False).convicted
+        assert not recovery.handle_death([1], [1, 2], crashed=False).convicted
         recovery.token(1)
 
 
 def test_deaths_without_progress_are_suspicious_whoever_killed():
     recovery = Recovery()
     recovery.token(9)
-    assert recovery.died([1, 2], [1, 2], crashed=False).submit == [1, 2]
-    assert recovery.died([1, 2], [1, 2], crashed=False).submit == [1]
+    assert recovery.handle_death([1, 2], [1, 2], crashed=False).submit == [1, 2]
+    assert recovery.handle_death([1, 2], [1, 2], crashed=False).submit == [1]
 
 
 def test_a_suspect_whose_client_left_is_skipped():
     recovery = Recovery()
-    recovery.died([1, 2, 3], [1, 2, 3], crashed=True)
-    assert recovery.ended(1, [3]).submit == [3]
+    recovery.handle_death([1, 2, 3], [1, 2, 3], crashed=True)
+    assert recovery.handle_end(1, [3]).submit == [3]
 
 
 @settings(max_examples=some(60, 300), deadline=None)
@@ -83,7 +83,7 @@ def test_poisons_fail_and_everybody_else_finishes(n, poisons, lengths, kills):
         crashed = bool(bad & set(inside))
         if crashed or rounds in kills:
             crashes, killed = crashes + crashed, killed + (not crashed)
-            verdict = recovery.died(inside, list(left), crashed=crashed)
+            verdict = recovery.handle_death(inside, list(left), crashed=crashed)
             for h in verdict.convicted:
                 failed.add(h)
                 del left[h]
@@ -98,7 +98,7 @@ def test_poisons_fail_and_everybody_else_finishes(n, poisons, lengths, kills):
                 del left[h]
             if held is not None or h not in left:
                 inside.remove(h)
-                inside += [x for x in recovery.ended(h, list(left)).submit if x not in inside]
+                inside += [x for x in recovery.handle_end(h, list(left)).submit if x not in inside]
     assert failed >= bad
     if killed == 0:
         assert failed == bad

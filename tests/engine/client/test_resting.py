@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from thalweg.engine.client.resting import Resting
+from thalweg.engine.client.pause import PauseController
 from thalweg.errors import RequestError, UnavailableError
 
 
@@ -36,7 +36,7 @@ class Recorder:
 class World:
     def __init__(self, *running: str) -> None:
         self.supervisor, self.running, self.aborted = Recorder(), list(running), []
-        self.rest = Resting(self.supervisor, lambda: self.running, self._abort)  # type: ignore[arg-type]
+        self.rest = PauseController(self.supervisor, lambda: self.running, self._abort)  # type: ignore[arg-type]
 
     async def _abort(self, ids: list[str]) -> None:
         self.aborted += ids

@@ -167,10 +167,10 @@ def test_a_suspended_request_can_be_ended_and_leaves_nothing(loop, engine):
         params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
         stream = engine.generate([5, 6, 7], params, "ended", seat=seat)
         await anext(stream)
-        assert seat.holder.begun is not None
-        assert seat.holder.first_token >= seat.holder.begun
+        assert seat.holder.scheduled_ts is not None
+        assert seat.holder.first_token >= seat.holder.scheduled_ts
         assert seat.holder.suspend()
-        assert (seat.holder.begun, seat.holder.first_token) == (None, None)
+        assert (seat.holder.scheduled_ts, seat.holder.first_token) == (None, None)
         await engine.abort("ended")
         rest = [out async for out in stream]
         assert rest[-1].outputs[0].finish_reason == "abort"

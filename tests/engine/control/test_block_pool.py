@@ -89,7 +89,7 @@ class PoolMachine(RuleBasedStateMachine):
     def books_balance(self) -> None:
         self.pool.check(self.holders)
         assert self.pool.available == TOTAL - 1 - len(self.holders)
-        assert self.pool.held == len(self.holders)
+        assert self.pool.blocks_held == len(self.holders)
         assert self.pool.reached == max(self.taken) + 1
 
 

@@ -12,17 +12,17 @@ import msgspec
 import numpy as np
 from loop_rig import Wire, until_closed
 
-from thalweg.engine.control.compiling import Compiling
+from thalweg.engine.control.compiling import GrammarQueue
 from thalweg.engine.main import _Loop, _Words
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.grammar.grammars import Grammars
-from thalweg.grammar.source import Source
+from thalweg.grammar.source import GrammarSource
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "grammar"))
 import grammar_rig as rig
 
 
-def request(handle: int, grammar: Source | None) -> EngineRequest:
+def request(handle: int, grammar: GrammarSource | None) -> EngineRequest:
     sampling = TokenSampling(max_tokens=4, grammar=grammar)
     return EngineRequest(handle=handle, tokens=np.ones(2, np.int32), prompt_len=2, sampling=sampling)
 
@@ -34,7 +34,7 @@ def handles(requests: list[EngineRequest]) -> list[int]:
 def test_only_requests_with_a_new_grammar_wait() -> None:
     given: queue.SimpleQueue[list[EngineRequest]] = queue.SimpleQueue()
     grammars = Grammars(lambda: rig.VOCABULARY)
-    compiling, made = Compiling(grammars, given.put), rig.source("regex", "a+")
+    compiling, made = GrammarQueue(grammars, given.put), rig.source("regex", "a+")
     assert handles(compiling.start([request(1, None), request(2, made), request(3, None)])) == [1, 3]
     assert handles(compiling.ready(given.get(timeout=60))) == [2]
     assert handles(compiling.start([request(4, made)])) == [4], "it is compiled"
@@ -42,7 +42,7 @@ def test_only_requests_with_a_new_grammar_wait() -> None:
 
 def test_one_that_was_aborted_meanwhile_does_not_come_back() -> None:
     given: queue.SimpleQueue[list[EngineRequest]] = queue.SimpleQueue()
-    compiling = Compiling(Grammars(lambda: rig.VOCABULARY), given.put)
+    compiling = GrammarQueue(Grammars(lambda: rig.VOCABULARY), given.put)
     made = rig.source("regex", "b+")
     compiling.start([request(1, made), request(2, msgspec.structs.replace(made, free_until=(3,)))])
     compiling.abort([1])
@@ -51,8 +51,8 @@ def test_one_that_was_aborted_meanwhile_does_not_come_back() -> None:
 
 def test_a_grammar_that_does_not_compile_comes_back_for_the_core_to_refuse() -> None:
     given: queue.SimpleQueue[list[EngineRequest]] = queue.SimpleQueue()
-    compiling = Compiling(Grammars(lambda: rig.VOCABULARY), given.put)
-    assert compiling.start([request(1, Source(text="start: ((("))]) == []
+    compiling = GrammarQueue(Grammars(lambda: rig.VOCABULARY), given.put)
+    assert compiling.start([request(1, GrammarSource(text="start: ((("))]) == []
     assert handles(compiling.ready(given.get(timeout=60))) == [1]
 
 

@@ -8,7 +8,7 @@ from world import World, make_config
 
 from thalweg.config import EngineArgs
 from thalweg.engine.control.cache.groups import POLICIES, policy
-from thalweg.engine.control.cache.groups.base import Surroundings
+from thalweg.engine.control.cache.groups.base import GroupContext
 from thalweg.engine.control.cache.groups.chunked import Chunked
 from thalweg.engine.control.cache.prefix import PrefixCache
 from thalweg.engine.control.cache.tables import KVCache
@@ -178,7 +178,7 @@ def test_blocks_that_one_sequence_holds():
 
 
 def test_a_chunk_that_is_begun_needs_nothing_of_the_one_before():
-    around = Surroundings(PrefixCache(1), slots=2, max_len=128, unit=4, align=4)
+    around = GroupContext(PrefixCache(1), slots=2, max_len=128, unit=4, align=4)
     group = Chunked(KVSpec("chunked", 4, 1, (0,), window=16), 20, 0, around)
     assert [group.first_needed(n) for n in (0, 15, 16, 31, 32, 40)] == [0, 0, 4, 4, 8, 8]
 
@@ -192,7 +192,7 @@ def test_a_kind_without_a_policy_is_refused_by_name():
 def test_a_source_is_one_block_that_nobody_else_finds():
     spec = KVSpec("cross", 16, 1000, (1,))
     kind = policy(spec)
-    assert (kind.holds(spec, 4000, 100), kind.sized(spec, 4000, 5), kind.columns) == (1, 6, 1)
+    assert (kind.holds(spec, 4000, 100), kind.num_blocks(spec, 4000, 5), kind.columns) == (1, 6, 1)
     w = World(make_config(max_len=64, blocks=40, max_seqs=3))
     kv = KVCache((w.config.cache.groups[0], spec), (40, 4), w.core.slots, 64, True)
     group = kv.groups[1]
@@ -207,4 +207,4 @@ def test_a_source_is_one_block_that_nobody_else_finds():
     for slot in (1, 2, 3):
         group.check(slot)
         group.release(slot)
-    assert (group.pool.available, group.pool.held, group.held(1)) == (3, 0, [])
+    assert (group.pool.available, group.pool.blocks_held, group.blocks_of(1)) == (3, 0, [])

@@ -30,7 +30,7 @@ def one_step(tokens, slot=1, context=0) -> StepBatch:
 
 
 def hash_executable(**options):
-    device = discovery.load("null").configured(NullOptions(vocab=100, **options)).open(Place())
+    device = discovery.load("null").with_options(NullOptions(vocab=100, **options)).open(Place())
     layout = device.attention[0].layout(AttnSpec(1, 1, 1, 1.0, "float32"), 4)
     state = StateBox({"kv": [device.alloc_kv(layout, 6)], "history": device.alloc((3, 20), "int32")})
     return device.compile(None, None, state, None, None)
@@ -61,7 +61,7 @@ def test_a_padded_step_gives_the_same_tokens():
 
 
 def test_a_poisoned_block_shows_as_a_wrong_token():
-    device = discovery.load("null").configured(NullOptions(vocab=100_000)).open(Place())
+    device = discovery.load("null").with_options(NullOptions(vocab=100_000)).open(Place())
     kv = np.zeros((6, 4), np.int64)
     exe = device.compile(None, None, StateBox({"kv": [kv], "history": np.zeros((3, 20), np.int32)}), None, None)
     want = expected(0, [3, 1, 4, 1, 5, 9], 2, 100_000)
@@ -101,11 +101,11 @@ def test_steps_take_their_time_on_a_simulated_clock_one_after_another():
 def test_bad_options_are_refused_in_words():
     platform = discovery.load("null")
     with pytest.raises(DeviceError, match="NullOptions"):
-        platform.configured({"tokens": "hash"}).open(Place())
+        platform.with_options({"tokens": "hash"}).open(Place())
     with pytest.raises(DeviceError, match="fixed"):
-        platform.configured(NullOptions(tokens="random")).open(Place())
+        platform.with_options(NullOptions(tokens="random")).open(Place())
     with pytest.raises(DeviceError, match="window"):
-        platform.configured(NullOptions(windows=(1,))).open(Place())
+        platform.with_options(NullOptions(windows=(1,))).open(Place())
 
 
 def test_the_host_benchmark_reports_every_step():

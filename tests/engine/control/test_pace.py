@@ -11,7 +11,7 @@ from thalweg.engine.control.pace import CHUNK_SECONDS, FIRST, Pace
 
 def see(pace: Pace, prompt_tokens: int, decodes: int, seconds: float) -> None:
     """A step from its launch to its end."""
-    pace.planned(prompt_tokens, decodes)
+    pace.record_launch(prompt_tokens, decodes)
     pace.observe(prompt_tokens, decodes, seconds)
 
 
@@ -26,7 +26,7 @@ def run(
         while len(in_flight) < depth:
             take = pace.allowance(2048)
             in_flight.append(take)
-            pace.planned(take, 1)
+            pace.record_launch(take, 1)
         take = in_flight.popleft()
         took = decode + (fixed + take * per_token if take else 0.0)
         pace.observe(take, 1, took)
@@ -55,7 +55,7 @@ def test_nobody_is_held_up_longer_than_a_chunk() -> None:
     see(pace, 0, 1, 0.002)
     see(pace, 1000, 0, 0.04)
     assert pace.allowance(2048) * 4e-5 == pytest.approx(CHUNK_SECONDS, rel=0.05)
-    pace.planned(600, 1)
+    pace.record_launch(600, 1)
     assert pace.allowance(2048) == 0  # until the time that step takes is known and made up for
     pace.observe(600, 1, 0.026)
     waited = 0
@@ -80,7 +80,7 @@ def test_a_step_without_streams_leaves_no_debt_to_those_that_come_later() -> Non
     pace = Pace(2.0)
     see(pace, 0, 1, 0.002)
     see(pace, 1000, 0, 0.04)
-    pace.planned(5000, 1, False)
+    pace.record_launch(5000, 1, False)
     assert pace.allowance(2048)
     pace.observe(5000, 1, 0.3, False)
     assert pace.allowance(2048)

@@ -10,7 +10,7 @@ import pytest
 from world import World, make_config
 
 from thalweg.engine.control.parts import builder
-from thalweg.engine.control.parts.builder import FOREVER, Builder, PerSequence, Work
+from thalweg.engine.control.parts.builder import FOREVER, Builder, PerSequence, StepRows
 from thalweg.engine.control.slots import LOOKBACK, PER_TOKEN
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.features import FEATURES, Feature
@@ -31,15 +31,15 @@ class Marks(Part):
 class MarksBuilder(Builder):
     part = Marks
     lasts = FOREVER
-    calls: list[Work]
+    calls: list[StepRows]
 
     def __init__(self, setup: Any) -> None:
         self.calls = MarksBuilder.calls = []
 
-    def asked(self, p: TokenSampling) -> bool:
+    def is_enabled(self, p: TokenSampling) -> bool:
         return "mark" in p.extra
 
-    def build(self, work: Work) -> tuple[Marks | None, int]:
+    def build(self, work: StepRows) -> tuple[Marks | None, int]:
         self.calls.append(work)
         marks = Marks.blank({"S": work.slots.size, "N": 1})
         for row, request in work.rows(self.flag):
@@ -58,7 +58,7 @@ class KeptBuilder(PerSequence):
     part = Kept
     looks_back = True
 
-    def asked(self, p: TokenSampling) -> bool:
+    def is_enabled(self, p: TokenSampling) -> bool:
         return "kept" in p.extra
 
     def row(self, request: Any) -> dict[str, int]:

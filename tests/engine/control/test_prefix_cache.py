@@ -38,9 +38,9 @@ class Watcher:
     def __init__(self) -> None:
         self.heard: list[tuple[int, int, bytes]] = []
 
-    def published(self, group: int, block: int, key: bytes) -> None: ...
+    def on_publish(self, group: int, block: int, key: bytes) -> None: ...
 
-    def evicted(self, group: int, block: int, key: bytes) -> None:
+    def on_evict(self, group: int, block: int, key: bytes) -> None:
         self.heard.append((group, block, key))
 
 

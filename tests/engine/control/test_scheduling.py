@@ -8,7 +8,7 @@ import pytest
 from world import World, make_config
 
 from thalweg.engine.control.core import EngineCore
-from thalweg.engine.control.executor import StepsOnly
+from thalweg.engine.control.executor import LaunchOnlyExecutor
 from thalweg.engine.control.pace import FIRST
 from thalweg.engine.messages import EngineRequest, Input, TokenSampling
 from thalweg.errors import ConfigError
@@ -211,7 +211,7 @@ def test_unsupported_kv_groups_are_refused_in_words():
 
     bad = msgspec.structs.replace(config, cache=msgspec.structs.replace(config.cache, groups=(group,)))
     with pytest.raises(ConfigError, match="other"):
-        EngineCore(StepsOnly(bad, lambda batch: None))
+        EngineCore(LaunchOnlyExecutor(bad, lambda batch: None))
 
 
 # ---------------------------------------------------------------- prefixes

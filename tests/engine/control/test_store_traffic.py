@@ -163,9 +163,9 @@ def test_calls_of_a_store_are_made_in_order_on_a_thread_of_their_own():
     lane, seen, go_on = ThreadLane("a store"), [], threading.Event()
     first = lane.submit(lambda: (go_on.wait(), seen.append(threading.current_thread().name))[0])
     second = lane.submit(lambda: 1 / 0)
-    assert not first.done
+    assert not first.is_done
     go_on.set()
-    while not second.done:
+    while not second.is_done:
         lane.wait(1)
     assert first.result() is True
     assert seen == ["a store"]
@@ -177,9 +177,9 @@ def test_a_store_that_would_end_its_thread_only_fails_its_call():
     lane = ThreadLane("a store")
     first, second = lane.submit(lambda: sys.exit(3)), lane.submit(lambda: 1)
     deadline = time.monotonic() + 10
-    while not second.done and time.monotonic() < deadline:
+    while not second.is_done and time.monotonic() < deadline:
         lane.wait(0.1)
-    assert second.done, "the thread has ended"
+    assert second.is_done, "the thread has ended"
     with pytest.raises(RuntimeError, match="SystemExit: 3"):
         first.result()
 

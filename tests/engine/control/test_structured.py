@@ -17,15 +17,15 @@ import pytest
 from oracle import Oracle
 from world import Guesser, World, make_config, ngrams
 
-from thalweg.engine.control.parts.grammar import Followers
+from thalweg.engine.control.parts.grammar import GrammarMatchers
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.errors import ConfigError
-from thalweg.grammar.source import Source
+from thalweg.grammar.source import GrammarSource
 from thalweg.text.marks import mark
 from thalweg.turns import table
 from thalweg.turns.bind import bind
-from thalweg.turns.format import Turn
+from thalweg.turns.format import TurnFormat
 from thalweg.turns.grammar import begun_grammar
 from thalweg.turns.reader import read
 
@@ -77,7 +77,7 @@ def world(depth: int = 2, **config: Any) -> World:
     return made
 
 
-def request(handle: int, grammar: Source | None, prompt: tuple[int, ...] = (5, 6, 7), **fields: Any) -> EngineRequest:
+def request(handle: int, grammar: GrammarSource | None, prompt: tuple[int, ...] = (5, 6, 7), **fields: Any) -> EngineRequest:
     sampling = TokenSampling(**({"max_tokens": 60, "eos_ids": (rig.EOS,), "grammar": grammar} | fields))
     tokens = np.array([*prompt, handle % 250], np.int32)
     return EngineRequest(handle=handle, tokens=tokens, prompt_len=tokens.size, sampling=sampling)
@@ -349,9 +349,9 @@ def test_a_sequence_whose_tokens_are_allowed_is_in_every_step_unless_it_is_trunc
 def test_tokens_that_are_taken_back_change_nothing(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every token is compared with the oracle's. Half of the hash model's bytes are in the grammar."""
     kept, back = [], []
-    refuses = Followers.refuses
+    refuses = GrammarMatchers.refuses
     rewind = Slots.rewind
-    monkeypatch.setattr(Followers, "refuses", lambda *a: kept.append(refuses(*a)) or kept[-1])
+    monkeypatch.setattr(GrammarMatchers, "refuses", lambda *a: kept.append(refuses(*a)) or kept[-1])
     monkeypatch.setattr(Slots, "rewind", lambda self, slot: back.append(slot) or rewind(self, slot))
     most = rig.served("regex", r"(?s:.){5,80}x?")
     w = world(depth, blocks=24, max_len=80)
@@ -373,7 +373,7 @@ def test_nothing_is_drawn_ahead_where_it_cannot_be_taken_back() -> None:
 @pytest.mark.slow
 def test_a_call_that_begins_in_free_text_is_one_of_the_tools() -> None:
     """What the server asks for strict tools: nothing is held before the token, everything after it."""
-    turn = bind(Turn(None, table.CALLS["hermes"]), MarkIsACall())
+    turn = bind(TurnFormat(None, table.CALLS["hermes"]), MarkIsACall())
     tool = {"type": "object", "properties": {"n": {"enum": [1, 22]}}, "required": ["n"], "additionalProperties": False}
     source = rig.served("grammar", begun_grammar(turn, {"go": tool, "come": tool}, False))
     w = world(max_len=420, blocks=300)
@@ -395,5 +395,5 @@ def test_a_call_that_begins_in_free_text_is_one_of_the_tools() -> None:
 
 
 class MarkIsACall:
-    added = {rig.MARK: "<tool_call>"}
+    added_tokens = {rig.MARK: "<tool_call>"}
     special_ids = frozenset({rig.MARK})

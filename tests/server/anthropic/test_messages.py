@@ -252,7 +252,7 @@ def test_a_schema_under_its_older_name_constrains_the_answer(start):
 def test_a_strict_tool_is_held_to_its_schema(start):
     engine = Scripted("So.")
     engine.tokenizer = ByteTokenizer()
-    engine.tokenizer.added = {9: "<tool_call>"}
+    engine.tokenizer.added_tokens = {9: "<tool_call>"}
     r = ask(start(engine), tools=[{**TOOLS[0], "strict": True}, TOOLS[1]])
     assert r.stop_reason == "end_turn"
     held = engine.params[0].structured_outputs
@@ -262,7 +262,7 @@ def test_a_strict_tool_is_held_to_its_schema(start):
 def test_a_strict_tool_is_held_to_its_schema_where_content_has_a_form_too(start):
     engine = Scripted("So.")
     engine.tokenizer = ByteTokenizer()
-    engine.tokenizer.added = {9: "<tool_call>"}
+    engine.tokenizer.added_tokens = {9: "<tool_call>"}
     form = {"type": "json_schema", "schema": {"type": "object", "required": ["degrees"]}}
     ask(start(engine), tools=[{**TOOLS[0], "strict": True}, TOOLS[1]], extra_body={"output_config": {"format": form}})
     held = engine.params[0].structured_outputs

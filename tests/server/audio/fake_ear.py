@@ -12,7 +12,7 @@ import msgspec
 from fake_engine import FakeEngine, config, logprobs
 from whisper_zoo import BINS, DE, EN, END, SOURCES, TIMES, make_tokenizer
 
-from thalweg.config import SoundConfig
+from thalweg.config import SpeechConfig
 from thalweg.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from thalweg.params import RequestOutputKind, SamplingParams
 from thalweg.text.tokenizer import load_tokenizer
@@ -29,7 +29,7 @@ class FakeEar(FakeEngine):
             make_tokenizer(Path(folder))
             self.tokenizer = load_tokenizer(Path(folder))  # type: ignore[assignment]
         base = config()
-        sound = SoundConfig(bins=BINS, frames=2 * SOURCES, multilingual=multilingual)
+        sound = SpeechConfig(bins=BINS, frames=2 * SOURCES, multilingual=multilingual)
         model = msgspec.structs.replace(base.model, sound=sound, max_len=64, vocab=self.tokenizer.vocab_size)
         self.config = msgspec.structs.replace(base, model=model)
 

@@ -15,8 +15,8 @@ from test_serve_process import Process
 from tokenizers import Tokenizer
 from whisper_zoo import BINS, DE, EN, NO_TIMES, SECONDS, SOURCES, START, TRANSCRIBE, greedy, load, make_whisper, sound
 
+from thalweg.media.audio_windows import windows
 from thalweg.media.mel import RATE, log_mel
-from thalweg.media.quiet import windows
 
 pytestmark = pytest.mark.slow  # it starts processes
 

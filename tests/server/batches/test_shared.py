@@ -18,9 +18,9 @@ from thalweg.server.app import make_app
 from thalweg.server.batches import batch as batch_module
 from thalweg.server.batches.batch import Batch
 from thalweg.server.batches.check import MOST_LINES
-from thalweg.server.batches.kept import kept_by
-from thalweg.server.batches.reading import WINDOW, Cursor, Span
-from thalweg.server.batches.store import PIECE, Files
+from thalweg.server.batches.reading import WINDOW, Cursor, LineSpan
+from thalweg.server.batches.registry import kept_by
+from thalweg.server.batches.store import PIECE, FileStore
 from thalweg.server.errors import ApiError
 from thalweg.server.http.multipart import MOST_FIELD, file_of
 from thalweg.server.settings import ServerSettings
@@ -45,8 +45,8 @@ def test_a_cursor_finds_the_lines_that_splitting_finds(seed):
     rng = random.Random(seed)
     parts = [b"\n", b" \r\n", b"{}", b"a b\n", b"\t\n", b"x" * rng.randrange(1, 3 * WINDOW), b"\n" * rng.randrange(2 * WINDOW)]
     data = b"".join(rng.choices(parts, k=60))
-    cursor, found = Cursor(lambda a, b: data[a:b], len(data)), list[Span]()
-    while not cursor.ended:
+    cursor, found = Cursor(lambda a, b: data[a:b], len(data)), list[LineSpan]()
+    while not cursor.is_done:
         found += cursor.look()
     expected = [(i, line.strip()) for i, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     assert [(s.number, data[s.start : s.end].strip()) for s in found] == expected
@@ -62,7 +62,7 @@ def test_a_look_reads_one_window():
             return data[a:b]
 
         cursor = Cursor(piece, len(data))
-        while not cursor.ended:
+        while not cursor.is_done:
             before = len(asked)
             cursor.look()
             assert len(asked) == before + 1
@@ -225,8 +225,8 @@ def test_no_room_is_said_before_the_body_comes(start):
 
 @pytest.mark.parametrize("disk", [False, True])
 def test_a_file_is_sent_a_piece_at_a_time(start, monkeypatch, tmp_path, disk):
-    asked, own = list[int](), Files.piece
-    monkeypatch.setattr(Files, "piece", lambda self, file, a, b: asked.append(b - a) or own(self, file, a, b))
+    asked, own = list[int](), FileStore.piece
+    monkeypatch.setattr(FileStore, "piece", lambda self, file, a, b: asked.append(b - a) or own(self, file, a, b))
     running = start(**({"files_directory": str(tmp_path)} if disk else {}))
     client = running.client()
     data = random.Random(1).randbytes(3 * PIECE + 7)
@@ -289,7 +289,7 @@ def test_lists_say_only_what_they_show(start, monkeypatch):
     client = running.client()
     for _ in range(20):
         send(client, b"x")
-    said, own = list[str](), type(kept_by(running.app.serving).files.get("", client.files.list().data[0].id)).said
+    said, own = list[str](), type(kept_by(running.app.serving).files.get("", client.files.list().data[0].id)).describe
     monkeypatch.setattr("thalweg.server.batches.store.File.said", lambda self: said.append(self.id) or own(self))
     shown = running.get("/v1/files", params={"limit": 3}).json()
     assert [f["id"] for f in shown["data"]] == said

@@ -103,7 +103,7 @@ def test_parameters_arrive(start):
 def test_strict_tools_are_held_to_their_schemas(start):
     engine = Scripted("So.", "So.")
     engine.tokenizer = ByteTokenizer()
-    engine.tokenizer.added = {9: "<tool_call>"}
+    engine.tokenizer.added_tokens = {9: "<tool_call>"}
     running = start(engine)
     assert running.post("/v2/chat", {**ASK, "tools": TOOLS, "strict_tools": True}).status_code == 200
     assert running.post("/v2/chat", {**ASK, "tools": TOOLS}).status_code == 200
@@ -116,7 +116,7 @@ def test_strict_tools_are_held_to_their_schemas(start):
 def test_strict_tools_are_held_to_their_schemas_where_content_has_a_form_too(start):
     engine = Scripted("So.", "So.")
     engine.tokenizer = ByteTokenizer()
-    engine.tokenizer.added = {9: "<tool_call>"}
+    engine.tokenizer.added_tokens = {9: "<tool_call>"}
     running, form = start(engine), {"type": "json_object", "json_schema": {"type": "object", "required": ["degrees"]}}
     for strict in (True, False):
         assert (

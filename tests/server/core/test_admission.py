@@ -268,9 +268,9 @@ def test_the_time_a_queue_needs_is_told_about_right(before, seconds):
     clock = Clock()
     drain = Drain(8, clock)
     for _ in range(before):
-        began = drain.started()
+        began = drain.start()
         clock.now += seconds / 10
-        drain.ended(began, 1)
+        drain.end(began, 1)
         clock.now += 60
     clock.now += 3600
     left, end = 200, clock.now + 200 / 8 * seconds
@@ -278,12 +278,12 @@ def test_the_time_a_queue_needs_is_told_about_right(before, seconds):
     told = []
     while left or running:
         while left and len(running) < 8:  # not in step with each other
-            running.append((drain.started(), clock.now + seconds * random.Random(left).uniform(0.8, 1.2)))
+            running.append((drain.start(), clock.now + seconds * random.Random(left).uniform(0.8, 1.2)))
             left -= 1
         first = min(running, key=lambda r: r[1])
         running.remove(first)
         clock.now = first[1]
-        drain.ended(first[0], 1)
+        drain.end(first[0], 1)
         if left:
             told.append((drain.seconds(left), end - clock.now))
     assert all(said <= 1.6 * truly + 1 for said, truly in told)
@@ -295,7 +295,7 @@ def test_a_server_that_knows_nothing_yet_says_more_the_longer_nobody_is_served()
     clock = Clock()
     drain = Drain(2, clock)
     assert drain.seconds(5) == 0
-    drain.started()
-    drain.started()
+    drain.start()
+    drain.start()
     clock.now = 4.0
     assert drain.seconds(5) == 10

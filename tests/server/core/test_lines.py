@@ -12,18 +12,18 @@ from fake_engine import FakeEngine
 
 from thalweg.server.app import make_app
 from thalweg.server.core import lines as lines_module
-from thalweg.server.core.lines import Answered
+from thalweg.server.core.lines import LineAnswer
 from thalweg.server.http.bodies import SMALL
 from thalweg.server.settings import ServerSettings
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
 
 
-def ask(*lines: Any, **settings: Any) -> list[tuple[Answered, dict[str, Any]]]:
+def ask(*lines: Any, **settings: Any) -> list[tuple[LineAnswer, dict[str, Any]]]:
     engine = FakeEngine()
     app = make_app(engine, ServerSettings(**settings))  # type: ignore[arg-type]
 
-    async def main() -> list[Answered]:
+    async def main() -> list[LineAnswer]:
         texts = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
         return await asyncio.gather(*(app.serving.lines.answer(t) for t in texts))
 

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from thalweg.host.turns import Turns
+from thalweg.host.turns import FairSemaphore
 
 
-async def queue_up(turns: Turns, order: list[str], *tenants: str) -> list[asyncio.Task[None]]:
+async def queue_up(turns: FairSemaphore, order: list[str], *tenants: str) -> list[asyncio.Task[None]]:
     """Waiters in this order; each notes its turn and gives it back at once."""
 
     async def one(tenant: str, number: int) -> None:
@@ -24,7 +24,7 @@ async def queue_up(turns: Turns, order: list[str], *tenants: str) -> list[asynci
 
 
 async def test_tenants_take_turns_and_each_ones_waiters_keep_their_order():
-    turns, order = Turns(), list[str]()
+    turns, order = FairSemaphore(), list[str]()
     async with turns.turn("a"):
         tasks = await queue_up(turns, order, "a", "a", "a", "b", "c", "b")
     await asyncio.gather(*tasks)
@@ -33,7 +33,7 @@ async def test_tenants_take_turns_and_each_ones_waiters_keep_their_order():
 
 
 async def test_a_large_cost_is_not_passed_by_small_ones():
-    turns, order = Turns(4), list[str]()
+    turns, order = FairSemaphore(4), list[str]()
 
     async def one(name: str, cost: int) -> None:
         async with turns.turn(name, cost):
@@ -48,7 +48,7 @@ async def test_a_large_cost_is_not_passed_by_small_ones():
 
 
 async def test_with_a_spare_who_holds_nothing_never_waits():
-    turns = Turns(2, spare=True)
+    turns = FairSemaphore(2, spare=True)
     taken = [await turns.take("hog"), await turns.take("hog")]
     third = asyncio.create_task(turns.take("hog"))
     await asyncio.sleep(0)
@@ -71,7 +71,7 @@ async def test_with_a_spare_who_holds_nothing_never_waits():
 
 
 async def test_who_is_cancelled_leaves_nothing():
-    turns, order = Turns(), list[str]()
+    turns, order = FairSemaphore(), list[str]()
     await turns.take("a")
     tasks = await queue_up(turns, order, "b", "b", "c")
     tasks[0].cancel()
@@ -85,7 +85,7 @@ async def test_who_is_cancelled_leaves_nothing():
 
 async def test_a_place_is_held_until_its_thread_is_done():
     """Otherwise clients that leave could have any number of threads."""
-    turns, go = Turns(), threading.Event()
+    turns, go = FairSemaphore(), threading.Event()
     with ThreadPoolExecutor(4) as pool:
         first = asyncio.create_task(turns.run("a", pool, go.wait))
         await asyncio.sleep(0)
@@ -106,7 +106,7 @@ async def test_what_the_thread_raises_is_raised():
     def fail() -> None:
         raise ValueError("x")
 
-    turns = Turns()
+    turns = FairSemaphore()
     with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="x"):
         await turns.run("a", pool, fail)
     assert turns.idle

@@ -11,7 +11,7 @@ import pytest
 from fake_engine import FakeEngine
 
 from thalweg.server import serve
-from thalweg.server.http.crowd import Crowd, neighbourhood
+from thalweg.server.http.crowd import ConnectionRegistry, neighbourhood
 from thalweg.server.http.middleware import tenant_of
 
 TEXT = "/v1/completions"
@@ -167,7 +167,7 @@ class One:
 @pytest.mark.parametrize("seed", range(20))
 def test_counts_hold_whoever_comes_and_goes(seed):
     rng = random.Random(seed)
-    crowd, closing, inside = Crowd(27), list[One](), dict[One, str]()
+    crowd, closing, inside = ConnectionRegistry(27), list[One](), dict[One, str]()
     extra: set[One] = set()
     busy: set[One] = set()
     for _ in range(2000):

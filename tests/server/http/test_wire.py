@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thalweg.server.http.wire import MAX_FIELDS, MAX_HEAD, Body, Head, RefusedError, find_head, parse_head
+from thalweg.server.http.wire import MAX_FIELDS, MAX_HEAD, BodyDecoder, Head, HttpRequestError, find_head, parse_head
 
 
 def head(text: bytes) -> Head:
@@ -73,13 +73,13 @@ REFUSED = {
 
 @pytest.mark.parametrize(("text", "status"), REFUSED.values(), ids=REFUSED.keys())
 def test_ambiguous_requests_are_refused(text, status):
-    with pytest.raises(RefusedError) as e:
+    with pytest.raises(HttpRequestError) as e:
         head(text)
     assert e.value.status == status
 
 
 def test_a_long_head_is_refused_before_it_ends():
-    with pytest.raises(RefusedError) as e:
+    with pytest.raises(HttpRequestError) as e:
         find_head(bytearray(b"GET /" + b"a" * MAX_HEAD))
     assert e.value.status == 431
     assert find_head(bytearray(b"GET / HTTP/1.1\r\nX: " + b"a" * 1000)) == 0
@@ -126,7 +126,7 @@ def test_headers_are_read_as_llhttp_reads_them(fields):
     assert head(text).headers == oracle.fields
 
 
-def decode(body: Body, wire: bytes, cuts: list[int]) -> tuple[bytes, bytes]:
+def decode(body: BodyDecoder, wire: bytes, cuts: list[int]) -> tuple[bytes, bytes]:
     """(the body, what is left over) when `wire` arrives in pieces."""
     buffer, out = bytearray(), b""
     edges = sorted({min(c, len(wire)) for c in cuts} | {0, len(wire)})
@@ -144,7 +144,7 @@ def test_chunks_are_read_however_they_are_cut(pieces, cuts, after):
     wire = b"".join(b"%x\r\n%b\r\n" % (len(p), p) for p in pieces) + b"0\r\n\r\n"
     oracle = Oracle()
     httptools.HttpRequestParser(oracle).feed_data(request(b"Transfer-Encoding: chunked") + wire)
-    body = Body(None)
+    body = BodyDecoder(None)
     assert decode(body, wire + after, cuts) == (oracle.body, after)
     assert body.done
     assert oracle.done
@@ -152,7 +152,7 @@ def test_chunks_are_read_however_they_are_cut(pieces, cuts, after):
 
 @given(st.binary(max_size=50), st.integers(0, 60), st.lists(st.integers(0, 60), max_size=5))
 def test_a_body_of_known_length_ends_there(data, length, cuts):
-    body = Body(length)
+    body = BodyDecoder(length)
     out, left = decode(body, data, cuts)
     assert out == data[:length]
     assert left == data[length:]
@@ -177,16 +177,16 @@ def test_a_body_of_known_length_ends_there(data, length, cuts):
     ],
 )
 def test_malformed_chunks_are_refused(wire):
-    body = Body(None)
+    body = BodyDecoder(None)
     wire = wire if len(wire) > 2 or wire == b"\r\n" else wire + b"x"
     for cuts in ([], list(range(60))):
-        with pytest.raises(RefusedError) as e:
-            decode(Body(None), wire, cuts)
+        with pytest.raises(HttpRequestError) as e:
+            decode(BodyDecoder(None), wire, cuts)
         assert e.value.status == 400
     assert not body.done
 
 
 def test_an_endless_chunk_size_is_not_kept() -> None:
     buffer: Any = bytearray(b"0" * 100_000)
-    with pytest.raises(RefusedError):
-        Body(None).take(buffer)
+    with pytest.raises(HttpRequestError):
+        BodyDecoder(None).take(buffer)

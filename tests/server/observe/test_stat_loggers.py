@@ -7,7 +7,7 @@ import logging
 import numpy as np
 from fake_engine import config
 
-from thalweg.engine.messages import Finished, Outputs, Stats
+from thalweg.engine.messages import Outputs, SequenceFinished, Stats
 from thalweg.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from thalweg.params import RequestOutputKind, SamplingParams
 from thalweg.server.buckets import problems_of, steps_125
@@ -16,7 +16,7 @@ from thalweg.server.observe.stats_line import StatsLine
 
 
 def frame(handles: list[int], time: float, stats: Stats | None = None, ended: tuple[int, ...] = ()) -> Outputs:
-    finished = [Finished(handle=h, reason="stop") for h in ended]
+    finished = [SequenceFinished(handle=h, reason="stop") for h in ended]
     tokens = np.zeros(len(handles), np.int32)
     return Outputs(np.array(handles, np.int64), tokens, time, finished=finished, stats=stats, step_tokens=len(handles))
 
@@ -85,7 +85,7 @@ def test_the_longest_of_several_streamed_answers_is_counted():
         "r", None, [1, 2], None, [CompletionOutput(1, "", [], None, None, "stop")], True,
         metrics=RequestMetrics(1, 1, 1, 1, 2, num_generation_tokens=9, max_num_generation_tokens=6),
     )  # fmt: skip
-    metrics.finished(last, SamplingParams(n=2, output_kind=RequestOutputKind.DELTA))
+    metrics.record_request(last, SamplingParams(n=2, output_kind=RequestOutputKind.DELTA))
     assert value(metrics, "thalweg:request_max_num_generation_tokens_sum") == 6
     assert value(metrics, "thalweg:request_generation_tokens_sum") == 9
 
@@ -108,7 +108,7 @@ def test_how_often_a_request_gave_way_is_counted():
     for times in (0, 3):
         done = RequestOutput("r", None, [1], None, [CompletionOutput(0, "", [1], None, None, "stop")], True)
         done.metrics = RequestMetrics(1, 1, 1, 1, 2, 1, 1, num_preemptions=times)
-        metrics.finished(done, SamplingParams())
+        metrics.record_request(done, SamplingParams())
     assert value(metrics, "thalweg:request_num_preemptions_count") == 2
     assert value(metrics, "thalweg:request_num_preemptions_sum") == 3
 

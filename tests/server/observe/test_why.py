@@ -11,7 +11,7 @@ from fake_engine import FakeEngine
 
 from thalweg.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from thalweg.params import SamplingParams
-from thalweg.server.observe.recent import MOST_REQUESTS, Recent, Record
+from thalweg.server.observe.recent import MOST_REQUESTS, RecentRequests, Record
 from thalweg.server.operators.why import HELD
 
 BODY = {"model": "fake", "prompt": "x", "max_tokens": 4}
@@ -95,15 +95,15 @@ def test_unknown_requests_are_404(server) -> None:
 
 
 @pytest.fixture
-def recent() -> Recent:
-    return Recent(clock=iter(range(10**6)).__next__)
+def recent() -> RecentRequests:
+    return RecentRequests(clock=iter(range(10**6)).__next__)
 
 
 def record(name: str) -> Record:
     return Record(name, "", "m", 1, 0.0, 0, 0, 0)
 
 
-def test_the_oldest_are_forgotten(recent: Recent) -> None:
+def test_the_oldest_are_forgotten(recent: RecentRequests) -> None:
     for i in range(MOST_REQUESTS + 3):
         recent.add(record(f"cmpl-{i}"))
     assert recent.find("cmpl-2", "") is None
@@ -111,14 +111,14 @@ def test_the_oldest_are_forgotten(recent: Recent) -> None:
     assert recent.find("3", "") is not None
 
 
-def test_a_reader_that_went_away_ends_its_part(recent: Recent) -> None:
+def test_a_reader_that_went_away_ends_its_part(recent: RecentRequests) -> None:
     recent.add(record("cmpl-a"))
     with recent.under_way("cmpl-a-0"):
         assert recent.find("a", "").parts["cmpl-a-0"].how == ""
     assert recent.find("a", "").parts["cmpl-a-0"].how == "abort"
     with recent.under_way("cmpl-a-1"):
         output = RequestOutput("cmpl-a-1", None, [1, 2], None, [CompletionOutput(0, "", [], finish_reason="stop")], True)
-        recent.finished(output, SamplingParams())
+        recent.record_request(output, SamplingParams())
     assert recent.find("a", "").parts["cmpl-a-1"].how == "stop"
     with recent.under_way("cmpl-unknown-0"):
         pass
@@ -156,7 +156,7 @@ def test_keys_that_choose_the_same_name_have_requests_of_their_own(start) -> Non
     assert why(running, "cmpl-job-1", headers=headers("a"))["seconds"] == slow
 
 
-def test_a_key_that_asks_often_makes_its_own_requests_forgotten(recent: Recent) -> None:
+def test_a_key_that_asks_often_makes_its_own_requests_forgotten(recent: RecentRequests) -> None:
     recent.add(Record("cmpl-mine", "quiet", "m", 1, 0.0, 0, 0, 0))
     for i in range(MOST_REQUESTS + 50):
         recent.add(Record(f"cmpl-{i}", "hog", "m", 1, 0.0, 0, 0, 0))

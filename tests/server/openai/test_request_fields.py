@@ -9,9 +9,9 @@ from fake_engine import FakeEngine
 from prometheus_client.parser import text_string_to_metric_families
 from scripted import Scripted
 
-from thalweg.server.core.fields import MOST_NAMES, Fields
-from thalweg.server.core.refused import NOT_YET
+from thalweg.server.core.fields import MOST_NAMES, RequestParser
 from thalweg.server.core.request import ChatRequest
+from thalweg.server.core.unsupported_fields import NOT_YET
 from thalweg.server.openai.protocol import CompletionRequest, TokenizeText
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -98,7 +98,7 @@ def test_an_unknown_field_is_logged_once_by_name_and_never_by_value(start, caplo
 
 def test_clients_cannot_make_as_many_series_as_they_like(caplog):
     names = []
-    fields = Fields(count=names.append)
+    fields = RequestParser(count=names.append)
     with caplog.at_level(logging.INFO, logger="thalweg.server"):
         for i in range(1000):
             fields.parse(CompletionRequest, {"prompt": "a", f"made_up_{i}": 1, f"again_{i}": 1})
@@ -188,7 +188,7 @@ def test_what_the_template_sees_is_what_is_known(start):
 
 
 def test_parsing_leaves_models_alone():
-    fields = Fields()
+    fields = RequestParser()
     assert fields.parse(TokenizeText, {"prompt": "a", "zzz": 1}).model_dump() == {
         "model": None,
         "prompt": "a",

@@ -270,7 +270,7 @@ def test_tokens_count_where_letters_do_not(start):
     """`<tool_call>` is a token here: letters that spell it are content."""
     engine = Scripted("So <tool_call> it is" + mark(9) + '{"name": "get_time", "arguments": {}}')
     engine.tokenizer = ByteTokenizer()
-    engine.tokenizer.added = {9: "<tool_call>"}
+    engine.tokenizer.added_tokens = {9: "<tool_call>"}
     r = ask(start(engine)).choices[0].message
     assert engine.params[0].marked_token_ids == [9]
     assert r.content == "So <tool_call> it is"
@@ -284,7 +284,7 @@ def strict(*names: str) -> list[dict[str, Any]]:
 def test_a_strict_tool_is_held_to_its_schema_from_where_a_call_begins(start):
     engine = Scripted("So." + mark(9) + '{"name": "get_time", "arguments": {}}')
     engine.tokenizer = ByteTokenizer()
-    engine.tokenizer.added = {9: "<tool_call>"}
+    engine.tokenizer.added_tokens = {9: "<tool_call>"}
     r = ask(start(engine), tools=strict("get_weather")).choices[0]
     assert r.finish_reason == "tool_calls"
     held = engine.params[0].structured_outputs
@@ -305,7 +305,7 @@ def test_a_strict_tool_is_held_where_no_token_begins_a_call(start):
 def test_a_server_may_hold_the_calls_of_every_tool(start, level, schemas):
     engine = Scripted("So." + mark(9) + '{"name": "get_time", "arguments": {}}')
     engine.tokenizer = ByteTokenizer()
-    engine.tokenizer.added = {9: "<tool_call>"}
+    engine.tokenizer.added_tokens = {9: "<tool_call>"}
     assert ask(start(engine, tool_strict_level=level), tools=strict()).choices[0].finish_reason == "tool_calls"
     held = engine.params[0].structured_outputs
     assert (held.free_until, held.grammar.count('"city"') > 0) == ([9], bool(schemas))
@@ -322,7 +322,7 @@ def test_a_server_may_hold_the_calls_of_every_tool(start, level, schemas):
 def test_nothing_else_is_held_beside_strict_tools(start, fields):
     engine = Scripted(CALLS)
     engine.tokenizer = ByteTokenizer()
-    engine.tokenizer.added = {9: "<tool_call>"}
+    engine.tokenizer.added_tokens = {9: "<tool_call>"}
     ask(start(engine), **fields)
     held = engine.params[0].structured_outputs
     assert held is None or held.grammar is None

@@ -15,7 +15,7 @@ from zoo import make_bert_tokenizer
 
 from thalweg.config import PoolingConfig
 from thalweg.engine.client.inputs import InputProcessor
-from thalweg.engine.client.pool_shape import shaped
+from thalweg.engine.client.pool_shape import apply_pool_shape
 from thalweg.outputs import ABORTED, PoolingOutput, PoolingRequestOutput, RequestMetrics
 from thalweg.params import PoolingParams
 from thalweg.text.tokenizer import load_tokenizer
@@ -72,9 +72,11 @@ class FakePooling(FakeEngine):
             assert pooling is not None
             data = np.empty(0, np.float32)
             if error is None and s.shape.each:
-                data = shaped(np.stack([numbers([i], [0], pooling.size) for i in s.prompt_ids]), s.shape, s.prompt_ids)
+                data = apply_pool_shape(
+                    np.stack([numbers([i], [0], pooling.size) for i in s.prompt_ids]), s.shape, s.prompt_ids
+                )
             elif error is None:
-                data = shaped(numbers(s.prompt_ids, types, pooling.size), s.shape, s.prompt_ids)
+                data = apply_pool_shape(numbers(s.prompt_ids, types, pooling.size), s.shape, s.prompt_ids)
             output = PoolingRequestOutput(
                 request_id, PoolingOutput(data), s.prompt_ids, 0, metrics=RequestMetrics(1.0, 1.0, 1.5, 2.0, 3.0), error=error
             )

@@ -13,7 +13,7 @@ from fake_engine import FakeEngine
 from scripted import CALLS, Scripted
 from test_responses import TOOLS, ask, frames, put_together
 
-from thalweg.server.responses.store import SEGMENT, EventLog, Store, Turn
+from thalweg.server.responses.store import SEGMENT, EventLog, ResponseStore, StoredResponse
 
 
 def settled(client: Any, id: str) -> Any:
@@ -157,12 +157,12 @@ def test_a_server_that_keeps_nothing(start):
         ask(running, background=True)
 
 
-def turn(i: int, size: int = 1000, parent: Turn | None = None) -> Turn:
-    return Turn(f"resp_{i}", b"[" + b" " * size + b"]", b'{"output": []}', parent)
+def turn(i: int, size: int = 1000, parent: StoredResponse | None = None) -> StoredResponse:
+    return StoredResponse(f"resp_{i}", b"[" + b" " * size + b"]", b'{"output": []}', parent)
 
 
 def test_memory_stays_flat():
-    store = Store(100_000)
+    store = ResponseStore(100_000)
     parent = None
     for i in range(5000):
         parent = turn(i, parent=parent if i % 50 else None)
@@ -183,7 +183,7 @@ def test_memory_stays_flat():
 
 
 def test_who_keeps_most_loses_first_and_what_was_used_stays():
-    store = Store(10 * 2000)
+    store = ResponseStore(10 * 2000)
     store.put("small", turn(1000))
     for i in range(50):
         store.put("big", turn(i))
@@ -193,7 +193,7 @@ def test_who_keeps_most_loses_first_and_what_was_used_stays():
 
 
 def test_one_that_is_too_large_pushes_out_only_itself():
-    store = Store(10_000)
+    store = ResponseStore(10_000)
     store.put("b", turn(1))
     store.put("a", turn(2, size=50_000))
     assert store.get("a", "resp_2") is None
@@ -223,11 +223,11 @@ def test_a_log_is_read_from_anywhere_while_it_grows():
 
 def test_the_bound_is_what_memory_shows():
     """Thousands of responses, six to a conversation: bytes of Python, as they are counted."""
-    store, before = Store(1 << 18), None
+    store, before = ResponseStore(1 << 18), None
     tracemalloc.start()
     try:
         for i in range(1000):
-            turn = Turn(f"resp_{i:032x}", b"i" * 100 + b"%d" % i, b"o" * 400 + b"%d" % i, before if i % 6 else None)
+            turn = StoredResponse(f"resp_{i:032x}", b"i" * 100 + b"%d" % i, b"o" * 400 + b"%d" % i, before if i % 6 else None)
             store.put("owner", turn)
             before = turn
         held = tracemalloc.get_traced_memory()[0]

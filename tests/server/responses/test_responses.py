@@ -284,7 +284,7 @@ def test_custom_tools_and_namespaces(start):
 def test_a_strict_tool_is_held_to_its_schema(start, namespace):
     engine = Scripted("So.")
     engine.tokenizer = ByteTokenizer()
-    engine.tokenizer.added = {9: "<tool_call>"}
+    engine.tokenizer.added_tokens = {9: "<tool_call>"}
     city: Any = {"type": "object", "properties": {"city": {"type": "string"}}}
     tools: list[Any] = [{"type": "function", "name": n, "parameters": city, "strict": n == "a"} for n in "ab"]
     ask(start(engine), tools=[{"type": "namespace", "name": "n", "description": "", "tools": tools}] if namespace else tools)
@@ -296,7 +296,7 @@ def test_a_strict_tool_is_held_to_its_schema(start, namespace):
 def test_a_strict_tool_is_held_to_its_schema_where_content_has_a_form_too(start):
     engine = Scripted("So.")
     engine.tokenizer = ByteTokenizer()
-    engine.tokenizer.added = {9: "<tool_call>"}
+    engine.tokenizer.added_tokens = {9: "<tool_call>"}
     city: Any = {"type": "object", "properties": {"city": {"type": "string"}}}
     tools: list[Any] = [{"type": "function", "name": n, "parameters": city, "strict": n == "a"} for n in "ab"]
     form: Any = {"type": "json_schema", "name": "x", "schema": {"type": "object", "required": ["degrees"]}}

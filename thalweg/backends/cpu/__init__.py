@@ -55,8 +55,8 @@ class CpuPlatform(Platform):
     shares_device = True
     options: CpuOptions = CpuOptions()
 
-    def configured(self, options: Any) -> Self:
-        made = super().configured(options)
+    def with_options(self, options: Any) -> Self:
+        made = super().with_options(options)
         if made.options.threads < 0:
             raise DeviceError(f"threads: {made.options.threads} is not a number of threads; leave it out for one per core")
         return made
@@ -87,8 +87,8 @@ class CpuPlatform(Platform):
         """Compiled kernels embed out of the packed output matrix. Without them oneDNN keeps a copy of each matrix, in bfloat16
         only where the processor lets it run that. Codes of some formats are like dense weights."""
         if format != DENSE:
-            return self._compiled() and (self._level() in QUADS or not of_rows(format))
-        return not self._compiled() and (dtype == "float32" or bool(cpu_flags() & PACKS_BF16))
+            return self._has_compiled_kernels() and (self._level() in QUADS or not of_rows(format))
+        return not self._has_compiled_kernels() and (dtype == "float32" or bool(cpu_flags() & PACKS_BF16))
 
     def dense_share(self, dtype: str) -> float:
         less = dtype == "bfloat16" and self._level() not in AS_THEY_ARE and self.options.compress_weights is not False
@@ -98,7 +98,7 @@ class CpuPlatform(Platform):
         """Compiled kernels keep scratch memory for the most rows they have made ready, and a quarter more. Blocks that
         the allocator does not keep lie now here, now there, and leave holes behind. Without compiled kernels attention
         holds the masks of a step's prompt tokens, and oneDNN keeps kernels and scratch for row counts it met."""
-        if self._compiled():
+        if self._has_compiled_kernels():
             width = max(s.hidden, s.inner)
             rows = min(s.tokens, max(ROWS_BYTES // (4 * width), ROWS_LEAST))
             holes = KEPT_BLOCK if 2 * s.tokens * s.inner * s.dtype_bytes > KEPT_BLOCK else 0
@@ -129,7 +129,7 @@ class CpuPlatform(Platform):
         o = self.options
         return open_device(o.threads, o.isa, o.graphs, o.packed_weights, o.compress_weights)
 
-    def _compiled(self) -> bool:
+    def _has_compiled_kernels(self) -> bool:
         """Will its device run compiled kernels?"""
         return NONE not in (self.options.isa, _best())
 

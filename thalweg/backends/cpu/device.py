@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 
 from thalweg.backends.cpu import KEPT_BLOCK, CpuPlatform
-from thalweg.backends.cpu.native import Library, NoLibraryError, open_library, settle, waiting, zeroed
-from thalweg.backends.cpu.native.kept import Kept
+from thalweg.backends.cpu.native import NativeLibrary, NoLibraryError, alloc_zeros, open_library, settle, waiting
 from thalweg.backends.cpu.native.peak import peak, read_rate
+from thalweg.backends.cpu.native.weight_cache import PackedWeightCache
 from thalweg.backends.cpu.recording import Arena, RecordingExecutable, advancing, opaque
-from thalweg.backends.eager import EagerDevice, Worker
+from thalweg.backends.eager import EagerDevice, StepThread
 from thalweg.backends.host import cores
 from thalweg.backends.torch_native import ATTENTION, KERNELS
 from thalweg.errors import DeviceError
@@ -51,7 +51,7 @@ class CpuDevice(EagerDevice):
     """The eager device, with caches on huge pages, and loading's leftovers given back."""
 
     def __init__(
-        self, info: DeviceInfo, kernels: Sequence[Kernel], attention: Sequence[AttentionBackend], library: Library | None,
+        self, info: DeviceInfo, kernels: Sequence[Kernel], attention: Sequence[AttentionBackend], library: NativeLibrary | None,
         record: bool = True,
     ) -> None:  # fmt: skip
         """record: with a library, decode steps are recorded and replayed."""
@@ -65,9 +65,9 @@ class CpuDevice(EagerDevice):
         """With threads of its own: those of a library serve one caller at a time. Weights are packed for both alike."""
         if self._library is None:
             return super().background()
-        opened: list[Library] = []
+        opened: list[NativeLibrary] = []
         threads, level = self._library.threads, self._library.level
-        self._worker = Worker(lambda: opened.append(open_library(threads, level)))  # its threads inherit the priority
+        self._worker = StepThread(lambda: opened.append(open_library(threads, level)))  # its threads inherit the priority
         (library,) = opened
         library.kept, library.compresses = self._library.kept, self._library.compresses
         return Background(*_made_of(library), self._worker.compile)
@@ -76,8 +76,8 @@ class CpuDevice(EagerDevice):
         now = super().memory()
         return Memory(now.total, now.free + waiting())
 
-    def used(self) -> int:
-        return super().used() - waiting()
+    def memory_used(self) -> int:
+        return super().memory_used() - waiting()
 
     def blank(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor | None:
         """Where packed weights lie too, if it is large enough for that."""
@@ -85,13 +85,13 @@ class CpuDevice(EagerDevice):
         size = math.prod(shape) * kind.itemsize
         if self._library is None or size < HUGE:
             return None
-        return torch.frombuffer(zeroed(self._library, size), dtype=kind).view(shape)
+        return torch.frombuffer(alloc_zeros(self._library, size), dtype=kind).view(shape)
 
     def alloc_kv(self, layout: KVLayout, blocks: int) -> torch.Tensor:
         settle()  # the weights are there
         if self._library is None or not layout.bytes_per_block:
             return super().alloc_kv(layout, blocks)
-        held = zeroed(self._library, blocks * layout.bytes_per_block)
+        held = alloc_zeros(self._library, blocks * layout.bytes_per_block)
         return torch.frombuffer(held, dtype=getattr(torch, layout.dtype)).view(blocks, *layout.shape)
 
     def alloc_caches(self, layouts: Sequence[KVLayout], blocks: Sequence[int]) -> list[torch.Tensor]:
@@ -109,12 +109,12 @@ class CpuDevice(EagerDevice):
                 made |= dict(zip(layers, self._side_by_side(self._library, layout, n, len(layers)), strict=True))
         return [made[i] for i in range(len(layouts))]
 
-    def _side_by_side(self, library: Library, layout: KVLayout, blocks: int, layers: int) -> list[torch.Tensor]:
+    def _side_by_side(self, library: NativeLibrary, layout: KVLayout, blocks: int, layers: int) -> list[torch.Tensor]:
         settle()  # the weights are there
         apart = layers * layout.bytes_per_block
         if apart % (2 * PAGE) == 0 and apart >= 256 * PAGE:
             apart += PAGE  # or a layer's blocks would take each other's places in a processor's caches
-        whole = torch.frombuffer(zeroed(library, blocks * apart), dtype=getattr(torch, layout.dtype))
+        whole = torch.frombuffer(alloc_zeros(library, blocks * apart), dtype=getattr(torch, layout.dtype))
         each = torch.empty(layout.shape, device="meta")
         numbers, strides = each.numel(), (apart // whole.element_size(), *each.stride())
         return [whole.as_strided((blocks, *layout.shape), strides, i * numbers) for i in range(layers)]
@@ -155,7 +155,7 @@ class CpuDevice(EagerDevice):
         return read_rate(self._library) if self._library else None
 
     @contextlib.contextmanager
-    def timed(self) -> Iterator[Times | None]:
+    def record_times(self) -> Iterator[Times | None]:
         if self._library is None:
             yield None
             return
@@ -175,7 +175,7 @@ def open_device(
 ) -> CpuDevice:
     """threads: 0 = as many as there are cores for this process, unless torch was told fewer before. isa, graphs,
     packed_weights, compress_weights: see CpuOptions."""
-    told = _told()
+    told = _torch_threads()
     threads = threads or min(cores(), told)
     _keep_freed_memory()
     library, missing = _library(threads, isa)
@@ -193,17 +193,17 @@ def open_device(
     if library is None:
         return CpuDevice(info, (_absent(missing), *KERNELS), ATTENTION, None)
     if packed_weights:
-        library.kept = _kept(library, packed_weights)
+        library.kept = _open_packed_weights(library, packed_weights)
     return CpuDevice(info, *_made_of(library), library, graphs)
 
 
-def _made_of(library: Library) -> tuple[Sequence[Kernel], Sequence[AttentionBackend]]:
+def _made_of(library: NativeLibrary) -> tuple[Sequence[Kernel], Sequence[AttentionBackend]]:
     """Kernels and attention that run on the threads of this library."""
     from thalweg.backends.cpu.native import attention, experts, heads, linear, recurrence, rows, sampling
 
     compiled = (linear, rows, sampling, experts, heads)
     native = [k for part in compiled for k in part.kernels(library)]
-    torch_kernels = [_recorded(k, library) for k in (*recurrence.kernels(library), *KERNELS)]
+    torch_kernels = [_make_recordable(k, library) for k in (*recurrence.kernels(library), *KERNELS)]
     attending = (attention.NativeAttention(library), attention.NativeEncoderAttention(library), *ATTENTION)
     return (*native, *torch_kernels), attending
 
@@ -212,19 +212,19 @@ ADVANCES = {"causal_conv": 2, "delta_rule": 5, "channel_delta_rule": 5, "selecti
 """Ops that go on from a state in place, and which argument holds it."""
 
 
-def _recorded(kernel: Kernel, library: Library) -> Kernel:
+def _make_recordable(kernel: Kernel, library: NativeLibrary) -> Kernel:
     """As recording takes a kernel of torch's own operations."""
     whole = opaque(kernel, library)
     return advancing(whole, library, ADVANCES[kernel.op]) if kernel.op in ADVANCES else whole
 
 
 @functools.cache
-def _told() -> int:
+def _torch_threads() -> int:
     """Threads torch would use, as it was before a device was opened."""
     return torch.get_num_threads()
 
 
-def _library(threads: int, isa: str) -> tuple[Library | None, str]:
+def _library(threads: int, isa: str) -> tuple[NativeLibrary | None, str]:
     """The compiled kernels, or why there are none."""
     try:
         return open_library(threads, isa), ""
@@ -234,17 +234,17 @@ def _library(threads: int, isa: str) -> tuple[Library | None, str]:
         raise DeviceError(str(e)) from None
 
 
-def _kept(library: Library, folder: str) -> Kept:
+def _open_packed_weights(library: NativeLibrary, folder: str) -> PackedWeightCache:
     try:
-        return Kept(library, Path(folder).expanduser().absolute())
+        return PackedWeightCache(library, Path(folder).expanduser().absolute())
     except OSError as e:
         raise DeviceError(f"packed_weights: {folder!r} cannot be used as a folder: {e.strerror}; name another") from None
 
 
 def _absent(reason: str) -> Kernel:
     """Stands where the compiled kernels would, so that the kernel plan tells why they are not there."""
-    return Kernel("linear", "native", _refused, lambda spec: reason, batch_invariant=True)
+    return Kernel("linear", "native", _refuse, lambda spec: reason, batch_invariant=True)
 
 
-def _refused(*args: object, **static: object) -> object:
+def _refuse(*args: object, **static: object) -> object:
     raise RuntimeError("a kernel that refuses every use was run")

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
-from thalweg.backends.cpu.native import REPLAYED, WORDS, Library, zeroed
-from thalweg.backends.eager import Done, EagerExecutable, to_numpy, to_torch
+from thalweg.backends.cpu.native import REPLAYED, WORDS, NativeLibrary, alloc_zeros
+from thalweg.backends.eager import CompletedStep, EagerExecutable, to_numpy, to_torch
 from thalweg.backends.tensors import memory_of, tensors_in
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import SCRATCH, Layout, Params, StateBox, Step, StepBatch, lay_out, pack, statics, unpack
@@ -50,7 +50,7 @@ class UnrecordableError(Exception):
 class Arena:
     """Memory for what a recorded step makes. `restart` before each recording: all of it is free again."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: NativeLibrary) -> None:
         self._library = library
         self._chunks: list[ctypes.Array[ctypes.c_char]] = []
         self._free: list[tuple[int, int]] = []
@@ -78,7 +78,7 @@ class Arena:
     def _take(self, size: int) -> int:
         at = next((i for i, (_, n) in enumerate(self._free) if n >= size), None)
         if at is None:
-            chunk = zeroed(self._library, max(CHUNK, size))
+            chunk = alloc_zeros(self._library, max(CHUNK, size))
             self._chunks.append(chunk)
             self._free.append((ctypes.addressof(chunk), len(chunk)))
             at = len(self._free) - 1
@@ -103,7 +103,7 @@ class Arena:
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs a step and writes it down, as a tape: lists of compiled calls, and Python calls between them."""
 
-    def __init__(self, library: Library, arena: Arena) -> None:
+    def __init__(self, library: NativeLibrary, arena: Arena) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._library, self._arena = library, arena
         self._parts: list[list[Sequence[int]] | Callable[[], None]] = []
@@ -152,7 +152,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._parts.append(functools.partial(_copy, args[0], moved[0]))
         elif moved or writes:
             self._parts.append(functools.partial(_again, func, args, kwargs, list(moved.items())))
-        return _replaced(out, moved)
+        return _replace_tensors(out, moved)
 
     def tape(self) -> Callable[[], None]:
         """What runs the step again."""
@@ -190,7 +190,7 @@ def _again(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], targe
         target.copy_(got[i])
 
 
-def opaque(kernel: Kernel, library: Library) -> Kernel:
+def opaque(kernel: Kernel, library: NativeLibrary) -> Kernel:
     """A kernel that decides by values (which rows draw, how far to look): recorded as one call, whatever it does inside.
     The shapes of its results must follow from those of its arguments."""
 
@@ -205,7 +205,7 @@ def opaque(kernel: Kernel, library: Library) -> Kernel:
     return replace(kernel, run=run)
 
 
-def advancing(kernel: Kernel, library: Library, held: int) -> Kernel:
+def advancing(kernel: Kernel, library: NativeLibrary, held: int) -> Kernel:
     """A kernel that reads a sequence's state and writes the next in its place: done twice it would go on twice. So what it
     overwrites is put back where a recording fails, and the step is run again. held: which argument the cache is; the block
     table follows."""
@@ -222,7 +222,7 @@ def advancing(kernel: Kernel, library: Library, held: int) -> Kernel:
 
 
 @dataclass(slots=True)
-class _Recorded:
+class _RecordedStep:
     buffer: np.ndarray
     """Place where the batch must lie."""
     run: Callable[[], None]
@@ -235,16 +235,16 @@ class _Recorded:
 class RecordingExecutable:
     """Uniform steps are recorded when a layout comes a second time. Others run as they are written."""
 
-    def __init__(self, step: Step, params: Params, state: StateBox, library: Library, arena: Arena) -> None:
+    def __init__(self, step: Step, params: Params, state: StateBox, library: NativeLibrary, arena: Arena) -> None:
         self._eager = EagerExecutable(step, params, state)
         self._step, self._params, self._state, self._library, self._arena = step, params, state, library, arena
-        self._tapes: OrderedDict[Any, _Recorded | str] = OrderedDict()
+        self._tapes: OrderedDict[Any, _RecordedStep | str] = OrderedDict()
         """Recorded steps by layout and statics. A text says why there is no tape."""
 
-    def __call__(self, batch: StepBatch) -> Done:
+    def __call__(self, batch: StepBatch) -> CompletedStep:
         if not batch.uniform or (batch.slots == SCRATCH).any() or not len(batch.slots):
             return self._as_written(batch)
-        wide = replace(batch, block_tables=tuple(_widened(t) for t in batch.block_tables))
+        wide = replace(batch, block_tables=tuple(_pad_columns(t) for t in batch.block_tables))
         layout, size = lay_out(wide)
         key = (layout, statics(wide))
         tape = self._tapes.get(key)
@@ -255,7 +255,7 @@ class RecordingExecutable:
             return self._as_written(batch)
         self._tapes.move_to_end(key)
         try:
-            if isinstance(tape, _Recorded):
+            if isinstance(tape, _RecordedStep):
                 return self._replay(tape, wide, layout)
             if tape == ONCE:
                 return self._record(key, wide, layout, size)
@@ -263,12 +263,12 @@ class RecordingExecutable:
             self._tapes[key] = str(e)
             logger.debug("a step is not recorded: %s", e)
         except Exception as e:
-            if isinstance(tape, _Recorded):
-                return Done(None, e)
+            if isinstance(tape, _RecordedStep):
+                return CompletedStep(None, e)
             del self._tapes[key]
         return self._as_written(batch)  # every write of a step that is left is the same when it is done again
 
-    def _as_written(self, batch: StepBatch) -> Done:
+    def _as_written(self, batch: StepBatch) -> CompletedStep:
         """Tapes hold addresses of the state: they end with its memory."""
         before = self._state.value
         done = self._eager(batch)
@@ -276,14 +276,14 @@ class RecordingExecutable:
             self._tapes.clear()
         return done
 
-    def _replay(self, tape: _Recorded, batch: StepBatch, layout: Layout) -> Done:
+    def _replay(self, tape: _RecordedStep, batch: StepBatch, layout: Layout) -> CompletedStep:
         pack(batch, layout, tape.buffer)
         with torch.inference_mode():
             tape.run()
-        return Done(to_numpy(tape.result, copy=True))
+        return CompletedStep(to_numpy(tape.result, copy=True))
 
-    def _record(self, key: Any, batch: StepBatch, layout: Layout, size: int) -> Done:
-        held = zeroed(self._library, size)
+    def _record(self, key: Any, batch: StepBatch, layout: Layout, size: int) -> CompletedStep:
+        held = alloc_zeros(self._library, size)
         buffer = torch.frombuffer(held, dtype=torch.uint8).numpy()
         pack(batch, layout, buffer)
         arrays = {
@@ -305,11 +305,11 @@ class RecordingExecutable:
             raise
         finally:
             self._library.tape = None
-        self._tapes[key] = _Recorded(buffer, recorder.tape(), result, (laid, recorder.kept))
-        return Done(to_numpy(result, copy=True))
+        self._tapes[key] = _RecordedStep(buffer, recorder.tape(), result, (laid, recorder.kept))
+        return CompletedStep(to_numpy(result, copy=True))
 
 
-def _widened(table: np.ndarray) -> np.ndarray:
+def _pad_columns(table: np.ndarray) -> np.ndarray:
     columns = max(COLUMNS, 1 << (table.shape[1] - 1).bit_length())
     out = np.full((table.shape[0], columns), SCRATCH, table.dtype)
     out[:, : table.shape[1]] = table
@@ -320,7 +320,7 @@ def _bytes(kind: str, shape: tuple[int, ...]) -> int:
     return int(np.prod(shape)) * np.dtype(kind).itemsize
 
 
-def _replaced(out: Any, moved: Mapping[int, Tensor]) -> Any:
+def _replace_tensors(out: Any, moved: Mapping[int, Tensor]) -> Any:
     """`out`, a tensor or a flat sequence of them, with some in other memory."""
     if isinstance(out, Tensor):
         return moved.get(0, out)

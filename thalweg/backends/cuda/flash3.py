@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.backends.torch_gpu import paged
-from thalweg.backends.torch_gpu.library import Parts
+from thalweg.backends.torch_gpu.library import KernelSet
 from thalweg.backends.torch_gpu.packages import function, loading
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.step import StepBatch, StepShape
@@ -25,7 +25,7 @@ class FlashAttention3(paged.LibraryAttention):
 
     name = NAME
 
-    def __init__(self, run: Callable[..., Any], partner: paged.Partner) -> None:
+    def __init__(self, run: Callable[..., Any], partner: paged.PagedBackend) -> None:
         super().__init__(partner)
         self._run = run
 
@@ -61,7 +61,7 @@ class FlashAttention3(paged.LibraryAttention):
         return paged.whole(out, q.shape[0]), kv
 
 
-def load(arch: str) -> Parts:
+def load(arch: str) -> KernelSet:
     if arch != "sm_90":
         raise RuntimeError(f"runs on sm_90, not {arch}")
     with loading("flash_attn_interface"):
@@ -70,4 +70,4 @@ def load(arch: str) -> Parts:
         flash_attn_interface, "flash_attn_with_kvcache", "cache_seqlens", "page_table", "cu_seqlens_q",
         "max_seqlen_q", "softmax_scale", "causal", "window_size", "softcap",
     )  # fmt: skip
-    return Parts(attention=(FlashAttention3(run, paged.partner(arch)),))
+    return KernelSet(attention=(FlashAttention3(run, paged.partner(arch)),))

@@ -18,7 +18,7 @@ from torch import Tensor
 from thalweg.backends.cuda import FLASHINFER_BYTES
 from thalweg.backends.torch_gpu import paged
 from thalweg.backends.torch_gpu.arch import arch_of
-from thalweg.backends.torch_gpu.library import Parts
+from thalweg.backends.torch_gpu.library import KernelSet
 from thalweg.backends.torch_gpu.packages import function, loading
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.step import StepBatch, StepShape
@@ -33,12 +33,12 @@ class FlashInferAttention(paged.LibraryAttention):
     name = NAME
     sizes = (64, 128, 256)
 
-    def __init__(self, make: Callable[..., Any], partner: paged.Partner) -> None:
+    def __init__(self, make: Callable[..., Any], partner: paged.PagedBackend) -> None:
         super().__init__(partner)
         self._make = make
         self._workspace: Tensor | None = None
         self._wrappers: dict[tuple[int, AttnSpec], Any] = {}
-        self._once = paged.Once()
+        self._once = paged.StepCache()
         self._copied: Callable[[], None] = _nothing
 
     def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
@@ -62,10 +62,10 @@ class FlashInferAttention(paged.LibraryAttention):
         rows = sum(plan["new"])
         if not rows:
             return q.new_zeros(q.shape), kv
-        wrapper = self._once.of(plan, group, lambda: self._planned(plan, kv, batch.block_tables[group], group, spec))
+        wrapper = self._once.of(plan, group, lambda: self._plan(plan, kv, batch.block_tables[group], group, spec))
         return paged.whole(wrapper.run(q[:rows].contiguous(), kv), q.shape[0]), kv
 
-    def _planned(self, plan: Mapping[str, Any], kv: Tensor, table: Tensor, group: int, spec: AttnSpec) -> Any:
+    def _plan(self, plan: Mapping[str, Any], kv: Tensor, table: Tensor, group: int, spec: AttnSpec) -> Any:
         """The group's wrapper, which was told of this step. It copies to the device from memory of its own, which must not be
         written again before that is done."""
         size, held, n = kv.shape[2], np.array(plan["held"], np.int32), len(plan["held"])
@@ -109,7 +109,7 @@ def _when_done(device: torch.device) -> Callable[[], None]:
     return wait
 
 
-def load(arch: str) -> Parts:
+def load(arch: str) -> KernelSet:
     if arch_of(arch).family not in FAMILIES:
         raise RuntimeError(f"runs on sm_80 and later, not {arch}")
     with loading("flashinfer"):
@@ -117,4 +117,4 @@ def load(arch: str) -> Parts:
     make: Any = function(flashinfer, "BatchPrefillWithPagedKVCacheWrapper", "float_workspace_buffer", "kv_layout")
     function(make, "plan", "causal", "sm_scale", "window_left", "logits_soft_cap", "q_data_type", "kv_data_type")
     function(make, "run", "paged_kv_cache")
-    return Parts(attention=(FlashInferAttention(make, paged.partner(arch)),))
+    return KernelSet(attention=(FlashInferAttention(make, paged.partner(arch)),))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thalweg.backends.null.hashing import HashModel, ranked, verified
+from thalweg.backends.null.hashing import HashModel, hash_logprobs, verify_drafts
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.device import Device, DeviceInfo, Memory
 from thalweg.hal.kv import KVLayout
@@ -41,7 +41,7 @@ class SimClock:
 
 
 @dataclass(slots=True)
-class Done:
+class SimulatedStep:
     """A step that has run. Its result is there from `due` on."""
 
     value: StepResult
@@ -102,24 +102,24 @@ class NullDevice(Device):
 
     def compile(
         self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None
-    ) -> Callable[[StepBatch], Done]:
+    ) -> Callable[[StepBatch], SimulatedStep]:
         """`step` is ignored, and so is `params` except {"vocab": V}. The hash model needs the state {"kv": one int64
         array [blocks, block_tokens] per KV group, "history": i32[slots, length]}. "fixed" needs none."""
         vocab = params["vocab"] if isinstance(params, dict) and "vocab" in params else self.options.vocab
         if self.options.tokens == "fixed":
-            return self._timed(Fixed(self.options.fixed % vocab, vocab))
-        return self._timed(HashModel(state, vocab, self.options.salt, self.options.windows))
+            return self._simulate_latency(FixedTokenModel(self.options.fixed % vocab, vocab))
+        return self._simulate_latency(HashModel(state, vocab, self.options.salt, self.options.windows))
 
-    def _timed(self, run: Callable[[StepBatch], StepResult]) -> Callable[[StepBatch], Done]:
+    def _simulate_latency(self, run: Callable[[StepBatch], StepResult]) -> Callable[[StepBatch], SimulatedStep]:
         o = self.options
         if o.clock is None and not (o.base or o.per_token or o.per_seq):
-            return lambda batch: Done(run(batch))
+            return lambda batch: SimulatedStep(run(batch))
         clock = o.clock or time.monotonic
 
-        def launch(batch: StepBatch) -> Done:
+        def launch(batch: StepBatch) -> SimulatedStep:
             took = o.base + o.per_token * batch.tokens.shape[0] + o.per_seq * batch.slots.shape[0]
             self._free_at = max(self._free_at, clock()) + took
-            return Done(run(batch), self._free_at, clock)
+            return SimulatedStep(run(batch), self._free_at, clock)
 
         return launch
 
@@ -140,7 +140,7 @@ class NullDevice(Device):
         return kv
 
 
-class Fixed:
+class FixedTokenModel:
     """Returns one token for every row that samples, and a plausible answer where logprobs are asked."""
 
     def __init__(self, token: int, vocab: int) -> None:
@@ -152,14 +152,16 @@ class Fixed:
         n, drafts, scores = batch.slots.shape[0], batch.get(Drafts), batch.get(Scores)
         if drafts is not None:
             ids = np.full(batch.tokens.size, self._token, np.int64)
-            return verified(batch, drafts, ids[:1].repeat(n), ids[drafts.row], np.where(batch.tokens < 0, ids, batch.tokens))
+            return verify_drafts(
+                batch, drafts, ids[:1].repeat(n), ids[drafts.row], np.where(batch.tokens < 0, ids, batch.tokens)
+            )
         tokens = self._cache.get(n)
         if tokens is None:
             tokens = self._cache[n] = np.full((n, 1), self._token, np.int32)
         result = StepResult(tokens, batch.emit.astype(np.int32))
         f = batch.features
         if f.logprobs >= 0:
-            result.logprobs = ranked(tokens[:, 0], np.zeros(n, np.int64), f.logprobs, self._vocab)
+            result.logprobs = hash_logprobs(tokens[:, 0], np.zeros(n, np.int64), f.logprobs, self._vocab)
         if scores is not None:
-            result.score = ranked(scores.target, np.zeros(scores.target.size, np.int64), scores.level, self._vocab)
+            result.score = hash_logprobs(scores.target, np.zeros(scores.target.size, np.int64), scores.level, self._vocab)
         return result

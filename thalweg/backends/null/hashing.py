@@ -102,12 +102,12 @@ class HashModel:
         out = np.zeros(batch.slots.shape[0], np.int64)
         out[emit] = picked[: emit.size]
         if any(batch.get(kind) is not None for kind in (Bias, BadWords, Mask)):
-            self._allowed(batch, history, out, emit)
+            self._skip_banned(batch, history, out, emit)
         if (mask := batch.get(Mask)) is not None and mask.ahead.size:
             for i, words in enumerate(mask.ahead, emit.size):
                 picked[i] = self._next(int(picked[i]), words)
         if drafts is not None:
-            result = verified(batch, drafts, out, picked[emit.size :], tokens)
+            result = verify_drafts(batch, drafts, out, picked[emit.size :], tokens)
             first = reached - (drafts.pick >= 0).sum(1)
             row, column = np.nonzero(np.arange(result.tokens.shape[1]) < result.counts[:, None])
             history[batch.slots[row], first[row] + column] = result.tokens[row, column]
@@ -118,9 +118,9 @@ class HashModel:
         for cache, table, h, sums in carried:
             self._settle(batch, cache, table, h, sums, batch.last_row - wrong)
         if batch.features.logprobs >= 0:
-            result.logprobs = ranked(out, hashes[batch.last_row], batch.features.logprobs, self._vocab)
+            result.logprobs = hash_logprobs(out, hashes[batch.last_row], batch.features.logprobs, self._vocab)
         if scores is not None:
-            result.score = ranked(scores.target.astype(np.int64), hashes[scores.row], scores.level, self._vocab)
+            result.score = hash_logprobs(scores.target.astype(np.int64), hashes[scores.row], scores.level, self._vocab)
         return result
 
     def _hash(self, batch: StepBatch, stored: I64, tokens: Any) -> I64:
@@ -172,7 +172,7 @@ class HashModel:
         total: I64 = np.where(inside, values, 0).sum(axis=1)
         return total
 
-    def _allowed(self, batch: StepBatch, history: NDArray[np.int32], out: I64, rows: Any) -> None:
+    def _skip_banned(self, batch: StepBatch, history: NDArray[np.int32], out: I64, rows: Any) -> None:
         """Move each row's token up to the next one that nothing bans."""
         banned: dict[int, set[int]] = {}
         bias, bad, masks = batch.get(Bias), batch.get(BadWords), batch.get(Mask)
@@ -213,7 +213,7 @@ def _running(v: I64, batch: StepBatch) -> I64:
     return sums
 
 
-def verified(batch: StepBatch, drafts: Drafts, last: I64, before: I64, tokens: Any) -> StepResult:
+def verify_drafts(batch: StepBatch, drafts: Drafts, last: I64, before: I64, tokens: Any) -> StepResult:
     """The result of a step with drafts. last: what each sequence's last row samples; before: what the row before each draft
     does; tokens: of the batch, all known."""
     pick = drafts.pick
@@ -223,7 +223,7 @@ def verified(batch: StepBatch, drafts: Drafts, last: I64, before: I64, tokens: A
     return StepResult(sampled.astype(np.int32), np.where(batch.emit, accepted + 1, 0).astype(np.int32))
 
 
-def ranked(tokens: Any, seen: I64, k: int, vocab: int) -> Logprobs:
+def hash_logprobs(tokens: Any, seen: I64, k: int, vocab: int) -> Logprobs:
     """Values that name what they were computed from. Of a token after hash `seen`: -((mix(seen + token) mod
     2^20) / 2^20). The k others are the tokens after it."""
     ids = (tokens.astype(np.int64)[:, None] + np.arange(1 + k)) % vocab

@@ -39,8 +39,8 @@ class NullPlatform(Platform):
     options: NullOptions = NullOptions()
     runs_models = False
 
-    def configured(self, options: Any) -> Self:
-        made = super().configured(options)
+    def with_options(self, options: Any) -> Self:
+        made = super().with_options(options)
         if made.options.tokens not in ("fixed", "hash"):
             raise DeviceError(f"null: tokens must be 'fixed' or 'hash', not {made.options.tokens!r}")
         if any(w < STATE or w == 1 for w in made.options.windows):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thalweg.hal.attention import AttentionBackend, AttnSpec, Places, whole_sequences
+from thalweg.hal.attention import AttentionBackend, AttnSpec, RelativePositions, whole_sequences
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.step import StepBatch
 
 
-class EncoderAttention(AttentionBackend):
+class ReferenceEncoderAttention(AttentionBackend):
     """In float64, as ReferenceAttention, and for the same reason. Its blocks hold nothing."""
 
     name = "reference-encoder"
@@ -40,17 +40,27 @@ class EncoderAttention(AttentionBackend):
         return self._all(q, k, v, batch, spec, bias), kv
 
     def attend_placed(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, places: Places
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv: Tensor,
+        batch: StepBatch,
+        group: int,
+        spec: AttnSpec,
+        places: RelativePositions,
     ) -> tuple[Tensor, Tensor]:
         return self._all(q, k, v, batch, spec, places), kv
 
-    def _all(self, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch, spec: AttnSpec, more: Tensor | Places | None) -> Tensor:
+    def _all(
+        self, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch, spec: AttnSpec, more: Tensor | RelativePositions | None
+    ) -> Tensor:
         out = torch.zeros_like(q)
         for rows in whole_sequences(batch):
             out[rows] = self._one(q[rows], k[rows], v[rows], spec, more)
         return out
 
-    def _one(self, q: Tensor, k: Tensor, v: Tensor, spec: AttnSpec, more: Tensor | Places | None) -> Tensor:
+    def _one(self, q: Tensor, k: Tensor, v: Tensor, spec: AttnSpec, more: Tensor | RelativePositions | None) -> Tensor:
         """One sequence: q [n, heads, D], k and v [n, kv_heads, D] -> [n, heads, D]."""
         keys, values = (x.to(torch.float64).repeat_interleave(spec.heads // spec.kv_heads, dim=1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q.to(torch.float64), keys) * spec.scale
@@ -59,8 +69,8 @@ class EncoderAttention(AttentionBackend):
         at = torch.arange(len(q), device=q.device)
         apart = at[None] - at[:, None]
         column = apart.clamp(-spec.reach, spec.reach) + spec.reach
-        if isinstance(more, Places):
-            scores = scores + _met(q, keys, more, more.row[column] - more.first) * spec.scale
+        if isinstance(more, RelativePositions):
+            scores = scores + _relative_scores(q, keys, more, more.row[column] - more.first) * spec.scale
         elif more is not None:
             scores = scores + more.to(torch.float64)[:, column]
         if spec.window:
@@ -68,7 +78,7 @@ class EncoderAttention(AttentionBackend):
         return torch.einsum("hqk,khd->qhd", torch.softmax(scores, -1), values).to(q.dtype)
 
 
-def _met(q: Tensor, k: Tensor, places: Places, row: Tensor) -> Tensor:
+def _relative_scores(q: Tensor, k: Tensor, places: RelativePositions, row: Tensor) -> Tensor:
     """What queries give with the keys of distances, and keys with their queries: f64[heads, n, n]. row [n, n]: of each query
     and key."""
     total = torch.zeros(q.shape[1], *row.shape, dtype=torch.float64, device=q.device)

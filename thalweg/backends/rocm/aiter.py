@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.backends.torch_gpu import paged
-from thalweg.backends.torch_gpu.library import Parts
+from thalweg.backends.torch_gpu.library import KernelSet
 from thalweg.backends.torch_gpu.packages import function, loading
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.step import StepBatch, StepShape
@@ -31,9 +31,9 @@ class AiterAttention(paged.LibraryAttention):
     softcap = False
     blocks = (16, 1024)
 
-    def __init__(self, run: Callable[..., Any], partner: paged.Partner) -> None:
+    def __init__(self, run: Callable[..., Any], partner: paged.PagedBackend) -> None:
         super().__init__(partner)
-        self._run, self._once = run, paged.Once()
+        self._run, self._once = run, paged.StepCache()
 
     def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
         """The partner's where the step is its own. Otherwise of the n real sequences {"lengths": i32[n], "queries":
@@ -69,7 +69,7 @@ class AiterAttention(paged.LibraryAttention):
         return paged.whole(out, q.shape[0]), kv
 
 
-def load(arch: str) -> Parts:
+def load(arch: str) -> KernelSet:
     if arch not in ARCHES:
         raise RuntimeError(f"runs on {' and '.join(ARCHES)}, not {arch}")
     with loading("aiter"):
@@ -78,4 +78,4 @@ def load(arch: str) -> Parts:
         aiter, "mha_batch_prefill_func", "kv_indptr", "kv_page_indices", "max_seqlen_q", "max_seqlen_k",
         "softmax_scale", "causal", "window_size", "kv_last_page_lens",
     )  # fmt: skip
-    return Parts(attention=(AiterAttention(run, paged.partner(arch)),))
+    return KernelSet(attention=(AiterAttention(run, paged.partner(arch)),))

@@ -153,7 +153,7 @@ def verifying(
     return tuple(replace(s, tokens=s.seqs * (1 + k)) for k in widths for s in shapes if s.seqs * (1 + k) <= most)
 
 
-def mixed(
+def mixed_shapes(
     seqs: int, tokens: int, blocks: int, asked: Sequence[int] | None = None, largest: int | None = None
 ) -> tuple[StepShape, ...]:  # fmt: skip
     """Shapes of steps with prompts among decodes, up to `tokens` tokens. asked: sizes instead of MIXED. largest: none above

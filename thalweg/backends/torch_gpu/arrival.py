@@ -19,7 +19,7 @@ from torch import Tensor
 from thalweg.backends.torch_gpu.runtime import Event, Runtime
 from thalweg.backends.torch_gpu.staging import as_bytes, room
 from thalweg.errors import DeviceError
-from thalweg.hal.device import FileBytes, InFiles
+from thalweg.hal.device import FileArray, FileBytes
 
 logger = logging.getLogger(__name__)
 PIECE = 16 << 20
@@ -29,7 +29,7 @@ LEAST = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _ReadChunk:
     """Bytes of one part of one parameter. to: where they belong among the parameter's bytes."""
 
     owner: int
@@ -40,18 +40,18 @@ class _Piece:
 
 
 @dataclass(slots=True)
-class _Read:
+class _PendingRead:
     """A piece that is being read, or is there."""
 
-    piece: _Piece
+    piece: _ReadChunk
     buffer: Tensor
     done: Future[None]
 
 
-class Arrival:
+class WeightStreamer:
     """threads: that read. Run once, by the thread that drives the device."""
 
-    def __init__(self, runtime: Runtime, parameters: Sequence[InFiles], threads: int) -> None:
+    def __init__(self, runtime: Runtime, parameters: Sequence[FileArray], threads: int) -> None:
         self._runtime, self._parameters, self._threads = runtime, parameters, threads
         self._todo = deque(_pieces(parameters, PIECE))
         self._size = room(max((p.count for p in self._todo), default=1))
@@ -59,14 +59,14 @@ class Arrival:
         self._free: deque[tuple[Tensor, Event | None]] = deque()
         """Buffers, and the copy from each that may still run, oldest first."""
         self._made = 0
-        self._reads: deque[_Read] = deque()
+        self._reads: deque[_PendingRead] = deque()
 
     def run(self) -> Generator[Tensor]:
         """The parameters in order. Nothing is read before the first is asked for, nor after it is closed."""
         pool = ThreadPoolExecutor(self._threads, "weights")
         try:
             for number, parameter in enumerate(self._parameters):
-                yield self._arrived(pool, number, parameter)
+                yield self._upload(pool, number, parameter)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
             for _, copied in self._free:
@@ -75,7 +75,7 @@ class Arrival:
             self._free.clear()
             self._reads.clear()
 
-    def _arrived(self, pool: ThreadPoolExecutor, number: int, parameter: InFiles) -> Tensor:
+    def _upload(self, pool: ThreadPoolExecutor, number: int, parameter: FileArray) -> Tensor:
         """The parameter, whose last copies may still run: what the compute stream does from now on comes after them."""
         runtime = self._runtime
         with torch.inference_mode():
@@ -102,14 +102,14 @@ class Arrival:
                 return
             piece = self._todo.popleft()
             into = buffer[: piece.count].numpy()
-            self._reads.append(_Read(piece, buffer, pool.submit(piece.part.into, piece.at, into)))
+            self._reads.append(_PendingRead(piece, buffer, pool.submit(piece.part.into, piece.at, into)))
 
     def _buffer(self, wait: bool) -> Tensor | None:
         if self._free and (self._free[0][1] is None or self._free[0][1].query()):
             return self._free.popleft()[0]
         if self._made < self._most:
             try:
-                buffer = self._runtime.pinned(self._size)
+                buffer = self._runtime.allocate_pinned(self._size)
             except RuntimeError as e:
                 if self._made < LEAST:
                     raise DeviceError(
@@ -129,13 +129,13 @@ class Arrival:
         return buffer
 
 
-def _pieces(parameters: Sequence[InFiles], most: int) -> Iterator[_Piece]:
+def _pieces(parameters: Sequence[FileArray], most: int) -> Iterator[_ReadChunk]:
     for owner, parameter in enumerate(parameters):
         to = 0
         for part in parameter.parts:
             for at in range(0, part.count, most):
                 count = min(most, part.count - at)
-                yield _Piece(owner, part, at, to + at, count)
+                yield _ReadChunk(owner, part, at, to + at, count)
             to += part.count
 
 

@@ -94,7 +94,7 @@ def _decode(q: Tensor, kv: Tensor, table: Tensor, batch: StepBatch, spec: AttnSp
     for at in range(0, q.shape[0], most):
         rows = slice(at, at + most)
         held = kv[table[rows]].transpose(1, 2).flatten(2, 3)  # [n, 2 or 1, L, kv_heads, D]
-        seen = _seen(batch.positions[rows, None], torch.arange(keys, device=q.device, dtype=torch.int32), spec)
+        seen = _attention_mask(batch.positions[rows, None], torch.arange(keys, device=q.device, dtype=torch.int32), spec)
         k, v = _parts(torch.where(seen[:, None, :, None, None], held, 0).to(torch.float64), spec)
         parts.append(_formula(q[rows].unsqueeze(1), k, v, seen[:, None, :], spec)[:, 0])
     return torch.cat(parts)
@@ -108,11 +108,11 @@ def _stretch(q: Tensor, kv: Tensor, table: Tensor, start: int, spec: AttnSpec) -
     held = kv[blocks].transpose(0, 1).flatten(1, 2)[:, low % size :][:, : start + n - low]
     k, v = _parts(held.to(torch.float64)[None], spec)
     here = torch.arange(start, start + n, device=q.device)
-    seen = _seen(here[:, None], torch.arange(low, start + n, device=q.device), spec)
+    seen = _attention_mask(here[:, None], torch.arange(low, start + n, device=q.device), spec)
     return _formula(q[None], k, v, seen[None], spec)[0]
 
 
-def _seen(at: Tensor, key: Tensor, spec: AttnSpec) -> Tensor:
+def _attention_mask(at: Tensor, key: Tensor, spec: AttnSpec) -> Tensor:
     """Does a token at this position see that key?"""
     return (key <= at) & (key >= _first(at, spec)) if spec.window else key <= at
 

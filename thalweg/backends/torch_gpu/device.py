@@ -15,14 +15,14 @@ from torch import Tensor
 
 from thalweg.backends.eager import to_torch
 from thalweg.backends.torch_gpu.ahead import compiling, without_memory
-from thalweg.backends.torch_gpu.arrival import Arrival
-from thalweg.backends.torch_gpu.executable import GpuExecutable, Lane, counted
-from thalweg.backends.torch_gpu.library import Parts
+from thalweg.backends.torch_gpu.arrival import WeightStreamer
+from thalweg.backends.torch_gpu.executable import GpuContext, GpuExecutable, bucket_logprobs
+from thalweg.backends.torch_gpu.library import KernelSet
 from thalweg.backends.torch_gpu.runtime import Runtime
-from thalweg.backends.torch_gpu.staging import SMALLEST, Inbox, Leaving, Outbox, Tables, Uploader
+from thalweg.backends.torch_gpu.staging import SMALLEST, DeviceBlockTables, GpuExport, Inbox, Outbox, Uploader
 from thalweg.errors import DeviceError
 from thalweg.hal.comm import Communicator, Solo
-from thalweg.hal.device import Device, DeviceInfo, InFiles, Memory, Rehearsal, row_bytes
+from thalweg.hal.device import Device, DeviceInfo, FileArray, Memory, Rehearsal, row_bytes
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 
@@ -37,7 +37,7 @@ class GpuDevice(Device):
     keeps_tables = rounds = moves_blocks = True
 
     def __init__(
-        self, info: DeviceInfo, runtime: Runtime, parts: Parts, *, graphs: bool = True, prepare: str = "none",
+        self, info: DeviceInfo, runtime: Runtime, parts: KernelSet, *, graphs: bool = True, prepare: str = "none",
         comm: Communicator | None = None, readers: int = 0,
     ) -> None:  # fmt: skip
         self.warms, self._ahead = prepare != "none", graphs and prepare == "graphs"
@@ -46,7 +46,7 @@ class GpuDevice(Device):
         self._runtime, self._graphs, self._readers = runtime, graphs, readers
         self._uploader = Uploader(runtime)
         eager, graph = (torch.empty(SMALLEST, dtype=torch.uint8, device=runtime.device) for _ in range(2))
-        self._lane = Lane(runtime, Inbox(runtime), Outbox(runtime), eager, graph, Tables(runtime))
+        self._lane = GpuContext(runtime, Inbox(runtime), Outbox(runtime), eager, graph, DeviceBlockTables(runtime))
 
     def memory(self) -> Memory:
         return Memory(*self._runtime.memory())
@@ -55,8 +55,8 @@ class GpuDevice(Device):
         """torch keeps the current device and stream by thread."""
         self._runtime.join()
 
-    def used(self) -> int:
-        return self._runtime.reserved()
+    def memory_used(self) -> int:
+        return self._runtime.memory_reserved()
 
     def put(self, t: Any) -> Tensor:
         """A copy. The source may change afterwards."""
@@ -68,11 +68,11 @@ class GpuDevice(Device):
         self._runtime.join()
         return placed
 
-    def arrive(self, parameters: Sequence[InFiles]) -> Generator[Tensor] | None:
+    def arrive(self, parameters: Sequence[FileArray]) -> Generator[Tensor] | None:
         return self._arrive(parameters) if self._readers and parameters else None
 
-    def _arrive(self, parameters: Sequence[InFiles]) -> Generator[Tensor]:
-        with contextlib.closing(Arrival(self._runtime, parameters, self._readers).run()) as arrival:
+    def _arrive(self, parameters: Sequence[FileArray]) -> Generator[Tensor]:
+        with contextlib.closing(WeightStreamer(self._runtime, parameters, self._readers).run()) as arrival:
             for array in arrival:
                 self._runtime.join()
                 yield array
@@ -111,9 +111,9 @@ class GpuDevice(Device):
 
     def widen(self, features: Features) -> Features:
         """Rows that are greedy, or not truncated, pass through these kernels next to untouched: no graphs of their own."""
-        return counted(replace(features, random=True, truncate=True))
+        return bucket_logprobs(replace(features, random=True, truncate=True))
 
-    def prepared(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
+    def warmup_buckets(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
         """Largest first: what a smaller graph needs while it runs then lies in memory that a larger one has. Steps with prompts
         or drafts are captured when they are met: there are many sizes of them, and few that a server meets."""
         made = [s for s in buckets if s.uniform and s.tokens == s.seqs] if self._ahead else []
@@ -160,7 +160,7 @@ class GpuDevice(Device):
                 except Exception as e:  # something in it wants values, or a device: it says so again if it runs no better
                     logger.debug("kernels of %s are not compiled ahead: %s", run.shape or "steps of any shape", e)
 
-    def export(self, caches: Sequence[Tensor], blocks: np.ndarray) -> Leaving:
+    def export(self, caches: Sequence[Tensor], blocks: np.ndarray) -> GpuExport:
         """Gathered between two steps, and copied to the host beside them."""
         index, gathered = self._index(blocks), list[Tensor]()
 
@@ -169,7 +169,7 @@ class GpuDevice(Device):
                 gathered.append(torch.cat([kv.view(torch.uint8)[index].flatten(1) for kv in caches], dim=1))
 
         self._runtime.compute.run(gather)
-        return Leaving(self._runtime, gathered, (len(blocks), sum(map(row_bytes, caches))))
+        return GpuExport(self._runtime, gathered, (len(blocks), sum(map(row_bytes, caches))))
 
     def import_(self, caches: Sequence[Tensor], blocks: np.ndarray, rows: np.ndarray) -> list[Tensor]:
         index, data = self._index(blocks), self.put(rows)

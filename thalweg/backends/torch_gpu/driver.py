@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thalweg.backends.torch_gpu.comm import TorchCommunicator
-from thalweg.backends.torch_gpu.platform import Opened
+from thalweg.backends.torch_gpu.platform import GpuProperties
 from thalweg.backends.torch_gpu.runtime import Runtime, TorchRuntime
 from thalweg.hal.comm import Communicator
 from thalweg.hal.platform import Place
@@ -41,12 +41,12 @@ class TorchDriver:
     def count(self) -> int:
         return int(self._module.device_count())
 
-    def look(self, index: int) -> Opened:
+    def look(self, index: int) -> GpuProperties:
         p = self._module.get_device_properties(index)
         free, total = self._module.mem_get_info(index)
         notes = {"torch": torch.__version__, TITLES_OF[self._build]: str(getattr(torch.version, self._build))}
         cores = getattr(p, "multi_processor_count", 0) or getattr(p, "max_compute_units", 0)
-        return Opened(p.name, self._arch(p), int(total), int(free), int(cores or 0), notes)
+        return GpuProperties(p.name, self._arch(p), int(total), int(free), int(cores or 0), notes)
 
     def _arch(self, p: Any) -> str:
         if self._build == "cuda":

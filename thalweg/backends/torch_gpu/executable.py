@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thalweg.backends.torch_gpu.ahead import NOWHERE
 from thalweg.backends.torch_gpu.runtime import Event, Runtime, Work
-from thalweg.backends.torch_gpu.staging import Inbox, Manifest, Outbox, Tables, flatten, read, room, views
+from thalweg.backends.torch_gpu.staging import DeviceBlockTables, Inbox, Manifest, Outbox, flatten, read, room, views
 from thalweg.hal.fields import grown
 from thalweg.hal.parts.scores import Scores
 from thalweg.hal.step import (
@@ -52,7 +52,7 @@ ENTRIES = 16
 """Least length of a list in a graph."""
 
 
-def counted(features: Features) -> Features:
+def bucket_logprobs(features: Features) -> Features:
     """The same with as many logprobs as code is there for: the first columns of a longer list are the shorter one."""
     logprobs, score = features.logprobs, features.level(Scores)
     if score > 0:
@@ -74,7 +74,7 @@ class _Outcome:
     error: BaseException | None = None
 
 
-class Launched:
+class PendingGpuStep:
     """A step on its way. Keeps the device's copy of the result until the host's has arrived."""
 
     def __init__(self, outcome: _Outcome, arrived: Event, outbox: Outbox) -> None:
@@ -101,7 +101,7 @@ class Launched:
 
 
 @dataclass(slots=True)
-class _Captured:
+class _CapturedGraph:
     buffer: Tensor
     """Place where the batch must lie."""
     packed: Tensor
@@ -113,7 +113,7 @@ class _Captured:
 
 
 @dataclass(slots=True)
-class Lane:
+class GpuContext:
     """What all executables of a device share."""
 
     runtime: Runtime
@@ -123,7 +123,7 @@ class Lane:
     """The batch of an eager step."""
     home: Tensor
     """The batch of every graph. One that needs a larger buffer gets it, and older graphs keep theirs."""
-    tables: Tables
+    tables: DeviceBlockTables
     told: set[str] = field(default_factory=set)
     """Messages logged already, which every executable would repeat."""
     views: dict[Layout, dict[str, Tensor]] = field(default_factory=dict)
@@ -158,12 +158,12 @@ class GpuExecutable:
     layout that is met a second time is captured, and replayed from then on."""
 
     def __init__(
-        self, lane: Lane, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None,
+        self, lane: GpuContext, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None,
         capture: bool,
     ) -> None:  # fmt: skip
         self._lane, self._step, self._params, self._state = lane, step, params, state
         self._shape, self._features, self._capture = shape, features, capture
-        self._graphs: dict[Any, _Captured] = {}
+        self._graphs: dict[Any, _CapturedGraph] = {}
         """Captured graphs by layout and statics."""
         self._met: dict[Any, None] = {}
         """Layouts and statics that ran once."""
@@ -194,9 +194,9 @@ class GpuExecutable:
             self._step(nowhere(self._params), nowhere(self._state.value), replace(placed, block_tables=tables))
 
     def _asking(self, batch: StepBatch) -> StepBatch:
-        return batch.under(counted(batch.features) if self._features is None else self._features)
+        return batch.under(bucket_logprobs(batch.features) if self._features is None else self._features)
 
-    def __call__(self, batch: StepBatch) -> Launched:
+    def __call__(self, batch: StepBatch) -> PendingGpuStep:
         batch = self._asking(batch)
         self._lane.tables.send(batch)
         if not self._capture:
@@ -245,7 +245,7 @@ class GpuExecutable:
         del self._graphs[oldest]
         return True
 
-    def _eager(self, batch: StepBatch) -> Launched:
+    def _eager(self, batch: StepBatch) -> PendingGpuStep:
         lane, outcome = self._lane, _Outcome()
         layout, n = lay_out(batch)
         arrays = lane.place(layout, n)
@@ -264,12 +264,12 @@ class GpuExecutable:
 
     def _once(self, batch: StepBatch, arrays: Mapping[str, Tensor]) -> tuple[Tensor, Manifest]:
         """The step on device arrays. Its packed result is packed before the state moves, as it may be part of it."""
-        state, result = self._step(self._params, self._state.value, self._lane.tables.placed(unpack(batch, arrays)))
+        state, result = self._step(self._params, self._state.value, self._lane.tables.gather_tables(unpack(batch, arrays)))
         packed = flatten(result)
         settle(self._state.value, state)
         return packed
 
-    def _record(self, batch: StepBatch, layout: Layout, n: int) -> _Captured:
+    def _record(self, batch: StepBatch, layout: Layout, n: int) -> _CapturedGraph:
         """The batch is in place while it is recorded, and replayed at once: recording changes nothing."""
         lane = self._lane
         buffer = lane.graphs_place(n)
@@ -282,9 +282,9 @@ class GpuExecutable:
                 made.append(self._once(batch, arrays))
 
         replay = lane.runtime.capture(work)
-        return _Captured(buffer, *made[0], replay)
+        return _CapturedGraph(buffer, *made[0], replay)
 
-    def _replay(self, graph: _Captured, batch: StepBatch, layout: Layout, n: int) -> Launched:
+    def _replay(self, graph: _CapturedGraph, batch: StepBatch, layout: Layout, n: int) -> PendingGpuStep:
         lane, outcome = self._lane, _Outcome(manifest=graph.manifest)
         lane.inbox.send(batch, layout, n, lambda: graph.buffer)
 
@@ -299,7 +299,7 @@ class GpuExecutable:
         lane.runtime.compute.run(work)
         return self._fetch(outcome)
 
-    def _fetch(self, outcome: _Outcome) -> Launched:
+    def _fetch(self, outcome: _Outcome) -> PendingGpuStep:
         """The result to the host, beside whatever computes next."""
         lane = self._lane
         lane.runtime.copies.wait(lane.runtime.compute.record())
@@ -311,7 +311,7 @@ class GpuExecutable:
                 outcome.host[:n].copy_(outcome.packed, non_blocking=True)
 
         lane.runtime.copies.run(work)
-        return Launched(outcome, lane.runtime.copies.record(), lane.outbox)
+        return PendingGpuStep(outcome, lane.runtime.copies.record(), lane.outbox)
 
 
 def even(batch: StepBatch) -> StepBatch:

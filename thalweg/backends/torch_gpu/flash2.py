@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thalweg.backends.torch_gpu import paged
 from thalweg.backends.torch_gpu.arch import arch_of
-from thalweg.backends.torch_gpu.library import Parts
+from thalweg.backends.torch_gpu.library import KernelSet
 from thalweg.backends.torch_gpu.packages import function, loading
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.step import StepBatch, StepShape
@@ -29,7 +29,7 @@ class FlashAttention(paged.LibraryAttention):
     name = NAME
     multiple = 256
 
-    def __init__(self, ragged: Callable[..., Any], cached: Callable[..., Any], partner: paged.Partner) -> None:
+    def __init__(self, ragged: Callable[..., Any], cached: Callable[..., Any], partner: paged.PagedBackend) -> None:
         super().__init__(partner)
         self._ragged, self._cached = ragged, cached
 
@@ -68,7 +68,7 @@ class FlashAttention(paged.LibraryAttention):
         return paged.whole(out, q.shape[0]), kv
 
 
-def load(arch: str) -> Parts:
+def load(arch: str) -> KernelSet:
     if arch_of(arch).family not in FAMILIES or arch == "sm_110":
         raise RuntimeError(f"runs on sm_80 and later and on gfx90a, gfx942 and gfx950, not {arch}")
     with loading("flash_attn"):
@@ -76,4 +76,4 @@ def load(arch: str) -> Parts:
     options = ("softmax_scale", "causal", "window_size", "softcap", "block_table")
     ragged = function(flash_attn, "flash_attn_varlen_func", "cu_seqlens_k", "max_seqlen_k", *options)
     cached = function(flash_attn, "flash_attn_with_kvcache", "cache_seqlens", *options)
-    return Parts(attention=(FlashAttention(ragged, cached, paged.partner(arch)),))
+    return KernelSet(attention=(FlashAttention(ragged, cached, paged.partner(arch)),))

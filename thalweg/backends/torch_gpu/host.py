@@ -55,7 +55,7 @@ class LateStream:
         self._queue: deque[Callable[[], None]] = deque()
 
     def run(self, work: Work) -> None:
-        self._queue.append(_named(work) if self._strict else work)
+        self._queue.append(_require_device(work) if self._strict else work)
         self._hurry()
 
     def record(self) -> LateEvent:
@@ -96,14 +96,14 @@ class HostRuntime:
         self._bytes = memory_bytes
         self.captures = self.replays = 0
 
-    def pinned(self, n: int) -> Tensor:
+    def allocate_pinned(self, n: int) -> Tensor:
         """Full of what it held before, which nobody may read."""
         return torch.full((n,), 0xAA, dtype=torch.uint8)
 
     def capture(self, work: Work) -> Work:
         self.synchronize()
-        recorder = Recorder()
-        with torch.inference_mode(), _NamedDevices(), _NoLooking(), recorder:
+        recorder = GraphRecorder()
+        with torch.inference_mode(), _ExplicitDevices(), _NoHostReads(), recorder:
             work()
         recorder.undo()
         self.captures += 1
@@ -118,7 +118,7 @@ class HostRuntime:
         total, free = host_memory()
         return (self._bytes, min(free, self._bytes)) if self._bytes else (total, free)
 
-    def reserved(self) -> int:
+    def memory_reserved(self) -> int:
         return process_memory()
 
     def trim(self) -> None:
@@ -133,15 +133,15 @@ class HostRuntime:
         self.uploads.drain()
 
 
-def _named(work: Work) -> Work:
+def _require_device(work: Work) -> Work:
     def strictly() -> None:
-        with _NamedDevices():
+        with _ExplicitDevices():
             work()
 
     return strictly
 
 
-class _NamedDevices(TorchFunctionMode):
+class _ExplicitDevices(TorchFunctionMode):
     """Refuses tensors made where nobody said: the device and the host are two places on a real machine."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -155,7 +155,7 @@ class _NamedDevices(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _NoLooking(TorchFunctionMode):
+class _NoHostReads(TorchFunctionMode):
     """Refuses what would copy a value to the host."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -165,7 +165,7 @@ class _NoLooking(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class GraphRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operations with the very tensors they read and write, and does them again."""
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         _refuse(func, args, kwargs)
         inputs = {memory_of(t) for t in tensors_in((args, kwargs))}
-        for t in _written(func, args, kwargs):
+        for t in _mutated_args(func, args, kwargs):
             if memory_of(t) not in self._own and memory_of(t) not in self._before:
                 whole = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0)
                 self._before[memory_of(t)] = (whole, whole.clone())
@@ -220,7 +220,7 @@ def _refuse(func: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         raise RuntimeError(f"cannot be captured: {name} brings a value from the host")
 
 
-def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+def _mutated_args(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
     for i, a in enumerate(func._schema.arguments):
         if a.alias_info is not None and a.alias_info.is_write:
             value = args[i] if i < len(args) else kwargs.get(a.name)

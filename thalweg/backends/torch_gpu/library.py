@@ -14,7 +14,7 @@ from thalweg.backends.torch_gpu import scaled
 from thalweg.backends.torch_gpu.attention import GatherAttention
 from thalweg.backends.torch_gpu.linear import AS_IT_COMES, IN_TILES, no_split_k
 from thalweg.backends.torch_native.elementwise import ELEMENTWISE
-from thalweg.backends.torch_native.encoder import EncoderAttention
+from thalweg.backends.torch_native.encoder import TorchEncoderAttention
 from thalweg.backends.torch_native.indexer import INDEXER
 from thalweg.backends.torch_native.recurrence import RECURRENCE
 from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
@@ -31,7 +31,7 @@ COMPILED_OPS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class KernelSet:
     """What one source offers."""
 
     kernels: tuple[Kernel, ...] = ()
@@ -40,7 +40,7 @@ class Parts:
     """(source, why) of those that did not load."""
 
 
-Source = Callable[[str], Parts]
+Source = Callable[[str], KernelSet]
 """Function of the architecture that imports what it needs. ImportError or RuntimeError, with a reason, if it is not
 there or does not fit."""
 
@@ -56,7 +56,7 @@ class Vendor:
     load: Source
 
 
-class Missing(AttentionBackend):
+class UnavailableAttention(AttentionBackend):
     """Attention that a library which is not here would offer."""
 
     batch_invariant = True  # so that it is asked, and says the reason that matters
@@ -77,7 +77,7 @@ class Missing(AttentionBackend):
         _absent(self._why)
 
 
-class Deferred(AttentionBackend):
+class LazyAttention(AttentionBackend):
     """A library's attention, not batch-invariant. It is loaded when it is first asked something. Importing one takes
     seconds, and one that is never asked costs nothing."""
 
@@ -86,40 +86,40 @@ class Deferred(AttentionBackend):
         self._loaded: AttentionBackend | None = None
 
     @property
-    def loaded(self) -> AttentionBackend:
+    def backend(self) -> AttentionBackend:
         if self._loaded is None:
             try:
                 (self._loaded,) = self._vendor.load(self._arch).attention
             except LOADING as e:
-                self._loaded = Missing(self.name, _reason(e))
+                self._loaded = UnavailableAttention(self.name, _reason(e))
         return self._loaded
 
     def supports(self, spec: AttnSpec) -> str | None:
-        return self.loaded.supports(spec)
+        return self.backend.supports(spec)
 
     def refuses_blocks(self, block_tokens: int) -> str | None:
-        return self.loaded.refuses_blocks(block_tokens)
+        return self.backend.refuses_blocks(block_tokens)
 
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
-        return self.loaded.layout(spec, block_tokens)
+        return self.backend.layout(spec, block_tokens)
 
     def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
-        return self.loaded.metadata(batch, group, spec, shape)
+        return self.backend.metadata(batch, group, spec, shape)
 
     def attend(
         self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec,
         sinks: Array | None = None,
     ) -> tuple[Array, Array]:  # fmt: skip
-        return self.loaded.attend(q, k, v, kv, batch, group, spec, sinks)
+        return self.backend.attend(q, k, v, kv, batch, group, spec, sinks)
 
     def fuses(self, spec: AttnSpec, prologue: QKPrologue) -> str | None:
-        return self.loaded.fuses(spec, prologue)
+        return self.backend.fuses(spec, prologue)
 
     def attend_fused(
         self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec, prologue: QKPrologue,
         cos_sin: Array, weights: tuple[Array, Array] | None = None, sinks: Array | None = None,
     ) -> tuple[Array, Array]:  # fmt: skip
-        return self.loaded.attend_fused(q, k, v, kv, batch, group, spec, prologue, cos_sin, weights, sinks)
+        return self.backend.attend_fused(q, k, v, kv, batch, group, spec, prologue, cos_sin, weights, sinks)
 
 
 LOADING = (ImportError, RuntimeError, OSError)
@@ -146,7 +146,7 @@ def missing(op: str, name: str, why: str) -> Kernel:
     return Kernel(op, name, run, supports)
 
 
-def triton(arch: str, row_tiles: bool = True) -> Parts:
+def triton(arch: str, row_tiles: bool = True) -> KernelSet:
     """The shared Triton library. row_tiles: see `GpuOptions`."""
     from thalweg.backends.triton_kernels import library
 
@@ -156,14 +156,14 @@ def triton(arch: str, row_tiles: bool = True) -> Parts:
         raise ImportError(f"{e.name or e} is not installed") from e
     except ValueError as e:
         raise RuntimeError(str(e)) from e
-    return Parts(made.kernels, made.attention)
+    return KernelSet(made.kernels, made.attention)
 
 
-def matrix_library(arch: str, unshown: bool = False) -> Parts:
+def matrix_library(arch: str, unshown: bool = False) -> KernelSet:
     """The vendor's, as torch calls it: first where any order of sums will do. unshown: see `no_split_k`."""
     nvidia = (no_split_k(arch, unshown),) if arch.startswith("sm_") else ()
     rounded = scaled.kernels(arch, scaled.helpers(arch))
-    return Parts((AS_IT_COMES, *nvidia, *(k for k in rounded if k not in _slower_than_triton(arch, rounded))))
+    return KernelSet((AS_IT_COMES, *nvidia, *(k for k in rounded if k not in _slower_than_triton(arch, rounded))))
 
 
 def _slower_than_triton(arch: str, kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
@@ -172,7 +172,7 @@ def _slower_than_triton(arch: str, kernels: Sequence[Kernel]) -> tuple[Kernel, .
     return tuple(k for k in kernels if arch.startswith("sm_") and k.name == "torch-int8")
 
 
-def assemble(arch: str, vendors: Sequence[Vendor], compiled: Source = triton, *, unshown: bool = False) -> Parts:
+def assemble(arch: str, vendors: Sequence[Vendor], compiled: Source = triton, *, unshown: bool = False) -> KernelSet:
     """Every kernel for this architecture, best first. A library that fails to load costs its kernels, not the start. unshown:
     see `no_split_k`."""
     sources = [
@@ -185,19 +185,19 @@ def assemble(arch: str, vendors: Sequence[Vendor], compiled: Source = triton, *,
     absent: list[tuple[str, str]] = []
     for source in sources:
         if source.attention and not source.ops:
-            attention.append(Deferred(source, arch))
+            attention.append(LazyAttention(source, arch))
             continue
         try:
             parts = source.load(arch)
         except LOADING as e:
             why = _reason(e)
             absent.append((source.name, why))
-            parts = Parts(
+            parts = KernelSet(
                 tuple(missing(op, source.name, why) for op in source.ops),
-                (Missing(source.name, why),) if source.attention else (),
+                (UnavailableAttention(source.name, why),) if source.attention else (),
             )
         kernels += parts.kernels
         attention += parts.attention
-    attends = (*attention, GatherAttention(), EncoderAttention())
+    attends = (*attention, GatherAttention(), TorchEncoderAttention())
     kernels += _slower_than_triton(arch, scaled.kernels(arch, scaled.helpers(arch)))
-    return Parts((*kernels, IN_TILES, *ELEMENTWISE, *RECURRENCE, *INDEXER), attends, tuple(absent))
+    return KernelSet((*kernels, IN_TILES, *ELEMENTWISE, *RECURRENCE, *INDEXER), attends, tuple(absent))

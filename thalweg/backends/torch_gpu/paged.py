@@ -25,7 +25,7 @@ DTYPES = ("bfloat16", "float16")
 Made = TypeVar("Made")
 
 
-class Partner(Protocol):
+class PagedBackend(Protocol):
     """Paged attention over blocks [2, block_tokens, kv_heads, head_dim]: keys, then values."""
 
     def supports(self, spec: AttnSpec) -> str | None: ...
@@ -42,12 +42,12 @@ class Partner(Protocol):
     ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
-def partner(arch: str) -> Partner:
+def partner(arch: str) -> PagedBackend:
     """Triton's attention, or torch's operations where Triton is not installed or does not know the architecture."""
     try:
         from thalweg.backends.triton_kernels import library
 
-        made: Partner = library(arch).attention[0]  # type: ignore[assignment]
+        made: PagedBackend = library(arch).attention[0]  # type: ignore[assignment]
     except (ImportError, ValueError):
         made = GatherAttention()
     return made
@@ -65,7 +65,7 @@ class LibraryAttention(AttentionBackend):
     """The only block sizes it takes. () = any that `multiple` divides."""
     multiple: int = 1
 
-    def __init__(self, partner: Partner) -> None:
+    def __init__(self, partner: PagedBackend) -> None:
         self._partner = partner
 
     def supports(self, spec: AttnSpec) -> str | None:
@@ -130,7 +130,7 @@ def whole(out: Tensor, tokens: int) -> Tensor:
     return F.pad(out, (0, 0, 0, 0, 0, tokens - out.shape[0])) if out.shape[0] < tokens else out
 
 
-class Once:
+class StepCache:
     """What is made once in a step and serves every layer of a group: kept until the group's next step."""
 
     def __init__(self) -> None:

@@ -26,12 +26,23 @@ from thalweg.backends.torch_gpu.arch import (
     buckets,
     compiled_for,
     defaults,
-    mixed,
+    mixed_shapes,
     verifying,
 )
 from thalweg.errors import DeviceError
 from thalweg.hal.device import Device, DeviceInfo
-from thalweg.hal.platform import Absent, Defaults, Limits, ModelInfo, Parallel, Place, Platform, Probe, StepSizes, Topology
+from thalweg.hal.platform import (
+    CrossCompiler,
+    Defaults,
+    Limits,
+    ModelInfo,
+    Parallel,
+    Place,
+    Platform,
+    Probe,
+    StepSizes,
+    Topology,
+)
 from thalweg.hal.step import StepShape
 from thalweg.hal.weights import DENSE, WeightFormat
 
@@ -88,7 +99,7 @@ class GpuOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class GpuProperties:
     """What the driver says of one device."""
 
     name: str
@@ -109,7 +120,7 @@ class Driver(Protocol):
 
     def count(self) -> int: ...
 
-    def look(self, index: int) -> Opened: ...
+    def look(self, index: int) -> GpuProperties: ...
 
     def runtime(self, index: int) -> Runtime: ...
 
@@ -168,8 +179,8 @@ class GpuPlatform(Platform):
         """root, torch_folder, driver: made-up machines, in tests."""
         self._root, self._torch_folder, self._given = root, torch_folder, driver
 
-    def configured(self, options: Any) -> Self:
-        made = super().configured(options)
+    def with_options(self, options: Any) -> Self:
+        made = super().with_options(options)
         if made.options.prepare not in get_args(Prepare):
             raise DeviceError(f"device: prepare is one of {', '.join(get_args(Prepare))}, not {made.options.prepare!r}")
         if not 0 <= made.options.readers <= MOST_READERS:
@@ -252,7 +263,7 @@ class GpuPlatform(Platform):
         return (
             *buckets(seqs, wide, o.graph_sizes, o.largest_graph),
             *verifying(seqs, drafts if o.graphs else 0, wide, o.graph_sizes, o.largest_graph),
-            *mixed(seqs, most, wide, o.graph_sizes, o.largest_graph),
+            *mixed_shapes(seqs, most, wide, o.graph_sizes, o.largest_graph),
         )
 
     def workspace(self, s: StepSizes) -> int:
@@ -282,10 +293,10 @@ class GpuPlatform(Platform):
     def architectures(self) -> tuple[str, ...]:
         return compiled_for(self.absentees)
 
-    def absent(self, arch: str, cache: Path | None) -> Absent:
-        from thalweg.backends.torch_gpu.absent import AbsentGpu
+    def absent(self, arch: str, cache: Path | None) -> CrossCompiler:
+        from thalweg.backends.torch_gpu.cross_compile import GpuCrossCompiler
 
-        return AbsentGpu(self, arch, cache)
+        return GpuCrossCompiler(self, arch, cache)
 
     def open(self, place: Place) -> Device:
         """DeviceError says what was found and what to install or change."""
@@ -319,7 +330,7 @@ class GpuPlatform(Platform):
             readers=options.readers,
         )
 
-    def _look(self, driver: Driver, index: int) -> Opened:
+    def _look(self, driver: Driver, index: int) -> GpuProperties:
         why = driver.why_not()
         if why is not None:
             raise DeviceError(f"device: {self.name}: {_list(self.cards())} found, but torch cannot use it: {why}")

@@ -65,7 +65,7 @@ class Runtime(Protocol):
         """Brings weights, beside their packing."""
         ...
 
-    def pinned(self, n: int) -> Tensor:
+    def allocate_pinned(self, n: int) -> Tensor:
         """u8[n] of host memory that the device copies from and to without the processor."""
         ...
 
@@ -78,7 +78,7 @@ class Runtime(Protocol):
         """(total, free) bytes of the device."""
         ...
 
-    def reserved(self) -> int:
+    def memory_reserved(self) -> int:
         """Bytes this process holds on the device through torch."""
         ...
 
@@ -128,7 +128,7 @@ class TorchRuntime:
         self._spoilt: list[Any] = []
         """Graphs whose capture failed and could not end: torch's pinned memory may still ask them what they captured."""
 
-    def pinned(self, n: int) -> Tensor:
+    def allocate_pinned(self, n: int) -> Tensor:
         return torch.empty(n, dtype=torch.uint8, pin_memory=True)
 
     def capture(self, work: Work) -> Work:
@@ -183,7 +183,7 @@ class TorchRuntime:
         free, total = self._module.mem_get_info(self.device)
         return int(total), int(free)
 
-    def reserved(self) -> int:
+    def memory_reserved(self) -> int:
         return int(self._module.memory_reserved(self.device))
 
     def trim(self) -> None:

@@ -41,7 +41,7 @@ class Ring:
 
     def __init__(self, runtime: Runtime, count: int = 4) -> None:
         self._runtime = runtime
-        self._buffers: list[tuple[Tensor, Event | None]] = [(runtime.pinned(SMALLEST), None) for _ in range(count)]
+        self._buffers: list[tuple[Tensor, Event | None]] = [(runtime.allocate_pinned(SMALLEST), None) for _ in range(count)]
         self._next = 0
 
     def send(self, n: int, fill: Callable[[np.ndarray], None], work: Callable[[Tensor], None]) -> None:
@@ -51,7 +51,7 @@ class Ring:
         if left is not None:
             left.synchronize()
         if buffer.numel() < n:
-            buffer = self._runtime.pinned(room(n))
+            buffer = self._runtime.allocate_pinned(room(n))
         fill(buffer.numpy())
         self._runtime.compute.run(lambda: work(buffer[:n]))
         self._buffers[i] = (buffer, self._runtime.compute.record())
@@ -68,7 +68,7 @@ class Inbox:
         self._ring.send(n, lambda buffer: pack(batch, layout, buffer), lambda buffer: _copy(target()[:n], buffer))
 
 
-class Tables:
+class DeviceBlockTables:
     """Block tables that stay on the device, one of each KV group. Changes are sent before the step that reads them,
     in order with the compute stream. So a step launched earlier reads what was there then."""
 
@@ -101,7 +101,7 @@ class Tables:
 
         self._ring.send(12 * n, fill, work)
 
-    def placed(self, batch: StepBatch) -> StepBatch:
+    def gather_tables(self, batch: StepBatch) -> StepBatch:
         """The batch, on the device, with copies of its rows in place of their names: what kernels take."""
         tables = tuple(
             self._held[g][:, : t.blocks].index_select(0, batch.slots) if isinstance(t, TableRows) else t
@@ -187,20 +187,20 @@ class Outbox:
         self._free: list[Tensor] = []
 
     def take(self, n: int) -> Tensor:
-        buffer = self._free.pop() if self._free else self._runtime.pinned(room(n))
-        return buffer if buffer.numel() >= n else self._runtime.pinned(room(n))
+        buffer = self._free.pop() if self._free else self._runtime.allocate_pinned(room(n))
+        return buffer if buffer.numel() >= n else self._runtime.allocate_pinned(room(n))
 
     def give(self, buffer: Tensor) -> None:
         self._free.append(buffer)
 
 
-class Leaving:
+class GpuExport:
     """An array on its way to the host, beside later steps. The device's copy is kept until it has arrived."""
 
     def __init__(self, runtime: Runtime, gathered: list[Tensor], shape: tuple[int, int]) -> None:
         """gathered: filled with a u8 tensor of this shape by work that the compute stream was given."""
         self._gathered, self._shape = gathered, shape
-        self._host = host = runtime.pinned(shape[0] * shape[1])
+        self._host = host = runtime.allocate_pinned(shape[0] * shape[1])
         runtime.copies.wait(runtime.compute.record())
         runtime.copies.run(lambda: _copy(host, gathered[0].view(-1)))
         self._arrived = runtime.copies.record()
@@ -233,13 +233,13 @@ class Uploader:
     def _piece(self, target: Tensor, data: Tensor) -> None:
         n = data.numel()
         if len(self._buffers) < 2:
-            buffer, left = self._runtime.pinned(room(n)), None
+            buffer, left = self._runtime.allocate_pinned(room(n)), None
         else:
             buffer, left = self._buffers.pop(0)
         if left is not None:
             left.synchronize()
         if buffer.numel() < n:
-            buffer = self._runtime.pinned(room(n))
+            buffer = self._runtime.allocate_pinned(room(n))
         buffer[:n].copy_(data)
         self._runtime.compute.run(lambda: _copy(target, buffer[:n]))
         self._buffers.append((buffer, self._runtime.compute.record()))

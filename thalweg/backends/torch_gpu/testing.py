@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from thalweg.backends.torch_gpu.arch import mixed, verifying
+from thalweg.backends.torch_gpu.arch import mixed_shapes, verifying
 from thalweg.backends.torch_gpu.platform import Prepare
 from thalweg.hal.device import Device, DeviceInfo
 from thalweg.hal.platform import Defaults, Limits, ModelInfo, Place, Platform, Probe
@@ -40,7 +40,7 @@ class HostGpuPlatform(Platform):
         )  # fmt: skip
 
     def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
-        more = mixed(limits.seqs, 128, 16) if self.options.mixed else ()
+        more = mixed_shapes(limits.seqs, 128, 16) if self.options.mixed else ()
         verify = verifying(limits.seqs, limits.drafts, 16) if self.options.graphs else ()
         return (*(b for b in defaults.buckets if b.seqs <= limits.seqs), *verify, *more)
 

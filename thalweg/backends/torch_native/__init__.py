@@ -6,10 +6,10 @@ They run eagerly, so they may write in place and look at values. They compute wh
 
 from __future__ import annotations
 
-from thalweg.backends.torch_native.attention import PagedAttention
+from thalweg.backends.torch_native.attention import TorchPagedAttention
 from thalweg.backends.torch_native.cross import CROSS
 from thalweg.backends.torch_native.elementwise import ELEMENTWISE
-from thalweg.backends.torch_native.encoder import EncoderAttention
+from thalweg.backends.torch_native.encoder import TorchEncoderAttention
 from thalweg.backends.torch_native.indexer import INDEXER
 from thalweg.backends.torch_native.linear import LINEAR
 from thalweg.backends.torch_native.logits import LOGITS
@@ -19,6 +19,10 @@ from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.op import Kernel
 
 KERNELS: tuple[Kernel, ...] = (*LINEAR, *ELEMENTWISE, *RECURRENCE, *INDEXER, *CROSS, *LOGITS, *SAMPLING)
-ATTENTION: tuple[AttentionBackend, ...] = (PagedAttention(batch_invariant=False), PagedAttention(), EncoderAttention())
+ATTENTION: tuple[AttentionBackend, ...] = (
+    TorchPagedAttention(batch_invariant=False),
+    TorchPagedAttention(),
+    TorchEncoderAttention(),
+)
 
 __all__ = ["ATTENTION", "KERNELS"]

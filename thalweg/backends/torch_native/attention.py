@@ -67,7 +67,7 @@ class _Work:
     stale: tuple[tuple[int, int], ...]  # ranges of the n * L gathered tokens that are not their sequence's own
 
 
-class PagedAttention(AttentionBackend):
+class TorchPagedAttention(AttentionBackend):
     """Work lists depend on the layer's spec. So the first layer that needs one makes it, and keeps it in the step's
     plan, which lives exactly as long as the step.
 

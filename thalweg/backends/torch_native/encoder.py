@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from thalweg.hal.attention import AttentionBackend, AttnSpec, Places, whole_sequences
+from thalweg.hal.attention import AttentionBackend, AttnSpec, RelativePositions, whole_sequences
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.step import StepBatch
 
@@ -17,7 +17,7 @@ PIECE = 256
 """Queries with a window that are computed together, at the least."""
 
 
-class EncoderAttention(AttentionBackend):
+class TorchEncoderAttention(AttentionBackend):
     """Nothing is kept, so its blocks have no bytes."""
 
     name = "torch-encoder"
@@ -58,12 +58,27 @@ class EncoderAttention(AttentionBackend):
         return self._all(q, k, v, batch, group, spec, bias), kv
 
     def attend_placed(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, places: Places
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv: Tensor,
+        batch: StepBatch,
+        group: int,
+        spec: AttnSpec,
+        places: RelativePositions,
     ) -> tuple[Tensor, Tensor]:
         return self._all(q, k, v, batch, group, spec, places), kv
 
     def _all(
-        self, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch, group: int, spec: AttnSpec, more: Tensor | Places | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        batch: StepBatch,
+        group: int,
+        spec: AttnSpec,
+        more: Tensor | RelativePositions | None,
     ) -> Tensor:
         if batch.uniform == 1:
             return v.repeat_interleave(spec.heads // spec.kv_heads, 1)
@@ -75,8 +90,8 @@ class EncoderAttention(AttentionBackend):
                 low, high = (max(0, a - spec.window + 1), min(stop - first, b + spec.window - 1)) if spec.window else (a, b)
                 seen = slice(low, high)
                 mask: Tensor | None
-                if isinstance(more, Places):
-                    mask = _met(one, keys, spec, more)
+                if isinstance(more, RelativePositions):
+                    mask = _relative_scores(one, keys, spec, more)
                 else:
                     mask = _mask(q, (a, b), (low, high), spec, more)
                 made = F.scaled_dot_product_attention(
@@ -105,7 +120,7 @@ def _mask(q: Tensor, rows: tuple[int, int], seen: tuple[int, int], spec: AttnSpe
     return (added.masked_fill(apart.abs() >= spec.window, -torch.inf) if spec.window else added)[None]
 
 
-def _met(q: Tensor, k: Tensor, spec: AttnSpec, places: Places) -> Tensor:
+def _relative_scores(q: Tensor, k: Tensor, spec: AttnSpec, places: RelativePositions) -> Tensor:
     """What is added to scores [1, heads, n, n] by distances. q and k [heads, n, D], of one sequence.
 
     Every query meets all 2n - 1 distances, and a key n of them: rows that each begin one further are a view with other strides.

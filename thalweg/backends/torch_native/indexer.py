@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from thalweg.hal.op import Kernel
-from thalweg.hal.ops.indexer import placed
+from thalweg.hal.ops.indexer import slot_mapping
 
 
 def _write(held: Tensor, new: Tensor, table: Tensor, token_seq: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
-    return held.index_put_(placed(held, table, token_seq, positions, slots), new)
+    return held.index_put_(slot_mapping(held, table, token_seq, positions, slots), new)
 
 
 INDEXER = (Kernel("index_write", "in-place", _write, batch_invariant=True),)

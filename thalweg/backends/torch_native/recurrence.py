@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.hal.op import Kernel
-from thalweg.hal.ops.conv import convolved
+from thalweg.hal.ops.conv import convolve
 from thalweg.hal.ops.delta import rule_in_place
 from thalweg.hal.ops.ssm import scan_in_place, ssd_in_place
 
@@ -16,7 +16,7 @@ def _conv(
     x: Tensor, weight: Tensor, held: Tensor, table: Tensor, context: Tensor, query: Tensor, last_row: Tensor,
     token_seq: Tensor, bias: Tensor | None = None, *, act: str = "silu",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    y, write, kept = convolved(x, weight, held, table, context, query, last_row, token_seq, bias=bias, act=act)
+    y, write, kept = convolve(x, weight, held, table, context, query, last_row, token_seq, bias=bias, act=act)
     return y, held.index_put_((write,), kept)
 
 

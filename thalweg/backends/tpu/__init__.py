@@ -66,8 +66,8 @@ class TpuPlatform(Platform):
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
 
-    def configured(self, options: Any) -> Self:
-        made = super().configured(options)
+    def with_options(self, options: Any) -> Self:
+        made = super().with_options(options)
         check(made.options)
         return made
 
@@ -102,7 +102,7 @@ class TpuPlatform(Platform):
         kind = KINDS.get(self.options.kind) or here(self.root)
         return kind.info() if kind else None
 
-    def unplanned(self) -> str:
+    def unplannable_reason(self) -> str:
         kinds = ", ".join(KINDS)
         return f'{self._hardware()[1]}; name one to plan for: --additional-config \'{{"kind": "v5e"}}\' (of {kinds})'
 

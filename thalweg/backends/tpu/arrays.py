@@ -46,7 +46,7 @@ def to_host(a: Any) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ArraySlice:
     """Where one array lies in the buffer: words from `at` on."""
 
     shape: tuple[int, ...]
@@ -66,15 +66,15 @@ def pack(batch: StepBatch) -> tuple[np.ndarray, StepBatch, Hashable]:
     """(every array of a host batch in one i32 buffer, the batch with a `Cut` in place of each array, a key). The key
     is equal for batches that unpack alike. TypeError for arrays of other types."""
     parts: list[np.ndarray] = []
-    cuts: list[Cut] = []
+    cuts: list[ArraySlice] = []
     at = 0
 
-    def take(a: np.ndarray) -> Cut:
+    def take(a: np.ndarray) -> ArraySlice:
         nonlocal at
         if a.dtype.name not in ("int32", "float32", "uint32", "bool"):
             raise TypeError(f"an array of {a.dtype} in a StepBatch: only 4-byte types and bool travel")
         words = np.ascontiguousarray(a.astype(np.int32) if a.dtype == np.bool_ else a).reshape(-1).view(np.int32)
-        cut = Cut(a.shape, a.dtype.name, at)
+        cut = ArraySlice(a.shape, a.dtype.name, at)
         at += words.size
         parts.append(words)
         cuts.append(cut)

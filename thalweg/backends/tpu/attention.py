@@ -45,7 +45,7 @@ def backends(choice: str, interpret: bool) -> tuple[AttentionBackend, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Where:
+class _TokenSlots:
     """Per token, where its key and value go: `block` and `offset` in it (scratch if not `real`). seq: its row of the
     batch. last_row: of each sequence."""
 
@@ -56,7 +56,7 @@ class _Where:
     last_row: jax.Array
 
 
-class _Tiled(AttentionBackend):
+class _TiledAttention(AttentionBackend):
     kinds: tuple[str, ...] = ("full", "window")
 
     def supports(self, spec: AttnSpec) -> str | None:
@@ -110,7 +110,7 @@ class _Tiled(AttentionBackend):
         out, kv = run(q, k, v, kv, batch.block_tables[group], *rows, dict(batch.metadata[group]), sinks)
         return out, kv
 
-    def _store(self, kv: jax.Array, new: jax.Array, at: _Where) -> jax.Array:
+    def _store(self, kv: jax.Array, new: jax.Array, at: _TokenSlots) -> jax.Array:
         """The cache with `new` [T, heads of the cache, 2 head_dim] in it."""
         raise NotImplementedError
 
@@ -129,11 +129,11 @@ def _attend(
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Store, gather the tiles' queries, walk, and put every token's result back in its row."""
     tokens, size, per = q.shape[0], kv.shape[2], spec.heads // spec.kv_heads
-    block, offset, real = placed(table, seq, position, slots, size)
+    block, offset, real = slot_mapping(table, seq, position, slots, size)
     latent = spec.kind == "latent"
     new = ragged_attention.encode(k, k if latent else v, spec.kv_dtype or spec.dtype)
     new = new[..., : spec.head_dim] if latent else new
-    kv = store(kv, new, _Where(block, offset, real, seq, last_row))
+    kv = store(kv, new, _TokenSlots(block, offset, real, seq, last_row))
 
     queries = plan["place_size"].shape[0]
     row = jnp.minimum(plan["tile_row"][:, None] + jnp.arange(queries), tokens - 1)
@@ -149,7 +149,7 @@ def _attend(
     return jnp.where(real[:, None, None], out, 0), kv
 
 
-def placed(
+def slot_mapping(
     table: jax.Array, seq: jax.Array, position: jax.Array, slots: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Per token: its block of `size` tokens (scratch for padding), its offset in it, and whether it is no padding."""
@@ -158,7 +158,7 @@ def placed(
     return jnp.where(real, table[seq, column], SCRATCH), position % size, real
 
 
-class PallasAttention(_Tiled):
+class PallasAttention(_TiledAttention):
     """The kernels of `pallas.ragged_attention`."""
 
     name = "pallas-ragged"
@@ -172,7 +172,7 @@ class PallasAttention(_Tiled):
             why = f"head_dim {spec.head_dim} is not a multiple of 64"
         return why
 
-    def _store(self, kv: jax.Array, new: jax.Array, at: _Where) -> jax.Array:
+    def _store(self, kv: jax.Array, new: jax.Array, at: _TokenSlots) -> jax.Array:
         """Whole blocks are read, merged with their new tokens and written, each block once."""
         tokens, size = new.shape[0], kv.shape[2]
         first = at.real & ((at.offset == 0) | (at.seq != jnp.roll(at.seq, 1)) | (jnp.arange(tokens) == 0))
@@ -196,7 +196,7 @@ class PallasAttention(_Tiled):
         )  # fmt: skip
 
 
-class XlaAttention(_Tiled):
+class XlaAttention(_TiledAttention):
     """A walk written in JAX. A walk ends where the batch's longest does. Masked keys add exactly nothing."""
 
     name = "xla"
@@ -210,7 +210,7 @@ class XlaAttention(_Tiled):
             why = "caches of latents hold numbers without scales, not int8"
         return why
 
-    def _store(self, kv: jax.Array, new: jax.Array, at: _Where) -> jax.Array:
+    def _store(self, kv: jax.Array, new: jax.Array, at: _TokenSlots) -> jax.Array:
         return kv.at[at.block, :, at.offset].set(new)
 
     def _walk(
@@ -234,7 +234,7 @@ class XlaAttention(_Tiled):
             at = i * span + jnp.arange(span)
             # What others left in these blocks, NaN included, must not reach a sum, not even times zero.
             own = (at >= low[:, None]) & (at < end[:, None])
-            held = _decoded(jnp.moveaxis(held, 1, 2).reshape(tiles, -1, span, kv.shape[3]), heads, q.dtype)
+            held = _decode_kv(jnp.moveaxis(held, 1, 2).reshape(tiles, -1, span, kv.shape[3]), heads, q.dtype)
             held = jnp.where(own[:, None, :, None], held, 0)
             scores = jnp.einsum("nhrd,nhkd->nhrk", query, held[..., :dim])
             if spec.softcap:
@@ -260,7 +260,7 @@ def _first(position: jax.Array, spec: AttnSpec) -> jax.Array:
     return position // spec.window * spec.window if spec.kind == "chunked" else position - spec.window + 1
 
 
-def _decoded(held: jax.Array, heads: int, dtype: Any) -> jax.Array:
+def _decode_kv(held: jax.Array, heads: int, dtype: Any) -> jax.Array:
     """held [tiles, heads of the cache, span, 2 head_dim] -> [tiles, heads, span, 2 head_dim], float32 rounded to dtype."""
     tiles, _, span, both = held.shape
     pairs = held[:, :heads].astype(jnp.float32)

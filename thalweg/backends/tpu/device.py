@@ -19,7 +19,7 @@ from thalweg.backends.tpu.attention import backends as attention_backends
 from thalweg.backends.tpu.kinds import KINDS
 from thalweg.backends.tpu.library import kernels
 from thalweg.backends.tpu.mesh import Ranks
-from thalweg.backends.tpu.program import Executable
+from thalweg.backends.tpu.program import TpuExecutable
 from thalweg.errors import DeviceError
 from thalweg.hal.device import Device, DeviceInfo, Memory, row_bytes
 from thalweg.hal.kv import KVLayout
@@ -86,9 +86,9 @@ class TpuDevice(Device):
         total, free = host_memory()
         return Memory(total // self._ranks.size, free // self._ranks.size)
 
-    def used(self) -> int:
+    def memory_used(self) -> int:
         """On the host, what the process holds that is its own: a share of it."""
-        return process_memory() // self._ranks.size if self._on_host else super().used()
+        return process_memory() // self._ranks.size if self._on_host else super().memory_used()
 
     def put(self, t: Any) -> jax.Array:
         return jax.device_put(to_host(t), self._ranks.whole())
@@ -102,7 +102,7 @@ class TpuDevice(Device):
     def alloc_kv(self, layout: KVLayout, blocks: int) -> jax.Array:
         """[blocks, ranks x the first dimension of a block, ...]: a block of all ranks is one piece for the host."""
         first, *rest = layout.shape
-        return self._zeros((blocks, self._ranks.size * first, *rest), layout.dtype, self._ranks.divided(1))
+        return self._zeros((blocks, self._ranks.size * first, *rest), layout.dtype, self._ranks.shard_along(1))
 
     def alloc(self, shape: tuple[int, ...], dtype: str) -> jax.Array:
         return self._zeros(shape, dtype, self._ranks.whole())
@@ -115,8 +115,8 @@ class TpuDevice(Device):
 
     def compile(
         self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None
-    ) -> Executable:
-        return Executable(step, params, state, shape, features, self._ranks)
+    ) -> TpuExecutable:
+        return TpuExecutable(step, params, state, shape, features, self._ranks)
 
     def widen(self, features: Features) -> Features:
         """Drawing costs next to nothing beside a greedy choice, and 20 logprobs no more than one: no programs of their own."""
@@ -125,7 +125,7 @@ class TpuDevice(Device):
             features = features.plus(Scores, max(score, LOGPROBS))
         return replace(features, random=True, logprobs=max(logprobs, LOGPROBS) if logprobs > 0 else logprobs)
 
-    def prepared(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
+    def warmup_buckets(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
         """On the host, where trying is what matters, the smallest of each kind."""
         if self._precompile == "none":
             return ()
@@ -134,17 +134,17 @@ class TpuDevice(Device):
         first = {s.uniform: s for s in sorted(buckets, key=lambda s: -s.tokens)}
         return [first[k] for k in (False, True) if k in first]
 
-    def export(self, caches: Sequence[jax.Array], blocks: np.ndarray) -> Leaving:
-        index = padded(blocks)
-        return Leaving([kv[index] for kv in caches], len(blocks))
+    def export(self, caches: Sequence[jax.Array], blocks: np.ndarray) -> TpuExport:
+        index = pad_blocks(blocks)
+        return TpuExport([kv[index] for kv in caches], len(blocks))
 
     def import_(self, caches: Sequence[jax.Array], blocks: np.ndarray, rows: np.ndarray) -> list[jax.Array]:
-        index, out, at = padded(blocks), list[jax.Array](), 0
+        index, out, at = pad_blocks(blocks), list[jax.Array](), 0
         for kv in caches:
             n = row_bytes(kv)
             got = np.zeros((len(index), *kv.shape[1:]), kv.dtype)
             got[: len(blocks)] = np.ascontiguousarray(rows[:, at : at + n]).view(kv.dtype).reshape(len(blocks), *kv.shape[1:])
-            out.append(jax.device_put(_written(kv, index, got), kv.sharding))
+            out.append(jax.device_put(_write_blocks(kv, index, got), kv.sharding))
             at += n
         return out
 
@@ -163,7 +163,7 @@ class TpuDevice(Device):
 
 
 @dataclass(slots=True)
-class Leaving:
+class TpuExport:
     """Blocks of caches that were gathered on the device. The host copies them when they are asked for."""
 
     parts: list[jax.Array]
@@ -178,12 +178,12 @@ class Leaving:
         return np.concatenate(rows, axis=1)
 
 
-def padded(blocks: np.ndarray) -> np.ndarray:
+def pad_blocks(blocks: np.ndarray) -> np.ndarray:
     """These blocks and the scratch block, up to a power of two: every new length is compiled for."""
     more = (1 << (len(blocks) - 1).bit_length()) - len(blocks)
     return np.concatenate([blocks, np.full(more, SCRATCH, blocks.dtype)])
 
 
 @partial(jax.jit, donate_argnums=0)
-def _written(kv: jax.Array, index: np.ndarray, got: np.ndarray) -> jax.Array:
+def _write_blocks(kv: jax.Array, index: np.ndarray, got: np.ndarray) -> jax.Array:
     return kv.at[index].set(got)

@@ -31,13 +31,13 @@ class Ranks:
 
     def whole(self) -> Sharding:
         """Every rank holds all of it."""
-        return self._named(PartitionSpec())
+        return self._sharding(PartitionSpec())
 
-    def divided(self, dim: int) -> Sharding:
+    def shard_along(self, dim: int) -> Sharding:
         """Every rank holds its part along `dim`."""
-        return self._named(PartitionSpec(*[None] * dim, AXIS))
+        return self._sharding(PartitionSpec(*[None] * dim, AXIS))
 
-    def _named(self, spec: PartitionSpec) -> Sharding:
+    def _sharding(self, spec: PartitionSpec) -> Sharding:
         return SingleDeviceSharding(self.devices[0]) if self.mesh is None else NamedSharding(self.mesh, spec)
 
     def join(self, parts: Sequence[Any]) -> Any:
@@ -46,7 +46,7 @@ class Ranks:
 
         def one(*arrays: jax.Array) -> jax.Array:
             shape = (self.size * arrays[0].shape[0], *arrays[0].shape[1:])
-            return jax.make_array_from_single_device_arrays(shape, self.divided(0), list(arrays))
+            return jax.make_array_from_single_device_arrays(shape, self.shard_along(0), list(arrays))
 
         return jax.tree.map(one, *parts)
 

@@ -13,7 +13,7 @@ from jax import lax
 from thalweg.backends.tpu import matmul
 from thalweg.backends.tpu.interop import in_jax
 from thalweg.backends.tpu.pallas import grouped_matmul
-from thalweg.backends.tpu.pallas.tiles import LANES, padded
+from thalweg.backends.tpu.pallas.tiles import LANES, pad_to_multiples
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.ops.activation import ACTIVATIONS
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
@@ -73,7 +73,7 @@ def _pack(w: QTensor) -> dict[str, jax.Array]:
     halves = {name: jnp.asarray(a) for name, a in w.data.items()}
     if w.format == DENSE:
         matrices = halves["weight"].reshape(2 * count, out, fan_in).swapaxes(1, 2)
-        return {"codes": jax.vmap(lambda a: padded(a, LANES, LANES))(matrices)}
+        return {"codes": jax.vmap(lambda a: pad_to_multiples(a, LANES, LANES))(matrices)}
     if w.format.group == -1:
         halves["scales"] = jnp.broadcast_to(halves["scales"], (w.shape[0], 1))
 
@@ -95,7 +95,7 @@ def _experts(
     there, owner, used = grouped_matmul.place(ids.reshape(-1), experts, tile)
     rows = _spread(x, ids, there, owner.shape[0] * tile)
     chosen = grouped_matmul.activation(act)
-    middle = grouped_matmul.gated(rows, gate_up, owner, used, act=chosen, group=group, interpret=interpret)
+    middle = grouped_matmul.gate_up_matmul(rows, gate_up, owner, used, act=chosen, group=group, interpret=interpret)
     made = grouped_matmul.product(middle, down, owner, used, group=down_group, interpret=interpret)[there]
     made = made.reshape(pairs, 2, -1)[..., : hidden // 2].reshape(pairs, hidden)
     return _together(made, weights).astype(x.dtype)

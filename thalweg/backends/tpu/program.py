@@ -21,7 +21,7 @@ from thalweg.hal.step import Features, Params, StateBox, Step, StepBatch, StepRe
 
 
 @dataclass(slots=True)
-class Launched:
+class PendingTpuStep:
     """A Pending: the result's copy to the host is under way. A step that could not be launched raises when it is asked."""
 
     _result: StepResult | None
@@ -40,7 +40,7 @@ class Launched:
         return host
 
 
-class Executable:
+class TpuExecutable:
     """One step with its parameters, for one bucket and set of features, or (without them) for any batch. The batch's arrays
     decide how many programs there are: one, as long as flat lists are empty or within the same powers of two."""
 
@@ -52,7 +52,7 @@ class Executable:
         self._uniform = shape.tokens // shape.seqs if shape is not None and shape.uniform else 0
         self._programs: dict[Hashable, Any] = {}
 
-    def __call__(self, batch: StepBatch) -> Launched:
+    def __call__(self, batch: StepBatch) -> PendingTpuStep:
         batch = replace(batch.under(self._features or batch.features), uniform=self._uniform)
         try:
             buffer, cut_up, key = pack(batch)
@@ -61,11 +61,11 @@ class Executable:
                 program = self._programs[key] = self.program(cut_up)
             state, result = program(self._params, self._box.value, jax.device_put(buffer, self._ranks.whole()))
         except Exception as e:
-            return Launched(None, e)
+            return PendingTpuStep(None, e)
         self._box.value = state
         for a in jax.tree.leaves(result):
             a.copy_to_host_async()
-        return Launched(result)
+        return PendingTpuStep(result)
 
     def program(self, cut_up: StepBatch) -> Any:
         """The jitted function of (params, state, buffer) for batches that unpack like this one."""

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from thalweg.backends.tpu.attention import placed
+from thalweg.backends.tpu.attention import slot_mapping
 from thalweg.backends.tpu.interop import in_jax
 from thalweg.errors import ConfigError
 from thalweg.hal.attention import AttentionBackend, AttnSpec
@@ -98,7 +98,7 @@ def attend(
     slots: jax.Array, plan: Mapping[str, jax.Array], *, spec: AttnSpec, kernel: Callable[..., jax.Array],
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Store, then what the kernel gives, 0 in rows of padding. kernel: takes what JAX's takes."""
-    block, offset, real = placed(table, seq, position, slots, kv.shape[1])
+    block, offset, real = slot_mapping(table, seq, position, slots, kv.shape[1])
     new = jnp.stack([k, v], 2).reshape(k.shape[0], 2 * k.shape[1], k.shape[2])
     kv = kv.at[block, offset].set(new)
     options = {"sm_scale": spec.scale, "sliding_window": spec.window or None, "soft_cap": spec.softcap or None}

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from thalweg.backends.triton_kernels.tiles import Tiles
+    from thalweg.backends.triton_kernels.tiles import TileSizes
     from thalweg.hal.attention import AttentionBackend
     from thalweg.hal.op import Kernel
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class TritonLibrary:
     """Kernels for one architecture. tiles: the architecture whose tile sizes they use, which may be a relative."""
 
     kernels: tuple[Kernel, ...]
@@ -25,15 +25,15 @@ class Library:
     tiles: str
 
 
-def library(arch: str, row_tiles: bool = True) -> Library:
+def library(arch: str, row_tiles: bool = True) -> TritonLibrary:
     """The kernels for `arch` (sm_90, gfx942, xe2, ... or interpret). row_tiles: tiles follow the number of rows. Raises
     ImportError without torch or Triton, ValueError for an architecture of no known family."""
     from thalweg.backends.triton_kernels.tiles import of_any_rows, tiles
 
-    return assembled(tiles(arch) if row_tiles else of_any_rows(tiles(arch)))
+    return build_library(tiles(arch) if row_tiles else of_any_rows(tiles(arch)))
 
 
-def assembled(t: Tiles) -> Library:
+def build_library(t: TileSizes) -> TritonLibrary:
     """The kernels with these tile sizes. Raises ImportError without torch or Triton."""
     from thalweg.backends.triton_kernels import (
         elementwise,
@@ -51,4 +51,4 @@ def assembled(t: Tiles) -> Library:
 
     parts = (linear, quantised, moe, lora, heads, elementwise, history, logits, sampling, truncation)
     kernels = tuple(k for part in parts for k in part.kernels(t))
-    return Library(kernels, attention(t), t.arch)
+    return TritonLibrary(kernels, attention(t), t.arch)

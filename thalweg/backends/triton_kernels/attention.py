@@ -18,7 +18,7 @@ from torch import Tensor
 
 from thalweg.backends.triton_kernels import paged
 from thalweg.backends.triton_kernels.prologue import turn_and_store
-from thalweg.backends.triton_kernels.tiles import Attend, Tiles
+from thalweg.backends.triton_kernels.tiles import AttentionTile, TileSizes
 from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
 from thalweg.hal.kv import BYTES, KVLayout, kept_width
 from thalweg.hal.ops.quantise import KV_DTYPES
@@ -73,14 +73,14 @@ class _Cache:
         return cls(kv, kv, kv.shape[2], "")
 
 
-class PagedAttention(AttentionBackend):
+class TritonPagedAttention(AttentionBackend):
     """exact: every tile has the same keys and as many rows for each warp, and prefills join their keys in the same spans as
     decodes do. So a token's bits depend on nothing but its sequence. Otherwise decode and prefill each use their best tiles."""
 
     known_as = ("TRITON_ATTN",)
     mixed = True
 
-    def __init__(self, tiles: Tiles, exact: bool) -> None:
+    def __init__(self, tiles: TileSizes, exact: bool) -> None:
         self._tiles = tiles
         self.batch_invariant = exact
         self.name = "triton-paged" if exact else "triton-paged-variant"
@@ -153,7 +153,7 @@ class PagedAttention(AttentionBackend):
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         self.store(k, v, kv, batch, group, spec)
-        return self._attended(q if q.stride(-1) == 1 else q.contiguous(), kv, batch, group, spec, sinks), kv
+        return self._attend(q if q.stride(-1) == 1 else q.contiguous(), kv, batch, group, spec, sinks), kv
 
     def fuses(self, spec: AttnSpec, prologue: QKPrologue) -> str | None:
         if spec.kind == "latent":
@@ -180,9 +180,9 @@ class PagedAttention(AttentionBackend):
             NORM=prologue.eps is not None, OFFSET=prologue.offset != 0.0, SIZE=cache.size, HELD=cache.held,
             NATIVE=self._tiles.float8, ROWS=per, BLOCK=block, num_warps=warps,
         )  # fmt: skip
-        return self._attended(out, kv, batch, group, spec, sinks), kv
+        return self._attend(out, kv, batch, group, spec, sinks), kv
 
-    def _attended(
+    def _attend(
         self, q: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, sinks: Tensor | None
     ) -> Tensor:  # fmt: skip
         """Of q, once keys and values are in the cache."""
@@ -196,11 +196,11 @@ class PagedAttention(AttentionBackend):
             self._launch(q, cache, sinks, out, table, batch, spec, None, max(1, batch.uniform) if tiles is None else 1)
         return out
 
-    def _short(self, spec: AttnSpec) -> Attend:
+    def _short(self, spec: AttnSpec) -> AttentionTile:
         a = self._tiles.attention.latent if spec.kind == "latent" else self._tiles.attention
         return a.exact if self.batch_invariant else a.decode
 
-    def _prefill(self, spec: AttnSpec) -> Attend:
+    def _prefill(self, spec: AttnSpec) -> AttentionTile:
         a = self._tiles.attention
         if spec.kind == "latent":
             return a.latent.exact if self.batch_invariant else a.latent.prefill
@@ -209,7 +209,7 @@ class PagedAttention(AttentionBackend):
         whole = spec.heads // spec.kv_heads <= a.exact.rows and spec.head_dim <= 128 and spec.kv_dtype in ("", spec.dtype)
         return a.exact_prefill if whole and spec.dtype != "float32" else a.exact
 
-    def _fit(self, spec: AttnSpec, t: Attend) -> _Fit:
+    def _fit(self, spec: AttnSpec, t: AttentionTile) -> _Fit:
         """Tiles for this spec. Rows are enough for the heads that share a KV head. Keys are fewer where a key is
         larger than 128 elements of two bytes, stages where the tiles of all stages would not fit. Rows are fewer and
         warps more where the results of a row would not fit one's registers."""
@@ -229,7 +229,7 @@ class PagedAttention(AttentionBackend):
         warps = max(t.warps, 8) if block > 128 and rows >= 64 else t.warps
         return _Fit(rows, keys, warps, stages, share)
 
-    def _fit_latent(self, spec: AttnSpec, t: Attend) -> _Fit:
+    def _fit_latent(self, spec: AttnSpec, t: AttentionTile) -> _Fit:
         """Tiles of latent attention. Heads share rows as far as a tile has them. Where rows may differ between
         launches, a decode has no more than its heads. Keys are fewer where a key is larger than 576 elements of two
         bytes. Both are fewer where dequantised codes take registers too."""
@@ -317,6 +317,6 @@ def _pad(n: int, least: int = 1) -> int:
     return max(least, 1 << max(0, n - 1).bit_length())
 
 
-def attention(t: Tiles) -> tuple[AttentionBackend, ...]:
+def attention(t: TileSizes) -> tuple[AttentionBackend, ...]:
     """The attention backends of this library, in order of preference."""
-    return (PagedAttention(t, exact=False), PagedAttention(t, exact=True))
+    return (TritonPagedAttention(t, exact=False), TritonPagedAttention(t, exact=True))

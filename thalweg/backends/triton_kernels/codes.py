@@ -37,7 +37,7 @@ def as_native(bits, NATIVE: tl.constexpr):
 
 
 @triton.constexpr_function
-def halved(NATIVE):
+def is_fnuz(NATIVE):
     """Do codes of float8_e4m3fn read as half their values?"""
     return NATIVE == "float8_e4m3fnuz"
 
@@ -70,7 +70,7 @@ def to_e4m3(x, NATIVE: tl.constexpr):
     if NATIVE == "float8_e4m3fn":
         return tl.clamp(x, -448.0, 448.0, tl.PropagateNan.ALL).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     code = _to_float8(x, 3, 7, 0x7E)
-    if halved(NATIVE):
+    if is_fnuz(NATIVE):
         code = tl.where((code & 0x7F) == 0x7F, 0x80, tl.where(code == 0x80, 0, code)).to(tl.uint8)
     return code
 

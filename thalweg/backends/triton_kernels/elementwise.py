@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.backends.triton_kernels.tiles import Rows, Tiles
+from thalweg.backends.triton_kernels.tiles import RowTiles, TileSizes
 from thalweg.hal.op import Kernel
 
 WIDEST = 65536
@@ -88,7 +88,7 @@ def _rope(
 
 
 @triton.jit
-def activated(gate, ACT: tl.constexpr):
+def activate(gate, ACT: tl.constexpr):
     if ACT == "silu":
         gate = gate / (1.0 + tl.exp(-gate))
     elif ACT == "gelu":
@@ -108,7 +108,7 @@ def _gate(x, out, rows, stride, width, ACT: tl.constexpr, ROWS: tl.constexpr, BL
     at = r[:, None] * stride + c[None, :]
     gate = tl.load(x + at, mask=ok, other=0.0).to(tl.float32)
     up = tl.load(x + at + width, mask=ok, other=0.0).to(tl.float32)
-    gate = activated(gate, ACT)
+    gate = activate(gate, ACT)
     gate = gate.to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + r[:, None] * width + c[None, :], (gate * up).to(out.dtype.element_ty), mask=ok)
 
@@ -125,7 +125,9 @@ def _places(x: Tensor) -> tuple[Tensor, int, int, int]:
     return x, 1, x.stride(0) if x.dim() == 2 else x.shape[-1], 0
 
 
-def _run_norm(t: Rows, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+def _run_norm(
+    t: RowTiles, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float
+) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = torch.empty_like(out) if residual is not None else out
@@ -146,18 +148,18 @@ def _run_norm(t: Rows, x: Tensor, residual: Tensor | None, weight: Tensor, eps: 
     return out, total
 
 
-def rms_norm(t: Rows, x: Tensor, weight: Tensor | None = None, *, eps: float, offset: float = 0.0) -> Tensor:
+def rms_norm(t: RowTiles, x: Tensor, weight: Tensor | None = None, *, eps: float, offset: float = 0.0) -> Tensor:
     return _run_norm(t, x, None, x.new_ones(x.shape[-1]) if weight is None else weight, eps, offset)[0]
 
 
 def add_rms_norm(
-    t: Rows, x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0
+    t: RowTiles, x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     return _run_norm(t, x, residual, weight, eps, offset)
 
 
 def rope(
-    t: Rows, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, *, rotary_dim: int, interleaved: bool = False
+    t: RowTiles, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, *, rotary_dim: int, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
     tokens, q_heads, dim = q.shape
     k_heads, half = k.shape[1], rotary_dim // 2
@@ -176,7 +178,7 @@ def rope(
     return out[0], out[1]
 
 
-def act_and_mul(t: Rows, x: Tensor, *, act: str = "silu") -> Tensor:
+def act_and_mul(t: RowTiles, x: Tensor, *, act: str = "silu") -> Tensor:
     width = x.shape[-1] // 2
     flat = x.reshape(-1, 2 * width)
     out = torch.empty((*x.shape[:-1], width), dtype=x.dtype, device=x.device)
@@ -199,7 +201,7 @@ def _norm_fits(spec) -> str | None:
     return _float_dtype(spec) or (f"rows of {width} are longer than {WIDEST}" if width > WIDEST else None)
 
 
-def kernels(t: Tiles) -> tuple[Kernel, ...]:
+def kernels(t: TileSizes) -> tuple[Kernel, ...]:
     """The kernels of this module with the tile sizes `t`."""
     part = functools.partial
     return (

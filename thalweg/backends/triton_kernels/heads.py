@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.backends.triton_kernels.linear import DTYPES
-from thalweg.backends.triton_kernels.tiles import Tiles
+from thalweg.backends.triton_kernels.tiles import TileSizes
 from thalweg.hal.op import Kernel
 
 
@@ -40,7 +40,7 @@ def _head_product(
     tl.store(at, acc.to(out.dtype.element_ty), mask=i_ok & j_ok)
 
 
-def head_linear(tiles: Tiles, x: Tensor, weight: Tensor, *, heads: int, out_features: int, turned: bool = False) -> Tensor:
+def head_linear(tiles: TileSizes, x: Tensor, weight: Tensor, *, heads: int, out_features: int, turned: bool = False) -> Tensor:
     x = x if x.stride(2) == 1 else x.contiguous()
     rows, _, width = x.shape
     out = torch.empty((rows, heads, out_features), dtype=x.dtype, device=x.device)
@@ -63,5 +63,5 @@ def _fits(spec) -> str | None:
     return None if spec["dtype"] in DTYPES else f"runs {', '.join(DTYPES)}, not {spec['dtype']}"
 
 
-def kernels(t: Tiles) -> tuple[Kernel, ...]:
+def kernels(t: TileSizes) -> tuple[Kernel, ...]:
     return (Kernel("head_linear", "triton", functools.partial(head_linear, t), supports=_fits, batch_invariant=True),)

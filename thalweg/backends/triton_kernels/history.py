@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.backends.triton_kernels.tiles import Tiles
+from thalweg.backends.triton_kernels.tiles import TileSizes
 from thalweg.hal.op import Kernel
 
 BLOCK = 256
@@ -49,7 +49,7 @@ def history_write(history: Tensor, slots: Tensor, positions: Tensor, tokens: Ten
     return history
 
 
-def kernels(t: Tiles) -> tuple[Kernel, ...]:
+def kernels(t: TileSizes) -> tuple[Kernel, ...]:
     return (
         Kernel("resolve_tokens", "triton", resolve_tokens, batch_invariant=True),
         Kernel("history_write", "triton-in-place", history_write, batch_invariant=True),

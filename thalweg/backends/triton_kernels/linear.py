@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.backends.triton_kernels.tiles import Tiles
+from thalweg.backends.triton_kernels.tiles import TileSizes
 from thalweg.hal.op import Kernel
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -42,7 +42,7 @@ def _product(
     tl.store(out + i[:, None] * cols + j[None, :], acc.to(out.dtype.element_ty), mask=i_ok & (j < cols)[None, :])
 
 
-def linear(tiles: Tiles, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(tiles: TileSizes, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     flat = x.reshape(-1, x.shape[-1])
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
     (rows, width), cols = flat.shape, weight.shape[0]
@@ -66,6 +66,6 @@ def _fits(spec) -> str | None:
     return None if spec["dtype"] in DTYPES else f"runs {', '.join(DTYPES)}, not {spec['dtype']}"
 
 
-def kernels(t: Tiles) -> tuple[Kernel, ...]:
+def kernels(t: TileSizes) -> tuple[Kernel, ...]:
     """A layer that need not have the same bits in any batch should prefer its vendor's product to this one."""
     return (Kernel("linear", "triton", functools.partial(linear, t), supports=_fits, batch_invariant=True),)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.backends.triton_kernels.tiles import Tiles, Vocab
+from thalweg.backends.triton_kernels.tiles import TileSizes, VocabTiles
 from thalweg.hal.op import Kernel
 
 COUNT = 1024
@@ -82,7 +82,7 @@ def _mask(logits, mask, out, row, words, vocab, BLOCK: tl.constexpr):
 
 
 def penalties(
-    t: Vocab, logits: Tensor, history: Tensor, slots: Tensor, lengths: Tensor, prompt_len: Tensor, repetition: Tensor,
+    t: VocabTiles, logits: Tensor, history: Tensor, slots: Tensor, lengths: Tensor, prompt_len: Tensor, repetition: Tensor,
     presence: Tensor, frequency: Tensor,
 ) -> Tensor:  # fmt: skip
     """Integer counts first, then one pass over the logits: no order of additions to depend on."""
@@ -122,7 +122,7 @@ def logit_bias(logits: Tensor, row: Tensor, token: Tensor, value: Tensor) -> Ten
     return out
 
 
-def token_mask(t: Vocab, logits: Tensor, mask: Tensor) -> Tensor:
+def token_mask(t: VocabTiles, logits: Tensor, mask: Tensor) -> Tensor:
     seqs, vocab = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     out = torch.empty((seqs, vocab), dtype=logits.dtype, device=logits.device)
@@ -132,7 +132,7 @@ def token_mask(t: Vocab, logits: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
-def kernels(t: Tiles) -> tuple[Kernel, ...]:
+def kernels(t: TileSizes) -> tuple[Kernel, ...]:
     part = functools.partial
     return (
         Kernel("penalties", "triton", part(penalties, t.vocab), batch_invariant=True),

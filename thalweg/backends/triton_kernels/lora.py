@@ -8,12 +8,12 @@ from torch import Tensor
 
 from thalweg.backends.triton_kernels import groups, moe, quantised
 from thalweg.backends.triton_kernels.linear import DTYPES
-from thalweg.backends.triton_kernels.tiles import Tiles
+from thalweg.backends.triton_kernels.tiles import TileSizes
 from thalweg.hal.op import Kernel
 from thalweg.hal.ops.lora import NONE
 
 
-def _through(tiles: Tiles, x: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
+def _through(tiles: TileSizes, x: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
     """x [T, width] through weights [slots, cols, width], 0 for the slot NONE. Tiles have the same size in any batch."""
     count, cols, width = weights.shape
     x, weights = x.contiguous(), weights.contiguous()
@@ -33,11 +33,11 @@ def _through(tiles: Tiles, x: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
     return out
 
 
-def shrink(tiles: Tiles, x: Tensor, slots: Tensor, a: Tensor) -> Tensor:
+def shrink(tiles: TileSizes, x: Tensor, slots: Tensor, a: Tensor) -> Tensor:
     return _through(tiles, x, slots, a)
 
 
-def expand(tiles: Tiles, y: Tensor, low: Tensor, slots: Tensor, b: Tensor) -> Tensor:
+def expand(tiles: TileSizes, y: Tensor, low: Tensor, slots: Tensor, b: Tensor) -> Tensor:
     return y + _through(tiles, low, slots, b)
 
 
@@ -45,7 +45,7 @@ def _fits(spec) -> str | None:
     return None if spec["dtype"] in DTYPES else f"runs {', '.join(DTYPES)}, not {spec['dtype']}"
 
 
-def kernels(t: Tiles) -> tuple[Kernel, ...]:
+def kernels(t: TileSizes) -> tuple[Kernel, ...]:
     part = functools.partial
     return (
         Kernel("lora_shrink", "triton", part(shrink, t), supports=_fits, batch_invariant=True),

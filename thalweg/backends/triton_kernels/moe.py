@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.backends.triton_kernels import fours, groups, quantised
-from thalweg.backends.triton_kernels.elementwise import activated
+from thalweg.backends.triton_kernels.elementwise import activate
 from thalweg.backends.triton_kernels.linear import DTYPES
-from thalweg.backends.triton_kernels.tiles import Shape, Tiles
+from thalweg.backends.triton_kernels.tiles import ProductTile, TileSizes
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.ops.activation import ACTIVATIONS, CUT, OAI_ALPHA, OAI_LIMIT, SWIGLU_OAI
 from thalweg.hal.weights import QTensor, WeightFormat
@@ -110,11 +110,11 @@ def _apply_gate(gate, high, kind, ACT: tl.constexpr, LIMIT: tl.constexpr):
         gate = (gate * share.to(kind).to(tl.float32)).to(kind).to(tl.float32)
     else:
         if ACT == "silu_cut":
-            gate = activated(gate, "silu").to(kind).to(tl.float32)
+            gate = activate(gate, "silu").to(kind).to(tl.float32)
             gate = _clamp(gate, float("-inf"), LIMIT).to(kind).to(tl.float32)
             high = _clamp(high, -LIMIT, LIMIT).to(kind).to(tl.float32)
         else:
-            gate = activated(gate, ACT).to(kind).to(tl.float32)
+            gate = activate(gate, ACT).to(kind).to(tl.float32)
     return (gate * high).to(kind)
 
 
@@ -145,8 +145,8 @@ def up(
         KIND, GROUP, ZEROS, False, EVEN, False, NATIVE, PAIRED, PRECISION, M, N, K, STAGES, UNROLL,
     )  # fmt: skip
     if SCALED:
-        gate = quantised.scaled(gate, scales, j, c_ok, GROUP)
-        high = quantised.scaled(high, scales, j + ffn, c_ok, GROUP)
+        gate = quantised.scale_accumulator(gate, scales, j, c_ok, GROUP)
+        high = quantised.scale_accumulator(high, scales, j + ffn, c_ok, GROUP)
     if BIAS:
         gate += tl.load(bias + j, mask=c_ok, other=0.0).to(tl.float32)[None, :]
         high += tl.load(bias + j + ffn, mask=c_ok, other=0.0).to(tl.float32)[None, :]
@@ -173,7 +173,7 @@ def down(
         out.dtype.element_ty, KIND, GROUP, ZEROS, False, EVEN, False, NATIVE, PAIRED, PRECISION, M, N, K, STAGES, UNROLL,
     )  # fmt: skip
     if SCALED:
-        acc = quantised.scaled(acc, scales, j, c_ok, GROUP)
+        acc = quantised.scale_accumulator(acc, scales, j, c_ok, GROUP)
     put = pair[:, None].to(tl.int64) * hidden + c[None, :]
     tl.store(out + put, acc.to(out.dtype.element_ty), mask=ok[:, None] & c_ok[None, :])
 
@@ -212,7 +212,7 @@ def route(
 
 
 def experts(
-    tiles: Tiles, kind: str, exact: bool, x: Tensor, ids: Tensor, weights: Tensor, gate_up: dict[str, Tensor],
+    tiles: TileSizes, kind: str, exact: bool, x: Tensor, ids: Tensor, weights: Tensor, gate_up: dict[str, Tensor],
     down_: dict[str, Tensor], bias: Tensor | None = None, down_bias: Tensor | None = None, *, experts: int, act: str = "silu",
     group: int = 0, down_group: int = 0,
 ) -> Tensor:  # fmt: skip
@@ -227,7 +227,8 @@ def experts(
     ffn = gate_up["codes" if kind else kinds[0]].shape[0] // experts // 2
     pairs = -(-tokens * k // experts)
     if any(
-        fours.is_chain(k, **quantised.shifts(k, g, w)[1]) for k, g, w in _held(kinds, (group, down_group), (gate_up, down_))
+        fours.is_chain(k, **quantised.shifts(k, g, w)[1])
+        for k, g, w in _four_bit_weights(kinds, (group, down_group), (gate_up, down_))
     ):
         pairs = max(pairs, fours.CHAINED)
     t = _choose_tile(tiles, kinds, pairs, exact, x.dtype)
@@ -264,12 +265,12 @@ def experts(
     return out
 
 
-def _held(kinds: list[str], groups: tuple[int, int], weights: tuple[dict[str, Tensor], ...]) -> list[Any]:
+def _four_bit_weights(kinds: list[str], groups: tuple[int, int], weights: tuple[dict[str, Tensor], ...]) -> list[Any]:
     """(kind, group, weight) of those that hold codes of 4 bits."""
     return [x for x in zip(kinds, groups, weights, strict=True) if fours.is_four(x[0])]
 
 
-def _choose_tile(tiles: Tiles, kinds: list[str], rows: int, exact: bool, dtype: torch.dtype) -> Shape:
+def _choose_tile(tiles: TileSizes, kinds: list[str], rows: int, exact: bool, dtype: torch.dtype) -> ProductTile:
     """The tile of experts that have `rows` pairs each, on average. kinds: of both weights. Codes of 8 bits have one size of
     tile where rows must keep their bits, as they are multiplied a group at a time."""
     p = tiles.product
@@ -281,7 +282,7 @@ def _choose_tile(tiles: Tiles, kinds: list[str], rows: int, exact: bool, dtype: 
         if found is not None:
             return found
     m, n = quantised.tile_sizes(tiles, 0, 2 * rows, exact, dtype)
-    return Shape(min(m, 64), max(16, n), p.inner, p.warps, min(2, p.stages))
+    return ProductTile(min(m, 64), max(16, n), p.inner, p.warps, min(2, p.stages))
 
 
 def _split_activation(act: str) -> tuple[str, float]:
@@ -291,7 +292,7 @@ def _split_activation(act: str) -> tuple[str, float]:
     return act, OAI_LIMIT if act == SWIGLU_OAI else 0.0
 
 
-def _pack(tiles: Tiles, w: QTensor) -> dict[str, Tensor]:
+def _pack(tiles: TileSizes, w: QTensor) -> dict[str, Tensor]:
     return {"codes": w.data["weight"].contiguous()} if w.format.kind == "dense" else quantised.pack(tiles, w)
 
 
@@ -302,7 +303,7 @@ KINDS = {
 """Kernel name -> codes."""
 
 
-def _mixed(tiles: Tiles, w: QTensor) -> dict[str, Tensor]:
+def _pack_mixed(tiles: TileSizes, w: QTensor) -> dict[str, Tensor]:
     """As `_pack`, with the codes under the name of their kind."""
     made = _pack(tiles, w)
     kind = next(k for k in KINDS.values() if _unfit(k, w.format, DTYPES[0]) is None)
@@ -342,7 +343,7 @@ def _few(spec) -> str | None:
     return None if count <= MOST_EXPERTS else f"routes among {MOST_EXPERTS} experts at most, not {count}"
 
 
-def kernels(t: Tiles) -> tuple[Kernel, ...]:
+def kernels(t: TileSizes) -> tuple[Kernel, ...]:
     part = functools.partial
     found = [Kernel("route", "triton", route, supports=_few, batch_invariant=True)]
     for name, kind in KINDS.items():
@@ -352,5 +353,5 @@ def kernels(t: Tiles) -> tuple[Kernel, ...]:
             found.append(Kernel("experts", label, run, part(_refusal, kind), Pack(part(_pack, t)), batch_invariant=exact))
     for exact in (False, True):
         label, run = f"triton-mixed{'' if exact else '-variant'}", part(experts, t, "", exact)
-        found.append(Kernel("experts", label, run, part(_refusal, ""), Pack(part(_mixed, t)), batch_invariant=exact))
+        found.append(Kernel("experts", label, run, part(_refusal, ""), Pack(part(_pack_mixed, t)), batch_invariant=exact))
     return tuple(found)

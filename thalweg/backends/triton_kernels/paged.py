@@ -91,7 +91,7 @@ def _span(
     values: tl.constexpr = SIZE * HEADS * DIM
     codes_end: tl.constexpr = values if LATENT > 0 else 2 * values
     stride: tl.constexpr = codes_end // DIM * (DIM + 4) if HELD == "int8" else codes_end
-    double: tl.constexpr = HELD == "float8_e4m3fn" and codes.halved(NATIVE)
+    double: tl.constexpr = HELD == "float8_e4m3fn" and codes.is_fnuz(NATIVE)
     m = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, BLOCK], tl.float32)
@@ -138,7 +138,7 @@ def _span(
 
 
 @triton.jit
-def _joined(m, total, acc, m2, total2, acc2):
+def _merge_states(m, total, acc, m2, total2, acc2):
     """One span after another, as one."""
     both = tl.maximum(m, m2)
     safe = tl.where(both == float("-inf"), 0.0, both)
@@ -164,7 +164,7 @@ def _spans(
                 rows, rest, position, kv, scales, table, low, span * SPLIT, stop, kv_head, scale,
                 HEADS, DIM, LATENT, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK, REST,
             )  # fmt: skip
-            m, total, acc = _joined(m, total, acc, m2, total2, acc2)
+            m, total, acc = _merge_states(m, total, acc, m2, total2, acc2)
     else:
         m, total, acc = _span(
             rows, rest, position, kv, scales, table, low, low, end, kv_head, scale,
@@ -174,7 +174,7 @@ def _spans(
 
 
 @triton.jit
-def _finished(m, total, acc, sinks, head, mine, SINKS: tl.constexpr):
+def _finalize(m, total, acc, sinks, head, mine, SINKS: tl.constexpr):
     """The result of rows of these heads."""
     if SINKS:
         sink = tl.load(sinks + head, mask=mine, other=0.0).to(tl.float32) * 1.4426950408889634
@@ -261,7 +261,7 @@ def attend(
         rows, rest, at, kv, scales, own, low, end, kv_head, scale, SPLIT if JOIN else 0,
         KV_HEADS, DIM, LATENT, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK, REST,
     )  # fmt: skip
-    tl.store(out + put, _finished(m, total, acc, sinks, head, mine, SINKS).to(out.dtype.element_ty), mask=ok)
+    tl.store(out + put, _finalize(m, total, acc, sinks, head, mine, SINKS).to(out.dtype.element_ty), mask=ok)
 
 
 @triton.jit(do_not_specialize=["spans"])
@@ -291,8 +291,8 @@ def join(
         m2 = tl.load(part_ml + place * 2, mask=mine, other=float("-inf"))
         total2 = tl.load(part_ml + place * 2 + 1, mask=mine, other=0.0)
         acc2 = tl.load(part + place[:, None] * DIM + d[None, :], mask=ok, other=0.0)
-        m, total, acc = _joined(m, total, acc, m2, total2, acc2)
-    done = _finished(m, total, acc, sinks, head, mine, SINKS)
+        m, total, acc = _merge_states(m, total, acc, m2, total2, acc2)
+    done = _finalize(m, total, acc, sinks, head, mine, SINKS)
     row = tl.load(last_row + seq).to(tl.int64) + 1 - new + first
     put = (row * HEADS + head)[:, None] * DIM + d[None, :]
     tl.store(out + put, done.to(out.dtype.element_ty), mask=ok)

@@ -8,7 +8,7 @@ from thalweg.backends.triton_kernels.paged import _put
 
 
 @triton.jit
-def _normed(x, weight, scale, offset, dtype: tl.constexpr, OFFSET: tl.constexpr):
+def _apply_norm(x, weight, scale, offset, dtype: tl.constexpr, OFFSET: tl.constexpr):
     """Rows x times their scale and this weight, as float32 that `dtype` holds."""
     x = x * scale[:, None]
     if OFFSET:
@@ -61,10 +61,10 @@ def turn_and_store(
         scale = 1.0 / tl.sqrt_rn(tl.sum(x * x, 1) / DIM + eps)
         w_q, w_k = tl.load(q_weight + d, mask=d < DIM, other=0.0), tl.load(k_weight + d, mask=d < DIM, other=0.0)
         w = tl.where(is_q[:, None], w_q[None, :], w_k[None, :]).to(tl.float32)
-        turned = _normed(x, w, scale, offset, dtype, OFFSET)
+        turned = _apply_norm(x, w, scale, offset, dtype, OFFSET)
         w_q, w_k = tl.load(q_weight + other, mask=turns, other=0.0), tl.load(k_weight + other, mask=turns, other=0.0)
         w = tl.where(is_q[:, None], w_q[None, :], w_k[None, :]).to(tl.float32)
-        y = _normed(y, w, scale, offset, dtype, OFFSET)
+        y = _apply_norm(y, w, scale, offset, dtype, OFFSET)
     position = tl.load(positions + token, mask=there, other=0)
     at = cos_sin + (position.to(tl.int64) * angles)[:, None] + angle[None, :]
     cos = tl.load(at, mask=apart, other=0.0).to(dtype).to(tl.float32)

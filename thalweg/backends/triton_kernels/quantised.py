@@ -28,7 +28,7 @@ from thalweg.backends.triton_kernels import codes, fours
 from thalweg.backends.triton_kernels.codes import to_e8m0, without_negative_zero
 from thalweg.backends.triton_kernels.fours import SUMMED, each
 from thalweg.backends.triton_kernels.linear import DTYPES
-from thalweg.backends.triton_kernels.tiles import Shape, Tiles
+from thalweg.backends.triton_kernels.tiles import ProductTile, TileSizes
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.weights import QTensor, WeightFormat
 
@@ -114,7 +114,7 @@ def sums(
 
 
 @triton.jit
-def scaled(acc, scales, j, ok, GROUP: tl.constexpr):
+def scale_accumulator(acc, scales, j, ok, GROUP: tl.constexpr):
     """Sums [M, N] times the scales of whole rows of the weight (GROUP 0), j [N], or of all of it (below 0)."""
     if GROUP == 0:
         acc *= tl.load(scales + j, mask=ok, other=0.0)[None, :]
@@ -179,7 +179,7 @@ def _finish(
 ):  # fmt: skip
     """Writes sums [M, N] with the scales of rows and a bias."""
     kind = out.dtype.element_ty
-    acc = scaled(acc, scales, j, j_ok, GROUP)
+    acc = scale_accumulator(acc, scales, j, j_ok, GROUP)
     if SCALED:
         acc *= tl.load(x_scales + i, mask=i_ok, other=0.0)[:, None]
     if BIAS:
@@ -220,7 +220,7 @@ def _round(
     scale = tl.div_rn(most, 127.0 if INTEGER else 448.0)
     scale = tl.where(scale > 0, scale, 1.0)
     if tl.program_id(1) == 0:
-        tl.store(scales + r, scale * 2.0 if not INTEGER and codes.halved(NATIVE) else scale)
+        tl.store(scales + r, scale * 2.0 if not INTEGER and codes.is_fnuz(NATIVE) else scale)
     if PARTS > 1:
         i = tl.program_id(1) * (BLOCK // PARTS) + tl.arange(0, BLOCK // PARTS)
         row = tl.load(x + r * x_row + i, mask=i < width, other=0.0).to(tl.float32)
@@ -236,7 +236,7 @@ FEW_ROWS, PARTS = 16, 8
 """Rows of which each is rounded by PARTS programs, where a block holds it: fewer would leave most of a device idle."""
 
 
-def round_rows(tiles: Tiles, x: Tensor, act: str) -> tuple[Tensor, Tensor]:
+def round_rows(tiles: TileSizes, x: Tensor, act: str) -> tuple[Tensor, Tensor]:
     """x [rows, width] -> (codes [rows, width], int8 or the uint8 of float8_e4m3fn, scale float32 [rows])."""
     rows, width = x.shape
     out = torch.empty((rows, width), dtype=torch.int8 if act == "int8" else torch.uint8, device=x.device)
@@ -252,7 +252,8 @@ def round_rows(tiles: Tiles, x: Tensor, act: str) -> tuple[Tensor, Tensor]:
 
 
 def linear(
-    tiles: Tiles, kind: str, exact: bool, x: Tensor, weight: dict[str, Tensor], bias: Tensor | None = None, *, act: str = "",
+    tiles: TileSizes, kind: str, exact: bool, x: Tensor, weight: dict[str, Tensor], bias: Tensor | None = None, *,
+    act: str = "",
     group: int = 0,
 ) -> Tensor:  # fmt: skip
     """exact: a row's terms are added in one order whatever the number of rows, as K is one number of the weight."""
@@ -290,8 +291,8 @@ def linear(
 
 
 def choose_tile(
-    tiles: Tiles, made: str, act: str, cols: int, rows: int, exact: bool, dtype: torch.dtype, chain: bool = False
-) -> Shape:  # fmt: skip
+    tiles: TileSizes, made: str, act: str, cols: int, rows: int, exact: bool, dtype: torch.dtype, chain: bool = False
+) -> ProductTile:  # fmt: skip
     """The tile of a product. made: as of `tile_kind`. chain: as of `fours.is_chain`."""
     if exact or fours.is_four(made):
         rows = max(rows, fours.CHAINED) if chain else rows
@@ -299,15 +300,15 @@ def choose_tile(
         return t.cut(tiles.scalar) if dtype == torch.float32 else t
     m, n = tile_sizes(tiles, cols, rows, exact, dtype)
     p = tiles.product
-    return Shape(m, n, p.inner, p.warps, p.stages)
+    return ProductTile(m, n, p.inner, p.warps, p.stages)
 
 
-def steps_of(made: str, t: Shape, k: int) -> int:
+def steps_of(made: str, t: ProductTile, k: int) -> int:
     """Steps of K in one iteration."""
     return max(1, t.inner // k) if fours.is_four(made) else t.unroll
 
 
-def slice_of(tiles: Tiles, made: str, cols: int, width: int) -> int:
+def slice_of(tiles: TileSizes, made: str, cols: int, width: int) -> int:
     """Inputs of the sums that are made apart, 0 where there is one sum: a number of the weight, for all tiles."""
     p = tiles.product
     return p.slice if fours.is_four(made) and cols < p.sliced and width > p.slice else 0
@@ -324,14 +325,14 @@ def shifts(kind: str, group: int, weight: dict[str, Tensor]) -> tuple[Tensor, di
     return held, {"GROUP": group, "ZEROS": name}
 
 
-def tile_kind(tiles: Tiles, kind: str, act: str) -> str:
+def tile_kind(tiles: TileSizes, kind: str, act: str) -> str:
     """What `tile` makes of the codes: with integer inputs, or 8-bit floats the target multiplies, they stay as they are."""
     if act == "int8":
         return "raw"
     return "raw8" if act and tiles.float8 else kind
 
 
-def tile_sizes(tiles: Tiles, cols: int, rows: int, exact: bool, dtype: torch.dtype) -> tuple[int, int]:
+def tile_sizes(tiles: TileSizes, cols: int, rows: int, exact: bool, dtype: torch.dtype) -> tuple[int, int]:
     """(M, N) of codes of 8 bits."""
     t = tiles.product
     m, n = t.rows, t.cols if cols >= t.wide else t.narrow
@@ -342,7 +343,7 @@ def tile_sizes(tiles: Tiles, cols: int, rows: int, exact: bool, dtype: torch.dty
     return m, n
 
 
-def operands(tiles: Tiles, act: str) -> str:
+def operands(tiles: TileSizes, act: str) -> str:
     """Which tiles of a product serve inputs rounded to `act`."""
     if act == "int8":
         return "int8"
@@ -357,7 +358,7 @@ def inputs_of(kind: str, group: int, inner: int, dtype: torch.dtype) -> int:
     return min(k, group) if group >= SUMMED or (group > 0 and kind in ("raw", "raw8")) else k
 
 
-def pack(tiles: Tiles, w: QTensor) -> dict[str, Tensor]:
+def pack(tiles: TileSizes, w: QTensor) -> dict[str, Tensor]:
     """{"codes": uint8 or int8 [out, in] or for 4 bits int16 [out, in / 4 in whole chunks], "scales" and "zeros":
     [groups, out]}. Of NVFP4 "scales" are those of rows, and "groups" [groups, out] are codes of the others. Minima are
     "mins" [groups, out], and zero points of groups too small for sums of their own are held as such. A table's "levels"
@@ -434,7 +435,7 @@ def refusal(kind: str, act: str, w: WeightFormat, dtype: str) -> str | None:
     return None if dtype in DTYPES else f"runs {', '.join(DTYPES)}, not {dtype}"
 
 
-def kernels(t: Tiles) -> tuple[Kernel, ...]:
+def kernels(t: TileSizes) -> tuple[Kernel, ...]:
     part, found, taken = functools.partial, [], Pack(functools.partial(pack, t))
     for name, (kind, act) in FORMATS.items():
 

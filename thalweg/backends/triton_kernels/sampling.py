@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.backends.triton_kernels.tiles import Tiles, Vocab
+from thalweg.backends.triton_kernels.tiles import TileSizes, VocabTiles
 from thalweg.hal.noise import MULTIPLY, SALT_HIGH, SALT_LOW, STRIDE
 from thalweg.hal.op import Kernel
 
@@ -161,7 +161,7 @@ def _best_of_row(
             tl.store(values + s * (K + 1) + 1 + j, value - top - shift)
 
 
-def sample(t: Vocab, logits: Tensor, temperature: Tensor, seed: Tensor, position: Tensor, *, random: bool) -> Tensor:
+def sample(t: VocabTiles, logits: Tensor, temperature: Tensor, seed: Tensor, position: Tensor, *, random: bool) -> Tensor:
     seqs, vocab = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     chunks = triton.cdiv(vocab, t.chunk)
@@ -176,7 +176,7 @@ def sample(t: Vocab, logits: Tensor, temperature: Tensor, seed: Tensor, position
     return out
 
 
-def logprobs(t: Vocab, logits: Tensor, tokens: Tensor, *, k: int, normalise: bool) -> tuple[Tensor, Tensor, Tensor]:
+def logprobs(t: VocabTiles, logits: Tensor, tokens: Tensor, *, k: int, normalise: bool) -> tuple[Tensor, Tensor, Tensor]:
     rows, vocab = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     k, chunks, device = min(k, vocab), triton.cdiv(vocab, t.chunk), logits.device
@@ -201,7 +201,7 @@ def _few(spec) -> str | None:
     return None if spec["k"] <= MOST_BEST else f"looks for {MOST_BEST} tokens at most, not {spec['k']}"
 
 
-def kernels(t: Tiles) -> tuple[Kernel, ...]:
+def kernels(t: TileSizes) -> tuple[Kernel, ...]:
     part = functools.partial
     return (
         Kernel("sample", "triton", part(sample, t.vocab), batch_invariant=True),

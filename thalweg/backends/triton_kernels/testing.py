@@ -52,11 +52,11 @@ class InterpretPlatform(Platform):
         except ImportError:
             raise DeviceError(f"device: {self.name}: Triton is not installed; pip install 'thalweg[gpu-test]'") from None
         from thalweg.backends.eager import EagerDevice
-        from thalweg.backends.triton_kernels import assembled
+        from thalweg.backends.triton_kernels import build_library
         from thalweg.backends.triton_kernels.tiles import tiles
 
         _repair()
-        made = assembled(replace(tiles("interpret"), float8=self.options.float8))
+        made = build_library(replace(tiles("interpret"), float8=self.options.float8))
         return EagerDevice(self.describe(), made.kernels, made.attention)
 
 

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.backends.triton_kernels.sampling import NOBODY, _gumbel
-from thalweg.backends.triton_kernels.tiles import Tiles, Vocab
+from thalweg.backends.triton_kernels.tiles import TileSizes, VocabTiles
 from thalweg.hal.op import Kernel
 
 FINITE = tl.constexpr(0x00800000)
@@ -242,7 +242,7 @@ def _draw_of_row(x_row, scale, seed, position, s, vocab, floor, edge, last, leas
 
 
 @triton.jit
-def _held(x_row, scale, vocab, listed, n, first, COUNT: tl.constexpr, GROUP: tl.constexpr):
+def _load_candidates(x_row, scale, vocab, listed, n, first, COUNT: tl.constexpr, GROUP: tl.constexpr):
     """(ids, whether they are any, logits) of tokens of a row's n listed groups, in the order of ids: COUNT from the first."""
     j = first + tl.arange(0, COUNT)
     i = tl.load(listed + j // GROUP, mask=j // GROUP < n, other=0) * GROUP + j % GROUP
@@ -266,7 +266,7 @@ def _settle(
         top, total = tl.load(facts + 2 * s), tl.load(facts + 2 * s + 1)
         reach = tl.load(counts + 2 * s + 1).to(tl.uint32, bitcast=True)
         scale, x_row = _scale(temperature, s, DRAWS), logits + s * row
-        _, ok, x = _held(x_row, scale, vocab, listed + s * LISTED, n, 0, LISTED * GROUP, GROUP)
+        _, ok, x = _load_candidates(x_row, scale, vocab, listed + s * LISTED, n, 0, LISTED * GROUP, GROUP)
         key = tl.where(ok, _key(x), 0)
         # Are all that min_p and top_k leave held?
         whole = (reach <= FINITE) | ((least > 0) & (tl.exp(_value(reach) - top) < least))
@@ -289,7 +289,9 @@ def _settle(
                 score = tl.full([], float("-inf"), tl.float32)
                 token = tl.full([], 0, tl.int32)
                 for first in range(0, LISTED * GROUP, LISTED * GROUP // 4):  # of fewer tokens: noise takes many registers
-                    i, held, again = _held(x_row, scale, vocab, listed + s * LISTED, n, first, LISTED * GROUP // 4, GROUP)
+                    i, held, again = _load_candidates(
+                        x_row, scale, vocab, listed + s * LISTED, n, first, LISTED * GROUP // 4, GROUP
+                    )
                     stay = held & _stays(again, i, floor, edge, last, least, top)
                     score, token = _better(again, i, stay, seed, position, s, score, token)
                 tl.store(tokens + s, tl.where(token < vocab, token, 0))
@@ -317,7 +319,7 @@ def _cut(logits, min_p, facts, bounds, out, row, vocab, BLOCK: tl.constexpr):
 
 
 def _bounds(
-    t: Vocab, logits: Tensor, temperature: Tensor | None, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor | None,
+    t: VocabTiles, logits: Tensor, temperature: Tensor | None, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor | None,
     position: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(tokens i32[S], most f32[S], facts f32[S, 2], bounds i32[S, 3]). Without a temperature the first two mean nothing, with
@@ -351,7 +353,7 @@ def _bounds(
     return tokens, largest, facts, bounds
 
 
-def truncate(t: Vocab, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def truncate(t: VocabTiles, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     seqs, vocab = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     *_, facts, bounds = _bounds(t, logits, None, top_k, top_p, min_p, None, None)
@@ -363,14 +365,21 @@ def truncate(t: Vocab, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tens
 
 
 def draw(
-    t: Vocab, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor
+    t: VocabTiles,
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    position: Tensor,
 ) -> tuple[Tensor, Tensor]:
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     tokens, most, *_ = _bounds(t, logits, temperature, top_k, top_p, min_p, seed.contiguous(), position)
     return tokens, most
 
 
-def kernels(t: Tiles) -> tuple[Kernel, ...]:
+def kernels(t: TileSizes) -> tuple[Kernel, ...]:
     part = functools.partial
     return (
         Kernel("truncate", "triton", part(truncate, t.vocab), batch_invariant=True),

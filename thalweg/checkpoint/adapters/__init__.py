@@ -11,9 +11,9 @@ from pathlib import Path
 
 from thalweg.checkpoint.adapters.base import AdapterFormat, AdapterWeights, check_modules
 from thalweg.errors import CheckpointError
-from thalweg.plugins import OpenList
+from thalweg.plugins import PluginRegistry
 
-FORMATS = OpenList("thalweg.adapter_formats", {"peft": "thalweg.checkpoint.adapters.peft:FORMAT"})
+FORMATS = PluginRegistry("thalweg.adapter_formats", {"peft": "thalweg.checkpoint.adapters.peft:FORMAT"})
 """Name -> an `AdapterFormat`."""
 
 

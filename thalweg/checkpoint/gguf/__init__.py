@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 from thalweg.checkpoint.gguf.names import is_gguf
 
 if TYPE_CHECKING:
-    from thalweg.checkpoint.gguf.model import Model
+    from thalweg.checkpoint.gguf.model import GGUFCheckpoint
     from thalweg.text.vocabulary import Vocabulary
 
 __all__ = ["generation_defaults", "is_gguf", "open_model", "pooling", "read_config", "read_vocabulary"]
 
 
-def open_model(path: str | Path) -> Model:
+def open_model(path: str | Path) -> GGUFCheckpoint:
     """The tensors of such a model."""
-    from thalweg.checkpoint.gguf.model import Model
+    from thalweg.checkpoint.gguf.model import GGUFCheckpoint
 
-    return Model(Path(path))
+    return GGUFCheckpoint(Path(path))
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -41,9 +41,9 @@ def read_config(path: str | Path) -> dict[str, Any]:
 def pooling(path: str | Path) -> dict[str, Any] | None:
     """How such a model makes vectors, in the words of `checkpoint.sentence`. None: the file does not say."""
     from thalweg.checkpoint.gguf.files import open_files
-    from thalweg.checkpoint.gguf.vectors import described
+    from thalweg.checkpoint.gguf.vectors import read_pooling
 
-    return described(open_files(path))
+    return read_pooling(open_files(path))
 
 
 def generation_defaults(path: str | Path) -> dict[str, Any]:

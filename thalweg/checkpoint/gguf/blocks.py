@@ -40,7 +40,7 @@ CHUNK = 1 << 18
 """Bytes decoded at once: what is made on the way stays in a cache."""
 
 
-def decoded(kind: Type, raw: np.ndarray) -> Codes:
+def decode_blocks(kind: Type, raw: np.ndarray) -> Codes:
     """Whole rows, uint8 [rows, bytes of a row], as codes [rows, values] and scales and mins [rows, groups]."""
     layout, blocks = LAYOUTS[kind.name], np.ascontiguousarray(raw).reshape(-1, kind.bytes)
     groups = kind.values // layout.group
@@ -60,7 +60,7 @@ def decoded(kind: Type, raw: np.ndarray) -> Codes:
 
 def dense(kind: Type, raw: np.ndarray) -> np.ndarray:
     """The same as float32 [rows, values]."""
-    made, group = decoded(kind, raw), LAYOUTS[kind.name].group
+    made, group = decode_blocks(kind, raw), LAYOUTS[kind.name].group
     values = made.codes.reshape(len(raw), -1, group).astype(np.float32)
     with np.errstate(invalid="ignore"):
         values *= made.scales[..., None]
@@ -238,7 +238,7 @@ def _nibbles(x: np.ndarray) -> np.ndarray:
     return _bits(x, 4).reshape(len(x), -1)
 
 
-def _signed(points: np.ndarray, sign: np.ndarray) -> np.ndarray:
+def _apply_signs(points: np.ndarray, sign: np.ndarray) -> np.ndarray:
     made: np.ndarray = points.reshape(len(points), -1) * sign.reshape(len(points), -1)
     return made
 
@@ -259,30 +259,30 @@ def _packed_signs(words: np.ndarray) -> np.ndarray:
 def _iq2_xxs(b: np.ndarray) -> Codes:
     words = _words(b[:, 2:], "<u4").reshape(len(b), 8, 2)
     points = grid("IQ2_XXS")[_words(words[..., 0], "u1").reshape(len(b), -1)]
-    return Codes(_signed(points, _packed_signs(words[..., 1])), _quarter(_half(b, 0), words[..., 1] >> 28))
+    return Codes(_apply_signs(points, _packed_signs(words[..., 1])), _quarter(_half(b, 0), words[..., 1] >> 28))
 
 
 def _iq2_xs(b: np.ndarray) -> Codes:
     q = _words(b[:, 2:66], "<u2")
-    return Codes(_signed(grid("IQ2_XS")[q & 511], signs()[q >> 9]), _quarter(_half(b, 0), _nibbles(b[:, 66:])))
+    return Codes(_apply_signs(grid("IQ2_XS")[q & 511], signs()[q >> 9]), _quarter(_half(b, 0), _nibbles(b[:, 66:])))
 
 
 def _iq2_s(b: np.ndarray) -> Codes:
     high = _bits(b[:, 66:74], 2).reshape(len(b), -1).astype(np.uint16)
     points = grid("IQ2_S")[b[:, 2:34] | high << np.uint16(8)]
-    return Codes(_signed(points, _stored_signs(b[:, 34:66])), _quarter(_half(b, 0), _nibbles(b[:, 74:])))
+    return Codes(_apply_signs(points, _stored_signs(b[:, 34:66])), _quarter(_half(b, 0), _nibbles(b[:, 74:])))
 
 
 def _iq3_xxs(b: np.ndarray) -> Codes:
     words = _words(b[:, 66:], "<u4")
-    return Codes(_signed(grid("IQ3_XXS")[b[:, 2:66]], _packed_signs(words)), _quarter(_half(b, 0), words >> 28, 0.5))
+    return Codes(_apply_signs(grid("IQ3_XXS")[b[:, 2:66]], _packed_signs(words)), _quarter(_half(b, 0), words >> 28, 0.5))
 
 
 def _iq3_s(b: np.ndarray) -> Codes:
     ninth = _bits(b[:, 66:74], 1).reshape(len(b), -1).astype(np.uint16)
     points = grid("IQ3_S")[b[:, 2:66] | ninth << np.uint16(8)]
     scales = (1 + 2 * _nibbles(b[:, 106:])).astype(np.float32)
-    return Codes(_signed(points, _stored_signs(b[:, 74:106])), _half(b, 0) * scales)
+    return Codes(_apply_signs(points, _stored_signs(b[:, 74:106])), _half(b, 0) * scales)
 
 
 def _eighths(points: np.ndarray, minus: np.ndarray, d: np.ndarray) -> Codes:

@@ -10,7 +10,7 @@ import numpy as np
 from thalweg.errors import CheckpointError
 
 
-def checked(table: bytes, where: str) -> bytes:
+def check_charsmap(table: bytes, where: str) -> bytes:
     """The table. CheckpointError names what is wrong with the table."""
     size = int.from_bytes(table[:4], "little")
     if len(table) < 8 or size % 4 or not 4 <= size <= len(table) - 4:

@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.checkpoint.gguf.header import Header, Tensor
+from thalweg.checkpoint.gguf.header import GGUFHeader, GGUFTensor
 from thalweg.checkpoint.gguf.names import PART, SUFFIX, first_part
 from thalweg.errors import CheckpointError, UnsupportedModelError
 
 MAXPARTS = 10_000
 
 
-class Files:
+class GGUFFiles:
     """Metadata of the first file, tensors of all."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        first = Header(path)
+        first = GGUFHeader(path)
         self.metadata: Mapping[str, Any] = first.metadata
         self.headers = [first, *_others(path, first)]
-        self._home: dict[str, Header] = {}
+        self._home: dict[str, GGUFHeader] = {}
         for header in self.headers:
             for name in header.tensors:
                 if name in self._home:
@@ -35,20 +35,20 @@ class Files:
         if said is not None and said != len(self._home):
             have = f"{len(self.headers)} files hold {len(self._home)}"
             raise CheckpointError(f"{path}: split.tensors.count says {said} tensors, its {have}")
-        self.tensors: Mapping[str, Tensor] = {name: h.tensors[name] for name, h in self._home.items()}
+        self.tensors: Mapping[str, GGUFTensor] = {name: h.tensors[name] for name, h in self._home.items()}
 
     def file(self, name: str) -> Path:
         return self._home[name].path
 
     def read(self, name: str) -> np.ndarray:
-        """As `Header.read`."""
+        """As `GGUFHeader.read`."""
         return self._home[name].read(self.tensors[name])
 
     def forget(self, name: str) -> None:
         self._home[name].forget(self.tensors[name])
 
 
-def open_files(path: str | Path) -> Files:
+def open_files(path: str | Path) -> GGUFFiles:
     """Parsed once for each state that the file is in: configuration, tokenizer and weights are asked for one after the other.
     CheckpointError names file and reason."""
     path = first_part(Path(path))
@@ -56,15 +56,15 @@ def open_files(path: str | Path) -> Files:
         state = os.stat(path)
     except OSError as e:
         raise CheckpointError(f"{path}: cannot be read: {e.strerror or e}") from e
-    return _opened(path, state.st_mtime_ns, state.st_size, state.st_ino)
+    return _read_files(path, state.st_mtime_ns, state.st_size, state.st_ino)
 
 
 @lru_cache(maxsize=2)
-def _opened(path: Path, *state: int) -> Files:
-    return Files(path)
+def _read_files(path: Path, *state: int) -> GGUFFiles:
+    return GGUFFiles(path)
 
 
-def _others(path: Path, first: Header) -> list[Header]:
+def _others(path: Path, first: GGUFHeader) -> list[GGUFHeader]:
     if first.metadata.get("general.architecture") == "clip":
         raise UnsupportedModelError(f"{path}: is a projector for images or sound (mmproj), not a language model")
     count = first.metadata.get("split.count", 1)
@@ -85,7 +85,7 @@ def _others(path: Path, first: Header) -> list[Header]:
         part = path.with_name(f"{found['stem']}-{i + 1:05}-of-{count:05}{path.name[-len(SUFFIX) :]}")
         if not part.is_file():
             raise CheckpointError(f"{part}: missing: {path.name} is the first of {count} files; download all of them")
-        header = Header(part)
+        header = GGUFHeader(part)
         if (header.metadata.get("split.no"), header.metadata.get("split.count")) != (i, count):
             raise CheckpointError(f"{part}: does not say that it is file {i} of {count} (split.no, split.count)")
         others.append(header)

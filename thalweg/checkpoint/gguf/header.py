@@ -40,7 +40,7 @@ _UINT32, _TEXT, _ARRAY = 4, 8, 9
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class GGUFTensor:
     """Where a tensor lies. shape: the outermost dimension first, as numpy has it."""
 
     name: str
@@ -76,7 +76,7 @@ class Texts:
             at, place = at + 8 + length, i + 1
 
 
-class Header:
+class GGUFHeader:
     """One open file: its metadata and tensors, checked against its size. `data` maps it read-only."""
 
     def __init__(self, path: Path) -> None:
@@ -108,13 +108,13 @@ class Header:
                     f"{self.path}: claims {count} {what}, more than its {size} bytes can hold; truncated or corrupt"
                 )
 
-    def read(self, tensor: Tensor) -> np.ndarray:
+    def read(self, tensor: GGUFTensor) -> np.ndarray:
         """A view of the file: dense values in the tensor's shape, or blocks as uint8 [..., bytes of a row]."""
         kind = STORED[tensor.type.dense] if tensor.type.dense else np.uint8
         shape = tensor.shape if tensor.type.dense else (*tensor.shape[:-1], tensor.type.row(tensor.shape[-1]))
         return np.frombuffer(self.data, kind, math.prod(shape), tensor.begin).reshape(shape)
 
-    def forget(self, tensor: Tensor) -> None:
+    def forget(self, tensor: GGUFTensor) -> None:
         """The tensor's pages no longer count as this process's memory; reading it brings them back."""
         begin = tensor.begin // mmap.PAGESIZE * mmap.PAGESIZE
         if tensor.end > begin and hasattr(mmap, "MADV_DONTNEED"):
@@ -138,12 +138,12 @@ class _Reader:
             out[key] = self._value(key)
         return out
 
-    def tensors(self, count: int, alignment: int) -> dict[str, Tensor]:
+    def tensors(self, count: int, alignment: int) -> dict[str, GGUFTensor]:
         """Their data begins after the last description, at a multiple of `alignment`, as does each tensor's."""
         found: list[tuple[str, Type, tuple[int, ...], int]] = []
         for i in range(count):
-            found.append(self._described(f"tensor {i}"))
-        start, at, out = _up(self._at, alignment), 0, dict[str, Tensor]()
+            found.append(self._read_tensor_info(f"tensor {i}"))
+        start, at, out = _up(self._at, alignment), 0, dict[str, GGUFTensor]()
         for name, kind, shape, offset in found:
             where = f"tensor {name!r}"
             if name in out:
@@ -156,11 +156,11 @@ class _Reader:
                     f"{self.path}: truncated: {where} ends at byte {start + at + size}, the file has {self._size}; "
                     "download it again"
                 )
-            out[name] = Tensor(name, kind, shape, start + at, start + at + size)
+            out[name] = GGUFTensor(name, kind, shape, start + at, start + at + size)
             at = _up(at + size, alignment)
         return out
 
-    def _described(self, where: str) -> tuple[str, Type, tuple[int, ...], int]:
+    def _read_tensor_info(self, where: str) -> tuple[str, Type, tuple[int, ...], int]:
         name = self._text(f"the name of {where}", MAX_NAME)
         where = f"tensor {name!r}"
         (dims,) = self._take("<I", where)

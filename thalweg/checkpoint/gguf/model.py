@@ -16,7 +16,7 @@ from thalweg.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 
-class Model:
+class GGUFCheckpoint:
     """Every tensor, found by the name that transformers has for it. As `checkpoint.safetensors.Checkpoint`."""
 
     def __init__(self, path: Path) -> None:

@@ -20,10 +20,10 @@ import numpy as np
 from thalweg.checkpoint.gguf.architectures import TABLE
 from thalweg.checkpoint.gguf.architectures.common import Architecture, configuration
 from thalweg.checkpoint.gguf.blocks import LAYOUTS
-from thalweg.checkpoint.gguf.files import Files, open_files
-from thalweg.checkpoint.gguf.header import Tensor
+from thalweg.checkpoint.gguf.files import GGUFFiles, open_files
+from thalweg.checkpoint.gguf.header import GGUFTensor
 from thalweg.checkpoint.gguf.keys import Keys
-from thalweg.checkpoint.gguf.pieces import PART, Order, Piece, alike, lowered, paired
+from thalweg.checkpoint.gguf.pieces import PART, GGUFPiece, Order, alike, deinterleave_rows, subtract_one
 from thalweg.errors import CheckpointError, UnsupportedModelError
 
 METHOD = "gguf"
@@ -42,19 +42,19 @@ _COMPANIONS = (".scale", ".input_scale")
 
 
 @dataclass(frozen=True, slots=True)
-class Translated:
-    files: Files
+class GGUFTranslation:
+    files: GGUFFiles
     config: Mapping[str, Any]
-    pieces: Mapping[str, Piece]
+    pieces: Mapping[str, GGUFPiece]
 
 
-def translate(path: str | Path) -> Translated:
+def translate(path: str | Path) -> GGUFTranslation:
     """CheckpointError, UnsupportedModelError name the file and the key or tensor that is wrong, or not read."""
-    return _translated(open_files(path))
+    return _translate(open_files(path))
 
 
 @lru_cache(maxsize=2)
-def _translated(files: Files) -> Translated:
+def _translate(files: GGUFFiles) -> GGUFTranslation:
     name = Keys(files.path, files.metadata).text("general.architecture")
     if name not in TABLE:
         raise UnsupportedModelError(
@@ -63,13 +63,13 @@ def _translated(files: Files) -> Translated:
         )
     architecture, keys = TABLE[name], Keys(files.path, files.metadata, f"{name}.")
     config = configuration(keys, files, architecture) | architecture.config(keys, files)
-    pieces = _alike(files, _joined(files, dict(_pieces(files, architecture, config))))
+    pieces = _alike(files, _join_pieces(files, dict(_pieces(files, architecture, config))))
     held = {n.removesuffix(".weight"): files.tensors[p.source].type.name for n, p in pieces.items() if p.coded}
     config["dtype"] = _dtype(files)
     if held:
         known = {_alias(name, architecture): kind for name, kind in held.items()}
-        config["quantization_config"] = {"quant_method": METHOD, "types": held | known} | _described(pieces)
-    return Translated(files, config, pieces)
+        config["quantization_config"] = {"quant_method": METHOD, "types": held | known} | _describe_tiles(pieces)
+    return GGUFTranslation(files, config, pieces)
 
 
 def _alias(name: str, architecture: Architecture) -> str:
@@ -78,13 +78,13 @@ def _alias(name: str, architecture: Architecture) -> str:
     return name
 
 
-def _described(pieces: Mapping[str, Piece]) -> dict[str, Any]:
+def _describe_tiles(pieces: Mapping[str, GGUFPiece]) -> dict[str, Any]:
     """Layers whose blocks have columns in another order."""
     found = {n.removesuffix(".weight"): list(p.tiles) for n, p in pieces.items() if p.coded and p.tiles}
     return {"tiles": found} if found else {}
 
 
-def _dtype(files: Files) -> str:
+def _dtype(files: GGUFFiles) -> str:
     """Of most dense matrices, or what suits blocks where there are more of those."""
     count: dict[str, int] = {}
     for t in files.tensors.values():
@@ -94,7 +94,7 @@ def _dtype(files: Files) -> str:
     return max(count, key=lambda k: count[k], default="bfloat16")
 
 
-def _pieces(files: Files, architecture: Architecture, config: Mapping[str, Any]) -> Iterator[tuple[str, Piece]]:
+def _pieces(files: GGUFFiles, architecture: Architecture, config: Mapping[str, Any]) -> Iterator[tuple[str, GGUFPiece]]:
     count = config["num_hidden_layers"]
     for name, tensor in files.tensors.items():
         found = _LAYER.fullmatch(name)
@@ -105,7 +105,7 @@ def _pieces(files: Files, architecture: Architecture, config: Mapping[str, Any])
             raise UnsupportedModelError(f"{files.path}: tensor {name!r}: scales beside NVFP4 are not read by this version")
         if make is not None:
             where = architecture.layers.format(int(found[1]), "") if found else ""
-            made: Sequence[tuple[str, Piece]] | None = [(where + target, piece) for target, piece in make(tensor, config)]
+            made: Sequence[tuple[str, GGUFPiece]] | None = [(where + target, piece) for target, piece in make(tensor, config)]
         else:
             made = _of_layer(tensor, found, architecture, config) if found else _of_model(tensor, architecture)
         if not made or (found is not None and int(found[1]) >= count):
@@ -118,11 +118,11 @@ def _pieces(files: Files, architecture: Architecture, config: Mapping[str, Any])
             raise CheckpointError(f"{files.file(name)}: tensor {name!r} has shape {list(tensor.shape)}, which cannot be right")
         for target, piece in made:
             if architecture.raised and target.endswith("norm.weight") and part not in architecture.plain:
-                piece = replace(piece, value=lowered)
+                piece = replace(piece, value=subtract_one)
             yield target, replace(piece, coded=part not in architecture.dense and _keeps(tensor, piece))
 
 
-def _fits(tensor: Tensor, piece: Piece) -> bool:
+def _fits(tensor: GGUFTensor, piece: GGUFPiece) -> bool:
     """Has the tensor what the piece is made of?"""
     stored = tensor.shape
     if piece.index is not None:
@@ -134,29 +134,29 @@ def _fits(tensor: Tensor, piece: Piece) -> bool:
     return math.prod(stored[1:]) == math.prod(piece.shape[1:]) and piece.first + piece.shape[0] <= stored[0]
 
 
-def _keeps(tensor: Tensor, piece: Piece) -> bool:
+def _keeps(tensor: GGUFTensor, piece: GGUFPiece) -> bool:
     """Can this piece stay in the file's blocks?"""
     if tensor.type.dense or len(piece.shape) != 2 or piece.value is not None or piece.by_head:
         return False
     return piece.tiles is None or piece.tiles[2] % LAYOUTS[tensor.type.name].group == 0
 
 
-def _further(files: Files, layer: int) -> bool:
+def _further(files: GGUFFiles, layer: int) -> bool:
     """Is this one of the layers that predict further tokens, which come last?"""
     arch = files.metadata["general.architecture"]
     return layer < Keys(files.path, files.metadata, f"{arch}.").integer("block_count")
 
 
-def _of_model(tensor: Tensor, architecture: Architecture) -> list[tuple[str, Piece]] | None:
+def _of_model(tensor: GGUFTensor, architecture: Architecture) -> list[tuple[str, GGUFPiece]] | None:
     stem, _, kind = tensor.name.rpartition(".")
     if stem not in architecture.whole or kind not in ("weight", "bias"):
         return None
-    return [(f"{architecture.whole[stem]}.{kind}", Piece(tensor.name, tensor.shape))]
+    return [(f"{architecture.whole[stem]}.{kind}", GGUFPiece(tensor.name, tensor.shape))]
 
 
 def _of_layer(
-    tensor: Tensor, found: re.Match[str], architecture: Architecture, config: Mapping[str, Any]
-) -> list[tuple[str, Piece]] | None:
+    tensor: GGUFTensor, found: re.Match[str], architecture: Architecture, config: Mapping[str, Any]
+) -> list[tuple[str, GGUFPiece]] | None:
     layer, part, kind, shape = int(found[1]), found[2], found[3], tensor.shape
     heads, kv = (config.get(k, 0) for k in ("num_attention_heads", "num_key_value_heads"))
     if kind not in ("weight", "bias"):
@@ -171,39 +171,41 @@ def _of_layer(
     if part == "ffn_gate_up_exps" and experts and len(shape) == 3 and shape[1] % 2 == 0:
         half = shape[1] // 2
         return [
-            (target(experts[p].format(e)), Piece(tensor.name, (half, shape[2]), e, first))
+            (target(experts[p].format(e)), GGUFPiece(tensor.name, (half, shape[2]), e, first))
             for p, first in (("ffn_gate_exps", 0), ("ffn_up_exps", half))
             for e in range(shape[0])
         ]
     if part in experts:
         if len(shape) != (3 if kind == "weight" else 2):
             return None
-        return [(target(experts[part].format(e)), Piece(tensor.name, shape[1:], e)) for e in range(shape[0])]
+        return [(target(experts[part].format(e)), GGUFPiece(tensor.name, shape[1:], e)) for e in range(shape[0])]
     if experts and (old := _EXPERT.fullmatch(part)):
-        return [(target(experts[f"{old[1]}_exps"].format(int(old[2]))), Piece(tensor.name, shape))]
+        return [(target(experts[f"{old[1]}_exps"].format(int(old[2]))), GGUFPiece(tensor.name, shape))]
     if part not in architecture.layer:
         return None
     if part in architecture.by_head and len(shape) == 3:
         swapped = architecture.by_head[part]
         count, rows, inputs = (shape[0], shape[2], shape[1]) if swapped else shape
-        whole = Piece(tensor.name, (count * rows, inputs), by_head=True, swapped=swapped)
+        whole = GGUFPiece(tensor.name, (count * rows, inputs), by_head=True, swapped=swapped)
         return [(target(architecture.layer[part]), whole)]
-    turned = _turned(architecture, part, heads, kv)
-    piece = Piece(tensor.name, shape, order=paired(shape[0], turned) if turned else None)
+    turned = _rope_heads(architecture, part, heads, kv)
+    piece = GGUFPiece(tensor.name, shape, order=deinterleave_rows(shape[0], turned) if turned else None)
     full = architecture.layers.format(layer, architecture.layer[part])
     return [(full if part in architecture.bare else target(architecture.layer[part]), piece)]
 
 
 def _parts_of_qkv(
-    tensor: Tensor, target: Callable[[str], str], architecture: Architecture, heads: Sequence[int], head_dim: int
-) -> list[tuple[str, Piece]] | None:
+    tensor: GGUFTensor, target: Callable[[str], str], architecture: Architecture, heads: Sequence[int], head_dim: int
+) -> list[tuple[str, GGUFPiece]] | None:
     """Of one tensor that holds all three. None if its rows are not theirs."""
     made, first = [], 0
     for part, count in zip(("attn_q", "attn_k", "attn_v"), heads, strict=True):
         rows = count * head_dim
-        turned = _turned(architecture, part, heads[0], heads[1])
-        order = partial(_after, paired(rows, turned), first) if turned else None
-        made.append((target(architecture.layer[part]), Piece(tensor.name, (rows, *tensor.shape[1:]), first=first, order=order)))
+        turned = _rope_heads(architecture, part, heads[0], heads[1])
+        order = partial(_after, deinterleave_rows(rows, turned), first) if turned else None
+        made.append(
+            (target(architecture.layer[part]), GGUFPiece(tensor.name, (rows, *tensor.shape[1:]), first=first, order=order))
+        )
         first += rows
     return made if first == tensor.shape[0] else None
 
@@ -212,14 +214,14 @@ def _after(order: Order, first: int) -> np.ndarray:
     return order() + first
 
 
-def _turned(architecture: Architecture, part: str, heads: int, kv: int) -> int:
+def _rope_heads(architecture: Architecture, part: str, heads: int, kv: int) -> int:
     return {"attn_q": heads, "attn_k": kv}.get(part, 0) if architecture.turned else 0
 
 
-def _joined(files: Files, pieces: dict[str, Piece]) -> dict[str, Piece]:
+def _join_pieces(files: GGUFFiles, pieces: dict[str, GGUFPiece]) -> dict[str, GGUFPiece]:
     """Pieces of one tensor made one."""
-    out: dict[str, Piece] = {}
-    kept: dict[str, dict[str, Piece]] = {}
+    out: dict[str, GGUFPiece] = {}
+    kept: dict[str, dict[str, GGUFPiece]] = {}
     for name, piece in pieces.items():
         whole, marked, number = name.partition(PART)
         if marked:
@@ -228,17 +230,17 @@ def _joined(files: Files, pieces: dict[str, Piece]) -> dict[str, Piece]:
             out[name] = piece
     for name, numbered in kept.items():
         parts = tuple(numbered[n] for n in sorted(numbered))
-        made = Piece(parts[0].source, (sum(p.shape[0] for p in parts), *parts[0].shape[1:]), parts=parts)
+        made = GGUFPiece(parts[0].source, (sum(p.shape[0] for p in parts), *parts[0].shape[1:]), parts=parts)
         coded = all(p.coded for p in parts) and alike(files, made)
         out[name] = replace(made, coded=coded, parts=tuple(replace(p, coded=coded) for p in parts))
     return out
 
 
-def _alike(files: Files, pieces: dict[str, Piece]) -> dict[str, Piece]:
+def _alike(files: GGUFFiles, pieces: dict[str, GGUFPiece]) -> dict[str, GGUFPiece]:
     """Gate and up of all experts of a layer are one parameter, and down another. Where gate and up are of two types, they
     become dense."""
 
-    def parameter(name: str, piece: Piece) -> tuple[str, bool]:
+    def parameter(name: str, piece: GGUFPiece) -> tuple[str, bool]:
         return name.partition(EXPERTS)[0], DOWN in piece.source
 
     kinds: dict[tuple[str, bool], set[str]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 from thalweg.errors import UnsupportedModelError
 
@@ -13,7 +13,7 @@ _MODES = {1: "mean", 2: "cls", 3: "last"}
 """llama.cpp's numbers (`enum llama_pooling_type`) -> modes of `Pooling` in models.spec."""
 
 
-def described(files: Files) -> dict[str, Any] | None:
+def read_pooling(files: GGUFFiles) -> dict[str, Any] | None:
     """None where the file says nothing. Vectors are normalised, as llama.cpp's server has them; files do not say."""
     keys = Keys(files.path, files.metadata, f"{files.metadata.get('general.architecture')}.")
     found = keys.integer("pooling_type", default=_UNSAID)

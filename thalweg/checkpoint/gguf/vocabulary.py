@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.checkpoint.gguf.charsmap import checked
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.charsmap import check_charsmap
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.header import Texts
 from thalweg.checkpoint.gguf.keys import MAX_TEXTS, Keys
 from thalweg.errors import CheckpointError
@@ -39,7 +39,7 @@ _SAMPLING = {_SPELLED.get(name, name): name for name in OF_MODEL}
 """general.sampling.{} -> generation_config.json's word."""
 
 
-def vocabulary(files: Files) -> Vocabulary:
+def vocabulary(files: GGUFFiles) -> Vocabulary:
     """CheckpointError names the key that is missing or wrong."""
     keys = Keys(files.path, files.metadata, "tokenizer.ggml.")
     model, tokens = keys.text("model"), keys.texts("tokens")
@@ -58,7 +58,7 @@ def vocabulary(files: Files) -> Vocabulary:
         None if scores is None else scores[: len(tokens)].tolist(),
         keys.texts("merges"), _specials(keys, model, len(tokens)),
         {n: keys.flag(k, False) for n, k in _FLAGS.items() if k in keys}, _templates(files),
-        None if table is None else checked(table.astype(np.uint8).tobytes(), str(files.path)),
+        None if table is None else check_charsmap(table.astype(np.uint8).tobytes(), str(files.path)),
     )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def _specials(keys: Keys, model: str, size: int) -> dict[str, int]:
     return {n: i for n, i in found.items() if 0 <= i < size}
 
 
-def _templates(files: Files) -> dict[str, str]:
+def _templates(files: GGUFFiles) -> dict[str, str]:
     """`tokenizer.chat_template`, and those with a name after it and a dot."""
     start = "tokenizer.chat_template"
     named = {"default": files.metadata.get(start)}
@@ -85,7 +85,7 @@ def _templates(files: Files) -> dict[str, str]:
 
 
 @lru_cache(maxsize=2)
-def ends(files: Files) -> tuple[int, ...]:
+def ends(files: GGUFFiles) -> tuple[int, ...]:
     """Ids of tokens after which nothing more is said; the end of a text first. None where there is no vocabulary."""
     keys = Keys(files.path, files.metadata, "tokenizer.ggml.")
     tokens = files.metadata.get("tokenizer.ggml.tokens")
@@ -101,7 +101,7 @@ def ends(files: Files) -> tuple[int, ...]:
     return tuple(found | dict.fromkeys(texts.values()))
 
 
-def sampling(files: Files) -> dict[str, Any]:
+def sampling(files: GGUFFiles) -> dict[str, Any]:
     """What the file says of how to sample, in the words of generation_config.json."""
     keys = Keys(files.path, files.metadata, "general.sampling.")
     said = {name: ours for name, ours in _SAMPLING.items() if name in keys}

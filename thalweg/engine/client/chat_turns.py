@@ -9,14 +9,14 @@ import msgspec
 
 from thalweg.engine.client.frontend import Frontend
 from thalweg.outputs import CompletionOutput, RequestOutput, ToolCall
-from thalweg.params import Aside, SamplingParams
-from thalweg.turns.aside import aside_of
+from thalweg.params import ReasoningDelimiters, SamplingParams
 from thalweg.turns.bind import bind
 from thalweg.turns.choose import choose
 from thalweg.turns.events import Message
-from thalweg.turns.format import Turn
-from thalweg.turns.held import Held
+from thalweg.turns.format import TurnFormat
+from thalweg.turns.grammar_scope import GrammarScope
 from thalweg.turns.reader import read
+from thalweg.turns.reasoning_delimiters import aside_of
 
 
 class ChatTurns:
@@ -32,7 +32,7 @@ class ChatTurns:
     ) -> None:
         """template: what the conversation is rendered with, a name or a source. None: as `Templates.pick` chooses. ConfigError
         for a parser that is none."""
-        tokenizer, chat, turn = frontend.tokenizer, frontend.chat, Turn()
+        tokenizer, chat, turn = frontend.tokenizer, frontend.chat, TurnFormat()
         if tokenizer is not None:
             asked = template is not None or (chat is not None and chat.templates.pick(bool(tools)) is not None)
             source = chat.templates.find(template, bool(tools)) if chat is not None and asked else template
@@ -51,7 +51,7 @@ class ChatTurns:
         aside = aside_of(self._bound, text if isinstance(text, str) else "") if params.stop else None
         if aside is not None:
             opens, close, inside = aside
-            params = msgspec.structs.replace(params, stop_aside=Aside(opens=opens, close=close, inside=inside))
+            params = msgspec.structs.replace(params, stop_aside=ReasoningDelimiters(opens=opens, close=close, inside=inside))
         if not self._bound.marked:
             return params
         return msgspec.structs.replace(params, marked_token_ids=list(self._bound.marked))
@@ -59,16 +59,16 @@ class ChatTurns:
     def read(self, output: RequestOutput, params: SamplingParams) -> None:
         """Fill in what the choices of an output say."""
         for choice in output.outputs:
-            said = self._said(choice, output.prompt or "", params)
+            said = self._read_message(choice, output.prompt or "", params)
             choice.content, choice.reasoning = said.content, said.reasoning or None
             choice.tool_calls = [ToolCall(c.id, c.name, c.arguments) for c in said.calls] if self._calls else None
-            choice.text = self._bound.unmarked(choice.text, params.skip_special_tokens)
+            choice.text = self._bound.unmark(choice.text, params.skip_special_tokens)
 
-    def _said(self, choice: CompletionOutput, prompt: str, params: SamplingParams) -> Message:
+    def _read_message(self, choice: CompletionOutput, prompt: str, params: SamplingParams) -> Message:
         """A constraint that begins with the text makes all of it content."""
         form = params.structured_outputs
         if form is not None and not form.free_until:
-            return Message(content=self._bound.shown(choice.text))
-        held = Held.NOTHING if form is None else Held.CONTENT
+            return Message(content=self._bound.token_text(choice.text))
+        held = GrammarScope.NOTHING if form is None else GrammarScope.CONTENT
         cut = choice.finish_reason != "stop" or isinstance(choice.stop_reason, str)
         return read(self._bound, choice.text, prompt, self._schemas, held, cut)

@@ -16,7 +16,7 @@ from thalweg.engine.client.frontend import Frontend
 from thalweg.engine.client.grammars import StructuredOutputs
 from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor
-from thalweg.engine.client.pooled import PoolingOutputs
+from thalweg.engine.client.pooling_outputs import PoolingOutputs
 from thalweg.engine.client.prompt_reader import PromptReader
 from thalweg.engine.client.submission import PoolingSubmission, Submission, with_adapter
 from thalweg.engine.messages import EngineRequest, Outputs
@@ -48,7 +48,7 @@ class ClientCore:
     def connect(self, config: EngineConfig) -> None:
         """Prepare requests for an engine of this configuration. Again for an engine that follows another."""
         if not hasattr(self, "config"):
-            self.structured = self.frontend.structured(config)
+            self.structured = self.frontend.structured_outputs(config)
         self.config = config
         self.prompts = PromptReader(self.frontend, config.model.max_len)
         self.inputs = InputProcessor(

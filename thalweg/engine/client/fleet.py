@@ -40,7 +40,7 @@ GAUGES = ("running", "waiting", "blocks_used", "blocks_total")
 """Fields of Stats that are no counters."""
 
 
-class _Share:
+class _EngineRequests:
     """The open requests of one engine."""
 
     def __init__(self, everything: OpenRequests, mine: dict[int, None]) -> None:
@@ -119,7 +119,7 @@ class Fleet:
         on_outputs: Callable[[m.Outputs], None],
         on_convicted: Callable[[int, str], None],
         on_dead: Callable[[ThalwegError], None],
-        vocabulary: Callable[[], m.Vocabulary] | None = None,
+        vocabulary: Callable[[], m.GrammarVocabulary] | None = None,
     ) -> None:
         self._args, self._outputs = tuple(args), outputs
         self._on_outputs, self._on_convicted, self._on_dead = on_outputs, on_convicted, on_dead
@@ -129,7 +129,8 @@ class Fleet:
         for i, each in enumerate(self._args):
             mine: dict[int, None] = {}
             supervisor = Supervisor(
-                each, _Share(outputs, mine), handles, on_outputs=partial(self._take, i), on_convicted=partial(self._convict, i),
+                each, _EngineRequests(outputs, mine), handles, on_outputs=partial(self._take, i),
+                on_convicted=partial(self._convict, i),
                 on_dead=partial(self._lose, i), vocabulary=vocabulary,
             )  # fmt: skip
             self._members.append(_Member(supervisor, mine))
@@ -271,7 +272,7 @@ class Fleet:
     async def wake_up(self) -> None:
         await self._each(Supervisor.wake_up)
 
-    def tell(self, vocabulary: m.Vocabulary) -> None:
+    def tell(self, vocabulary: m.GrammarVocabulary) -> None:
         for supervisor in self._alive():
             supervisor.tell(vocabulary)
 
@@ -297,14 +298,14 @@ Engines = Supervisor | Fleet
 def add_stats(a: m.Stats, b: m.Stats) -> m.Stats:
     """The sum of two snapshots, field by field."""
 
-    def added(name: str) -> Any:
+    def add_field(name: str) -> Any:
         x, y = getattr(a, name), getattr(b, name)
         if not isinstance(x, list):
             return x + y
         longer, shorter = (x, y) if len(x) >= len(y) else (y, x)
         return [n + (shorter[i] if i < len(shorter) else 0) for i, n in enumerate(longer)]
 
-    return m.Stats(**{name: added(name) for name in m.Stats.__struct_fields__})
+    return m.Stats(**{name: add_field(name) for name in m.Stats.__struct_fields__})
 
 
 def make_engines(args: EngineArgs, *rest: object, **callbacks: object) -> Engines:

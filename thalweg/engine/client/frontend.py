@@ -16,13 +16,13 @@ from thalweg.checkpoint import hub
 from thalweg.checkpoint.tokenizer import load_tokenizer
 from thalweg.config import EngineArgs, EngineConfig, check_args
 from thalweg.engine.client.grammars import StructuredOutputs
-from thalweg.engine.client.media import Media
-from thalweg.engine.client.thinking import Marks, marks
+from thalweg.engine.client.media import MediaPreprocessor
+from thalweg.engine.client.thinking import ReasoningMarkers, marks
 from thalweg.engine.control.store.connect import check_store
-from thalweg.engine.planning import described
+from thalweg.engine.planning import checkpoint_config
 from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.hal.platform import ModelInfo
-from thalweg.media.gate import Gate
+from thalweg.media.gate import MediaConnector
 from thalweg.media.kinds import load_kinds, load_processors
 from thalweg.media.kinds.base import MediaSettings
 from thalweg.params import OF_MODEL, SamplingParams
@@ -46,9 +46,9 @@ class Frontend:
     eos_ids: tuple[int, ...]
     default_sampling: dict[str, Any]
     """SamplingParams fields a request starts from."""
-    media: Media | None
+    media: MediaPreprocessor | None
     """Who reads media. None: the model takes text only."""
-    marks: Marks | None
+    marks: ReasoningMarkers | None
     """How the model's reasoning begins and ends. None: nothing says."""
     names: list[str]
     """Names that clients may call the model. The first is shown."""
@@ -58,7 +58,7 @@ class Frontend:
         given = {k: v for k, v in fields.items() if v is not None}
         return SamplingParams(**{**self.default_sampling, **given})
 
-    def structured(self, config: EngineConfig) -> StructuredOutputs | None:
+    def structured_outputs(self, config: EngineConfig) -> StructuredOutputs | None:
         """Who judges grammars. None without a tokenizer, or where the model gives vectors."""
         tokenizer = self.tokenizer
         if tokenizer is None or config.model.pooling is not None:
@@ -69,7 +69,7 @@ class Frontend:
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class ResolvedModel:
     """A model directory whose configuration can be read."""
 
     args: EngineArgs
@@ -80,16 +80,16 @@ class Located:
     facts: ModelInfo
 
 
-def locate(args: EngineArgs) -> Located:
+def locate(args: EngineArgs) -> ResolvedModel:
     """CheckpointError or ConfigError, naming file or field, before any process is told to load."""
     check_args(args)
     check_store(args)
-    path = described.find(args)
-    config = described.read(args, path)
-    return Located(msgspec.structs.replace(args, model=str(path)), args, path, config, hf.facts(config, path))
+    path = checkpoint_config.find(args)
+    config = checkpoint_config.read(args, path)
+    return ResolvedModel(msgspec.structs.replace(args, model=str(path)), args, path, config, hf.facts(config, path))
 
 
-def load_frontend(located: Located) -> Frontend:
+def load_frontend(located: ResolvedModel) -> Frontend:
     """Loads the tokenizer. CheckpointError or ConfigError, naming file or field."""
     args, path = located.given, located.path
     tokenizer, taken = None, dict[str, Any]()
@@ -121,10 +121,10 @@ def load_frontend(located: Located) -> Frontend:
     )
 
 
-def _media(located: Located, tokenizer: Tokenizer | None, taken: Mapping[str, Any]) -> Media | None:
+def _media(located: ResolvedModel, tokenizer: Tokenizer | None, taken: Mapping[str, Any]) -> MediaPreprocessor | None:
     """taken: processors by kind of media."""
     args = located.args
-    gate = Gate(args.allowed_media_domains or (), args.allowed_local_media_path)
+    gate = MediaConnector(args.allowed_media_domains or (), args.allowed_local_media_path)
     if tokenizer is None:
         return None
     settable = [kind for kind in load_kinds().values() if kind.settable]
@@ -137,7 +137,7 @@ def _media(located: Located, tokenizer: Tokenizer | None, taken: Mapping[str, An
     limits = {kind: limit["count"] if isinstance(limit, dict) else limit for kind, limit in said.items()}
     kept = int(args.mm_processor_cache_gb * (1 << 30))
     settings = MediaSettings(limits, kept, args.media_io_kwargs or {}, args.disable_chunked_mm_input)
-    media = Media(taken, tokenizer, gate, settings)
+    media = MediaPreprocessor(taken, tokenizer, gate, settings)
     if media.unsafe:
         kinds = " and ".join(media.unsafe)
         logger.warning("%s are refused: the tokenizer does not say that the model's token for them is a special token", kinds)

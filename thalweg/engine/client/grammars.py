@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from thalweg.errors import RequestError
-from thalweg.grammar.judge import Judge
-from thalweg.grammar.source import Asked, GrammarError, Source, Vocabulary
+from thalweg.grammar.judge import GrammarValidator
+from thalweg.grammar.source import GrammarError, GrammarRequest, GrammarSource, GrammarVocabulary
 from thalweg.params import StructuredOutputsParams
 
 _IN_LARK = re.compile(r"^(?:at \d+\(\d+\): )?(?:failed to compile JSON schema: )?")
@@ -22,15 +22,15 @@ MOST_SENT = 64 << 20
 class StructuredOutputs:
     """Judges grammars for one engine. Thread-safe."""
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary], defaults: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, vocabulary: Callable[[], GrammarVocabulary], defaults: Mapping[str, Any] | None = None) -> None:
         """vocabulary: raises RequestError if the model can follow no grammar. defaults: --structured-outputs-config."""
-        self.judge = Judge(vocabulary)
+        self.judge = GrammarValidator(vocabulary)
         self._defaults = defaults or {}
 
-    def source(self, params: StructuredOutputsParams, choices: int = 1) -> Source:
+    def source(self, params: StructuredOutputsParams, choices: int = 1) -> GrammarSource:
         if params.inner is not None:
             self.source(params.inner)  # what is wrong with it is told by its own name
-        name, asked = self._asked(params)
+        name, asked = self._read_constraint(params)
         field = params.asked_as or f"structured_outputs.{name}"
         self.judge.vocabulary  # noqa: B018  (it may refuse)
         try:
@@ -48,7 +48,7 @@ class StructuredOutputs:
         for part in params.parts:
             text = json.dumps(part.schema, ensure_ascii=False)
             try:
-                self.judge.source(Asked(kind="json", text=text, inside=True))
+                self.judge.source(GrammarRequest(kind="json", text=text, inside=True))
             except GrammarError as e:
                 return RequestError(f"{part.name}: {_plain(e.why, e.pointer)}", part.field)
         if not params.parts:
@@ -56,16 +56,16 @@ class StructuredOutputs:
         name, field = (params.parts[0].name, params.parts[0].field) if len(params.parts) == 1 else ("tools", "tools")
         return RequestError(f"{name}: {_plain(whole.why)}", field)
 
-    def _asked(self, p: StructuredOutputsParams) -> tuple[str, Asked]:
+    def _read_constraint(self, p: StructuredOutputsParams) -> tuple[str, GrammarRequest]:
         name, value = p.constraint
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        return name, Asked(
+        return name, GrammarRequest(
             kind=name,
             text=text,
             compact=p.disable_any_whitespace or bool(self._defaults.get("disable_any_whitespace")),
             closed=p.disable_additional_properties or bool(self._defaults.get("disable_additional_properties")),
             whitespace=p.whitespace_pattern,
-            inner=None if p.inner is None else self._asked(p.inner)[1],
+            inner=None if p.inner is None else self._read_constraint(p.inner)[1],
         )
 
     def close(self) -> None:

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from thalweg.config import EngineConfig, PoolingConfig
-from thalweg.engine.client import embeds, hearing
+from thalweg.engine.client import embeds, transcription
 from thalweg.engine.client.grammars import StructuredOutputs
-from thalweg.engine.client.media import MEDIA, NAME, Media
+from thalweg.engine.client.media import MEDIA, NAME, MediaPreprocessor
 from thalweg.engine.client.pool_shape import PoolShape, pool_shape, token_types
 from thalweg.engine.client.prompt_ids import Prompt, PromptEncoder
 from thalweg.engine.client.sampling_reader import SamplingReader
 from thalweg.engine.client.submission import PoolingSubmission, Submission, choice_seed
-from thalweg.engine.client.thinking import Marks
+from thalweg.engine.client.thinking import ReasoningMarkers
 from thalweg.engine.messages import EngineRequest, Input, TokenSampling
 from thalweg.errors import RequestError
-from thalweg.media.kinds.base import Medium
+from thalweg.media.kinds.base import MediaItem
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
 from thalweg.text.tokenizer import Tokenizer
 
@@ -40,8 +40,8 @@ class InputProcessor:
         eos_ids: tuple[int, ...] = (),
         seed_source: random.Random | None = None,
         structured: StructuredOutputs | None = None,
-        media: Media | None = None,
-        marks: Marks | None = None,
+        media: MediaPreprocessor | None = None,
+        marks: ReasoningMarkers | None = None,
     ) -> None:
         """tokenizer None: prompts must be token ids, and nothing text-valued may be asked (skip_tokenizer_init).
         eos_ids: the model's end-of-sequence ids. seed_source: where seeds of requests without one come from.
@@ -75,14 +75,14 @@ class InputProcessor:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling_params must be a SamplingParams, not {type(params).__name__}", "sampling_params")
         _check_priority(priority)
-        prompt, mel = hearing.read(prompt, self._sound)
+        prompt, mel = transcription.read(prompt, self._sound)
         prompt, items = _with_media(prompt)
-        text, ids, salt, embedded = self._embedded(prompt, params)
+        text, ids, salt, embedded = self._encode_prompt(prompt, params)
         tokens, inputs = self._arrays(ids, items, embedded, params.n)
         shared = self._sampling.read(params, ids)
-        hearing.check(params, mel)
+        transcription.check(params, mel)
         if mel is not None and self._sound is not None:
-            inputs, shared = (hearing.make_input(mel), *inputs), hearing.sampling(self._sound, ids, shared)
+            inputs, shared = (transcription.make_input(mel), *inputs), transcription.sampling(self._sound, ids, shared)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         scores = -1 if params.prompt_logprobs is None else self._sampling.logprobs("prompt_logprobs", params.prompt_logprobs)
         requests = []
@@ -146,7 +146,7 @@ class InputProcessor:
         self._sampling.prepare(params)
 
     def _arrays(
-        self, ids: list[int], items: Sequence[Medium], embedded: Input | None, choices: int
+        self, ids: list[int], items: Sequence[MediaItem], embedded: Input | None, choices: int
     ) -> tuple[np.ndarray, tuple[Input, ...]]:
         """(tokens i32[N], inputs in the order of their positions)."""
         inputs = self._media_inputs(ids, items, choices)
@@ -156,14 +156,14 @@ class InputProcessor:
             inputs = tuple(sorted((*inputs, embedded), key=lambda item: int(item.positions[0])))
         return tokens, inputs
 
-    def _media_inputs(self, ids: list[int], items: Sequence[Medium], choices: int) -> tuple[Input, ...]:
+    def _media_inputs(self, ids: list[int], items: Sequence[MediaItem], choices: int) -> tuple[Input, ...]:
         if not items:
             return ()
         if self._media is None:
             raise RequestError(f"prompt: {NAME} is not supported by this model, which takes text alone; leave it out", "prompt")
         return self._media.inputs(ids, items, choices)
 
-    def _embedded(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, list[int], str, Input | None]:
+    def _encode_prompt(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, list[int], str, Input | None]:
         """As `PromptEncoder.encode`, of a prompt that may be given as embeddings too."""
         if not isinstance(prompt, Mapping) or embeds.NAME not in prompt:
             return *self._prompts.encode(prompt), None
@@ -174,7 +174,7 @@ class InputProcessor:
         return *self._prompts.encode(rest), embedded
 
 
-def _with_media(prompt: Any) -> tuple[Any, Sequence[Medium]]:
+def _with_media(prompt: Any) -> tuple[Any, Sequence[MediaItem]]:
     """A prompt, and the media that were read for it."""
     if not isinstance(prompt, Mapping):
         return prompt, ()

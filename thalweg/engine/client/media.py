@@ -17,19 +17,19 @@ import numpy as np
 
 from thalweg.engine.messages import Input
 from thalweg.errors import RequestError
-from thalweg.host.turns import Turns
+from thalweg.host.turns import FairSemaphore
 from thalweg.media.fetches import Fetches
-from thalweg.media.gate import Gate
+from thalweg.media.gate import MediaConnector
 from thalweg.media.kinds import load_kinds, map_part_types, name_kinds
 from thalweg.media.kinds.base import (
     MOST_ITEMS,
     READERS,
+    MediaItem,
     MediaKind,
     MediaProcessor,
     MediaReader,
     MediaSettings,
     MediaSource,
-    Medium,
 )
 from thalweg.template.specials import Span
 from thalweg.text.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ class ModelMedia:
 
 
 @dataclass(frozen=True, slots=True)
-class Expand:
+class MediaExpander:
     """signs: what stands for each kind before it does its work."""
 
     signs: Mapping[str, str]
@@ -68,15 +68,19 @@ class Expand:
         return self.work(text, data)
 
 
-class Media:
+class MediaPreprocessor:
     """What a model that takes media needs of a client. Thread-safe."""
 
     def __init__(
-        self, processors: Mapping[str, MediaProcessor], tokenizer: Tokenizer, gate: Gate, settings: MediaSettings | None = None
+        self,
+        processors: Mapping[str, MediaProcessor],
+        tokenizer: Tokenizer,
+        gate: MediaConnector,
+        settings: MediaSettings | None = None,
     ) -> None:
         """processors: how the model takes media, by kind. There is one at least."""
         self._tokenizer, self._gate, settings = tokenizer, gate, settings or MediaSettings()
-        self._threads, self._turns, self._fetches = ThreadPoolExecutor(READERS, "media"), Turns(READERS), Fetches(gate)
+        self._threads, self._turns, self._fetches = ThreadPoolExecutor(READERS, "media"), FairSemaphore(READERS), Fetches(gate)
         self._taken: dict[str, ModelMedia] = {}
         for name, processor in processors.items():
             kind, shown = load_kinds()[name], tokenizer.token_of(processor.token)
@@ -137,12 +141,12 @@ class Media:
 
     # ------------------------------------------------------------ what they are
 
-    def read(self, sources: Sequence[MediaSource]) -> list[Medium]:
+    def read(self, sources: Sequence[MediaSource]) -> list[MediaItem]:
         """RequestError names the place of the first that cannot be read."""
         data = self._fetches.read_all([(source.url, source.at) for source in sources])
         return list(self._threads.map(self._read, sources, data))
 
-    async def read_async(self, sources: Sequence[MediaSource], tenant: str = "") -> list[Medium]:
+    async def read_async(self, sources: Sequence[MediaSource], tenant: str = "") -> list[MediaItem]:
         """`read`, off the event loop. tenant: whose turn it takes, where hosts or the decoding processes are busy."""
         try:
             async with asyncio.TaskGroup() as group:
@@ -151,19 +155,19 @@ class Media:
             raise e.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _obtain(self, source: MediaSource, tenant: str) -> Medium:
+    async def _obtain(self, source: MediaSource, tenant: str) -> MediaItem:
         async with self._fetches.fetch(source.url, source.at, tenant) as data:
             return await self._turns.run(tenant, self._threads, partial(self._read, source, data))
 
-    def _read(self, source: MediaSource, fetched: bytes = b"") -> Medium:
+    def _read(self, source: MediaSource, fetched: bytes = b"") -> MediaItem:
         data = source.data or fetched or (self._gate.read(source.url, source.at) if source.url else b"")
-        return Medium(source.kind, self._taken[source.kind].reader.read(source, data))
+        return MediaItem(source.kind, self._taken[source.kind].reader.read(source, data))
 
     # ------------------------------------------------------------ what stands for them
 
-    def expand(self, media: Sequence[Medium]) -> Expand:
+    def expand(self, media: Sequence[MediaItem]) -> MediaExpander:
         """What puts their placeholders into a rendered prompt, and moves the spans of what callers wrote."""
-        return Expand({name: taken.marker for name, taken in self._taken.items()}, partial(self._expand, media))
+        return MediaExpander({name: taken.marker for name, taken in self._taken.items()}, partial(self._expand, media))
 
     def _sharing(self, attribute: Callable[[ModelMedia], Any]) -> Iterator[tuple[Any, list[ModelMedia]]]:
         """The kinds that share a value of this attribute, with it."""
@@ -171,7 +175,7 @@ class Media:
         for value, group in groupby(sorted(self._taken.values(), key=lambda t: order.index(attribute(t))), attribute):
             yield value, list(group)
 
-    def _expand(self, media: Sequence[Medium], text: str, data: Sequence[Span]) -> tuple[str, list[Span]]:
+    def _expand(self, media: Sequence[MediaItem], text: str, data: Sequence[Span]) -> tuple[str, list[Span]]:
         texts, begins = self._texts(media), [0] * len(media)
         places: list[tuple[int, str, str]] = []
         for marker, kinds in self._sharing(lambda t: t.marker):
@@ -190,7 +194,7 @@ class Media:
                 raise RequestError(f"messages: the chat template changes the order of {_words(kinds)}", "messages")
         return _replace(text, sorted(places), data)
 
-    def _texts(self, media: Sequence[Medium]) -> list[str]:
+    def _texts(self, media: Sequence[MediaItem]) -> list[str]:
         """What stands in the prompt for each."""
         before, out = Counter[str](), []
         for item in media:
@@ -199,7 +203,7 @@ class Media:
             before[item.kind] += 1
         return out
 
-    def inputs(self, ids: Sequence[int], media: Sequence[Medium], choices: int) -> tuple[Input, ...]:
+    def inputs(self, ids: Sequence[int], media: Sequence[MediaItem], choices: int) -> tuple[Input, ...]:
         """The media with the positions of their placeholders among a prompt's ids. choices: that the request asks for."""
         made: list[Input] = []
         for token, kinds in self._sharing(lambda t: t.token):
@@ -259,7 +263,7 @@ class Media:
         return await asyncio.to_thread(self.prompt, fields)
 
 
-def _of(kinds: Sequence[ModelMedia], media: Sequence[Medium]) -> list[int]:
+def _of(kinds: Sequence[ModelMedia], media: Sequence[MediaItem]) -> list[int]:
     """Which of these media are of one of these kinds."""
     names = {taken.kind.name for taken in kinds}
     return [i for i, item in enumerate(media) if item.kind in names]

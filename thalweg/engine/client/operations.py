@@ -12,7 +12,7 @@ from thalweg.lora import LoRARequest
 from thalweg.options.observation import read_profiler_config
 
 
-class Operations:
+class OperationMethods:
     """The part of AsyncLLM that operates its engine."""
 
     _adapters: ClientAdapters

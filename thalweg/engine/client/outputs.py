@@ -15,16 +15,16 @@ import msgspec
 import numpy as np
 
 from thalweg.engine.client.submission import Submission
-from thalweg.engine.messages import EngineRequest, Finished, Outputs, PromptScores, Started, TokenLogprobs
+from thalweg.engine.messages import EngineRequest, Outputs, PromptScores, SequenceFinished, SequenceStarted, TokenLogprobs
 from thalweg.outputs import CompletionOutput, FlatLogprobs, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
 from thalweg.params import RequestOutputKind
 from thalweg.text.detokenizer import Detokenizer
-from thalweg.text.stops import AsideStream, StopStream, StopStrings, automaton
+from thalweg.text.stops import ReasoningStream, StopStream, StopStrings, automaton
 from thalweg.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Processed:
+class ProcessedFrame:
     """What one frame came to: one output per request with news, and handles the engine must
     stop because a stop string matched."""
 
@@ -54,7 +54,7 @@ class OutputProcessor:
         request = self._requests.get(request_id)
         return None if request is None else request.metrics
 
-    def begun(self, request_id: str) -> float | None:
+    def scheduled_ts(self, request_id: str) -> float | None:
         """Monotonic seconds when the engine began this request, since it was submitted, last resumed, or last preempted there.
         None: it has not, or the request is not open."""
         request = self._requests.get(request_id)
@@ -74,7 +74,7 @@ class OutputProcessor:
         for choice in request.choices:
             self._choices[choice.handle] = choice
 
-    def process(self, frame: Outputs) -> Processed:
+    def process(self, frame: Outputs) -> ProcessedFrame:
         """Take one frame. Tokens and news of handles that are closed here already (stopped, aborted) are dropped."""
         choices = self._choices
         for started in frame.started:
@@ -114,11 +114,11 @@ class OutputProcessor:
         outputs = []
         for request in touched.values():
             output = request.output(frame.time)
-            if request.finished:
+            if request.is_finished:
                 del self._requests[request.id]
             if output is not None:
                 outputs.append(output)
-        return Processed(outputs, abort)
+        return ProcessedFrame(outputs, abort)
 
     def abort(self, request_id: str) -> tuple[list[int], RequestOutput | None]:
         """Close a request: handles the engine must stop, and its last output, with finish_reason "abort". ([], None) if
@@ -179,7 +179,7 @@ class OutputProcessor:
             if self._choices.pop(choice.handle, None) is not None:
                 handles.append(choice.handle)
             if choice.finish_reason is None:
-                choice.finish(Finished(choice.handle, reason, error=error))
+                choice.finish(SequenceFinished(choice.handle, reason, error=error))
         return handles, request.output(request.metrics.last_token_ts)
 
 
@@ -206,7 +206,7 @@ class _Choice:
             )  # fmt: skip
         self._stops = StopStream(stops, p.include_stop_str_in_output) if stops is not None else None
         aside = p.stop_aside if stops is not None else None
-        self._aside = AsideStream(aside.opens, aside.close, aside.inside) if aside is not None else None
+        self._aside = ReasoningStream(aside.opens, aside.close, aside.inside) if aside is not None else None
         self._include, self._after_min = p.include_stop_str_in_output, p.min_tokens
         self._repeats = p.repetition_detection
         self._stop_ids = frozenset(sampling.eos_ids) | frozenset(sampling.stop_ids)
@@ -232,7 +232,7 @@ class _Choice:
         if self._repeats is not None and not stopping and self._repeats.found(self.tokens):
             self._push_text(token, stopping)
             if self.finish_reason is None:
-                self.finish(Finished(self.handle, "repetition"))
+                self.finish(SequenceFinished(self.handle, "repetition"))
                 self.stop_reason = "repetition_detected"
             return
         self._push_text(token, stopping)
@@ -252,7 +252,7 @@ class _Choice:
         if text:
             self._new_text.append(text)
 
-    def finish(self, end: Finished) -> None:
+    def finish(self, end: SequenceFinished) -> None:
         """The engine ended it, or never will: let go of text that was held back."""
         self.finish_reason = end.reason
         self.request.running -= 1
@@ -269,7 +269,7 @@ class _Choice:
     def resubmit(self) -> EngineRequest:
         first = self.engine_request
         sampling = first.sampling
-        if sampling.prompt_logprobs >= 0 and self.request.scored:
+        if sampling.prompt_logprobs >= 0 and self.request.has_prompt_logprobs:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=-1)
         tokens = np.concatenate([first.tokens[: first.prompt_len], np.array(self.tokens, np.int32)])
         return msgspec.structs.replace(first, tokens=tokens, sampling=sampling)
@@ -330,15 +330,15 @@ class _Request:
             self.prompt_logprobs = [None] * len(submission.prompt_ids)
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return self.running == 0
 
     @property
-    def scored(self) -> bool:
+    def has_prompt_logprobs(self) -> bool:
         """Is every prompt token but the first scored?"""
         return self.prompt_logprobs is None or None not in self.prompt_logprobs[1:]
 
-    def start(self, choice: _Choice, started: Started) -> None:
+    def start(self, choice: _Choice, started: SequenceStarted) -> None:
         """Times and cache hits are those of the choice that ran first."""
         if self.begun is None:
             self.begun = started.scheduled_ts

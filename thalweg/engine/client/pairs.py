@@ -7,7 +7,7 @@ from typing import Any
 
 from thalweg.config import PoolingConfig
 from thalweg.errors import RequestError
-from thalweg.text.cut import Cut, Read, cut_ids, read_pair, read_pairs, read_text
+from thalweg.text.cut import TokenizedText, Truncation, cut_ids, read_pair, read_pairs, read_text
 from thalweg.text.pair_forms import FORMS, write_pair
 from thalweg.text.tokenizer import Tokenizer
 
@@ -27,7 +27,7 @@ def read_tokenization(said: Mapping[str, Any] | None) -> tuple[int | None, str |
     return said.get("truncate_prompt_tokens"), said.get("truncation_side"), special
 
 
-def shorten_prompt(tokenizer: Tokenizer | None, prompt: Any, cut: Cut | None, special: bool) -> Any:
+def shorten_prompt(tokenizer: Tokenizer | None, prompt: Any, cut: Truncation | None, special: bool) -> Any:
     """A prompt as `InputProcessor` takes it, with ids of which `cut` leaves no more than it says. special: with what the
     tokenizer puts around a text. What is no prompt comes back as it is, to be refused there."""
     if cut is None and special:
@@ -47,7 +47,7 @@ def shorten_prompt(tokenizer: Tokenizer | None, prompt: Any, cut: Cut | None, sp
 
 
 def pair_prompts(
-    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], cut: Cut | None, pooling: PoolingConfig,
+    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], cut: Truncation | None, pooling: PoolingConfig,
     most: tuple[int, int] = (0, 0), instruction: str | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The prompt of each pair of texts, as the model wants it. most: tokens of the first and of the second text that are kept;
@@ -65,7 +65,7 @@ def pair_prompts(
     ]  # fmt: skip
 
 
-def _prompt_of(read: Read, types: int) -> dict[str, Any]:
+def _prompt_of(read: TokenizedText, types: int) -> dict[str, Any]:
     return {"prompt_token_ids": read.ids, **({"token_type_ids": read.types} if types > 1 else {})}
 
 

@@ -63,7 +63,7 @@ def pool_shape(pooling: PoolingConfig, params: PoolingParams, budget: int) -> Po
     return PoolShape(activation, size, True, columns, tag)
 
 
-def shaped(result: np.ndarray, shape: PoolShape, tokens: Sequence[int]) -> np.ndarray:
+def apply_pool_shape(result: np.ndarray, shape: PoolShape, tokens: Sequence[int]) -> np.ndarray:
     """The engine's result, f32[N] or of each token f32[tokens, N], as the caller asked for it."""
     if shape.size is not None:
         result = result[..., : shape.size]
@@ -71,14 +71,14 @@ def shaped(result: np.ndarray, shape: PoolShape, tokens: Sequence[int]) -> np.nd
         result = result[..., list(shape.columns)]
     if shape.step_tag is not None:
         result = result[np.array(tokens, np.int64) == shape.step_tag]
-    return activated(result, shape.activation)
+    return apply_activation(result, shape.activation)
 
 
 SMALLEST = 1e-12
 """Lengths below this count as this, as in the published implementations: a vector of zeros stays one."""
 
 
-def activated(x: np.ndarray, activation: str) -> np.ndarray:
+def apply_activation(x: np.ndarray, activation: str) -> np.ndarray:
     """x f32[..., N] -> f32[..., N], a row at a time. activation: as `PoolingConfig` has it."""
     if activation == "none" or not x.size:
         return np.ascontiguousarray(x, np.float32)

@@ -47,7 +47,7 @@ class EngineProcess:
         try:
             channel.post(m.Start(args))
             first = await channel.receive()
-            if isinstance(first, m.Failed):
+            if isinstance(first, m.EngineFailed):
                 raise as_error(first)
         except BaseException as e:
             await channel.close()
@@ -77,7 +77,7 @@ class EngineProcess:
             if isinstance(message, m.Outputs | m.Reply):
                 self.stepped = self.heard
                 return message
-            if isinstance(message, m.Failed):
+            if isinstance(message, m.EngineFailed):
                 await _end(self._process)
                 raise as_error(message)
             if not isinstance(message, m.Heartbeat):
@@ -108,7 +108,7 @@ class EngineProcess:
         await _end(self._process, STOP_SECONDS)
 
 
-def as_error(failed: m.Failed) -> ThalwegError:
+def as_error(failed: m.EngineFailed) -> ThalwegError:
     """The exception a Failed message stands for."""
     kind = getattr(thalweg.errors, failed.kind, EngineDeadError)
     return kind(failed.message) if issubclass(kind, ThalwegError) else EngineDeadError(failed.message)

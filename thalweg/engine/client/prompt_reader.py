@@ -11,8 +11,8 @@ from thalweg.engine.client.pairs import read_tokenization, shorten_prompt
 from thalweg.errors import RequestError
 from thalweg.media.kinds import name_kinds
 from thalweg.prompts import drop_empty
-from thalweg.text.cut import Cut, read_cut
-from thalweg.text.encoder import INLINE, Encoder
+from thalweg.text.cut import Truncation, read_cut
+from thalweg.text.encoder import INLINE, AsyncTokenizer
 
 
 class PromptReader:
@@ -21,7 +21,7 @@ class PromptReader:
     def __init__(self, frontend: Frontend, max_len: int) -> None:
         """max_len: tokens of the model's context."""
         self._media, self._tokenizer, self._max_len = frontend.media, frontend.tokenizer, max_len
-        self._encoder = Encoder(frontend.tokenizer, max_len) if frontend.tokenizer else None
+        self._encoder = AsyncTokenizer(frontend.tokenizer, max_len) if frontend.tokenizer else None
 
     def read(self, prompt: Any, tokenization_kwargs: Mapping[str, Any] | None = None) -> Any:
         """RequestError names the field. A value that is no prompt is returned unchanged: `InputProcessor` refuses it."""
@@ -47,13 +47,13 @@ class PromptReader:
         (ids,) = await self._encoder.encode([text])
         return {**fields, "prompt_token_ids": ids}
 
-    def cut(self, tokenization_kwargs: Mapping[str, Any] | None) -> tuple[Cut | None, bool]:
+    def cut(self, tokenization_kwargs: Mapping[str, Any] | None) -> tuple[Truncation | None, bool]:
         """(how long prompts are cut, or None; whether the tokenizer adds its special tokens)."""
         keep, side, special = read_tokenization(tokenization_kwargs)
         usual = self._tokenizer.truncation_side if self._tokenizer else "right"
         return read_cut(keep, side, self._max_len, usual), special
 
-    def _shorten(self, prompt: Any, cut: Cut | None, special: bool) -> Any:
+    def _shorten(self, prompt: Any, cut: Truncation | None, special: bool) -> Any:
         if cut is not None and isinstance(prompt, Mapping) and prompt.get(MEDIA):
             raise RequestError(
                 f"truncate_prompt_tokens: a prompt with {name_kinds('or')} is not cut; leave it out", "truncate_prompt_tokens"

@@ -43,7 +43,7 @@ class Recovery:
         self._suspects: deque[int] = deque()
         self._progress = False
 
-    def died(self, running: Sequence[int], everyone: Sequence[int], *, crashed: bool) -> Verdict:
+    def handle_death(self, running: Sequence[int], everyone: Sequence[int], *, crashed: bool) -> Verdict:
         """The engine is gone. running: sequences it had begun. everyone: all open ones, in order of arrival. crashed:
         it ended by itself (a signal other than SIGKILL, an error), not by somebody's hand."""
         progress, self._progress = self._progress, False
@@ -82,7 +82,7 @@ class Recovery:
                 return Verdict(hold=handle)
         return Verdict()
 
-    def ended(self, handle: int, everyone: Sequence[int]) -> Verdict:
+    def handle_end(self, handle: int, everyone: Sequence[int]) -> Verdict:
         """The engine let go of a sequence: it finished, or was taken back."""
         return self._next(everyone) if handle == self.on_trial else Verdict()
 

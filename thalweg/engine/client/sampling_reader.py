@@ -12,10 +12,10 @@ from thalweg.config import EngineConfig
 from thalweg.engine.client import thinking
 from thalweg.engine.client.grammars import StructuredOutputs
 from thalweg.engine.client.prompt_ids import check_ids
-from thalweg.engine.client.thinking import Marks
+from thalweg.engine.client.thinking import ReasoningMarkers
 from thalweg.errors import RequestError
 from thalweg.features import all_features
-from thalweg.grammar.source import Source
+from thalweg.grammar.source import GrammarSource
 from thalweg.params import SAMPLER, SamplingParams
 from thalweg.text.stops import automaton
 from thalweg.text.tokenizer import Tokenizer
@@ -29,7 +29,7 @@ class SamplingReader:
 
     def __init__(
         self, config: EngineConfig, tokenizer: Tokenizer | None, eos_ids: tuple[int, ...],
-        structured: StructuredOutputs | None, marks: Marks | None,
+        structured: StructuredOutputs | None, marks: ReasoningMarkers | None,
     ) -> None:  # fmt: skip
         """Arguments as of `InputProcessor`."""
         model = config.model
@@ -64,7 +64,7 @@ class SamplingReader:
             **{name: getattr(p, name) for name in SAMPLER},
             "top_k": 0 if p.top_k >= self._vocab else p.top_k,
             "eos_ids": () if p.ignore_eos and grammar is None else self._eos_ids,
-            "grammar": self._bounded(p, grammar, prompt),
+            "grammar": self._add_thinking_budget(p, grammar, prompt),
             "stop_ids": tuple(p.stop_token_ids or ()),
             "logprobs": -1 if p.logprobs is None else self.logprobs("logprobs", p.logprobs),
             "logit_bias": tuple(sorted((p.logit_bias or {}).items())),
@@ -73,16 +73,18 @@ class SamplingReader:
             "extra": extra(p.extra_args or {}),
         }
 
-    def _bounded(self, p: SamplingParams, grammar: Source | None, prompt: Sequence[int]) -> Source | None:
+    def _add_thinking_budget(
+        self, p: SamplingParams, grammar: GrammarSource | None, prompt: Sequence[int]
+    ) -> GrammarSource | None:
         """The grammar, and a bound on reasoning."""
         if p.thinking_token_budget is None:
             return grammar
         if self._marks is None:
             raise RequestError(thinking.NONE, thinking.FIELD)
         budget = self._marks.budget(p.thinking_token_budget, prompt)
-        return Source(text="", budget=budget) if grammar is None else msgspec.structs.replace(grammar, budget=budget)
+        return GrammarSource(text="", budget=budget) if grammar is None else msgspec.structs.replace(grammar, budget=budget)
 
-    def _grammar(self, p: SamplingParams) -> Source | None:
+    def _grammar(self, p: SamplingParams) -> GrammarSource | None:
         if p.structured_outputs is None:
             return None
         if self._structured is None:

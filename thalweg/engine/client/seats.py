@@ -18,7 +18,7 @@ class Holder(Protocol):
     """A request as the owner of its seat sees it."""
 
     @property
-    def begun(self) -> float | None:
+    def scheduled_ts(self) -> float | None:
         """Monotonic seconds when the engine began it, since it was last put there. None: it has not."""
 
     @property
@@ -45,7 +45,7 @@ class Seat(Protocol):
         """The reader reads again: the owner shall call `resume` when there is a place."""
 
 
-class Computation:
+class SuspendableRequest:
     """One open request of a Supervisor. Implements `Holder`. Without a seat it goes on as soon as its reader does."""
 
     __slots__ = ("_handles", "_outputs", "_seat", "_supervisor", "request_id", "stalled", "suspended")
@@ -62,8 +62,8 @@ class Computation:
             seat.attach(self)
 
     @property
-    def begun(self) -> float | None:
-        return self._outputs.begun(self.request_id)
+    def scheduled_ts(self) -> float | None:
+        return self._outputs.scheduled_ts(self.request_id)
 
     @property
     def first_token(self) -> float | None:

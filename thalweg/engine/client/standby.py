@@ -38,14 +38,14 @@ class Standby:
         from thalweg.engine.ipc.codec import Codec
 
         with contextlib.suppress(OSError):
-            self._sock.sendall(Codec[Any](m.ToCore).encode(m.Expect(expected)))
+            self._sock.sendall(Codec[Any](m.ToCore).encode(m.StartHint(expected)))
 
     @property
     def alive(self) -> bool:
         return not self._taken and self._process.returncode is None
 
     @property
-    def taken(self) -> bool:
+    def is_taken(self) -> bool:
         return self._taken
 
     @property

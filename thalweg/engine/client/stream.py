@@ -6,19 +6,19 @@ import asyncio
 
 from thalweg.engine.client.adapters import AdapterUse
 from thalweg.engine.client.core import Output
-from thalweg.engine.client.seats import Computation
+from thalweg.engine.client.seats import SuspendableRequest
 from thalweg.errors import ThalwegError
 from thalweg.outputs import RequestOutput
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
 
 
-class Stream:
+class OutputStream:
     """One writer, one reader, both on the event loop."""
 
     __slots__ = ("_adds_up", "_arrived", "_error", "_pending", "_weight", "adapter", "computation", "params", "waiting")
 
     def __init__(
-        self, params: SamplingParams | PoolingParams, computation: Computation, adapter: AdapterUse | None = None
+        self, params: SamplingParams | PoolingParams, computation: SuspendableRequest, adapter: AdapterUse | None = None
     ) -> None:
         """computation: of the request, which stops while too much is unread. adapter: its adapter, until `release`."""
         self.params, self.computation, self.adapter = params, computation, adapter
@@ -37,7 +37,7 @@ class Stream:
         if self._adds_up and isinstance(output, RequestOutput):
             self.waiting += sum(len(c.token_ids) for c in output.outputs) * self._weight
             if isinstance(self._pending, RequestOutput):
-                output = merged(self._pending, output)
+                output = merge_outputs(self._pending, output)
         self._pending = output
         self._arrived.set()
 
@@ -58,7 +58,7 @@ class Stream:
         return output
 
 
-def merged(old: RequestOutput, new: RequestOutput) -> RequestOutput:
+def merge_outputs(old: RequestOutput, new: RequestOutput) -> RequestOutput:
     """Two deltas as one, made of their parts, in time that does not depend on how much waits already."""
     if new.prompt_logprobs is None:
         new.prompt_logprobs = old.prompt_logprobs

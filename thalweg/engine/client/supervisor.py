@@ -71,7 +71,7 @@ class Supervisor:
         on_outputs: Callable[[m.Outputs], None],
         on_convicted: Callable[[int, str], None],
         on_dead: Callable[[ThalwegError], None],
-        vocabulary: Callable[[], m.Vocabulary] | None = None,
+        vocabulary: Callable[[], m.GrammarVocabulary] | None = None,
     ) -> None:
         """vocabulary: for requests with a grammar; without it there are none."""
         self._vocabulary, self._told = vocabulary, False
@@ -289,7 +289,7 @@ class Supervisor:
         logger.error("engine process %d is gone: %s", dead.pid, why)
         ran = list(self._running)
         self._forget(why, "restarting", f"the engine is being restarted: {why}")
-        verdict = self._recovery.died(ran, self._outputs.open_handles(), crashed=crashed)
+        verdict = self._recovery.handle_death(ran, self._outputs.open_handles(), crashed=crashed)
         for handle in verdict.convicted:
             self._on_convicted(handle, CONVICTED)
         await self._another(why)
@@ -297,7 +297,7 @@ class Supervisor:
         everyone = self._outputs.open_handles()
         accused = self._recovery.on_trial
         if accused is not None and accused not in everyone:  # its client went away meanwhile
-            verdict = self._recovery.ended(accused, everyone)
+            verdict = self._recovery.handle_end(accused, everyone)
             accused = self._recovery.on_trial
         self._welcome(everyone if accused is None else verdict.submit)
 
@@ -395,14 +395,14 @@ class Supervisor:
         frame.finished = [f for f in frame.finished if f.reason != "abort"]
         self._on_outputs(frame)
         if self._recovery.listening:
-            for handle in frame.answered():
+            for handle in frame.output_handles():
                 if handle != self._canary:
                     self._fruitless = 0
                     self._act(self._recovery.token(handle))
         for handle in ended:
             self._running.discard(handle)
             if handle == self._recovery.on_trial:
-                self._act(self._recovery.ended(handle, self._outputs.open_handles()))
+                self._act(self._recovery.handle_end(handle, self._outputs.open_handles()))
 
     def _act(self, verdict: Verdict) -> None:
         if verdict.hold is not None:
@@ -437,8 +437,8 @@ class Supervisor:
             while standby.alive:  # looking reaps it
                 await asyncio.sleep(LOOK_SECONDS)
             soon = time.monotonic() - since < STANDBY_AT_LAST
-            lost = lost + 1 if soon and not standby.taken else 0
-            if not standby.taken:
+            lost = lost + 1 if soon and not standby.is_taken else 0
+            if not standby.is_taken:
                 logger.warning("process %d, which stood by, has ended; another will", standby.pid)
                 standby.end()
 
@@ -450,7 +450,7 @@ class Supervisor:
             self.tell(self._vocabulary())
         self._post(m.Add(requests))
 
-    def tell(self, vocabulary: m.Vocabulary) -> None:
+    def tell(self, vocabulary: m.GrammarVocabulary) -> None:
         """The engine reads it when it has nothing else to do, or with the first grammar."""
         if not self._told:
             self._post(vocabulary)

@@ -21,7 +21,7 @@ NONE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class ReasoningMarkers:
     """Token ids, at least one of each."""
 
     open: tuple[int, ...]
@@ -37,7 +37,7 @@ class Marks:
         return Budget(open=self.open, close=self.close, forced=self.forced, most=most, begun=begun)
 
 
-def marks(said: Mapping[str, Any] | None, tokenizer: Tokenizer | None) -> Marks | None:
+def marks(said: Mapping[str, Any] | None, tokenizer: Tokenizer | None) -> ReasoningMarkers | None:
     """Of --reasoning-config, else <think> and </think> where they are tokens. None: nothing says. ConfigError names the key."""
     said = said or {}
     if unknown := sorted(set(said) - set(KEYS)):
@@ -66,7 +66,7 @@ def marks(said: Mapping[str, Any] | None, tokenizer: Tokenizer | None) -> Marks 
     if not opened or not forced:
         raise ConfigError(f"{NAME}: {first!r:.60} and {last!r:.60} must each be a token at least")
     ends = close if close and forced[-len(close) :] == close else forced
-    return Marks(opened, ends, forced)
+    return ReasoningMarkers(opened, ends, forced)
 
 
 def _last(ids: Sequence[int], of: tuple[int, ...]) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thalweg.engine.control.cache.tables import KVCache
-from thalweg.engine.control.parts.builder import FOREVER, Builder, Scored, Work
+from thalweg.engine.control.parts.builder import FOREVER, Builder, ScoredRows, StepRows
 from thalweg.engine.control.scheduler import Schedule
 from thalweg.engine.control.slots import RANDOM, TRUNCATE, WAITS, Slots
 from thalweg.hal.device import Pending
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Launched:
+class LaunchedStep:
     """What must be known of a step to read its result."""
 
     slots: I32
@@ -40,7 +40,7 @@ class Launched:
     emit: NDArray[np.bool_]
     all_emit: bool
     wants_logprobs: bool
-    scored: list[Scored]
+    scored: list[ScoredRows]
     pending: Pending
     decodes: int = 0
     prompt_tokens: int = 0
@@ -55,7 +55,7 @@ class Launched:
 
 
 @dataclass(slots=True)
-class _Held:
+class _BuilderOutput:
     """What a builder made for the members of a step."""
 
     builder: Builder
@@ -75,7 +75,7 @@ class _Members:
     random: bool
     truncate: bool
     logprobs: int
-    held: list[_Held]
+    held: list[_BuilderOutput]
     parts: tuple[Part, ...] = ()
     features: Features = field(default_factory=Features)
     age: int = 0
@@ -89,7 +89,7 @@ class _Members:
         self.features = features_of(self.parts, self.random, self.truncate, self.logprobs)
         self.until = min((h.until for h in self.held), default=FOREVER)
 
-    def refresh(self, work: Work) -> None:
+    def refresh(self, work: StepRows) -> None:
         """Make the parts again that are no longer right."""
         for h in self.held:
             if h.until <= self.age:
@@ -105,7 +105,7 @@ class BatchBuilder:
         """builders: of the parts of a step. drafts: at most so many of a sequence in a step. tables_kept: the device keeps
         block tables and is told what changed."""
         self._builders, self._drafts = builders, drafts
-        self._changes = _Changes(slots, kv) if tables_kept else None
+        self._changes = _TableChanges(slots, kv) if tables_kept else None
         self._slots = slots
         self._kv = kv
         n = slots.count
@@ -118,7 +118,7 @@ class BatchBuilder:
         self._proposes = 0
         """Drafts that the last step proposes of a sequence."""
 
-    def build(self, schedule: Schedule) -> tuple[StepBatch, Launched]:
+    def build(self, schedule: Schedule) -> tuple[StepBatch, LaunchedStep]:
         """Its batch; the slots' scheduled progress moves on. The record's `pending` is the caller's to fill."""
         s, decode = self._slots, schedule.decode
         if schedule.proposes != self._proposes:
@@ -129,14 +129,14 @@ class BatchBuilder:
         tokens[ahead] = ON_DEVICE
         hoped = np.nonzero(ahead & (s.flags[decode] & WAITS != 0))[0]
         batch, record = (
-            self._mixed(schedule, positions, tokens)
+            self._build_mixed(schedule, positions, tokens)
             if schedule.chunks or schedule.drafted
             else self._decoding(decode, positions, tokens)
         )
         record.hoped = hoped if hoped.size else None
         return batch, record
 
-    def _decoding(self, decode: I32, positions: I32, tokens: I32) -> tuple[StepBatch, Launched]:
+    def _decoding(self, decode: I32, positions: I32, tokens: I32) -> tuple[StepBatch, LaunchedStep]:
         """A step in which every sequence decodes one token."""
         s, n = self._slots, decode.size
         members = self._who(decode, positions)
@@ -154,7 +154,7 @@ class BatchBuilder:
         record.decodes = n
         return batch, record
 
-    def _mixed(self, schedule: Schedule, positions: I32, tokens: I32) -> tuple[StepBatch, Launched]:
+    def _build_mixed(self, schedule: Schedule, positions: I32, tokens: I32) -> tuple[StepBatch, LaunchedStep]:
         s, decode, chunks, drafted = self._slots, schedule.decode, schedule.chunks, schedule.drafted
         n, known = decode.size, decode.size + len(chunks)
         slots = np.concatenate([decode, np.array([c.slot for c in chunks] + [d.slot for d in drafted], np.int32)])
@@ -171,7 +171,9 @@ class BatchBuilder:
         if drafted:
             drafts = query - self._ones[: query.size]
             drafts[:known] = 0
-        work = Work(s, slots, context, query, self._asked(slots), chunks, n, drafts, self._drafts, self._proposes, drafted)
+        work = StepRows(
+            s, slots, context, query, self._combine_flags(slots), chunks, n, drafts, self._drafts, self._proposes, drafted
+        )
         self._members = None  # what follows is of this mixture of chunks and decodes
         members = self._assemble(work)
         batch = StepBatch(
@@ -192,10 +194,12 @@ class BatchBuilder:
         return batch, record
 
     def _record(
-        self, members: _Members, reached: I32, emit: NDArray[np.bool_], all_emit: bool, scored: list[Scored]
-    ) -> Launched:
+        self, members: _Members, reached: I32, emit: NDArray[np.bool_], all_emit: bool, scored: list[ScoredRows]
+    ) -> LaunchedStep:
         wants = members.features.logprobs >= 0
-        return Launched(members.slots, members.serials, members.handles, reached, emit, all_emit, wants, scored, pending=_UNSET)
+        return LaunchedStep(
+            members.slots, members.serials, members.handles, reached, emit, all_emit, wants, scored, pending=_UNSET
+        )
 
     def _tables(self, slots: I32, context: I32) -> tuple[I32 | TableRows, ...]:
         return self._kv.tables(slots, context) if self._changes is None else self._changes.rows(slots, context)
@@ -208,8 +212,8 @@ class BatchBuilder:
         same = members is not None and members.serials.size == serials.size and not (members.serials != serials).any()
         if members is not None and same and members.age < members.until:
             return members
-        work = Work(
-            self._slots, slots, context, self._ones[: slots.size], self._asked(slots), proposes=self._proposes
+        work = StepRows(
+            self._slots, slots, context, self._ones[: slots.size], self._combine_flags(slots), proposes=self._proposes
         )  # fmt: skip
         if members is None or not same:
             members = self._members = self._assemble(work)
@@ -217,12 +221,12 @@ class BatchBuilder:
             members.refresh(work)
         return members
 
-    def _asked(self, slots: I32) -> int:
+    def _combine_flags(self, slots: I32) -> int:
         return int(np.bitwise_or.reduce(self._slots.flags[slots]))
 
-    def _assemble(self, work: Work) -> _Members:
+    def _assemble(self, work: StepRows) -> _Members:
         s, slots, asked = self._slots, work.slots, work.flags
-        held = [_Held(b, *b.build(work)) for b in self._builders if b.wanted(work)]
+        held = [_BuilderOutput(b, *b.build(work)) for b in self._builders if b.is_active(work)]
         members = _Members(
             slots.copy(), s.serial[slots], s.handle[slots], s.gather(slots), bool(asked & RANDOM), bool(asked & TRUNCATE),
             int(s.logprobs[slots].max()), held,
@@ -237,7 +241,7 @@ def _uniform(schedule: Schedule) -> int:
     return 0 if schedule.decode.size or schedule.chunks or len(widths) != 1 else 1 + widths.pop()
 
 
-class _Changes:
+class _TableChanges:
     """What of the block tables the device has been sent. While a sequence stays in a slot its rows only grow; what a group
     drops is not looked at again, so it may stay. Another stay has another serial, and is sent whole."""
 
@@ -272,7 +276,7 @@ class _Changes:
         return tuple(out)
 
 
-class _Unset:
+class _UnlaunchedResult:
     """Stands in until the step is launched."""
 
     def ready(self) -> bool:
@@ -282,4 +286,4 @@ class _Unset:
         raise RuntimeError("the step has not been launched")
 
 
-_UNSET: Pending = _Unset()  # type: ignore[assignment]
+_UNSET: Pending = _UnlaunchedResult()  # type: ignore[assignment]

@@ -12,7 +12,7 @@ from thalweg.engine.messages import EngineRequest
 from thalweg.grammar.grammars import Grammars
 
 
-class Compiling:
+class GrammarQueue:
     """Two threads: the loop's, and one that compiles. In order: a request waits for those before it."""
 
     def __init__(self, grammars: Grammars, give: Callable[[list[EngineRequest]], None]) -> None:

@@ -19,13 +19,13 @@ import numpy as np
 
 from thalweg.drafters import SpeculationConfig, load_drafter
 from thalweg.engine.control.adapters import AdapterSlots
-from thalweg.engine.control.batch import BatchBuilder, Launched
+from thalweg.engine.control.batch import BatchBuilder, LaunchedStep
 from thalweg.engine.control.cache.prefix import HashFn
 from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.encodings import Encodings
 from thalweg.engine.control.executor import Executor
 from thalweg.engine.control.invariant import InvariantError, ensure
-from thalweg.engine.control.output import News, ResultReader
+from thalweg.engine.control.output import ResultReader, StepOutput
 from thalweg.engine.control.parts.builder import Builder, Setup, builders
 from thalweg.engine.control.request import Request, find_limit, find_stretches, limit_of, prefix_salt, refuse
 from thalweg.engine.control.scheduler import SHARE_FROM, Schedule, Scheduler
@@ -33,8 +33,8 @@ from thalweg.engine.control.slots import Slots
 from thalweg.engine.control.speculation.drafter import Drafter
 from thalweg.engine.control.speculation.guard import GuardedDrafter
 from thalweg.engine.control.speculation.speculator import Speculator
-from thalweg.engine.control.store.transfers import Connection, Transfers
-from thalweg.engine.messages import EngineRequest, Finished, Outputs, Started, Stats
+from thalweg.engine.control.store.transfers import StoreConnection, Transfers
+from thalweg.engine.messages import EngineRequest, Outputs, SequenceFinished, SequenceStarted, Stats
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.grammar.grammars import Grammars
 from thalweg.hal.parts.overlays import ENCODED
@@ -56,10 +56,10 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         hash_fn: HashFn | None = None,
         share_from: int = SHARE_FROM,
-        announce: Callable[[list[Started]], None] | None = None,
+        announce: Callable[[list[SequenceStarted]], None] | None = None,
         drafter: Callable[[Slots], Drafter] | None = None,
         grammars: Grammars | None = None,
-        store: Connection | None = None,
+        store: StoreConnection | None = None,
     ) -> None:
         """`executor` runs the steps. `announce` gets the sequences that a step begins before it is launched, so that somebody
         knows them should the step be the end; without it they are in the step's Outputs. `hash_fn`, `share_from` and `drafter`
@@ -95,9 +95,9 @@ class EngineCore:
         self._announce = announce
         self._clock = clock
         self._requests: dict[int, Request] = {}
-        self._in_flight: deque[Launched] = deque()
-        self._started: list[Started] = []
-        self._finished: list[Finished] = []
+        self._in_flight: deque[LaunchedStep] = deque()
+        self._started: list[SequenceStarted] = []
+        self._finished: list[SequenceFinished] = []
         self._arrivals = itertools.count()
         self.paused = False
         """No step is launched. Those in flight are read, and requests wait."""
@@ -140,7 +140,7 @@ class EngineCore:
         for r in requests:
             why = refuse(r, self.config, self.kv.bounds)
             if why is None and r.sampling.grammar is not None:
-                why = self._uncompiled(r)
+                why = self._grammar_problem(r)
             if why is None:
                 why = self._unencodable(r)
             if why is None and r.adapter:
@@ -148,11 +148,11 @@ class EngineCore:
             if r.handle in self._requests:
                 why = f"handle: {r.handle} is in use"
             if why is not None:
-                self._finished.append(Finished(r.handle, "error", error=why))
+                self._finished.append(SequenceFinished(r.handle, "error", error=why))
                 continue
             limit = limit_of(r, self.config.model.max_len)
             if r.tokens.size >= limit:  # resubmitted with everything already out
-                self._finished.append(Finished(r.handle, "length"))
+                self._finished.append(SequenceFinished(r.handle, "length"))
                 continue
             priority = r.priority if self.config.scheduler.policy == "priority" else 0
             request = Request(
@@ -164,7 +164,7 @@ class EngineCore:
             self._requests[r.handle] = request
             self.scheduler.add(request)
 
-    def _uncompiled(self, r: EngineRequest) -> str | None:
+    def _grammar_problem(self, r: EngineRequest) -> str | None:
         """Why a request with a grammar can never run, or None."""
         assert r.sampling.grammar is not None
         if self._grammars is None:
@@ -185,9 +185,9 @@ class EngineCore:
         for handle in handles:
             request = self._requests.get(handle)
             if request is not None:
-                self._end(request, Finished(handle, "abort"))
+                self._end(request, SequenceFinished(handle, "abort"))
 
-    def _end(self, request: Request, how: Finished) -> None:
+    def _end(self, request: Request, how: SequenceFinished) -> None:
         self.scheduler.remove(request)
         del self._requests[request.handle]
         self._finished.append(msgspec.structs.replace(how, chunks=request.chunks) if request.chunks else how)
@@ -218,7 +218,7 @@ class EngineCore:
         failed, encodings.failed = encodings.failed, {}
         for r in [r for r in self._requests.values() if r.gated and self.scheduler.in_prompt(r)]:
             if (why := next((failed[i.digest] for i in r.inputs if i.digest in failed), None)) is not None:
-                self._end(r, Finished(r.handle, "error", error=why))
+                self._end(r, SequenceFinished(r.handle, "error", error=why))
 
     def _forget(self) -> None:
         if self._encodings is not None:
@@ -238,7 +238,7 @@ class EngineCore:
             schedule = self.scheduler.schedule(len(self._in_flight))
             if self.scheduler.impossible:
                 for request, why in self.scheduler.impossible:
-                    self._end(request, Finished(request.handle, "error", error=why))
+                    self._end(request, SequenceFinished(request.handle, "error", error=why))
                 self.scheduler.impossible.clear()
                 if schedule is None:
                     continue
@@ -304,7 +304,7 @@ class EngineCore:
             now = self._clock()
             cached = {c.slot: c.cached for c in schedule.chunks}
             fresh = [r for r in schedule.entered if not r.started]
-            started = [Started(r.handle, cached[r.slot], r.queued, now, r.held) for r in fresh]
+            started = [SequenceStarted(r.handle, cached[r.slot], r.queued, now, r.held) for r in fresh]
             for request in fresh:
                 request.started = True
             if self._announce is None:
@@ -312,7 +312,7 @@ class EngineCore:
             elif started:
                 self._announce(started)
         record.streams, record.rationed = schedule.streams, schedule.rationed
-        self.scheduler.pace.planned(record.prompt_tokens, record.decodes, record.rationed)
+        self.scheduler.pace.record_launch(record.prompt_tokens, record.decodes, record.rationed)
         if self._transfers is not None:
             self._transfers.flush()
         fp("engine.step", token=batch.tokens)
@@ -324,11 +324,11 @@ class EngineCore:
     def _end_failed(self) -> None:
         """Those that a part cannot go on with."""
         for builder in self._parts:
-            for request, why in builder.failed():
+            for request, why in builder.take_failures():
                 if request.handle in self._requests:
-                    self._end(request, Finished(request.handle, "error", error=why))
+                    self._end(request, SequenceFinished(request.handle, "error", error=why))
 
-    def _observe(self, done: Launched) -> float:
+    def _observe(self, done: LaunchedStep) -> float:
         """Seconds a step took: from its launch, or from the end of the one before it, to its result."""
         now = self._clock()
         seconds = now - max(done.launched, self._last_result)
@@ -342,7 +342,7 @@ class EngineCore:
         self._last_result = now
         return seconds
 
-    def _outputs(self, news: News | None) -> Outputs:
+    def _outputs(self, news: StepOutput | None) -> Outputs:
         if news is None:
             out = Outputs(np.empty(0, np.int64), np.empty(0, np.int32), self._clock())
         else:
@@ -362,10 +362,10 @@ class EngineCore:
     def stats(self) -> Stats:
         """A snapshot; block counts are those of the group that is fullest."""
         counters = self.scheduler.counters
-        fullest = max((g.pool for g in self.kv.groups), key=lambda p: p.held / p.total)
+        fullest = max((g.pool for g in self.kv.groups), key=lambda p: p.blocks_held / p.total)
         return Stats(
             running=len(self.scheduler.running), waiting=len(self.scheduler.waiting),
-            blocks_used=fullest.held, blocks_total=fullest.total - 1,
+            blocks_used=fullest.blocks_held, blocks_total=fullest.total - 1,
             prefix_queries=counters.prefix_queries, prefix_hits=counters.prefix_hits, preemptions=counters.preemptions,
             steps=self._steps, prompt_tokens=counters.prompt_tokens, generated_tokens=self._generated,
             prompt_cached=counters.prompt_cached,

@@ -29,7 +29,7 @@ class Encoding(Protocol):
     items: Sequence[Input]
 
     @property
-    def left(self) -> int:
+    def layers_left(self) -> int:
         """Layers that have not been launched."""
 
     def launch(self, layers: int, /) -> Pending:
@@ -116,7 +116,7 @@ class Encodings:
             self._rate = 0.0
         may = WHOLE_SECONDS if seconds is None else seconds
         self._layers = max(1, int(may / self._rate)) if self._rate else 1
-        self._layers = min(self._layers, self._encoding.left)
+        self._layers = min(self._layers, self._encoding.layers_left)
         self._launched = self._clock()
         self._flying = self._encoding.launch(self._layers)
         return took + self._read(False)
@@ -144,7 +144,7 @@ class Encodings:
         flying, encoding = self._flying, self._encoding
         if flying is None or encoding is None or not (wait or flying.ready()):
             return 0.0
-        if encoding.left:
+        if encoding.layers_left:
             flying.result()
         else:
             for item, vectors in zip(encoding.items, encoding.vectors(flying), strict=True):

@@ -50,7 +50,7 @@ class Executor(Protocol):
 
 
 @dataclass(slots=True)
-class StepsOnly:
+class LaunchOnlyExecutor:
     """An executor made of a launch function, without operations: for benchmarks and tests of the loop."""
 
     config: EngineConfig

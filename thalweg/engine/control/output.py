@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thalweg.engine.control.batch import Launched
+from thalweg.engine.control.batch import LaunchedStep
 from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.invariant import ensure
 from thalweg.engine.control.request import Request
 from thalweg.engine.control.scheduler import Scheduler
 from thalweg.engine.control.slots import MANY_STOPS, Slots
-from thalweg.engine.messages import Finished, Pooled, PromptScores, TokenLogprobs, TokenVectors
+from thalweg.engine.messages import PooledVectors, PromptScores, SequenceFinished, TokenLogprobs, TokenVectors
 from thalweg.hal.step import StepResult
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from thalweg.engine.control.parts.builder import Builder, Scored
+    from thalweg.engine.control.parts.builder import Builder, ScoredRows
 
     I32 = NDArray[np.int32]
     I64 = NDArray[np.int64]
@@ -36,16 +36,16 @@ NOT_A_NUMBER = "the model's output for this sequence was not a number; nothing o
 
 
 @dataclass(slots=True)
-class News:
+class StepOutput:
     """What one result says, as Outputs will carry it."""
 
     handles: I64
     tokens: I32
-    ended: list[tuple[Request, Finished]] = field(default_factory=list)
+    ended: list[tuple[Request, SequenceFinished]] = field(default_factory=list)
     """The caller takes these out of the scheduler."""
     logprobs: TokenLogprobs | None = None
     prompt_scores: list[PromptScores] = field(default_factory=list)
-    pooled: Pooled | None = None
+    pooled: PooledVectors | None = None
     each: list[TokenVectors] = field(default_factory=list)
 
 
@@ -57,24 +57,24 @@ class ResultReader:
         self._kv = kv
         self._scheduler = scheduler
 
-    def read(self, step: Launched, result: StepResult) -> News:
+    def read(self, step: LaunchedStep, result: StepResult) -> StepOutput:
         s, n = self._slots, step.slots.size
         live = s.serial[step.slots] == step.serials
         invalid = None if result.invalid is None else np.asarray(result.invalid)[:n] & live
-        ended: list[tuple[Request, Finished]] = []
+        ended: list[tuple[Request, SequenceFinished]] = []
         if invalid is not None and invalid.any():
             for slot in step.slots[invalid].tolist():
                 request = self._request(slot)
-                ended.append((request, Finished(request.handle, "error", error=NOT_A_NUMBER)))
+                ended.append((request, SequenceFinished(request.handle, "error", error=NOT_A_NUMBER)))
             live &= ~invalid
         if step.hoped is not None:
-            live = self._allowed(step, result, live)
+            live = self._reject_invalid(step, result, live)
         if step.drafts is not None:
             return self._read_ranges(step, result, live, ended)
         self._advance(step, live, step.reached)
         good = live if step.all_emit else live & step.emit
         if result.pooled is not None:
-            news = self._pooled(step, np.asarray(result.pooled), np.nonzero(good)[0], ended)
+            news = self._read_vectors(step, np.asarray(result.pooled), np.nonzero(good)[0], ended)
             if step.scored:
                 self._each(step, result, news)
             return news
@@ -88,7 +88,7 @@ class ResultReader:
         if result.drafts is not None:
             self._receive(result, slots, np.arange(n) if rows is None else rows)
         self._ends(slots, tokens, known, ended)
-        news = News(step.handles if rows is None else step.handles[rows], tokens.astype(np.int32), ended)
+        news = StepOutput(step.handles if rows is None else step.handles[rows], tokens.astype(np.int32), ended)
         if step.wants_logprobs and result.logprobs is not None:
             news.logprobs = self._logprobs(result, slots, np.arange(n) if rows is None else rows)
         if step.scored:
@@ -96,8 +96,8 @@ class ResultReader:
         return news
 
     def _read_ranges(
-        self, step: Launched, result: StepResult, live: NDArray[np.bool_], ended: list[tuple[Request, Finished]]
-    ) -> News:
+        self, step: LaunchedStep, result: StepResult, live: NDArray[np.bool_], ended: list[tuple[Request, SequenceFinished]]
+    ) -> StepOutput:
         """The same for a step that may return several tokens a row: what was accepted, cut where the sequence ends."""
         s, drafts = self._slots, step.drafts
         assert drafts is not None
@@ -106,7 +106,7 @@ class ResultReader:
         ensure((counts >= 1).all() and (counts <= 1 + drafts[rows]).all(), "a step returned more tokens than it was asked for")
         has = drafts[rows] > 0
         if self._scheduler.speculator is not None and has.any():
-            self._scheduler.speculator.verified(slots[has], counts[has] - 1)
+            self._scheduler.speculator.count_accepted(slots[has], counts[has] - 1)
         column = np.arange(grid.shape[1], dtype=np.int32)
         known = s.known[slots][:, None] + column + np.int32(1)
         real = column < counts[:, None]
@@ -126,7 +126,7 @@ class ResultReader:
         s.scheduled[again], s.length[again], s.proposed[again] = s.returned[again], s.known[again], 0
         last = np.cumsum(counts) - 1
         self._ends(slots, tokens[last], s.known[slots], ended)
-        news = News(step.handles[rows[at]], tokens, ended)
+        news = StepOutput(step.handles[rows[at]], tokens, ended)
         if step.wants_logprobs and result.logprobs is not None:
             news.logprobs = self._logprobs(result, slots, rows, last)
         if step.scored:
@@ -138,7 +138,7 @@ class ResultReader:
         if self._scheduler.speculator is not None:
             self._scheduler.speculator.receive(slots, np.asarray(result.drafts)[rows])
 
-    def _allowed(self, step: Launched, result: StepResult, live: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def _reject_invalid(self, step: LaunchedStep, result: StepResult, live: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """`live`, less the rows whose tokens turn out not to be allowed. Those are taken back."""
         assert step.hoped is not None
         live, s = live.copy(), self._slots
@@ -150,29 +150,33 @@ class ResultReader:
                 live[row] = False
         return live
 
-    def _pooled(
-        self, step: Launched, vectors: NDArray[np.float32], rows: NDArray[np.int64], ended: list[tuple[Request, Finished]]
-    ) -> News:
+    def _read_vectors(
+        self,
+        step: LaunchedStep,
+        vectors: NDArray[np.float32],
+        rows: NDArray[np.int64],
+        ended: list[tuple[Request, SequenceFinished]],
+    ) -> StepOutput:
         """Every sequence ends with its vector."""
         for slot in step.slots[rows].tolist():
             request = self._request(slot)
-            ended.append((request, Finished(request.handle, "stop")))
-        pooled = Pooled(step.handles[rows], vectors[rows])
-        return News(np.empty(0, np.int64), np.empty(0, np.int32), ended, pooled=pooled)
+            ended.append((request, SequenceFinished(request.handle, "stop")))
+        pooled = PooledVectors(step.handles[rows], vectors[rows])
+        return StepOutput(np.empty(0, np.int64), np.empty(0, np.int32), ended, pooled=pooled)
 
     def _request(self, slot: int) -> Request:
         request = self._slots.requests[slot]
         assert request is not None
         return request
 
-    def _advance(self, step: Launched, live: NDArray[np.bool_], reached: I32) -> None:
+    def _advance(self, step: LaunchedStep, live: NDArray[np.bool_], reached: I32) -> None:
         """Returned progress, and the blocks that are complete by it."""
         s = self._slots
         slots, reached = (step.slots, reached) if live.all() else (step.slots[live], reached[live])
         s.returned[slots] = reached
         for slot in slots[reached >= s.publish_at[slots]].tolist():
             request = self._request(slot)
-            self._scheduler.published(request, self._kv.advance(slot, request))
+            self._scheduler.release_claims(request, self._kv.advance(slot, request))
 
     def _is_stop(self, slots: I32, tokens: I32, known: I32) -> NDArray[np.bool_]:
         """Which tokens end their sequence, those before them being none that do. All [N]; known: how many tokens there are
@@ -186,17 +190,17 @@ class ResultReader:
         stop &= known >= s.stop_from[slots]
         return stop
 
-    def _ends(self, slots: I32, tokens: I32, known: I32, ended: list[tuple[Request, Finished]]) -> None:
+    def _ends(self, slots: I32, tokens: I32, known: I32, ended: list[tuple[Request, SequenceFinished]]) -> None:
         """Sequences that end with their last token."""
         s, stop = self._slots, self._is_stop(slots, tokens, known)
         for row in np.nonzero(stop | (known >= s.limit[slots]))[0].tolist():
             request = self._request(int(slots[row]))
             if not stop[row]:
-                ended.append((request, Finished(request.handle, "length")))
+                ended.append((request, SequenceFinished(request.handle, "length")))
                 continue
             token = int(tokens[row])
             eos = token in request.sampling.eos_ids
-            ended.append((request, Finished(request.handle, "stop", stop_id=-1 if eos else token)))
+            ended.append((request, SequenceFinished(request.handle, "stop", stop_id=-1 if eos else token)))
 
     def _logprobs(
         self, result: StepResult, slots: I32, rows: NDArray[np.int64], places: NDArray[np.int64] | None = None
@@ -211,26 +215,26 @@ class ResultReader:
             news.astype(np.int32), np.asarray(found.tokens)[at], np.asarray(found.values)[at], np.asarray(found.ranks)[at]
         )
 
-    def _scores(self, step: Launched, result: StepResult, news: News) -> None:
+    def _scores(self, step: LaunchedStep, result: StepResult, news: StepOutput) -> None:
         found = result.score
         ensure(found is not None, "a step was asked for prompt logprobs and returned none")
         assert found is not None
-        for part in self._told(step, news):
+        for part in self._live_prompts(step, news):
             request = part.request
             k, span = 1 + request.sampling.prompt_logprobs, slice(part.begin, part.end)
             tokens, values = np.asarray(found.tokens)[span, :k], np.asarray(found.values)[span, :k]
             news.prompt_scores.append(PromptScores(request.handle, part.start, tokens, values, np.asarray(found.ranks)[span]))
             request.scored = part.start + part.end - part.begin
 
-    def _each(self, step: Launched, result: StepResult, news: News) -> None:
+    def _each(self, step: LaunchedStep, result: StepResult, news: StepOutput) -> None:
         found = result.each
         ensure(found is not None, "a step was asked for a result per token and returned none")
         values = np.asarray(found, np.float32)
-        for part in self._told(step, news):
+        for part in self._live_prompts(step, news):
             news.each.append(TokenVectors(part.request.handle, part.start, values[part.begin : part.end]))
             part.request.scored = part.start + part.end - part.begin + 1
 
-    def _told(self, step: Launched, news: News) -> Iterator[Scored]:
+    def _live_prompts(self, step: LaunchedStep, news: StepOutput) -> Iterator[ScoredRows]:
         """Those prompts of the step whose sequences are still there, and have not failed with it."""
         failed = {request.handle for request, end in news.ended if end.reason == "error"}
         for part in step.scored:

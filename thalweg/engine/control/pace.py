@@ -37,7 +37,7 @@ class Pace:
         self._flying: deque[bool] = deque()
         """Per step launched and not observed: does it leave a debt?"""
 
-    def planned(self, prompt_tokens: int, decodes: int, rationed: bool = True) -> None:
+    def record_launch(self, prompt_tokens: int, decodes: int, rationed: bool = True) -> None:
         """A step of this kind is launched. rationed: some of what it decodes are streams."""
         self._flying.append(rationed and decodes > 0 and prompt_tokens > self.newcomers(prompt_tokens))
 

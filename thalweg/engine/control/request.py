@@ -56,7 +56,7 @@ class Request:
     demand: list[int] = field(default_factory=list)
     """Blocks it lacked room for when it last looked, per KV group."""
     held: str = ""
-    """What it waited for when it was last passed over (`Started.held`)."""
+    """What it waited for when it was last passed over (`SequenceStarted.held`)."""
     chunks: int = 0
     gated: bool = False
     """Must tokens of its prompt wait for a part (`Builder.gates`)?"""
@@ -81,7 +81,7 @@ class Request:
         return b"\0%d:%b%b" % (len(self.salt), self.salt, out) if out else self.salt
 
     @property
-    def resumed(self) -> bool:
+    def is_resumed(self) -> bool:
         """Had it begun to answer when it entered the queue?"""
         return bool(self.tokens.size > self.prompt_len)
 

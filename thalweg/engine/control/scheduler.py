@@ -146,7 +146,7 @@ class Scheduler:
         self.counters.preemptions += 1
         self.preempted.append(request.handle)
 
-    def published(self, request: Request, keys: list[bytes]) -> None:
+    def release_claims(self, request: Request, keys: list[bytes]) -> None:
         """These blocks can be found now; who waited for them need not any more."""
         for key in keys:
             if key in request.claims:
@@ -177,7 +177,7 @@ class Scheduler:
         decode = self._decodes(budget, in_flight, speculator)
         budget -= decode.size
         self._left = budget
-        whole, rationed = False, self._streamed(decode)
+        whole, rationed = False, self._has_streaming(decode)
         if rationed and budget and (self.waiting or self._prefilling) and not self._resuming():
             most, budget = budget, self.pace.allowance(budget)
             if not budget:
@@ -206,7 +206,7 @@ class Scheduler:
         self._since = 1 if entered else self._since + 1
         return Schedule(decode, chunks, entered, drafted, streams, proposes, rationed)
 
-    def _streamed(self, decode: NDArray[np.int32]) -> bool:
+    def _has_streaming(self, decode: NDArray[np.int32]) -> bool:
         """Does anybody wait for the next token of one of these? Those whose answer is told at its end gain by what the whole
         batch gains: prompts in large steps."""
         requests = self._slots.requests
@@ -216,9 +216,9 @@ class Scheduler:
         """Does a stream that had begun wait for its sequence to be computed again (after a restart, or a preemption)? It stands
         still meanwhile, which is worse than being slow. One that waits for a slot computes nothing yet."""
         s = self._slots
-        if self.waiting and self.waiting[0].resumed and s.available:
+        if self.waiting and self.waiting[0].is_resumed and s.available:
             return True
-        return self._prefilling > 0 and any(r.resumed and s.length[r.slot] - s.scheduled[r.slot] > 1 for r in self.running)
+        return self._prefilling > 0 and any(r.is_resumed and s.length[r.slot] - s.scheduled[r.slot] > 1 for r in self.running)
 
     @property
     def decoding(self) -> bool:
@@ -377,7 +377,7 @@ class Scheduler:
             adapters.begin_round()
         for request in self.waiting[: s.available + PASS_AT_MOST]:
             running = len(self.running)
-            if not budget or not s.available or self._kv.crowded(running):
+            if not budget or not s.available or self._kv.is_crowded(running):
                 request.held = "tokens" if not budget else "slots" if not s.available else "cache"
                 return given - budget
             if 0 < request.most_a_step <= limited:

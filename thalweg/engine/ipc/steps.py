@@ -17,7 +17,7 @@ import numpy as np
 from thalweg.engine.ipc.codec import FrameError
 from thalweg.features import all_features
 from thalweg.hal.step import Features, Logprobs, SamplingArrays, StepBatch, StepResult, TableRows
-from thalweg.plugins import imported
+from thalweg.plugins import import_attribute
 
 _CORE = (StepBatch, SamplingArrays, TableRows, Features, StepResult, Logprobs)
 
@@ -67,4 +67,4 @@ def _read(plain: Any) -> Any:
 @cache
 def _kinds() -> Mapping[str, Any]:
     """Classes of a step by name. Parts of installed packages are among them."""
-    return {kind.__name__: kind for kind in (*_CORE, *(imported(f.part) for f in all_features()))}
+    return {kind.__name__: kind for kind in (*_CORE, *(import_attribute(f.part) for f in all_features()))}

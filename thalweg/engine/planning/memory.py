@@ -16,7 +16,7 @@ from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.weights import open_weights
 from thalweg.config import EngineArgs, SchedulerConfig, check_args
 from thalweg.engine.control.cache.groups import policy
-from thalweg.engine.planning import described, resolve
+from thalweg.engine.planning import checkpoint_config, resolve
 from thalweg.errors import CheckpointError, ConfigError, DeviceError
 from thalweg.hal import discovery
 from thalweg.hal.device import DeviceInfo, Memory
@@ -24,7 +24,7 @@ from thalweg.hal.kv import KVSpec
 from thalweg.hal.parts.overlays import ENCODED
 from thalweg.hal.platform import Defaults, ModelInfo, Platform, StepSizes
 from thalweg.models import registry, sizes
-from thalweg.models.fallback.spec import UNRELIABLE, ForeignSpec
+from thalweg.models.fallback.spec import UNRELIABLE, TransformersSpec
 from thalweg.models.spec import ModelSpec
 from thalweg.quantization import registry as formats
 
@@ -82,7 +82,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _PlanInputs:
     """What there is to plan with."""
 
     args: EngineArgs
@@ -99,35 +99,35 @@ class _Known:
 def plan(args: EngineArgs) -> Plan:
     """`args.model` is a local directory. Raises what `build` would raise for a model or flag that is wrong; memory that does
     not suffice is no error but `Plan.problems`."""
-    return _plan(_known(args, discovery.asked(args.device)))
+    return _plan(_gather_inputs(args, discovery.resolve_platform(args.device)))
 
 
 def to_load(args: EngineArgs, platform: Platform) -> int:
     """Bytes of parameters that a device of `platform` will be given, computed ones left out; 0 if they do not fit beside what
     else is planned. `args` as for `plan`, and it raises the same."""
-    known = _known(args, platform)
+    known = _gather_inputs(args, platform)
     made = _plan(known)
     return made.weights - sizes.table_bytes(known.spec, resolve.max_len(args, known.facts)) if made.fits else 0
 
 
-def _known(args: EngineArgs, platform: Platform) -> _Known:
+def _gather_inputs(args: EngineArgs, platform: Platform) -> _PlanInputs:
     check_args(args)
     path = Path(args.model)
-    hf = described.read(args, path)
+    hf = checkpoint_config.read(args, path)
     hf, spec = registry.declare(hf, path)
     facts = resolve.within(read_facts(hf, path), spec)
     resolve.check_values(args, platform)
     args = resolve.for_tail(args, spec)
-    args = described.cached(args, hf, spec) if platform.runs_models else args
-    platform = resolve.configured(args, platform)
+    args = checkpoint_config.resolve_kv_cache_dtype(args, hf, spec) if platform.runs_models else args
+    platform = resolve.configure_platform(args, platform)
     info = platform.describe()
     if info is None:
-        raise DeviceError(f"device: {platform.name!r} cannot be planned for: {platform.unplanned()}")
+        raise DeviceError(f"device: {platform.name!r} cannot be planned for: {platform.unplannable_reason()}")
     ranks = len(resolve.place(args, platform).devices)
-    return _Known(args, hf, facts, spec, platform, info, platform.defaults(facts, info), ranks)
+    return _PlanInputs(args, hf, facts, spec, platform, info, platform.defaults(facts, info), ranks)
 
 
-def _plan(k: _Known) -> Plan:
+def _plan(k: _PlanInputs) -> Plan:
     args = k.args
     dtype = resolve.dtype(args, k.facts, k.info, k.defaults)
     length = resolve.max_len(args, k.facts)
@@ -140,11 +140,14 @@ def _plan(k: _Known) -> Plan:
         use = formats.scheme(k.hf, args.quantization)
         weights = sizes.weight_bytes(k.spec, dtype, length, k.ranks, use, k.platform.packs, k.platform.dense_share)
         beside = sizes.loading_bytes(k.spec, dtype, k.ranks, use)
-        beside *= 2 if isinstance(k.spec, ForeignSpec) else 1  # tensors of experts are joined as a copy
+        beside *= 2 if isinstance(k.spec, TransformersSpec) else 1  # tensors of experts are joined as a copy
     problems: list[str] = []
     steps = step_sizes(k.spec, schedule, length, dtype, k.ranks, args.batch_invariant is not False)
     others = (
-        _workspace(k, steps) + history(schedule, length, k.spec) + encoded(k.spec) + adapter_slots(args, k.spec, dtype)
+        _workspace(k, steps)
+        + history(schedule, length, k.spec)
+        + encoder_cache_bytes(k.spec)
+        + adapter_slots(args, k.spec, dtype)
     )  # of the length asked for; shorter than that needs no more
     try:
         memory = resolve.cache_bytes(args, k.defaults, Memory(k.info.memory_bytes, k.info.memory_bytes), weights, others)
@@ -158,13 +161,13 @@ def _plan(k: _Known) -> Plan:
     made = Plan(
         model=args.model, architecture=k.facts.architecture, platform=k.platform.name, device=k.info.name,
         device_bytes=k.info.memory_bytes, devices=k.ranks, dtype=dtype,
-        implementation="transformers" if isinstance(k.spec, ForeignSpec) else "thalweg",
+        implementation="transformers" if isinstance(k.spec, TransformersSpec) else "thalweg",
         stored_bytes=k.facts.weight_bytes, weights=weights, loading=weights + beside,
         kv_per_token=sum(map(_per_token, groups)), kv_cache=kv_cache,
         blocks=size.blocks[least], block_tokens=groups[least].block_tokens,
-        groups=[_shown(g, n) for g, n in zip(groups, size.blocks, strict=True)],
+        groups=[_describe_group(g, n) for g, n in zip(groups, size.blocks, strict=True)],
         tokens=size.tokens, sequences=_sequences(groups, size, schedule), history=history(schedule, size.max_len, k.spec),
-        workspace=_workspace(k, replace(steps, max_len=size.max_len)) + encoded(k.spec),
+        workspace=_workspace(k, replace(steps, max_len=size.max_len)) + encoder_cache_bytes(k.spec),
         adapters=adapter_slots(args, k.spec, dtype), max_model_len=size.max_len,
         max_num_seqs=schedule.max_seqs, max_num_batched_tokens=schedule.token_budget, problems=problems,
     )  # fmt: skip
@@ -172,7 +175,7 @@ def _plan(k: _Known) -> Plan:
     return made
 
 
-def _workspace(k: _Known, steps: StepSizes) -> int:
+def _workspace(k: _PlanInputs, steps: StepSizes) -> int:
     return k.platform.workspace(steps) if k.platform.runs_models else 0
 
 
@@ -188,7 +191,7 @@ def adapter_slots(args: EngineArgs, spec: ModelSpec, dtype: str) -> int:
     return sizes.adapter_bytes(spec, dtype, args.max_loras, args.max_lora_rank) if args.enable_lora else 0
 
 
-def encoded(spec: ModelSpec) -> int:
+def encoder_cache_bytes(spec: ModelSpec) -> int:
     """Bytes of vectors of images and sounds that are kept for the next request with the same."""
     return ENCODED if spec.vision is not None or spec.hearing is not None else 0
 
@@ -207,7 +210,7 @@ def step_sizes(
 def _grown(g: KVSpec) -> int:
     """Blocks by which a cache grows with 1024 blocks of tokens: none where a sequence has one, however long it is."""
     kind = policy(g)
-    return kind.sized(g, 1024 * g.block_tokens, 1) - kind.sized(g, 0, 1)
+    return kind.num_blocks(g, 1024 * g.block_tokens, 1) - kind.num_blocks(g, 0, 1)
 
 
 def _per_token(g: KVSpec) -> int:
@@ -215,30 +218,30 @@ def _per_token(g: KVSpec) -> int:
     return -(-_grown(g) * g.bytes_per_block // (1024 * g.block_tokens))
 
 
-def _shown(g: KVSpec, blocks: int) -> dict[str, Any]:
+def _describe_group(g: KVSpec, blocks: int) -> dict[str, Any]:
     return {
         "kind": g.kind, "window": g.window, "layers": len(g.layers), "bytes_per_block": g.bytes_per_block,
         "block_tokens": g.block_tokens if _grown(g) else 0, "blocks": blocks,
     }  # fmt: skip
 
 
-def _groups(k: _Known, length: int, block_tokens: int, dtype: str, drafts: bool) -> tuple[KVSpec, ...]:
+def _groups(k: _PlanInputs, length: int, block_tokens: int, dtype: str, drafts: bool) -> tuple[KVSpec, ...]:
     if not k.platform.runs_models:
         return (sizes.stand_in_group(k.spec, block_tokens),)
     states = resolve.state_tokens(k.args, k.spec, block_tokens)
     return sizes.kv_groups(
-        sizes.kept(k.spec, dtype, k.args.kv_dtype, length, k.ranks, k.args.kv_cache_dtype_skip_layers),
+        sizes.cache_specs(k.spec, dtype, k.args.kv_dtype, length, k.ranks, k.args.kv_cache_dtype_skip_layers),
         block_tokens,
         states,
         spare_states=drafts,
     )
 
 
-def _check_stored(k: _Known) -> None:
+def _check_stored(k: _PlanInputs) -> None:
     """The files hold about as many values as the configuration makes. Not exactly: a tied output matrix may be stored too,
     and some checkpoints keep tables. Counted in values, as files may be in another dtype than config.json names."""
     stored = open_weights(Path(k.args.model))
-    held = sum(prod(stored.entry(name)[1]) for name in stored.names if k.spec.known(name) is not None)
+    held = sum(prod(stored.entry(name)[1]) for name in stored.names if k.spec.rename(name) is not None)
     described = sizes.stored_values(k.spec)
     extra = sizes.head_values(k.spec) if k.spec.tied else 0
     if not 0.98 * described <= held <= 1.02 * (described + extra):
@@ -256,8 +259,8 @@ def _sequences(groups: tuple[KVSpec, ...], size: resolve.CacheSize, schedule: Sc
     return fewest
 
 
-def _advise(p: Plan, k: _Known, length: int, groups: tuple[KVSpec, ...]) -> None:
-    if isinstance(k.spec, ForeignSpec):
+def _advise(p: Plan, k: _PlanInputs, length: int, groups: tuple[KVSpec, ...]) -> None:
+    if isinstance(k.spec, TransformersSpec):
         p.advice.append(UNRELIABLE)
 
     def cost(tokens: int) -> int:

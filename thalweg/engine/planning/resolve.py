@@ -16,7 +16,7 @@ from thalweg.hal.device import DeviceInfo, Memory
 from thalweg.hal.kv import KVSpec, StateSpec
 from thalweg.hal.platform import Defaults, ModelInfo, Parallel, Place, Platform
 from thalweg.models import sizes
-from thalweg.models.fallback.spec import ForeignSpec
+from thalweg.models.fallback.spec import TransformersSpec
 from thalweg.models.spec import ModelSpec
 from thalweg.options.speculation import read_speculation_config
 
@@ -28,7 +28,7 @@ MAX_BATCHED_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Mode:
+class PerformanceMode:
     """What performance_mode changes where the user says nothing: factors of sequences and of tokens in a step, and the
     most that prompts slow running streams (0 = no limit)."""
 
@@ -37,7 +37,11 @@ class Mode:
     slowdown: float = 2.0
 
 
-MODES = {"balanced": Mode(), "interactivity": Mode(tokens=0.5, slowdown=1.25), "throughput": Mode(2.0, 2.0, 0.0)}
+MODES = {
+    "balanced": PerformanceMode(),
+    "interactivity": PerformanceMode(tokens=0.5, slowdown=1.25),
+    "throughput": PerformanceMode(2.0, 2.0, 0.0),
+}
 _ALIASES = {"half": "float16", "float": "float32"}
 
 
@@ -55,7 +59,7 @@ def in_chunks(spec: ModelSpec) -> bool:
 def for_tail(args: EngineArgs, spec: ModelSpec) -> EngineArgs:
     """The arguments as the model's tail leaves them: most that give vectors compute a text whole, in one step. ConfigError
     where a flag asks for what such a model has not."""
-    if isinstance(spec, ForeignSpec):
+    if isinstance(spec, TransformersSpec):
         args = _for_foreign(args)
     if spec.pooling is None:
         return args
@@ -91,7 +95,7 @@ def place(args: EngineArgs, platform: Platform) -> Place:
     return places[0]
 
 
-def configured(args: EngineArgs, platform: Platform) -> Platform:
+def configure_platform(args: EngineArgs, platform: Platform) -> Platform:
     """The platform with the knobs the user set, checked against what it has."""
     said = dict(args.additional_config or {})
     if args.threads is not None:
@@ -124,7 +128,7 @@ def configured(args: EngineArgs, platform: Platform) -> Platform:
             problems.append(f"additional_config: {name}: {e}")
     if problems:
         raise ConfigError(*problems)
-    return platform.configured(replace(platform.options, **converted))
+    return platform.with_options(replace(platform.options, **converted))
 
 
 def _share_of_threads(args: EngineArgs, platform: Platform) -> dict[str, Any]:
@@ -239,7 +243,7 @@ def state_tokens(args: EngineArgs, spec: ModelSpec, block_tokens: int) -> int:
     """Tokens from one state that the prefix cache keeps of recurrent layers to the next: a multiple of block_tokens. Without a
     prefix cache, more than any sequence has. ConfigError."""
     said = args.mamba_block_size
-    if said is not None and not any(isinstance(s, StateSpec) for s in sizes.kept(spec, "float32", "", 1)):
+    if said is not None and not any(isinstance(s, StateSpec) for s in sizes.cache_specs(spec, "float32", "", 1)):
         raise ConfigError("mamba_block_size: this model has no recurrent layers; leave it out")
     if not args.enable_prefix_caching:
         if said is not None:
@@ -293,7 +297,7 @@ class CacheSize:
 
 def cache_cost(groups: Sequence[KVSpec], tokens: int, seqs: int) -> int:
     """Bytes of a cache of `tokens` tokens that belong to at most `seqs` running sequences, scratch included."""
-    return sum(policy(g).sized(g, tokens, seqs) * g.bytes_per_block for g in groups)
+    return sum(policy(g).num_blocks(g, tokens, seqs) * g.bytes_per_block for g in groups)
 
 
 def cache_size(args: EngineArgs, groups: tuple[KVSpec, ...], memory_bytes: int, length: int, seqs: int) -> CacheSize:
@@ -331,4 +335,4 @@ def cache_size(args: EngineArgs, groups: tuple[KVSpec, ...], memory_bytes: int, 
                 f"{memory_bytes:,}; lower max_model_len to {room}, or raise kv_cache_memory_bytes"
             )
         length = room
-    return CacheSize(tuple(policy(g).sized(g, room, seqs) for g in groups), length, room)
+    return CacheSize(tuple(policy(g).num_blocks(g, room, seqs) for g in groups), length, room)

@@ -13,15 +13,15 @@ from thalweg.errors import CheckpointError, ThalwegError
 from thalweg.hal.device import Device
 from thalweg.hal.step import StateBox
 from thalweg.models.adapter_layout import TargetArrays, lay_out
-from thalweg.models.adapters import Room
+from thalweg.models.adapters import AdapterPlan
 
 
 class AdapterStore:
     """The adapters that are loaded, and the slots of the state."""
 
     def __init__(self, model: Any, device: Device, state: StateBox) -> None:
-        """model: `models.build.Model`, built with a `Room`."""
-        self._room: Room = model.adapters
+        """model: `models.build.Model`, built with a `AdapterPlan`."""
+        self._room: AdapterPlan = model.adapters
         self._rename, self._dtype = model.rename, getattr(torch, model.dtype)
         self._device, self._state = device, state
         self._loaded: dict[bytes, dict[str, TargetArrays]] = {}

@@ -10,7 +10,7 @@ def begin(device: str) -> None:
     """Let the platform of `--device device` begin what other threads can do while this one imports. What is not there is
     refused by `build`."""
     try:
-        platform = discovery.asked(device)
+        platform = discovery.resolve_platform(device)
         if platform.runs_models:
             platform.begin()
     except (ThalwegError, ImportError):

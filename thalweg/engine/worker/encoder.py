@@ -12,8 +12,8 @@ from thalweg.engine.messages import Input
 from thalweg.hal.device import Background, Device, Executable, Pending
 from thalweg.hal.step import Params, StateBox, Step
 from thalweg.media.kinds.base import MediaKind
-from thalweg.models.vision.ear import Ear
-from thalweg.models.vision.tower import Tower
+from thalweg.models.vision.audio_encoder import AudioEncoder
+from thalweg.models.vision.tower import VisionEncoder
 
 Compile = Callable[[Step, Params, StateBox], Executable]
 TOGETHER = 1 << 14
@@ -24,7 +24,7 @@ TOGETHER = 1 << 14
 class EncoderNetwork:
     """An encoder of the model, and what was compiled of it. Kinds of media may share one."""
 
-    model: Tower | Ear
+    model: VisionEncoder | AudioEncoder
     params: Params
     state: StateBox = field(default_factory=lambda: StateBox({}), init=False)
     carried: dict[str, Any] = field(default_factory=dict, init=False)
@@ -46,7 +46,7 @@ class KindEncoder:
         return TOGETHER if cost is None else cost
 
 
-class Encoding:
+class EncoderRun:
     """One run of an encoder. Its parts are launched in order, and the last one's result has the vectors."""
 
     def __init__(self, encodes: KindEncoder, items: Sequence[Input], compile: Compile, whole: bool) -> None:
@@ -58,14 +58,14 @@ class Encoding:
         self._batch.metadata = tuple(backend.metadata(b, 0, spec, None) for b in batches)
 
     @property
-    def left(self) -> int:
+    def layers_left(self) -> int:
         """Layers that have not been launched."""
         return self._network.model.depth - self._next
 
     def launch(self, layers: int) -> Pending:
         """The next layers, at most so many, or all of them."""
         network, first = self._network, self._next
-        last = first + (self.left if self._whole else min(layers, self.left))
+        last = first + (self.layers_left if self._whole else min(layers, self.layers_left))
         if (first, last) not in network.made:
             step = network.model.part(first, last, network.carried)
             network.made[first, last] = self._compile(step, network.params, network.state)
@@ -80,7 +80,7 @@ class Encoding:
         return [np.array(part, np.float32) for part in np.split(np.asarray(found), np.cumsum(sizes)[:-1])]
 
 
-class Encoder:
+class EncoderRunner:
     """Begins encodings. One thread drives it, and at most one encoding is under way."""
 
     def __init__(self, device: Device, background: Background | None, kinds: Mapping[str, KindEncoder]) -> None:
@@ -95,7 +95,7 @@ class Encoder:
         """Is there an encoder for it?"""
         return item.kind in self._kinds
 
-    def begin(self, waiting: Sequence[Input]) -> Encoding:
+    def begin(self, waiting: Sequence[Input]) -> EncoderRun:
         """Of the first of these, and of those after it that are encoded together with it."""
         encodes = self._kinds[waiting[0].kind]
         items, size = [waiting[0]], encodes.cost(waiting[0])
@@ -106,6 +106,6 @@ class Encoder:
             if size > TOGETHER:
                 break
             items.append(item)
-        encoding = Encoding(encodes, items, self._compile, self.beside or self._device.pads)
+        encoding = EncoderRun(encodes, items, self._compile, self.beside or self._device.pads)
         self.items += len(items)
         return encoding

@@ -12,7 +12,7 @@ import thalweg
 from thalweg.checkpoint.identity import model_digest
 from thalweg.engine.worker.stages.open import BuildInputs
 from thalweg.errors import ConfigError
-from thalweg.hal.device import Device, Export, Exported, row_bytes
+from thalweg.hal.device import CompletedExport, Device, Export, row_bytes
 from thalweg.hal.kv import KVLayout, KVSpec
 from thalweg.hal.step import StateBox
 from thalweg.options.kv_store import transfer
@@ -45,7 +45,9 @@ class BlockMover:
     def _export(self, number: int, group: int, blocks: np.ndarray) -> None:
         """Start an export, which has this number until it is taken."""
         empty = not self.block_bytes[group]
-        made = Exported(np.empty((len(blocks), 0), np.uint8)) if empty else self._device.export(self._arrays(group), blocks)
+        made = (
+            CompletedExport(np.empty((len(blocks), 0), np.uint8)) if empty else self._device.export(self._arrays(group), blocks)
+        )
         self._exports[number] = made
 
     def _import(self, group: int, blocks: np.ndarray, rows: np.ndarray) -> None:
@@ -82,12 +84,12 @@ def block_operations(
     if transfer(inputs.args) is None:
         return {}
     h = hashlib.blake2b(digest_size=32)
-    for part in (*_computed(inputs), *facts, *_laid_out(groups, layer_group, layouts)):
+    for part in (*_model_facts(inputs), *facts, *_laid_out(groups, layer_group, layouts)):
         h.update(b"%d:" % len(part) + part.encode("utf-8", "surrogateescape"))
     return BlockMover(inputs.device, state, layer_group, len(groups), h.digest()).operations()
 
 
-def _computed(inputs: BuildInputs) -> Iterator[str]:
+def _model_facts(inputs: BuildInputs) -> Iterator[str]:
     args, device = inputs.args, inputs.device
     yield f"{FORMAT} {thalweg.__version__} {inputs.platform.name} {device.info.name} {device.comm.size}"
     yield f"{args.load_format} {args.seed if args.load_format == 'dummy' else ''} {model_digest(inputs.path).hex()}"

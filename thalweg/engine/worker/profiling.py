@@ -38,7 +38,7 @@ class Profiler:
         if not self._steps:
             self._record()
 
-    def stepped(self) -> Path | None:
+    def step(self) -> Path | None:
         """A step has ended: a profile may begin or end with it, and then has a file. OSError as `stop`."""
         if not self._name:
             return None
@@ -83,7 +83,7 @@ def profile_operations(config: ProfilerConfig | None) -> Mapping[str, Callable[.
     profiler = Profiler(config)
 
     def advance() -> str | None:
-        trace = profiler.stepped()
+        trace = profiler.step()
         return None if trace is None else str(trace)
 
     return {"start_profile": profiler.start, "stop_profile": lambda: str(profiler.stop()), "advance_profile": advance}

@@ -20,7 +20,7 @@ from thalweg.hal.parts.proposing import Proposing
 from thalweg.hal.parts.scores import Scores
 from thalweg.hal.platform import Limits
 from thalweg.hal.step import SCRATCH, Features, SamplingArrays, StepBatch, TableRows
-from thalweg.plugins import imported
+from thalweg.plugins import import_attribute
 
 I32 = np.int32
 SHORT = 24
@@ -83,10 +83,10 @@ def sizes(vocab: int, words: int = 3) -> dict[str, int]:
     return {"N": 1, "words": -(-vocab // 32), "length": words}
 
 
-def rehearsed(prompts: bool, logprobs: int = -1, adapters: bool = False) -> list[tuple[type[Part], int]]:
+def rehearsal_parts(prompts: bool, logprobs: int = -1, adapters: bool = False) -> list[tuple[type[Part], int]]:
     """Kinds of parts that steps are rehearsed with, and their levels: those whose dimensions are known. prompts: those of steps
     with prompts too. adapters: does the engine have slots for adapters?"""
-    kinds: list[type[Part]] = [imported(f.part) for f in all_features()]
+    kinds: list[type[Part]] = [import_attribute(f.part) for f in all_features()]
     kinds.remove(EachToken)  # of models that give vectors: steps of others never have it
     kinds.remove(Proposing)  # of engines with a proposer
     if not adapters:
@@ -117,7 +117,7 @@ def decodes(
     limits: Limits, tables: Sequence[Table], vocab: int, logprobs: int, adapters: bool = False
 ) -> list[Callable[[], StepBatch]]:
     """One sequence that decodes, with each of the things that few requests ask for, and with all of them."""
-    kinds = [Features().plus(kind, level) for kind, level in rehearsed(prompts=False, adapters=adapters)]
+    kinds = [Features().plus(kind, level) for kind, level in rehearsal_parts(prompts=False, adapters=adapters)]
     kinds += [Features(logprobs=k) for k in sorted({0, logprobs}) if k <= logprobs]
     kinds.append(_everything(logprobs, prompts=False, adapters=adapters))
     return [partial(_batch, [1], tables, 1, f, vocab, True) for f in kinds]
@@ -125,7 +125,7 @@ def decodes(
 
 def _everything(logprobs: int, prompts: bool, adapters: bool) -> Features:
     features = Features(True, True, logprobs)
-    for kind, level in rehearsed(prompts, logprobs, adapters):
+    for kind, level in rehearsal_parts(prompts, logprobs, adapters):
         features = features.plus(kind, level)
     return features
 

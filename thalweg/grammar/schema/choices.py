@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from thalweg.grammar.schema.opposite import kind_of, listed
+from thalweg.grammar.schema.opposite import enum_values, kind_of
 
 SILENT = frozenset({"title", "description", "$comment", "default", "examples", "deprecated"})
 
@@ -24,7 +24,7 @@ def _values(branches: list[Any], once: bool) -> list[Any] | None:
     """What the branches name. once: what more than one of them names is left out. None: they say more than values."""
     found: list[dict[tuple[str, Any], Any]] = []
     for branch in branches:
-        values = listed(branch) if isinstance(branch, dict) and _only_values(branch) else None
+        values = enum_values(branch) if isinstance(branch, dict) and _only_values(branch) else None
         if values is None or any(isinstance(v, list | dict) for v in values):
             return None
         found.append({(kind_of(v), v): v for v in values})
@@ -40,5 +40,5 @@ def _only_values(branch: dict[str, Any]) -> bool:
     return (
         rest in ({"const", "type"}, {"enum", "type"})
         and branch["type"] == "string"
-        and all(isinstance(v, str) for v in listed(branch) or [None])
+        and all(isinstance(v, str) for v in enum_values(branch) or [None])
     )

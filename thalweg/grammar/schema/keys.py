@@ -13,7 +13,7 @@ from typing import Any
 
 from thalweg.grammar import regexes
 from thalweg.grammar.schema.opposite import TYPES
-from thalweg.grammar.schema.walk import Silent, children
+from thalweg.grammar.schema.walk import NonEvaluatingSchema, children
 
 COUNTS = ("minProperties", "maxProperties")
 MOST_NAMES = 64
@@ -36,7 +36,7 @@ def count_keys(schema: dict[str, Any]) -> dict[str, Any]:
     if len(set(texts)) < len(texts) <= MOST_NAMES and None not in listed.values():
         schema = _in_parts(schema, lambda p: _apart(p, listed))
     if impossible:
-        others = Silent(type=[t for t in TYPES if t != "object"])
+        others = NonEvaluatingSchema(type=[t for t in TYPES if t != "object"])
         schema = {**schema, "allOf": [*schema.get("allOf", ()), others]}
     return schema
 
@@ -55,7 +55,7 @@ def _in_parts(schema: dict[str, Any], change: Callable[[dict[str, Any]], dict[st
 
 
 def _without_optional(schema: dict[str, Any], required: set[str]) -> dict[str, Any]:
-    """A copy whose optional properties are patterns. It is `Silent` if the schema is."""
+    """A copy whose optional properties are patterns. It is `NonEvaluatingSchema` if the schema is."""
     optional = [n for n in schema.get("properties", ()) if n not in required]
     new = type(schema)(schema)
     if optional:

@@ -70,10 +70,10 @@ def _of(key: str, value: Any, schema: dict[str, Any], look: Look, depth: int) ->
         return {"type": "array", "prefixItems": [True] * at + [other], "minItems": at + 1}
     if key == "additionalProperties" and value is False and not schema.get("patternProperties"):
         return _UNKNOWN
-    return _combined(key, value, look, depth)
+    return _negate_applicator(key, value, look, depth)
 
 
-def _combined(key: str, value: Any, look: Look, depth: int) -> Any:
+def _negate_applicator(key: str, value: Any, look: Look, depth: int) -> Any:
     if key in ("allOf", "anyOf", "oneOf") and isinstance(value, list):
         found = [opposite(s, look, depth + 1) for s in value]
         if key == "allOf":
@@ -182,7 +182,7 @@ def disjoint(a: Any, b: Any, look: Look, depth: int = 0) -> bool:
             return True
     if not kinds(a) & kinds(b):
         return True
-    first, second = listed(a), listed(b)
+    first, second = enum_values(a), enum_values(b)
     if first is not None and second is not None and not any(same(v, w) for v in first for w in second):
         return True
     if kinds(a) & kinds(b) != {"object"}:
@@ -194,7 +194,7 @@ def disjoint(a: Any, b: Any, look: Look, depth: int = 0) -> bool:
 
 def kinds(schema: dict[str, Any]) -> set[str]:
     """Types of what may satisfy it."""
-    values = listed(schema)
+    values = enum_values(schema)
     said = schema.get("type")
     here = set(TYPES)
     if isinstance(said, str | list):
@@ -203,7 +203,7 @@ def kinds(schema: dict[str, Any]) -> set[str]:
     return here & {kind_of(v) for v in values} if values is not None else here
 
 
-def listed(schema: dict[str, Any]) -> list[Any] | None:
+def enum_values(schema: dict[str, Any]) -> list[Any] | None:
     """The values it allows, if they are listed."""
     if "const" in schema:
         return [schema["const"]]

@@ -45,22 +45,22 @@ class _Shared(dict[str, Any]):
         return {"$ref": f"#/$defs/{name}"}
 
 
-def ordered(schema: Any) -> Any:
+def order_keys(schema: Any) -> Any:
     """A prepared schema whose objects have no key twice, if their patterns match few names.
 
     GrammarError, with a pointer, where properties must be counted and cannot be."""
     shared = _Shared(schema.get("$defs", {}) if isinstance(schema, dict) else {})
-    made = _ordered(schema, "#", shared)
+    made = _order_keys(schema, "#", shared)
     return {**made, "$defs": {**made.get("$defs", {}), **shared}} if shared else made
 
 
-def _ordered(schema: Any, at: str, shared: _Shared, part: bool = False) -> Any:
+def _order_keys(schema: Any, at: str, shared: _Shared, part: bool = False) -> Any:
     """part: the schema is part of an allOf, which sees to its keys."""
     if not isinstance(schema, dict):
         return schema
     new = dict(schema)
     for pointer, inner in list(children(new)):
-        put(new, pointer, _ordered(inner, f"{at}/{pointer}", shared, pointer.startswith("allOf/")))
+        put(new, pointer, _order_keys(inner, f"{at}/{pointer}", shared, pointer.startswith("allOf/")))
     return new if part else _of_keys(new, at, shared)
 
 
@@ -74,7 +74,7 @@ def _of_keys(schema: dict[str, Any], at: str, shared: _Shared) -> dict[str, Any]
     except _UnknownError:
         values = None
     if values is not None:
-        return _listed(schema, parts, values, at, shared)
+        return _list_properties(schema, parts, values, at, shared)
     patterns = any(p.get("patternProperties") for p in parts)
     if patterns and any(p.get("minProperties", 0) > 1 for p in parts):
         why = "is served only where all properties are named, and other keys are few"
@@ -89,7 +89,7 @@ def _values(parts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     names = possible_keys(parts)
     if names is None:
         return None
-    order = dict.fromkeys(n for p in parts for n in _named(p))
+    order = dict.fromkeys(n for p in parts for n in _property_names(p))
     values = {n: [s for p in parts for s in _value(p, n)] for n in order if n in names}
     return {n: _both(schemas) for n, schemas in values.items() if not any(map(_is_false, schemas))}
 
@@ -98,7 +98,7 @@ def _is_false(schema: Any) -> bool:
     return schema is False or (isinstance(schema, dict) and any(map(_is_false, schema.get("allOf", ()))))
 
 
-def _named(part: dict[str, Any]) -> Iterator[str]:
+def _property_names(part: dict[str, Any]) -> Iterator[str]:
     yield from part.get("properties", ())
     for pattern in part.get("patternProperties") or ():
         yield from regexes.texts(pattern) or ()
@@ -129,7 +129,7 @@ def _both(schemas: list[Any]) -> Any:
     return True if not said else said[0] if len(said) == 1 else {"allOf": said}
 
 
-def _listed(
+def _list_properties(
     schema: dict[str, Any], parts: Sequence[dict[str, Any]], values: dict[str, Any], at: str, shared: _Shared
 ) -> dict[str, Any]:
     """The schema with its keys, and those of its parts, as properties. values: schemas of all keys."""

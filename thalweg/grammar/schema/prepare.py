@@ -24,7 +24,7 @@ MOST_DEPTH = 200
 """Schemas inside one another."""
 
 
-def prepared(schema: Any, closed: bool = False) -> dict[str, Any]:
+def prepare_schema(schema: Any, closed: bool = False) -> dict[str, Any]:
     """A schema that accepts what `schema` does, or less. closed: objects have no properties but those named. GrammarError."""
     if schema is False:
         raise GrammarError("nothing satisfies it", "#")
@@ -32,10 +32,10 @@ def prepared(schema: Any, closed: bool = False) -> dict[str, Any]:
         return {}
     if not isinstance(schema, dict):
         raise GrammarError(f"must be an object, not {_kind(schema)}", "#")
-    return _Walk(schema, closed).whole()
+    return _SchemaPreparer(schema, closed).whole()
 
 
-class _Walk:
+class _SchemaPreparer:
     def __init__(self, root: dict[str, Any], closed: bool) -> None:
         self._root, self._closed = root, closed
         self._open: list[str] = []
@@ -82,7 +82,7 @@ class _Walk:
         new = dict(raw)
         for pointer, inner in list(children(new)):
             put(new, pointer, self.schema(inner, f"{at}/{pointer}", depth + 1))
-        seen = rewrite.Seen(
+        seen = rewrite.RewriteContext(
             raw, lambda ref: find(self._root, ref), partial(self._again, at, depth), partial(self._found, at), at
         )
         for step in rewrite.STEPS:
@@ -122,7 +122,7 @@ class _Walk:
         if new.get("uniqueItems") is False or _short(new):
             new.pop("uniqueItems", None)
         if isinstance(new.get("pattern"), str):
-            new["pattern"] = regexes.simplified(new["pattern"])
+            new["pattern"] = regexes.simplify(new["pattern"])
         self._older(new, at)
         if self._closed and "properties" in new and "additionalProperties" not in new:
             new["additionalProperties"] = False

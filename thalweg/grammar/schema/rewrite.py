@@ -14,15 +14,15 @@ from typing import Any
 
 from thalweg.grammar import regexes
 from thalweg.grammar.schema.keys import count_keys
-from thalweg.grammar.schema.opposite import TYPES, disjoint, listed, opposite, same
+from thalweg.grammar.schema.opposite import TYPES, disjoint, enum_values, opposite, same
 from thalweg.grammar.schema.readers import bounds, dates
-from thalweg.grammar.schema.unevaluated import unevaluated
-from thalweg.grammar.schema.walk import Silent
+from thalweg.grammar.schema.unevaluated import rewrite_unevaluated
+from thalweg.grammar.schema.walk import NonEvaluatingSchema
 from thalweg.grammar.source import GrammarError
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RewriteContext:
     """What a step knows beside the schema."""
 
     raw: dict[str, Any]
@@ -42,7 +42,7 @@ class Seen:
         return other if other is None else _silent(self.prepared(other))
 
 
-Step = Callable[[dict[str, Any], Seen], dict[str, Any]]
+Step = Callable[[dict[str, Any], RewriteContext], dict[str, Any]]
 MOST_COUNTED = 16
 """Items that contains may count."""
 MOST_LISTED = 8
@@ -59,14 +59,14 @@ def _with(schema: dict[str, Any], *more: Any) -> dict[str, Any]:
 
 
 def _silent(schema: Any) -> Any:
-    return Silent(schema) if isinstance(schema, dict) else schema
+    return NonEvaluatingSchema(schema) if isinstance(schema, dict) else schema
 
 
 def _without(schema: dict[str, Any], *keys: str) -> dict[str, Any]:
     return {k: v for k, v in schema.items() if k not in keys}
 
 
-def names(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+def names(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
     """propertyNames: as patterns, or as a list of names."""
     if "propertyNames" not in schema:
         return schema
@@ -119,19 +119,21 @@ def _only_matched(pattern: str) -> dict[str, Any]:
     return {"patternProperties": {pattern: True}, "additionalProperties": False}
 
 
-def dependents(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+def dependents(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
     """dependentRequired and dependentSchemas: the property is absent, or the rest holds."""
     more: list[Any] = []
     for name, needs in (schema.get("dependentRequired") or {}).items():
         if needs:
-            more.append(Silent(anyOf=[{"properties": {name: False}}, {"required": [name, *needs]}]))
+            more.append(NonEvaluatingSchema(anyOf=[{"properties": {name: False}}, {"required": [name, *needs]}]))
     for name, then in (schema.get("dependentSchemas") or {}).items():
-        more.append({"anyOf": [Silent(properties={name: False}), {"allOf": [Silent(required=[name]), then]}]})
+        more.append(
+            {"anyOf": [NonEvaluatingSchema(properties={name: False}), {"allOf": [NonEvaluatingSchema(required=[name]), then]}]}
+        )
     rest = _without(schema, "dependentRequired", "dependentSchemas")
     return _with(rest, *more) if more else rest
 
 
-def contains(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+def contains(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
     """contains, minContains and maxContains."""
     rest = _without(schema, "contains", "minContains", "maxContains")
     if "contains" not in schema:
@@ -145,7 +147,8 @@ def contains(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
             return rest
         places = sorted({0, prefix})
         return _with(
-            rest, Silent(anyOf=[{"prefixItems": [True] * p + [wanted] * least, "minItems": p + least} for p in places])
+            rest,
+            NonEvaluatingSchema(anyOf=[{"prefixItems": [True] * p + [wanted] * least, "minItems": p + least} for p in places]),
         )
     other = seen.opposite(seen.raw["contains"])
     counts = range(least, min(most, least + MOST_COUNTED) + 1)
@@ -153,13 +156,13 @@ def contains(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
         return _with(rest, False)
     others = False if other is None else other
     forms = [{"prefixItems": [wanted] * n, "minItems": n, "items": others} if n else {"items": others} for n in counts]
-    return _with(rest, Silent(anyOf=forms))
+    return _with(rest, NonEvaluatingSchema(anyOf=forms))
 
 
-def unique(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+def unique(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
     """uniqueItems, of items whose values are listed and few: the lists of them, in the order in which the values are named."""
     items = schema.get("items")
-    values = listed(items) if isinstance(items, dict) else None
+    values = enum_values(items) if isinstance(items, dict) else None
     if schema.get("uniqueItems") is not True or values is None or "prefixItems" in schema:
         return schema
     apart = [v for i, v in enumerate(values) if not any(same(v, w) for w in values[:i])]
@@ -169,10 +172,10 @@ def unique(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
     lists = [list(c) for n in range(least, most + 1) for c in combinations(apart, n)]
     rest = _without(schema, "uniqueItems")
     others = {"type": [t for t in TYPES if t != "array"]}
-    return _with(rest, Silent(anyOf=[others, {"enum": lists}] if lists else [others]))
+    return _with(rest, NonEvaluatingSchema(anyOf=[others, {"enum": lists}] if lists else [others]))
 
 
-def negation(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+def negation(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
     """not."""
     if "not" not in schema:
         return schema
@@ -183,7 +186,7 @@ def negation(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
     return rest if other is True or other == {} else _with(rest, other)
 
 
-def condition(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+def condition(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
     """if, then and else: it and then, or its opposite and else."""
     rest = _without(schema, "if", "then", "else")
     if "if" not in schema or not ("then" in schema or "else" in schema):
@@ -196,7 +199,7 @@ def condition(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
     return _with(rest, {"anyOf": [b for b in branches if False not in b["allOf"]] or [False]})
 
 
-def one_of(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+def one_of(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
     """oneOf: anyOf, where no two can hold. Else each with the opposites of the others."""
     if "oneOf" not in schema:
         return schema
@@ -217,22 +220,22 @@ def one_of(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
     return _with(rest, {"anyOf": branches}) if "anyOf" in rest else {**rest, "anyOf": branches}
 
 
-def evaluated(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+def evaluation(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
     """unevaluatedProperties and unevaluatedItems."""
-    return unevaluated(schema, seen.found, seen.at)
+    return rewrite_unevaluated(schema, seen.found, seen.at)
 
 
-def read_back(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+def read_back(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
     """Numbers and dates that readers take for what the schema forbids."""
-    patterns = [Silent(pattern=p) for p in dates(schema)]
+    patterns = [NonEvaluatingSchema(pattern=p) for p in dates(schema)]
     rest = bounds(schema)
     return _with(rest, *patterns) if patterns else rest
 
 
-def counts(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+def counts(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
     """minProperties and maxProperties."""
     return count_keys(schema)
 
 
-STEPS: tuple[Step, ...] = (read_back, names, dependents, contains, unique, negation, condition, one_of, evaluated, counts)
+STEPS: tuple[Step, ...] = (read_back, names, dependents, contains, unique, negation, condition, one_of, evaluation, counts)
 """In the order in which they apply. What is evaluated is seen late, where only allOf, anyOf and references are left."""

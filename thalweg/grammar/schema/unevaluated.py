@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from thalweg.grammar.schema.walk import Silent
+from thalweg.grammar.schema.walk import NonEvaluatingSchema
 from thalweg.grammar.source import GrammarError
 
 Look = Callable[[str], Any]
@@ -22,7 +22,7 @@ _CHOICES = ("allOf", "anyOf", "$ref")
 Way = list[Any]
 
 
-def unevaluated(schema: dict[str, Any], look: Look, at: str) -> dict[str, Any]:
+def rewrite_unevaluated(schema: dict[str, Any], look: Look, at: str) -> dict[str, Any]:
     """The schema without either. GrammarError where its ways are too many, or not known."""
     asked = [k for k in (PROPERTIES, ITEMS) if k in schema]
     rest = {k: v for k, v in schema.items() if k not in asked}
@@ -33,14 +33,14 @@ def unevaluated(schema: dict[str, Any], look: Look, at: str) -> dict[str, Any]:
     ways = _ways({k: v for k, v in rest.items() if k not in kept}, look, f"{at}/{asked[0]}", 0)
     forms = []
     for way in ways:
-        more = [_closed(k, way, schema[k]) for k in asked]
+        more = [_close_branch(k, way, schema[k]) for k in asked]
         forms.append({"allOf": [*way, *(m for m in more if m is not None)]})
     return {**kept, "anyOf": forms} if len(forms) > 1 else {**kept, **forms[0]}
 
 
-def _closed(key: str, way: Way, value: Any) -> dict[str, Any] | None:
+def _close_branch(key: str, way: Way, value: Any) -> dict[str, Any] | None:
     """What a way must say for this keyword. None: everything is evaluated."""
-    way = [s for s in way if isinstance(s, dict) and not isinstance(s, Silent)]
+    way = [s for s in way if isinstance(s, dict) and not isinstance(s, NonEvaluatingSchema)]
     if key == PROPERTIES:
         if any("additionalProperties" in s or PROPERTIES in s for s in way):
             return None
@@ -58,7 +58,7 @@ def _ways(schema: Any, look: Look, at: str, depth: int) -> list[Way]:
     """Lists of schemas without choices, of which one must hold as a whole."""
     if not isinstance(schema, dict):
         return [] if schema is False else [[]]
-    if isinstance(schema, Silent):
+    if isinstance(schema, NonEvaluatingSchema):
         return [[schema]]
     if depth > MOST_DEPTH:
         raise GrammarError("what it refers to is too deep to know what is evaluated", at)

@@ -15,11 +15,11 @@ ONES = (
 )  # fmt: skip
 
 
-class Silent(dict[str, Any]):
+class NonEvaluatingSchema(dict[str, Any]):
     """A schema that came of rewriting and evaluates nothing, as unevaluatedProperties and -Items count it."""
 
 
-def escaped(name: str) -> str:
+def escape_pointer(name: str) -> str:
     """A name as part of a pointer (RFC 6901)."""
     return name.replace("~", "~0").replace("/", "~1")
 
@@ -28,7 +28,7 @@ def children(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """(pointer from this schema, schema) of each schema right inside one."""
     for key, value in schema.items():
         if key in MAPS and isinstance(value, dict):
-            yield from ((f"{key}/{escaped(name)}", inner) for name, inner in value.items())
+            yield from ((f"{key}/{escape_pointer(name)}", inner) for name, inner in value.items())
         elif key in LISTS and isinstance(value, list):
             yield from ((f"{key}/{i}", inner) for i, inner in enumerate(value))
         elif key in ONES and isinstance(value, dict | bool):
@@ -36,7 +36,7 @@ def children(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         elif key == "items" and isinstance(value, list):
             yield from ((f"items/{i}", inner) for i, inner in enumerate(value))
         elif key == "dependencies" and isinstance(value, dict):
-            yield from ((f"{key}/{escaped(n)}", inner) for n, inner in value.items() if not isinstance(inner, list))
+            yield from ((f"{key}/{escape_pointer(n)}", inner) for n, inner in value.items() if not isinstance(inner, list))
 
 
 def put(schema: dict[str, Any], pointer: str, value: Any) -> None:
@@ -47,7 +47,7 @@ def put(schema: dict[str, Any], pointer: str, value: Any) -> None:
     elif isinstance(schema[key], list):
         schema[key] = [value if str(i) == rest else v for i, v in enumerate(schema[key])]
     else:
-        schema[key] = {k: value if escaped(k) == rest else v for k, v in schema[key].items()}
+        schema[key] = {k: value if escape_pointer(k) == rest else v for k, v in schema[key].items()}
 
 
 def references(schema: Any) -> set[str]:
@@ -67,7 +67,7 @@ def find(root: Any, ref: str) -> Any:
     if not ref.startswith("#"):
         raise KeyError(ref)
     if ref != "#" and not ref.startswith("#/"):
-        return _anchored(root, ref[1:])
+        return _find_anchor(root, ref[1:])
     from urllib.parse import unquote
 
     at = root
@@ -92,7 +92,7 @@ def known_pointer(root: Any, pointer: str) -> str:
     return parts[0]
 
 
-def _anchored(root: Any, name: str) -> Any:
+def _find_anchor(root: Any, name: str) -> Any:
     todo = [root]
     while todo:
         schema = todo.pop()

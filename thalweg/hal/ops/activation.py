@@ -36,7 +36,7 @@ def activate(x: Tensor, act: str) -> Tensor:
     raise ValueError(f"unknown activation {act!r}; known: {', '.join(UNGATED)}")
 
 
-def gated(gate: Tensor, up: Tensor, act: str) -> Tensor:
+def glu(gate: Tensor, up: Tensor, act: str) -> Tensor:
     """act(gate) * up. swiglu_oai, of gpt-oss: both cut at 7, up at -7 as well, then gate * sigmoid(1.702 gate) * (up + 1)."""
     if act.startswith(CUT):
         return cut_silu(gate, up, float(act.removeprefix(CUT)))

@@ -45,11 +45,11 @@ def causal_conv(
     table i32[S, >= 2], context, query, last_row i32[S], token_seq i32[T]: as in a StepBatch. A sequence reads block
     table[s, 0], unless its context is 0, and writes its last K - 1 inputs to table[s, 1]. Kernels may write in place: use the
     result."""
-    y, write, kept = convolved(x, weight, held, table, context, query, last_row, token_seq, bias=bias, act=act)
+    y, write, kept = convolve(x, weight, held, table, context, query, last_row, token_seq, bias=bias, act=act)
     return y, held.index_put((write,), kept)
 
 
-def convolved(
+def convolve(
     x: Tensor, weight: Tensor, held: Tensor, *batch: Tensor, bias: Tensor | None, act: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(y, the blocks to write i64[S], what is written to them [S, K - 1, C]). batch: five arguments of the op."""

@@ -27,10 +27,10 @@ def _write_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
 def index_write(held: Tensor, new: Tensor, table: Tensor, token_seq: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
     """Keys of a step's tokens into their pages: held [blocks, n, D], new [T, D], table i32[S, B], token_seq, positions i32[T],
     slots i32[S] -> held. Those of padding (slot 0) go to the scratch block. Kernels may write in place: use the result."""
-    return held.index_put(placed(held, table, token_seq, positions, slots), new)
+    return held.index_put(slot_mapping(held, table, token_seq, positions, slots), new)
 
 
-def placed(held: Tensor, table: Tensor, token_seq: Tensor, positions: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+def slot_mapping(held: Tensor, table: Tensor, token_seq: Tensor, positions: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     """Of each token its block and its place in there."""
     size, seq = held.shape[1], token_seq.long()
     column = torch.div(positions, size, rounding_mode="floor").clamp(max=table.shape[1] - 1).long()

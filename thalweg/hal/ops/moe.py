@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.hal.op import Sample, op
 from thalweg.hal.ops.activation import CUT, SWIGLU_OAI, activate
-from thalweg.hal.ops.activation import gated as through_gates
+from thalweg.hal.ops.activation import glu as through_gates
 from thalweg.hal.ops.matmul import FP8, INT8, MXFP4, NF4, linear
 from thalweg.hal.ops.pointwise import sigmoid
 from thalweg.hal.ops.quantise import dequantise

@@ -84,7 +84,7 @@ def _in_groups(x: Tensor, group: int, change: Callable[[Tensor], Tensor]) -> Ten
 def _by_blocks(x: Tensor, act: str, rule: str, scale: Tensor | None) -> Tensor:
     size, top = BLOCKS[act]
 
-    def rounded(parts: Tensor) -> Tensor:
+    def round_group(parts: Tensor) -> Tensor:
         wide = parts.to(torch.float32)
         largest = wide.abs().amax(-1, keepdim=True)
         if act == "nvfp4":
@@ -97,7 +97,7 @@ def _by_blocks(x: Tensor, act: str, rule: str, scale: Tensor | None) -> Tensor:
         made = _nearest(values, "float8_e4m3fn").to(torch.float32) if act == "mxfp8" else _to_e2m1(values)
         return (made * each).to(parts.dtype)
 
-    return _in_groups(x, size, rounded)
+    return _in_groups(x, size, round_group)
 
 
 def _power(largest: Tensor, top: float, rule: str) -> Tensor:

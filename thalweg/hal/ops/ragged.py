@@ -30,7 +30,7 @@ class Ragged:
         return torch.where(fresh, torch.zeros((), dtype=held.dtype, device=held.device), held[self.read])
 
 
-class _Rows(NamedTuple):
+class _RaggedArrays(NamedTuple):
     """What `Ragged` is made of."""
 
     table: np.ndarray
@@ -44,9 +44,11 @@ class _Rows(NamedTuple):
         return 8
 
 
-def ragged_sample() -> _Rows:
+def ragged_sample() -> _RaggedArrays:
     """A decode, a chunk that goes on from a block it does not write, one shorter than most kernels' taps, and a sequence's
     first tokens, whose block holds another's leavings."""
     query, context = np.array([1, 7, 2, 5], np.int32), np.array([9, 4, 6, 0], np.int32)
     table = np.array([[3, 3], [2, 5], [1, 1], [4, 4]], np.int32)
-    return _Rows(table, context, query, np.cumsum(query, dtype=np.int32) - 1, np.repeat(np.arange(4, dtype=np.int32), query))
+    return _RaggedArrays(
+        table, context, query, np.cumsum(query, dtype=np.int32) - 1, np.repeat(np.arange(4, dtype=np.int32), query)
+    )

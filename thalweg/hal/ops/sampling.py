@@ -46,7 +46,7 @@ def truncate(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Ten
     return torch.empty_like(logits).scatter(1, order, ordered)
 
 
-def _signed(word: int) -> int:
+def _to_int32(word: int) -> int:
     return word - (1 << 32) if word >= 1 << 31 else word
 
 
@@ -58,17 +58,17 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 def mix(x: Tensor) -> Tensor:
     """`thalweg.hal.noise.mix` on int32, whose products wrap around."""
     x = x ^ _shift(x, 16)
-    x = x * _signed(MULTIPLY[0])
+    x = x * _to_int32(MULTIPLY[0])
     x = x ^ _shift(x, 15)
-    x = x * _signed(MULTIPLY[1])
+    x = x * _to_int32(MULTIPLY[1])
     return x ^ _shift(x, 16)
 
 
 def row_keys(seed: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
     """(k0, k1) of `thalweg.hal.noise`: seed i32[S, 2], position i32[S] -> i32[S] each."""
     lo, hi = seed[:, 0], seed[:, 1]
-    k0 = mix(mix(mix(lo + _signed(SALT_LOW)) ^ hi) + position)
-    k1 = mix(mix(mix(hi + _signed(SALT_HIGH)) ^ lo) ^ (position * _signed(STRIDE)))
+    k0 = mix(mix(mix(lo + _to_int32(SALT_LOW)) ^ hi) + position)
+    k1 = mix(mix(mix(hi + _to_int32(SALT_HIGH)) ^ lo) ^ (position * _to_int32(STRIDE)))
     return k0, k1
 
 

@@ -11,7 +11,7 @@ import torch
 
 from thalweg.hal import ops
 from thalweg.hal.device import Device
-from thalweg.hal.op import Binder, Bound, Kernel, Op, Sample
+from thalweg.hal.op import Binder, BoundOp, Kernel, Op, Sample
 from thalweg.hal.ops.quantise import quantise
 from thalweg.hal.step import SamplingArrays, StateBox, StepBatch, StepResult
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
@@ -71,12 +71,12 @@ def spec(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str) -> di
     return out
 
 
-def bind(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str, kernel: Kernel | None) -> Bound:
+def bind(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str, kernel: Kernel | None) -> BoundOp:
     """The op bound to this one kernel (None: the reference body). `choice.kernel` says whether it took the case."""
     return Binder([kernel] if kernel else []).bind(op, **spec(op, sample, args, dtype))
 
 
-def put(device: Device, op: Op, bound: Bound, args: Sequence[torch.Tensor]) -> list[Any]:
+def put(device: Device, op: Op, bound: BoundOp, args: Sequence[torch.Tensor]) -> list[Any]:
     """Arguments on the device, the weight packed as this kernel wants it."""
     placed = [device.put(a.clone()) for a in args]
     for i in WEIGHTS.get(op.name, ()):
@@ -98,7 +98,7 @@ def _weight(device: Device, weight: torch.Tensor, format: WeightFormat, matrices
     return QTensor(format, shape, {name: device.put(a) for name, a in made.data.items()}, matrices)
 
 
-class Compiled:
+class CompiledFunction:
     """A function of device arrays as a compiled step, compiled once: its arguments travel as the state."""
 
     def __init__(self, device: Device, call: Callable[..., Any]) -> None:
@@ -121,7 +121,7 @@ class Compiled:
 
 def run(device: Device, call: Callable[..., Any], args: Sequence[Any]) -> list[np.ndarray]:
     """call(*args) once, as `Compiled` does."""
-    return Compiled(device, call)(args)
+    return CompiledFunction(device, call)(args)
 
 
 def empty_batch() -> StepBatch:

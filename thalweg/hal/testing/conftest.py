@@ -62,7 +62,7 @@ def _open(config: pytest.Config) -> tuple[Platform, Device | None, str]:
     if made is None:
         platform = discovery.load(config.getoption("--platform", "reference"))
         try:
-            platform = _configured(platform, config.getoption("--platform-options", ""))
+            platform = _apply_options(platform, config.getoption("--platform-options", ""))
             made = (platform, platform.open(Place()), "")
         except DeviceError as e:
             made = (platform, None, str(e))
@@ -70,7 +70,7 @@ def _open(config: pytest.Config) -> tuple[Platform, Device | None, str]:
     return made
 
 
-def _configured(platform: Platform, said: str) -> Platform:
+def _apply_options(platform: Platform, said: str) -> Platform:
     """The platform with what --platform-options says, a JSON object."""
     given = json.loads(said) if said else {}
     if platform.options is None:
@@ -80,7 +80,7 @@ def _configured(platform: Platform, said: str) -> Platform:
     known = {f.name for f in dataclasses.fields(platform.options)}
     if unknown := sorted(given.keys() - known):
         raise pytest.UsageError(f"--platform-options: platform {platform.name} has {sorted(known)}, not {unknown}")
-    return platform.configured(dataclasses.replace(platform.options, **given))
+    return platform.with_options(dataclasses.replace(platform.options, **given))
 
 
 _KEY: pytest.StashKey[tuple[Platform, Device | None, str]] = pytest.StashKey()

@@ -41,7 +41,7 @@ def note(cells: Cells, what: tuple[str, str], outcome: str) -> None:
     cells.setdefault(op, {}).setdefault(kernel, {"passed": 0, "failed": 0, "refused": 0})[word] += 1
 
 
-class Collector:
+class EvidenceCollector:
     """Counts the reports of one run, in the process that gets all of them: the only one, or the one that xdist's
     workers report to. A test whose worker dies has failed. The report of its set-up says what it was about."""
 

@@ -27,9 +27,9 @@ def pytest_addoption(parser: Any) -> None:
 def pytest_configure(config: Any) -> None:
     """Here, as a process that leaves the tests to xdist's workers does not load the kit's conftest."""
     if config.getoption("--evidence", None) and not hasattr(config, "workerinput"):
-        from thalweg.hal.testing.evidence import Collector
+        from thalweg.hal.testing.evidence import EvidenceCollector
 
-        config.pluginmanager.register(Collector(), _COLLECTOR)
+        config.pluginmanager.register(EvidenceCollector(), _COLLECTOR)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from thalweg.hal import ops
-from thalweg.hal.attention import AttentionBackend, AttnSpec, Places, QKPrologue
+from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue, RelativePositions
 from thalweg.hal.device import Device, Executable
 from thalweg.hal.fields import Array, Part, dim
 from thalweg.hal.ops.quantise import decode_kv, encode_kv
@@ -19,7 +19,7 @@ from thalweg.hal.step import SamplingArrays, StateBox, StepBatch, StepResult, St
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class SequenceCase:
     """One sequence: what its tokens' q [n, heads, D], k and v [n, kv_heads, D] are (float32), and its new tokens."""
 
     q: np.ndarray
@@ -32,11 +32,11 @@ class Story:
         return int(self.q.shape[0])
 
 
-def story(rng: np.random.Generator, spec: AttnSpec, length: int, query: int) -> Story:
+def story(rng: np.random.Generator, spec: AttnSpec, length: int, query: int) -> SequenceCase:
     q, k, v = (
         rng.normal(size=(length, h, spec.head_dim)).astype(np.float32) for h in (spec.heads, spec.kv_heads, spec.kv_heads)
     )
-    return Story(q, k, k[..., : spec.latent] if spec.kind == "latent" else v, query)
+    return SequenceCase(q, k, k[..., : spec.latent] if spec.kind == "latent" else v, query)
 
 
 def sinks(spec: AttnSpec) -> np.ndarray | None:
@@ -60,12 +60,12 @@ def places(spec: AttnSpec, rows: int = 9) -> tuple[np.ndarray, np.ndarray, np.nd
     return np.arange(n) * rows // n, keys, queries
 
 
-def dense(s: Story, spec: AttnSpec, dtype: torch.dtype, ahead: np.ndarray | None = None) -> np.ndarray:
+def dense(s: SequenceCase, spec: AttnSpec, dtype: torch.dtype, ahead: np.ndarray | None = None) -> np.ndarray:
     """softmax(q k^T * scale) v of the last `query` tokens -> [query, heads, D]. Computed in float64 from inputs
     rounded to dtype, keys and values also to what the cache holds. ahead: the last position that each sees, if that is
     after its own."""
     q = torch.from_numpy(s.q).to(dtype).double().numpy()
-    k, v = (_held(torch.from_numpy(a).to(dtype), spec).double().numpy() for a in (s.k, s.v))
+    k, v = (_round_trip(torch.from_numpy(a).to(dtype), spec).double().numpy() for a in (s.k, s.v))
     v = k[..., : spec.latent] if spec.kind == "latent" else v
     kv, share = spec.kv_heads, spec.heads // spec.kv_heads
     more = sinks(spec)
@@ -88,20 +88,20 @@ def dense(s: Story, spec: AttnSpec, dtype: torch.dtype, ahead: np.ndarray | None
     return out
 
 
-def _held(x: torch.Tensor, spec: AttnSpec) -> torch.Tensor:
+def _round_trip(x: torch.Tensor, spec: AttnSpec) -> torch.Tensor:
     """x as the cache gives it back."""
     return decode_kv(encode_kv(x, spec.kv_dtype), spec.kv_dtype, torch.float32) if spec.kv_dtype else x
 
 
 @dataclass(frozen=True, slots=True)
-class Fused:
+class QKPrologueCase:
     """A prologue and the (host) arrays it takes. Norms have a weight for q and one for k."""
 
     prologue: QKPrologue
     cos_sin: torch.Tensor
     weights: tuple[torch.Tensor, ...]
 
-    def of(self, s: Story) -> Story:
+    def of(self, s: SequenceCase) -> SequenceCase:
         """The story with q and k as the ops give them, whose weights say the dtype."""
         q, k = (torch.from_numpy(a).to(self.weights[0].dtype) for a in (s.q, s.k))
         if self.prologue.eps is not None:
@@ -116,17 +116,17 @@ class Fused:
         return replace(s, q=q.float().numpy(), k=k.float().numpy())
 
 
-def fused(rng: np.random.Generator, spec: AttnSpec, prologue: QKPrologue, length: int) -> Fused:
+def build_fused(rng: np.random.Generator, spec: AttnSpec, prologue: QKPrologue, length: int) -> QKPrologueCase:
     """Angles of positions below `length`, weights that multiply by about 1."""
     half = prologue.rotary_dim // 2
     angle = torch.arange(length)[:, None] / 100 ** (torch.arange(half)[None] / half)
     weights = torch.from_numpy(1 - prologue.offset + 0.2 * rng.standard_normal((2, spec.head_dim))).to(
         getattr(torch, spec.dtype)
     )
-    return Fused(prologue, torch.cat([angle.cos(), angle.sin()], 1), (weights[0].clone(), weights[1].clone()))
+    return QKPrologueCase(prologue, torch.cat([angle.cos(), angle.sin()], 1), (weights[0].clone(), weights[1].clone()))
 
 
-def tables(rng: np.random.Generator, stories: Sequence[Story], size: int, spare: int = 3) -> tuple[np.ndarray, int]:
+def tables(rng: np.random.Generator, stories: Sequence[SequenceCase], size: int, spare: int = 3) -> tuple[np.ndarray, int]:
     """Shuffled block tables i32[S, B], and how many blocks the cache has (scratch and a few unused ones included)."""
     need = [-(-s.length // size) for s in stories]
     blocks = sum(need) + spare + 1
@@ -176,7 +176,7 @@ class Cache:
 
     def attend(
         self, batch: StepBatch, q: np.ndarray, k: np.ndarray, v: np.ndarray, shape: StepShape | None = None,
-        fused: Fused | None = None,
+        fused: QKPrologueCase | None = None,
     ) -> np.ndarray:  # fmt: skip
         """q, k, v of the batch's tokens (float32) -> [T, heads, D]. With a shape, or on a device whose batches are
         always padded, the batch is padded, and the padding tokens' q, k and v are NaN. fused: the backend applies
@@ -195,7 +195,7 @@ class Cache:
             self._made[key] = self._device.compile(step, params, self.box, shape, None)
         return np.asarray(self._made[key](batch).result().extras["out"])[:tokens]
 
-    def _params(self, fused: Fused | None) -> Any:
+    def _params(self, fused: QKPrologueCase | None) -> Any:
         """As `_step` takes them. A prologue's arrays are those it is first used with."""
         if fused is None:
             return self._sinks
@@ -207,7 +207,7 @@ class Cache:
         assert heads is not None
         q, k, v = (a.to(getattr(torch, self._spec.dtype)) for a in (heads.q, heads.k, heads.v))
         if self._spec.placed:
-            out, kv = self._backend.attend_placed(q, k, v, kv, b, 0, self._spec, Places(params[0], 0, *params[1:]))
+            out, kv = self._backend.attend_placed(q, k, v, kv, b, 0, self._spec, RelativePositions(params[0], 0, *params[1:]))
         elif self._spec.reach:
             out, kv = self._backend.attend_biased(q, k, v, kv, b, 0, self._spec, params)
         elif prologue is None:
@@ -226,7 +226,9 @@ def roomy(batch: StepBatch) -> StepShape:
     return StepShape(t, s, b)
 
 
-def rows(stories: Sequence[Story], start: Sequence[int], query: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def rows(
+    stories: Sequence[SequenceCase], start: Sequence[int], query: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """q, k, v of the tokens start..start + query - 1 of each story, as a batch wants them."""
     cut = [slice(c, c + n) for c, n in zip(start, query, strict=True)]
     return (

@@ -66,7 +66,7 @@ def _size(attention: AttentionBackend) -> int:
     return next((n for n in (16, 64, 128, 256) if attention.refuses_blocks(n) is None), 1024)
 
 
-def _filled(device: Device, attention: Any, spec: AttnSpec, mix: list[tuple[int, int]], size: int, seed: int) -> Any:
+def _fill_cache(device: Device, attention: Any, spec: AttnSpec, mix: list[tuple[int, int]], size: int, seed: int) -> Any:
     """Stories, their cache with everything but the new tokens already computed, its tables and its start positions."""
     made = rng("attention", seed)
     stories = [seq.story(made, spec, length, new) for length, new in mix]
@@ -90,7 +90,7 @@ def test_mixed_batch_equals_dense_attention_whatever_the_blocks_held_before(
     if size == LARGE and attention.refuses_blocks(16) is None:
         pytest.skip("smaller blocks have shown it")
     spec = _ready(attention, spec, dtype, size)
-    stories, cache, table, start = _filled(device, attention, spec, MIX, size, size)
+    stories, cache, table, start = _fill_cache(device, attention, spec, MIX, size, size)
     query = [s.query for s in stories]
     got = cache.attend(seq.batch_of(table, start, query), *seq.rows(stories, start, query))
     want = np.concatenate([seq.dense(s, spec, getattr(torch, dtype)) for s in stories])
@@ -110,7 +110,7 @@ def test_tokens_may_see_some_of_those_behind_them(
     size, full = _size(attention), AttnSpec(8, 2, 64, 64**-0.5, dtype, spans=heeds)
     spec = _ready(attention, replace(full, kind="window", window=window) if window else full, dtype, size)
     mix = [(37, 1), (130, 100), (700, 90), (64, 64), (20, 12)]
-    stories, cache, table, start = _filled(device, attention, spec, mix, size, 3)
+    stories, cache, table, start = _fill_cache(device, attention, spec, mix, size, 3)
     query = [s.query for s in stories]
     ahead = [np.zeros(n, np.int32) for n in query]
     for each, at in zip(ahead, start, strict=True):
@@ -148,7 +148,7 @@ def _check_uniform(device: Device, attention: Any, spec: AttnSpec, dtype: str, e
     spec = _ready(attention, spec, dtype, size)
     mix = [(length, each) for length in (3, 37, 300, 64, 16, 700)]
     for shape in (None, StepShape(8 * each, 8, 50, uniform=True)):
-        stories, cache, table, start = _filled(device, attention, spec, mix, size, 2)
+        stories, cache, table, start = _fill_cache(device, attention, spec, mix, size, 2)
         batch = replace(seq.batch_of(table, start, [each] * len(mix)), uniform=each)
         got = cache.attend(batch, *seq.rows(stories, start, [each] * len(mix)), shape=shape)
         want = np.concatenate([seq.dense(s, spec, getattr(torch, dtype)) for s in stories])
@@ -162,7 +162,7 @@ def test_padding_changes_no_row(device: Device, attention: Any, spec: AttnSpec, 
     spec = _ready(attention, spec, dtype, size)
     outs = []
     for shape in (None, StepShape(tokens=160, seqs=11, blocks=50)):
-        stories, cache, table, start = _filled(device, attention, spec, MIX, size, 1)
+        stories, cache, table, start = _fill_cache(device, attention, spec, MIX, size, 1)
         query = [s.query for s in stories]
         outs.append(cache.attend(seq.batch_of(table, start, query), *seq.rows(stories, start, query), shape=shape))
     if attention.batch_invariant:
@@ -179,7 +179,7 @@ def test_a_layer_whose_last_rows_alone_are_read_gives_those_and_keeps_all(
     spec = _ready(attention, spec, dtype, size)
     mix = [(37, 1), (45, 20), (64, 64), (130, 2), (700, 30)]
     for shape in (None, StepShape(tokens=160, seqs=11, blocks=50)):
-        stories, cache, table, start = _filled(device, attention, spec, mix, size, 4)
+        stories, cache, table, start = _fill_cache(device, attention, spec, mix, size, 4)
         want = [seq.dense(s, spec, getattr(torch, dtype)) for s in stories]
         early = [s.query - 1 for s in stories if s.query > 1]  # all but the token that the last step computes
         some = [i for i, s in enumerate(stories) if s.query > 1]
@@ -231,7 +231,7 @@ def test_a_backend_that_turns_gives_what_the_ops_and_it_give(
     if (why := attention.fuses(spec, prologue)) is not None:
         pytest.skip(f"{attention.name} refuses: {why}")
     made = rng("turned", which)
-    fused = seq.fused(made, spec, prologue, max(length for length, _ in MIX))
+    fused = seq.build_fused(made, spec, prologue, max(length for length, _ in MIX))
     plain = [seq.story(made, spec, length, new) for length, new in MIX]
     turned = [fused.of(s) for s in plain]
     table, blocks = seq.tables(made, plain, size)

@@ -58,12 +58,12 @@ def test_options_are_a_frozen_dataclass(platform: Platform) -> None:
 
 
 def test_a_platform_without_knobs_set_is_itself_and_one_of_wrong_knobs_is_none(platform: Platform) -> None:
-    assert platform.configured(None) is platform
+    assert platform.with_options(None) is platform
     with pytest.raises(DeviceError, match=r"not int"):
-        platform.configured(1)
+        platform.with_options(1)
     if platform.options is not None:
-        made, given = platform.configured(platform.options), dataclasses.replace(platform.options)
-        assert made.configured(given).options is given
+        made, given = platform.with_options(platform.options), dataclasses.replace(platform.options)
+        assert made.with_options(given).options is given
         assert made.options is platform.options
 
 
@@ -141,11 +141,11 @@ def test_calls_executes_in_order_whichever_executable_is_called(device: Device) 
 def test_a_step_that_executes_with_an_error_raises_it_and_the_next_one_runs(device: Device) -> None:
     box = StateBox(device.alloc((1,), "int32"))
 
-    def broken(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
+    def fail(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
         raise ArithmeticError("on purpose")
 
     with pytest.raises(ArithmeticError, match="on purpose"):
-        device.compile(broken, None, box, None, None)(empty_batch()).result()
+        device.compile(fail, None, box, None, None)(empty_batch()).result()
     assert int(_count(device, box)(empty_batch()).result().tokens[0, 0]) == 0
 
 

@@ -41,7 +41,7 @@ def _ready(attention: AttentionBackend, spec: AttnSpec, dtype: str) -> AttnSpec:
 
 
 def _attend(
-    device: Device, attention: AttentionBackend, spec: AttnSpec, stories: list[seq.Story], shape: StepShape | None = None
+    device: Device, attention: AttentionBackend, spec: AttnSpec, stories: list[seq.SequenceCase], shape: StepShape | None = None
 ) -> list[np.ndarray]:
     """What the tokens of each story get, computed in one step."""
     table, blocks = seq.tables(rng("encoder tables"), stories, 16)
@@ -51,7 +51,7 @@ def _attend(
     return np.split(out, np.cumsum(query)[:-1])
 
 
-def _dense(s: seq.Story, spec: AttnSpec, dtype: torch.dtype) -> np.ndarray:
+def _dense(s: seq.SequenceCase, spec: AttnSpec, dtype: torch.dtype) -> np.ndarray:
     """softmax(q k^T * scale + bias) v over the whole sequence, or each token's window, in float64 from inputs that are
     rounded to dtype."""
     q, k, v = (torch.from_numpy(a).to(dtype).double().numpy() for a in (s.q, s.k, s.v))

@@ -58,7 +58,7 @@ def test_a_row_is_the_same_bits_in_any_batch(device: Device, case: Any) -> None:
     bound = cases.bind(op, sample, args, dtype, kernel)
     if kernel and bound.choice.kernel != kernel.name:
         pytest.skip(f"{kernel.name} refuses: {bound.choice.refused[0][1]}")
-    n, run = args[0].shape[0], cases.Compiled(device, bound)
+    n, run = args[0].shape[0], cases.CompiledFunction(device, bound)
     whole = _pick(device, op, bound, run, args, np.arange(n))
     shuffled = np.random.default_rng(0).integers(0, n, 37)
     alone = [np.array([i]) for i in sorted({0, n // 2, n - 1})]
@@ -68,7 +68,7 @@ def test_a_row_is_the_same_bits_in_any_batch(device: Device, case: Any) -> None:
 
 
 def _pick(
-    device: Device, op: Any, bound: Any, run: cases.Compiled, args: list[torch.Tensor], order: np.ndarray
+    device: Device, op: Any, bound: Any, run: cases.CompiledFunction, args: list[torch.Tensor], order: np.ndarray
 ) -> list[np.ndarray]:
     index = torch.from_numpy(order.copy())
     some = [a[index] if i in cases.ROWS[op.name] else a for i, a in enumerate(args)]

@@ -23,19 +23,25 @@ BINS, SOURCES = 128, 1500
 
 
 def _qwen2_audio(config: Config, said: Config) -> AudioProcessor:
-    heard = _heard(config)
+    heard = _audio_config(config)
     chunk = 2 * integer(heard, "max_source_positions", high=1 << 16, default=SOURCES)
     return AudioProcessor(
-        **_shared(config, heard, 151_646), chunk=chunk, halvings=1, group=2, most=chunk * HOP / RATE, least=3, ends="silence"
+        **_common_settings(config, heard, 151_646),
+        chunk=chunk,
+        halvings=1,
+        group=2,
+        most=chunk * HOP / RATE,
+        least=3,
+        ends="silence",
     )
 
 
 def _audio_flamingo3(config: Config, said: Config) -> AudioProcessor:
     """Ten minutes, in parts of which each is a sound to the encoder."""
-    heard = _heard(config)
+    heard = _audio_config(config)
     chunk = 2 * integer(heard, "max_source_positions", high=1 << 16, default=SOURCES)
     return AudioProcessor(
-        **_shared(config, heard, 151_669), chunk=chunk, halvings=1, group=2, most=20 * chunk * HOP / RATE, least=3,
+        **_common_settings(config, heard, 151_669), chunk=chunk, halvings=1, group=2, most=20 * chunk * HOP / RATE, least=3,
         ends="silence", apart=True,
     )  # fmt: skip
 
@@ -53,34 +59,35 @@ def _music_flamingo(config: Config, said: Config) -> AudioProcessor:
 
 
 def _voxtral(config: Config, said: Config) -> AudioProcessor:
-    heard = _heard(config)
+    heard = _audio_config(config)
     chunk = 2 * integer(heard, "max_source_positions", high=1 << 16, default=SOURCES)
-    hidden, inner = _hidden(heard), integer(heard, "intermediate_size", high=1 << 24, default=5120)
+    hidden, inner = _hidden_size(heard), integer(heard, "intermediate_size", high=1 << 24, default=5120)
     return AudioProcessor(
-        **_shared(config, heard, 24), chunk=chunk, halvings=1, group=inner // hidden, most=LONGEST, least=1, ends="silence",
+        **_common_settings(config, heard, 24), chunk=chunk, halvings=1, group=inner // hidden, most=LONGEST, least=1,
+        ends="silence",
         whole=True,
     )  # fmt: skip
 
 
 def _glm_asr(config: Config, said: Config) -> AudioProcessor:
     """In parts as above, each heard with the silence behind it."""
-    heard = _heard(config)
+    heard = _audio_config(config)
     chunk = integer(said, "chunk_length", high=600, default=30, where=FILE) * RATE // HOP
-    hidden, heads = _hidden(heard), integer(heard, "num_attention_heads", high=1 << 12, default=20)
+    hidden, heads = _hidden_size(heard), integer(heard, "num_attention_heads", high=1 << 12, default=20)
     rope = {"partial_rotary_factor": 0.5, **(heard.get("rope_parameters") or {})}
     group = integer(heard, "intermediate_size", high=1 << 24, default=5120) // hidden
     turned = int(hidden // heads * real(rope, "partial_rotary_factor", 0, 1))
     return AudioProcessor(
-        **_shared(config, heard, 59_260), chunk=chunk, halvings=1, group=group, ends="silence", apart=True, whole=True,
+        **_common_settings(config, heard, 59_260), chunk=chunk, halvings=1, group=group, ends="silence", apart=True, whole=True,
         given=False, most=655 * RATE // HOP // chunk * chunk * HOP / RATE, least=2 * group - 1, turned=turned,
         theta=real(rope, "rope_theta", 1, 1e9, default=1e4),
     )  # fmt: skip
 
 
 def _qwen2_5_omni(config: Config, said: Config) -> AudioProcessor:
-    heard = _heard(config)
+    heard = _audio_config(config)
     return AudioProcessor(
-        **_shared(config, heard, 151_646), chunk=2 * integer(heard, "n_window", high=1 << 16, default=100), halvings=1,
+        **_common_settings(config, heard, 151_646), chunk=2 * integer(heard, "n_window", high=1 << 16, default=100), halvings=1,
         group=2, most=float(integer(said, "chunk_length", high=3600, default=300, where=FILE)), least=3, ends="short",
         sines=True,
     )  # fmt: skip
@@ -96,11 +103,11 @@ def _qwen3_asr(config: Config, said: Config) -> AudioProcessor:
 
 
 def _qwen3(config: Config, token: int) -> dict[str, Any]:
-    heard = _heard(config)
+    heard = _audio_config(config)
     chunk = 2 * integer(heard, "n_window", high=1 << 16, default=50)
     window = max(1, integer(heard, "n_window_infer", high=1 << 20, default=800) // chunk)
     return {
-        **_shared(config, heard, token), "chunk": chunk, "halvings": 3, "window": window, "group": 1, "most": LONGEST,
+        **_common_settings(config, heard, token), "chunk": chunk, "halvings": 3, "window": window, "group": 1, "most": LONGEST,
         "sines": True, "cut": True,
     }  # fmt: skip
 
@@ -124,7 +131,7 @@ def load_audio_processor(config: Config, path: Path) -> AudioProcessor | None:
     read = AUDIO_PROCESSORS.get(architecture(config))
     if read is None or config.get("language_model_only") or not isinstance(outer(config).get("audio_config"), dict):
         return None
-    said = _said(folder(path))
+    said = _read_settings(folder(path))
     for key, ours in (("sampling_rate", RATE), ("hop_length", HOP), ("n_fft", WINDOW)):
         if said.get(key, ours) != ours:
             raise UnsupportedModelError(
@@ -133,7 +140,7 @@ def load_audio_processor(config: Config, path: Path) -> AudioProcessor | None:
     return read(config, said)
 
 
-def _said(where: Path) -> dict[str, Any]:
+def _read_settings(where: Path) -> dict[str, Any]:
     """The settings of spectra, in a file of their own, or among those of the whole processor (transformers 5)."""
     if (where / FILE).is_file():
         return read_object(where / FILE)
@@ -142,22 +149,22 @@ def _said(where: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _heard(config: Config) -> Config:
+def _audio_config(config: Config) -> Config:
     found = outer(config).get("audio_config")
     if not isinstance(found, dict):
         raise CheckpointError("config.json: audio_config: missing")
     return found
 
 
-def _hidden(heard: Config) -> int:
+def _hidden_size(heard: Config) -> int:
     key = "d_model" if "d_model" in heard else "hidden_size"
     return integer(heard, key, high=1 << 20, default=1280)
 
 
-def _shared(config: Config, heard: Config, token: int) -> dict[str, Any]:
+def _common_settings(config: Config, heard: Config, token: int) -> dict[str, Any]:
     around = outer(config)
     key = "audio_token_id" if around.get("audio_token_id") is not None else "audio_token_index"
     return {
         "token": integer(around, key, low=0, default=token), "bins": integer(heard, "num_mel_bins", high=1 << 12, default=BINS),
-        "hidden": _hidden(heard),
+        "hidden": _hidden_size(heard),
     }  # fmt: skip

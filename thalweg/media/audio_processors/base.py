@@ -75,7 +75,7 @@ class AudioProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             return f"lasts {seconds:.3f} seconds; this model hears no less than {self.least * HOP / RATE:g}"
         return ""
 
-    def heard(self, frames: int) -> int:
+    def encoder_frames(self, frames: int) -> int:
         """Frames of what layers see, of a sound of so many."""
         return -(-frames // self.chunk) * self.chunk if self.whole else frames
 
@@ -87,7 +87,7 @@ class AudioProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     def lengths(self, frames: int) -> list[int]:
         """What they give of each chunk of a sound."""
-        frames = self.heard(frames)
+        frames = self.encoder_frames(frames)
         return [self.states(min(self.chunk, frames - at)) for at in range(0, frames, self.chunk)]
 
     def count(self, frames: int) -> int:
@@ -108,7 +108,7 @@ class AudioProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         if self.cut:
             missing = self.frames(sound.size) * HOP - sound.size
             return spectrum(np.pad(sound, (0, missing)) if missing > 0 else sound, self.bins)
-        heard = self.heard(self.frames(sound.size))
+        heard = self.encoder_frames(self.frames(sound.size))
         last = heard if self.whole else int(most * RATE) // HOP
         wanted = min(heard + 2, last) if self.ends == "silence" else heard
         # Silence follows what is not at the end, or a mirror of it would.
@@ -118,7 +118,7 @@ class AudioProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     def batch(self, mel: np.ndarray, frames: int) -> StepBatch:
         """A sound as a step: a sequence for each stretch of it that layers see together. frames: of the sound itself."""
-        heard, lengths = self.heard(frames), self.lengths(frames)
+        heard, lengths = self.encoder_frames(frames), self.lengths(frames)
         short = len(lengths) == 1 and self.ends != "zeros"
         width = mel.shape[1] if short else self.chunk
         chunks, real = np.zeros((len(lengths), self.bins, width), F32), np.zeros((len(lengths), width), F32)

@@ -17,7 +17,7 @@ from thalweg.host.jobs import TaskRefusedError, serve
 from thalweg.media import wav
 from thalweg.media.decoders.audio import FILE, AudioTask, Samples
 from thalweg.media.resample import resample
-from thalweg.media.wav import SoundError
+from thalweg.media.wav import AudioError
 
 try:
     import soundfile
@@ -30,30 +30,30 @@ RATES = (1_000, 768_000)
 NEEDED = "only WAV is decoded here; FLAC, OGG and MP3 need the package soundfile: pip install 'thalweg[audio]'"
 
 
-def decoded(task: AudioTask) -> np.ndarray:
+def decode(task: AudioTask) -> np.ndarray:
     """f32[samples] of one channel. SoundError."""
     if wav.is_wav(task.data):
-        found = wav.opened(task.data)
+        found = wav.parse_wav(task.data)
         return _mono(task, found.frames, found.rate, lambda at, n: wav.samples(found, at, n))
     if soundfile is None:
-        raise SoundError(f"it is no WAV file, and {NEEDED}")
+        raise AudioError(f"it is no WAV file, and {NEEDED}")
     try:
         with soundfile.SoundFile(io.BytesIO(task.data)) as file:
             read: Callable[[int, int], Any] = lambda at, n: file.read(n, dtype="float32", always_2d=True)  # noqa: E731
             return _mono(task, file.frames, file.samplerate, read)
     except (soundfile.SoundFileError, RuntimeError, TypeError, ValueError) as e:
-        if isinstance(e, SoundError):
+        if isinstance(e, AudioError):
             raise
-        raise SoundError("it is no sound that can be decoded: send WAV, FLAC, OGG or MP3") from None
+        raise AudioError("it is no sound that can be decoded: send WAV, FLAC, OGG or MP3") from None
 
 
 def _mono(task: AudioTask, frames: int, rate: int, read: Callable[[int, int], Any]) -> np.ndarray:
     if not RATES[0] <= rate <= RATES[1]:
-        raise SoundError(f"it has {rate} samples a second; {RATES[0]} to {RATES[1]} are taken")
+        raise AudioError(f"it has {rate} samples a second; {RATES[0]} to {RATES[1]} are taken")
     if frames > task.most_seconds * rate:
-        raise SoundError(f"it lasts {frames / rate:.0f} seconds, and at most {task.most_seconds:g} are taken: send it in parts")
+        raise AudioError(f"it lasts {frames / rate:.0f} seconds, and at most {task.most_seconds:g} are taken: send it in parts")
     if frames > task.most_samples:
-        raise SoundError(f"it has {frames} samples, and at most {task.most_samples} are taken: send it at a lower rate")
+        raise AudioError(f"it has {frames} samples, and at most {task.most_samples} are taken: send it at a lower rate")
     mono, at = np.empty(frames, np.float32), 0
     while at < frames:
         piece = read(at, min(PIECE, frames - at))
@@ -67,8 +67,8 @@ def _mono(task: AudioTask, frames: int, rate: int, read: Callable[[int, int], An
 
 def work(task: AudioTask) -> Samples:
     try:
-        return Samples(decoded(task).tobytes())
-    except SoundError as e:
+        return Samples(decode(task).tobytes())
+    except AudioError as e:
         raise TaskRefusedError(FILE, str(e)) from None
 
 

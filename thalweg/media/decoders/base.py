@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from thalweg.errors import RequestError, UnavailableError
-from thalweg.host.cells import CrashedError, LostError, OverranError, StoodStillError
+from thalweg.host.cells import CpuLimitError, CrashedError, LostError, StalledError
 from thalweg.host.jobs import Jobs, Result, Task, TaskLimits, TaskRefusedError
 
 
@@ -41,11 +41,11 @@ class MediaDecoder(Generic[Task, Result]):
         facts = {"seconds": f"{limits.seconds:g}", "memory": limits.memory >> 20}
         try:
             return self._jobs.run(task, TaskLimits(limits.seconds, limits.wall, memory))
-        except OverranError:
+        except CpuLimitError:
             raise RequestError(f"{at}: {words.overran.format(**facts)}", at) from None
         except CrashedError:
             raise RequestError(f"{at}: {words.crashed.format(**facts)}", at) from None
-        except (StoodStillError, LostError):
+        except (StalledError, LostError):
             raise UnavailableError(words.lost) from None
         except TaskRefusedError as e:
             if e.why in words.missing:

@@ -13,32 +13,32 @@ from thalweg.checkpoint.config import Config
 from thalweg.engine.messages import Input
 from thalweg.errors import RequestError
 from thalweg.hal.step import StepBatch
+from thalweg.media.audio_decoder import samples_of
+from thalweg.media.audio_loader import AudioLoader, ProcessedAudio
 from thalweg.media.audio_processors import AudioProcessor, load_audio_processor
-from thalweg.media.gate import checked, decoded
+from thalweg.media.gate import check_size, decode_base64
 from thalweg.media.kinds.base import READERS, MediaKind, MediaReader, MediaSettings, MediaSource, PartType, read_url
-from thalweg.media.sound import samples_of
-from thalweg.media.sounds import Sound, Sounds
 
 
 class AudioReader(MediaReader):
     def __init__(self, kind: str, processor: AudioProcessor, settings: MediaSettings) -> None:
         self._kind, self._processor, self._uncut = kind, processor, settings.uncut
-        self._sounds = Sounds(processor, READERS)
+        self._sounds = AudioLoader(processor, READERS)
 
-    def read(self, source: MediaSource, data: bytes) -> Sound:
+    def read(self, source: MediaSource, data: bytes) -> ProcessedAudio:
         if source.samples is not None:
             return self._sounds.of(source.samples, source.at)
         return self._sounds.read(data, source.at)
 
-    def count(self, value: Sound) -> int:
+    def count(self, value: ProcessedAudio) -> int:
         return self._processor.count(value.frames)
 
-    def write_text(self, value: Sound, token_of: Callable[[int], str]) -> str:
+    def write_text(self, value: ProcessedAudio, token_of: Callable[[int], str]) -> str:
         edges = self._processor.edges
         before, behind = (token_of(each) for each in edges) if edges else ("", "")
         return f"{before}{token_of(self._processor.token) * self.count(value)}{behind}"
 
-    def make_inputs(self, value: Sound, positions: np.ndarray) -> list[Input]:
+    def make_inputs(self, value: ProcessedAudio, positions: np.ndarray) -> list[Input]:
         return [
             Input(
                 kind=self._kind, digest=value.digest, positions=positions, data=(value.mel,), size=(value.frames,),
@@ -72,7 +72,7 @@ class AudioKind(MediaKind):
             found = part.get(kind.field)
             if not isinstance(found, Mapping) or not isinstance(found.get("data"), str):
                 raise RequestError(f"{at}.{kind.field}: must have data, the file in base64, and its format", at)
-            return MediaSource(self.name, at, data=decoded(found["data"], at))
+            return MediaSource(self.name, at, data=decode_base64(found["data"], at))
         if kind.form == "url":
             return MediaSource(self.name, at, url=read_url(part, kind.field, at, "data:audio/wav;base64,..."))
         found = next((part[key] for key in ("audio", "audio_url", "url") if part.get(key) is not None), None)
@@ -84,7 +84,7 @@ class AudioKind(MediaKind):
         if isinstance(value, str):
             return MediaSource(self.name, at, url=value)
         if isinstance(value, bytes | bytearray):
-            return MediaSource(self.name, at, data=checked(bytes(value), at))
+            return MediaSource(self.name, at, data=check_size(bytes(value), at))
         return MediaSource(self.name, at, samples=samples_of(value, at))
 
     def split_items(self, value: Any) -> Sequence[Any]:

@@ -52,7 +52,7 @@ class MediaSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Medium:
+class MediaItem:
     """An item as the kind's reader made it."""
 
     kind: str

@@ -17,8 +17,8 @@ from thalweg.errors import RequestError
 from thalweg.hal.step import StepBatch
 from thalweg.media import patches
 from thalweg.media.decoders.image import WHITE
-from thalweg.media.gate import checked, decoded
-from thalweg.media.images import Image, Images
+from thalweg.media.gate import check_size, decode_base64
+from thalweg.media.images import Image, ImageLoader
 from thalweg.media.kinds.base import READERS, MediaKind, MediaReader, MediaSettings, MediaSource, PartType, read_url
 from thalweg.media.processors import Processor, Size, processor
 
@@ -28,7 +28,7 @@ BACKGROUND = "rgba_background_color"
 class ImageReader(MediaReader):
     def __init__(self, kind: str, processor: Processor, settings: MediaSettings) -> None:
         self._kind, self._processor, self._uncut, self.number = kind, processor, settings.uncut, processor.number
-        self._images = Images(processor, settings.kept_bytes, read_background(settings.decoding.get(kind, {})), READERS)
+        self._images = ImageLoader(processor, settings.kept_bytes, read_background(settings.decoding.get(kind, {})), READERS)
 
     def read(self, source: MediaSource, data: bytes) -> Image:
         return self._images.read(data, source.at, source.name)
@@ -79,7 +79,7 @@ class ImageKind(MediaKind):
     def _read_source(self, said: Mapping[str, Any], at: str) -> MediaSource:
         """As Anthropic's Messages API writes it."""
         if said.get("type") == "base64" and isinstance(said.get("data"), str):
-            return MediaSource(self.name, at, data=decoded(said["data"], at))
+            return MediaSource(self.name, at, data=decode_base64(said["data"], at))
         if said.get("type") == "url" and isinstance(said.get("url"), str):
             return MediaSource(self.name, at, url=said["url"])
         raise RequestError(f"{at}.source: must be of type base64, with data, or url, with a url", at)
@@ -90,13 +90,13 @@ class ImageKind(MediaKind):
         if isinstance(value, str):
             return MediaSource(self.name, at, url=value, name=name)
         if isinstance(value, bytes | bytearray):
-            return MediaSource(self.name, at, data=checked(bytes(value), at), name=name)
+            return MediaSource(self.name, at, data=check_size(bytes(value), at), name=name)
         if isinstance(value, np.ndarray):
-            return MediaSource(self.name, at, data=checked(_encode_png(value, at), at), name=name)
+            return MediaSource(self.name, at, data=check_size(_encode_png(value, at), at), name=name)
         if hasattr(value, "save") and hasattr(value, "mode"):  # one of PIL's, which is not imported here
             file = io.BytesIO()
             value.save(file, format="PNG", compress_level=1)
-            return MediaSource(self.name, at, data=checked(file.getvalue(), at), name=name)
+            return MediaSource(self.name, at, data=check_size(file.getvalue(), at), name=name)
         raise RequestError(f"{at}: must be a URL, the bytes of a file, a PIL image or an array, not {type(value).__name__}", at)
 
     def check_decoding(self, given: Mapping[str, Any]) -> list[str]:
@@ -113,7 +113,7 @@ class ImageKind(MediaKind):
         return processor.together
 
     def build_batches(self, processor: Processor, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
-        each = [processor.prepared(item.data, read_size(item)) for item in items]
+        each = [processor.preprocess(item.data, read_size(item)) for item in items]
         shrinks = 1 if spec.shrinks is None else spec.shrinks[1].group
         whole = patches.batch(patches.together(each, spec.projector.group, shrinks))
         merged = () if spec.shrinks is None else (patches.shrunk(whole, shrinks),)

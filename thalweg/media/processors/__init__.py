@@ -22,8 +22,8 @@ from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_one
 from thalweg.media.processors.minicpm_v import MiniCpmV, minicpm_v
 from thalweg.media.processors.pixtral import Pixtral, lighton_ocr, pixtral
 from thalweg.media.processors.qwen_vl import (
+    Exaone45,
     Glm4v,
-    InLine,
     PaddleOCR,
     QwenVL,
     exaone4_5,
@@ -35,9 +35,9 @@ from thalweg.media.processors.qwen_vl import (
     qwen3_vl,
 )
 from thalweg.media.processors.tiles import (
-    Lined,
-    Named,
-    Tiles,
+    AyaVision,
+    CommandAVision,
+    TiledImages,
     aya_vision,
     cohere2_vision,
     internvl,
@@ -53,18 +53,18 @@ Processor = (
     | Gemma4
     | Glm4v
     | Idefics3
-    | InLine
+    | Exaone45
     | Kimi
     | Lfm2Vl
-    | Lined
+    | CommandAVision
     | Llama4
     | LlavaNext
     | MiniCpmV
-    | Named
+    | AyaVision
     | PaddleOCR
     | Pixtral
     | QwenVL
-    | Tiles
+    | TiledImages
 )
 
 
@@ -125,21 +125,21 @@ def processor(config: Config, path: Path) -> Processor | None:
     if read is None or config.get("language_model_only") or not isinstance(outer(config).get("vision_config"), dict):
         return None
     said = outer(config).get(READS)  # of a format that has no file for it
-    said = said if isinstance(said, dict) else _said(folder(path))
+    said = said if isinstance(said, dict) else _read_settings(folder(path))
     if said is None:
         return None
     if (name := WRITTEN.get(architecture(config))) is not None:
         config = {**config, BESIDE: {**outer(config), "image_token_id": token_id(folder(path), name)}}
     if isinstance(own := said.get("media_proc_cfg"), dict):  # Kimi's authors keep them in an object of their own
         said = {**said, **own}
-    settings = _Watched({**said, **config.get("mm_processor_kwargs", {})})
+    settings = _TrackedSettings({**said, **config.get("mm_processor_kwargs", {})})
     made = read(config, settings)
     if unread := sorted(set(config.get("mm_processor_kwargs", {})) - settings.read):
         raise ConfigError(f"mm_processor_kwargs: {unread[0]!r:.60} is no setting of this model's images; leave it out")
     return made
 
 
-class _Watched(dict[str, Any]):
+class _TrackedSettings(dict[str, Any]):
     """Settings, and which of them were looked at."""
 
     def __init__(self, said: Mapping[str, Any]) -> None:
@@ -169,7 +169,7 @@ def token_id(where: Path, text: str) -> int:
     raise CheckpointError(f"tokenizer_config.json: added_tokens_decoder: has no {text}, which stands for images")
 
 
-def _said(where: Path) -> dict[str, Any] | None:
+def _read_settings(where: Path) -> dict[str, Any] | None:
     """The settings, in a file of their own, or among those of the whole processor (transformers 5)."""
     if not where.is_dir():
         return None

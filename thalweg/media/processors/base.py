@@ -13,7 +13,7 @@ from thalweg.errors import CheckpointError, UnsupportedModelError
 if TYPE_CHECKING:
     import numpy as np
 
-    from thalweg.media.patches import Prepared
+    from thalweg.media.patches import PatchInputs
 
 Size = tuple[int, int]
 """Width and height."""
@@ -59,7 +59,7 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Of an image of this size. ValueError, in words for who sent it, for one that cannot be taken."""
         raise NotImplementedError
 
-    def shown(self, size: Size) -> Size:
+    def first_view_size(self, size: Size) -> Size:
         """Of the first view."""
         view = self.views(*size)[0]
         return view.sizes[-1] if view.box is None else (view.box[2] - view.box[0], view.box[3] - view.box[1])
@@ -76,7 +76,7 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Columns and rows of the vectors, of models whose positions have several axes. None: they have one."""
         return None
 
-    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+    def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         """Arrays that the encoder takes. views: u8[height, width, 3] each, of an image of this size."""
         raise NotImplementedError
 
@@ -103,7 +103,7 @@ def three(said: Config, key: str, default: Sequence[float]) -> tuple[float, floa
     return float(found[0]), float(found[1]), float(found[2])
 
 
-def sized(said: Config, key: str, names: Sequence[str], default: Mapping[str, int]) -> dict[str, int]:
+def read_size(said: Config, key: str, names: Sequence[str], default: Mapping[str, int]) -> dict[str, int]:
     """A size of some of these names: an object, or one number for the first name."""
     found = said.get(key)
     if found is None:

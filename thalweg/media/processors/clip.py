@@ -15,8 +15,8 @@ from thalweg.media.processors.base import (
     check_shape,
     only,
     outer,
+    read_size,
     settings,
-    sized,
     token,
     vision,
 )
@@ -24,7 +24,7 @@ from thalweg.media.processors.base import (
 if TYPE_CHECKING:
     import numpy as np
 
-    from thalweg.media.patches import Prepared
+    from thalweg.media.patches import PatchInputs
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
@@ -50,7 +50,7 @@ class Clip(ImageProcessor, frozen=True, kw_only=True):
     def count(self, size: Size) -> int:
         return (self.side // self.patch) ** 2 + self.whole
 
-    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+    def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import patches  # numpy, which the process that reads images does without
 
         return patches.square(self, views, self.classes, self.whole)
@@ -64,8 +64,8 @@ def clip(config: Config, said: Config) -> Clip:
     if strategy not in ("default", "full"):
         raise UnsupportedModelError(f"config.json: vision_feature_select_strategy: {strategy!r:.40} is not supported")
     side = integer(seen, "image_size", default=336)
-    fit: dict[str, Any] = sized(said, "size", ("shortest_edge", "height", "width"), {"shortest_edge": side})
-    crop = sized(said, "crop_size", ("height", "width"), {"height": side, "width": side})
+    fit: dict[str, Any] = read_size(said, "size", ("shortest_edge", "height", "width"), {"shortest_edge": side})
+    crop = read_size(said, "crop_size", ("height", "width"), {"height": side, "width": side})
     cropped = flag(said, "do_center_crop", "shortest_edge" in fit)
     only((crop if cropped else fit).values(), side)
     classes = text(seen, "model_type", "clip_vision_model") == "clip_vision_model"

@@ -18,8 +18,8 @@ from thalweg.media.processors.base import (
     check_shape,
     only,
     outer,
+    read_size,
     settings,
-    sized,
     vision,
 )
 from thalweg.media.processors.base import token as token_of
@@ -27,7 +27,7 @@ from thalweg.media.processors.base import token as token_of
 if TYPE_CHECKING:
     import numpy as np
 
-    from thalweg.media.patches import Prepared
+    from thalweg.media.patches import PatchInputs
 
 BEGIN, END = "<start_of_image>", "<end_of_image>"
 
@@ -46,11 +46,11 @@ class Gemma3(ImageProcessor, frozen=True, kw_only=True):
     def text(self, size: Size, token: str) -> str:
         return f"\n\n{BEGIN}{token * self.vectors}{END}\n\n"
 
-    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+    def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import patches
 
         made = patches.square(self, views, False, False)
-        made.keep = patches.merged(*(self.side // self.patch,) * 2, self.side // self.patch // math.isqrt(self.vectors))
+        made.keep = patches.merge_order(*(self.side // self.patch,) * 2, self.side // self.patch // math.isqrt(self.vectors))
         return made
 
 
@@ -59,7 +59,7 @@ def gemma3(config: Config, said: Config) -> Gemma3:
     if flag(said, "do_pan_and_scan", False):
         raise UnsupportedModelError(f"{FILE}: do_pan_and_scan: images cut into several are not supported by this version")
     side = integer(seen, "image_size", default=896)
-    size = sized(said, "size", ("height", "width"), {"height": side, "width": side})
+    size = read_size(said, "size", ("height", "width"), {"height": side, "width": side})
     only(size.values(), side)
     return Gemma3(
         token=token_of(config, 262_144), patch=integer(seen, "patch_size", default=14), side=side,

@@ -14,7 +14,7 @@ from thalweg.media.processors.base import token as token_of
 if TYPE_CHECKING:
     import numpy as np
 
-    from thalweg.media.patches import Prepared
+    from thalweg.media.patches import PatchInputs
 
 BEGIN, END, IMAGE = 255_999, 258_882, 258_880
 
@@ -41,10 +41,10 @@ class Gemma4(ImageProcessor, frozen=True, kw_only=True):
         return (View(((wide * unit, high * unit),)),)
 
     def count(self, size: Size) -> int:
-        width, height = self.shown(size)
+        width, height = self.first_view_size(size)
         return width * height // (self.patch * self.pool) ** 2
 
-    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+    def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import patches
 
         return patches.axial(self, views[0])

@@ -17,8 +17,8 @@ from thalweg.media.processors.base import (
     check_shape,
     cut,
     outer,
+    read_size,
     settings,
-    sized,
     token,
     vision,
 )
@@ -26,7 +26,7 @@ from thalweg.media.processors.base import (
 if TYPE_CHECKING:
     import numpy as np
 
-    from thalweg.media.patches import Prepared
+    from thalweg.media.patches import PatchInputs
 
 AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
 LANCZOS = 1
@@ -44,7 +44,7 @@ class Idefics3(ImageProcessor, frozen=True, kw_only=True):
 
     def views(self, width: int, height: int) -> tuple[View, ...]:
         check_shape(width, height)
-        side, fitted = self.side, self._fitted(width, height)
+        side, fitted = self.side, self._fit_size(width, height)
         if not self.cuts:
             return (View((fitted, (side, side))),)
         columns, rows = self._tiling(fitted)
@@ -53,7 +53,7 @@ class Idefics3(ImageProcessor, frozen=True, kw_only=True):
             return (View((fitted, whole)),)
         return (*cut((fitted, whole), columns, rows, side), View((fitted, whole, (side, side))))
 
-    def _fitted(self, width: int, height: int) -> Size:
+    def _fit_size(self, width: int, height: int) -> Size:
         ratio = width / height
         if width >= height:
             width, height = self.longest, int(self.longest / ratio)
@@ -88,7 +88,7 @@ class Idefics3(ImageProcessor, frozen=True, kw_only=True):
         return len(self.views(*size)) * self.each
 
     def text(self, size: Size, token: str) -> str:
-        columns, rows = self._tiling(self._fitted(*size)) if self.cuts else (1, 1)
+        columns, rows = self._tiling(self._fit_size(*size)) if self.cuts else (1, 1)
         whole = f"{AROUND}{WHOLE}{token * self.each}{AROUND}"
         if columns * rows == 1:
             return whole
@@ -98,25 +98,25 @@ class Idefics3(ImageProcessor, frozen=True, kw_only=True):
         ]  # fmt: skip
         return "".join(lines) + f"\n{whole}"
 
-    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+    def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import patches
 
         made = patches.square(self, views, False, False, self.merge)
-        made.place = patches.bucketed(self.side // self.patch, len(views))
+        made.place = patches.bucket_positions(self.side // self.patch, len(views))
         return made
 
 
 def idefics3(config: Config, said: Config) -> Idefics3:
     seen = vision(config)
     side = integer(seen, "image_size", default=224)
-    tile = sized(said, "max_image_size", ("longest_edge",), {"longest_edge": side})["longest_edge"]
+    tile = read_size(said, "max_image_size", ("longest_edge",), {"longest_edge": side})["longest_edge"]
     if tile != side:
         raise UnsupportedModelError(f"{FILE}: max_image_size: the encoder takes squares of {side} pixels")
     if flag(said, "do_pad", True) is False:
         raise UnsupportedModelError(f"{FILE}: do_pad: false is not supported by this version")
     return Idefics3(
         token=token(config, 128_257), patch=integer(seen, "patch_size", default=32), side=side,
-        longest=sized(said, "size", ("longest_edge",), {"longest_edge": 4 * 364})["longest_edge"],
+        longest=read_size(said, "size", ("longest_edge",), {"longest_edge": 4 * 364})["longest_edge"],
         merge=integer(outer(config), "scale_factor", high=16, default=2), cuts=flag(said, "do_image_splitting", True),
         **settings(said, mean=HALF, std=HALF, resample=LANCZOS),
     )  # fmt: skip

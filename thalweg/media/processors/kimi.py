@@ -14,7 +14,7 @@ from thalweg.media.processors.base import FILE, HALF, ImageProcessor, Size, View
 if TYPE_CHECKING:
     import numpy as np
 
-    from thalweg.media.patches import Prepared
+    from thalweg.media.patches import PatchInputs
 
 PAD = 163_605
 SIDE = 512
@@ -46,10 +46,10 @@ class Kimi(ImageProcessor, frozen=True, kw_only=True):
         return (View(((wide, high),), (0, 0, -(-wide // unit) * unit, -(-high // unit) * unit)),)
 
     def count(self, size: Size) -> int:
-        width, height = self.shown(size)
+        width, height = self.first_view_size(size)
         return width * height // (self.patch * self.merge) ** 2
 
-    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+    def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import patches
 
         return patches.alternating(self, views[0])

@@ -28,7 +28,7 @@ from thalweg.media.processors.base import (
 if TYPE_CHECKING:
     import numpy as np
 
-    from thalweg.media.patches import Prepared
+    from thalweg.media.patches import PatchInputs
 
 
 class Lfm2Vl(ImageProcessor, frozen=True, kw_only=True):
@@ -49,14 +49,14 @@ class Lfm2Vl(ImageProcessor, frozen=True, kw_only=True):
 
     def views(self, width: int, height: int) -> tuple[View, ...]:
         check_shape(width, height)
-        whole = View((self._fitted(width, height),))
+        whole = View((self._fit_size(width, height),))
         columns, rows = self._tiling(width, height)
         if columns * rows == 1:
             return (whole,)
         fitted = (columns * self.tile, rows * self.tile)
         return (*cut((fitted,), columns, rows, self.tile), *([whole] if self.whole else []))
 
-    def _fitted(self, width: int, height: int) -> Size:
+    def _fit_size(self, width: int, height: int) -> Size:
         unit = self.patch * self.merge
         wide, high = (max(unit, round(edge / unit) * unit) for edge in (width, height))
         least, most = self.fewest * unit**2, self.most * unit**2
@@ -78,23 +78,23 @@ class Lfm2Vl(ImageProcessor, frozen=True, kw_only=True):
     def count(self, size: Size) -> int:
         columns, rows = self._tiling(*size)
         cut = columns * rows * self._each((self.tile, self.tile)) if columns * rows > 1 else 0
-        return cut + (self._each(self._fitted(*size)) if self.whole or not cut else 0)
+        return cut + (self._each(self._fit_size(*size)) if self.whole or not cut else 0)
 
     def _each(self, size: Size) -> int:
         return size[0] * size[1] // (self.patch * self.merge) ** 2
 
     def text(self, size: Size, token: str) -> str:
-        (columns, rows), whole = self._tiling(*size), token * self._each(self._fitted(*size))
+        (columns, rows), whole = self._tiling(*size), token * self._each(self._fit_size(*size))
         if columns * rows == 1:
             return f"<|image_start|>{whole}<|image_end|>"
         each = token * self._each((self.tile, self.tile))
         cut = "".join(f"<|img_row_{y + 1}_col_{x + 1}|>{each}" for y in range(rows) for x in range(columns))
         return f"<|image_start|>{cut}{'<|img_thumbnail|>' + whole if self.whole else ''}<|image_end|>"
 
-    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+    def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import patches
 
-        return patches.joined([patches.smoothed(self, view, self.merge, self.side) for view in views])
+        return patches.concat_views([patches.interpolated_patches(self, view, self.merge, self.side) for view in views])
 
 
 def lfm2_vl(config: Config, said: Config) -> Lfm2Vl:

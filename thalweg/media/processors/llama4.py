@@ -20,9 +20,9 @@ from thalweg.media.processors.base import (
     cut,
     edge,
     only,
+    read_size,
     settings,
     shuffle,
-    sized,
     token,
     vision,
 )
@@ -30,7 +30,7 @@ from thalweg.media.processors.base import (
 if TYPE_CHECKING:
     import numpy as np
 
-    from thalweg.media.patches import Prepared
+    from thalweg.media.patches import PatchInputs
 
 
 class Llama4(ImageProcessor, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class Llama4(ImageProcessor, frozen=True, kw_only=True):
     def views(self, width: int, height: int) -> tuple[View, ...]:
         check_shape(width, height)
         columns, rows = self.tiling(width, height)
-        tiles = cut((self._fitted(width, height),), columns, rows, self.side)
+        tiles = cut((self._fit_size(width, height),), columns, rows, self.side)
         return tiles if len(tiles) == 1 else (*tiles, View(((self.side, self.side),)))
 
     def tiling(self, width: int, height: int) -> Size:
@@ -59,7 +59,7 @@ class Llama4(ImageProcessor, frozen=True, kw_only=True):
         best = min((scale for scale in scales if scale >= 1), default=max(scales))
         return min((grid for grid, scale in zip(every, scales, strict=True) if scale == best), key=lambda g: g[0] * g[1])
 
-    def _fitted(self, width: int, height: int) -> Size:
+    def _fit_size(self, width: int, height: int) -> Size:
         """What is smaller than a square is made as large as one, and no larger. Numbers are rounded as tensors round them,
         where the grid sets the limit."""
         columns, rows = self.tiling(width, height)
@@ -85,10 +85,10 @@ class Llama4(ImageProcessor, frozen=True, kw_only=True):
         line = "<|tile_x_separator|>".join([each] * columns) + "<|tile_y_separator|>"
         return f"<|image_start|>{line * rows if columns * rows > 1 else ''}<|image|>{each}<|image_end|>"
 
-    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+    def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import patches
 
-        return patches.counted(self, views)
+        return patches.rotary_tiles(self, views)
 
 
 def _single(number: float) -> float:
@@ -109,7 +109,7 @@ def llama4(config: Config, said: Config) -> Llama4:
     if flag(said, "resize_to_max_canvas", False):
         raise UnsupportedModelError(f"{FILE}: resize_to_max_canvas is not supported by this version")
     side, patch = edge(seen, "image_size", 448), edge(seen, "patch_size", 14)
-    only(sized(said, "size", ("height", "width"), {"height": side, "width": side}).values(), side)
+    only(read_size(said, "size", ("height", "width"), {"height": side, "width": side}).values(), side)
     rope = seen.get("rope_parameters")
     return Llama4(
         token=token(config, 200_092), patch=patch, side=side,

@@ -9,12 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.checkpoint.config import Config, integer, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.media.processors.base import ImageProcessor, Size, View, check_shape, only, outer, settings, sized, token, vision
+from thalweg.media.processors.base import (
+    ImageProcessor,
+    Size,
+    View,
+    check_shape,
+    only,
+    outer,
+    read_size,
+    settings,
+    token,
+    vision,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from thalweg.media.patches import Prepared
+    from thalweg.media.patches import PatchInputs
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 NEXT = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
@@ -73,26 +84,26 @@ class LlavaNext(ImageProcessor, frozen=True, kw_only=True):
         over = (columns - int(round(width * (rows / height), 7))) // 2
         return 0, rows, over, columns - 2 * over
 
-    def fitted(self, size: Size) -> Size:
+    def grid_size(self, size: Size) -> Size:
         """Rows and columns of them that are given."""
         _, rows, _, columns = self.rows(size)
         less = math.sqrt(rows * columns / (self.most * (self.side // self.patch) ** 2)) if self.most else 0
         return (int(rows // less), int(columns // less)) if less > SHRINK else (rows, columns)
 
     def count(self, size: Size) -> int:
-        rows, columns = self.fitted(size)
+        rows, columns = self.grid_size(size)
         return (self.side // self.patch) ** 2 + rows * (columns + 1)
 
-    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+    def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import anyres, patches
 
         made = patches.square(self, views, self.classes, False)
-        made.mix, made.part = anyres.packed(self, size)
+        made.mix, made.part = anyres.pack_image_features(self, size)
         return made
 
 
 def llava_next(config: Config, said: Config) -> LlavaNext:
-    return _made(config, said, NEXT, "clip_vision_model", "default")
+    return _build(config, said, NEXT, "clip_vision_model", "default")
 
 
 def llava_onevision(config: Config, said: Config) -> LlavaNext:
@@ -100,17 +111,17 @@ def llava_onevision(config: Config, said: Config) -> LlavaNext:
     most = ratio.removeprefix("anyres_max_")
     if not most.isdecimal() or not 1 <= int(most) <= 64:
         raise UnsupportedModelError(f"config.json: vision_aspect_ratio: {ratio!r:.40} is not anyres_max_9 or the like")
-    return _made(config, said, ONEVISION, "siglip_vision_model", "full", most=int(most))
+    return _build(config, said, ONEVISION, "siglip_vision_model", "full", most=int(most))
 
 
-def _made(config: Config, said: Config, pinpoints: list[list[int]], kind: str, strategy: str, **more: Any) -> LlavaNext:
+def _build(config: Config, said: Config, pinpoints: list[list[int]], kind: str, strategy: str, **more: Any) -> LlavaNext:
     seen, around = vision(config), outer(config)
     classes = text(seen, "model_type", kind) == "clip_vision_model"
     if text(around, "vision_feature_select_strategy", strategy) != ("default" if classes else "full"):
         raise UnsupportedModelError("config.json: vision_feature_select_strategy: does not fit the encoder")
     side = integer(seen, "image_size", default=336 if classes else 384)
-    fit = sized(said, "size", ("shortest_edge", "height", "width"), {"shortest_edge": side})
-    only([*fit.values(), *sized(said, "crop_size", ("height", "width"), {"height": side}).values()], side)
+    fit = read_size(said, "size", ("shortest_edge", "height", "width"), {"shortest_edge": side})
+    only([*fit.values(), *read_size(said, "crop_size", ("height", "width"), {"height": side}).values()], side)
     found = around.get("image_grid_pinpoints") or said.get("image_grid_pinpoints") or pinpoints
     whole = isinstance(found, list) and all(
         isinstance(p, list) and len(p) == 2 and all(type(n) is int and 0 < n <= 1 << 14 and n % side == 0 for n in p)

@@ -14,7 +14,7 @@ from thalweg.media.processors.base import FILE, HALF, ImageProcessor, Size, View
 if TYPE_CHECKING:
     import numpy as np
 
-    from thalweg.media.patches import Prepared
+    from thalweg.media.patches import PatchInputs
 
 MERGE = 4
 """Patches along each edge that become one vector."""
@@ -31,7 +31,7 @@ class MiniCpmV(ImageProcessor, frozen=True, kw_only=True):
     def views(self, width: int, height: int) -> tuple[View, ...]:
         check_shape(width, height)
         columns, rows = self._grid(width, height)
-        whole = View((self._fitted(width, height, more=columns * rows == 1),))
+        whole = View((self._fit_size(width, height, more=columns * rows == 1),))
         if columns * rows == 1:
             return (whole,)
         wide, high = self._slice(width, height)
@@ -40,9 +40,9 @@ class MiniCpmV(ImageProcessor, frozen=True, kw_only=True):
 
     def _slice(self, width: int, height: int) -> Size:
         columns, rows = self._grid(width, height)
-        return self._fitted(_near(width, columns) / columns, _near(height, rows) / rows, more=True)
+        return self._fit_size(_near(width, columns) / columns, _near(height, rows) / rows, more=True)
 
-    def _fitted(self, width: float, height: float, more: bool) -> Size:
+    def _fit_size(self, width: float, height: float, more: bool) -> Size:
         """more: what is smaller is made larger."""
         if more or height * width > self.edge**2:
             ratio = width / height
@@ -70,20 +70,20 @@ class MiniCpmV(ImageProcessor, frozen=True, kw_only=True):
     def count(self, size: Size) -> int:
         columns, rows = self._grid(*size)
         cut = columns * rows * self._each(self._slice(*size)) if columns * rows > 1 else 0
-        return cut + self._each(self.shown(size))
+        return cut + self._each(self.first_view_size(size))
 
     def text(self, size: Size, token: str) -> str:
         columns, rows = self._grid(*size)
-        whole = f"<image>{token * self._each(self.shown(size))}</image>"
+        whole = f"<image>{token * self._each(self.first_view_size(size))}</image>"
         if columns * rows == 1:
             return whole
         line = f"<slice>{token * self._each(self._slice(*size))}</slice>" * columns
         return whole + "\n".join([line] * rows)
 
-    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+    def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import patches
 
-        return patches.nested(self, views)
+        return patches.nested_blocks(self, views)
 
 
 def _near(length: float, unit: int) -> int:

@@ -9,12 +9,23 @@ import msgspec
 
 from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import UnsupportedModelError
-from thalweg.media.processors.base import FILE, ImageProcessor, Size, View, check_shape, outer, settings, sized, token, vision
+from thalweg.media.processors.base import (
+    FILE,
+    ImageProcessor,
+    Size,
+    View,
+    check_shape,
+    outer,
+    read_size,
+    settings,
+    token,
+    vision,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from thalweg.media.patches import Prepared
+    from thalweg.media.patches import PatchInputs
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 BREAK, END = "[IMG_BREAK]", "[IMG_END]"
@@ -53,18 +64,18 @@ class Pixtral(ImageProcessor, frozen=True, kw_only=True):
 
     def _grid(self, size: Size) -> Size:
         unit = self.patch * self.merge
-        width, height = self.shown(size)
+        width, height = self.first_view_size(size)
         return width // unit, height // unit
 
-    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+    def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import patches
 
-        return patches.turned(self, views[0], self.merge, self.head_dim, self.theta, apart=True)
+        return patches.rotary_patches(self, views[0], self.merge, self.head_dim, self.theta, apart=True)
 
 
 def lighton_ocr(config: Config, said: Config) -> Pixtral:
     """Without signs of rows and of the end."""
-    edges = sized(said, "patch_size", ("height", "width"), {"height": 16, "width": 16})
+    edges = read_size(said, "patch_size", ("height", "width"), {"height": 16, "width": 16})
     if len(set(edges.values())) != 1:
         raise UnsupportedModelError(f"{FILE}: patch_size: must be a square")
     around = {"spatial_merge_size": 2, **outer(config)}
@@ -74,7 +85,9 @@ def lighton_ocr(config: Config, said: Config) -> Pixtral:
 
 def pixtral(config: Config, said: Config) -> Pixtral:
     seen, around = vision(config), outer(config)
-    size = sized(said, "size", ("longest_edge", "height", "width"), {"longest_edge": integer(seen, "image_size", default=1540)})
+    size = read_size(
+        said, "size", ("longest_edge", "height", "width"), {"longest_edge": integer(seen, "image_size", default=1540)}
+    )
     longest = size.get("longest_edge") or size.get("height", 0)
     if not longest or size.get("width", longest) != longest:
         raise UnsupportedModelError(f"{FILE}: size: must name one longest_edge")

@@ -10,12 +10,23 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from thalweg.checkpoint.config import BESIDE, Config, integer
-from thalweg.media.processors.base import ImageProcessor, Size, View, check_shape, edge, outer, settings, sized, token, vision
+from thalweg.media.processors.base import (
+    ImageProcessor,
+    Size,
+    View,
+    check_shape,
+    edge,
+    outer,
+    read_size,
+    settings,
+    token,
+    vision,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from thalweg.media.patches import Prepared
+    from thalweg.media.patches import PatchInputs
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
@@ -46,21 +57,21 @@ class QwenVL(ImageProcessor, frozen=True, kw_only=True):
         return (View(((wide, high),)),)
 
     def grid(self, size: Size) -> Size | None:
-        width, height = self.shown(size)
+        width, height = self.first_view_size(size)
         unit = self.patch * self.merge
         return width // unit, height // unit
 
     def count(self, size: Size) -> int:
-        width, height = self.shown(size)
+        width, height = self.first_view_size(size)
         return width * height // (self.patch * self.merge) ** 2
 
-    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+    def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import patches
 
         return patches.blocks(self, views[0])
 
 
-class InLine(QwenVL, frozen=True, kw_only=True):
+class Exaone45(QwenVL, frozen=True, kw_only=True):
     """Positions of its vectors follow each other, as those of text do."""
 
     def grid(self, size: Size) -> None:
@@ -74,7 +85,7 @@ class Glm4v(QwenVL, frozen=True, kw_only=True):
 
     def views(self, width: int, height: int) -> tuple[View, ...]:
         unit, pictures = self.patch * self.merge, self.frames
-        width, height = self.enlarged(width, height, unit)
+        width, height = self.enlarge(width, height, unit)
         check_shape(width, height)
         wide, high = (round(edge / unit) * unit for edge in (width, height))
         if pictures * wide * high > self.most:
@@ -85,14 +96,14 @@ class Glm4v(QwenVL, frozen=True, kw_only=True):
             wide, high = (math.ceil(edge * more / unit) * unit for edge in (width, height))
         return (View(((wide, high),)),)
 
-    def enlarged(self, width: int, height: int, unit: int) -> Size:
+    def enlarge(self, width: int, height: int, unit: int) -> Size:
         """What is too short for one vector."""
         if min(width, height) >= unit:
             return width, height
         more = max(unit / height, unit / width)
         return int(width * more), int(height * more)
 
-    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+    def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import patches
 
         made = patches.blocks(msgspec.structs.replace(self, side=0), views[0])
@@ -100,7 +111,7 @@ class Glm4v(QwenVL, frozen=True, kw_only=True):
             return made
         rows, columns = (edge // self.patch for edge in views[0].shape[:2])
         made.place, made.share = patches.spread(
-            patches.merged(rows, columns, self.merge), rows, columns, self.side, self.cubic
+            patches.merge_order(rows, columns, self.merge), rows, columns, self.side, self.cubic
         )  # fmt: skip
         return made
 
@@ -110,7 +121,7 @@ class PaddleOCR(Glm4v, frozen=True, kw_only=True):
 
     cubic: bool = False
 
-    def enlarged(self, width: int, height: int, unit: int) -> Size:
+    def enlarge(self, width: int, height: int, unit: int) -> Size:
         if height < unit:
             width, height = round(width * unit / height), unit
         if width < unit:
@@ -120,7 +131,7 @@ class PaddleOCR(Glm4v, frozen=True, kw_only=True):
 
 def paddleocr_vl(config: Config, said: Config) -> PaddleOCR:
     seen = vision(config)
-    size = sized(said, "size", ("shortest_edge", "longest_edge"), {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536})
+    size = read_size(said, "size", ("shortest_edge", "longest_edge"), {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536})
     patch = edge(seen, "patch_size", 14)
     return PaddleOCR(
         token=token(config, 100_295), patch=patch, merge=integer(seen, "spatial_merge_size", high=16, default=2), frames=1,
@@ -134,7 +145,7 @@ def paddleocr_vl(config: Config, said: Config) -> PaddleOCR:
 
 def glm4v(config: Config, said: Config) -> Glm4v:
     seen = vision(config)
-    size = sized(
+    size = read_size(
         said, "size", ("shortest_edge", "longest_edge"), {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15_000}
     )
     patch = edge(seen, "patch_size", 14)
@@ -156,28 +167,28 @@ def glm_ocr(config: Config, said: Config) -> Glm4v:
 def qwen2_vl(config: Config, said: Config) -> QwenVL:
     """Without windows. `hidden_size` there is what the encoder gives."""
     seen = vision(config)
-    return _made(config, said, {**seen, "hidden_size": integer(seen, "embed_dim", default=1280)}, 28 * 28 * 1280, window=0)
+    return _build(config, said, {**seen, "hidden_size": integer(seen, "embed_dim", default=1280)}, 28 * 28 * 1280, window=0)
 
 
-def exaone4_5(config: Config, said: Config) -> InLine:
+def exaone4_5(config: Config, said: Config) -> Exaone45:
     seen, around = {"hidden_size": 3584, **vision(config)}, outer(config)
     made = qwen2_5_vl({**config, BESIDE: {**around, "image_token_id": token(config, 67), "vision_config": seen}}, said)
-    return InLine(**msgspec.structs.asdict(made))
+    return Exaone45(**msgspec.structs.asdict(made))
 
 
 def qwen2_5_vl(config: Config, said: Config) -> QwenVL:
     seen = vision(config)
     patch, merge = integer(seen, "patch_size", default=14), integer(seen, "spatial_merge_size", high=16, default=2)
-    return _made(config, said, seen, 28 * 28 * 1280, window=integer(seen, "window_size", default=112) // patch // merge)
+    return _build(config, said, seen, 28 * 28 * 1280, window=integer(seen, "window_size", default=112) // patch // merge)
 
 
 def qwen3_vl(config: Config, said: Config) -> QwenVL:
     seen = vision(config)
-    return _made(config, said, seen, 28 * 28 * 1280, side=math.isqrt(integer(seen, "num_position_embeddings", default=2304)))
+    return _build(config, said, seen, 28 * 28 * 1280, side=math.isqrt(integer(seen, "num_position_embeddings", default=2304)))
 
 
-def _made(config: Config, said: Config, seen: Config, most: int, **more: Any) -> QwenVL:
-    size = sized(said, "size", ("shortest_edge", "longest_edge"), {"shortest_edge": 56 * 56, "longest_edge": most})
+def _build(config: Config, said: Config, seen: Config, most: int, **more: Any) -> QwenVL:
+    size = read_size(said, "size", ("shortest_edge", "longest_edge"), {"shortest_edge": 56 * 56, "longest_edge": most})
     hidden = integer(seen, "hidden_size", default=1280 if "window" in more else 1152)
     heads = integer(seen, "num_heads", default=16)
     return QwenVL(

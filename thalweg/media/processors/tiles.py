@@ -18,9 +18,9 @@ from thalweg.media.processors.base import (
     edge,
     only,
     outer,
+    read_size,
     settings,
     shuffle,
-    sized,
     token,
     vision,
 )
@@ -28,12 +28,12 @@ from thalweg.media.processors.base import (
 if TYPE_CHECKING:
     import numpy as np
 
-    from thalweg.media.patches import Prepared
+    from thalweg.media.patches import PatchInputs
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
-class Tiles(ImageProcessor, frozen=True, kw_only=True):
+class TiledImages(ImageProcessor, frozen=True, kw_only=True):
     side: int
     """Pixels of a tile."""
     least: int
@@ -67,13 +67,13 @@ class Tiles(ImageProcessor, frozen=True, kw_only=True):
     def text(self, size: Size, token: str) -> str:
         return f"<img>{token * self.count(size)}</img>"
 
-    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+    def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import patches
 
         return patches.square(self, views, self.classes, False, self.merge)
 
 
-class Named(Tiles, frozen=True, kw_only=True):
+class AyaVision(TiledImages, frozen=True, kw_only=True):
     """Aya Vision: each tile has its number before it."""
 
     classes: bool = False
@@ -84,7 +84,7 @@ class Named(Tiles, frozen=True, kw_only=True):
         return "<|START_OF_IMG|>" + "".join(name + token * self.each for name in names) + "<|END_OF_IMG|>"
 
 
-class Lined(Tiles, frozen=True, kw_only=True):
+class CommandAVision(TiledImages, frozen=True, kw_only=True):
     """Command A Vision: a line ends behind each tile. As few pixels as possible are added, or taken off."""
 
     classes: bool = False
@@ -102,31 +102,31 @@ class Lined(Tiles, frozen=True, kw_only=True):
         return f"<|START_OF_IMG|>{lines}<|END_OF_IMG|>"
 
 
-def cohere2_vision(config: Config, said: Config) -> Lined:
+def cohere2_vision(config: Config, said: Config) -> CommandAVision:
     merge = integer(outer(config), "downsample_factor", high=16, default=2)
     cuts = {} if flag(said, "crop_to_patches", True) else {"most": 1}
-    return Lined(token=token(config, 255_036), **tiled(config, said, 512, 16) | {"merge": merge} | cuts)
+    return CommandAVision(token=token(config, 255_036), **tile_settings(config, said, 512, 16) | {"merge": merge} | cuts)
 
 
-def aya_vision(config: Config, said: Config) -> Named:
+def aya_vision(config: Config, said: Config) -> AyaVision:
     """Tiles whatever `crop_to_patches` says, as above."""
     if text(outer(config), "vision_feature_select_strategy", "full") != "full":
         raise UnsupportedModelError("config.json: vision_feature_select_strategy: this encoder has vectors of patches alone")
-    more = tiled(config, said, 384, 14) | {"merge": integer(outer(config), "downsample_factor", high=16, default=2)}
-    return Named(token=token(config, 255_036), marker="<image>", **more)
+    more = tile_settings(config, said, 384, 14) | {"merge": integer(outer(config), "downsample_factor", high=16, default=2)}
+    return AyaVision(token=token(config, 255_036), marker="<image>", **more)
 
 
-def internvl(config: Config, said: Config) -> Tiles:
+def internvl(config: Config, said: Config) -> TiledImages:
     """Tiles whatever `crop_to_patches` says, as its processor in transformers does."""
-    return Tiles(token=token(config, 151_667), **tiled(config, said, 448, 14))
+    return TiledImages(token=token(config, 151_667), **tile_settings(config, said, 448, 14))
 
 
-def qianfan_ocr(config: Config, said: Config) -> Tiles:
+def qianfan_ocr(config: Config, said: Config) -> TiledImages:
     """Its template writes a sign of its own for an image."""
-    return Tiles(token=token(config, 151_667), marker="<image>", **tiled(config, said, 448, 14))
+    return TiledImages(token=token(config, 151_667), marker="<image>", **tile_settings(config, said, 448, 14))
 
 
-def internvl_chat(config: Config, said: Config) -> Tiles:
+def internvl_chat(config: Config, said: Config) -> TiledImages:
     """InternVL's own format: how images are cut is said in the model's configuration."""
     keys = ("dynamic_image_size", "force_image_size", "max_dynamic_patch", "min_dynamic_patch", "pad2square", "use_thumbnail")
     around = {**outer(config), **{key: said[key] for key in keys if key in said}}
@@ -137,23 +137,23 @@ def internvl_chat(config: Config, said: Config) -> Tiles:
         cuts = (integer(around, "min_dynamic_patch", default=1), integer(around, "max_dynamic_patch", high=64, default=12))
     side = edge(vision(config), "image_size", 448)
     only((integer(around, "force_image_size", default=side),), side)
-    made = {**tiled(config, said, side, 14), "least": cuts[0], "most": cuts[1]}
-    return Tiles(token=token(config), marker="<image>", **made)
+    made = {**tile_settings(config, said, side, 14), "least": cuts[0], "most": cuts[1]}
+    return TiledImages(token=token(config), marker="<image>", **made)
 
 
-def tiled(config: Config, said: Config, side: int, patch: int) -> dict[str, Any]:
+def tile_settings(config: Config, said: Config, side: int, patch: int) -> dict[str, Any]:
     """side, patch: where the file does not say."""
     seen = vision(config)
     side, patch = (edge(seen, key, default) for key, default in (("image_size", side), ("patch_size", patch)))
-    size = sized(said, "size", ("height", "width"), {"height": side, "width": side})
+    size = read_size(said, "size", ("height", "width"), {"height": side, "width": side})
     only(size.values(), side)
     most = integer(said, "max_patches", high=64, default=12)
     return {
         "patch": patch, "side": side, "least": integer(said, "min_patches", high=most, default=1), "most": most,
-        "merge": shuffled(config), **settings(said, mean=MEAN, std=STD),
+        "merge": merge_size(config), **settings(said, mean=MEAN, std=STD),
     }  # fmt: skip
 
 
-def shuffled(config: Config) -> int:
+def merge_size(config: Config) -> int:
     """Patches along an edge of those that become one vector."""
     return shuffle(outer(config), "downsample_ratio")

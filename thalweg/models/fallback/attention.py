@@ -29,7 +29,7 @@ WITHOUT_MEANING = frozenset({
 """Arguments that pass through all layers, and change nothing of attention after rotation."""
 
 
-class Sink(Protocol):
+class AttentionHandler(Protocol):
     """Who takes the attention of a module's layers."""
 
     def attend(
@@ -43,7 +43,7 @@ def attend(
     dropout: float = 0.0, **said: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """As transformers calls it. UnsupportedModelError names an argument that is not known."""
-    sink: Sink | None = said.pop(HANDED, None)
+    sink: AttentionHandler | None = said.pop(HANDED, None)
     if sink is None:
         raise UnsupportedModelError("its layers do not hand on what a call of the model is given")
     if dropout:

@@ -29,7 +29,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class MetaModel:
     """A model without memory: its parameters are on the meta device."""
 
     model: Any
@@ -42,7 +42,7 @@ class Made:
         return self.model.base_model
 
 
-def listed() -> set[str]:
+def causal_lm_classes() -> set[str]:
     """Names of transformers' classes that generate text."""
     found: set[str] = set()
     for value in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
@@ -50,12 +50,12 @@ def listed() -> set[str]:
     return found
 
 
-def spelled(name: str) -> str:
+def class_name(name: str) -> str:
     """The class of transformers that published files mean by a name: some write MoE where it writes Moe."""
-    return next((each for each in listed() if each.lower() == name.lower()), name)
+    return next((each for each in causal_lm_classes() if each.lower() == name.lower()), name)
 
 
-def meant(config: Mapping[str, Any]) -> str:
+def causal_lm_class(config: Mapping[str, Any]) -> str:
     """The class of transformers that generates text for the configuration's `model_type`."""
     kind = config.get("model_type")
     found = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind) if isinstance(kind, str) else None
@@ -69,8 +69,8 @@ def meant(config: Mapping[str, Any]) -> str:
 
 def find(name: str) -> type[PreTrainedModel]:
     """LookupError, in words, if transformers has no class of this name that generates text."""
-    name = spelled(name)
-    if name not in listed():
+    name = class_name(name)
+    if name not in causal_lm_classes():
         raise LookupError(f"transformers {transformers.__version__} has no class of this name that generates text either")
     if name.endswith("ForConditionalGeneration"):
         raise UnsupportedModelError(
@@ -81,7 +81,7 @@ def find(name: str) -> type[PreTrainedModel]:
     return found
 
 
-def make(config: Mapping[str, Any], dtype: str, length: int = 0) -> Made:
+def make(config: Mapping[str, Any], dtype: str, length: int = 0) -> MetaModel:
     """The model of a config.json. length: of the longest sequence served; 0 = what the model is made for. CheckpointError
     where the class does not take the configuration."""
     architecture = str(config["architectures"][0])
@@ -111,9 +111,9 @@ def make(config: Mapping[str, Any], dtype: str, length: int = 0) -> Made:
     for part in [model.config, model.config.get_text_config()]:
         vars(part)["pad_token_id"] = None  # else some classes look for it among the tokens of every step
     experts.exchange(model)
-    computed = _computed(model, architecture)
-    computed |= _settled(model, length)
-    return Made(model, computed)
+    computed = _compute_buffers(model, architecture)
+    computed |= _freeze_rope(model, length)
+    return MetaModel(model, computed)
 
 
 def head_alone(model: Any) -> nn.Module:
@@ -161,7 +161,7 @@ def float32_kept(model: Any) -> tuple[str, ...]:
     return tuple(model._keep_in_fp32_modules_strict or ())
 
 
-def _computed(model: Any, architecture: str) -> dict[str, Tensor]:
+def _compute_buffers(model: Any, architecture: str) -> dict[str, Tensor]:
     """Buffers that no checkpoint holds. The class fills them as it does when transformers loads it."""
     stored = set(model.state_dict())
     found: dict[str, Tensor] = {}
@@ -199,7 +199,7 @@ def _is_unset(b: Tensor) -> bool:
     return b.dtype != torch.bool and bool((b == torch.iinfo(b.dtype).min).any())
 
 
-def _settled(model: Any, length: int) -> dict[str, Tensor]:
+def _freeze_rope(model: Any, length: int) -> dict[str, Tensor]:
     """Frequencies of rotary positions that would change with the batch, settled for the longest sequence served."""
     found: dict[str, Tensor] = {}
     for path, module in model.named_modules():

@@ -14,8 +14,8 @@ import torch
 from thalweg.checkpoint.config import architecture
 from thalweg.errors import ThalwegError, UnsupportedModelError
 from thalweg.models.fallback import classes, experts, probe
-from thalweg.models.fallback.products import Seen, watched
-from thalweg.models.fallback.spec import ForeignSpec, Held, attends
+from thalweg.models.fallback.products import LinearUsage, stub_linears
+from thalweg.models.fallback.spec import ModuleParameter, TransformersSpec, attends
 from thalweg.models.registry import WRAPPERS
 from thalweg.models.weights import Role
 
@@ -23,17 +23,17 @@ ATTENDING = frozenset({"full_attention", "sliding_attention"})
 """Types of layers that attend, and keep keys and values alone."""
 
 
-def declared(config: Mapping[str, Any]) -> ForeignSpec:
+def build_spec(config: Mapping[str, Any]) -> TransformersSpec:
     """As it generates, whatever its tail. UnsupportedModelError says why a class cannot be served so. CheckpointError: it does
     not take the configuration."""
     said = {key: value for key, value in config.items() if key != "pooling"}
     if architecture(config) in WRAPPERS:
-        said["architectures"] = [classes.meant(config)]
-    return _declared(json.dumps(said, sort_keys=True, default=str))
+        said["architectures"] = [classes.causal_lm_class(config)]
+    return _build_spec(json.dumps(said, sort_keys=True, default=str))
 
 
 @functools.lru_cache(maxsize=2)
-def _declared(text: str) -> ForeignSpec:
+def _build_spec(text: str) -> TransformersSpec:
     config = json.loads(text)
     name = architecture(config)
     if config.get("quantization_config"):
@@ -43,11 +43,11 @@ def _declared(text: str) -> ForeignSpec:
     found = looked_at(made, name)
     model, settings, calls = made.model, made.model.config.get_text_config(), found.calls
     width = _width(model, settings)
-    held, products = _held(model, found.products)
+    held, products = _collect_tensors(model, found.products)
     entry = next(h.name for h in held if h.role == "embedding")
-    return ForeignSpec(
+    return TransformersSpec(
         root="", embed=entry.removesuffix(".weight"), products=products,
-        vocab=_rows(model), hidden=_hidden(made), norm=None, tied=bool(settings.tie_word_embeddings), config=config,
+        vocab=_rows(model), hidden=_hidden_size(made), norm=None, tied=bool(settings.tie_word_embeddings), config=config,
         layers=tuple(
             attends(c.heads, c.kv_heads, c.head_dim, c.scale, c.sees, c.softcap, c.sinks, width) for c in calls
         ),
@@ -57,26 +57,26 @@ def _declared(text: str) -> ForeignSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class ProbeResult:
     """What a model without memory showed."""
 
-    calls: list[probe.Call]
+    calls: list[probe.AttentionCall]
     """Attention of its layers, in order."""
     products: tuple[str, ...]
     """Names of linear layers that may be computed elsewhere."""
 
 
-def looked_at(made: classes.Made, name: str) -> Looked:
+def looked_at(made: classes.MetaModel, name: str) -> ProbeResult:
     """Attention as a run with masks shows it, and one without repeats, which is how it is served. Linear layers whose weight
     nothing else takes, but for the embedding's."""
-    entry, seen = made.model.get_input_embeddings().weight, Seen()
+    entry, seen = made.model.get_input_embeddings().weight, LinearUsage()
     try:
-        with watched(made.model, seen):
+        with stub_linears(made.model, seen):
             calls = probe.run(made.base, None, seen)
             served = probe.run(made.base, {c.name: c.sees for c in calls}, seen)
             head = classes.head_alone(made.model)
-            hidden = torch.empty(1, probe.TOKENS, _hidden(made), dtype=made.model.dtype, device="meta")
-            with torch.inference_mode(), probe.Watch(None, seen):
+            hidden = torch.empty(1, probe.TOKENS, _hidden_size(made), dtype=made.model.dtype, device="meta")
+            with torch.inference_mode(), probe.TokenMixDetector(None, seen):
                 logits = head(inputs_embeds=hidden, use_cache=False).logits
     except ThalwegError as e:
         raise UnsupportedModelError(f"{name}: the fallback to transformers does not serve it: {e}") from e
@@ -93,7 +93,7 @@ def looked_at(made: classes.Made, name: str) -> Looked:
         raise UnsupportedModelError(f"{name}: the fallback to transformers does not serve it: its tokens see those after them")
     if logits.shape != (1, probe.TOKENS, _rows(made.model)):
         raise UnsupportedModelError(f"{name}: its head gives {tuple(logits.shape)} of {probe.TOKENS} tokens")
-    return Looked(calls, seen.exchangeable(id(entry)))
+    return ProbeResult(calls, seen.exchangeable(id(entry)))
 
 
 def _layers_attend(config: Mapping[str, Any], name: str) -> None:
@@ -114,7 +114,7 @@ def _rows(model: Any) -> int:
     return int(head.weight.shape[0])
 
 
-def _hidden(made: classes.Made) -> int:
+def _hidden_size(made: classes.MetaModel) -> int:
     return int(made.model.get_output_embeddings().weight.shape[1])
 
 
@@ -127,21 +127,26 @@ def _width(model: Any, settings: Any) -> int:
     return int(max([*wide, *(n * chosen for n in inner)], default=1))
 
 
-def _held(model: Any, exchanged: tuple[str, ...]) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
+def _collect_tensors(model: Any, exchanged: tuple[str, ...]) -> tuple[tuple[ModuleParameter, ...], tuple[ModuleParameter, ...]]:
     """Every tensor of the state, a tied one once, and the weights of products that are computed elsewhere."""
     entry, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    kept, first, made, products = classes.float32_kept(model), dict[int, str](), list[Held](), list[Held]()
-    mixtures = {f"{at}.{part}": act for at, act in experts.known(model).items() for part in experts.PARTS}
+    kept, first, made, products = (
+        classes.float32_kept(model),
+        dict[int, str](),
+        list[ModuleParameter](),
+        list[ModuleParameter](),
+    )
+    mixtures = {f"{at}.{part}": act for at, act in experts.expert_activations(model).items() for part in experts.PARTS}
     for name, tensor in model.state_dict(keep_vars=True).items():
         exact = tensor.dtype == torch.float32 or any(part in name for part in kept)
         dtype = "float32" if exact else "" if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
         layer, source = name.removesuffix(".weight"), first.setdefault(id(tensor), name)
         if layer in exchanged and name.endswith(".weight") and not dtype:
             role: Role = "linear" if tensor is not head else "tied" if tensor is entry else "head"
-            products.append(Held(layer, tuple(tensor.shape), role, source=source))
+            products.append(ModuleParameter(layer, tuple(tensor.shape), role, source=source))
         elif name in mixtures and not dtype:
-            products.append(Held(name, tuple(tensor.shape), "experts", act=mixtures[name]))
+            products.append(ModuleParameter(name, tuple(tensor.shape), "experts", act=mixtures[name]))
         elif source == name:
             role = "embedding" if tensor is entry else "head" if tensor is head else "plain"
-            made.append(Held(name, tuple(tensor.shape), role, dtype))
+            made.append(ModuleParameter(name, tuple(tensor.shape), role, dtype))
     return tuple(made), tuple(products)

@@ -40,7 +40,7 @@ def exchange(model: Any) -> None:
         model.config._experts_implementation = NAME
 
 
-def known(model: nn.Module) -> Mapping[str, str]:
+def expert_activations(model: nn.Module) -> Mapping[str, str]:
     """Of the modules whose experts are what `ops.experts` computes, by name: the activation."""
     found = {name: _act(m) for name, m in model.named_modules() if hasattr(m, "is_concatenated")}
     return {name: act for name, act in found.items() if act}

@@ -25,7 +25,7 @@ Read = Callable[[str], Tensor]
 
 
 @dataclass(slots=True)
-class _Group:
+class _ConversionGroup:
     """Tensors of a checkpoint that together make one or several parameters."""
 
     target: str
@@ -54,8 +54,8 @@ class ConvertedFiles:
         self._model, self._dtype = model.module, model.dtype
         self._checkpoint = open_checkpoint(checkpoint.path)  # experts as they lie in the files: conversions know those names
         self._state = self._model.state_dict()
-        self._groups: dict[str, _Group] = {}
-        self._of: dict[str, _Group] = {}
+        self._groups: dict[str, _ConversionGroup] = {}
+        self._of: dict[str, _ConversionGroup] = {}
         self._ready: dict[str, Tensor] = {}
         extra = self._assign(model.spec)
         self._check(extra)
@@ -65,20 +65,20 @@ class ConvertedFiles:
         name = spec.sources[0].name
         if name not in self._ready:
             group = self._of[name]
-            self._ready |= group.convert(self._model, self._stored)
+            self._ready |= group.convert(self._model, self._read_tensor)
             for _, source in group.parts:
                 self._checkpoint.forget(source)
         value = self._ready.pop(name)
         kind = FLOATS.get(spec.dtype) or getattr(torch, spec.dtype)
         return value.to(kind).reshape(spec.shape(1)).contiguous()
 
-    def lying(self, spec: ParamSpec, rank: int) -> None:
+    def locate(self, spec: ParamSpec, rank: int) -> None:
         """Values are made anew."""
 
-    def packed(self, spec: ParamSpec, rank: int) -> None:
+    def read_packed(self, spec: ParamSpec, rank: int) -> None:
         """Nothing is packed: the module's products take weights as they are."""
 
-    def _stored(self, name: str) -> Tensor:
+    def _read_tensor(self, name: str) -> Tensor:
         return as_tensor(self._checkpoint.read(name), self._checkpoint.entry(name)[0])
 
     def _empty(self, name: str) -> Tensor:
@@ -100,10 +100,10 @@ class ConvertedFiles:
                 extra += [] if spec.known(target) is None or spec.known(name) is None else [name]
                 continue
             if pattern is None:
-                group = self._groups.setdefault(target, _Group(target, WeightRenaming(name, target)))
+                group = self._groups.setdefault(target, _ConversionGroup(target, WeightRenaming(name, target)))
                 pattern = name
             else:
-                group = self._groups.setdefault(target, _Group(target, by_pattern[pattern]))
+                group = self._groups.setdefault(target, _ConversionGroup(target, by_pattern[pattern]))
             group.parts.append((pattern, name))
         return extra
 
@@ -131,7 +131,7 @@ class ConvertedFiles:
                 found[target] = names
                 if target in wanted and tuple(value.shape) != wanted[target]:
                     problems.append(f"{names} has shape {list(value.shape)}, config.json makes it {list(wanted[target])}")
-        tied = self._tied()
+        tied = self._tied_parameters()
         missing = sorted(n for n in wanted if n not in found and not any(other in found for other in tied.get(n, ())))
         if missing:
             problems.append(f"lacks {some(missing)}")
@@ -146,7 +146,7 @@ class ConvertedFiles:
             if name not in found and other is not None:
                 self._of[name] = self._of[other]
 
-    def _tied(self) -> dict[str, list[str]]:
+    def _tied_parameters(self) -> dict[str, list[str]]:
         """Parameter -> the others that are the same tensor."""
         same: dict[int, list[str]] = {}
         for name, tensor in self._model.state_dict(keep_vars=True).items():

@@ -20,7 +20,7 @@ _FAR = 64
 """Positions tried of masks that name no size."""
 
 
-def marked(mask: Tensor | None) -> int | None:
+def read_mark(mask: Tensor | None) -> int | None:
     """What was read of a mask that a layer is given. None: it is none of those that were made here. UnsupportedModelError: it
     means nothing that is served. Some classes make masks that no layer uses."""
     found = getattr(mask, _MARK, None)
@@ -29,7 +29,7 @@ def marked(mask: Tensor | None) -> int | None:
     return None if found is None else int(found)
 
 
-def _made(
+def _build_mask(
     batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_offset: int = 0,
     mask_function: Callable[..., Any] | None = None, attention_mask: Tensor | None = None, local_size: int | None = None,
     device: Any = "meta", **more: Any,
@@ -68,4 +68,4 @@ def read(function: Callable[..., Any] | None, size: int | None) -> int:
 
 def register() -> None:
     if PROBED not in ALL_MASK_ATTENTION_FUNCTIONS.valid_keys():
-        AttentionMaskInterface.register(PROBED, _made)
+        AttentionMaskInterface.register(PROBED, _build_mask)

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from thalweg.errors import DeviceError, UnsupportedModelError
 from thalweg.hal.attention import AttentionBackend, AttnSpec, choose_attention
 from thalweg.hal.kv import KVLayout
-from thalweg.hal.op import Choice
+from thalweg.hal.op import KernelChoice
 from thalweg.hal.parts.overlays import Overlays
 from thalweg.hal.step import Array, StepBatch, StepShape
 from thalweg.models import sizes
@@ -21,16 +21,16 @@ from thalweg.models.context import Context
 from thalweg.models.fallback import attention, classes
 from thalweg.models.fallback.declare import looked_at
 from thalweg.models.fallback.files import ConvertedFiles
-from thalweg.models.fallback.probe import Call, read
+from thalweg.models.fallback.probe import AttentionCall, read
 from thalweg.models.fallback.products import Products
-from thalweg.models.fallback.spec import ForeignSpec
+from thalweg.models.fallback.spec import TransformersSpec
 from thalweg.models.heads.pooling import Pooler
 from thalweg.models.weights import ParamSpec, Weight
 
 _IDS, _VECTORS = "input_ids", "inputs_embeds"
 
 
-class Foreign:
+class TransformersModel:
     """Holds no values: parameters, computed buffers and caches are passed."""
 
     reader = ConvertedFiles
@@ -41,7 +41,7 @@ class Foreign:
     adapters = None
     recurrent = False
 
-    def __init__(self, ctx: Context, spec: ForeignSpec) -> None:
+    def __init__(self, ctx: Context, spec: TransformersSpec) -> None:
         self.spec, self.mesh, self.max_len, self.formats, self.dtype = spec, ctx.mesh, ctx.max_len, ctx.formats, ctx.dtype
         self.vocab, self.hidden = spec.vocab, spec.hidden
         made = classes.make(spec.config, ctx.dtype, ctx.max_len)
@@ -54,7 +54,7 @@ class Foreign:
         self._base, self._head = made.base, classes.head_alone(made.model)
         self._at = {id(m): i for i, m in enumerate(self._attending())}
         self.kept: list[AttnSpec] = []
-        for each in sizes.kept(spec, ctx.dtype, ctx.kv_dtype, ctx.max_len, 1, ctx.kv_skip):
+        for each in sizes.cache_specs(spec, ctx.dtype, ctx.kv_dtype, ctx.max_len, 1, ctx.kv_skip):
             assert isinstance(each, AttnSpec)
             self.kept.append(each)
         kinds = list(dict.fromkeys(self.kept))
@@ -83,8 +83,8 @@ class Foreign:
             self.specs["products"] = self._products.specs
         self._prefix = f"{made.model.base_model_prefix}."
         self._numbers = tuple(h.name for h in spec.held if not h.shape)
-        self._shared_head = self._tied()
-        ctx.binder.record(Choice("model", {"class": name, "layers": len(self._calls)}, "transformers", False, ()))
+        self._shared_head = self._tied_parameters()
+        ctx.binder.record(KernelChoice("model", {"class": name, "layers": len(self._calls)}, "transformers", False, ()))
 
     def _attending(self) -> list[nn.Module]:
         named = dict(self._base.named_modules())
@@ -92,7 +92,7 @@ class Foreign:
 
     def rename(self, name: str) -> str | None:
         """Names of a checkpoint are converted by its reader."""
-        return self.spec.known(name)
+        return self.spec.rename(name)
 
     def forward(self, params: Any, batch: StepBatch, kv: list[Array], rows: Array | None = None) -> tuple[Array, list[Array]]:
         """As `Decoder.forward`: hidden states [T, hidden], or [R, hidden] of these rows i32[R], as they enter the class's head,
@@ -102,7 +102,7 @@ class Foreign:
         return x if rows is None else x.index_select(0, rows), paged.caches
 
     def _run(
-        self, params: Any, tokens: Array, positions: Array, sink: attention.Sink, overlays: Overlays | None = None
+        self, params: Any, tokens: Array, positions: Array, sink: attention.AttentionHandler, overlays: Overlays | None = None
     ) -> Array:
         """Hidden states [T, hidden]: the module's own, but for attention, which sink computes."""
         own = self._inside(params)
@@ -115,7 +115,7 @@ class Foreign:
             laid = overlays.vector[overlays.pick.clamp(min=0)].to(x.dtype)
             given = {_VECTORS: torch.where((overlays.pick >= 0).unsqueeze(1), laid, x).unsqueeze(0)}
         given |= {"position_ids": positions.long().unsqueeze(0), "use_cache": False, attention.HANDED: sink}
-        with self._products.given(params.get("products", {})):
+        with self._products.bind_params(params.get("products", {})):
             out: Array = functional_call(self._base, own, (), given).last_hidden_state[0]
         return out
 
@@ -131,7 +131,11 @@ class Foreign:
         rows = []
         for tokens in ((11, 2, 23, 4, 5, 16, 7, 28, 9), (31, 42, 13, 34, 5, 16, 7, 28, 39)):
             ids = torch.tensor(tokens, device=where) % self.vocab
-            rows.append(self._run(params, ids, positions, Apart((4, 5), [c.sees for c in self._calls], self._at))[4:8].float())
+            rows.append(
+                self._run(params, ids, positions, UncachedAttention((4, 5), [c.sees for c in self._calls], self._at))[
+                    4:8
+                ].float()
+            )
         difference, size = (rows[0] - rows[1]).abs().max(), rows[0].abs().max()
         if not difference <= 0.02 * size:  # NaN too
             raise UnsupportedModelError(
@@ -148,10 +152,10 @@ class Foreign:
         every = {**params["module"], **params.get("computed", {})}
         return every | {name: every[name].reshape(()) for name in self._numbers}
 
-    def taken(self, module: nn.Module, said: Mapping[str, Any], q: Tensor, k: Tensor, v: Tensor) -> int:
+    def identify_layer(self, module: nn.Module, said: Mapping[str, Any], q: Tensor, k: Tensor, v: Tensor) -> int:
         """Which layer calls. RuntimeError where it says other than it did when the class was looked at."""
         layer = self._at[id(module)]
-        call: Call = self._calls[layer]
+        call: AttentionCall = self._calls[layer]
         if read(call.name, q, k, v, said, call.sees) != call:
             raise RuntimeError(f"{call.name}: attends otherwise than when its class was looked at")
         return layer
@@ -168,7 +172,7 @@ class Foreign:
         outside = {n: t for n, t in every.items() if not n.startswith(self._prefix)}
         for name, other in self._shared_head:
             outside.setdefault(name, every[other])
-        with self._products.given(params.get("products", {})):
+        with self._products.bind_params(params.get("products", {})):
             logits = functional_call(self._head, outside, (), {_VECTORS: x.unsqueeze(0), "use_cache": False}).logits
         return logits[0].to(torch.float32)
 
@@ -177,7 +181,7 @@ class Foreign:
         assert self._pooler is not None
         return self._pooler.rows(batch)
 
-    def pooled(self, params: Any, x: Array, batch: StepBatch) -> Array:
+    def pool(self, params: Any, x: Array, batch: StepBatch) -> Array:
         """As `Decoder.pooled`."""
         assert self._pooler is not None
         return self._pooler(x, batch)
@@ -186,7 +190,7 @@ class Foreign:
         """As `Decoder.each`."""
         return x.index_select(0, row).to(torch.float32)
 
-    def _tied(self) -> list[tuple[str, str]]:
+    def _tied_parameters(self) -> list[tuple[str, str]]:
         """Parameters of the head that are the embedding too: (name there, name held)."""
         state = self.module.state_dict(keep_vars=True)
         held = {id(state[h.name]): h.name for h in self.spec.held}
@@ -197,14 +201,14 @@ class Foreign:
 class _Paged:
     """Takes the attention of one step's layers: keys and values go to the caches, queries see what is in their sequence."""
 
-    def __init__(self, model: Foreign, batch: StepBatch, caches: list[Array]) -> None:
+    def __init__(self, model: TransformersModel, batch: StepBatch, caches: list[Array]) -> None:
         self._model, self._batch, self.caches = model, batch, caches
 
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, said: Mapping[str, Any]
     ) -> Tensor:
         model = self._model
-        layer = model.taken(module, said, q, k, v)
+        layer = model.identify_layer(module, said, q, k, v)
         spec, size = model.kept[layer], v.shape[3]
         dtype = getattr(torch, spec.dtype)
         q, k, v = (t[0].transpose(0, 1).to(dtype).contiguous() for t in (q, k, v))
@@ -218,7 +222,7 @@ class _Paged:
         return own
 
 
-class Apart:
+class UncachedAttention:
     """Takes attention of sequences that lie side by side, whole, and computes it plainly: no caches."""
 
     def __init__(self, lengths: Sequence[int], sees: Sequence[int], at: Mapping[int, int]) -> None:
@@ -246,5 +250,5 @@ def _backend(ctx: Context, spec: AttnSpec) -> AttentionBackend:
         )
     except ValueError as e:
         raise DeviceError(str(e)) from e
-    ctx.binder.record(Choice("attention", asdict(spec), backend.name, backend.batch_invariant, refused))
+    ctx.binder.record(KernelChoice("attention", asdict(spec), backend.name, backend.batch_invariant, refused))
     return backend

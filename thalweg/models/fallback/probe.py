@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.fallback import attention, masks
-from thalweg.models.fallback.products import Seen
+from thalweg.models.fallback.products import LinearUsage
 
 TOKENS = 7
 """Of the run. No class has a size of this number."""
@@ -28,7 +28,7 @@ MIXES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AttentionCall:
     """One layer's attention, as a module calls it."""
 
     name: str
@@ -45,13 +45,13 @@ class Call:
 
 
 @dataclass(slots=True)
-class Attending:
+class AttentionProbe:
     """Takes the attention of a probed module, and writes it down."""
 
     names: Mapping[int, str]
     known: Mapping[str, int] | None
     """What the tokens of each layer see, as an earlier run with masks showed it. None: this is that run."""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[AttentionCall] = field(default_factory=list)
 
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, said: Mapping[str, Any]
@@ -67,7 +67,7 @@ class Attending:
         return q.new_empty(1, q.shape[2], q.shape[1], v.shape[3])
 
 
-def read(name: str, q: Tensor, k: Tensor, v: Tensor, said: Mapping[str, Any], sees: int) -> Call:
+def read(name: str, q: Tensor, k: Tensor, v: Tensor, said: Mapping[str, Any], sees: int) -> AttentionCall:
     """One call as it is declared. UnsupportedModelError where tokens are not what a step has, or a factor is an array."""
     tokens = q.shape[2]
     if q.dim() != 4 or q.shape[0] != 1 or k.shape[2] != tokens or v.shape[2] != tokens:
@@ -80,7 +80,7 @@ def read(name: str, q: Tensor, k: Tensor, v: Tensor, said: Mapping[str, Any], se
     for what, number in (("scaling", scale), ("softcap", cap)):
         if number is not None and not isinstance(number, int | float):
             raise UnsupportedModelError(f"{name}: its {what} is a {type(number).__name__}, and must be a number")
-    return Call(
+    return AttentionCall(
         name, q.shape[1], k.shape[1], q.shape[3], v.shape[3], float(q.shape[3] ** -0.5 if scale is None else scale), sees,
         float(cap or 0.0), said.get("s_aux") is not None,
     )  # fmt: skip
@@ -93,7 +93,7 @@ def _sees(mask: Tensor | None, module: nn.Module, said: Mapping[str, Any]) -> in
     causal = getattr(module, "is_causal", True) if causal is None else causal
     if mask is None:
         return window if causal else masks.BOTH
-    sees = masks.marked(mask)
+    sees = masks.read_mark(mask)
     if sees is None:
         raise UnsupportedModelError("it makes or changes masks of its own")
     if window not in (masks.FULL, sees):
@@ -101,10 +101,10 @@ def _sees(mask: Tensor | None, module: nn.Module, said: Mapping[str, Any]) -> in
     return sees
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class TokenMixDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """UnsupportedModelError for operations that mix tokens. Sees whether positions are read, or counted anew."""
 
-    def __init__(self, positions: Tensor | None, products: Seen | None = None) -> None:
+    def __init__(self, positions: Tensor | None, products: LinearUsage | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._positions, self._products, self.read, self.counted = positions, products, False, False
 
@@ -121,16 +121,16 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def run(base: nn.Module, known: Mapping[str, int] | None = None, products: Seen | None = None) -> list[Call]:
+def run(base: nn.Module, known: Mapping[str, int] | None = None, products: LinearUsage | None = None) -> list[AttentionCall]:
     """The attention calls of one step of `TOKENS` tokens, in order. base: on the meta device, without its head. known: as in
-    `Attending`; where it is given the model runs as it will be served, without masks. products: is told what tensors are
+    `AttentionProbe`; where it is given the model runs as it will be served, without masks. products: is told what tensors are
     taken."""
     conv = next((name for name, m in base.named_modules() if isinstance(m, nn.Conv1d)), None)
     if conv is not None:
         raise UnsupportedModelError(f"it has {MIXES['convolution']} ({conv}), which would mix requests")
-    seen = Attending({id(module): name for name, module in base.named_modules()}, known)
+    seen = AttentionProbe({id(module): name for name, module in base.named_modules()}, known)
     ids, positions = (torch.zeros(1, TOKENS, dtype=torch.long, device="meta") for _ in range(2))
-    watch = Watch(positions, products)
+    watch = TokenMixDetector(positions, products)
     given = {"attention_mask": torch.ones(1, TOKENS, dtype=torch.bool, device="meta")} if known is None else {}
     base.set_attn_implementation(attention.PROBED if known is None else attention.NAME)  # type: ignore[operator]
     with torch.inference_mode(), watch:

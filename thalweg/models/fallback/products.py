@@ -14,7 +14,7 @@ from thalweg.hal import ops
 from thalweg.hal.weights import DENSE
 from thalweg.models.context import Context
 from thalweg.models.fallback.experts import OWN
-from thalweg.models.fallback.spec import Held
+from thalweg.models.fallback.spec import ModuleParameter
 from thalweg.models.layers.linear import Product
 from thalweg.models.weights import ParamSpec
 
@@ -25,7 +25,7 @@ def plain(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 @dataclass(slots=True)
-class Seen:
+class LinearUsage:
     """What became of linear layers while a model without memory ran."""
 
     called: dict[str, int] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Seen:
 
 
 @contextmanager
-def watched(model: nn.Module, seen: Seen) -> Iterator[None]:
+def stub_linears(model: nn.Module, seen: LinearUsage) -> Iterator[None]:
     """Linear layers give results of the right shape, and touch no weight."""
     layers = plain(model)
     try:
@@ -51,7 +51,7 @@ def watched(model: nn.Module, seen: Seen) -> Iterator[None]:
             del layer.forward
 
 
-def _shape(name: str, layer: nn.Linear, seen: Seen) -> Any:
+def _shape(name: str, layer: nn.Linear, seen: LinearUsage) -> Any:
     def forward(input: Tensor) -> Tensor:
         if input.shape[-1] != layer.in_features:
             raise RuntimeError(f"{name} takes {layer.in_features} values, not {input.shape[-1]}")
@@ -65,13 +65,13 @@ class Products:
     """The exchanged layers of one model. Their packed weights are no tensors, so they do not come as a module's parameters do:
     `given` says for the time of a call where they are."""
 
-    def __init__(self, ctx: Context, model: nn.Module, held: Sequence[Held]) -> None:
+    def __init__(self, ctx: Context, model: nn.Module, held: Sequence[ModuleParameter]) -> None:
         """held: their weights. From here on the model's layers compute here."""
         self._now: Mapping[str, Any] | None = None
         self.specs: dict[str, ParamSpec] = {}
         self.left: dict[str, ParamSpec] = {}
         """Of experts that no kernel here computes: the module does, with these parameters."""
-        linear, mixtures = plain(model), dict[str, list[Held]]()
+        linear, mixtures = plain(model), dict[str, list[ModuleParameter]]()
         for each in held:
             if each.act:
                 mixtures.setdefault(each.name.rpartition(".")[0], []).append(each)
@@ -82,7 +82,7 @@ class Products:
         for name, (first, second) in mixtures.items():
             self._mix(ctx, model.get_submodule(name), first, second)
 
-    def _mix(self, ctx: Context, module: nn.Module, first: Held, second: Held) -> None:
+    def _mix(self, ctx: Context, module: nn.Module, first: ModuleParameter, second: ModuleParameter) -> None:
         """first, second: the weights of gate and up, and of down."""
         count, rows, inputs = first.shape
         form, down = ctx.format(first.weight), ctx.format(second.weight)
@@ -106,7 +106,7 @@ class Products:
         setattr(module, OWN, experts)
 
     @contextmanager
-    def given(self, params: Mapping[str, Any]) -> Iterator[None]:
+    def bind_params(self, params: Mapping[str, Any]) -> Iterator[None]:
         """params: what `specs` were loaded to."""
         self._now = params
         try:

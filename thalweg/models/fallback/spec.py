@@ -17,7 +17,7 @@ UNRELIABLE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Inner:
+class OpaqueFFN:
     """What lies between attention layers, as far as a step's temporaries are counted by it."""
 
     width: int
@@ -27,7 +27,7 @@ class Inner:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ModuleParameter:
     """A parameter of the module, by its own name there."""
 
     name: str
@@ -60,14 +60,14 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignSpec(ModelSpec):
+class TransformersSpec(ModelSpec):
     """The spec of a class of transformers. What its layers are made of is the module's own; declared is what is kept of a
     sequence, and what is read of a checkpoint."""
 
     config: dict[str, Any] = field(default_factory=dict, compare=False)
     """config.json, as it was read."""
-    held: tuple[Held, ...] = ()
-    products: tuple[Held, ...] = ()
+    held: tuple[ModuleParameter, ...] = ()
+    products: tuple[ModuleParameter, ...] = ()
     """Weights of products that thalweg's ops compute: of linear layers by the layer's name, of experts by their own."""
     values: tuple[int, ...] = ()
     """Per layer: values of a head, which are fewer than those of a key in some."""
@@ -78,7 +78,7 @@ class ForeignSpec(ModelSpec):
         made = {"module": {each.name: each.weight for each in self.held}}
         return made | ({"products": {each.name: each.weight for each in self.products}} if self.products else {})
 
-    def known(self, name: str) -> str | None:
+    def rename(self, name: str) -> str | None:
         """The name itself. Names in files are transformers' to convert."""
         useless = name.endswith("rotary_emb.inv_freq") or any(re.search(pattern, name) for pattern in self.ignored)
         return None if useless else name
@@ -92,4 +92,4 @@ def attends(
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=scale, window=max(0, sees), causal=sees >= 0, softcap=softcap,
         sinks="sinks" if sinks else "",
     )  # fmt: skip
-    return Layer(mixer, Inner(width), Norms())
+    return Layer(mixer, OpaqueFFN(width), Norms())

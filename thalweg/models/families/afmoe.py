@@ -17,7 +17,7 @@ from thalweg.models.families.common import (
     rope,
     sliding_window,
 )
-from thalweg.models.families.mixtures import corrected
+from thalweg.models.families.mixtures import sigmoid_mixture
 from thalweg.models.spec import HeadNorm, Layer, ModelSpec, Norm, Norms
 
 
@@ -34,7 +34,7 @@ def afmoe(config: Config) -> ModelSpec:
         mixer=Norm("input_layernorm", hidden, e), mixer_out=Norm("post_attention_layernorm", hidden, e),
         ffn=Norm("pre_mlp_layernorm", hidden, e), ffn_out=Norm("post_mlp_layernorm", hidden, e),
     )  # fmt: skip
-    moe = corrected(
+    moe = sigmoid_mixture(
         {**config, "norm_topk_prob": True}, experts="num_experts", shared="num_shared_experts", scale="route_scale", most=64,
         top=6, correction="expert_bias", router="router.gate",
     )  # fmt: skip

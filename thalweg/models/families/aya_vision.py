@@ -12,9 +12,9 @@ from thalweg.models.families import cohere
 from thalweg.models.families.common import hidden_size
 from thalweg.models.families.multimodal import seeing
 from thalweg.models.families.towers.clip import encoder
-from thalweg.models.families.towers.common import beside, feature_layers, seen, size, with_defaults
-from thalweg.models.spec import LayerNorm, ModelSpec, Vision
-from thalweg.models.spec.vision import Projector, Step
+from thalweg.models.families.towers.common import beside, feature_layers, size, vision_config, with_defaults
+from thalweg.models.spec import LayerNorm, ModelSpec, VisionSpec
+from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 
 SIGLIP = {
     "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 14, "image_size": 384,
@@ -29,31 +29,34 @@ def aya_vision(config: Config) -> ModelSpec:
 
 
 def cohere2_vision(config: Config) -> ModelSpec:
-    return seeing(cohere.cohere2({"tie_word_embeddings": True, **config}), config, normed)
+    return seeing(cohere.cohere2({"tie_word_embeddings": True, **config}), config, post_norm_tower)
 
 
-def normed(config: Config) -> tuple[Vision, tuple[str, ...]]:
+def post_norm_tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """What leaves the encoder is normed, and what is joined is not."""
     config = with_defaults(config, **{**SIGLIP, **COMMAND})
-    said, around = seen(config), beside(config)
+    said, around = vision_config(config), beside(config)
     wide = size(said, "hidden_size", 1152) * integer(around, "downsample_factor", default=2) ** 2
-    projector = _gated(config, wide, size(around, "alignment_intermediate_size", 36_864))
+    projector = _build_projector(config, wide, size(around, "alignment_intermediate_size", 36_864))
     return encoder(config, size(said, "num_hidden_layers", 27), projector, normed=True)
 
 
-def _gated(config: Config, wide: int, inner: int, **more: Any) -> Projector:
+def _build_projector(config: Config, wide: int, inner: int, **more: Any) -> ProjectorSpec:
     out = hidden_size(config)
-    steps = (Step("linear_1", wide, inner, True, "silu", gated=True), Step("linear_2", inner // 2, out, True))
+    steps = (
+        ProjectorLayer("linear_1", wide, inner, True, "silu", gated=True),
+        ProjectorLayer("linear_2", inner // 2, out, True),
+    )
     group = integer(beside(config), "downsample_factor", default=2) ** 2
-    return Projector(root="model.multi_modal_projector.", group=group, steps=steps, **more)
+    return ProjectorSpec(root="model.multi_modal_projector.", group=group, steps=steps, **more)
 
 
-def tower(config: Config) -> tuple[Vision, tuple[str, ...]]:
+def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     config = with_defaults(config, **SIGLIP)
-    said, around = seen(config), beside(config)
+    said, around = vision_config(config), beside(config)
     read = feature_layers(config, size(said, "num_hidden_layers", 26), -1)
     wide = size(said, "hidden_size", 1152) * len(read) * integer(around, "downsample_factor", default=2) ** 2
     norm = LayerNorm("layernorm", wide, real(around, "adapter_layer_norm_eps", 0, 1, default=1e-6))
-    projector = _gated(config, wide, size(around, "alignment_intermediate_size", hidden_size(config)), after=(norm,))
+    projector = _build_projector(config, wide, size(around, "alignment_intermediate_size", hidden_size(config)), after=(norm,))
     made, unread = encoder(config, max(read), projector)
     return (replace(made, reads=tuple(n - 1 for n in read)) if len(read) > 1 else made), unread

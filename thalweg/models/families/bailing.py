@@ -9,7 +9,7 @@ from thalweg.checkpoint.config import Config, flag, integer, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import attention, decoder, eps, head_size, layer_count, mlp, pre_norms, rope
 from thalweg.models.families.deepseek import drafts
-from thalweg.models.families.mixtures import corrected, mixture
+from thalweg.models.families.mixtures import mixture, sigmoid_mixture
 from thalweg.models.spec import HeadNorm, Layer, ModelSpec, MoE
 
 
@@ -28,7 +28,7 @@ def bailing_moe_v2(config: Config) -> ModelSpec:
     shared = config.get("moe_shared_expert_intermediate_size")
     if shared is not None and shared != config.get("moe_intermediate_size"):
         raise UnsupportedModelError("config.json: moe_shared_expert_intermediate_size: must be moe_intermediate_size")
-    moe = corrected(config, experts="num_experts", shared="num_shared_experts", correction="gate.expert_bias")
+    moe = sigmoid_mixture(config, experts="num_experts", shared="num_shared_experts", correction="gate.expert_bias")
     normed = flag(config, "use_qk_norm", True)
     norm = HeadNorm(eps(config), q="query_layernorm", k="key_layernorm") if normed else None
     return _model(config, moe, partial=True, norm=norm)

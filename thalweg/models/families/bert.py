@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from thalweg.checkpoint.config import Config, flag, integer, real, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import act, both_ways, classes, hidden_size, layer_count, pooling, token_classes
-from thalweg.models.spec import Layer, LayerNorm, Learned, ModelSpec, Names, Norms, UngatedMLP
+from thalweg.models.spec import Layer, LayerNorm, LearnedEmbedding, ModelSpec, Names, Norms, UngatedMLP
 from thalweg.models.tail import ACTS, Lexical, Pooling
 
 
@@ -65,9 +65,10 @@ def encoder(config: Config, tail: Pooling, *, prefix: str, skip: Sequence[str] =
     return ModelSpec(
         vocab=integer(config, "vocab_size"), hidden=hidden, layers=(layer,) * layer_count(config), norm=None,
         learned=(
-            Learned("embeddings.position_embeddings", integer(config, "max_position_embeddings", high=1 << 24), first=first),
-            Learned("embeddings.token_type_embeddings", integer(config, "type_vocab_size", default=2), by="type"),
-            *((Learned("embeddings.task_type_embeddings", tasks, by="first"),) if tasks else ()),
+            LearnedEmbedding("embeddings.position_embeddings", integer(config, "max_position_embeddings", high=1 << 24),
+            first=first),
+            LearnedEmbedding("embeddings.token_type_embeddings", integer(config, "type_vocab_size", default=2), by="type"),
+            *((LearnedEmbedding("embeddings.task_type_embeddings", tasks, by="first"),) if tasks else ()),
         ),
         embed_norm=LayerNorm("embeddings.LayerNorm", hidden, eps), pooling=tail,
         root="", layer="encoder.layer.{}.", embed="embeddings.word_embeddings",

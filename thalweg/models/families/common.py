@@ -94,7 +94,7 @@ def mlp(config: Config, **more: Any) -> MLP:
     return MLP(**(said | more))
 
 
-def ungated(config: Config, **more: Any) -> UngatedMLP:
+def ungated_mlp(config: Config, **more: Any) -> UngatedMLP:
     said: dict[str, Any] = {"inner": integer(config, "intermediate_size")}
     if "act" not in more:
         said["act"] = act(config, known=UNGATED)
@@ -117,7 +117,7 @@ def decoder(config: Config, layers: Iterable[Layer], **more: Any) -> ModelSpec:
     return ModelSpec(**(said | more))
 
 
-def windowed(config: Config, windows: Sequence[int], mlp: MLP, **heads: Any) -> ModelSpec:
+def llama_decoder(config: Config, windows: Sequence[int], mlp: MLP, **heads: Any) -> ModelSpec:
     """Llama's layers, each with a window of its own (0 = none). heads: as `attention` takes them."""
     norms = pre_norms(config)
     kinds = {w: Layer(attention(config, window=w, **heads), mlp, norms) for w in dict.fromkeys(windows)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, flag, integer
-from thalweg.models.families.common import eps, layer_count, layer_types, mlp, windowed
+from thalweg.models.families.common import eps, layer_count, layer_types, llama_decoder, mlp
 from thalweg.models.spec import ModelSpec
 
 LLAMA3 = {
@@ -20,4 +20,4 @@ def cwm(config: Config) -> ModelSpec:
     absent = ["sliding_attention" if i % 4 else "full_attention" for i in range(layer_count(config))]
     windows = [window if kind == "sliding_attention" else 0 for kind in layer_types(config, absent)]
     head_dim = integer(config, "head_dim", default=128)
-    return windowed(config, windows, mlp(config, bias=flag(config, "mlp_bias", False)), head_dim=head_dim)
+    return llama_decoder(config, windows, mlp(config, bias=flag(config, "mlp_bias", False)), head_dim=head_dim)

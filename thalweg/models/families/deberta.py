@@ -8,8 +8,8 @@ from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, real, text
 from thalweg.errors import UnsupportedModelError
-from thalweg.models.families.common import act, classes, hidden_size, layer_count, pooling, token_classes, ungated
-from thalweg.models.spec import DisentangledAttention, Distances, Layer, LayerNorm, Learned, ModelSpec, Names, Norms
+from thalweg.models.families.common import act, classes, hidden_size, layer_count, pooling, token_classes, ungated_mlp
+from thalweg.models.spec import DisentangledAttention, Distances, Layer, LayerNorm, LearnedEmbedding, ModelSpec, Names, Norms
 from thalweg.models.tail import ACTS, Pooling
 
 FIRST: dict[str, Any] = {"fused": "self.in_proj", "places": ("self.pos_proj", "self.pos_q_proj")}
@@ -60,14 +60,16 @@ def _encoder(config: Config, tail: Pooling, first: bool, skip: Sequence[str] = (
             heads=heads, head_dim=hidden // heads, distances=distances, keys="c2p" in ways, queries="p2c" in ways,
             shared=not first and flag(config, "share_att_key", False), **(FIRST if first else {}),
         ),
-        ungated(config, name="", up="intermediate.dense", down="output.dense", bias=True, act=act(config, default="gelu")),
+        ungated_mlp(config, name="", up="intermediate.dense", down="output.dense", bias=True, act=act(config, default="gelu")),
         Norms(
             mixer_sum=LayerNorm("attention.output.LayerNorm", hidden, eps), ffn_sum=LayerNorm("output.LayerNorm", hidden, eps)
         ),
     )  # fmt: skip
     positions, types = integer(config, "max_position_embeddings", default=512), integer(config, "type_vocab_size", 0, default=0)
-    learned = [Learned("embeddings.position_embeddings", positions)] if flag(config, "position_biased_input", True) else []
-    learned += [Learned("embeddings.token_type_embeddings", types, by="type")] if types else []
+    learned = (
+        [LearnedEmbedding("embeddings.position_embeddings", positions)] if flag(config, "position_biased_input", True) else []
+    )
+    learned += [LearnedEmbedding("embeddings.token_type_embeddings", types, by="type")] if types else []
     skip = ("embeddings.position_ids", "lm_predictions.", "mask_predictions.", "cls.", *skip)
     skip += () if any(each.by == "position" for each in learned) else ("embeddings.position_embeddings.",)
     return ModelSpec(

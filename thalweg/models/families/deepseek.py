@@ -9,7 +9,7 @@ from typing import Any
 from thalweg.checkpoint.config import Config, flag, integer, real, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import attention, decoder, layer_count, mlp, pre_norms, rope
-from thalweg.models.families.mixtures import corrected, mixture
+from thalweg.models.families.mixtures import mixture, sigmoid_mixture
 from thalweg.models.spec import LatentAttention, Layer, Mixer, ModelSpec, MoE, Names, Rope
 
 
@@ -48,7 +48,7 @@ def deepseek_v3(config: Config) -> ModelSpec:
     if text(config, "topk_method", "noaux_tc") != "noaux_tc" or text(config, "scoring_func", "sigmoid") != "sigmoid":
         raise UnsupportedModelError("config.json: topk_method, scoring_func: this family has noaux_tc and sigmoid alone")
     return layers(
-        config, latent(config, interleaved=flag(config, "rope_interleave", True)), corrected(config),
+        config, latent(config, interleaved=flag(config, "rope_interleave", True)), sigmoid_mixture(config),
         dense=integer(config, "first_k_dense_replace", default=3),
     )  # fmt: skip
 
@@ -61,7 +61,7 @@ def sarvam_mla(config: Config) -> ModelSpec:
         config = {**config, "rope_parameters": None, "rope_scaling": {**said, "rope_type": "yarn"}}
     if text(config, "score_function", "sigmoid") != "sigmoid":
         raise UnsupportedModelError("config.json: score_function: this family has sigmoids alone")
-    moe = corrected(config, experts="num_experts", shared="num_shared_experts")
+    moe = sigmoid_mixture(config, experts="num_experts", shared="num_shared_experts")
     return layers(config, latent(config, interleaved=True), moe, dense=integer(config, "first_k_dense_replace", default=1))
 
 

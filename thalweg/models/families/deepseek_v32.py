@@ -9,7 +9,7 @@ from thalweg.checkpoint.config import Config, flag, integer
 from thalweg.errors import CheckpointError
 from thalweg.models.families.common import decoder, eps, layer_count, mlp, pre_norms
 from thalweg.models.families.deepseek import drafts, latent
-from thalweg.models.families.mixtures import corrected, sparse
+from thalweg.models.families.mixtures import sigmoid_mixture, sparse
 from thalweg.models.spec import Indexer, Layer, ModelSpec
 
 
@@ -19,7 +19,7 @@ def deepseek_v32(config: Config) -> ModelSpec:
         "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4, "num_nextn_predict_layers": 1, "index_n_heads": 64,
         **config,
     }  # fmt: skip
-    return _chosen(config, [True] * layer_count(config), interleaved=False)
+    return _build_spec(config, [True] * layer_count(config), interleaved=False)
 
 
 def glm_moe_dsa(config: Config) -> ModelSpec:
@@ -28,10 +28,10 @@ def glm_moe_dsa(config: Config) -> ModelSpec:
         "moe_intermediate_size": 2048, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1, "index_n_heads": 32,
         **config, "rms_norm_eps": eps(config, default=1e-5),
     }  # fmt: skip
-    return _chosen(config, _own(config), interleaved=flag(config, "indexer_rope_interleave", True))
+    return _build_spec(config, _own(config), interleaved=flag(config, "indexer_rope_interleave", True))
 
 
-def _chosen(config: Config, own: Sequence[bool], *, interleaved: bool) -> ModelSpec:
+def _build_spec(config: Config, own: Sequence[bool], *, interleaved: bool) -> ModelSpec:
     """own: which layers have an indexer. interleaved: how its heads turn."""
     indexer = Indexer(
         heads=integer(config, "index_n_heads", high=1 << 16), dim=integer(config, "index_head_dim", high=1 << 16, default=128),
@@ -40,7 +40,12 @@ def _chosen(config: Config, own: Sequence[bool], *, interleaved: bool) -> ModelS
     turned = integer(config, "qk_rope_head_dim", default=64)
     if indexer.dim < turned:
         raise CheckpointError(f"config.json: index_head_dim: {indexer.dim}, of which qk_rope_head_dim ({turned}) turn")
-    top, norms, moe, plain = integer(config, "index_topk", default=2048), pre_norms(config), corrected(config), mlp(config)
+    top, norms, moe, plain = (
+        integer(config, "index_topk", default=2048),
+        pre_norms(config),
+        sigmoid_mixture(config),
+        mlp(config),
+    )
     mixers = {
         with_one: latent(
             config, interleaved=flag(config, "rope_interleave", True), top=top, indexer=indexer if with_one else None

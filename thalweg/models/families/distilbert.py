@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, integer
-from thalweg.models.families.common import act, both_ways, classes, hidden_size, layer_count, pooling, token_classes, ungated
-from thalweg.models.spec import Layer, LayerNorm, Learned, ModelSpec, Names, Norms
+from thalweg.models.families.common import (
+    act,
+    both_ways,
+    classes,
+    hidden_size,
+    layer_count,
+    pooling,
+    token_classes,
+    ungated_mlp,
+)
+from thalweg.models.spec import Layer, LayerNorm, LearnedEmbedding, ModelSpec, Names, Norms
 from thalweg.models.tail import Pooling
 
 EPS = 1e-12
@@ -28,13 +37,13 @@ def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> Model
         both_ways(
             config, bias=True, out_bias=True, name="attention", parts=("q_lin", "k_lin", "v_lin"), out="out_lin",
         ),
-        ungated(config, name="ffn", up="lin1", down="lin2", bias=True, act=act(config, default="gelu")),
+        ungated_mlp(config, name="ffn", up="lin1", down="lin2", bias=True, act=act(config, default="gelu")),
         Norms(mixer_sum=LayerNorm("sa_layer_norm", hidden, EPS), ffn_sum=LayerNorm("output_layer_norm", hidden, EPS)),
     )  # fmt: skip
     positions = integer(config, "max_position_embeddings", high=1 << 24, default=512)
     return ModelSpec(
         vocab=integer(config, "vocab_size"), hidden=hidden, layers=(layer,) * layer_count(config), norm=None,
-        learned=(Learned("embeddings.position_embeddings", positions),),
+        learned=(LearnedEmbedding("embeddings.position_embeddings", positions),),
         embed_norm=LayerNorm("embeddings.LayerNorm", hidden, EPS), pooling=tail,
         root="", layer="transformer.layer.{}.", embed="embeddings.word_embeddings",
         names=Names(replace=(("distilbert.", ""),), skip=skip),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, flag, integer
 from thalweg.models.families.common import attention, decoder, eps, layer_count, layer_types, mlp, pre_norms, sliding_window
-from thalweg.models.families.mixtures import corrected, sparse
+from thalweg.models.families.mixtures import sigmoid_mixture, sparse
 from thalweg.models.spec import HeadNorm, Layer, ModelSpec
 
 
@@ -20,7 +20,7 @@ def dots1(config: Config) -> ModelSpec:
         kind: attention(config, window=wide, bias=bias, out_bias=bias, norm=HeadNorm(eps(config)))
         for kind, wide in (("sliding_attention", window), ("full_attention", 0))
     }
-    moe, norms = corrected(config, renormalise=False), pre_norms(config)
+    moe, norms = sigmoid_mixture(config, renormalise=False), pre_norms(config)
     mixed = sparse(config, integer(config, "first_k_dense_replace", default=0))
     return decoder(config, [
         Layer(heads[kind], moe if chosen else mlp(config), norms)

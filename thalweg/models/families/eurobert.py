@@ -6,14 +6,14 @@ from thalweg.checkpoint.config import Config, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import classes, token_classes
 from thalweg.models.families.llama import llama
-from thalweg.models.families.tails import embedder, ended, unmasked
+from thalweg.models.families.tails import attach_tail, bidirectional, embedder
 from thalweg.models.spec import ModelSpec
 
 MODES = {"bos": "cls", "mean": "mean"}
 
 
 def eurobert(config: Config) -> ModelSpec:
-    return unmasked(embedder(_llama(config), config, default="mean"))
+    return bidirectional(embedder(_llama(config), config, default="mean"))
 
 
 def eurobert_classifier(config: Config) -> ModelSpec:
@@ -23,11 +23,11 @@ def eurobert_classifier(config: Config) -> ModelSpec:
             f"config.json: classifier_pooling: {mode!r:.80}: this version's classifiers pool before their head: "
             f"{', '.join(MODES)}"
         )
-    return unmasked(ended(_llama(config), classes(config, mode=MODES[mode], dense="dense", act="gelu")))
+    return bidirectional(attach_tail(_llama(config), classes(config, mode=MODES[mode], dense="dense", act="gelu")))
 
 
 def eurobert_of_tokens(config: Config) -> ModelSpec:
-    return unmasked(ended(_llama(config), token_classes(config)))
+    return bidirectional(attach_tail(_llama(config), token_classes(config)))
 
 
 def _llama(config: Config) -> ModelSpec:

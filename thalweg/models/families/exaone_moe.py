@@ -7,7 +7,7 @@ from dataclasses import replace
 from thalweg.checkpoint.config import Config, integer
 from thalweg.models.families.common import attention, decoder, eps, layer_types, mlp, pre_norms, sliding_window
 from thalweg.models.families.exaone4 import windows_by_pattern
-from thalweg.models.families.mixtures import corrected, sparse
+from thalweg.models.families.mixtures import sigmoid_mixture, sparse
 from thalweg.models.spec import HeadNorm, Layer, ModelSpec, Names
 
 
@@ -19,7 +19,7 @@ def exaone_moe(config: Config) -> ModelSpec:
         "sliding_attention": replace(full, window=window),
         "full_attention": replace(full, rope=None) if window else full,
     }
-    moe = corrected(
+    moe = sigmoid_mixture(
         config, experts="num_experts", shared="num_shared_experts", most=64, inner=1024, correction="e_score_correction_bias"
     )
     mixed = sparse(config, integer(config, "first_k_dense_replace", default=1))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from thalweg.checkpoint.config import Config, flag, integer, text
 from thalweg.models.families.common import act, attention, decoder, eps, hidden_size, layer_count, mlp
-from thalweg.models.families.gemma3 import causal_only, sandwiched
+from thalweg.models.families.gemma3 import causal_only, sandwich_decoder
 from thalweg.models.spec import Layer, ModelSpec, Norm, Norms
 
 
@@ -30,7 +30,7 @@ def gemma(config: Config) -> ModelSpec:
 
 
 def gemma2(config: Config) -> ModelSpec:
-    return sandwiched(config, every=2, norm=None, caps=(50.0, 30.0))
+    return sandwich_decoder(config, every=2, norm=None, caps=(50.0, 30.0))
 
 
 def vault_gemma(config: Config) -> ModelSpec:

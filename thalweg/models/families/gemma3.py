@@ -29,10 +29,10 @@ def gemma3_text(config: Config) -> ModelSpec:
 def gemma3(config: Config, both_ways: bool = False) -> ModelSpec:
     config = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, **config}
     every = integer(config, "sliding_window_pattern", default=6)
-    return sandwiched(config, every, HeadNorm(eps(config), offset=1.0), caps=(0.0, 0.0), both_ways=both_ways)
+    return sandwich_decoder(config, every, HeadNorm(eps(config), offset=1.0), caps=(0.0, 0.0), both_ways=both_ways)
 
 
-def sandwiched(
+def sandwich_decoder(
     config: Config, every: int, norm: HeadNorm | None, caps: tuple[float, float], both_ways: bool = False
 ) -> ModelSpec:
     """every: of so many layers one sees everything, where the configuration does not say. norm: of q and k. caps: of scores and

@@ -24,10 +24,9 @@ from thalweg.models.families.common import (
 from thalweg.models.families.multimodal import BLIND
 from thalweg.models.spec import (
     Attention,
-    Beside,
-    Ending,
     HeadNorm,
     Layer,
+    LayerEnding,
     LayerInput,
     LayerInputs,
     ModelSpec,
@@ -35,6 +34,7 @@ from thalweg.models.spec import (
     Names,
     Norm,
     Norms,
+    ParallelMoE,
 )
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
@@ -70,7 +70,7 @@ def _model(config: Config) -> ModelSpec:
     reads = readers(types, integer(config, "num_kv_shared_layers", default=0))
     wide = 2 if flag(config, "use_double_wide_mlp", False) else 1
     width = integer(config, "hidden_size_per_layer_input", low=0, high=1 << 16)
-    ending = Ending(input=_input(config, width), scalar="layer_scalar")
+    ending = LayerEnding(input=_input(config, width), scalar="layer_scalar")
     layers = []
     for i, (kind, source) in enumerate(zip(types, reads, strict=True)):
         inner = integer(config, "intermediate_size") * (1 if source is None else wide)
@@ -163,7 +163,7 @@ def _norms(config: Config, before: bool) -> Norms:
     )  # fmt: skip
 
 
-def _beside(config: Config, dense: Any) -> Beside:
+def _beside(config: Config, dense: Any) -> ParallelMoE:
     hidden, e = hidden_size(config), eps(config)
     experts = integer(config, "num_experts")
     moe = MoE(
@@ -173,7 +173,7 @@ def _beside(config: Config, dense: Any) -> Beside:
         expert_scale="router.per_expert_scale", entry=Norm("pre_feedforward_layernorm_2", hidden, e),
         fused=("experts.gate_up_proj", "experts.down_proj"),
     )  # fmt: skip
-    return Beside(
+    return ParallelMoE(
         mlp=dense, moe=moe, mlp_in=Norm("pre_feedforward_layernorm", hidden, e),
         mlp_out=Norm("post_feedforward_layernorm_1", hidden, e), moe_out=Norm("post_feedforward_layernorm_2", hidden, e),
     )  # fmt: skip

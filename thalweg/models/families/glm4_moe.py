@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, flag, integer
 from thalweg.models.families.common import attention, decoder, eps, head_size, layer_count, mlp, pre_norms, rope
-from thalweg.models.families.mixtures import corrected
+from thalweg.models.families.mixtures import sigmoid_mixture
 from thalweg.models.spec import HeadNorm, Layer, ModelSpec, Names
 
 
@@ -15,7 +15,7 @@ def glm4_moe(config: Config) -> ModelSpec:
         config, head_dim=head_dim, rope=rope(config, head_dim, partial=True), bias=flag(config, "attention_bias", False),
         norm=HeadNorm(eps(config)) if flag(config, "use_qk_norm", False) else None,
     )  # fmt: skip
-    moe = corrected(config)
+    moe = sigmoid_mixture(config)
     dense = integer(config, "first_k_dense_replace", default=1)
     drafts = integer(config, "num_nextn_predict_layers", default=1)
     return decoder(

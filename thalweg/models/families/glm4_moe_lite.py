@@ -6,7 +6,7 @@ from thalweg.checkpoint.config import Config, flag
 from thalweg.errors import CheckpointError
 from thalweg.models.families.common import eps, layer_count
 from thalweg.models.families.deepseek import latent, layers
-from thalweg.models.families.mixtures import corrected
+from thalweg.models.families.mixtures import sigmoid_mixture
 from thalweg.models.spec import ModelSpec
 
 
@@ -17,7 +17,7 @@ def glm4_moe_lite(config: Config) -> ModelSpec:
         "rms_norm_eps": eps(config, default=1e-5),
     }  # fmt: skip
     return layers(
-        config, latent(config, interleaved=flag(config, "rope_interleave", True)), corrected(config), dense=_dense(config)
+        config, latent(config, interleaved=flag(config, "rope_interleave", True)), sigmoid_mixture(config), dense=_dense(config)
     )
 
 

@@ -8,7 +8,7 @@ from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import UNGATED, act, attention, decoder, head_size, hidden_size, layer_count, rope
 from thalweg.models.families.tails import classifier, embedder
-from thalweg.models.spec import Attention, Layer, LayerNorm, Learned, ModelSpec, Names, Norms, Rope, UngatedMLP
+from thalweg.models.spec import Attention, Layer, LayerNorm, LearnedEmbedding, ModelSpec, Names, Norms, Rope, UngatedMLP
 
 
 def gpt2(config: Config) -> ModelSpec:
@@ -23,7 +23,7 @@ def gpt2(config: Config) -> ModelSpec:
         _inner(config, up="c_fc", down="c_proj", turned=True),
         Norms(mixer=_norm(config, "ln_1"), ffn=_norm(config, "ln_2")),
     )  # fmt: skip
-    positions = Learned("wpe", integer(config, "max_position_embeddings", high=1 << 24))
+    positions = LearnedEmbedding("wpe", integer(config, "max_position_embeddings", high=1 << 24))
     return _model(config, layer, tied=flag(config, "tie_word_embeddings", True), learned=(positions,))
 
 
@@ -50,7 +50,7 @@ def gpt_bigcode(config: Config) -> ModelSpec:
         _inner(config, up="c_fc", down="c_proj"),
         Norms(mixer=_norm(config, "ln_1"), ffn=_norm(config, "ln_2")),
     )  # fmt: skip
-    positions = Learned("wpe", integer(config, "max_position_embeddings", high=1 << 24))
+    positions = LearnedEmbedding("wpe", integer(config, "max_position_embeddings", high=1 << 24))
     return _model(config, layer, tied=flag(config, "tie_word_embeddings", True), learned=(positions,))
 
 

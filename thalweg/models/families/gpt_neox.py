@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, real
-from thalweg.models.families.common import UNGATED, act, attention, decoder, head_size, hidden_size, layer_count, rope, ungated
+from thalweg.models.families.common import (
+    UNGATED,
+    act,
+    attention,
+    decoder,
+    head_size,
+    hidden_size,
+    layer_count,
+    rope,
+    ungated_mlp,
+)
 from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Names, Norms
 
 
@@ -23,7 +33,7 @@ def gpt_neox(config: Config) -> ModelSpec:
             config, head_dim=head_dim, rope=rope(config, head_dim, partial=True), bias=bias, out_bias=bias, name="attention",
             fused="query_key_value", grouped=True, out="dense",
         ),
-        ungated(
+        ungated_mlp(
             config, act=act(config, default="gelu", known=UNGATED), bias=True, up="dense_h_to_4h", down="dense_4h_to_h"
         ),
         Norms(mixer=LayerNorm("input_layernorm", hidden, e), ffn=LayerNorm("post_attention_layernorm", hidden, e)),

@@ -24,7 +24,7 @@ def granite_hybrid(config: Config) -> ModelSpec:
     types = layer_types(config, ["mamba"] * layer_count(config), known=tuple(KINDS))
     mixers: dict[str, Attention | Mamba2] = {"mamba": hybrid(config), "attention": heads}
     experts = integer(config, "num_local_experts", low=0, high=1 << 16, default=8)
-    part = _mixture(config, experts) if experts else _shared(config)
+    part = _mixture(config, experts) if experts else _shared_mlp(config)
     norms, by = pre_norms(config), multiplier(config, "residual_multiplier")
     names = Names(inside=((".shared_mlp.", ".block_sparse_moe.shared_mlp."),)) if experts else Names()
     layers = [Layer(mixers[KINDS[kind]], part, norms, multiplier=by) for kind in types]
@@ -38,7 +38,7 @@ def _turns(config: Config) -> bool:
     return kind == "rope"
 
 
-def _shared(config: Config) -> MLP:
+def _shared_mlp(config: Config) -> MLP:
     inner = integer(config, "shared_intermediate_size", high=1 << 24, default=1024)
     return mlp(config, inner=inner, name="shared_mlp", fused="input_linear", down="output_linear")
 
@@ -47,5 +47,5 @@ def _mixture(config: Config, experts: int) -> MoE:
     return MoE(
         experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts, default=min(2, experts)),
         inner=integer(config, "intermediate_size"), act=act(config), renormalise=True, name="block_sparse_moe",
-        router="router.layer", fused=("input_linear.weight", "output_linear.weight"), shared=_shared(config),
+        router="router.layer", fused=("input_linear.weight", "output_linear.weight"), shared=_shared_mlp(config),
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, flag, integer
 from thalweg.models.families.common import attention, decoder, eps, layer_count, mlp, pre_norms
-from thalweg.models.families.mixtures import corrected, sparse
+from thalweg.models.families.mixtures import sigmoid_mixture, sparse
 from thalweg.models.spec import HeadNorm, Layer, ModelSpec, Names
 
 
@@ -17,7 +17,7 @@ def hy_v3(config: Config) -> ModelSpec:
         config, head_dim=integer(config, "head_dim", default=128), bias=bias, out_bias=bias,
         norm=HeadNorm(eps(config)),
     )  # fmt: skip
-    moe = corrected(
+    moe = sigmoid_mixture(
         {**config, "norm_topk_prob": True}, experts="num_experts", shared="num_shared_experts", scale="router_scaling_factor",
         most=192, inner=1536, correction="expert_bias", router="router.gate",
     )  # fmt: skip

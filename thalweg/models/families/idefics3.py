@@ -8,9 +8,9 @@ from thalweg.checkpoint.config import Config, integer
 from thalweg.models.families.common import hidden_size
 from thalweg.models.families.multimodal import of_kind, seeing
 from thalweg.models.families.towers.clip import encoder
-from thalweg.models.families.towers.common import beside, seen, size, with_defaults
-from thalweg.models.spec import ModelSpec, Vision
-from thalweg.models.spec.vision import Projector, Step
+from thalweg.models.families.towers.common import beside, size, vision_config, with_defaults
+from thalweg.models.spec import ModelSpec, VisionSpec
+from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 
 ROOT = "model.vision_model."
 DEFAULTS = {
@@ -23,11 +23,11 @@ def idefics3(config: Config) -> ModelSpec:
     return seeing(spec, config, tower, replace=(("model.text_model.", "model."),))
 
 
-def tower(config: Config) -> tuple[Vision, tuple[str, ...]]:
+def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     config = with_defaults(config, **DEFAULTS)
-    said = seen(config)
+    said = vision_config(config)
     hidden, group = size(said, "hidden_size", 1152), integer(beside(config), "scale_factor", high=16, default=2) ** 2
-    step = Step("proj", hidden * group, hidden_size(config))
-    projector = Projector(root="model.connector.modality_projection.", group=group, steps=(step,))
+    step = ProjectorLayer("proj", hidden * group, hidden_size(config))
+    projector = ProjectorSpec(root="model.connector.modality_projection.", group=group, steps=(step,))
     made, _ = encoder(config, size(said, "num_hidden_layers", 12), projector, normed=True)
     return replace(made, root=ROOT), ()

@@ -11,17 +11,17 @@ from thalweg.models.families.common import (
     head_size,
     hidden_size,
     layer_count,
+    llama_decoder,
     mlp,
     token_classes,
-    windowed,
 )
-from thalweg.models.families.tails import ended
+from thalweg.models.families.tails import attach_tail
 from thalweg.models.spec import Layer, ModelSpec, Norm, Norms
 
 
 def internlm(config: Config) -> ModelSpec:
     bias = flag(config, "bias", True)
-    return windowed(config, (0,) * layer_count(config), mlp(config), bias=bias, out_bias=bias)
+    return llama_decoder(config, (0,) * layer_count(config), mlp(config), bias=bias, out_bias=bias)
 
 
 def internlm2(config: Config) -> ModelSpec:
@@ -38,7 +38,7 @@ def internlm2(config: Config) -> ModelSpec:
 def internlm2_reward(config: Config) -> ModelSpec:
     """A number for every token, of which the last one's is the text's."""
     named = {**config, "id2label": {0: "LABEL_0"}}
-    return ended(internlm2(config), token_classes(named, mode="last", out="v_head", bias=False))
+    return attach_tail(internlm2(config), token_classes(named, mode="last", out="v_head", bias=False))
 
 
 def internlm3(config: Config) -> ModelSpec:
@@ -47,4 +47,6 @@ def internlm3(config: Config) -> ModelSpec:
     other = flag(config, "bias", flag(config, "mlp_bias", False))
     into = flag(config, "qkv_bias", flag(config, "attention_bias", False))
     head_dim = integer(config, "head_dim", default=head_size(config))
-    return windowed(config, (0,) * layer_count(config), mlp(config, bias=other), head_dim=head_dim, bias=into, out_bias=other)
+    return llama_decoder(
+        config, (0,) * layer_count(config), mlp(config, bias=other), head_dim=head_dim, bias=into, out_bias=other
+    )

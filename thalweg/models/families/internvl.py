@@ -7,9 +7,9 @@ from dataclasses import replace
 from thalweg.checkpoint.config import BESIDE, Config, flag, integer, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.multimodal import of_kind, seeing
-from thalweg.models.families.towers.common import beside, seen
+from thalweg.models.families.towers.common import beside, vision_config
 from thalweg.models.families.towers.internvl import internvl as tower
-from thalweg.models.spec import ModelSpec, Vision
+from thalweg.models.spec import ModelSpec, VisionSpec
 
 PROJECTOR = "model.multi_modal_projector."
 OUTSIDE = (
@@ -33,13 +33,13 @@ def internvl(config: Config) -> ModelSpec:
 
 def qianfan_ocr(config: Config) -> ModelSpec:
     return seeing(
-        of_kind(config, "qwen3"), config, lambda c: fused(c, {"attention_bias": True}), replace=OUTSIDE, inside=INSIDE
+        of_kind(config, "qwen3"), config, lambda c: fused_tower(c, {"attention_bias": True}), replace=OUTSIDE, inside=INSIDE
     )
 
 
 def internvl_chat(config: Config) -> ModelSpec:
     """`llm_config` is the text part. Vectors are joined as the second version of that step has it."""
-    around, said = beside(config), seen(config) if isinstance(beside(config).get("vision_config"), dict) else {}
+    around, said = beside(config), vision_config(config) if isinstance(beside(config).get("vision_config"), dict) else {}
     if text(around, "ps_version", "v2") != "v2":
         raise UnsupportedModelError("config.json: ps_version: this version knows v2 alone")
     own = {
@@ -48,12 +48,14 @@ def internvl_chat(config: Config) -> ModelSpec:
     }  # fmt: skip
     layer = integer(around, "select_layer", low=-1000, high=1000, default=-1)
     outer = {**around, "vision_feature_layer": layer, "projector_hidden_act": "gelu"}
-    return seeing(of_kind(config, "qwen2"), {**config, BESIDE: outer}, lambda c: fused(c, own), replace=OUTSIDE, inside=INSIDE)
+    return seeing(
+        of_kind(config, "qwen2"), {**config, BESIDE: outer}, lambda c: fused_tower(c, own), replace=OUTSIDE, inside=INSIDE
+    )
 
 
-def fused(config: Config, own: Config) -> tuple[Vision, tuple[str, ...]]:
+def fused_tower(config: Config, own: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """With q, k and v in one tensor. own: what counts in place of, or for want of, keys of transformers' format."""
     around = beside(config)
-    made, unread = tower({**config, BESIDE: {**around, "vision_config": {**own, **seen(config)}}})
+    made, unread = tower({**config, BESIDE: {**around, "vision_config": {**own, **vision_config(config)}}})
     layers = tuple(replace(each, mixer=replace(each.mixer, fused="qkv")) for each in made.layers)  # type: ignore[type-var]
     return replace(made, layers=layers), unread

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, flag, real
-from thalweg.models.families.common import UNGATED, act, attention, decoder, hidden_size, layer_count, ungated
+from thalweg.models.families.common import UNGATED, act, attention, decoder, hidden_size, layer_count, ungated_mlp
 from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Norms
 
 
@@ -13,7 +13,7 @@ def jais2(config: Config) -> ModelSpec:
         real(config, "layer_norm_eps", default=1e-5),
         flag(config, "attention_bias", True),
     )
-    inner = ungated(
+    inner = ungated_mlp(
         config, act=act(config, default="relu2", known=UNGATED), bias=flag(config, "mlp_bias", True), up="up_proj",
         down="down_proj",
     )  # fmt: skip

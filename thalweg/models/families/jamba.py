@@ -8,7 +8,7 @@ from dataclasses import replace
 from thalweg.checkpoint.config import Config, flag, integer
 from thalweg.errors import CheckpointError
 from thalweg.models.families.common import act, attention, decoder, eps, hidden_size, layer_count, mlp
-from thalweg.models.families.mamba import SILU, expanded, step_rank, taps
+from thalweg.models.families.mamba import SILU, inner_size, step_rank, taps
 from thalweg.models.spec import MLP, Attention, Layer, Mamba, ModelSpec, MoE, Norm, Norms
 
 
@@ -17,7 +17,7 @@ def jamba(config: Config) -> ModelSpec:
     norms = Norms(mixer=Norm("input_layernorm", hidden, e), ffn=Norm("pre_ff_layernorm", hidden, e))
     heads = replace(attention(config), rope=None)
     scan = Mamba(
-        inner=expanded(config, "mamba_expand"), state=integer(config, "mamba_d_state", default=16),
+        inner=inner_size(config, "mamba_expand"), state=integer(config, "mamba_d_state", default=16),
         rank=step_rank(config, "mamba_dt_rank", hidden), kernel=taps(config, "mamba_d_conv"), act=act(config, known=SILU),
         bias=flag(config, "mamba_proj_bias", False), conv_bias=flag(config, "mamba_conv_bias", True),
         norms=("dt_layernorm", "b_layernorm", "c_layernorm"), eps=e, name="mamba",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config
-from thalweg.models.families.common import act, classes, pooling, ungated
+from thalweg.models.families.common import act, classes, pooling, ungated_mlp
 from thalweg.models.families.nomic_bert import rotary_encoder
 from thalweg.models.spec import ModelSpec, Names
 from thalweg.models.tail import Pooling
@@ -18,7 +18,7 @@ def jina_v3_classifier(config: Config) -> ModelSpec:
 
 
 def jina_roberta(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> ModelSpec:
-    inner = ungated(config, bias=True, act=act(config, default="gelu"))
+    inner = ungated_mlp(config, bias=True, act=act(config, default="gelu"))
     parts = ("mixer", "Wqkv", "out_proj", "norm1", "norm2")
     return rotary_encoder(
         config, tail, inner, parts, base=20_000.0, bias=True, types=1, layer="encoder.layers.{}.", norm="emb_ln",

@@ -9,7 +9,7 @@ from thalweg.checkpoint.config import Config, integer
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import decoder, eps, layer_count, layer_types, mlp, pre_norms
 from thalweg.models.families.groups import check_keys
-from thalweg.models.families.mixtures import corrected, sparse
+from thalweg.models.families.mixtures import sigmoid_mixture, sparse
 from thalweg.models.spec import KimiDelta, LatentAttention, Layer, ModelSpec, Names
 
 _KEYS = ("full_attn_layers", "kda_layers", "num_heads", "head_dim", "short_conv_kernel_size")
@@ -33,7 +33,7 @@ def kimi_linear(config: Config) -> ModelSpec:
     }  # fmt: skip
     types, norms, plain = layer_types(config, _absent(config, said), known=(FULL, LINEAR)), pre_norms(config), mlp(config)
     mixers: dict[str, LatentAttention | KimiDelta] = {FULL: _latent(config), LINEAR: _delta(config, said)}
-    moe = corrected(config, experts="num_experts", name="block_sparse_moe", gate="w1", up="w3", down="w2")
+    moe = sigmoid_mixture(config, experts="num_experts", name="block_sparse_moe", gate="w1", up="w3", down="w2")
     mixtures = sparse(config, integer(config, "first_k_dense_replace", default=1))
     return decoder(
         config, [Layer(mixers[t], moe if mixed else plain, norms) for t, mixed in zip(types, mixtures, strict=True)],

@@ -10,9 +10,9 @@ from thalweg.media.processors.kimi import merge, sizes, table
 from thalweg.models.families import deepseek
 from thalweg.models.families.common import hidden_size
 from thalweg.models.families.multimodal import seeing
-from thalweg.models.families.towers.common import act, beside, seen, sees_all, size
-from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Norms, UngatedMLP, Vision
-from thalweg.models.spec.vision import Projector, Step
+from thalweg.models.families.towers.common import act, beside, sees_all, size, vision_config
+from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Norms, UngatedMLP, VisionSpec
+from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 
 EPS = 1e-5
 OUTSIDE = (
@@ -25,7 +25,9 @@ INSIDE = ((".wqkv.", ".attn.wqkv."), (".wo.", ".attn.wo."))
 
 def kimi_k25(config: Config) -> ModelSpec:
     kind = (
-        text(seen(config), "mm_projector_type", "patchmerger") if isinstance(beside(config).get("vision_config"), dict) else ""
+        text(vision_config(config), "mm_projector_type", "patchmerger")
+        if isinstance(beside(config).get("vision_config"), dict)
+        else ""
     )
     if kind not in ("", "patchmerger"):
         raise UnsupportedModelError(f"config.json: vision_config: mm_projector_type: {kind!r:.40} is not supported")
@@ -41,9 +43,9 @@ def _model(config: Config, root: str, names: tuple[str, str]) -> ModelSpec:
     return seeing(spec, config, lambda c: (moonvit(c, f"model.{root}", names), ()), replace=OUTSIDE, inside=INSIDE)
 
 
-def moonvit(config: Config, root: str, names: tuple[str, str]) -> Vision:
+def moonvit(config: Config, root: str, names: tuple[str, str]) -> VisionSpec:
     """root, names: of the projector."""
-    said = sizes(seen(config))
+    said = sizes(vision_config(config))
     hidden, patch, side, group = size(said, "hidden_size", 1152), size(said, "patch_size", 14), table(said), merge(said) ** 2
     mixer = sees_all(
         size(said, "num_attention_heads", 16),
@@ -66,12 +68,13 @@ def moonvit(config: Config, root: str, names: tuple[str, str]) -> Vision:
     )  # fmt: skip
     e = real(beside(config), "projection_layer_norm_eps", 0, 1, default=real(said, "projector_ln_eps", 0, 1, default=EPS))
     wide = hidden * group
-    return Vision(
+    return VisionSpec(
         hidden=hidden, layers=(each,) * size(said, "num_hidden_layers", 27), patch="patch_embed.proj", patch_bias=True,
         kernel=(3, patch, patch), layer="encoder.blocks.{}.", places="patch_embed.pos_emb.weight", rows=side**2, stacks=side,
         leave=LayerNorm("encoder.final_layernorm", hidden, EPS),
-        projector=Projector(
+        projector=ProjectorSpec(
             root=root, group=group, before=LayerNorm("pre_norm", hidden, e),
-            steps=(Step(names[0], wide, wide, True, "gelu"), Step(names[1], wide, hidden_size(config), True)),
+            steps=(ProjectorLayer(names[0], wide, wide, True, "gelu"), ProjectorLayer(names[1], wide, hidden_size(config),
+            True)),
         ),
     )  # fmt: skip

@@ -10,9 +10,9 @@ from thalweg.models.families import lfm2
 from thalweg.models.families.common import hidden_size
 from thalweg.models.families.multimodal import seeing
 from thalweg.models.families.towers.clip import encoder
-from thalweg.models.families.towers.common import act, beside, seen, size, with_defaults
-from thalweg.models.spec import LayerNorm, ModelSpec, Vision
-from thalweg.models.spec.vision import Projector, Step
+from thalweg.models.families.towers.common import act, beside, size, vision_config, with_defaults
+from thalweg.models.spec import LayerNorm, ModelSpec, VisionSpec
+from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 
 SIGLIP_2 = {
     "model_type": "siglip2_vision_model", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
@@ -29,17 +29,17 @@ def lfm2_vl(config: Config) -> ModelSpec:
     return seeing(TEXT[kind]({**config, "tie_embedding": tied}), config, tower)
 
 
-def tower(config: Config) -> tuple[Vision, tuple[str, ...]]:
+def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     config = with_defaults(config, **SIGLIP_2)
-    said, around = seen(config), beside(config)
+    said, around = vision_config(config), beside(config)
     wide = size(said, "hidden_size", 768) * integer(around, "downsample_factor", default=2) ** 2
     inner, bias = size(around, "projector_hidden_size", 2560), flag(around, "projector_bias", True)
-    projector = Projector(
+    projector = ProjectorSpec(
         root="model.multi_modal_projector.", group=integer(around, "downsample_factor", default=2) ** 2,
         after=(LayerNorm("layer_norm", wide, 1e-5),) if flag(around, "projector_use_layernorm", True) else (),
         steps=(
-            Step("linear_1", wide, inner, bias, act(around, "projector_hidden_act", "gelu")),
-            Step("linear_2", inner, hidden_size(config), bias),
+            ProjectorLayer("linear_1", wide, inner, bias, act(around, "projector_hidden_act", "gelu")),
+            ProjectorLayer("linear_2", inner, hidden_size(config), bias),
         ),
     )  # fmt: skip
     made, unread = encoder(config, size(said, "num_hidden_layers", 12), projector, normed=True)

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 from thalweg.checkpoint.config import Config, flag, text
 from thalweg.errors import UnsupportedModelError
-from thalweg.models.families.common import classes, layer_count, mlp, windowed
-from thalweg.models.families.tails import embedder, ended, unmasked
+from thalweg.models.families.common import classes, layer_count, llama_decoder, mlp
+from thalweg.models.families.tails import attach_tail, bidirectional, embedder
 from thalweg.models.spec import ModelSpec
 
 
 def llama(config: Config) -> ModelSpec:
     bias = flag(config, "attention_bias", False)
     inner = mlp(config, bias=flag(config, "mlp_bias", False))
-    return windowed(config, (0,) * layer_count(config), inner, bias=bias, out_bias=bias)
+    return llama_decoder(config, (0,) * layer_count(config), inner, bias=bias, out_bias=bias)
 
 
 def pangu_embedded(config: Config) -> ModelSpec:
@@ -24,13 +24,13 @@ def pangu_embedded(config: Config) -> ModelSpec:
 
 def llama_both_ways(config: Config) -> ModelSpec:
     """An embedder whose tokens see both ways."""
-    return unmasked(embedder(llama(config), config, default=_mode(config)))
+    return bidirectional(embedder(llama(config), config, default=_mode(config)))
 
 
 def llama_both_ways_classifier(config: Config) -> ModelSpec:
     """A reranker whose tokens see both ways."""
     tail = classes(config, mode=_mode(config), out="score", bias=False)
-    return unmasked(ended(llama(config), replace(tail, form="nemotron-rerank")))
+    return bidirectional(attach_tail(llama(config), replace(tail, form="nemotron-rerank")))
 
 
 def _mode(config: Config) -> str:

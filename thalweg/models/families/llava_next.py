@@ -10,7 +10,7 @@ from thalweg.checkpoint.config import Config, text
 from thalweg.models.families.multimodal import of_kind, seeing
 from thalweg.models.families.towers.clip import features
 from thalweg.models.families.towers.common import with_defaults
-from thalweg.models.spec import ModelSpec, Vision
+from thalweg.models.spec import ModelSpec, VisionSpec
 
 CLIP = {
     "model_type": "clip_vision_model", "hidden_size": 1024, "intermediate_size": 4096, "patch_size": 14, "image_size": 336,
@@ -34,7 +34,7 @@ def _model(config: Config, kind: str, defaults: dict[str, object], layer: int) -
     spec = of_kind(config, kind)
     scale = spec.embed_scale if text(config, "model_type", kind) == "granite" else 1.0  # what is laid over tokens, too
 
-    def tower(config: Config) -> tuple[Vision, tuple[str, ...]]:
+    def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
         config = with_defaults(config, **defaults)
         made, unread = features(config, 24, layer)
         return replace(made, newline="model.image_newline", scale=scale), unread

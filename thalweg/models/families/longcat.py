@@ -9,7 +9,7 @@ from thalweg.checkpoint.config import Config, flag, integer, real, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import act, decoder, eps, hidden_size, layer_count, mlp
 from thalweg.models.families.deepseek import latent
-from thalweg.models.spec import Layer, ModelSpec, MoE, Names, Norm, Norms, Shortcut
+from thalweg.models.spec import Layer, ModelSpec, MoE, Names, Norm, Norms, ShortcutMoE
 
 
 def longcat_flash(config: Config) -> ModelSpec:
@@ -35,7 +35,7 @@ def longcat_flash(config: Config) -> ModelSpec:
     both = [
         Layer(
             replace(mixer, name=f"self_attn.{i}"),
-            Shortcut(mlp=mlp(config, name=f"mlps.{i}"), moe=None if i else moe),
+            ShortcutMoE(mlp=mlp(config, name=f"mlps.{i}"), moe=None if i else moe),
             Norms(mixer=Norm(f"input_layernorm.{i}", hidden, e), ffn=Norm(f"post_attention_layernorm.{i}", hidden, e)),
         )
         for i in range(2)

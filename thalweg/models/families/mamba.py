@@ -35,14 +35,14 @@ def backbone(config: Config, mixer: Mixer, tied: bool = True) -> ModelSpec:
 def _scan(config: Config, **more: Any) -> Mamba:
     hidden = hidden_size(config)
     return Mamba(
-        inner=integer(config, "intermediate_size", default=expanded(config, "expand")),
+        inner=integer(config, "intermediate_size", default=inner_size(config, "expand")),
         state=integer(config, "state_size", default=16), rank=step_rank(config, "time_step_rank", hidden),
         kernel=taps(config, "conv_kernel"), act=act(config, known=SILU), bias=flag(config, "use_bias", False),
         conv_bias=flag(config, "use_conv_bias", True), **more,
     )  # fmt: skip
 
 
-def expanded(config: Config, key: str) -> int:
+def inner_size(config: Config, key: str) -> int:
     """Channels: so many times the hidden size."""
     return int(real(config, key, 1e-3, 1e3, default=2.0) * hidden_size(config))
 

@@ -8,7 +8,7 @@ from typing import Any
 from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import CheckpointError
 from thalweg.models.families.common import act, eps, hidden_size
-from thalweg.models.families.mamba import SILU, backbone, expanded, taps
+from thalweg.models.families.mamba import SILU, backbone, inner_size, taps
 from thalweg.models.spec import Mamba2, ModelSpec
 
 
@@ -16,10 +16,10 @@ def mamba2(config: Config) -> ModelSpec:
     bias = flag(config, "use_bias", False)
     heads = integer(config, "num_heads", high=1 << 16, default=128)
     head_dim = integer(config, "head_dim", default=64)
-    if heads * head_dim != expanded(config, "expand"):
+    if heads * head_dim != inner_size(config, "expand"):
         raise CheckpointError(
             f"config.json: num_heads ({heads}) of head_dim ({head_dim}) are not expand * hidden_size "
-            f"({expanded(config, 'expand')})"
+            f"({inner_size(config, 'expand')})"
         )
     mixer = Mamba2(
         heads=heads, head_dim=head_dim, groups=shared_by(config, "n_groups", heads, 8),

@@ -8,7 +8,7 @@ from typing import Any
 from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import attention, decoder, eps, layer_count, layer_types, mlp, pre_norms, rope
-from thalweg.models.families.mixtures import corrected, sparse
+from thalweg.models.families.mixtures import sigmoid_mixture, sparse
 from thalweg.models.spec import Attention, Layer, ModelSpec, Names
 
 FULL, WINDOW = "full_attention", "sliding_attention"
@@ -30,7 +30,7 @@ def mimo_v2_flash(config: Config) -> ModelSpec:
     }  # fmt: skip
     types = layer_types(config, _absent(config))
     mixers = {kind: _attention(config, kind) for kind in dict.fromkeys(types)}
-    moe, plain, norms = corrected(config), mlp(config), pre_norms(config)
+    moe, plain, norms = sigmoid_mixture(config), mlp(config), pre_norms(config)
     parts = [moe if mixed else plain for mixed in _mixtures(config)]
     return decoder(
         config, [Layer(mixers[kind], part, norms) for kind, part in zip(types, parts, strict=True)],

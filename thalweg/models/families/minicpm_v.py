@@ -10,9 +10,9 @@ from thalweg.models.families import qwen3_next
 from thalweg.models.families.common import hidden_size
 from thalweg.models.families.multimodal import is_blind, seeing
 from thalweg.models.families.towers.clip import encoder
-from thalweg.models.families.towers.common import beside, seen, size, with_defaults
-from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Norms, Vision
-from thalweg.models.spec.vision import Projector, Step
+from thalweg.models.families.towers.common import beside, size, vision_config, with_defaults
+from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Norms, VisionSpec
+from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 
 SIGLIP = {
     "model_type": "siglip_vision_model", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
@@ -35,31 +35,33 @@ def minicpm_v(config: Config) -> ModelSpec:
 
 def _places(config: Config) -> tuple[int, int]:
     """Layers before the merger, and all of them but the merger's."""
-    said, around = seen(with_defaults(config, **SIGLIP)), beside(config)
+    said, around = vision_config(with_defaults(config, **SIGLIP)), beside(config)
     count = size(said, "num_hidden_layers", 12)
     if text(around, "downsample_mode", "16x") != "16x" or integer(around, "merger_times", default=1) != 1:
         raise UnsupportedModelError("config.json: downsample_mode, merger_times: this version merges 16 patches, in two steps")
     return integer(around, "insert_layer_id", low=0, high=count - 1, default=6) + 1, count
 
 
-def tower(config: Config) -> tuple[Vision, tuple[str, ...]]:
+def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """The merger begins with attention within its windows, which is declared as a layer."""
     config = with_defaults(config, **SIGLIP)
-    said, (at, count) = seen(config), _places(config)
+    said, (at, count) = vision_config(config), _places(config)
     hidden, inner = size(said, "hidden_size", 768), size(said, "intermediate_size", 3072)
     wide = GROUP * hidden
-    projector = Projector(
+    projector = ProjectorSpec(
         root="model.merger.mlp.0.", group=GROUP, after=(LayerNorm("pre_norm", wide, 1e-6),),
-        steps=(Step("linear_1", wide, wide, True, "gelu"), Step("linear_2", wide, hidden_size(config), True)),
+        steps=(ProjectorLayer("linear_1", wide, wide, True, "gelu"), ProjectorLayer("linear_2", wide, hidden_size(config),
+        True)),
     )  # fmt: skip
     made, unread = encoder(config, count, projector, normed=True)
     each = made.layers[0]
     norm = each.norms.mixer
     assert isinstance(norm, LayerNorm)
-    shrinks = Projector(
+    shrinks = ProjectorSpec(
         root=f"{ROOT}vit_merger.", group=GROUP, after=(replace(norm, name="pre_norm", size=wide),),
         steps=(
-            Step("linear_1", wide, GROUP * inner, True, "gelu_tanh"), Step("linear_2", GROUP * inner, hidden, True),
+            ProjectorLayer("linear_1", wide, GROUP * inner, True, "gelu_tanh"), ProjectorLayer("linear_2", GROUP * inner,
+            hidden, True),
         ),
     )  # fmt: skip
     layers = (*made.layers[:at], Layer(each.mixer, None, Norms(mixer=norm)), *made.layers[at:])

@@ -32,7 +32,7 @@ def mixture(
     return MoE(**(said | more))
 
 
-def corrected(config: Config, *, renormalise: bool = True, **more: Any) -> MoE:
+def sigmoid_mixture(config: Config, *, renormalise: bool = True, **more: Any) -> MoE:
     """As DeepSeek V3 has it: chosen by sigmoids and a correction, within groups that their best two stand for. renormalise:
     what an absent norm_topk_prob means. more: as `mixture` takes them."""
     said: dict[str, Any] = {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, integer, real
-from thalweg.models.families.common import act, both_ways, classes, hidden_size, layer_count, pooling, ungated
-from thalweg.models.spec import Layer, LayerNorm, Learned, ModelSpec, Names, Norms, Relative
+from thalweg.models.families.common import act, both_ways, classes, hidden_size, layer_count, pooling, ungated_mlp
+from thalweg.models.spec import Layer, LayerNorm, LearnedEmbedding, ModelSpec, Names, Norms, RelativeBias
 from thalweg.models.tail import Pooling
 
 FIRST = 2
@@ -25,9 +25,9 @@ def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> Model
     layer = Layer(
         both_ways(
             config, bias=True, out_bias=True, name="attention.attn", parts=("q", "k", "v"), out="o",
-            relative=Relative("encoder.relative_attention_bias.weight", buckets),
+            relative=RelativeBias("encoder.relative_attention_bias.weight", buckets),
         ),
-        ungated(config, name="", up="intermediate.dense", down="output.dense", bias=True, act=act(config, default="gelu")),
+        ungated_mlp(config, name="", up="intermediate.dense", down="output.dense", bias=True, act=act(config, default="gelu")),
         Norms(
             mixer_sum=LayerNorm("attention.LayerNorm", hidden, eps), ffn_sum=LayerNorm("output.LayerNorm", hidden, eps)
         ),
@@ -35,7 +35,7 @@ def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> Model
     positions = integer(config, "max_position_embeddings", low=FIRST + 1, high=1 << 24, default=512)
     return ModelSpec(
         vocab=integer(config, "vocab_size"), hidden=hidden, layers=(layer,) * layer_count(config), norm=None,
-        learned=(Learned("embeddings.position_embeddings", positions, first=FIRST),),
+        learned=(LearnedEmbedding("embeddings.position_embeddings", positions, first=FIRST),),
         embed_norm=LayerNorm("embeddings.LayerNorm", hidden, eps), pooling=tail,
         root="", layer="encoder.layer.{}.", embed="embeddings.word_embeddings",
         names=Names(replace=(("mpnet.", ""),), skip=("embeddings.position_ids", "mpnet.embeddings.position_ids", *skip)),

@@ -25,11 +25,11 @@ from thalweg.models.families import (
 from thalweg.models.families import gemma3 as gemma3_text
 from thalweg.models.families.towers import qwen_vl
 from thalweg.models.families.towers.clip import clip
-from thalweg.models.families.towers.common import beside, seen
+from thalweg.models.families.towers.common import beside, vision_config
 from thalweg.models.families.towers.gemma3 import gemma3 as gemma3_tower
 from thalweg.models.families.towers.gemma3 import vectors
 from thalweg.models.families.towers.pixtral import pixtral
-from thalweg.models.spec import Layer, ModelSpec, MoE, Names, Vision
+from thalweg.models.spec import Layer, ModelSpec, MoE, Names, VisionSpec
 
 PREFIXES = (
     ("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."), ("model.language_model.", "model."),
@@ -62,14 +62,14 @@ TEXT: dict[str, Callable[[Config], ModelSpec]] = {
     "qwen3_moe": qwen3.qwen3_moe,
 }
 """Language models that encoders stand before, by the `model_type` of the text part."""
-Tower = tuple[Vision, tuple[str, ...]]
+Tower = tuple[VisionSpec, tuple[str, ...]]
 """An encoder, and prefixes of tensors that it leaves unread."""
 
 
 def llava(config: Config) -> ModelSpec:
     if is_blind(config):
         return blind(of_kind(config, "llama"))
-    kind = text(seen(config), "model_type", "clip_vision_model")
+    kind = text(vision_config(config), "model_type", "clip_vision_model")
     if kind not in ("clip_vision_model", "siglip_vision_model", "pixtral"):
         raise UnsupportedModelError(f"config.json: vision_config: model_type {kind!r:.80} is not supported")
     return seeing(of_kind(config, "llama"), config, lambda c: pixtral(c, False) if kind == "pixtral" else clip(c))
@@ -178,14 +178,14 @@ def with_axes(spec: ModelSpec, config: Config, mixed: bool, absent: list[int] | 
             f"config.json: mrope_section: must be 3 numbers of {first.dim // 2} together, not {sections!r:.80}"
         )
 
-    def turned(layer: Layer) -> Layer:
+    def set_sections(layer: Layer) -> Layer:
         mixer: Any = layer.mixer
         if mixer.rope is None:
             return layer
         rope = replace(mixer.rope, sections=tuple(sections), mixed=mixed)
         return replace(layer, mixer=replace(mixer, rope=rope))
 
-    return replace(spec, layers=tuple(turned(layer) for layer in spec.layers))
+    return replace(spec, layers=tuple(set_sections(layer) for layer in spec.layers))
 
 
 def one_axis(config: Config) -> Config:

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, flag, real
-from thalweg.models.families.common import UNGATED, act, attention, decoder, head_size, hidden_size, layer_count, rope, ungated
+from thalweg.models.families.common import (
+    UNGATED,
+    act,
+    attention,
+    decoder,
+    head_size,
+    hidden_size,
+    layer_count,
+    rope,
+    ungated_mlp,
+)
 from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Norms
 
 
@@ -13,7 +23,7 @@ def nemotron(config: Config) -> ModelSpec:
     head_dim = head_size(config)
     layer = Layer(
         attention(config, head_dim=head_dim, rope=rope(config, head_dim, partial=True), bias=bias, out_bias=bias),
-        ungated(
+        ungated_mlp(
             config, act=act(config, default="relu2", known=UNGATED), bias=flag(config, "mlp_bias", False), up="up_proj",
             down="down_proj",
         ),

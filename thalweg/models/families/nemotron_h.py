@@ -10,7 +10,7 @@ from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, real, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.models.families.common import UNGATED, act, attention, decoder, hidden_size, layer_count, ungated
+from thalweg.models.families.common import UNGATED, act, attention, decoder, hidden_size, layer_count, ungated_mlp
 from thalweg.models.families.mamba import SILU, taps
 from thalweg.models.families.mamba2 import shared_by
 from thalweg.models.spec import FFN, Layer, Mamba2, Mixer, ModelSpec, MoE, Names, Norm, Norms, UngatedMLP
@@ -63,7 +63,7 @@ def _attention(config: Config, e: float) -> Mixer:
 
 def _mlp(config: Config, **more: Any) -> UngatedMLP:
     said = {"act": _act(config), "bias": flag(config, "mlp_bias", False), "up": "up_proj", "down": "down_proj"}
-    return ungated(config, **({"name": "mixer"} | said | more))
+    return ungated_mlp(config, **({"name": "mixer"} | said | more))
 
 
 def _act(config: Config) -> str:

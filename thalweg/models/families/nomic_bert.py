@@ -7,7 +7,7 @@ from typing import Any
 from thalweg.checkpoint.config import Config, integer, real, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import act, both_ways, classes, head_size, hidden_size, layer_count, mlp, pooling, rope
-from thalweg.models.spec import FFN, Layer, LayerNorm, Learned, ModelSpec, Names, Norms
+from thalweg.models.spec import FFN, Layer, LayerNorm, LearnedEmbedding, ModelSpec, Names, Norms
 from thalweg.models.tail import Pooling
 
 PLAIN = {
@@ -58,6 +58,6 @@ def rotary_encoder(
     types = integer(config, "type_vocab_size", low=0, default=types)
     return ModelSpec(
         vocab=integer(config, "vocab_size"), hidden=hidden, layers=(layer,) * layer_count(config), norm=None,
-        learned=(Learned("embeddings.token_type_embeddings", types, by="type"),) if types else (),
+        learned=(LearnedEmbedding("embeddings.token_type_embeddings", types, by="type"),) if types else (),
         embed_norm=LayerNorm(norm, hidden, eps), pooling=tail, root="", embed="embeddings.word_embeddings", **more,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from thalweg.checkpoint.config import Config, flag, integer
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import UNGATED, act, decoder, head_size, hidden_size, layer_count
-from thalweg.models.spec import Attention, Layer, LayerNorm, Learned, ModelSpec, Names, Norms, UngatedMLP
+from thalweg.models.spec import Attention, Layer, LayerNorm, LearnedEmbedding, ModelSpec, Names, Norms, UngatedMLP
 
 BEFORE = 2
 """Rows of the table of positions that no token has."""
@@ -33,6 +33,7 @@ def opt(config: Config) -> ModelSpec:
     return decoder(
         config, [layer] * layer_count(config), norm=LayerNorm("final_layer_norm", hidden, e) if first else None,
         tied=flag(config, "tie_word_embeddings", True), root="model.decoder.",
-        learned=(Learned("embed_positions", integer(config, "max_position_embeddings", high=1 << 24) + BEFORE, first=BEFORE),),
+        learned=(LearnedEmbedding("embed_positions", integer(config, "max_position_embeddings", high=1 << 24) + BEFORE,
+        first=BEFORE),),
         names=Names(replace=(("decoder.", "model.decoder."),)),
     )  # fmt: skip

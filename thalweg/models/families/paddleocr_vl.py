@@ -9,9 +9,9 @@ from thalweg.models.families import llama
 from thalweg.models.families.common import eps, hidden_size
 from thalweg.models.families.multimodal import one_axis, seeing, with_axes
 from thalweg.models.families.towers.clip import encoder
-from thalweg.models.families.towers.common import seen, size, with_defaults
-from thalweg.models.spec import Attention, LayerNorm, ModelSpec, Rope, Vision
-from thalweg.models.spec.vision import Projector, Step
+from thalweg.models.families.towers.common import size, vision_config, with_defaults
+from thalweg.models.spec import Attention, LayerNorm, ModelSpec, Rope, VisionSpec
+from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 
 ROOT, JOINS = "model.visual.vision_model.", "model.mlp_AR."
 NAMES = (("visual.", "model.visual."), ("mlp_AR.", JOINS))
@@ -32,14 +32,15 @@ def paddleocr_vl(config: Config) -> ModelSpec:
     return seeing(spec, config, tower, replace=NAMES)
 
 
-def tower(config: Config) -> tuple[Vision, tuple[str, ...]]:
+def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     config = with_defaults(config, **SIGLIP)
-    said = seen(config)
+    said = vision_config(config)
     hidden, merge = size(said, "hidden_size", 1152), integer(said, "spatial_merge_size", default=2)
     wide = hidden * merge**2
-    projector = Projector(
+    projector = ProjectorSpec(
         root=JOINS, group=merge**2, before=LayerNorm("pre_norm", hidden, 1e-5),
-        steps=(Step("linear_1", wide, wide, True, "gelu"), Step("linear_2", wide, hidden_size(config), True)),
+        steps=(ProjectorLayer("linear_1", wide, wide, True, "gelu"), ProjectorLayer("linear_2", wide, hidden_size(config),
+        True)),
     )  # fmt: skip
     made, _ = encoder(config, size(said, "num_hidden_layers", 27), projector, normed=True)
     each = made.layers[0]

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, flag, real
 from thalweg.errors import UnsupportedModelError
-from thalweg.models.families.common import UNGATED, act, attention, decoder, head_size, hidden_size, layer_count, rope, ungated
+from thalweg.models.families.common import (
+    UNGATED,
+    act,
+    attention,
+    decoder,
+    head_size,
+    hidden_size,
+    layer_count,
+    rope,
+    ungated_mlp,
+)
 from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Norms
 
 
@@ -16,7 +26,7 @@ def phi(config: Config) -> ModelSpec:
     head_dim = head_size(config)
     layer = Layer(
         attention(config, head_dim=head_dim, rope=rope(config, head_dim, partial=True), bias=True, out_bias=True, out="dense"),
-        ungated(config, act=act(config, default="gelu_new", known=UNGATED), bias=True),
+        ungated_mlp(config, act=act(config, default="gelu_new", known=UNGATED), bias=True),
         Norms(mixer=LayerNorm("input_layernorm", hidden, e)),
         parallel=True,
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from thalweg.checkpoint.config import Config
-from thalweg.models.families.common import layer_windows, mlp, token_classes, windowed
-from thalweg.models.families.tails import ended
+from thalweg.models.families.common import layer_windows, llama_decoder, mlp, token_classes
+from thalweg.models.families.tails import attach_tail
 from thalweg.models.spec import ModelSpec
 
 STEP_TAG = 151_651
@@ -14,7 +14,7 @@ STEP_TAG = 151_651
 
 
 def qwen2(config: Config) -> ModelSpec:
-    return windowed(config, layer_windows(config), mlp(config), bias=True)
+    return llama_decoder(config, layer_windows(config), mlp(config), bias=True)
 
 
 def qwen2_reward(config: Config) -> ModelSpec:
@@ -33,4 +33,4 @@ def qwen2_process_reward(config: Config) -> ModelSpec:
 
 def _rewards(config: Config, labels: tuple[str, ...]) -> ModelSpec:
     named = {**config, "id2label": dict(enumerate(labels))}
-    return ended(qwen2(config), token_classes(named, mode="last", dense="score.0", act="relu", out="score.2"))
+    return attach_tail(qwen2(config), token_classes(named, mode="last", dense="score.0", act="relu", out="score.2"))

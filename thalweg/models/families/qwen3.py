@@ -6,12 +6,22 @@ from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer
 from thalweg.errors import CheckpointError
-from thalweg.models.families.common import act, attention, decoder, eps, layer_count, layer_windows, mlp, pre_norms, windowed
+from thalweg.models.families.common import (
+    act,
+    attention,
+    decoder,
+    eps,
+    layer_count,
+    layer_windows,
+    llama_decoder,
+    mlp,
+    pre_norms,
+)
 from thalweg.models.spec import HeadNorm, Layer, ModelSpec, MoE
 
 
 def qwen3(config: Config) -> ModelSpec:
-    return windowed(config, layer_windows(config), mlp(config), **_heads(config))
+    return llama_decoder(config, layer_windows(config), mlp(config), **_heads(config))
 
 
 def qwen3_moe(config: Config) -> ModelSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, flag, integer
 from thalweg.models.families.common import attention, decoder, eps, layer_count, pre_norms, rope
-from thalweg.models.families.mixtures import corrected
+from thalweg.models.families.mixtures import sigmoid_mixture
 from thalweg.models.spec import Layer, ModelSpec
 
 
@@ -14,4 +14,4 @@ def solar_open(config: Config) -> ModelSpec:
     heads = attention(
         config, head_dim=head_dim, rope=rope(config, head_dim, partial=True), bias=flag(config, "attention_bias", False)
     )
-    return decoder(config, [Layer(heads, corrected(config, inner=1280), pre_norms(config))] * layer_count(config))
+    return decoder(config, [Layer(heads, sigmoid_mixture(config, inner=1280), pre_norms(config))] * layer_count(config))

@@ -16,7 +16,7 @@ METHODS = ("from_2_way_softmax", "no_post_processing")
 
 def embedder(spec: ModelSpec, config: Config, default: str = "last") -> ModelSpec:
     """A vector per sequence: of its last token (or by another `default`), unless the files beside the model say otherwise."""
-    return ended(spec, pooling(config, default=default))
+    return attach_tail(spec, pooling(config, default=default))
 
 
 def classifier(spec: ModelSpec, config: Config) -> ModelSpec:
@@ -24,10 +24,10 @@ def classifier(spec: ModelSpec, config: Config) -> ModelSpec:
     the numbers are logits of these tokens."""
     if config.get("classifier_from_token") is not None:
         return _from_tokens(spec, config)
-    return ended(spec, classes(config, mode="last", out="score", bias=False))
+    return attach_tail(spec, classes(config, mode="last", out="score", bias=False))
 
 
-def unmasked(spec: ModelSpec) -> ModelSpec:
+def bidirectional(spec: ModelSpec) -> ModelSpec:
     """The same whose tokens see both ways."""
     layers = []
     for layer in spec.layers:
@@ -38,7 +38,7 @@ def unmasked(spec: ModelSpec) -> ModelSpec:
 
 def of_tokens(spec: ModelSpec, config: Config) -> ModelSpec:
     """A number per class of every token's state."""
-    return ended(spec, token_classes(config, mode="last", out="score"))
+    return attach_tail(spec, token_classes(config, mode="last", out="score"))
 
 
 def _from_tokens(spec: ModelSpec, config: Config) -> ModelSpec:
@@ -63,10 +63,10 @@ def _from_tokens(spec: ModelSpec, config: Config) -> ModelSpec:
         head=f"{spec.root}{spec.embed}.weight" if spec.tied else f"{spec.head}.weight", difference=one,
     )  # fmt: skip
     tail = replace(tail, form="qwen3-reranker" if original else "")
-    return ended(spec, tail) if spec.tied else replace(spec, pooling=tail)
+    return attach_tail(spec, tail) if spec.tied else replace(spec, pooling=tail)
 
 
-def ended(spec: ModelSpec, tail: Pooling) -> ModelSpec:
+def attach_tail(spec: ModelSpec, tail: Pooling) -> ModelSpec:
     """The model with this tail: the output matrix is not needed, whether the files have it or not."""
     if spec.sound is not None:
         raise UnsupportedModelError("runner: this model writes down what it hears, and gives no vectors: leave it at auto")

@@ -10,10 +10,10 @@ from thalweg.models.spec import (
     CrossAttention,
     Layer,
     LayerNorm,
-    Learned,
+    LearnedEmbedding,
     ModelSpec,
     Norms,
-    Sound,
+    SpeechEncoder,
     UngatedMLP,
 )  # fmt: skip
 
@@ -37,18 +37,18 @@ def whisper(config: Config) -> ModelSpec:
     return ModelSpec(
         vocab=integer(config, "vocab_size"), hidden=hidden, layers=(own, hears) * count,
         numbers=tuple(i // 2 for i in range(2 * count)), norm=LayerNorm("decoder.layer_norm", hidden, EPS),
-        learned=(Learned("decoder.embed_positions", integer(config, "max_position_embeddings", high=1 << 16)),),
+        learned=(LearnedEmbedding("decoder.embed_positions", integer(config, "max_position_embeddings", high=1 << 16)),),
         sound=_encoder(config, hidden, sources), tied=True, layer="decoder.layers.{}.", embed="decoder.embed_tokens",
         head="proj_out",
     )  # fmt: skip
 
 
-def _encoder(config: Config, hidden: int, sources: int) -> Sound:
+def _encoder(config: Config, hidden: int, sources: int) -> SpeechEncoder:
     layer = Layer(
         _attention(config, "encoder_attention_heads", hidden, False), _ffn(config, "encoder_ffn_dim"),
         Norms(mixer=_norm("self_attn", hidden), ffn=_norm("final", hidden)),
     )  # fmt: skip
-    return Sound(
+    return SpeechEncoder(
         bins=integer(config, "num_mel_bins", high=1 << 12, default=80), sources=sources, hidden=hidden,
         layers=(layer,) * integer(config, "encoder_layers", high=MOST_LAYERS), norm=LayerNorm("layer_norm", hidden, EPS),
         multilingual=integer(config, "vocab_size") != ENGLISH_VOCAB,

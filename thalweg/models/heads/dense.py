@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from thalweg.hal import ops
-from thalweg.hal.op import Bound
+from thalweg.hal.op import BoundOp
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
 from thalweg.models.tail import Dense
@@ -30,7 +30,7 @@ class Projection:
         weight = weights["weight"]
         outputs, inputs = weight.sources[0].shape
         form = ctx.format(weight)
-        self._op: Bound = ctx.bind(ops.linear, in_features=inputs, out_features=outputs, **linear_spec(form))
+        self._op: BoundOp = ctx.bind(ops.linear, in_features=inputs, out_features=outputs, **linear_spec(form))
         self.specs = {"weight": ParamSpec(weight, ctx.dtype, self._op.pack, form)}
         if "bias" in weights:
             self.specs["bias"] = ParamSpec(weights["bias"], ctx.dtype)

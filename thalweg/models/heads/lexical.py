@@ -33,7 +33,7 @@ class WordWeights:
         x = self._norm(self._dense(p["dense"], x), p["norm"]["weight"], p["norm"]["bias"])
         return torch.log1p(torch.relu(self._out(p["out"], x).to(torch.float32)))
 
-    def pooled(self, p: Mapping[str, Any], x: Array, batch: StepBatch) -> Array:
+    def pool(self, p: Mapping[str, Any], x: Array, batch: StepBatch) -> Array:
         """x [T, hidden] of whole sequences -> f32[S, vocab]: the largest of each."""
         found = None
         for at in range(0, x.shape[0], ROWS):

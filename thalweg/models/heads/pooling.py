@@ -42,7 +42,7 @@ class Pooler:
         return x.to(torch.float32)
 
 
-def pooled(vectors: Array, batch: StepBatch, row: Array | None = None, each: Array | None = None) -> StepResult:
+def pooling_result(vectors: Array, batch: StepBatch, row: Array | None = None, each: Array | None = None) -> StepResult:
     """The result of a step that samples nothing: `StepResult.pooled`, and which sequences hold NaN or inf. each:
     `StepResult.each`, of the tokens in these rows."""
     invalid = ~torch.isfinite(vectors).all(1)

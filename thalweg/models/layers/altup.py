@@ -69,27 +69,27 @@ class AltUp:
 
     def __call__(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array | None]:
         own, wide, n = p["around"], x.to(torch.float32), x.shape[1]
-        by = _weighed(self._seen(own, x[:, self._active]), own["predict"]["weight"]).unflatten(-1, (n, n))
+        by = _weighted_sum(self._router_modalities(own, x[:, self._active]), own["predict"]["weight"]).unflatten(-1, (n, n))
         predicted = wide
         for j in range(n):
             predicted = predicted + by[:, :, j, None] * wide[:, j : j + 1]
         predicted = predicted.to(x.dtype)
         found, residual = self._inner(p, predicted[:, self._active], None, flow)
         found = found if residual is None else found + residual
-        share = 1 + _weighed(self._seen(own, found), own["correct"]["weight"])
+        share = 1 + _weighted_sum(self._router_modalities(own, found), own["correct"]["weight"])
         change = (found - predicted[:, self._active]).to(torch.float32)
         corrected = (predicted.to(torch.float32) + change[:, None] * share[..., None]).to(x.dtype)
         first = corrected[:, self._active].contiguous()
         more = self._input(own["input"], first * own["scale"]["weight"] if self._scaled else first, flow)
         return torch.cat([corrected[:, :1], corrected[:, 1:] + more[:, None]], 1), None
 
-    def _seen(self, p: Mapping[str, Any], x: Array) -> Array:
+    def _router_modalities(self, p: Mapping[str, Any], x: Array) -> Array:
         """x [T, hidden] -> f32[T, n]."""
         routed = self._router(self._norm(p["norm"], x) * self._shrink, p["router"]["weight"], None)
         return torch.tanh(routed.to(torch.float32))
 
 
-def _weighed(x: Array, weight: Array) -> Array:
+def _weighted_sum(x: Array, weight: Array) -> Array:
     """x f32[T, n], weight [k, n] -> f32[T, k]."""
     weight = weight.to(torch.float32)
     total = x[:, :1] * weight[:, 0]

@@ -19,14 +19,14 @@ import torch.nn.functional as F
 from thalweg.errors import DeviceError
 from thalweg.hal import ops
 from thalweg.hal.attention import NOT_FUSED, AttentionBackend, AttnSpec, QKPrologue, choose_attention
-from thalweg.hal.op import Bound, Choice
+from thalweg.hal.op import BoundOp, KernelChoice
 from thalweg.hal.ops.pointwise import softplus
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, Keys, Place
+from thalweg.models.flow import Flow, KeysValues, MixerRef
 from thalweg.models.layers.linear import Linear, RowLinear
-from thalweg.models.layers.norm import HeadMeanNorm, RMSNorm, norm_facts
+from thalweg.models.layers.norm import HeadLayerNorm, RMSNorm, norm_facts
 from thalweg.models.spec.attention import PLACES
 from thalweg.models.weights import ParamSpec, Weight
 from thalweg.quantization.cache import FLOAT8, CacheScales, scales
@@ -42,7 +42,7 @@ class Attention:
 
     cuts = True
 
-    def __init__(self, ctx: Context, spec: declared.Attention, weights: Mapping[str, Any], place: Place) -> None:
+    def __init__(self, ctx: Context, spec: declared.Attention, weights: Mapping[str, Any], place: MixerRef) -> None:
         self._head_dim, self._place, self._grouped, self._grows = spec.head_dim, place, spec.grouped, spec.grows
         self._first, self._reads, self._own_gate = spec.first, spec.reads is not None, bool(spec.gate)
         self._value_dim, self._value_scale = spec.value_dim or spec.head_dim, spec.value_scale
@@ -56,14 +56,14 @@ class Attention:
         self.layout = () if self._reads else self.backend.layout(self.spec, ctx.block_tokens)
         self.specs: dict[str, Any] = {"qkv": self._qkv.specs, "out": self._out.specs}
         norms = {k: weights[k] for k in ("q_norm", "k_norm") if k in weights}
-        self._wide: dict[str, RMSNorm | HeadMeanNorm] = {}
+        self._wide: dict[str, RMSNorm | HeadLayerNorm] = {}
         self._value_norm = None
         if spec.norm is not None and spec.norm.value and not self._reads:
             self._value_norm = ctx.bind(ops.rms_norm, size=spec.head_dim, **norm_facts(spec.norm.eps, 0.0))
         if spec.norm is not None and spec.norm.whole:
             self._wide = {k: RMSNorm(ctx, _norm_of(spec.norm, w), w) for k, w in norms.items()}
         if spec.norm is not None and spec.norm.mean:
-            self._wide = {k: HeadMeanNorm(ctx, spec.norm, spec.head_dim, w) for k, w in norms.items()}
+            self._wide = {k: HeadLayerNorm(ctx, spec.norm, spec.head_dim, w) for k, w in norms.items()}
         self.specs |= {k: {"weight": ParamSpec(w["weight"], ctx.dtype)} for k, w in norms.items()}
         if self._slopes is not None:
             self.specs["slopes"] = self._slopes.spec
@@ -108,7 +108,7 @@ class Attention:
         out = flow.cut(out.flatten(-2))
         return self._out(p["out"], out if self._gate is None else self._gate(out, flow.cut(gate)), flow, read=True)
 
-    def _keys(self, p: Mapping[str, Any], kv: Sequence[Array], flow: Flow) -> Keys:
+    def _keys(self, p: Mapping[str, Any], kv: Sequence[Array], flow: Flow) -> KeysValues:
         """This layer's, or those of the layer whose cache it reads."""
         if self._reads:
             return flow.keys[self._place.layer]
@@ -117,7 +117,9 @@ class Attention:
         v = v if self._value_scale == 1.0 else v * self._value_scale
         if self._value_dim != self._head_dim:
             v = F.pad(v, (0, self._head_dim - self._value_dim))
-        keys = Keys(k, v if self._value_norm is None else self._value_norm(v), p["k_norm"]["weight"] if "k_norm" in p else None)
+        keys = KeysValues(
+            k, v if self._value_norm is None else self._value_norm(v), p["k_norm"]["weight"] if "k_norm" in p else None
+        )
         if self._place.read:
             flow.keys[self._place.layer] = keys
         return keys
@@ -145,7 +147,7 @@ def _softplus_mul(x: Array, gate: Array) -> Array:
     return x * by if by.shape == x.shape else (x.unflatten(-1, (by.shape[-1], -1)) * by.unsqueeze(-1)).flatten(-2)
 
 
-def _heads_mul(mul: Bound, x: Array, gate: Array) -> Array:
+def _heads_mul(mul: BoundOp, x: Array, gate: Array) -> Array:
     """x [T, heads * n] times the sigmoid of gate [T, heads]."""
     by = gate.contiguous().unsqueeze(-1)
     return mul(x.unflatten(-1, (by.shape[1], -1)), by).flatten(-2)
@@ -159,7 +161,7 @@ class _Slopes:
         self._more = spec.kept_dim - spec.head_dim
         self.spec = ParamSpec(Weight(()), "float32", make=partial(_slope_table, spec, ctx.dtype))
 
-    def __call__(self, table: Array, q: Array, keys: Keys, positions: Array) -> tuple[Array, Keys]:
+    def __call__(self, table: Array, q: Array, keys: KeysValues, positions: Array) -> tuple[Array, KeysValues]:
         """table f32[heads, n]: what `spec` makes."""
         high = torch.div(positions, PAGE, rounding_mode="floor")
         place = torch.stack([high, positions - high * PAGE] * 2, -1).to(q.dtype)
@@ -184,8 +186,8 @@ class _Fused:
     def __init__(self, backend: AttentionBackend, spec: AttnSpec, prologue: QKPrologue, scales: CacheScales | None) -> None:
         self._backend, self._spec, self._prologue, self._scales = backend, spec, prologue, scales
 
-    def __call__(self, p: Mapping[str, Any], q: Array, keys: Keys, flow: Flow, at: Place) -> Array:
-        q, k, v = _divided(self._scales, q, keys.k, keys.v)
+    def __call__(self, p: Mapping[str, Any], q: Array, keys: KeysValues, flow: Flow, at: MixerRef) -> Array:
+        q, k, v = _scale_qkv(self._scales, q, keys.k, keys.v)
         weights = None if self._prologue.eps is None else (p["q_norm"]["weight"], keys.weight)
         out, flow.caches[at.layer] = self._backend.attend_fused(
             q,
@@ -222,16 +224,16 @@ class _Ops:
         if norm is not None and norm.eps is not None:
             self._norm = ctx.bind(ops.rms_norm, size=spec.head_dim, **norm_facts(norm.eps, norm.offset))
 
-    def __call__(self, p: Mapping[str, Any], q: Array, keys: Keys, flow: Flow, at: Place) -> Array:
+    def __call__(self, p: Mapping[str, Any], q: Array, keys: KeysValues, flow: Flow, at: MixerRef) -> Array:
         k, v, weight = keys.k, keys.v, keys.weight
         if not self._after:
-            q, k = self._normed(p, q, k, weight)
+            q, k = self._normalize_qk(p, q, k, weight)
         if self._rope is not None:
             rows = flow.batch.positions if flow.rows is None else flow.rows
             q, k = self._rope(q, k, rows, flow.tables[at.table])
         if self._after:
-            q, k = self._normed(p, q, k, weight)
-        q, k, v = _divided(self._scales, q, k, v)
+            q, k = self._normalize_qk(p, q, k, weight)
+        q, k, v = _scale_qkv(self._scales, q, k, v)
         cache = flow.caches[at.layer]
         if self._spec.reach:
             bias = p["relative"]
@@ -242,7 +244,7 @@ class _Ops:
         flow.caches[at.layer] = cache
         return out if self._scales is None else out * self._scales.value
 
-    def _normed(self, p: Mapping[str, Any], q: Array, k: Array, weight: Array | None) -> tuple[Array, Array]:
+    def _normalize_qk(self, p: Mapping[str, Any], q: Array, k: Array, weight: Array | None) -> tuple[Array, Array]:
         """weight: of k's norm; None: neither has one."""
         if self._norm is None:
             return q, k
@@ -274,11 +276,11 @@ class _Either:
     def __init__(self, fused: _Fused, apart: _Ops) -> None:
         self._fused, self._apart = fused, apart
 
-    def __call__(self, p: Mapping[str, Any], q: Array, keys: Keys, flow: Flow, at: Place) -> Array:
+    def __call__(self, p: Mapping[str, Any], q: Array, keys: KeysValues, flow: Flow, at: MixerRef) -> Array:
         return (self._fused if flow.rows is None else self._apart)(p, q, keys, flow, at)
 
 
-def _divided(scales: CacheScales | None, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
+def _scale_qkv(scales: CacheScales | None, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
     """Keys and values as they are cached. The scale of keys goes into q, so that scores stay what they are; that of values
     is owed by what attention gives."""
     return (q, k, v) if scales is None else (q * scales.key, k / scales.key, v / scales.value)
@@ -298,13 +300,13 @@ def _attending(
     between = scales is not None and eps is not None  # norms would undo what comes before them
     after = per_head is not None and per_head.after
     alone = after or between or (per_head is not None and not per_head.weight)
-    if rope is not None and not rope.given and not alone and _offered(ctx, backend, attn, prologue):
+    if rope is not None and not rope.given and not alone and _can_fuse(ctx, backend, attn, prologue):
         fused = _Fused(backend, attn, prologue, scales)
         return _Either(fused, _Ops(ctx, backend, attn, prologue, prologue, scales)) if rope.sections else fused
     return _Ops(ctx, backend, attn, prologue if rope else None, prologue, scales, after)
 
 
-def _offered(ctx: Context, backend: AttentionBackend, spec: AttnSpec, prologue: QKPrologue) -> bool:
+def _can_fuse(ctx: Context, backend: AttentionBackend, spec: AttnSpec, prologue: QKPrologue) -> bool:
     """Does the backend do this? Recorded, unless it offers none to anybody: the lines of the ops say enough then."""
     why = backend.fuses(spec, prologue)
     if why != NOT_FUSED:
@@ -316,7 +318,7 @@ def _offered(ctx: Context, backend: AttentionBackend, spec: AttnSpec, prologue: 
             **asdict(prologue),
         }
         kernel, refused = (backend.name, ()) if why is None else ("ops", ((backend.name, why),))
-        ctx.binder.record(Choice("attend_fused", facts, kernel, why is None and backend.batch_invariant, refused))
+        ctx.binder.record(KernelChoice("attend_fused", facts, kernel, why is None and backend.batch_invariant, refused))
     return why is None
 
 
@@ -324,13 +326,13 @@ def _chosen_any(ctx: Context, spec: AttnSpec) -> tuple[AttentionBackend, AttnSpe
     """Where no backend lets tokens see those behind them, the model is served without: its images are refused."""
     if spec.spans:
         try:
-            return chosen(ctx, spec), spec
+            return select_backend(ctx, spec), spec
         except DeviceError:
             spec = replace(spec, spans=False)
-    return chosen(ctx, spec), spec
+    return select_backend(ctx, spec), spec
 
 
-def chosen(ctx: Context, spec: AttnSpec) -> AttentionBackend:
+def select_backend(ctx: Context, spec: AttnSpec) -> AttentionBackend:
     """The device's backend for this, noted in the kernel plan. DeviceError if there is none."""
     try:
         backend, refused = choose_attention(
@@ -339,5 +341,5 @@ def chosen(ctx: Context, spec: AttnSpec) -> AttentionBackend:
     except ValueError as e:
         raise DeviceError(str(e)) from e
     facts = {key: value for key, value in asdict(spec).items() if value or key not in SELDOM}
-    ctx.binder.record(Choice("attention", facts, backend.name, backend.batch_invariant, refused))
+    ctx.binder.record(KernelChoice("attention", facts, backend.name, backend.batch_invariant, refused))
     return backend

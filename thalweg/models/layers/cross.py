@@ -12,7 +12,7 @@ from thalweg.hal.parts.sources import Sources
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, Place
+from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.linear import Linear, RowLinear
 
 
@@ -22,7 +22,7 @@ class CrossAttention:
     backend = None
     """Ops read and write what it keeps, so no attention backend plans for it."""
 
-    def __init__(self, ctx: Context, spec: declared.CrossAttention, weights: Mapping[str, Any], place: Place) -> None:
+    def __init__(self, ctx: Context, spec: declared.CrossAttention, weights: Mapping[str, Any], place: MixerRef) -> None:
         self._place, self._head_dim = place, spec.head_dim
         heads = ctx.share(spec.heads, "heads of cross attention")
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)

@@ -12,7 +12,7 @@ import torch
 from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, Place
+from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.recurrent import advance
 from thalweg.models.spec import DeltaNet
@@ -25,7 +25,7 @@ class GatedDeltaNet:
     backend = None
     """It attends to nothing, so no attention backend plans for it."""
 
-    def __init__(self, ctx: Context, spec: DeltaNet, weights: Mapping[str, Any], place: Place) -> None:
+    def __init__(self, ctx: Context, spec: DeltaNet, weights: Mapping[str, Any], place: MixerRef) -> None:
         self._place, self._grouped, self._dims = place, spec.grouped, (spec.key_dim, spec.value_dim)
         self._most = spec.most
         self._groups = ctx.share(spec.key_heads, "key heads of a delta net")
@@ -51,7 +51,7 @@ class GatedDeltaNet:
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         key_dim, value_dim = self._dims
-        qkv, z, b, a = self._projected(p["in"], x, flow)
+        qkv, z, b, a = self._project(p["in"], x, flow)
         mixed = advance(flow, self._place, 0, partial(self._conv, qkv, p["conv"]["weight"]))
         q, k, v = mixed.split(self._parts, dim=-1)
         q, k, v = (t.unflatten(-1, (-1, n)) for t, n in ((q, key_dim), (k, key_dim), (v, value_dim)))
@@ -61,7 +61,7 @@ class GatedDeltaNet:
         out = self._norm(out, z.unflatten(-1, (-1, value_dim)), p["norm"]["weight"])
         return self._out(p["out"], out.flatten(-2), flow)
 
-    def _projected(self, p: Mapping[str, Any], x: Array, flow: Flow) -> tuple[Array, Array, Array, Array]:
+    def _project(self, p: Mapping[str, Any], x: Array, flow: Flow) -> tuple[Array, Array, Array, Array]:
         """q, k and v side by side; z, b, a. All [T, n]."""
         parts = self._in(p, x, flow).split(self._in.outputs, dim=-1)
         if not self._grouped:

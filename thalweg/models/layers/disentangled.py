@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from thalweg.hal.attention import Places
+from thalweg.hal.attention import RelativePositions
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, Place
-from thalweg.models.layers.attention import chosen
+from thalweg.models.flow import Flow, MixerRef
+from thalweg.models.layers.attention import select_backend
 from thalweg.models.layers.linear import Linear, RowLinear
-from thalweg.models.layers.norm import bound
+from thalweg.models.layers.norm import build_norm
 from thalweg.models.weights import ParamSpec
 
 
@@ -24,7 +24,7 @@ class Distances:
     """The model's table of distances, normed: [rows, hidden]."""
 
     def __init__(self, ctx: Context, spec: declared.Distances, weights: Mapping[str, Any]) -> None:
-        self._norm = None if spec.norm is None else bound(ctx, spec.norm, weights["norm"])
+        self._norm = None if spec.norm is None else build_norm(ctx, spec.norm, weights["norm"])
         self.specs: dict[str, Any] = {"table": {"weight": ParamSpec(weights["table"]["weight"], ctx.dtype)}}
         if self._norm is not None:
             self.specs["norm"] = self._norm.specs
@@ -39,7 +39,7 @@ class DisentangledAttention:
 
     cache_scales: tuple[str, ...] = ()
 
-    def __init__(self, ctx: Context, spec: declared.DisentangledAttention, weights: Mapping[str, Any], place: Place) -> None:
+    def __init__(self, ctx: Context, spec: declared.DisentangledAttention, weights: Mapping[str, Any], place: MixerRef) -> None:
         self._place, self._head_dim, self._meets = place, spec.head_dim, (spec.keys, spec.queries)
         self._heads, self._distances = ctx.share(spec.heads, "attention heads"), spec.distances
         fixed = replace(ctx, adapters=None)  # rows of distances are no tokens of a sequence
@@ -47,17 +47,17 @@ class DisentangledAttention:
         self._places = None if spec.shared else Linear(fixed, weights["places"])
         self._out = RowLinear(ctx, weights["out"])
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
-        self.backend = chosen(ctx, self.spec)
+        self.backend = select_backend(ctx, self.spec)
         self.layout = self.backend.layout(self.spec, ctx.block_tokens)
         self.specs: dict[str, Any] = {"qkv": self._qkv.specs, "out": self._out.specs}
         if self._places is not None:
             self.specs["places"] = self._places.specs
-        _needed(spec.distances)  # before any step
+        _row_ranges(spec.distances)  # before any step
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         tokens, at = x.shape[0], self._place
         assert flow.distances is not None
-        low, high = _needed(self._distances)[min(tokens, self._distances.farthest)]
+        low, high = _row_ranges(self._distances)[min(tokens, self._distances.farthest)]
         rows = flow.distances[low:high]
         if self._places is None:
             both = self._heads_of(self._qkv(p["qkv"], torch.cat((x, rows)), None))
@@ -69,7 +69,7 @@ class DisentangledAttention:
             made = (next(each) if self._meets[0] else None, next(each) if self._meets[1] else None)
         cache = flow.caches[at.layer]
         out, flow.caches[at.layer] = self.backend.attend_placed(
-            q, k, v, cache, flow.batch, at.group, self.spec, Places(_placed(self._distances, x.device), low, *made)
+            q, k, v, cache, flow.batch, at.group, self.spec, RelativePositions(_rows_on(self._distances, x.device), low, *made)
         )
         return self._out(p["out"], out.flatten(-2), flow)
 
@@ -92,12 +92,12 @@ def _rows(spec: declared.Distances) -> Array:
 
 
 @functools.cache
-def _needed(spec: declared.Distances) -> tuple[tuple[int, int], ...]:
+def _row_ranges(spec: declared.Distances) -> tuple[tuple[int, int], ...]:
     """The first of the table's rows, and one past the last, that keys up to so many tokens away need."""
     row = _rows(spec).tolist()
     return tuple((row[spec.farthest + d], row[spec.farthest - d] + 1) for d in range(spec.farthest + 1))
 
 
 @functools.cache
-def _placed(spec: declared.Distances, device: torch.device) -> Array:
+def _rows_on(spec: declared.Distances, device: torch.device) -> Array:
     return _rows(spec).to(device)

@@ -12,7 +12,7 @@ from thalweg.hal import ops
 from thalweg.hal.step import Array, StepBatch
 from thalweg.hal.weights import DENSE
 from thalweg.models.context import Context
-from thalweg.models.spec import Learned, ModelSpec
+from thalweg.models.spec import LearnedEmbedding, ModelSpec
 from thalweg.models.weights import ParamSpec
 from thalweg.quantization.online import linear_spec
 
@@ -39,10 +39,10 @@ class Embedding:
         return x if self._scale == 1.0 else x * self._scale
 
 
-class Added:
+class AddedEmbedding:
     """A learned table whose rows are added to embedded tokens: those of their positions, or of their types."""
 
-    def __init__(self, ctx: Context, spec: Learned, hidden: int, weights: Mapping[str, Any]) -> None:
+    def __init__(self, ctx: Context, spec: LearnedEmbedding, hidden: int, weights: Mapping[str, Any]) -> None:
         if spec.by == "position" and spec.positions < ctx.max_len:
             raise ConfigError(f"max_model_len: the model has {spec.positions} learned positions, not {ctx.max_len}: lower it")
         self._by, self._first, self._last = spec.by, spec.first, spec.rows - 1

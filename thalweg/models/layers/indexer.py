@@ -12,21 +12,21 @@ from thalweg.hal.parts.sparse import Sparse
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, Place
+from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.linear import Linear
-from thalweg.models.layers.norm import bound
+from thalweg.models.layers.norm import build_norm
 
 
 class Indexer:
     """Keeps a key of every token, and of tokens that see more than they read says what they do."""
 
     def __init__(
-        self, ctx: Context, spec: declared.Indexer, weights: Mapping[str, Any], rotary: int, attn: AttnSpec, place: Place
+        self, ctx: Context, spec: declared.Indexer, weights: Mapping[str, Any], rotary: int, attn: AttnSpec, place: MixerRef
     ) -> None:
         """rotary: values of a head that turn. attn: what the layer keeps."""
         self._place, self._heads, self._dim = place, spec.heads, spec.dim
         self._q, self._down = Linear(ctx, weights["q"]), Linear(ctx, weights["down"])
-        self._norm = bound(ctx, spec.norm, weights["norm"])
+        self._norm = build_norm(ctx, spec.norm, weights["norm"])
         self._rope = ctx.bind(
             ops.rope, rotary_dim=rotary, interleaved=spec.interleaved, heads=spec.heads, kv_heads=1, head_dim=spec.dim
         )

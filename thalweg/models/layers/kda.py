@@ -10,7 +10,7 @@ from typing import Any
 from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, Place
+from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.recurrent import advance
 from thalweg.models.spec import KimiDelta
@@ -23,7 +23,7 @@ class KimiDeltaAttention:
     backend = None
     """It attends to nothing, so no attention backend plans for it."""
 
-    def __init__(self, ctx: Context, spec: KimiDelta, weights: Mapping[str, Any], place: Place) -> None:
+    def __init__(self, ctx: Context, spec: KimiDelta, weights: Mapping[str, Any], place: MixerRef) -> None:
         self._place, self._dim = place, spec.dim
         self._heads = ctx.share(spec.heads, "heads of a delta net")
         self._inner = self._heads * spec.dim

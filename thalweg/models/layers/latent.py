@@ -14,8 +14,8 @@ from thalweg.hal.parts.sparse import Sparse
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, Place
-from thalweg.models.layers.attention import chosen, grown
+from thalweg.models.flow import Flow, MixerRef
+from thalweg.models.layers.attention import grown, select_backend
 from thalweg.models.layers.indexer import Indexer
 from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.norm import RMSNorm
@@ -27,7 +27,7 @@ class LatentAttention:
 
     cuts = True
 
-    def __init__(self, ctx: Context, spec: declared.LatentAttention, weights: Mapping[str, Any], place: Place) -> None:
+    def __init__(self, ctx: Context, spec: declared.LatentAttention, weights: Mapping[str, Any], place: MixerRef) -> None:
         self._place, self._grows, self._nope, self._rotary = place, spec.grows, spec.nope_dim, spec.rope_dim
         self._heads, self._scale = ctx.share(spec.heads, "attention heads"), spec.latent_scale
         self._parts = (spec.q_latent, spec.latent, spec.rope_dim)
@@ -45,7 +45,7 @@ class LatentAttention:
         self._absorb = ctx.bind(ops.head_linear, turned=True, in_features=spec.nope_dim, out_features=spec.latent, **up)
         self._expand = ctx.bind(ops.head_linear, turned=False, in_features=spec.latent, out_features=spec.value_dim, **up)
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
-        self.backend = chosen(ctx, self.spec)
+        self.backend = select_backend(ctx, self.spec)
         self.layout: Any = self.backend.layout(self.spec, ctx.block_tokens)
         self.specs: dict[str, Any] = {
             "down": self._down.specs,

@@ -12,7 +12,7 @@ import torch
 from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, Place
+from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.norm import RMSNorm
 from thalweg.models.layers.recurrent import advance
@@ -26,7 +26,7 @@ class LightningAttention:
     backend = None
     """It attends to nothing, so no attention backend plans for it."""
 
-    def __init__(self, ctx: Context, spec: Declared, weights: Mapping[str, Any], place: Place) -> None:
+    def __init__(self, ctx: Context, spec: Declared, weights: Mapping[str, Any], place: MixerRef) -> None:
         self._place, self._heads, self._dim = place, spec.heads, spec.head_dim
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.layout = self.spec.parts

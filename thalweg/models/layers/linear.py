@@ -11,7 +11,7 @@ import torch
 
 from thalweg.hal import ops
 from thalweg.hal.step import Array
-from thalweg.models.adapters import Adapter
+from thalweg.models.adapters import LinearAdapter
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow
 from thalweg.models.weights import ParamSpec, Weight, products
@@ -40,7 +40,7 @@ class Product:
         return self._op(x, p["weight"], bias)
 
 
-class Clip:
+class ActivationClamp:
     """What enters and leaves each part of a linear layer, kept between limits: p f32[4 * parts]."""
 
     def __init__(self, ctx: Context, weight: Weight) -> None:
@@ -68,8 +68,8 @@ class Linear:
         clipped = "clip" in weights
         each = [replace(whole, sources=(s,)) for s in whole.sources] if clipped else [whole]
         parts = [part for weight in each for part in products(weight, ctx.formats)]
-        self._clip = Clip(ctx, weights["clip"]) if clipped else None
-        self._adapter = None if ctx.adapters is None else Adapter(ctx, whole, columns=False)
+        self._clip = ActivationClamp(ctx, weights["clip"]) if clipped else None
+        self._adapter = None if ctx.adapters is None else LinearAdapter(ctx, whole, columns=False)
         self._products = [Product(ctx, part) for part in parts]
         self._rows = [part.shape(ctx.mesh.tensor.size)[0] for part in parts]
         held = [product.spec for product in self._products]
@@ -108,8 +108,8 @@ class RowLinear:
         whole = weights["weight"]
         ctx.share(whole.sources[0].shape[1], f"inputs of {whole.sources[0].name.removesuffix('.weight')}")
         self._product = Product(ctx, whole)
-        self._adapter = None if ctx.adapters is None else Adapter(ctx, whole, columns=True)
-        self._clip = Clip(ctx, weights["clip"]) if "clip" in weights else None
+        self._adapter = None if ctx.adapters is None else LinearAdapter(ctx, whole, columns=True)
+        self._clip = ActivationClamp(ctx, weights["clip"]) if "clip" in weights else None
         self.specs = {"weight": self._product.spec}
         if self._clip is not None:
             self.specs["clip"] = self._clip.spec

@@ -11,8 +11,8 @@ from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, Place
-from thalweg.models.layers.convolved import Convolved
+from thalweg.models.flow import Flow, MixerRef
+from thalweg.models.layers.causal_conv import CausalConv
 from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.recurrent import advance
 from thalweg.models.weights import ParamSpec
@@ -24,13 +24,13 @@ class Mamba:
     backend = None
     """It attends to nothing, so no attention backend plans for it."""
 
-    def __init__(self, ctx: Context, spec: declared.Mamba, weights: Mapping[str, Any], place: Place) -> None:
-        self._place, self._sizes = place, spec.normed
+    def __init__(self, ctx: Context, spec: declared.Mamba, weights: Mapping[str, Any], place: MixerRef) -> None:
+        self._place, self._sizes = place, spec.norm_sizes
         inner = ctx.share(spec.inner, "channels of a Mamba layer")
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.layout = self.spec.parts
         self._in = Linear(ctx, weights["in"])
-        self._conv = Convolved(ctx, weights["conv"], spec.act)
+        self._conv = CausalConv(ctx, weights["conv"], spec.act)
         self._chosen = RowLinear(ctx, weights["chosen"])
         self._step = Linear(ctx, weights["step"])
         self._norms = [ctx.bind(ops.rms_norm, size=n, eps=spec.eps) for n in self._sizes] if spec.norms else []
@@ -52,13 +52,13 @@ class Mamba:
         x = self._conv(p["conv"], x, flow, self._place)
         step, b, c = self._chosen(p["chosen"], x, flow).split(self._sizes, dim=-1)
         if self._norms:
-            step, b, c = (self._normed(p.get("norms", {}), i, t) for i, t in enumerate((step, b, c)))
+            step, b, c = (self._normalize(p.get("norms", {}), i, t) for i, t in enumerate((step, b, c)))
         step = self._step(p["step"], step, flow)
         scan = partial(self._scan, x, step, b, c, gate, rate["log"], rate["bias"], rate["skip"])
         out = advance(flow, self._place, 1, scan)
         return self._out(p["out"], out, flow)
 
-    def _normed(self, p: Mapping[int, Any], i: int, x: Array) -> Array:
+    def _normalize(self, p: Mapping[int, Any], i: int, x: Array) -> Array:
         weight = p[i]["weight"] if i in p else x.new_ones(self._sizes[i])
         normed: Array = self._norms[i](x, weight)
         return normed

@@ -13,8 +13,8 @@ from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, Place
-from thalweg.models.layers.convolved import Convolved
+from thalweg.models.flow import Flow, MixerRef
+from thalweg.models.layers.causal_conv import CausalConv
 from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.recurrent import advance
 from thalweg.models.weights import ParamSpec
@@ -26,7 +26,7 @@ class Mamba2:
     backend = None
     """It attends to nothing, so no attention backend plans for it."""
 
-    def __init__(self, ctx: Context, spec: declared.Mamba2, weights: Mapping[str, Any], place: Place) -> None:
+    def __init__(self, ctx: Context, spec: declared.Mamba2, weights: Mapping[str, Any], place: MixerRef) -> None:
         self._place, self._dims = place, (spec.head_dim, spec.state)
         groups = ctx.share(spec.groups, "groups of a Mamba-2 layer")
         heads = ctx.share(spec.heads, "heads of a Mamba-2 layer")
@@ -35,7 +35,7 @@ class Mamba2:
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.layout = self.spec.parts
         self._in = Linear(ctx, weights["in"])
-        self._conv = Convolved(ctx, weights["conv"], spec.act)
+        self._conv = CausalConv(ctx, weights["conv"], spec.act)
         self._scan = ctx.bind(
             ops.ssd_scan, heads=heads, groups=groups, head_dim=spec.head_dim, state=spec.state, low=spec.limits[0],
             high=spec.limits[1],

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thalweg.hal import ops
-from thalweg.hal.op import Bound
+from thalweg.hal.op import BoundOp
 from thalweg.hal.ops.activation import CUT
 from thalweg.hal.step import Array
 from thalweg.hal.weights import DENSE, WeightFormat
@@ -54,13 +54,13 @@ class Experts:
             down_group=down.group, in_features=spec.latent or hidden, inner=inner, **facts,
         )  # fmt: skip
 
-        def packed(weight: Weight, form: WeightFormat) -> dict[str, ParamSpec]:
+        def weight_spec(weight: Weight, form: WeightFormat) -> dict[str, ParamSpec]:
             return {"weight": ParamSpec(weight, ctx.dtype, self._experts.pack, form, spec.experts)}
 
         self.specs: dict[str, Any] = {
             "router": {"weight": ParamSpec(router, ctx.dtype, self._router.pack)},
-            "gate_up": packed(first, form),
-            "down": packed(second, down),
+            "gate_up": weight_spec(first, form),
+            "down": weight_spec(second, down),
         }
         for key in ("router_bias", "biases"):
             if key in weights:
@@ -90,17 +90,17 @@ class Experts:
             self.specs["shared_gate"] = {"weight": ParamSpec(weights["shared_gate"]["weight"], ctx.dtype, self._weigh.pack)}
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        ids, shares = self._chosen(p, x)
+        ids, shares = self._select_experts(p, x)
         same = None
         if self._matrices:  # such a choice costs what the first expert does, of which nothing is taken
             real = ids < self._matrices
             same = x * torch.where(real, 0, shares).sum(-1, keepdim=True).to(x.dtype)
             ids, shares = torch.where(real, ids, 0), torch.where(real, shares, 0)
-        entered = self._projected(p, "enter", x if self._entry is None else self._entry(p["entry"], x))
+        entered = self._project(p, "enter", x if self._entry is None else self._entry(p["entry"], x))
         biases = [p["biases"][name] for name in self._biases]
         matrices = p["gate_up"]["weight"], p["down"]["weight"], *biases
         out = self._comm.all_reduce((self._inwards if self._inward else self._experts)(entered, ids, shares, *matrices))
-        out = self._projected(p, "leave", out)
+        out = self._project(p, "leave", out)
         if "biases" in p and "down" not in self._biases:  # once, not once per rank
             each = p["biases"]["down"].view(-1, out.shape[-1])[ids.long()].to(torch.float32)
             out = out + (shares.unsqueeze(-1) * each).sum(1).to(out.dtype)
@@ -112,11 +112,11 @@ class Experts:
             more = self._gate(more, self._weigh(x, p["shared_gate"]["weight"], None))
         return (out + more) / 2 if self._average else out + more
 
-    def _projected(self, p: Mapping[str, Any], key: str, x: Array) -> Array:
+    def _project(self, p: Mapping[str, Any], key: str, x: Array) -> Array:
         """Into the space that the experts see, or out of it."""
         return self._latent[key](x, p[key]["weight"], p[key].get("bias")) if key in self._latent else x
 
-    def _chosen(self, p: Mapping[str, Any], x: Array) -> tuple[Array, Array]:
+    def _select_experts(self, p: Mapping[str, Any], x: Array) -> tuple[Array, Array]:
         """Experts i32[T, k] of each token, and their weights f32[T, k]."""
         bias = p["router_bias"]["bias"] if "router_bias" in p else None
         x = x if self._router_norm is None else self._router_norm(p["router_norm"], x)
@@ -137,7 +137,7 @@ class Experts:
         return sum(others, first)  # one after the other, in any batch
 
 
-def bind_experts(ctx: Context, spec: MoE, **facts: Any) -> tuple[Bound, tuple[str, ...]]:
+def bind_experts(ctx: Context, spec: MoE, **facts: Any) -> tuple[BoundOp, tuple[str, ...]]:
     """`ops.experts` with these facts, and the names of the layer's biases that it adds.
 
     The bias of down is among them where a kernel of the device adds it. Otherwise the layer does, after the op. So it does

@@ -40,7 +40,7 @@ class RMSNorm:
         return normed, residual
 
 
-class MeanNorm:
+class StandardLayerNorm:
     """Layer normalisation: x [T, size] -> [T, size]."""
 
     def __init__(self, ctx: Context, spec: LayerNorm, weights: Mapping[str, Any]) -> None:
@@ -57,7 +57,7 @@ class MeanNorm:
         return self(p, total), total
 
 
-class Scaled:
+class ScaleLayer:
     """x [T, size] -> [T, size], each value by its own weight."""
 
     def __init__(self, ctx: Context, spec: Scale, weights: Mapping[str, Any]) -> None:
@@ -75,7 +75,7 @@ class Scaled:
         return self(p, total), total
 
 
-class HeadMeanNorm:
+class HeadLayerNorm:
     """Layer normalisation of each head, without a bias and in float32: x [T, heads * n] -> the same shape. The weight has n
     values for each head."""
 
@@ -91,11 +91,11 @@ class HeadMeanNorm:
         return wide.to(x.dtype).flatten(-2)
 
 
-BoundNorm = RMSNorm | MeanNorm | Scaled
+BoundNorm = RMSNorm | StandardLayerNorm | ScaleLayer
 
 
-def bound(ctx: Context, spec: AnyNorm, weights: Mapping[str, Any]) -> BoundNorm:
+def build_norm(ctx: Context, spec: AnyNorm, weights: Mapping[str, Any]) -> BoundNorm:
     """The norm of a declaration."""
     if isinstance(spec, Scale):
-        return Scaled(ctx, spec, weights)
-    return RMSNorm(ctx, spec, weights) if isinstance(spec, Norm) else MeanNorm(ctx, spec, weights)
+        return ScaleLayer(ctx, spec, weights)
+    return RMSNorm(ctx, spec, weights) if isinstance(spec, Norm) else StandardLayerNorm(ctx, spec, weights)

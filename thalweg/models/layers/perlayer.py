@@ -12,7 +12,7 @@ from thalweg.hal.step import Array
 from thalweg.hal.weights import DENSE
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, Place
+from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.linear import Product
 from thalweg.models.layers.norm import RMSNorm
 from thalweg.models.weights import ParamSpec
@@ -22,7 +22,7 @@ class Inner(Protocol):
     """A layer of the usual form (`decoder.Block`)."""
 
     mixers: list[Any]
-    places: Sequence[Place]
+    places: Sequence[MixerRef]
     specs: dict[str, Any]
 
     def __call__(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array | None]: ...
@@ -74,10 +74,10 @@ class LayerInput:
         return self._norm(p["norm"], self._up(inner, p["up"]["weight"], None))
 
 
-class Ended:
+class LayerEnding:
     """A layer, and what happens to the residual stream where it ends."""
 
-    def __init__(self, ctx: Context, spec: declared.Ending, inner: Inner, weights: Mapping[str, Any], number: int) -> None:
+    def __init__(self, ctx: Context, spec: declared.LayerEnding, inner: Inner, weights: Mapping[str, Any], number: int) -> None:
         self._inner, self.mixers, self.places = inner, inner.mixers, inner.places
         self._input = None if spec.input is None else LayerInput(ctx, spec.input, weights["input"], number)
         own: dict[str, Any] = {} if self._input is None else {"input": self._input.specs}

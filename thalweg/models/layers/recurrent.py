@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from thalweg.hal.step import Array, StepBatch
-from thalweg.models.flow import Flow, Place
+from thalweg.models.flow import Flow, MixerRef
 
 Run = Callable[..., tuple[Array, Array]]
 """(held, table, context, query, last_row, token_seq) -> (out, held), as ops over recurrent state have them."""
@@ -23,13 +23,13 @@ Run = Callable[..., tuple[Array, Array]]
 class Replay:
     """An op of a layer with the inputs of this step."""
 
-    place: Place
+    place: MixerRef
     part: int
     """Which array of the layer's cache it goes on from."""
     run: Run
 
 
-def advance(flow: Flow, place: Place, part: int, run: Run) -> Array:
+def advance(flow: Flow, place: MixerRef, part: int, run: Run) -> Array:
     """What an op gives for the tokens of a step. Its cache is put in place of the one it was given."""
     batch, caches = flow.batch, flow.caches[place.layer]
     table = batch.block_tables[place.group]

@@ -9,8 +9,8 @@ from thalweg.hal.ops.conv import NONE
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, Place
-from thalweg.models.layers.convolved import Convolved
+from thalweg.models.flow import Flow, MixerRef
+from thalweg.models.layers.causal_conv import CausalConv
 from thalweg.models.layers.linear import Linear, RowLinear
 
 
@@ -20,12 +20,12 @@ class ShortConv:
     backend = None
     """It attends to nothing, so no attention backend plans for it."""
 
-    def __init__(self, ctx: Context, spec: declared.ShortConv, weights: Mapping[str, Any], place: Place) -> None:
+    def __init__(self, ctx: Context, spec: declared.ShortConv, weights: Mapping[str, Any], place: MixerRef) -> None:
         self._place = place
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.layout = self.spec.parts
         self._in = Linear(ctx, weights["in"])
-        self._conv = Convolved(ctx, weights["conv"], NONE)
+        self._conv = CausalConv(ctx, weights["conv"], NONE)
         self._out = RowLinear(ctx, weights["out"])
         self.specs: dict[str, Any] = {"in": self._in.specs, "conv": self._conv.specs, "out": self._out.specs}
 

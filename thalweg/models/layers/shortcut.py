@@ -10,13 +10,13 @@ from thalweg.models.context import Context
 from thalweg.models.flow import Flow
 from thalweg.models.layers.mlp import GatedMLP
 from thalweg.models.layers.moe import Experts
-from thalweg.models.spec import Shortcut
+from thalweg.models.spec import ShortcutMoE
 
 
-class MLPAndShortcut:
+class ShortcutExperts:
     """x [T, hidden] -> [T, hidden]."""
 
-    def __init__(self, ctx: Context, spec: Shortcut, weights: Mapping[str, Any]) -> None:
+    def __init__(self, ctx: Context, spec: ShortcutMoE, weights: Mapping[str, Any]) -> None:
         self._mlp = GatedMLP(ctx, spec.mlp, weights["mlp"])
         self._moe = None if spec.moe is None else Experts(ctx, spec.moe, weights["moe"])
         self.specs: dict[str, Any] = {"mlp": self._mlp.specs}

@@ -6,13 +6,13 @@ from torch import Tensor
 
 from thalweg.hal import ops
 from thalweg.hal.parts.bad_words import BadWords
-from thalweg.models.logits.change import Bind, Rows
+from thalweg.models.logits.change import LogitRows, OpBinder
 
 
-class BadWordsChange:
-    def __init__(self, bind: Bind) -> None:
+class BadWordsProcessor:
+    def __init__(self, bind: OpBinder) -> None:
         self._op = bind(ops.bad_words)
 
-    def __call__(self, logits: Tensor, part: BadWords, rows: Rows) -> Tensor:
+    def __call__(self, logits: Tensor, part: BadWords, rows: LogitRows) -> Tensor:
         out: Tensor = self._op(logits, rows.history, rows.slots, rows.lengths, part.row, part.words)
         return out

@@ -6,13 +6,13 @@ from torch import Tensor
 
 from thalweg.hal import ops
 from thalweg.hal.parts.bias import Bias
-from thalweg.models.logits.change import Bind, Rows
+from thalweg.models.logits.change import LogitRows, OpBinder
 
 
-class BiasChange:
-    def __init__(self, bind: Bind) -> None:
+class BiasProcessor:
+    def __init__(self, bind: OpBinder) -> None:
         self._op = bind(ops.logit_bias)
 
-    def __call__(self, logits: Tensor, part: Bias, rows: Rows) -> Tensor:
+    def __call__(self, logits: Tensor, part: Bias, rows: LogitRows) -> Tensor:
         out: Tensor = self._op(logits, part.row, part.token, part.value)
         return out

@@ -7,11 +7,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from thalweg.hal.op import Bound
+from thalweg.hal.op import BoundOp
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class LogitRows:
     """The sequences whose logits they are."""
 
     history: Tensor
@@ -22,23 +22,23 @@ class Rows:
     """i32[S]; tokens of each sequence so far: the token to be drawn takes this position."""
 
 
-class Bind(Protocol):
+class OpBinder(Protocol):
     """Chooses the kernel of an op (`hal.ops`) for f32[S, V] logits."""
 
-    def __call__(self, op: Any, **static: Any) -> Bound: ...
+    def __call__(self, op: Any, **static: Any) -> BoundOp: ...
 
 
-class Change(Protocol):
-    """Made once per model with a `Bind`. Called in every step that has its part."""
+class LogitsProcessor(Protocol):
+    """Made once per model with a `OpBinder`. Called in every step that has its part."""
 
-    def __call__(self, logits: Tensor, part: Any, rows: Rows) -> Tensor:
+    def __call__(self, logits: Tensor, part: Any, rows: LogitRows) -> Tensor:
         """logits f32[S, V], of each sequence's last row, before temperature -> the same, changed. Pure: no argument is
         written to, and what runs never depends on a value in an array."""
 
 
 @runtime_checkable
-class ChangesDrafts(Protocol):
-    """A `Change` by a part that has rows for drafts (`Part.drafts`)."""
+class DraftLogitsProcessor(Protocol):
+    """A `LogitsProcessor` by a part that has rows for drafts (`Part.drafts`)."""
 
     def ahead(self, logits: Tensor, part: Any) -> Tensor:
         """logits f32[N, V], of the row before each draft -> the same, changed. As pure as the other."""

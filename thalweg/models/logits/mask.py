@@ -6,14 +6,14 @@ from torch import Tensor
 
 from thalweg.hal import ops
 from thalweg.hal.parts.mask import Mask
-from thalweg.models.logits.change import Bind, Rows
+from thalweg.models.logits.change import LogitRows, OpBinder
 
 
-class MaskChange:
-    def __init__(self, bind: Bind) -> None:
+class MaskProcessor:
+    def __init__(self, bind: OpBinder) -> None:
         self._op = bind(ops.token_mask)
 
-    def __call__(self, logits: Tensor, part: Mask, rows: Rows) -> Tensor:
+    def __call__(self, logits: Tensor, part: Mask, rows: LogitRows) -> Tensor:
         out: Tensor = self._op(logits, part.allowed)
         return out
 

@@ -6,14 +6,14 @@ from torch import Tensor
 
 from thalweg.hal import ops
 from thalweg.hal.parts.penalties import Penalties
-from thalweg.models.logits.change import Bind, Rows
+from thalweg.models.logits.change import LogitRows, OpBinder
 
 
-class PenaltiesChange:
-    def __init__(self, bind: Bind) -> None:
+class PenaltiesProcessor:
+    def __init__(self, bind: OpBinder) -> None:
         self._op = bind(ops.penalties)
 
-    def __call__(self, logits: Tensor, part: Penalties, rows: Rows) -> Tensor:
+    def __call__(self, logits: Tensor, part: Penalties, rows: LogitRows) -> Tensor:
         out: Tensor = self._op(
             logits, rows.history, rows.slots, rows.lengths, part.prompt_len, part.repetition, part.presence, part.frequency
         )

@@ -6,19 +6,19 @@ import torch
 from torch import Tensor
 
 from thalweg.hal.parts.timestamps import Timestamps
-from thalweg.models.logits.change import Bind, Rows
+from thalweg.models.logits.change import LogitRows, OpBinder
 
 NEVER = float("-inf")
 
 
-class TimestampsChange:
+class TimestampsProcessor:
     """A transcript begins with a time. After text comes a time, after that the time at which the next piece begins, or the
     end. Times never fall. Where all times together are more probable than any text, a time is drawn."""
 
-    def __init__(self, bind: Bind) -> None:
+    def __init__(self, bind: OpBinder) -> None:
         """It is a few operations on rows that only transcripts have: torch's own."""
 
-    def __call__(self, logits: Tensor, part: Timestamps, rows: Rows) -> Tensor:
+    def __call__(self, logits: Tensor, part: Timestamps, rows: LogitRows) -> Tensor:
         begin, made = part.begin[:, None], (rows.lengths - part.prompt_len)[:, None]
         history = rows.history.index_select(0, rows.slots)
         last, before = (history.gather(1, (rows.lengths - ago).clamp(min=0)[:, None].long()) for ago in (1, 2))

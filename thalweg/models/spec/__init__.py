@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from thalweg.models.spec.adapter import Adapter
 from thalweg.models.spec.altup import AltUp, Laurel, Streams
-from thalweg.models.spec.attention import Attention, Relative
-from thalweg.models.spec.beside import Beside
+from thalweg.models.spec.attention import Attention, RelativeBias
+from thalweg.models.spec.audio import AudioSpec, Conv
 from thalweg.models.spec.cross import CrossAttention
 from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.disentangled import DisentangledAttention, Distances
-from thalweg.models.spec.hearing import Conv, Hearing
 from thalweg.models.spec.indexer import Indexer
 from thalweg.models.spec.kda import KimiDelta
 from thalweg.models.spec.latent import LatentAttention
@@ -24,17 +23,18 @@ from thalweg.models.spec.lightning import LightningAttention
 from thalweg.models.spec.mamba import Mamba
 from thalweg.models.spec.mamba2 import Mamba2
 from thalweg.models.spec.mlp import MLP, UngatedMLP
-from thalweg.models.spec.model import Layer, Learned, ModelSpec, Names
+from thalweg.models.spec.model import Layer, LearnedEmbedding, ModelSpec, Names
 from thalweg.models.spec.moe import MoE
 from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms, Scale
+from thalweg.models.spec.parallel_moe import ParallelMoE
 from thalweg.models.spec.part import FFN, Mixer
-from thalweg.models.spec.perlayer import Ending, LayerInput, LayerInputs
+from thalweg.models.spec.perlayer import LayerEnding, LayerInput, LayerInputs
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, describe_stretch, rope_type
 from thalweg.models.spec.short_conv import ShortConv
-from thalweg.models.spec.shortcut import Shortcut
-from thalweg.models.spec.sound import Sound
+from thalweg.models.spec.shortcut import ShortcutMoE
 from thalweg.models.spec.sparse import SparseMLP
-from thalweg.models.spec.vision import Projector, Vision
+from thalweg.models.spec.speech import SpeechEncoder
+from thalweg.models.spec.vision import ProjectorSpec, VisionSpec
 from thalweg.models.spec.xielu import XieluMLP
 
 __all__ = [
@@ -45,24 +45,23 @@ __all__ = [
     "AltUp",
     "AnyNorm",
     "Attention",
-    "Beside",
+    "AudioSpec",
     "Conv",
     "CrossAttention",
     "DeltaNet",
     "DisentangledAttention",
     "Distances",
-    "Ending",
     "HeadNorm",
-    "Hearing",
     "Indexer",
     "KimiDelta",
     "LatentAttention",
     "Laurel",
     "Layer",
+    "LayerEnding",
     "LayerInput",
     "LayerInputs",
     "LayerNorm",
-    "Learned",
+    "LearnedEmbedding",
     "LightningAttention",
     "Mamba",
     "Mamba2",
@@ -72,17 +71,18 @@ __all__ = [
     "Names",
     "Norm",
     "Norms",
-    "Projector",
-    "Relative",
+    "ParallelMoE",
+    "ProjectorSpec",
+    "RelativeBias",
     "Rope",
     "Scale",
     "ShortConv",
-    "Shortcut",
-    "Sound",
+    "ShortcutMoE",
     "SparseMLP",
+    "SpeechEncoder",
     "Streams",
     "UngatedMLP",
-    "Vision",
+    "VisionSpec",
     "XieluMLP",
     "describe_stretch",
     "rope_type",

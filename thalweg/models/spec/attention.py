@@ -20,7 +20,7 @@ STEP = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Relative:
+class RelativeBias:
     """Added to scores by how far apart two tokens are: a number per head and bucket of distances (Raffel et al. 2019,
     https://arxiv.org/abs/1910.10683). Half of the buckets are for keys after the query. Half of those have
     one distance each."""
@@ -82,7 +82,7 @@ class Attention:
     """Matrices are stored [inputs, outputs]."""
     sinks: str = ""
     """The tensor of a logit per head that joins the softmax's denominator; "" = none."""
-    relative: Relative | None = None
+    relative: RelativeBias | None = None
     spans: bool = False
     """Tokens of an image see each other, those behind too."""
     grows: tuple[float, int] | None = None

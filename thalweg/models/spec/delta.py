@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from thalweg.hal.kv import StateSpec, state_part
 from thalweg.models.spec.norm import Norm
-from thalweg.models.weights import Source, Weight, Weights, linear, stacked, vector
+from thalweg.models.weights import Source, Weight, Weights, linear, part_sources, vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +73,14 @@ class DeltaNet:
             )
             if self.grouped
             else (
-                *stacked(f"{at}in_proj_qkv.weight", self.parts, hidden),
+                *part_sources(f"{at}in_proj_qkv.weight", self.parts, hidden),
                 *(Source(f"{at}in_proj_{p}.weight", (n, hidden)) for p, n in (("z", v), ("b", heads), ("a", heads))),
             )
         )
         convs = (
             tuple(Source(f"{at}{p}_conv1d.weight", (n, 1, self.kernel)) for p, n in zip("qkv", self.parts, strict=True))
             if self.apart
-            else stacked(f"{at}conv1d.weight", self.parts, 1, self.kernel)
+            else part_sources(f"{at}conv1d.weight", self.parts, 1, self.kernel)
         )
         return {
             "in": {"weight": Weight(projected, 0, "linear")},

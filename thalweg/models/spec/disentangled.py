@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from thalweg.hal.attention import AttnSpec
 from thalweg.models.spec.norm import LayerNorm
-from thalweg.models.weights import Source, View, Weight, Weights, linear, vector
+from thalweg.models.weights import Source, TensorView, Weight, Weights, linear, vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class DisentangledAttention:
         sources = tuple(
             Source(
                 f"{at}{part}.weight", (rows, hidden),
-                within=View(f"{at}{self.fused}.weight", (3 * rows, hidden), first=i * d, run=d, every=3 * d),
+                within=TensorView(f"{at}{self.fused}.weight", (3 * rows, hidden), first=i * d, run=d, every=3 * d),
             )
             for i, part in enumerate(self.parts)
         )  # fmt: skip

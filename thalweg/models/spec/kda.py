@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from thalweg.hal.kv import StateSpec, state_part
 from thalweg.models.spec.norm import Norm
-from thalweg.models.weights import Source, View, Weight, Weights, linear, vector
+from thalweg.models.weights import Source, TensorView, Weight, Weights, linear, vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class KimiDelta:
 
     def weights(self, at: str, hidden: int) -> Weights:
         at, n = f"{at}{self.name}.", self.inner
-        rate = View(f"{at}A_log", (1, 1, self.heads, 1), turned=True, flat=True)
+        rate = TensorView(f"{at}A_log", (1, 1, self.heads, 1), turned=True, flat=True)
         return {
             "in": linear({**{f"{at}{p}_proj": n for p in "qkv"}, f"{at}b_proj": self.heads}, hidden, shard=0),
             "low": linear({f"{at}f_a_proj": self.dim, f"{at}g_a_proj": self.dim}, hidden, shard=None),

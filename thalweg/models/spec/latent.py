@@ -9,7 +9,7 @@ from thalweg.hal.attention import AttnSpec
 from thalweg.models.spec.indexer import Indexer
 from thalweg.models.spec.norm import Norm
 from thalweg.models.spec.rope import Rope
-from thalweg.models.weights import Source, View, Weight, Weights, linear
+from thalweg.models.weights import Source, TensorView, Weight, Weights, linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,5 +95,5 @@ class LatentAttention:
         """Of every head its rows of one up-projection, [heads * rows, latent]. Most checkpoints keep both, head by head, in one
         tensor. It is dense in any case: one of the two is multiplied from its other side."""
         both = self.nope_dim + self.value_dim
-        within = View(f"{at}kv_b_proj.weight", (self.heads * both, self.latent), first=first, run=rows, every=both)
+        within = TensorView(f"{at}kv_b_proj.weight", (self.heads * both, self.latent), first=first, run=rows, every=both)
         return Weight((Source(f"{at}{name}.weight", (self.heads * rows, self.latent), within=within),), 0)

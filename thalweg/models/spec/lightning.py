@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from thalweg.hal.kv import StateSpec, state_part
 from thalweg.models.spec.norm import Norm
-from thalweg.models.weights import Source, View, Weight, Weights, linear
+from thalweg.models.weights import Source, TensorView, Weight, Weights, linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class LightningAttention:
     def weights(self, at: str, hidden: int) -> Weights:
         """The checkpoint has of each head in turn its q, its k and its v."""
         at, d, n = f"{at}{self.name}.", self.head_dim, self.inner
-        views = (View(f"{at}qkv_proj.weight", (3 * n, hidden), first=i * d, run=d, every=3 * d) for i in range(3))
+        views = (TensorView(f"{at}qkv_proj.weight", (3 * n, hidden), first=i * d, run=d, every=3 * d) for i in range(3))
         qkv = (Source(f"{at}{part}.weight", (n, hidden), within=view) for part, view in zip("qkv", views, strict=True))
         return {
             "in": {"weight": Weight((*qkv, Source(f"{at}output_gate.weight", (n, hidden))), 0, "linear")},

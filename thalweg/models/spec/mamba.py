@@ -39,7 +39,7 @@ class Mamba:
             raise ValueError(f"Mamba: a convolution over {self.kernel} tokens is none")
 
     @property
-    def normed(self) -> tuple[int, int, int]:
+    def norm_sizes(self) -> tuple[int, int, int]:
         """Values that each norm is over."""
         return self.rank, self.state, self.state
 
@@ -62,7 +62,7 @@ class Mamba:
             conv["bias"] = vector(f"{at}conv1d.bias", n, shard=0)
         norms = {
             i: Norm(name, size, self.eps).weights(at)
-            for i, (name, size) in enumerate(zip(self.norms or (), self.normed, strict=False))
+            for i, (name, size) in enumerate(zip(self.norms or (), self.norm_sizes, strict=False))
             if name
         }
         return {

@@ -7,7 +7,7 @@ from math import inf
 from typing import ClassVar
 
 from thalweg.hal.kv import StateSpec, state_part
-from thalweg.models.weights import Weight, Weights, linear, stacked, vector
+from thalweg.models.weights import Weight, Weights, linear, part_sources, vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +71,9 @@ class Mamba2:
     def weights(self, at: str, hidden: int) -> Weights:
         at, heads, inner = f"{at}{self.name}.", self.heads, self.inner
         projected = dict(zip(("z", "x", "b", "c", "dt"), (inner, *self.parts, heads), strict=True))
-        conv = {"weight": Weight(stacked(f"{at}conv1d.weight", self.parts, 1, self.kernel), 0)}
+        conv = {"weight": Weight(part_sources(f"{at}conv1d.weight", self.parts, 1, self.kernel), 0)}
         if self.conv_bias:
-            conv["bias"] = Weight(stacked(f"{at}conv1d.bias", self.parts), 0)
+            conv["bias"] = Weight(part_sources(f"{at}conv1d.bias", self.parts), 0)
         return {
             "in": linear({f"{at}{k}": n for k, n in projected.items()}, hidden, shard=0, bias=self.bias, fused=f"{at}in_proj"),
             "conv": conv,

@@ -8,18 +8,18 @@ from typing import Any, Literal
 
 from thalweg.models.spec.adapter import Adapter
 from thalweg.models.spec.altup import AltUp, Laurel, Streams
+from thalweg.models.spec.audio import AudioSpec
 from thalweg.models.spec.disentangled import Distances
-from thalweg.models.spec.hearing import Hearing
 from thalweg.models.spec.norm import AnyNorm, Norms
 from thalweg.models.spec.part import FFN, Mixer
-from thalweg.models.spec.perlayer import Ending, LayerInputs
+from thalweg.models.spec.perlayer import LayerEnding, LayerInputs
 from thalweg.models.spec.rope import Rope
-from thalweg.models.spec.sound import Sound
-from thalweg.models.spec.vision import Vision
+from thalweg.models.spec.speech import SpeechEncoder
+from thalweg.models.spec.vision import VisionSpec
 from thalweg.models.tail import Pooling
-from thalweg.models.weights import Source, View, Weight, Weights, matrices, vector, viewed
+from thalweg.models.weights import Source, TensorView, Weight, Weights, attach_views, matrices, vector
 
-Around = Ending | AltUp
+Around = LayerEnding | AltUp
 EXPERT = re.compile(r"\.experts\.(\d{1,9})\.")
 
 
@@ -78,7 +78,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class LearnedEmbedding:
     """A learned table, of whose rows one is added to each embedded token."""
 
     name: str
@@ -122,11 +122,11 @@ class ModelSpec:
     layers: tuple[Layer, ...]
     norm: AnyNorm | None
     """Of what the last layer gives."""
-    learned: tuple[Learned, ...] = ()
+    learned: tuple[LearnedEmbedding, ...] = ()
     """Added to embedded tokens."""
     distances: Distances | None = None
     """What layers with `DisentangledAttention` read."""
-    sound: Sound | None = None
+    sound: SpeechEncoder | None = None
     """The encoder whose vectors cross attention reads."""
     numbers: tuple[int, ...] = ()
     """Of each layer: its number in names of tensors. (): they are counted from 0."""
@@ -156,9 +156,9 @@ class ModelSpec:
     names: Names = field(default_factory=Names)
     adapter: Adapter | None = None
     """What is added to its matrices."""
-    hearing: Hearing | None = None
+    hearing: AudioSpec | None = None
     """The encoder whose vectors stand for sounds of a prompt."""
-    vision: Vision | None = None
+    vision: VisionSpec | None = None
     """The encoder of images; None: the model reads text alone."""
 
     def __post_init__(self) -> None:
@@ -196,8 +196,8 @@ class ModelSpec:
             if self.head_normed:  # under a name that no file has
                 name = f"{self.head}.weight"
                 source = Source(f"{name}.normed", (self.vocab, self.hidden))
-                view = View(name, source.shape, normed=True)
-                made["head"]["weight"] = viewed(replace(made["head"]["weight"], sources=(source,)), [view])
+                view = TensorView(name, source.shape, normed=True)
+                made["head"]["weight"] = attach_views(replace(made["head"]["weight"], sources=(source,)), [view])
             if self.head_bias:
                 made["head"]["bias"] = vector(f"{self.head}.bias", self.vocab, shard=0)
         elif self.pooling.classes is not None:
@@ -258,7 +258,7 @@ class ModelSpec:
         more = () if self.adapter is None else (self.adapter.folder,)
         return (*(each.folder for each in steps if each.folder), *more)
 
-    def known(self, name: str) -> str | None:
+    def rename(self, name: str) -> str | None:
         """A checkpoint's tensor name as the layers know it. None for tensors that hold nothing of their own: rotary tables,
         the output matrix of a model whose embedding serves as one, and what `names` skips."""
         if self.folders and name.startswith(tuple(f"{folder}/" for folder in self.folders)):

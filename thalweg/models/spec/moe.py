@@ -7,7 +7,7 @@ from typing import Any
 
 from thalweg.models.spec.mlp import MLP, UngatedMLP
 from thalweg.models.spec.norm import Norm
-from thalweg.models.weights import Source, View, Weight, Weights, matrices, vector, viewed
+from thalweg.models.weights import Source, TensorView, Weight, Weights, attach_views, matrices, vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,18 +123,20 @@ class MoE:
             )
             more["biases"] = {
                 "gate_up": Weight(tuple(
-                    Source(f"{each[e]}.{part}.bias", (self.inner,), within=View(*first, e, first=at_row, step=2))
+                    Source(f"{each[e]}.{part}.bias", (self.inner,), within=TensorView(*first, e, first=at_row, step=2))
                     for e in range(self.experts) for at_row, part in enumerate((self.gate, self.up))
                 ), 0),
                 "down": Weight(tuple(
-                    Source(f"{each[e]}.{self.down}.bias", (hidden,), within=View(*second, e)) for e in range(self.experts)
+                    Source(f"{each[e]}.{self.down}.bias", (hidden,), within=TensorView(*second, e)) for e in range(self.experts)
                 )),
             }  # fmt: skip
         return {
             "router": {"weight": Weight((Source(f"{at}{self.router}.weight", (self.experts + self.zero, hidden)),))},
-            "gate_up": {"weight": self._viewed(at, matrices(gates, seen, shard=0, role="experts"), 0, 2 * self.inner, seen)},
+            "gate_up": {
+                "weight": self._view_fused(at, matrices(gates, seen, shard=0, role="experts"), 0, 2 * self.inner, seen)
+            },
             "down": {
-                "weight": self._viewed(
+                "weight": self._view_fused(
                     at,
                     matrices({f"{e}.{self.down}": seen for e in each}, self.inner, shard=1, role="experts"),
                     1,
@@ -145,18 +147,18 @@ class MoE:
             **more,
         }
 
-    def _viewed(self, at: str, weight: Weight, which: int, outputs: int, inputs: int) -> Weight:
+    def _view_fused(self, at: str, weight: Weight, which: int, outputs: int, inputs: int) -> Weight:
         """outputs, inputs: of an expert's matrix in the fused tensor, each of which holds two of the sources, or one."""
         if self.fused is None:
             return weight
         if len(self.fused) == 3:
             names = self.fused[:2] if which == 0 else self.fused[2:]
             shape = (self.experts, outputs // len(names), inputs)
-            return viewed(weight, [View(f"{at}{name}", shape, e) for e in range(self.experts) for name in names])
+            return attach_views(weight, [TensorView(f"{at}{name}", shape, e) for e in range(self.experts) for name in names])
         shape = (self.experts, inputs, outputs) if self.turned else (self.experts, outputs, inputs)
         parts = len(weight.sources) // self.experts
         rows, step = (1, parts) if self.alternate else (outputs // parts, 1)
-        return viewed(weight, [
-            View(f"{at}{self.fused[which]}", shape, e, self.turned, part * rows, step)
+        return attach_views(weight, [
+            TensorView(f"{at}{self.fused[which]}", shape, e, self.turned, part * rows, step)
             for e in range(self.experts) for part in range(parts)
         ])  # fmt: skip

@@ -62,7 +62,7 @@ class LayerInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class LayerEnding:
     """What happens to the residual stream where a layer ends: its input is added, then all of it multiplied by one number."""
 
     input: LayerInput | None = None

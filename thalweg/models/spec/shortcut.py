@@ -10,7 +10,7 @@ from thalweg.models.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shortcut:
+class ShortcutMoE:
     """An MLP, and a mixture of the same x that the next such part of a model adds to what it gives."""
 
     mlp: MLP

@@ -8,14 +8,14 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from thalweg.models.spec.norm import AnyNorm
-from thalweg.models.weights import Source, View, Weight, Weights, linear, vector
+from thalweg.models.weights import Source, TensorView, Weight, Weights, linear, vector
 
 if TYPE_CHECKING:
     from thalweg.models.spec.model import Layer
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProjectorLayer:
     """One linear layer of a projector."""
 
     name: str
@@ -45,16 +45,16 @@ class Step:
 
 def convolution(name: str, outputs: int, kernel: tuple[int, ...]) -> Weight:
     """The matrix that it is where no two places overlap."""
-    view = View(f"{name}.weight", (outputs, *kernel), flat=True)
+    view = TensorView(f"{name}.weight", (outputs, *kernel), flat=True)
     return Weight((Source(f"{name}.flat", (outputs, prod(kernel)), within=view),), 0, "linear")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Projector:
+class ProjectorSpec:
     """From the encoder's vectors to the language model's: `group` neighbours joined, then linear layers."""
 
     root: str
-    steps: tuple[Step, ...]
+    steps: tuple[ProjectorLayer, ...]
     group: int = 1
     join: Literal["rows", "channels", "mean"] = "rows"
     """rows: one vector after the other. channels: each channel of all of them, then the next. mean: their mean."""
@@ -75,12 +75,12 @@ class Projector:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vision:
+class VisionSpec:
     """Layers over the patches of an image, all of which see each other, or those of their window or tile."""
 
     hidden: int
     layers: tuple[Layer, ...]
-    projector: Projector
+    projector: ProjectorSpec
     patch: str
     """The convolution that embeds patches. It is a product, because no two patches overlap."""
     kernel: tuple[int, ...]
@@ -107,9 +107,9 @@ class Vision:
     """Of what the last layer gives."""
     windowed: frozenset[int] = frozenset()
     """Layers that see windows."""
-    taps: tuple[tuple[int, Projector], ...] = ()
+    taps: tuple[tuple[int, ProjectorSpec], ...] = ()
     """Layers of which vectors are made, too: the language model adds those to what its first layers give."""
-    shrinks: tuple[int, Projector] | None = None
+    shrinks: tuple[int, ProjectorSpec] | None = None
     """After this layer as many neighbours as its `group` become one: their mean, and what the projector makes of them."""
     reads: tuple[int, ...] = ()
     """Layers whose outputs are joined, value after value, for the projector. (): it reads the last one's."""
@@ -123,17 +123,19 @@ class Vision:
     """Rotary positions turn the halves of each head one by one, the first by columns, the second by rows. So q and k have their
     second and third quarters swapped, and turn as one."""
 
-    def _clipped(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+    def _add_clips(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         """The same where each linear layer also has the limits of what enters and leaves each of its parts."""
         made: dict[str, Any] = {}
         for key, value in tree.items():
             if isinstance(value, Mapping) and isinstance(value.get("weight"), Weight) and value["weight"].role == "linear":
                 names = dict.fromkeys(s.name.removesuffix(".weight") for s in value["weight"].sources)
                 limits = [f"{name}.{side}_{end}" for name in names for side in ("input", "output") for end in ("min", "max")]
-                clip = Weight(tuple(Source(f"{n}.1", (1,), within=View(n, ())) for n in limits), dtype="float32", fill="zeros")
+                clip = Weight(
+                    tuple(Source(f"{n}.1", (1,), within=TensorView(n, ())) for n in limits), dtype="float32", fill="zeros"
+                )
                 made[key] = {**value, "clip": clip}
             else:
-                made[key] = self._clipped(value) if isinstance(value, Mapping) else value
+                made[key] = self._add_clips(value) if isinstance(value, Mapping) else value
         return made
 
     def _table(self) -> Iterator[Source]:
@@ -141,13 +143,13 @@ class Vision:
         name = f"{self.root}{self.places}"
         if self.last:
             stored = (self.rows, self.hidden)
-            yield Source(f"{name}.whole", (1, self.hidden), within=View(name, stored, first=self.rows - 1))
-            yield Source(f"{name}.rest", (self.rows - 1, self.hidden), within=View(name, stored))
+            yield Source(f"{name}.whole", (1, self.hidden), within=TensorView(name, stored, first=self.rows - 1))
+            yield Source(f"{name}.rest", (self.rows - 1, self.hidden), within=TensorView(name, stored))
         elif not self.stacks:
             yield Source(f"{name}.weight", (self.rows, self.hidden))
         each = (self.rows // max(self.stacks, 1), self.hidden)
         for i in range(self.stacks):
-            yield Source(f"{name}.{i}", each, within=View(name, (self.stacks, *each), at=i))
+            yield Source(f"{name}.{i}", each, within=TensorView(name, (self.stacks, *each), at=i))
 
     @property
     def width(self) -> int:
@@ -175,31 +177,35 @@ class Vision:
         if self.newline:
             made["newline"] = vector(self.newline, hidden)
         if self.clipped:
-            made["layers"] = {i: self._clipped(each) for i, each in made["layers"].items()}
+            made["layers"] = {i: self._add_clips(each) for i, each in made["layers"].items()}
         if self.halves:
             for i, each in enumerate(self.layers):
-                made["layers"][i] = {**made["layers"][i], "mixer": _halved(made["layers"][i]["mixer"], each)}
+                made["layers"][i] = {**made["layers"][i], "mixer": _swap_quarters(made["layers"][i]["mixer"], each)}
         for key, norm in (("embedded", self.embedded), ("enter", self.enter), ("leave", self.leave)):
             if norm is not None:
                 made[key] = norm.weights(self.root)
         return plain(made)
 
 
-def _halved(mixer: Mapping[str, Any], layer: Layer) -> dict[str, Any]:
-    """With q and k, and their norms, as `Vision.halves` says."""
+def _swap_quarters(mixer: Mapping[str, Any], layer: Layer) -> dict[str, Any]:
+    """With q and k, and their norms, as `VisionSpec.halves` says."""
     (attention,) = layer.mixers
     head_dim = attention.widths[2]
 
-    def swapped(s: Source) -> Source:
-        return Source(f"{s.name}.halved", s.shape, within=View(s.name, s.shape, quarters=head_dim))
+    def swap_quarters(s: Source) -> Source:
+        return Source(f"{s.name}.halved", s.shape, within=TensorView(s.name, s.shape, quarters=head_dim))
 
     weight = mixer["qkv"]["weight"]
     q, k, *v = weight.sources
     norms = {
-        key: {"weight": replace(mixer[key]["weight"], sources=tuple(map(swapped, mixer[key]["weight"].sources)))}
+        key: {"weight": replace(mixer[key]["weight"], sources=tuple(map(swap_quarters, mixer[key]["weight"].sources)))}
         for key in ("q_norm", "k_norm") if key in mixer
     }  # fmt: skip
-    return {**mixer, "qkv": {**mixer["qkv"], "weight": replace(weight, sources=(swapped(q), swapped(k), *v))}, **norms}
+    return {
+        **mixer,
+        "qkv": {**mixer["qkv"], "weight": replace(weight, sources=(swap_quarters(q), swap_quarters(k), *v))},
+        **norms,
+    }
 
 
 def plain(tree: Mapping[Any, Any]) -> dict[Any, Any]:

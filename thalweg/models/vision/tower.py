@@ -15,9 +15,9 @@ from thalweg.hal.parts.patches import Patches
 from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
 from thalweg.models import spec
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, Place
+from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.linear import Linear
-from thalweg.models.layers.norm import BoundNorm, Scaled, bound
+from thalweg.models.layers.norm import BoundNorm, ScaleLayer, build_norm
 from thalweg.models.weights import ParamSpec
 from thalweg.quantization.online import DENSE_FORMATS
 
@@ -29,10 +29,10 @@ merged."""
 class Projector:
     """[T, hidden] -> [N, hidden of the language model]."""
 
-    def __init__(self, ctx: Context, s: spec.Projector, weights: Mapping[str, Any]) -> None:
+    def __init__(self, ctx: Context, s: spec.ProjectorSpec, weights: Mapping[str, Any]) -> None:
         self._group, self._join = s.group, s.join
-        self._before = None if s.before is None else bound(ctx, s.before, weights["before"])
-        self._after: list[BoundNorm] = [bound(ctx, norm, weights["after"][i]) for i, norm in enumerate(s.after)]
+        self._before = None if s.before is None else build_norm(ctx, s.before, weights["before"])
+        self._after: list[BoundNorm] = [build_norm(ctx, norm, weights["after"][i]) for i, norm in enumerate(s.after)]
         self._steps = [Linear(ctx, weights["steps"][i]) for i in range(len(s.steps))]
         self._acts = [
             ctx.bind(ops.activation, act=each.act, size=each.outputs // (1 + each.gated)) if each.act else None
@@ -40,7 +40,7 @@ class Projector:
         ]
         self._spec = s.steps
         self._norms = [
-            None if s.norm is None else bound(ctx, s.norm, weights["steps"][i]["norm"]) for i, s in enumerate(s.steps)
+            None if s.norm is None else build_norm(ctx, s.norm, weights["steps"][i]["norm"]) for i, s in enumerate(s.steps)
         ]
         self._dtype = getattr(torch, ctx.dtype)
         self.specs: dict[str, Any] = {"steps": {i: each.specs for i, each in enumerate(self._steps)}}
@@ -62,7 +62,7 @@ class Projector:
             x = x.unflatten(0, (-1, self._group))
             x = x.float().mean(1) if self._join == "mean" else (x.transpose(1, 2) if self._join == "channels" else x).flatten(1)
         for i, norm in enumerate(self._after):  # kernels of norms take the model's dtype alone
-            x = norm(p.get("after", {}).get(i), x if isinstance(norm, Scaled) else x.to(self._dtype))
+            x = norm(p.get("after", {}).get(i), x if isinstance(norm, ScaleLayer) else x.to(self._dtype))
         x = x.to(self._dtype) if spin is None or not spin.shape[1] else _spun(x, spin).to(self._dtype)
         for i, step in enumerate(self._steps):
             x = self._step(i, p["steps"][i], step(p["steps"][i], x, None))
@@ -90,20 +90,21 @@ def _spun(x: Array, spin: Array) -> Array:
     return torch.cat([turned, x[:, turns:].float()], 1)
 
 
-class Tower:
+class VisionEncoder:
     """Holds no tensors: parameters are passed."""
 
-    def __init__(self, ctx: Context, s: spec.Vision, weights: Mapping[str, Any], block: Callable[..., Any]) -> None:
+    def __init__(self, ctx: Context, s: spec.VisionSpec, weights: Mapping[str, Any], block: Callable[..., Any]) -> None:
         """block: what assembles a layer."""
         ctx = replace(ctx.encoders or ctx, mesh=Mesh(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
         self.spec = s
         self._patch = Linear(ctx, weights["patch"])
         self._places = ctx.bind(ops.embed, vocab=s.rows, size=s.hidden) if s.places else None
-        self._embed_norm = None if s.embedded is None else bound(ctx, s.embedded, weights["embedded"])
-        self._enter = None if s.enter is None else bound(ctx, s.enter, weights["enter"])
-        self._leave = None if s.leave is None else bound(ctx, s.leave, weights["leave"])
+        self._embed_norm = None if s.embedded is None else build_norm(ctx, s.embedded, weights["embedded"])
+        self._enter = None if s.enter is None else build_norm(ctx, s.enter, weights["enter"])
+        self._leave = None if s.leave is None else build_norm(ctx, s.leave, weights["leave"])
         self._blocks = [
-            block(ctx, layer, weights["layers"][i], [Place(i, self._seen(i), 0)]) for i, layer in enumerate(s.layers)
+            block(ctx, layer, weights["layers"][i], [MixerRef(i, self._attention_kind(i), 0)])
+            for i, layer in enumerate(s.layers)
         ]
         self._projector = Projector(ctx, s.projector, weights["projector"])
         self._shrinks = None if s.shrinks is None else Projector(ctx, s.shrinks[1], weights["shrinks"])
@@ -126,7 +127,7 @@ class Tower:
             if norm is not None:
                 self.specs[key] = norm.specs
 
-    def _seen(self, i: int) -> int:
+    def _attention_kind(self, i: int) -> int:
         """How layer i sees the patches."""
         if i in self.spec.windowed:
             return WINDOWED
@@ -153,7 +154,7 @@ class Tower:
             begun = dict(carried)
             carried.clear()
             if first == 0:
-                begun = {"x": self._embedded(params, patches), "residual": None, "tapped": (), "read": {}}
+                begun = {"x": self._embed_patches(params, patches), "residual": None, "tapped": (), "read": {}}
             passed, out = self._through(params, begun, batch, patches, range(first, last)), None
             if last == self.depth:
                 out = self._project(params, passed, patches)
@@ -176,7 +177,7 @@ class Tower:
             group = self.spec.shrinks[1].group
             flows.append(Flow(shrunk(batch, group), caches, tables, rows=rows[: len(rows) // group]))
         for i in layers:
-            x, residual = self._blocks[i](params["layers"][i], x, residual, flows[self._seen(i)])
+            x, residual = self._blocks[i](params["layers"][i], x, residual, flows[self._attention_kind(i)])
             if self._shrinks is not None and self.spec.shrinks is not None and i == self.spec.shrinks[0]:
                 x, residual = x if residual is None else x + residual, None
                 mean = x.unflatten(0, (-1, self.spec.shrinks[1].group)).float().mean(1)
@@ -196,10 +197,10 @@ class Tower:
             x = torch.cat([passed["read"][i] for i in self.spec.reads], -1)
         if self._leave is not None:
             x = self._leave(params["leave"], x)
-        x = self._arranged(params, self._projector(params["projector"], x, patches.keep), patches)
+        x = self._arrange(params, self._projector(params["projector"], x, patches.keep), patches)
         return torch.cat([x, *passed["tapped"]], -1).to(torch.float32)
 
-    def _arranged(self, params: Params, x: Array, patches: Patches) -> Array:
+    def _arrange(self, params: Params, x: Array, patches: Patches) -> Array:
         """The vectors in the order of placeholders, and those that stand between rows among them."""
         if self.spec.newline:
             x = torch.cat([x, params["newline"].unsqueeze(0)])
@@ -210,7 +211,7 @@ class Tower:
             x = (x.unflatten(0, (-1, near)) * patches.part.to(x.dtype).unsqueeze(-1)).sum(1)
         return x if self.spec.scale == 1.0 else x * self.spec.scale
 
-    def _embedded(self, params: Params, patches: Patches) -> Array:
+    def _embed_patches(self, params: Params, patches: Patches) -> Array:
         table = None
         x = self._patch(params["patch"], patches.value.to(self._dtype(params)), None)
         if self._embed_norm is not None:

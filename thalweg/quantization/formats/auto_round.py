@@ -19,10 +19,10 @@ from typing import Any
 
 from thalweg.errors import UnsupportedModelError
 from thalweg.hal.weights import QTensor, WeightFormat
-from thalweg.quantization.format import Format, Get, Part
+from thalweg.quantization.format import Format, Get, WeightPart
 from thalweg.quantization.formats import awq, gptq
 from thalweg.quantization.formats.fp8 import Fp8
-from thalweg.quantization.formats.patterns import SPECIAL, searched, spellings
+from thalweg.quantization.formats.patterns import SPECIAL, searches, spellings
 from thalweg.quantization.formats.settings import names, tables
 
 GPTQ = {"auto_gptq": 1, "gptq": 1, "auto": 1, "": 0, "gptq_v2": 0}
@@ -82,7 +82,7 @@ class AutoRound(Format):
         if layer not in self._found:
             ends = [name.split(".")[-n:] for n in range(layer.count(".") + 3, 0, -1) for name in spellings(layer, "qkv")]
             ways = (self._extra.get(".".join(words)) for words in ends)
-            by_expression = (self._extra[key] for key in self._expressions if searched(layer, [key]))
+            by_expression = (self._extra[key] for key in self._expressions if searches(layer, [key]))
             self._found[layer] = next(filter(None, chain(ways, by_expression)), None)
         return self._found[layer]
 
@@ -100,13 +100,13 @@ class AutoRound(Format):
         said = self._of(layer)
         if said is None:
             return None
-        return awq.held(said.group, said.symmetric) if self._packing in AWQ else self._gptq(said).form
+        return awq.weight_format(said.group, said.symmetric) if self._packing in AWQ else self._gptq(said).form
 
     def _gptq(self, said: Settings) -> gptq.Packing:
         """Its own reader adds 1 without wrapping."""
         return gptq.Packing(said.bits, said.group, said.symmetric, offset=GPTQ[self._packing], wraps=False)
 
-    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
+    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
         if self._blockwise:
             return self._blockwise.parts(layer, shape)
         said = self._of(layer)
@@ -122,5 +122,5 @@ class AutoRound(Format):
         assert said is not None, layer
         if self._packing in AWQ:
             zeros = not said.symmetric or self.entry(f"{layer}.qzeros") is not None
-            return awq.read(layer, shape, get, awq.held(said.group, said.symmetric), zeros)
+            return awq.read(layer, shape, get, awq.weight_format(said.group, said.symmetric), zeros)
         return gptq.read(layer, shape, get, self._gptq(said), self.entry(f"{layer}.g_idx") is not None)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.errors import UnsupportedModelError
 from thalweg.hal.weights import QTensor, WeightFormat
-from thalweg.quantization.format import Format, Get, Part
+from thalweg.quantization.format import Format, Get, WeightPart
 from thalweg.quantization.formats.patterns import contains
 from thalweg.quantization.formats.settings import names, number
-from thalweg.quantization.formats.words import NIBBLES, centred, stream
+from thalweg.quantization.formats.words import NIBBLES, center_codes, stream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,14 +40,14 @@ class Awq(Format):
         self._dense = names(description, "modules_to_not_convert")
 
     def scheme(self, layer: str) -> WeightFormat | None:
-        return None if contains(layer, self._dense) else held(self._group, not self._zeros)
+        return None if contains(layer, self._dense) else weight_format(self._group, not self._zeros)
 
-    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
+    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
         return parts(shape, self._group, optional=not self._zeros)
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
         zeros = self._zeros or self.entry(f"{layer}.qzeros") is not None
-        return read(layer, shape, get, held(self._group, not self._zeros), zeros)
+        return read(layer, shape, get, weight_format(self._group, not self._zeros), zeros)
 
 
 def group_size(said: object) -> int:
@@ -55,18 +55,18 @@ def group_size(said: object) -> int:
     return 0 if said == -1 else number(said, "group_size")
 
 
-def held(group: int, symmetric: bool) -> WeightFormat:
+def weight_format(group: int, symmetric: bool) -> WeightFormat:
     return WeightFormat("int", BITS, group, symmetric)
 
 
-def parts(shape: tuple[int, int], group: int, optional: bool = False) -> Mapping[str, Part]:
+def parts(shape: tuple[int, int], group: int, optional: bool = False) -> Mapping[str, WeightPart]:
     """optional: the zero points."""
     outputs, inputs = shape
     groups, across = -(-inputs // group) if group else 1, -(-outputs * BITS // 32)
     return {
-        "qweight": Part(((inputs, across),)),
-        "qzeros": Part(((groups, across),), optional),
-        "scales": Part(((groups, outputs),)),
+        "qweight": WeightPart(((inputs, across),)),
+        "qzeros": WeightPart(((groups, across),), optional),
+        "scales": WeightPart(((groups, outputs),)),
     }
 
 
@@ -76,7 +76,7 @@ def read(layer: str, shape: tuple[int, int], get: Get, form: WeightFormat, zeros
     points = _outputs(get("qzeros"), shape[0]) if zeros else None
     data = {"codes": codes, "scales": get("scales").T.float().contiguous()}
     if form.symmetric:
-        data["codes"] = centred(codes, points, BITS, layer)
+        data["codes"] = center_codes(codes, points, BITS, layer)
     elif points is not None:
         data["zeros"] = points
     return QTensor(form, shape, data)

@@ -11,7 +11,7 @@ from typing import Any
 
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.weights import QTensor, WeightFormat
-from thalweg.quantization.format import Format, Get, Part
+from thalweg.quantization.format import Format, Get, WeightPart
 from thalweg.quantization.formats.patterns import matches
 from thalweg.quantization.formats.settings import names
 
@@ -45,9 +45,9 @@ class BitNet(Format):
     def scheme(self, layer: str) -> WeightFormat | None:
         return None if matches(layer, self._dense) else FORM
 
-    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
+    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
         packed = (-(-shape[0] // QUARTERS), shape[1])
-        return {"weight": Part((packed,) if self._divides else (packed, shape)), "weight_scale": Part(((1,), ()))}
+        return {"weight": WeightPart((packed,) if self._divides else (packed, shape)), "weight_scale": WeightPart(((1,), ()))}
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
         import torch

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.weights import QTensor, WeightFormat
-from thalweg.quantization.format import Format, Get, Part
+from thalweg.quantization.format import Format, Get, WeightPart
 from thalweg.quantization.formats.patterns import contains
 from thalweg.quantization.formats.settings import MOST, names
 
@@ -93,22 +93,26 @@ class BitsAndBytes(Format):
             self._settings[layer] = said
         return kind, self._settings[layer]
 
-    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
+    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
         outputs, inputs = shape
         if not self._kind:
-            return {"weight": Part((shape,)), "SCB": Part(((outputs,),)), "weight_format": Part(((), (1,)), optional=True)}
+            return {
+                "weight": WeightPart((shape,)),
+                "SCB": WeightPart(((outputs,),)),
+                "weight_format": WeightPart(((), (1,)), optional=True),
+            }
         kind, said = self._state(layer)
         blocks = -(-outputs * inputs // int(said.get("blocksize", BLOCK)))
         state = self.entry(f"{layer}.{_STATE}{kind}")
         made = {
-            "weight": Part(tuple((-(-outputs * inputs // (2 * n)), 1) for n in _STORAGE)),
-            "weight.absmax": Part(((blocks,),)),
-            "weight.quant_map": Part(((len(TABLES[kind]),),)),
-            f"{_STATE}{kind}": Part((state[1] if state else (1,),)),
+            "weight": WeightPart(tuple((-(-outputs * inputs // (2 * n)), 1) for n in _STORAGE)),
+            "weight.absmax": WeightPart(((blocks,),)),
+            "weight.quant_map": WeightPart(((len(TABLES[kind]),),)),
+            f"{_STATE}{kind}": WeightPart((state[1] if state else (1,),)),
         }
         if "nested_offset" in said:
             nested = -(-blocks // int(said.get("nested_blocksize", NESTED)))
-            made |= {"weight.nested_absmax": Part(((nested,),)), "weight.nested_quant_map": Part(((256,),))}
+            made |= {"weight.nested_absmax": WeightPart(((nested,),)), "weight.nested_quant_map": WeightPart(((256,),))}
         return made
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:

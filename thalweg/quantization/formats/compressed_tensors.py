@@ -15,7 +15,7 @@ from typing import Any
 
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.weights import QTensor, WeightFormat
-from thalweg.quantization.format import FLOATS, Format, Get, Part
+from thalweg.quantization.format import FLOATS, Format, Get, WeightPart
 from thalweg.quantization.formats import activations
 from thalweg.quantization.formats.floats import E2M3, by_rows, float4, float6, per_row, whole, wide
 from thalweg.quantization.formats.patterns import CLASSES, matches
@@ -111,37 +111,37 @@ class CompressedTensors(Format):
         found = (g for kind in kinds for g in self._groups if matches(layer, filter(kind, g.targets)))
         return next(found, None)
 
-    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
+    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
         group, form = self._of(layer)
         out, fan_in = shape
         micro = group.layout.startswith("mx")
-        made = {"weight_scale": Part(group.scales(shape), dtypes=POWERS if micro else FLOATS)}
+        made = {"weight_scale": WeightPart(group.scales(shape), dtypes=POWERS if micro else FLOATS)}
         if group.layout == "pack-quantized":
             packed = tuple((out, n) for n in self._words(fan_in, group.bits))
             made |= {
-                "weight_packed": Part(packed, dtypes=("int32",)), "weight_shape": Part(((2,),)),
-                "weight_g_idx": Part(((fan_in,),), optional=not form.reordered, dtypes=("int32", "int64")),
+                "weight_packed": WeightPart(packed, dtypes=("int32",)), "weight_shape": WeightPart(((2,),)),
+                "weight_g_idx": WeightPart(((fan_in,),), optional=not form.reordered, dtypes=("int32", "int64")),
             }  # fmt: skip
             if not form.symmetric:
                 across = [(rows, *s[1:]) for s in group.scales(shape) if len(s) == 2 for rows in self._words(out, group.bits)]
-                made["weight_zero_point"] = Part((*across, (1,)), dtypes=("int32", "int8"))
+                made["weight_zero_point"] = WeightPart((*across, (1,)), dtypes=("int32", "int8"))
         elif group.layout.endswith("pack-quantized"):
-            held = Part(((out, fan_in * group.bits // 8),), dtypes=BYTES)
-            made |= {"weight_packed": held, "weight_shape": Part(((2,),), optional=True)}
+            held = WeightPart(((out, fan_in * group.bits // 8),), dtypes=BYTES)
+            made |= {"weight_packed": held, "weight_shape": WeightPart(((2,),), optional=True)}
             if group.layout == NVFP4:
-                made["weight_scale"] = Part(group.scales(shape), dtypes=("float8_e4m3fn",))
-                made["weight_global_scale"] = Part(((1,), ()), dtypes=FLOATS)
+                made["weight_scale"] = WeightPart(group.scales(shape), dtypes=("float8_e4m3fn",))
+                made["weight_global_scale"] = WeightPart(((1,), ()), dtypes=FLOATS)
         else:
             kept = INTEGERS if form.kind == "int" else ("float8_e4m3fn",)
-            zeros = Part(group.scales(shape), optional=form.symmetric, dtypes=(*INTEGERS, *FLOATS, "float8_e4m3fn"))
-            made |= {"weight": Part((shape,), dtypes=kept), "weight_zero_point": zeros}
+            zeros = WeightPart(group.scales(shape), optional=form.symmetric, dtypes=(*INTEGERS, *FLOATS, "float8_e4m3fn"))
+            made |= {"weight": WeightPart((shape,), dtypes=kept), "weight_zero_point": zeros}
         scale = "input_global_scale" if form.act == "nvfp4" else "input_scale"
-        return made | {scale: Part(((1,), (), (1, 1)), optional=not form.own_scale, dtypes=FLOATS)}
+        return made | {scale: WeightPart(((1,), (), (1, 1)), optional=not form.own_scale, dtypes=FLOATS)}
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
         group, form = self._of(layer)
         if group.layout == "pack-quantized":
-            data = self._unpacked(group, form, layer, shape, get)
+            data = self._read_codes(group, form, layer, shape, get)
         elif group.bits == 6 and form.kind == "float":
             data = {"codes": float6(get("weight_packed"), E2M3)}
         elif group.bits == 4 and form.kind == "float":
@@ -150,7 +150,7 @@ class CompressedTensors(Format):
             data = {"codes": get("weight")}
             if not form.symmetric:  # both are from -2**(bits - 1) on
                 low = 1 << (group.bits - 1)
-                data = {"codes": _unsigned(data["codes"], low), "zeros": _unsigned(get("weight_zero_point"), low)}
+                data = {"codes": _to_uint8(data["codes"], low), "zeros": _to_uint8(get("weight_zero_point"), low)}
         if "zeros" in data:
             data["zeros"] = _spread(data["zeros"], group, shape[0])
         if group.layout == NVFP4:
@@ -164,25 +164,25 @@ class CompressedTensors(Format):
             data["input_scale"] = get("input_scale").float().reshape(1, 1)
         return QTensor(form, shape, data)
 
-    def _unpacked(self, group: _Group, form: WeightFormat, layer: str, shape: tuple[int, int], get: Get) -> dict[str, Any]:
+    def _read_codes(self, group: _Group, form: WeightFormat, layer: str, shape: tuple[int, int], get: Get) -> dict[str, Any]:
         """Codes, zero points and the order of the inputs."""
         if (said := tuple(get("weight_shape").tolist())) != shape:
             raise CheckpointError(f"{layer}.weight_shape is {list(said)}, config.json makes it {list(shape)}")
         packed = get("weight_packed")
         dense, padded = self._words(shape[1], group.bits)
         whole_words = packed.shape[1] == padded if dense != padded else self._padded
-        codes = unpacked(packed, group.bits, shape[1], whole_words)
+        codes = unpack(packed, group.bits, shape[1], whole_words)
         data = {"codes": codes}
         if form.symmetric:
             data["codes"] = (codes.short() - (1 << (group.bits - 1))).char()
         else:
             zeros = get("weight_zero_point")
             if zeros.dim() == 1:
-                data["zeros"] = _unsigned(zeros, 1 << (group.bits - 1))
+                data["zeros"] = _to_uint8(zeros, 1 << (group.bits - 1))
             else:
-                data["zeros"] = unpacked(zeros.T.contiguous(), group.bits, shape[0], whole_words).T.contiguous()
+                data["zeros"] = unpack(zeros.T.contiguous(), group.bits, shape[0], whole_words).T.contiguous()
         if form.reordered:
-            data["perm"] = ordered(get("weight_g_idx"), form.group, layer)
+            data["perm"] = group_permutation(get("weight_g_idx"), form.group, layer)
             data["codes"] = data["codes"][:, data["perm"][0].long()].contiguous()
         return data
 
@@ -197,7 +197,7 @@ class CompressedTensors(Format):
         return group, form
 
 
-def unpacked(packed: Any, bits: int, count: int, padded: bool) -> Any:
+def unpack(packed: Any, bits: int, count: int, padded: bool) -> Any:
     """int32 [rows, words] -> uint8 [rows, count]. padded: words hold as many codes as fit whole, and none lies in two."""
     import torch
 
@@ -207,7 +207,7 @@ def unpacked(packed: Any, bits: int, count: int, padded: bool) -> Any:
     return (packed[..., None] >> shifts & (1 << bits) - 1).flatten(1)[:, :count].to(torch.uint8)
 
 
-def ordered(groups: Any, size: int, layer: str) -> Any:
+def group_permutation(groups: Any, size: int, layer: str) -> Any:
     """The group of each input [in] -> "perm" int32 [1, in], in which groups lie one after the other. CheckpointError if they
     are not of one size. -1: every input is where it was."""
     import torch
@@ -221,7 +221,7 @@ def ordered(groups: Any, size: int, layer: str) -> Any:
     return perm.to(torch.int32)[None]
 
 
-def _unsigned(codes: Any, low: int) -> Any:
+def _to_uint8(codes: Any, low: int) -> Any:
     import torch
 
     return (codes.to(torch.int16) + low).to(torch.uint8)
@@ -248,7 +248,7 @@ def _group(name: str, said: Any, default: str) -> _Group:
     if not isinstance(w, Mapping):
         raise UnsupportedModelError(f"{where}: weights: this version reads groups whose weights are quantised")
     layout = str(said.get("format") or default)
-    layout = _inferred(w, inputs) if layout in ("", "mixed-precision", "naive-quantized") else layout
+    layout = _infer_layout(w, inputs) if layout in ("", "mixed-precision", "naive-quantized") else layout
     if layout not in STORED:
         raise UnsupportedModelError(f"{where}: format: {layout!r:.80}: {_AWAY}")
     kind, widths = STORED[layout]
@@ -290,7 +290,7 @@ def _block(where: str, said: Any) -> tuple[int, int]:
     raise UnsupportedModelError(f"{where}: block_structure: must be rows and columns of a block ([128, 128]), not {said!r:.60}")
 
 
-def _inferred(w: Mapping[str, Any], inputs: Any) -> str:
+def _infer_layout(w: Mapping[str, Any], inputs: Any) -> str:
     """The layout that the library chooses for such weights, where a file does not say."""
     if w.get("type") == "int":
         return "int-quantized" if inputs else "pack-quantized"

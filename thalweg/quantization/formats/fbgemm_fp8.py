@@ -9,7 +9,7 @@ from typing import Any
 
 from thalweg.errors import UnsupportedModelError
 from thalweg.hal.weights import QTensor, WeightFormat
-from thalweg.quantization.format import FLOATS, Format, Get, Part
+from thalweg.quantization.format import FLOATS, Format, Get, WeightPart
 from thalweg.quantization.formats.floats import per_row
 from thalweg.quantization.formats.patterns import matches
 from thalweg.quantization.formats.settings import names
@@ -32,11 +32,11 @@ class FbgemmFp8(Format):
     def scheme(self, layer: str) -> WeightFormat | None:
         return None if matches(layer, self._dense) else self._form
 
-    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
+    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
         return {
-            "weight": Part((shape,), dtypes=("float8_e4m3fn",)),
-            "weight_scale": Part(((shape[0], 1), (shape[0],)), dtypes=FLOATS),
-            "input_scale_ub": Part(((), (1,)), optional=True, dtypes=FLOATS),
+            "weight": WeightPart((shape,), dtypes=("float8_e4m3fn",)),
+            "weight_scale": WeightPart(((shape[0], 1), (shape[0],)), dtypes=FLOATS),
+            "input_scale_ub": WeightPart(((), (1,)), optional=True, dtypes=FLOATS),
         }
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:

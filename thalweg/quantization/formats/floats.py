@@ -20,7 +20,7 @@ def float4(packed: Any) -> Any:
     import torch
 
     raw = packed.view(torch.uint8)
-    return valued(torch.stack([raw & 15, raw >> 4], -1).flatten(-2), E2M1)
+    return to_float8(torch.stack([raw & 15, raw >> 4], -1).flatten(-2), E2M1)
 
 
 def float6(packed: Any, magnitudes: Sequence[float]) -> Any:
@@ -29,10 +29,10 @@ def float6(packed: Any, magnitudes: Sequence[float]) -> Any:
 
     first, second, third = packed.unflatten(-1, (-1, 3)).to(torch.int32).unbind(-1)
     word = first | second << 8 | third << 16
-    return valued(torch.stack([word >> shift & 63 for shift in (0, 6, 12, 18)], -1).flatten(-2), magnitudes)
+    return to_float8(torch.stack([word >> shift & 63 for shift in (0, 6, 12, 18)], -1).flatten(-2), magnitudes)
 
 
-def valued(codes: Any, magnitudes: Sequence[float]) -> Any:
+def to_float8(codes: Any, magnitudes: Sequence[float]) -> Any:
     """Codes of a small float, whose highest bit is the sign -> the same values as float8_e4m3fn, which has all of them."""
     import torch
 

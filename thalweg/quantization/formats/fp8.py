@@ -12,7 +12,7 @@ from typing import Any
 
 from thalweg.errors import UnsupportedModelError
 from thalweg.hal.weights import QTensor, WeightFormat
-from thalweg.quantization.format import FLOATS, Format, Get, Part
+from thalweg.quantization.format import FLOATS, Format, Get, WeightPart
 from thalweg.quantization.formats.floats import by_rows, float4, per_row, whole, wide
 from thalweg.quantization.formats.patterns import matches
 from thalweg.quantization.formats.settings import names
@@ -52,18 +52,18 @@ class Fp8(Format):
             return WeightFormat("float", 8, self._block[1], act="float8_e4m3fn_per_group")
         return WeightFormat("float", 8, act="float8_e4m3fn_static" if self._static else "float8_e4m3fn")
 
-    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
+    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
         out, fan_in = shape
         if self._micro(layer):
-            return {"weight": Part(((out, fan_in // 2),), dtypes=BYTES),
-                    self._scale(layer): Part(((out, -(-fan_in // MICRO.group)),), dtypes=SCALES)}  # fmt: skip
-        made = {"weight": Part((shape,), dtypes=("float8_e4m3fn",))}
+            return {"weight": WeightPart(((out, fan_in // 2),), dtypes=BYTES),
+                    self._scale(layer): WeightPart(((out, -(-fan_in // MICRO.group)),), dtypes=SCALES)}  # fmt: skip
+        made = {"weight": WeightPart((shape,), dtypes=("float8_e4m3fn",))}
         if self._block:
             rows, columns = self._block
-            made[self._scale(layer)] = Part(((-(-out // rows), -(-fan_in // columns)),), dtypes=SCALES)
+            made[self._scale(layer)] = WeightPart(((-(-out // rows), -(-fan_in // columns)),), dtypes=SCALES)
         else:
-            made[self._scale(layer)] = Part(whole(out), dtypes=FLOATS)
-        made["input_scale"] = Part(((), (1,)), optional=not self._static, dtypes=FLOATS)
+            made[self._scale(layer)] = WeightPart(whole(out), dtypes=FLOATS)
+        made["input_scale"] = WeightPart(((), (1,)), optional=not self._static, dtypes=FLOATS)
         return made
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:

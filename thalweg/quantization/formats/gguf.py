@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from thalweg.checkpoint.gguf.blocks import LAYOUTS, decoded
+from thalweg.checkpoint.gguf.blocks import LAYOUTS, decode_blocks
 from thalweg.checkpoint.gguf.pieces import columns
 from thalweg.checkpoint.gguf.types import TYPES
 from thalweg.errors import UnsupportedModelError
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
-from thalweg.quantization.format import Format, Get, Part
+from thalweg.quantization.format import Format, Get, WeightPart
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +26,7 @@ BY_METHOD = {"w4a8": "int8_per_group", "w4a16": "", "int4": ""}
 _BY_NAME = {t.name: t for t in TYPES.values()}
 
 
-def held(name: str) -> WeightFormat:
+def weight_format(name: str) -> WeightFormat:
     """What layers hold blocks of this type in."""
     layout = LAYOUTS[name]
     if name in FLOATS:
@@ -49,9 +49,9 @@ class Gguf(Format):
         self._act = ""
 
     def scheme(self, layer: str) -> WeightFormat | None:
-        return held(self._types[layer]) if layer in self._types else None
+        return weight_format(self._types[layer]) if layer in self._types else None
 
-    def multiplied(self, method: str) -> Gguf | None:
+    def apply_method(self, method: str) -> Gguf | None:
         """w4a8: layers of 4 bits round their inputs to 8, group by group. w4a16: nothing is rounded, as without a word."""
         if method not in BY_METHOD:
             return None
@@ -65,9 +65,9 @@ class Gguf(Format):
         four = role == "linear" and (form.kind, form.bits) == ("int", 4)
         return replace(form, act=self._act) if four and self._act else form
 
-    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
+    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
         kind = _BY_NAME[self._types[layer]]
-        return {"weight": Part(((shape[0], kind.row(shape[1])),))}
+        return {"weight": WeightPart(((shape[0], kind.row(shape[1])),))}
 
     def blocks(self, layer: str) -> str:
         return "" if layer in self._tiles else self._types[layer]
@@ -75,8 +75,8 @@ class Gguf(Format):
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
         import torch
 
-        name, form = self._types[layer], held(self._types[layer])
-        made = decoded(_BY_NAME[name], get("weight").numpy())
+        name, form = self._types[layer], weight_format(self._types[layer])
+        made = decode_blocks(_BY_NAME[name], get("weight").numpy())
         codes = torch.from_numpy(made.codes)
         if name in FLOATS:
             data = {"codes": (codes.float() / 2).to(torch.float8_e4m3fn), "scales": torch.from_numpy(made.scales) * 2}

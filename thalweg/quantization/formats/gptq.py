@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.weights import QTensor, WeightFormat
-from thalweg.quantization.format import Format, Get, Part
+from thalweg.quantization.format import Format, Get, WeightPart
 from thalweg.quantization.formats.awq import group_size
-from thalweg.quantization.formats.patterns import contains, signed
+from thalweg.quantization.formats.patterns import contains, dynamic_override
 from thalweg.quantization.formats.settings import names, table, tables
-from thalweg.quantization.formats.words import centred, stream, words
+from thalweg.quantization.formats.words import center_codes, stream, words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,19 +90,19 @@ class Gptq(Format):
 
     def _of(self, layer: str) -> Packing | None:
         if layer not in self._found:
-            self._found[layer] = self._decided(layer)
+            self._found[layer] = self._decide_packing(layer)
         return self._found[layer]
 
-    def _decided(self, layer: str) -> Packing | None:
-        more = signed(layer, self._dynamic)
+    def _decide_packing(self, layer: str) -> Packing | None:
+        more = dynamic_override(layer, self._dynamic)
         head = layer.rpartition(".")[2] in HEADS
         left_out = not (self._said.get("lm_head") if head else contains(layer, self._inside) or not self._inside)
         if more is None or (left_out and not more):
             return None
         made = self._packing({**self._said, **more}, "")
-        return replace(made, ordered=made.ordered and not self._sorted(layer, made.group))
+        return replace(made, ordered=made.ordered and not self._is_sorted(layer, made.group))
 
-    def _sorted(self, layer: str, group: int) -> bool:
+    def _is_sorted(self, layer: str, group: int) -> bool:
         """Are the groups of this layer in the order of its inputs, whatever the settings say?"""
         order = self.value(f"{layer}.g_idx")
         return order is not None and order.tolist() == [i // group for i in range(len(order))]
@@ -111,7 +111,7 @@ class Gptq(Format):
         packing = self._of(layer)
         return None if packing is None else packing.form
 
-    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
+    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
         packing = self._of(layer)
         assert packing is not None, layer
         return parts(shape, packing)
@@ -140,14 +140,14 @@ def _flat(said: Mapping[str, Any]) -> tuple[str, ...]:
     return names({key: [name for group in each for name in group]}, key)
 
 
-def parts(shape: tuple[int, int], packing: Packing) -> Mapping[str, Part]:
+def parts(shape: tuple[int, int], packing: Packing) -> Mapping[str, WeightPart]:
     outputs, inputs = shape
     groups = -(-inputs // packing.group) if packing.group else 1
     return {
-        "qweight": Part(((words(inputs, packing.bits), outputs),)),
-        "qzeros": Part(((groups, words(outputs, packing.bits)),), optional=packing.symmetric),
-        "scales": Part(((groups, outputs),)),
-        "g_idx": Part(((inputs,),), optional=not packing.ordered),
+        "qweight": WeightPart(((words(inputs, packing.bits), outputs),)),
+        "qzeros": WeightPart(((groups, words(outputs, packing.bits)),), optional=packing.symmetric),
+        "scales": WeightPart(((groups, outputs),)),
+        "g_idx": WeightPart(((inputs,),), optional=not packing.ordered),
     }
 
 
@@ -157,7 +157,7 @@ def read(layer: str, shape: tuple[int, int], get: Get, packing: Packing, indexed
     codes = stream(get("qweight").T.contiguous(), packing.bits, inputs)
     data = {"codes": codes, "scales": get("scales").T.float().contiguous()}
     if packing.symmetric:
-        data["codes"] = centred(codes, _zeros(layer, get, packing, outputs, optional=True), packing.bits, layer)
+        data["codes"] = center_codes(codes, _zeros(layer, get, packing, outputs, optional=True), packing.bits, layer)
     else:
         zeros = _zeros(layer, get, packing, outputs)
         assert zeros is not None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.errors import UnsupportedModelError
 from thalweg.hal.weights import QTensor, WeightFormat
-from thalweg.quantization.format import Format, Get, Part
+from thalweg.quantization.format import Format, Get, WeightPart
 from thalweg.quantization.formats.patterns import ends
 from thalweg.quantization.formats.settings import names, number, table, tables
 
@@ -50,12 +50,12 @@ class Hqq(Format):
         self._dense = names(description, "skip_modules", default=("lm_head",))
         self._found: dict[str, WeightFormat | None] = {}
         for settings in filter(None, (self._default, *self._by_name.values())):
-            _held(settings, "quantization_config")
+            _weight_format(settings, "quantization_config")
 
     def scheme(self, layer: str) -> WeightFormat | None:
         if layer not in self._found:
             settings = self._settings(layer)
-            self._found[layer] = None if settings is None else _held(settings, layer)
+            self._found[layer] = None if settings is None else _weight_format(settings, layer)
         return self._found[layer]
 
     def _settings(self, layer: str) -> Mapping[str, Any] | None:
@@ -69,7 +69,7 @@ class Hqq(Format):
     def _bits(self, layer: str) -> int:
         return int((self._settings(layer) or {})["nbits"])
 
-    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
+    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
         form = self.scheme(layer)
         assert form is not None, layer
         if form.group and shape[1] % form.group:
@@ -80,16 +80,16 @@ class Hqq(Format):
         groups = shape[0] * (shape[1] // form.group if form.group else 1)
         rows = -(-groups // PARTS[self._bits(layer)])
         return {
-            "W_q": Part(((rows, form.group or shape[1]),)),
-            "scale": Part(((groups, 1),)),
-            "zero": Part(((groups, 1),)),
+            "W_q": WeightPart(((rows, form.group or shape[1]),)),
+            "scale": WeightPart(((groups, 1),)),
+            "zero": WeightPart(((groups, 1),)),
         }
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
         form = self.scheme(layer)
         assert form is not None, layer
         scales, zeros = (get(name).float().reshape(shape[0], -1) for name in ("scale", "zero"))
-        codes = _unpacked(get("W_q"), self._bits(layer))[: scales.numel()].reshape(shape)
+        codes = _unpack(get("W_q"), self._bits(layer))[: scales.numel()].reshape(shape)
         return QTensor(form, shape, {"codes": codes.contiguous(), "scales": scales, "mins": zeros * scales})
 
     def ignores(self, name: str) -> bool:
@@ -101,7 +101,7 @@ def _weights(said: Mapping[str, Any]) -> Mapping[str, Any]:
     return table(said, "weight_quant_params") if "weight_quant_params" in said else said
 
 
-def _held(said: Mapping[str, Any], where: str) -> WeightFormat:
+def _weight_format(said: Mapping[str, Any], where: str) -> WeightFormat:
     bits, group, axis = said.get("nbits"), said.get("group_size"), said.get("axis", 1)
     if not isinstance(bits, int) or isinstance(bits, bool) or bits not in PARTS:
         raise UnsupportedModelError(f"{where}: nbits: this version reads HQQ in {sorted(PARTS)} bits, not {bits!r:.40}")
@@ -122,7 +122,7 @@ def _held(said: Mapping[str, Any], where: str) -> WeightFormat:
     )
 
 
-def _unpacked(words: Tensor, bits: int) -> Tensor:
+def _unpack(words: Tensor, bits: int) -> Tensor:
     """[rows / parts, group] -> uint8 [rows, group]: the first part is in the highest bits."""
     import torch
 

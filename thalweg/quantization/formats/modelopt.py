@@ -13,7 +13,7 @@ from typing import Any
 
 from thalweg.errors import UnsupportedModelError
 from thalweg.hal.weights import QTensor, WeightFormat
-from thalweg.quantization.format import FLOATS, Format, Get, Part
+from thalweg.quantization.format import FLOATS, Format, Get, WeightPart
 from thalweg.quantization.formats.floats import by_rows, float4, per_row, whole, wide
 from thalweg.quantization.formats.patterns import globs, spellings
 from thalweg.quantization.formats.settings import float8_cache, names, number, table, tables
@@ -104,11 +104,11 @@ class ModelOpt(Format):
             form = replace(form, act=form.act.removesuffix("_static") if form.act != "nvfp4" else "")
         return replace(form, smoothed=True) if self.entry(f"{layer}.pre_quant_scale") is not None else form
 
-    def parts(self, layer: str, shape: Shape) -> Mapping[str, Part]:
+    def parts(self, layer: str, shape: Shape) -> Mapping[str, WeightPart]:
         algo, form, name = self._algo(layer), self.scheme(layer), self._name(layer)
         assert form is not None
         out, fan_in = shape
-        made = {"weight": Part((algo.codes(shape),), dtypes=(algo.stored,))}
+        made = {"weight": WeightPart((algo.codes(shape),), dtypes=(algo.stored,))}
         scales: tuple[tuple[int, ...], ...] = whole(out)
         if algo is _BLOCKS:
             rows, columns = -(-out // BLOCK), -(-fan_in // BLOCK)
@@ -116,12 +116,12 @@ class ModelOpt(Format):
             scales = ((rows, 1, columns, 1), (rows, columns), *one)
         elif form.group > 0 or name == "W4A8_AWQ":
             scales = ((out, -(-fan_in // (form.group or self._group(self._settings(layer) or {})))),)
-        made["weight_scale"] = Part(scales, dtypes=algo.scales)
+        made["weight_scale"] = WeightPart(scales, dtypes=algo.scales)
         if form.scale_dtype or name == "W4A8_AWQ":
-            made["weight_scale_2"] = Part(((), (1,)), dtypes=FLOATS)
+            made["weight_scale_2"] = WeightPart(((), (1,)), dtypes=FLOATS)
         return made | {
-            "input_scale": Part(((), (1,)), optional=not form.own_scale, dtypes=FLOATS),
-            "pre_quant_scale": Part(((fan_in,),), optional=not form.smoothed, dtypes=FLOATS),
+            "input_scale": WeightPart(((), (1,)), optional=not form.own_scale, dtypes=FLOATS),
+            "pre_quant_scale": WeightPart(((fan_in,),), optional=not form.smoothed, dtypes=FLOATS),
         }
 
     def read(self, layer: str, shape: Shape, get: Get) -> QTensor:

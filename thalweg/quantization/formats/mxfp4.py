@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from thalweg.hal.weights import QTensor, WeightFormat
-from thalweg.quantization.format import Format, Get, Part
+from thalweg.quantization.format import Format, Get, WeightPart
 from thalweg.quantization.formats.floats import float4, wide
 from thalweg.quantization.formats.patterns import matches
 from thalweg.quantization.formats.settings import names
@@ -37,7 +37,7 @@ class Mxfp4(Format):
         name = f"{_tensor(layer)}_blocks" if EXPERT.fullmatch(layer) else ""
         return name if name and self.entry(name) is not None else None
 
-    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
+    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
         found = EXPERT.fullmatch(layer)
         assert found is not None, layer
         name, at = _tensor(layer), int(found[2])
@@ -45,8 +45,8 @@ class Mxfp4(Format):
         experts = stored[1][0] if stored and stored[1] else at + 1
         rows, groups = shape[0] * (2 if found[3] in FIRST else 1), -(-shape[1] // FORM.group)
         return {
-            "blocks": Part(((experts, rows, groups, FORM.group // 2),), dtypes=("uint8",), name=f"{name}_blocks", at=at),
-            "scales": Part(((experts, rows, groups),), dtypes=("uint8", "float8_e8m0fnu"), name=f"{name}_scales", at=at),
+            "blocks": WeightPart(((experts, rows, groups, FORM.group // 2),), dtypes=("uint8",), name=f"{name}_blocks", at=at),
+            "scales": WeightPart(((experts, rows, groups),), dtypes=("uint8", "float8_e8m0fnu"), name=f"{name}_scales", at=at),
         }
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from thalweg.hal.weights import QTensor, WeightFormat
-from thalweg.quantization.format import Format, Get, Part
+from thalweg.quantization.format import Format, Get, WeightPart
 from thalweg.quantization.formats.floats import wide
 from thalweg.quantization.formats.patterns import matches
 from thalweg.quantization.formats.settings import names
@@ -27,11 +27,11 @@ class Mxfp8(Format):
     def scheme(self, layer: str) -> WeightFormat | None:
         return None if matches(layer, self._dense) else FORM
 
-    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
+    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
         groups = (shape[0], -(-shape[1] // FORM.group))
         return {
-            "weight": Part((shape,), dtypes=("float8_e4m3fn",)),
-            self._scale(layer): Part((groups,), dtypes=("uint8", "float8_e8m0fnu")),
+            "weight": WeightPart((shape,), dtypes=("float8_e4m3fn",)),
+            self._scale(layer): WeightPart((groups,), dtypes=("uint8", "float8_e8m0fnu")),
         }
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:

@@ -72,16 +72,16 @@ def globs(layer: str, rules: Iterable[str]) -> bool:
     return any(fnmatchcase(name, rule) or fnmatchcase(name, f"{rule}.*") for rule in rules for name in spellings(layer, rule))
 
 
-def searched(layer: str, rules: Iterable[str]) -> bool:
+def searches(layer: str, rules: Iterable[str]) -> bool:
     """Does some regular expression match a part of the name?"""
-    return any(compiled(rule).search(name) for rule in rules for name in spellings(layer, rule))
+    return any(compile_pattern(rule).search(name) for rule in rules for name in spellings(layer, rule))
 
 
-def signed(layer: str, rules: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def dynamic_override(layer: str, rules: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The first rule that means this layer decides: its settings, or None where the layer is dense ("-:"). An empty mapping:
     no rule means it. Without a sign a rule counts as "+:"."""
     for rule, settings in rules.items():
-        pattern = compiled(rule[2:] if rule[:2] in ("+:", "-:") else rule)
+        pattern = compile_pattern(rule[2:] if rule[:2] in ("+:", "-:") else rule)
         if any(pattern.match(name) for name in spellings(layer, rule)):
             return None if rule.startswith("-:") else settings
     return {}
@@ -89,12 +89,12 @@ def signed(layer: str, rules: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _matches(names: Iterable[str], rule: str) -> bool:
     if rule.startswith("re:"):
-        return any(compiled(rule.removeprefix("re:")).match(name) for name in names)
+        return any(compile_pattern(rule.removeprefix("re:")).match(name) for name in names)
     return rule in CLASSES or any(name == rule or name.startswith(f"{rule}.") for name in names)
 
 
 @lru_cache(maxsize=1 << 14)
-def compiled(pattern: str) -> re.Pattern[str]:
+def compile_pattern(pattern: str) -> re.Pattern[str]:
     """UnsupportedModelError if it is no regular expression."""
     try:
         return re.compile(pattern)

@@ -13,7 +13,7 @@ from typing import Any
 
 from thalweg.errors import UnsupportedModelError
 from thalweg.hal.weights import QTensor, WeightFormat
-from thalweg.quantization.format import FLOATS, Format, Get, Part
+from thalweg.quantization.format import FLOATS, Format, Get, WeightPart
 from thalweg.quantization.formats.floats import E2M3, E3M2, float4, float6, per_row, whole, wide
 from thalweg.quantization.formats.patterns import globs, matches
 from thalweg.quantization.formats.settings import names, table, tables
@@ -63,28 +63,28 @@ class Quark(Format):
         named = (found for pattern, found in self._layers.items() if globs(layer, (pattern,)))
         return next(named, self._everywhere)
 
-    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
+    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
         kind, form = self._of(layer)
         out, fan_in = shape
-        made: dict[str, Part] = {}
+        made: dict[str, WeightPart] = {}
         if kind in ("int4", "uint4"):
             words, groups = -(-out // PER_WORD), -(-fan_in // form.group)
             made = {
-                "weight": Part(((fan_in, words),), dtypes=("int32",)),
-                "weight_scale": Part(((groups, out),), dtypes=FLOATS),
+                "weight": WeightPart(((fan_in, words),), dtypes=("int32",)),
+                "weight_scale": WeightPart(((groups, out),), dtypes=FLOATS),
             }
-            made["weight_zero_point"] = Part(((groups, words),), optional=form.symmetric, dtypes=("int32",))
+            made["weight_zero_point"] = WeightPart(((groups, words),), optional=form.symmetric, dtypes=("int32",))
         elif kind in MICRO:
             groups = -(-fan_in // form.group)
-            made["weight"] = Part(((out, fan_in * MICRO[kind] // 8),), dtypes=("uint8",))
+            made["weight"] = WeightPart(((out, fan_in * MICRO[kind] // 8),), dtypes=("uint8",))
             stored = (form.scale_dtype,) if form.scale_dtype else ("uint8", "float8_e8m0fnu")
-            made["weight_scale"] = Part(((out, groups),), dtypes=stored)
+            made["weight_scale"] = WeightPart(((out, groups),), dtypes=stored)
             if form.scale_dtype:
-                made["weight_scale_2"] = Part(((), (1,)), dtypes=FLOATS)
+                made["weight_scale_2"] = WeightPart(((), (1,)), dtypes=FLOATS)
         else:
-            made = {"weight": Part((shape,), dtypes=(kind,)), "weight_scale": Part(whole(out), dtypes=FLOATS)}
-        single = Part(((), (1,)), optional=not form.own_scale, dtypes=FLOATS)
-        zero = Part(((), (1,), (out,), (out, 1)), optional=True)
+            made = {"weight": WeightPart((shape,), dtypes=(kind,)), "weight_scale": WeightPart(whole(out), dtypes=FLOATS)}
+        single = WeightPart(((), (1,)), optional=not form.own_scale, dtypes=FLOATS)
+        zero = WeightPart(((), (1,), (out,), (out, 1)), optional=True)
         made["input_scale_2" if form.act == "nvfp4" else "input_scale"] = single
         return {"weight_zero_point": zero, "input_zero_point": zero} | made
 
@@ -93,12 +93,12 @@ class Quark(Format):
         codes, scales = get("weight"), get("weight_scale")
         data: dict[str, Any]
         if kind in ("int4", "uint4"):
-            data = {"codes": self._unpacked(codes, shape[0]).T.contiguous(), "scales": scales.float().T.contiguous()}
+            data = {"codes": self._unpack(codes, shape[0]).T.contiguous(), "scales": scales.float().T.contiguous()}
             if form.symmetric:
                 signed = data["codes"].char()
                 data["codes"] = signed - 16 * (signed >> 3)
             else:
-                data["zeros"] = self._unpacked(get("weight_zero_point"), shape[0]).T.contiguous()
+                data["zeros"] = self._unpack(get("weight_zero_point"), shape[0]).T.contiguous()
         elif kind in MICRO:
             magnitudes = E2M3 if kind == "fp6_e2m3" else E3M2
             data = {"codes": float4(codes) if kind == "fp4" else float6(codes, magnitudes)}
@@ -111,7 +111,7 @@ class Quark(Format):
             data["input_scale"] = get("input_scale_2" if form.act == "nvfp4" else "input_scale").float().reshape(1, 1)
         return QTensor(form, shape, data)
 
-    def _unpacked(self, words: Any, count: int) -> Any:
+    def _unpack(self, words: Any, count: int) -> Any:
         """int32 [rows, words] -> uint8 [rows, count]."""
         import torch
 

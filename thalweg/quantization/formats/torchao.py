@@ -12,7 +12,7 @@ from typing import Any
 
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.weights import QTensor, WeightFormat
-from thalweg.quantization.format import Format, Get, Part
+from thalweg.quantization.format import Format, Get, WeightPart
 from thalweg.quantization.formats.patterns import contains, matches
 from thalweg.quantization.formats.settings import names, number, table, tables
 
@@ -41,10 +41,10 @@ class TorchAo(Format):
             inner = table(said, "_data")
             key = next((k for k in inner if k.endswith("fqn_to_config")), "")
             for name, each in tables(inner, key).items():
-                self._by_name[name] = _held(each) if each else None
+                self._by_name[name] = _weight_format(each) if each else None
             self._default = self._by_name.pop("_default", None)
         else:
-            self._default = _held(said)
+            self._default = _weight_format(said)
         self._dense = names(description, "modules_to_not_convert", default=("lm_head",))
 
     def scheme(self, layer: str) -> WeightFormat | None:
@@ -52,11 +52,11 @@ class TorchAo(Format):
             return None
         return next((form for name, form in self._by_name.items() if matches(layer, [name])), self._default)
 
-    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
+    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
         form = self._of(layer)
         scales = ((shape[0], shape[1] // form.group),) if form.group else ((shape[0], 1), (1, 1), (1,), ())
-        made = {"_weight_qdata": Part((shape,)), "_weight_scale": Part(scales)}
-        return made if form.kind == "float" else made | {"_weight_zero_point": Part(scales, optional=True)}
+        made = {"_weight_qdata": WeightPart((shape,)), "_weight_scale": WeightPart(scales)}
+        return made if form.kind == "float" else made | {"_weight_zero_point": WeightPart(scales, optional=True)}
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
         form = self._of(layer)
@@ -72,7 +72,7 @@ class TorchAo(Format):
         return form
 
 
-def _held(said: Mapping[str, Any]) -> WeightFormat:
+def _weight_format(said: Mapping[str, Any]) -> WeightFormat:
     """`said`: a configuration as torchao writes it: {_type, _version, _data}."""
     kind, data = str(said.get("_type")), table(said, "_data")
     where = f"quantization_config: quant_type: {kind:.60}"

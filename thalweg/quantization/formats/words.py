@@ -47,7 +47,7 @@ def _narrow(packed: Tensor, bits: int) -> tuple[Tensor, range]:
     return packed, range(0, WORD, bits)
 
 
-def centred(codes: Tensor, zeros: Tensor | None, bits: int, layer: str) -> Tensor:
+def center_codes(codes: Tensor, zeros: Tensor | None, bits: int, layer: str) -> Tensor:
     """uint8 codes of a format that calls itself symmetric -> int8. CheckpointError if its zero points are not in the middle,
     where a file has some."""
     import torch

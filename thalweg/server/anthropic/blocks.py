@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from thalweg.turns.events import CallArguments, CallBegun, Content, Event, Thought
+from thalweg.turns.events import CallArguments, CallStart, Content, Event, Thought
 
 EMPTY: dict[str, dict[str, Any]] = {
     "text": {"type": "text", "text": ""},
@@ -18,7 +18,7 @@ EMPTY: dict[str, dict[str, Any]] = {
 Json = dict[str, Any]
 
 
-class Blocks:
+class ContentBlockWriter:
     """Pieces of a turn as content_block events: indexes are dense, one block is open at a time, and none is blank.
 
     A text that is white space alone makes no block, because clients may not send one back."""
@@ -39,7 +39,7 @@ class Blocks:
                     yield from self._piece("text", text)
                 case Thought(text):
                     yield from self._piece("thinking", text)
-                case CallBegun(_, id, name):
+                case CallStart(_, id, name):
                     self._hold("")
                     yield from self._begin("tool_use", {"type": "tool_use", "id": id, "name": name, "input": {}})
                 case CallArguments(_, text):

@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.outputs import CompletionOutput, RequestOutput
-from thalweg.server.anthropic.asked import chat_of
-from thalweg.server.anthropic.blocks import Blocks, content_of
+from thalweg.server.anthropic.blocks import ContentBlockWriter, content_of
+from thalweg.server.anthropic.chat_request import chat_of
 from thalweg.server.anthropic.errors import ERRORS
 from thalweg.server.anthropic.protocol import MessagesRequest
 from thalweg.server.core.answer import Answer
-from thalweg.server.core.job import Job
+from thalweg.server.core.job import GenerationJob
 from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply, prepare_chat
 from thalweg.server.http.answer import typed_event
@@ -26,16 +26,16 @@ async def messages(serving: Serving, http: Request) -> Response:
     chat = chat_of(request, serving.settings.anthropic_disabled_thinking_effort)
     params, prompt, answer = await prepare_chat(serving, chat)
     job = serving.job("msg", http, chat, [prompt], params, ticket)
-    return await MessageReply(serving, job, answer).respond(http, bool(request.stream), request.ignored)
+    return await MessageReply(serving, job, answer).respond(http, bool(request.stream), request.ignored_fields)
 
 
 class MessageReply(TurnReply):
     errors = ERRORS
 
-    def __init__(self, serving: Serving, job: Job, answer: Answer) -> None:
+    def __init__(self, serving: Serving, job: GenerationJob, answer: Answer) -> None:
         super().__init__(serving, job)
         self.answer = answer
-        self._blocks = Blocks()
+        self._blocks = ContentBlockWriter()
         self._ended: CompletionOutput | None = None
         """The choice as it ended."""
 
@@ -77,9 +77,9 @@ class MessageReply(TurnReply):
 
     def _usage(self) -> dict[str, int]:
         return {
-            "input_tokens": self.job.prompt_tokens - self.cached,
+            "input_tokens": self.job.prompt_tokens - self.cached_tokens,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": self.cached,
+            "cache_read_input_tokens": self.cached_tokens,
             "output_tokens": self.made,
         }
 
@@ -90,5 +90,5 @@ class MessageReply(TurnReply):
         elif stop is not None:
             reason = "stop_sequence"
         else:
-            reason = "tool_use" if self.answer.called(choice) else "end_turn"
+            reason = "tool_use" if self.answer.has_call(choice) else "end_turn"
         return {"stop_reason": reason, "stop_sequence": stop}

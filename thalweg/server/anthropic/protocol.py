@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from thalweg.server.core.fields import refuse_asked
-from thalweg.server.core.schema import Flag, Int32, Label, MaxBytes, Model, Number, Strings, Text, Whole
+from thalweg.server.core.schema import Flag, Int32, Label, MaxBytes, Number, Strings, Text, Whole, WireModel
 from thalweg.server.errors import ApiError
 
 MAX_MESSAGES = 10_000
@@ -26,7 +26,7 @@ BLOCKS = {
 Json = Annotated[dict[str, Any], MaxBytes(2**20)]
 
 
-class Picture(Model):
+class ImageSource(WireModel):
     """Where an image is."""
 
     type: Literal["base64", "url"]
@@ -35,7 +35,7 @@ class Picture(Model):
     url: Text | None = None
 
     @model_validator(mode="after")
-    def _rules(self) -> Picture:
+    def _rules(self) -> ImageSource:
         name = "data" if self.type == "base64" else "url"
         if getattr(self, name) is None:
             raise ValueError(f"a source of type {self.type} needs {name}")
@@ -46,40 +46,40 @@ class Picture(Model):
         return self.url or f"data:{self.media_type or 'image/png'};base64,{self.data}"
 
 
-class Block(Model):
+class ContentBlock(WireModel):
     """A block of any type."""
 
     type: Literal["text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking"]
     text: Text | None = None
-    source: Picture | None = None
+    source: ImageSource | None = None
     id: Label | None = None
     name: Text | None = None
     input: Annotated[Any, MaxBytes(2**20)] = None
     """What a client made of the arguments of an answer: an object, or what there was of one."""
     tool_use_id: Label | None = None
-    content: Text | Annotated[list[Block], Field(max_length=MAX_BLOCKS)] | None = None
+    content: Text | Annotated[list[ContentBlock], Field(max_length=MAX_BLOCKS)] | None = None
     is_error: Flag | None = None
     thinking: Text | None = None
     signature: Text | None = None
     data: Text | None = None
 
     @model_validator(mode="after")
-    def _rules(self) -> Block:
+    def _rules(self) -> ContentBlock:
         lacking = [name for name in BLOCKS[self.type] if getattr(self, name) is None]
         if lacking:
             raise ValueError(f"a block of type {self.type} needs {' and '.join(lacking)}")
         return self
 
 
-Blocks = Annotated[list[Block], Field(max_length=MAX_BLOCKS)]
+Blocks = Annotated[list[ContentBlock], Field(max_length=MAX_BLOCKS)]
 
 
-class Message(Model):
+class AnthropicMessage(WireModel):
     role: Literal["user", "assistant", "system"]
     content: Text | Blocks
 
     @model_validator(mode="after")
-    def _rules(self) -> Message:
+    def _rules(self) -> AnthropicMessage:
         allowed = {
             "user": ("text", "image", "tool_result"),
             "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
@@ -91,7 +91,7 @@ class Message(Model):
         return self
 
 
-class Tool(Model):
+class AnthropicTool(WireModel):
     type: Literal["custom"] | None = None
     name: Label
     description: Text | None = None
@@ -99,29 +99,29 @@ class Tool(Model):
     strict: Flag | None = None
 
 
-class ToolChoice(Model):
+class ToolChoice(WireModel):
     type: Literal["auto", "any", "tool", "none"]
     name: Label | None = None
     disable_parallel_tool_use: Flag | None = None
 
 
-class Thinking(Model):
+class ThinkingConfig(WireModel):
     type: Literal["enabled", "disabled", "adaptive"]
 
 
-class OutputConfig(Model):
+class OutputConfig(WireModel):
     format: Json | None = None
 
 
-class CountRequest(Model):
+class CountRequest(WireModel):
     """What decides the prompt."""
 
     model: Label
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: Text | Blocks | None = None
-    tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=1024)] | None = None
     tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: Annotated[dict[Label, Any], MaxBytes(2**16), Field(max_length=256)] | None = None
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thalweg.server.audio.tokens import STEP, Tokens
+from thalweg.server.audio.tokens import STEP, WhisperTokens
 from thalweg.text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
-class Piece:
+class TranscriptSegment:
     start: float
     """Seconds, of the whole sound."""
     end: float
@@ -26,14 +26,14 @@ class Piece:
 
 
 def cut(
-    ids: Sequence[int], tokens: Tokens, tokenizer: Tokenizer, offset: float, seconds: float, logprob: float
-) -> Iterator[Piece]:
+    ids: Sequence[int], tokens: WhisperTokens, tokenizer: Tokenizer, offset: float, seconds: float, logprob: float
+) -> Iterator[TranscriptSegment]:
     """Pieces of one window, of what was drawn in it. seconds: length of the window. Text after the last time ends with it."""
     start, held, text = 0.0, list[int](), list[int]()
 
-    def made(end: float) -> Piece:
+    def build_piece(end: float) -> TranscriptSegment:
         words = tokenizer.decode(text, True)
-        return Piece(offset + start, offset + max(start, min(end, seconds)), words, list(held), offset, logprob)
+        return TranscriptSegment(offset + start, offset + max(start, min(end, seconds)), words, list(held), offset, logprob)
 
     for i in ids:
         held.append(i)
@@ -45,13 +45,13 @@ def cut(
         if not text:
             start, held = min(at, seconds), [i]
             continue
-        yield made(at)
+        yield build_piece(at)
         start, held, text = min(at, seconds), [], []
     if text:
-        yield made(seconds)
+        yield build_piece(seconds)
 
 
-def verbose(pieces: Iterable[Piece], temperature: float) -> list[dict[str, Any]]:
+def verbose(pieces: Iterable[TranscriptSegment], temperature: float) -> list[dict[str, Any]]:
     return [
         {
             "id": i, "seek": round(p.offset * 100), "start": round(p.start, 3), "end": round(p.end, 3), "text": p.text,
@@ -62,13 +62,13 @@ def verbose(pieces: Iterable[Piece], temperature: float) -> list[dict[str, Any]]
     ]  # fmt: skip
 
 
-def srt(pieces: Iterable[Piece]) -> str:
+def srt(pieces: Iterable[TranscriptSegment]) -> str:
     return "".join(
         f"{i}\n{_clock(p.start, ',')} --> {_clock(p.end, ',')}\n{_line(p.text)}\n\n" for i, p in enumerate(pieces, 1)
     )  # fmt: skip
 
 
-def vtt(pieces: Iterable[Piece]) -> str:
+def vtt(pieces: Iterable[TranscriptSegment]) -> str:
     return "WEBVTT\n\n" + "".join(f"{_clock(p.start, '.')} --> {_clock(p.end, '.')}\n{_line(p.text)}\n\n" for p in pieces)
 
 

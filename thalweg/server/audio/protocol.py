@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from thalweg.server.core.fields import refuse_asked
-from thalweg.server.core.schema import Asked, Flag, Sampled, Whole
+from thalweg.server.core.schema import Flag, RequestFields, SamplingFields, Whole
 from thalweg.server.errors import ApiError
-from thalweg.server.http.multipart import Part
+from thalweg.server.http.multipart import MultipartPart
 
 NOT_YET: dict[str, tuple[Any, ...]] = {
     "hotwords": ("",),
@@ -30,7 +30,7 @@ INSTEAD = {"hotwords": "prompt", "chunking_strategy": "auto"}
 Form = Literal["json", "text", "srt", "verbose_json", "vtt"]
 
 
-class AudioRequest(Sampled, Asked):
+class AudioRequest(SamplingFields, RequestFields):
     language: Annotated[str, Field(max_length=32)] | None = None
     prompt: Annotated[str, Field(max_length=1 << 16)] = ""
     response_format: Form = "json"
@@ -47,12 +47,12 @@ class AudioRequest(Sampled, Asked):
         refuse_asked(body, NOT_YET, INSTEAD)
 
     @property
-    def timed(self) -> bool:
+    def has_timestamps(self) -> bool:
         """Does the answer tell times?"""
         return self.response_format in ("verbose_json", "srt", "vtt")
 
 
-def fields_of(parts: Mapping[str, Part]) -> tuple[dict[str, Any], bytes]:
+def fields_of(parts: Mapping[str, MultipartPart]) -> tuple[dict[str, Any], bytes]:
     """(the fields of a form, the file). ApiError."""
     file = parts.get("file")
     if file is None or file.filename is None:
@@ -83,5 +83,5 @@ def check(request: AudioRequest) -> None:
         raise ApiError(f"{name}: times of words are not supported by this version; ask for segment", name)
     if asked and request.response_format != "verbose_json":
         raise ApiError(f"{name}: needs response_format verbose_json", name)
-    if request.stream and request.timed:
+    if request.stream and request.has_timestamps:
         raise ApiError(f"stream: {request.response_format} cannot be streamed; ask for json or text", "stream")

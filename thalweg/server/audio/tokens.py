@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cached_property
 
-from thalweg.config import SoundConfig
+from thalweg.config import SpeechConfig
 from thalweg.server.errors import ApiError
 from thalweg.text.tokenizer import Tokenizer
 
@@ -20,10 +20,10 @@ NAMES = {"english": "en", "german": "de", "french": "fr", "spanish": "es", "ital
 """Names that clients write in place of codes. OpenAI takes codes alone."""
 
 
-class Tokens:
+class WhisperTokens:
     """Made once per server."""
 
-    def __init__(self, tokenizer: Tokenizer, config: SoundConfig, max_len: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, config: SpeechConfig, max_len: int) -> None:
         self._tokenizer, self._multilingual, self._max_len = tokenizer, config.multilingual, max_len
         self.start = self._id("<|startoftranscript|>")
         self.end = self._id("<|endoftext|>")

@@ -15,18 +15,18 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from thalweg.config import SoundConfig
+from thalweg.config import SpeechConfig
 from thalweg.host import envs
+from thalweg.media.audio_decoder import AudioDecoder
+from thalweg.media.audio_windows import AudioWindow, windows
 from thalweg.media.mel import HOP, RATE, LogMel, log_mel
-from thalweg.media.quiet import Window, windows
-from thalweg.media.sound import SoundGate
 from thalweg.outputs import RequestOutput
 from thalweg.params import RequestOutputKind, SamplingParams
 from thalweg.server.audio import pieces
 from thalweg.server.audio.protocol import AudioRequest, check, fields_of
-from thalweg.server.audio.tokens import FIRST_WITHIN, STEP, Tokens
+from thalweg.server.audio.tokens import FIRST_WITHIN, STEP, WhisperTokens
 from thalweg.server.core.admission import Ticket
-from thalweg.server.core.job import Job
+from thalweg.server.core.job import GenerationJob
 from thalweg.server.core.sampling import shared_fields
 from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply
@@ -42,34 +42,34 @@ LEAST = 0.2
 """Seconds that are worth it."""
 
 
-class Ear:
+class AudioServing:
     """What the audio routes of a server share."""
 
     def __init__(self, serving: Serving) -> None:
         model = serving.engine.config.model
         assert model.sound is not None
-        self.config: SoundConfig = model.sound
+        self.config: SpeechConfig = model.sound
         self.tokenizer = serving.tokenizer("file")
-        self.tokens = Tokens(self.tokenizer, model.sound, model.max_len)
+        self.tokens = WhisperTokens(self.tokenizer, model.sound, model.max_len)
         self.most_bytes = int(envs.audio_file_megabytes() * 2**20)
-        self.gate = SoundGate(DECODERS, envs.audio_seconds())
+        self.gate = AudioDecoder(DECODERS, envs.audio_seconds())
 
-    def hear(self, data: bytes) -> Heard:
+    def hear(self, data: bytes) -> WindowedAudio:
         """For a thread. RequestError."""
         sound = self.gate.decode(data)
         if not sound.size:
             raise ApiError("file: it has no samples", "file")
         cuts = windows(sound, self.config.frames * HOP, RATE)
-        return Heard(sound, cuts, self.mels(sound, cuts))
+        return WindowedAudio(sound, cuts, self.mels(sound, cuts))
 
-    def mels(self, sound: np.ndarray, cuts: Sequence[Window]) -> list[LogMel]:
+    def mels(self, sound: np.ndarray, cuts: Sequence[AudioWindow]) -> list[LogMel]:
         return [LogMel(log_mel(sound[w.begin : w.end], self.config.bins, self.config.frames)) for w in cuts]
 
 
 @dataclass(slots=True)
-class Heard:
+class WindowedAudio:
     sound: np.ndarray
-    cuts: list[Window]
+    cuts: list[AudioWindow]
     mels: list[LogMel]
 
     @property
@@ -86,7 +86,7 @@ async def translations(serving: Serving, http: Request) -> Response:
 
 
 async def _answer(serving: Serving, http: Request, task: str) -> Response:
-    ear = serving.own(Ear)
+    ear = serving.own(AudioServing)
     parts, ticket = await serving.read_form(http, ear.most_bytes + OVERHEAD)
     fields, data = fields_of(parts)
     del parts
@@ -98,16 +98,16 @@ async def _answer(serving: Serving, http: Request, task: str) -> Response:
     language = ear.tokens.language(request.language) if request.language else ""
     if not ear.tokens.languages:
         language = "en"
-        ear.tokens.prompt(language, task, request.timed, "")  # refused before it is heard
+        ear.tokens.prompt(language, task, request.has_timestamps, "")  # refused before it is heard
     heard = await asyncio.to_thread(ear.hear, data)
     del data
-    work = or_disconnect(http.receive, _detected(serving, request, ear, heard, ticket)) if not language else None
+    work = or_disconnect(http.receive, _detect_language(serving, request, ear, heard, ticket)) if not language else None
     if work is not None:
         found = await work
         if found is None:
             return Response(status_code=499)
         language = found
-    prompt = ear.tokens.prompt(language, task, request.timed, request.prompt)
+    prompt = ear.tokens.prompt(language, task, request.has_timestamps, request.prompt)
     prompts = [_prompt(prompt, mel) for mel in heard.mels]
     job = serving.job(
         "trsc" if task == "transcribe" else "trsl", http, request, prompts, _params(request, ear, len(prompt)), ticket
@@ -123,25 +123,27 @@ def _prompt(ids: list[int], mel: LogMel) -> dict[str, Any]:
     return {"prompt_token_ids": list(ids), "multi_modal_data": {"audio": mel}}
 
 
-def _params(request: AudioRequest, ear: Ear, prompt: int) -> SamplingParams:
+def _params(request: AudioRequest, ear: AudioServing, prompt: int) -> SamplingParams:
     fields = {name: value for name in shared_fields(AudioRequest) if (value := getattr(request, name)) is not None}
-    if request.timed:
+    if request.has_timestamps:
         fields |= {"extra_args": {"timestamps": [ear.tokens.times, ear.tokens.end, FIRST_WITHIN]}, "logprobs": 0}
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(
-        max_tokens=request.max_completion_tokens, output_kind=kind, detokenize=not request.timed,
+        max_tokens=request.max_completion_tokens, output_kind=kind, detokenize=not request.has_timestamps,
         **{"temperature": 0.0, **fields},
     )  # fmt: skip
 
 
-async def _detected(serving: Serving, request: AudioRequest, ear: Ear, heard: Heard, ticket: Ticket) -> str:
+async def _detect_language(
+    serving: Serving, request: AudioRequest, ear: AudioServing, heard: WindowedAudio, ticket: Ticket
+) -> str:
     """The language that the first window most probably is in."""
     known = ear.tokens.languages
     params = SamplingParams(
         temperature=0.0, max_tokens=1, allowed_token_ids=sorted(known.values()), detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )  # fmt: skip
-    job = Job(
+    job = GenerationJob(
         id=f"lang-{id(heard):x}", model=serving.model_name(request.model), created=0,
         prompts=[_prompt([ear.tokens.start], heard.mels[0])], params=params, priority=request.priority, ticket=ticket,
     )  # fmt: skip
@@ -155,7 +157,14 @@ class TranscriptReply(TurnReply):
     """The windows of one request as one answer, or as a stream."""
 
     def __init__(
-        self, serving: Serving, job: Job, ear: Ear, request: AudioRequest, heard: Heard, language: str, task: str
+        self,
+        serving: Serving,
+        job: GenerationJob,
+        ear: AudioServing,
+        request: AudioRequest,
+        heard: WindowedAudio,
+        language: str,
+        task: str,
     ) -> None:
         super().__init__(serving, job)
         self.ear, self.request, self.heard, self.language, self.task = ear, request, heard, language, task
@@ -169,8 +178,8 @@ class TranscriptReply(TurnReply):
     async def transcript(self) -> Response:
         """The whole answer, in the form that was asked for."""
         form = self.request.response_format
-        if self.request.timed:
-            found = await self._timed()
+        if self.request.has_timestamps:
+            found = await self._transcribe_windows()
             if form == "srt":
                 return Response(pieces.srt(found), media_type="text/plain")
             if form == "vtt":
@@ -185,9 +194,9 @@ class TranscriptReply(TurnReply):
             return Response(text + "\n", media_type="text/plain")
         return respond({"text": text, "usage": self._usage()})
 
-    async def _timed(self) -> list[pieces.Piece]:
+    async def _transcribe_windows(self) -> list[pieces.TranscriptSegment]:
         """Pieces of all windows, in order. What a window stops before is heard again, as a window of its own."""
-        found: list[list[pieces.Piece]] = [[] for _ in self.heard.cuts]
+        found: list[list[pieces.TranscriptSegment]] = [[] for _ in self.heard.cuts]
         todo, job = list(enumerate(self.heard.cuts)), self.job
         for _ in range(ROUNDS):
             outputs = await self.serving.run(job)
@@ -202,16 +211,16 @@ class TranscriptReply(TurnReply):
             job = msgspec.structs.replace(self.job, prompts=[_prompt(prompt, mel) for mel in mels])
         return [piece for window in found for piece in window]
 
-    def _rest(self, window: Window, output: RequestOutput) -> Window | None:
+    def _rest(self, window: AudioWindow, output: RequestOutput) -> AudioWindow | None:
         """What of a window is to be heard again: all after the last time, where that stands twice. So the model was trained to
         say that a piece begins there which it does not hear to its end."""
         ids, times = [t for t in output.outputs[0].token_ids if t != self.ear.tokens.end], self.ear.tokens.times
         if len(ids) < 3 or min(ids[-2:]) < times:
             return None
         begin = window.begin + round((ids[-1] - times) * STEP * RATE)
-        return Window(begin, window.end) if window.begin < begin < window.end - LEAST * RATE else None
+        return AudioWindow(begin, window.end) if window.begin < begin < window.end - LEAST * RATE else None
 
-    def _pieces(self, window: Window, output: RequestOutput) -> list[pieces.Piece]:
+    def _pieces(self, window: AudioWindow, output: RequestOutput) -> list[pieces.TranscriptSegment]:
         choice = output.outputs[0]
         ids = [t for t in choice.token_ids if t != self.ear.tokens.end]
         known = [p[t].logprob for t, p in zip(choice.token_ids, choice.logprobs or (), strict=False) if t in p]

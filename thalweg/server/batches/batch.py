@@ -13,16 +13,16 @@ from weakref import WeakValueDictionary
 
 import orjson
 
-from thalweg.host.turns import Turns
-from thalweg.server.batches.check import Check, Verdict
-from thalweg.server.batches.reading import Cursor, Span
-from thalweg.server.core.lines import Answered, custom_id_of
+from thalweg.host.turns import FairSemaphore
+from thalweg.server.batches.check import BatchCheckResult, Check
+from thalweg.server.batches.reading import Cursor, LineSpan
+from thalweg.server.core.lines import LineAnswer, custom_id_of
 from thalweg.server.errors import translate
 from thalweg.server.http.bodies import SMALL
 
 if TYPE_CHECKING:
-    from thalweg.server.batches.store import File, Files
-    from thalweg.server.core.lines import Lines
+    from thalweg.server.batches.store import File, FileStore
+    from thalweg.server.core.lines import LineRunner
 
 MOST_BYTES = 16 << 20
 """Bytes of long lines that are under way at once. A key that has none of them gets one more."""
@@ -46,7 +46,7 @@ class Batch:
         self.task: asyncio.Task[None] | None = None
         self.writing = asyncio.Lock()
 
-    def said(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         at = {f"{s}_at": self.times.get(s) for s in ("in_progress", "finalizing", "cancelling", *ENDED)}
         output, error = self.files.get("output"), self.files.get("error")
         return {
@@ -71,14 +71,14 @@ class Batch:
         self.times[status] = int(time.time())
 
 
-class Runner:
+class BatchRunner:
     """Runs a server's batches. Keys take turns, and the batches of a key: for checking lines, and for answering them."""
 
-    def __init__(self, files: Files, lines: Lines, together: int) -> None:
+    def __init__(self, files: FileStore, lines: LineRunner, together: int) -> None:
         """together: lines of all batches that are under way at once. A key that has none of them gets one more."""
         self._files, self._lines = files, lines
-        self._places, self._room = Turns(together, spare=True), Turns(MOST_BYTES, spare=True)
-        self._looks = Turns()
+        self._places, self._room = FairSemaphore(together, spare=True), FairSemaphore(MOST_BYTES, spare=True)
+        self._looks = FairSemaphore()
         self._thread = ThreadPoolExecutor(1, "batch-lines")
         self._checking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By client: it has one file checked after another."""
@@ -112,7 +112,7 @@ class Runner:
             batch.errors.append({"code": "failed", "line": None, "message": error.message, "param": error.param})
             batch.become("failed")
 
-    async def _check(self, batch: Batch, client: str) -> Verdict:
+    async def _check(self, batch: Batch, client: str) -> BatchCheckResult:
         """Of the file's lines. They are read once for all batches of one endpoint."""
         file, endpoint = batch.source, batch.endpoint
         lock = self._checking.get(client)
@@ -121,7 +121,7 @@ class Runner:
         async with lock:
             if endpoint not in file.checked:
                 check = Check(self._lines, endpoint, self._cursor(file), partial(self._files.piece, file))
-                while not check.ended:
+                while not check.is_done:
                     await self._looks.run(client, self._thread, check.look)
                 file.checked[endpoint] = check.verdict()
             return file.checked[endpoint]
@@ -131,7 +131,7 @@ class Runner:
         cursor = self._cursor(batch.source)
         try:
             async with asyncio.TaskGroup() as group:
-                while not cursor.ended:
+                while not cursor.is_done:
                     for span in await self._looks.run(client, self._thread, cursor.look):
                         place = await self._places.take(client)
                         line = group.create_task(self._line(batch, span, client))
@@ -142,17 +142,17 @@ class Runner:
     def _give_back(self, client: str, place: int, _: asyncio.Task[None]) -> None:
         self._places.give(client, place)
 
-    async def _line(self, batch: Batch, span: Span, client: str) -> None:
+    async def _line(self, batch: Batch, span: LineSpan, client: str) -> None:
         size = span.end - span.start
         async with self._room.turn(client, size) if size > SMALL else nullcontext():
             raw = self._files.read(batch.source, span.start, span.end)
             if self._late(batch):
-                answered = Answered(await asyncio.to_thread(_expired, await raw), False)
+                answered = LineAnswer(await asyncio.to_thread(_expiry_line, await raw), False)
             else:
                 answered = await self._lines.answer(await raw, client, batch.owner)
         await self._write(batch, answered)
 
-    async def _write(self, batch: Batch, answered: Answered) -> None:
+    async def _write(self, batch: Batch, answered: LineAnswer) -> None:
         async with batch.writing:
             kind = "output" if answered.ok else "error"
             file = batch.files.get(kind)
@@ -170,7 +170,7 @@ class Runner:
         return time.time() > batch.created + WINDOW
 
 
-def _expired(raw: bytes) -> bytes:
+def _expiry_line(raw: bytes) -> bytes:
     error = {"code": "batch_expired", "message": "the batch's time was over before this line's turn"}
     out = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id_of(raw), "response": None, "error": error}
     return orjson.dumps(out)

@@ -10,16 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.server.batches.batch import ENDED, Batch
-from thalweg.server.batches.kept import kept_by, page
+from thalweg.server.batches.registry import kept_by, page
 from thalweg.server.core.fields import refuse_asked
-from thalweg.server.core.schema import Label, Model
+from thalweg.server.core.schema import Label, WireModel
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import respond
 from thalweg.server.http.middleware import owner_of, tenant_of
 
 
-class BatchRequest(Model):
+class BatchRequest(WireModel):
     input_file_id: Label
     endpoint: Label
     completion_window: Label
@@ -42,13 +42,13 @@ async def create(serving: Serving, http: Request) -> Response:
         raise ApiError(f"input_file_id: a batch reads files of purpose batch, not {source.purpose}", "input_file_id")
     batch = Batch(owner, source, request.endpoint, request.metadata)
     kept.add(batch)
-    said = batch.said()
+    said = batch.describe()
     kept.runner.start(batch, tenant_of(http.scope))
     return respond(said)
 
 
 async def retrieve(serving: Serving, http: Request) -> Response:
-    return respond(kept_by(serving).batch(owner_of(http.scope), http.path_params["id"]).said())
+    return respond(kept_by(serving).batch(owner_of(http.scope), http.path_params["id"]).describe())
 
 
 async def listing(serving: Serving, http: Request) -> Response:
@@ -64,4 +64,4 @@ async def cancel(serving: Serving, http: Request) -> Response:
         batch.become("cancelling")
         batch.task.cancel()
         await asyncio.wait({batch.task})
-    return respond(batch.said())
+    return respond(batch.describe())

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from thalweg.server.errors import ApiError
 
 if TYPE_CHECKING:
-    from thalweg.server.batches.reading import Cursor, Span
-    from thalweg.server.core.lines import Lines
+    from thalweg.server.batches.reading import Cursor, LineSpan
+    from thalweg.server.core.lines import LineRunner
 
 MOST_LINES = 50_000
 MOST_ERRORS = 100
 """Wrong lines that a batch which fails names."""
 
 
-class Verdict(NamedTuple):
+class BatchCheckResult(NamedTuple):
     """total: lines that were read. errors: as a batch says them. Empty: it can run."""
 
     total: int
@@ -27,7 +27,7 @@ class Verdict(NamedTuple):
 class Check:
     """One file's check for one endpoint. One thread at a time."""
 
-    def __init__(self, lines: Lines, endpoint: str, cursor: Cursor, piece: Callable[[int, int], bytes]) -> None:
+    def __init__(self, lines: LineRunner, endpoint: str, cursor: Cursor, piece: Callable[[int, int], bytes]) -> None:
         """piece: bytes of the file from a position up to another."""
         self._lines, self._endpoint, self._cursor, self._piece = lines, endpoint, cursor, piece
         self._seen = set[bytes]()
@@ -35,8 +35,8 @@ class Check:
         self._total, self._errors, self._full = 0, list[dict[str, Any]](), False
 
     @property
-    def ended(self) -> bool:
-        return self._full or self._cursor.ended
+    def is_done(self) -> bool:
+        return self._full or self._cursor.is_done
 
     def look(self) -> None:
         """Check the lines of the next piece of the file."""
@@ -51,13 +51,13 @@ class Check:
             if self._full:
                 return
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> BatchCheckResult:
         """When it has ended."""
         if not self._total:
             self._errors.append(_describe("empty_file", None, "the file has no lines"))
-        return Verdict(self._total, tuple(self._errors))
+        return BatchCheckResult(self._total, tuple(self._errors))
 
-    def _line(self, span: Span) -> None:
+    def _line(self, span: LineSpan) -> None:
         try:
             self._lines.check_size(span.end - span.start)
             line = self._lines.read(self._piece(span.start, span.end))

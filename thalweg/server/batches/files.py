@@ -7,7 +7,7 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from thalweg.server.batches.kept import kept_by, page
+from thalweg.server.batches.registry import kept_by, page
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import Download, respond
@@ -35,7 +35,7 @@ async def upload(serving: Serving, http: Request) -> Response:
         raise ApiError("file: required field is missing", "file")
     if any(field.startswith("expires_after") for field in fields):
         raise ApiError("expires_after: files stay until they are deleted; leave it out", "expires_after")
-    return respond((await files.add(owner, name[:512], "batch", data)).said())
+    return respond((await files.add(owner, name[:512], "batch", data)).describe())
 
 
 async def listing(serving: Serving, http: Request) -> Response:
@@ -45,7 +45,7 @@ async def listing(serving: Serving, http: Request) -> Response:
 
 
 async def retrieve(serving: Serving, http: Request) -> Response:
-    return respond(kept_by(serving).files.get(owner_of(http.scope), http.path_params["id"]).said())
+    return respond(kept_by(serving).files.get(owner_of(http.scope), http.path_params["id"]).describe())
 
 
 async def content(serving: Serving, http: Request) -> Response:

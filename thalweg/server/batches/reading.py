@@ -11,7 +11,7 @@ WINDOW = 1 << 15
 NOT_BLANK = re.compile(rb"\S")
 
 
-class Span(NamedTuple):
+class LineSpan(NamedTuple):
     """Where a line is. number: from 1, blank lines counted. It ends before byte `end`."""
 
     number: int
@@ -33,12 +33,12 @@ class Cursor:
         """Line ends before that."""
 
     @property
-    def ended(self) -> bool:
+    def is_done(self) -> bool:
         return self._at >= self._size
 
-    def look(self) -> list[Span]:
+    def look(self) -> list[LineSpan]:
         """The lines that end in the next WINDOW bytes."""
-        base, out, at = self._at, list[Span](), 0
+        base, out, at = self._at, list[LineSpan](), 0
         window = self._read(base, min(base + WINDOW, self._size))
         while at < len(window):
             if self._begun is None:
@@ -54,12 +54,12 @@ class Cursor:
             out.append(self._end_line(base + end))
             at = end + 1
         self._at = base + len(window) if window else self._size
-        if self.ended and self._begun is not None:
+        if self.is_done and self._begun is not None:
             out.append(self._end_line(self._size))
         return out
 
-    def _end_line(self, end: int) -> Span:
+    def _end_line(self, end: int) -> LineSpan:
         assert self._begun is not None
         self._passed += 1
-        made, self._begun = Span(self._passed, self._begun, end), None
+        made, self._begun = LineSpan(self._passed, self._begun, end), None
         return made

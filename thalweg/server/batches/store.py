@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from thalweg.server.errors import ApiError
 
 if TYPE_CHECKING:
-    from thalweg.server.batches.check import Verdict
+    from thalweg.server.batches.check import BatchCheckResult
 
 PER_FILE = 512
 """Bytes that a file counts for beside its own."""
@@ -38,10 +38,10 @@ class File:
     users: int = 0
     """Batches and downloads that read it."""
     deleted: bool = False
-    checked: dict[str, Verdict] = field(default_factory=dict, repr=False)
+    checked: dict[str, BatchCheckResult] = field(default_factory=dict, repr=False)
     """By endpoint: whether its lines are requests of it."""
 
-    def said(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return {
             "id": self.id,
             "object": "file",
@@ -55,7 +55,7 @@ class File:
         }
 
 
-class Files:
+class FileStore:
     """limit: bytes of one owner. 0: there are no files. directory: where they are kept while the server runs. "": in
     memory. A server that ends leaves none behind. For one event loop, except `piece`."""
 

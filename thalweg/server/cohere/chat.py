@@ -11,10 +11,10 @@ from starlette.responses import Response
 
 from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.server.cohere.errors import ERRORS
-from thalweg.server.cohere.pieces import Pieces
-from thalweg.server.cohere.protocol import ChatV2Request, Message, Part
+from thalweg.server.cohere.pieces import CohereContentWriter
+from thalweg.server.cohere.protocol import ChatV2Request, CohereMessage, CoherePart
 from thalweg.server.core.answer import Answer
-from thalweg.server.core.job import Job
+from thalweg.server.core.job import GenerationJob
 from thalweg.server.core.request import ChatRequest
 from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply, prepare_chat
@@ -30,7 +30,7 @@ async def chat(serving: Serving, http: Request) -> Response:
     chat = chat_of(request)
     params, prompt, answer = await prepare_chat(serving, chat)
     job = serving.job("chat", http, chat, [prompt], params, ticket)
-    return await CohereReply(serving, job, answer).respond(http, bool(request.stream), request.ignored)
+    return await CohereReply(serving, job, answer).respond(http, bool(request.stream), request.ignored_fields)
 
 
 def chat_of(request: ChatV2Request) -> ChatRequest:
@@ -75,10 +75,10 @@ def _format(form: dict[str, Any] | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form["json_schema"]}}
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: CohereMessage) -> dict[str, Any]:
     content = message.content
     parts = content if isinstance(content, list) else ()
-    text = content if isinstance(content, str) else "\n".join(_said(p) for p in parts if p.type != "thinking")
+    text = content if isinstance(content, str) else "\n".join(_text(p) for p in parts if p.type != "thinking")
     out: dict[str, Any] = {"role": message.role, "content": text}
     if thought := "".join(p.thinking or "" for p in parts) or message.tool_plan:
         out["reasoning"] = thought
@@ -89,7 +89,7 @@ def _message(message: Message) -> dict[str, Any]:
     return out
 
 
-def _said(part: Part) -> str:
+def _text(part: CoherePart) -> str:
     if part.type != "document":
         return part.text or ""
     return part.document if isinstance(part.document, str) else orjson.dumps(part.document).decode()
@@ -98,10 +98,10 @@ def _said(part: Part) -> str:
 class CohereReply(TurnReply):
     errors = ERRORS
 
-    def __init__(self, serving: Serving, job: Job, answer: Answer) -> None:
+    def __init__(self, serving: Serving, job: GenerationJob, answer: Answer) -> None:
         super().__init__(serving, job)
         self.answer = answer
-        self._pieces = Pieces()
+        self._pieces = CohereContentWriter()
         self._ended: CompletionOutput | None = None
         """The choice as it ended."""
 
@@ -141,6 +141,6 @@ class CohereReply(TurnReply):
         elif choice.finish_reason == "abort":
             reason = "ERROR"
         else:
-            reason = "TOOL_CALL" if self.answer.called(choice) else "COMPLETE"
-        usage = {"billed_units": tokens, "tokens": tokens, "cached_tokens": self.cached}
+            reason = "TOOL_CALL" if self.answer.has_call(choice) else "COMPLETE"
+        usage = {"billed_units": tokens, "tokens": tokens, "cached_tokens": self.cached_tokens}
         return {"finish_reason": reason, "usage": usage}

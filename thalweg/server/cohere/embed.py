@@ -30,11 +30,11 @@ async def embed(serving: Serving, http: Request) -> Response:
     request, ticket = await serving.read(http, lambda body: serving.fields.parse(EmbedRequest, body))
     serving.model_name(request.model)
     before = _before(serving, request.input_type)
-    asked = _asked(serving, request, before or "")
+    asked = _embedding_request(serving, request, before or "")
     params = PoolingParams(task="embed", dimensions=request.output_dimension)
     prompts = await work.inputs(serving, asked, ticket.tenant)
     job = work.job(serving, "embd", http, asked, prompts, params, ticket)
-    ignored = [*request.ignored, *(["input_type"] if request.input_type and before is None else [])]
+    ignored = [*request.ignored_fields, *(["input_type"] if request.input_type and before is None else [])]
     answer = await work.answer(http, _body(serving, request, job))
     if ignored:
         answer.headers["X-Ignored-Fields"] = ", ".join(ignored)
@@ -50,7 +50,7 @@ def _before(serving: Serving, kind: str | None) -> str | None:
     return next((pooling.prompts[name] for name in names if name in pooling.prompts), None)
 
 
-def _asked(serving: Serving, request: EmbedRequest, before: str) -> EmbeddingRequest:
+def _embedding_request(serving: Serving, request: EmbedRequest, before: str) -> EmbeddingRequest:
     """The request as /v1/embeddings has it. before: each text."""
     longest = serving.engine.config.model.max_len
     if request.max_tokens is not None and request.truncate == "NONE":
@@ -59,7 +59,7 @@ def _asked(serving: Serving, request: EmbedRequest, before: str) -> EmbeddingReq
     side: Any = SIDES.get(request.truncate)
     return EmbeddingRequest(
         model=request.model,
-        input=[before + text for text in request.given],
+        input=[before + text for text in request.input_texts],
         truncate_prompt_tokens=keep,
         truncation_side=side,
         priority=request.priority,
@@ -74,8 +74,8 @@ async def _body(serving: Serving, request: EmbedRequest, job: work.PoolingJob) -
         kinds = dict.fromkeys(request.embedding_types or ["float"])
         body = {
             "id": job.id,
-            "embeddings": {kind: [written(kind, v) for v in vectors] for kind in kinds},
-            "texts": request.given,
+            "embeddings": {kind: [encode_embedding(kind, v) for v in vectors] for kind in kinds},
+            "texts": request.input_texts,
             "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": job.prompt_tokens}},
             "response_type": "embeddings_by_type",
         }
@@ -85,7 +85,7 @@ async def _body(serving: Serving, request: EmbedRequest, job: work.PoolingJob) -
     return await asyncio.to_thread(write) if heavy else write()
 
 
-def written(kind: str, vector: np.ndarray) -> Any:
+def encode_embedding(kind: str, vector: np.ndarray) -> Any:
     """f32[N] as `kind` has it. binary and ubinary: a bit for each number, 1 where it is above 0, eight to a number."""
     if kind == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from thalweg.turns.events import CallArguments, CallBegun, Content, Event, Thought
+from thalweg.turns.events import CallArguments, CallStart, Content, Event, Thought
 
 Json = dict[str, Any]
 
 
-class Pieces:
+class CohereContentWriter:
     """Parts of the content and calls, each with an index of its own. One is open at a time. White space alone is none."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Pieces:
                     yield from self._text("text", text)
                 case Thought(text):
                     yield from self._text("thinking", text)
-                case CallBegun(_, id, name):
+                case CallStart(_, id, name):
                     yield from self.finish()
                     self._open, self._held = "call", ""
                     self.calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": ""}})

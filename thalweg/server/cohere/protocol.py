@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from thalweg.server.core.fields import refuse_asked
-from thalweg.server.core.schema import MAX_PROMPTS, Flag, Int32, Label, MaxBytes, Model, Number, Strings, Text, Whole
+from thalweg.server.core.schema import MAX_PROMPTS, Flag, Int32, Label, MaxBytes, Number, Strings, Text, Whole, WireModel
 from thalweg.server.errors import ApiError
 
 MAX_PARTS = 1024
@@ -20,40 +20,40 @@ VECTORS = ("float", "base64", "binary", "ubinary")
 Json = Annotated[dict[str, Any], MaxBytes(2**20)]
 
 
-class Part(Model):
+class CoherePart(WireModel):
     type: Literal["text", "thinking", "document"]
     text: Text | None = None
     thinking: Text | None = None
     document: Text | Json | None = None
 
     @model_validator(mode="after")
-    def _rules(self) -> Part:
+    def _rules(self) -> CoherePart:
         if getattr(self, self.type) is None:
             raise ValueError(f"a part of type {self.type} needs {self.type}")
         return self
 
 
-class Function(Model):
+class Function(WireModel):
     name: Text
     arguments: Text | Json | None = None
     """Of a turn that was answered before: they may be cut off, broken or absent."""
 
 
-class Call(Model):
+class CohereToolCall(WireModel):
     id: Label | None = None
     type: Literal["function"] = "function"
     function: Function
 
 
-class Message(Model):
+class CohereMessage(WireModel):
     role: Literal["user", "assistant", "system", "tool"]
-    content: Text | Annotated[list[Part], Field(max_length=MAX_PARTS)] | None = None
-    tool_calls: Annotated[list[Call], Field(max_length=MAX_PARTS)] | None = None
+    content: Text | Annotated[list[CoherePart], Field(max_length=MAX_PARTS)] | None = None
+    tool_calls: Annotated[list[CohereToolCall], Field(max_length=MAX_PARTS)] | None = None
     tool_plan: Text | None = None
     tool_call_id: Label | None = None
 
     @model_validator(mode="after")
-    def _rules(self) -> Message:
+    def _rules(self) -> CohereMessage:
         if self.content is None and self.role != "assistant":
             raise ValueError(f"a message of role {self.role} needs content")
         allowed = {"assistant": ("text", "thinking"), "tool": ("text", "document")}.get(self.role, ("text",))
@@ -63,13 +63,13 @@ class Message(Model):
         return self
 
 
-class Thinking(Model):
+class CohereThinking(WireModel):
     type: Literal["enabled", "disabled"]
 
 
-class ChatV2Request(Model):
+class ChatV2Request(WireModel):
     model: Label
-    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
+    messages: Annotated[list[CohereMessage], Field(min_length=1, max_length=10_000)]
     stream: Flag | None = False
     tools: Annotated[list[Json], Field(max_length=1024)] | None = None
     tool_choice: Literal["REQUIRED", "NONE"] | None = None
@@ -83,7 +83,7 @@ class ChatV2Request(Model):
     presence_penalty: Number | None = None
     k: Int32 | None = None
     p: Number | None = None
-    thinking: Thinking | None = None
+    thinking: CohereThinking | None = None
     priority: Int32 = 0
 
     @classmethod
@@ -94,11 +94,11 @@ class ChatV2Request(Model):
             _refuse_parts(message, f"messages[{i}]")
 
 
-class EmbedInput(Model):
-    content: Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS)]
+class EmbedInput(WireModel):
+    content: Annotated[list[CoherePart], Field(min_length=1, max_length=MAX_PARTS)]
 
 
-class EmbedRequest(Model):
+class EmbedRequest(WireModel):
     model: Label
     texts: Annotated[list[Text], Field(max_length=MAX_PROMPTS)] | None = None
     inputs: Annotated[list[EmbedInput], Field(max_length=MAX_PROMPTS)] | None = None
@@ -117,7 +117,7 @@ class EmbedRequest(Model):
             _refuse_parts(one, f"inputs[{i}]")
 
     @property
-    def given(self) -> list[str]:
+    def input_texts(self) -> list[str]:
         """The texts."""
         return self.texts or ["\n".join(p.text or "" for p in i.content) for i in self.inputs or ()]
 
@@ -125,7 +125,7 @@ class EmbedRequest(Model):
     def _rules(self) -> EmbedRequest:
         if (self.texts is None) == (self.inputs is None):
             raise ApiError("texts: one of texts and inputs is needed", "texts")
-        if not self.given:
+        if not self.input_texts:
             raise ApiError("texts: must not be empty", "texts")
         for kind in self.embedding_types or ():
             if kind not in VECTORS:

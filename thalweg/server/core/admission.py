@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager
 from operator import attrgetter
 
 from thalweg.server.core.drain import Drain
-from thalweg.server.core.seats import PATIENCE, Seat, choose_victims
+from thalweg.server.core.seats import PATIENCE, AdmissionSeat, choose_victims
 from thalweg.server.errors import ApiError
 
 SHARE = 8
@@ -54,14 +54,14 @@ class Ticket:
         a.hold(self.tenant, prompts - self.places, tokens - self.tokens)
         self.places, self.tokens = prompts, tokens
 
-    def started(self, prompts: int, tokens: int) -> None:
+    def start(self, prompts: int, tokens: int) -> None:
         self._give_back(min(prompts, self.places), min(tokens, self.tokens))
 
-    def suspended(self) -> None:
+    def suspend(self) -> None:
         """One more part waits again."""
         self._give_back(-1, 0)
 
-    def resumed(self) -> None:
+    def resume(self) -> None:
         """A part that was suspended goes on, or has ended."""
         self._give_back(min(1, self.places), 0)
 
@@ -96,13 +96,13 @@ class Admission:
         """Prompts and choices that have not asked for a turn yet, because others of their request come first."""
         self._clock = clock
         self._drain = Drain(window, clock)
-        self._seats: dict[Seat, None] = {}
+        self._seats: dict[AdmissionSeat, None] = {}
         """Those that are held, the oldest grant first."""
         self._at: dict[str, int] = {}
         """Sequences at the engine, of each tenant that has any."""
-        self._queues: OrderedDict[str, list[Seat]] = OrderedDict()
+        self._queues: OrderedDict[str, list[AdmissionSeat]] = OrderedDict()
         """Seats that wait, each tenant's in order of rank."""
-        self._hungry: set[Seat] = set()
+        self._hungry: set[AdmissionSeat] = set()
         """Seats for which others made room, and which may not run yet."""
         self._numbers = itertools.count()
         self._looking: asyncio.TimerHandle | None = None
@@ -157,24 +157,26 @@ class Admission:
     @asynccontextmanager
     async def turn(
         self, ticket: Ticket, sequences: int, tokens: int, priority: int = 0, prompts: int = 1
-    ) -> AsyncIterator[Seat]:
+    ) -> AsyncIterator[AdmissionSeat]:
         """Waits until a prompt of `ticket`, or some choices of it, may run. While the block runs, they count as
         running, unless the seat is left or taken. sequences: at most `most_together`. prompts: 0 for choices of a prompt that
         has started."""
         if self._closed is not None:
             raise self._closed
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        seat = Seat(ticket, min(sequences, self.most_together), priority, next(self._numbers), turn, self._rest, self._queue)
+        seat = AdmissionSeat(
+            ticket, min(sequences, self.most_together), priority, next(self._numbers), turn, self._rest, self._queue
+        )
         self._queue(seat)
         try:
             await turn
-            self._drain.started()
-            ticket.started(prompts, tokens)
+            self._drain.start()
+            ticket.start(prompts, tokens)
             try:
                 yield seat
             finally:
                 now = self._clock()
-                self._drain.ended(now - seat.seconds_held(now), seat.cost)
+                self._drain.end(now - seat.seconds_held(now), seat.cost)
         finally:
             self._end(seat)
 
@@ -197,10 +199,10 @@ class Admission:
 
     # ------------------------------------------------------------------ seats
 
-    def _impatient(self, now: float) -> list[Seat]:
+    def _impatient(self, now: float) -> list[AdmissionSeat]:
         """Of each tenant, the seat that has waited too long: at the engine for a slot, or here. The most urgent comes first,
         then who has least."""
-        first: dict[str, Seat] = {}
+        first: dict[str, AdmissionSeat] = {}
         if len(self._at.keys() | self._queues.keys()) == 1 and not any(s.begun for q in self._queues.values() for s in q[:1]):
             return []
         for seat in self._seats:
@@ -211,7 +213,7 @@ class Admission:
                 first.setdefault(tenant, queue[0])
         return sorted(first.values(), key=lambda seat: (seat.priority, self._at.get(seat.tenant, 0)))
 
-    def _make_room(self, taker: Seat, now: float) -> None:
+    def _make_room(self, taker: AdmissionSeat, now: float) -> None:
         for seat in choose_victims(self._seats, taker, self.slots, self._crowded(), now) or ():
             assert seat.holder is not None, "only those that can be suspended are chosen"
             if not seat.holder.suspend():  # the engine recovers from a crash
@@ -229,7 +231,7 @@ class Admission:
         self._hungry = {seat for seat in self._hungry if seat.held and not (seat.holder is not None and seat.runs)}
         return self.slots if self._hungry else self.window
 
-    def _queue(self, seat: Seat, call: bool = True) -> None:
+    def _queue(self, seat: AdmissionSeat, call: bool = True) -> None:
         """The seat is wanted, for the first time or again."""
         if self._closed is not None:
             return
@@ -238,32 +240,32 @@ class Admission:
         if call:
             self._call()
 
-    def _dequeue(self, seat: Seat) -> None:
+    def _dequeue(self, seat: AdmissionSeat) -> None:
         queue = self._queues.get(seat.tenant, [])
         if seat in queue:
             queue.remove(seat)
             if not queue:
                 del self._queues[seat.tenant]
 
-    def _grant(self, seat: Seat) -> None:
+    def _grant(self, seat: AdmissionSeat) -> None:
         self.running += seat.cost
         self._at[seat.tenant] = self._at.get(seat.tenant, 0) + seat.cost
         self._seats[seat] = None
         seat.held, seat.since = True, self._clock()
         if seat.begun:
-            seat.ticket.resumed()
+            seat.ticket.resume()
             assert seat.holder is not None, "only those that can be resumed are suspended"
             seat.holder.resume()
         else:
             seat.begun = True
             seat.turn.set_result(None)
 
-    def _free(self, seat: Seat) -> None:
+    def _free(self, seat: AdmissionSeat) -> None:
         """The seat is no longer held. Its request goes on later."""
         self._give_up(seat)
-        seat.ticket.suspended()
+        seat.ticket.suspend()
 
-    def _give_up(self, seat: Seat) -> None:
+    def _give_up(self, seat: AdmissionSeat) -> None:
         del self._seats[seat]
         seat.before, seat.held = seat.seconds_held(self._clock()), False
         self.running -= seat.cost
@@ -271,18 +273,18 @@ class Admission:
         if not self._at[seat.tenant]:
             del self._at[seat.tenant]
 
-    def _rest(self, seat: Seat) -> None:
+    def _rest(self, seat: AdmissionSeat) -> None:
         """Nobody reads what the seat's request makes, and it was suspended."""
         self._free(seat)
         self._call()
 
-    def _end(self, seat: Seat) -> None:
+    def _end(self, seat: AdmissionSeat) -> None:
         if seat.held:
             self._give_up(seat)
         else:
             self._dequeue(seat)
             if seat.begun:
-                seat.ticket.resumed()
+                seat.ticket.resume()
         self._call()
 
     def _call(self) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from thalweg.outputs import CompletionOutput
 from thalweg.server.core.request import ChatRequest
-from thalweg.turns.bind import Bound
-from thalweg.turns.events import CallArguments, CallBegun, Content, Event, Thought
-from thalweg.turns.held import Held
+from thalweg.turns.bind import BoundTurnFormat
+from thalweg.turns.events import CallArguments, CallStart, Content, Event, Thought
+from thalweg.turns.grammar_scope import GrammarScope
 from thalweg.turns.reader import Reader
 
 
 class Answer:
     """The choices of one request as their turns are read. Without a format they are content."""
 
-    def __init__(self, bound: Bound | None, request: ChatRequest, prompt: str, held: Held = Held.NOTHING) -> None:
+    def __init__(
+        self, bound: BoundTurnFormat | None, request: ChatRequest, prompt: str, held: GrammarScope = GrammarScope.NOTHING
+    ) -> None:
         """held: what of the turn a grammar decides."""
         self._bound, self._request, self._prompt, self._held = bound, request, prompt, held
         self._schemas = {t.function.name: t.function.parameters or {} for t in request.tools or ()}
@@ -32,7 +34,7 @@ class Answer:
             return [Content(choice.text)] if choice.text else []
         return self._events(choice, choice.finish_reason is not None)
 
-    def called(self, choice: CompletionOutput) -> bool:
+    def has_call(self, choice: CompletionOutput) -> bool:
         """Has the choice begun a call?"""
         return choice.index in self._called
 
@@ -43,14 +45,14 @@ class Answer:
         if reader is None:
             reader = self._readers[index] = Reader(self._bound, self._prompt, self._schemas, self._held)
         events = reader.push(choice.text) + (reader.finish(cut) if ended else [])
-        if any(isinstance(e, CallBegun) for e in events):
+        if any(isinstance(e, CallStart) for e in events):
             self._called.add(index)
-        return [e for e in events if self._wanted(e)]
+        return [e for e in events if self._is_visible(e)]
 
-    def _wanted(self, event: Event) -> bool:
+    def _is_visible(self, event: Event) -> bool:
         match event:
             case Thought():
                 return self._request.include_reasoning is not False
-            case CallBegun(index) | CallArguments(index):
+            case CallStart(index) | CallArguments(index):
                 return not (self._one and index)
         return True

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 
-from thalweg.params import Aside, SamplingParams
+from thalweg.params import ReasoningDelimiters, SamplingParams
 from thalweg.server.core.constraint import Constraint
 from thalweg.server.core.request import ChatRequest
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.template.chat import Chat
-from thalweg.turns.aside import aside_of
-from thalweg.turns.bind import Bound, bind
+from thalweg.turns.bind import BoundTurnFormat, bind
 from thalweg.turns.choose import choose, describe
-from thalweg.turns.format import Turn
+from thalweg.turns.format import TurnFormat
 from thalweg.turns.grammar import beginning_of_calls
-from thalweg.turns.held import Held
+from thalweg.turns.grammar_scope import GrammarScope
+from thalweg.turns.reasoning_delimiters import aside_of
 
 log = logging.getLogger(__name__)
 NO_FORMAT = (
@@ -31,7 +31,7 @@ class ChatFormat:
     def __init__(self, serving: Serving, chat: Chat | None) -> None:
         """chat: with the chat template in use. ConfigError if a flag names no format."""
         settings, tokenizer = serving.settings, serving.engine.tokenizer
-        turn = plain = Turn()
+        turn = plain = TurnFormat()
         if tokenizer is not None:
             templates = (None, None) if chat is None else (chat.templates.pick(tools=True), chat.templates.pick(tools=False))
             named = settings.tool_call_parser, settings.reasoning_parser
@@ -47,7 +47,7 @@ class ChatFormat:
         if self._level != "off" and beginning_of_calls(self._with_calls) is None:
             log.warning("--tool-strict-level has no effect: no token of this model begins a call, and nothing else")
 
-    def bound(self, request: ChatRequest) -> Bound | None:
+    def select(self, request: ChatRequest) -> BoundTurnFormat | None:
         """What reads the answer. None: it is content as it stands. ApiError if the tools cannot be had as asked."""
         if request.choice == "none":
             turn = self._without.turn
@@ -59,13 +59,15 @@ class ChatFormat:
             raise ApiError(NOT_AUTO, "tool_choice")
         return self._with_calls
 
-    def constrain(self, request: ChatRequest, bound: Bound | None, params: SamplingParams, prompt: str) -> Held:
+    def constrain(
+        self, request: ChatRequest, bound: BoundTurnFormat | None, params: SamplingParams, prompt: str
+    ) -> GrammarScope:
         """Constrain the turn to what the request asks for. What of it is held, for its reader. RequestError or ApiError, naming
         the field, where that cannot be."""
         if bound is None:
-            return Held.NOTHING
+            return GrammarScope.NOTHING
         aside = aside_of(bound, prompt) if params.stop else None
         if aside is not None:
             opens, close, inside = aside
-            params.stop_aside = Aside(opens=opens, close=close, inside=inside)
+            params.stop_aside = ReasoningDelimiters(opens=opens, close=close, inside=inside)
         return Constraint(request, bound, prompt, self._level).hold(params)

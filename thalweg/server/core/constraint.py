@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from thalweg.params import GrammarPart, SamplingParams, StructuredOutputsParams
 from thalweg.server.core.request import ChatRequest, NamedTool
 from thalweg.turns.arguments import object_of
-from thalweg.turns.bind import Bound
+from thalweg.turns.bind import BoundTurnFormat
 from thalweg.turns.format import JsonArgs, JsonCalls
 from thalweg.turns.grammar import (
     beginning_of_calls,
@@ -20,18 +20,18 @@ from thalweg.turns.grammar import (
     free_grammar,
     turn_grammar,
 )
-from thalweg.turns.held import Held
+from thalweg.turns.grammar_scope import GrammarScope
 from thalweg.turns.reader import Reader
 
 BESIDE_CALLS = frozenset({"json", "json_object", "choice"})
 """Forms that leave room for calls. The text of others may be anything, calls too."""
-WHOLE = Held.CALLS | Held.THOUGHT
+WHOLE = GrammarScope.CALLS | GrammarScope.THOUGHT
 
 
 class Constraint:
     """One request's. `hold` says it in its parameters."""
 
-    def __init__(self, request: ChatRequest, bound: Bound, prompt: str, level: str) -> None:
+    def __init__(self, request: ChatRequest, bound: BoundTurnFormat, prompt: str, level: str) -> None:
         """level: of --tool-strict-level."""
         self._request, self._bound, self._level = request, bound, level
         reader = Reader(bound, prompt)
@@ -46,7 +46,7 @@ class Constraint:
         }
         """By tool: the field of its schema, and what messages call it."""
 
-    def hold(self, params: SamplingParams) -> Held:
+    def hold(self, params: SamplingParams) -> GrammarScope:
         """Constrain the turn as the request asks. What of it is held. RequestError names the field where that cannot be."""
         form = params.structured_outputs
         if self._request.choice in ("required", "named"):  # a call that must be made leaves no room for content
@@ -57,11 +57,11 @@ class Constraint:
         if self._request.choice == "auto" and form.constraint[0] in BESIDE_CALLS:
             tools, thought = self._tools(), self._free is not None
             source = form_grammar(self._bound, tools, self._parallel, self._thinking, thought, self._names)
-            params.structured_outputs = self._made(source, "tools", tools, form)
-            return WHOLE | Held.CONTENT
+            params.structured_outputs = self._build_params(source, "tools", tools, form)
+            return WHOLE | GrammarScope.CONTENT
         return self._content(params, form)
 
-    def _made(
+    def _build_params(
         self, source: str, field: str, tools: Mapping[str, Any], form: StructuredOutputsParams | None = None
     ) -> StructuredOutputsParams:
         """tools: schemas that the source holds, by name."""
@@ -74,32 +74,32 @@ class Constraint:
         named = request.tool_choice.function.name if isinstance(request.tool_choice, NamedTool) else None
         thought = self._free is not None
         source = turn_grammar(self._bound, tools, named, self._parallel, self._thinking, thought, self._names)
-        return self._made(source, "tool_choice", tools if named is None else {named: tools[named]})
+        return self._build_params(source, "tool_choice", tools if named is None else {named: tools[named]})
 
-    def _content(self, params: SamplingParams, form: StructuredOutputsParams) -> Held:
+    def _content(self, params: SamplingParams, form: StructuredOutputsParams) -> GrammarScope:
         """Content alone."""
         if self._in_header or (self._thinking and self._free is None):
             source = form_grammar(self._bound, {}, True, self._thinking)
-            params.structured_outputs = self._made(source, form.asked_as or "structured_outputs", {}, form)
-            return Held.CONTENT | Held.THOUGHT
+            params.structured_outputs = self._build_params(source, form.asked_as or "structured_outputs", {}, form)
+            return GrammarScope.CONTENT | GrammarScope.THOUGHT
         if self._thinking:
             params.structured_outputs = replace(form, free_until=self._free)
-        return Held.CONTENT
+        return GrammarScope.CONTENT
 
-    def _strict(self, params: SamplingParams) -> Held:
+    def _strict(self, params: SamplingParams) -> GrammarScope:
         """Tools that are strict: text is free up to a call, and calls follow their schemas. --tool-strict-level holds calls of
         all tools so where a token begins them: "function" their names and form, "parameter" their schemas."""
         token, strict = beginning_of_calls(self._bound), self._strict_names()
         if self._request.choice != "auto" or not (strict or (self._level == "function" and token is not None)):
-            return Held.NOTHING
+            return GrammarScope.NOTHING
         tools = self._tools()
         if token is not None:
             source = begun_grammar(self._bound, tools, self._parallel, self._names)
-            params.structured_outputs = replace(self._made(source, "tools", tools), free_until=[token])
-            return Held.CALLS
+            params.structured_outputs = replace(self._build_params(source, "tools", tools), free_until=[token])
+            return GrammarScope.CALLS
         thought = self._free is not None
         source = free_grammar(self._bound, tools, self._parallel, self._thinking, thought, self._names)
-        params.structured_outputs = self._made(source, "tools", tools)
+        params.structured_outputs = self._build_params(source, "tools", tools)
         return WHOLE
 
     def _strict_names(self) -> set[str]:

@@ -8,9 +8,9 @@ from typing import Any
 from thalweg.engine.client.media import MEDIA
 from thalweg.errors import ConfigError
 from thalweg.media.kinds import load_kinds, name_kinds
-from thalweg.media.kinds.base import Medium
+from thalweg.media.kinds.base import MediaItem
 from thalweg.server.core.chat_format import ChatFormat
-from thalweg.server.core.request import ChatFields, ChatRequest, Message
+from thalweg.server.core.request import ChatFields, ChatMessage, ChatRequest
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.middleware import current_scope, tenant_of
@@ -54,7 +54,7 @@ class Conversation:
                 if chat.templates.named else "start the server with --chat-template, or use /v1/completions"
             )  # fmt: skip
             raise ApiError(f"{chat.templates.say_missing()}; {fix}", "messages")
-        keep = self.serving.kept(request) if isinstance(request, ChatRequest) else None
+        keep = self.serving.truncation_limit(request) if isinstance(request, ChatRequest) else None
         unbounded = not isinstance(request, ChatRequest) or keep is not None  # whoever counts tokens may have too many
         most_chars = self.serving.engine.config.model.max_len * tokenizer.max_token_chars
         messages, items = await self._read_media(request, keep is not None)
@@ -74,7 +74,7 @@ class Conversation:
         )
         return {**prompt, MEDIA: items} if items else prompt
 
-    async def _read_media(self, request: ChatFields, cut: bool) -> tuple[list[Any], list[Medium]]:
+    async def _read_media(self, request: ChatFields, cut: bool) -> tuple[list[Any], list[MediaItem]]:
         """The messages with their media read and taken out; none, if they hold none. cut: it is to be shortened."""
         where, medium = next(
             (
@@ -120,7 +120,7 @@ def _prefer(template: str, templates: Templates) -> Templates:
         raise ConfigError(f"--chat-template: {e}") from None
 
 
-def _plain(message: Message) -> dict[str, Any]:
+def _plain(message: ChatMessage) -> dict[str, Any]:
     """As clients wrote it, less what only replies carry. Its reasoning stands under both names that templates read."""
     out = message.model_dump(exclude_none=True, exclude={"annotations", "audio", "function_call", "refusal"})
     if isinstance(message.content, list):

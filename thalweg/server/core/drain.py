@@ -24,7 +24,7 @@ class Drain:
         self._since = 0.0
         """Time when one last ended, or the first began."""
 
-    def started(self) -> float:
+    def start(self) -> float:
         """A prompt is served from now on. What `ended` wants to know."""
         now = self._clock()
         if not self._running:
@@ -32,7 +32,7 @@ class Drain:
         self._running += 1
         return now
 
-    def ended(self, started: float, cost: int) -> None:
+    def end(self, started: float, cost: int) -> None:
         """It had that many sequences, and needs no more."""
         now = self._clock()
         self._running, self._since = self._running - 1, now

@@ -17,11 +17,11 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel
 
-from thalweg.server.core.schema import Model
+from thalweg.server.core.schema import WireModel
 from thalweg.server.errors import ApiError
 
 log = logging.getLogger(__name__)
-R = TypeVar("R", bound=Model)
+R = TypeVar("R", bound=WireModel)
 
 MOST_NAMES = 64
 """Unknown names that are logged and counted one by one: clients choose them."""
@@ -31,7 +31,7 @@ OTHER = "other"
 _SPEAKABLE = re.compile(r"[A-Za-z_][\w.\[\]-]{0,63}", re.ASCII)
 
 
-class Fields:
+class RequestParser:
     """What a server does with the fields of its requests. Thread-safe: long bodies are read on a thread."""
 
     def __init__(self, strict: bool = False, count: Callable[[str], None] = lambda name: None) -> None:
@@ -55,12 +55,12 @@ class Fields:
         return made
 
     def _note(self, names: set[str]) -> set[str]:
-        told = {self._known(n) for n in names}
+        told = {self._metric_label(n) for n in names}
         for name in told:
             self._count(name)
         return told
 
-    def _known(self, name: str) -> str:
+    def _metric_label(self, name: str) -> str:
         """The name to count under. It is logged when it is new."""
         if not _SPEAKABLE.fullmatch(name):
             return OTHER
@@ -94,7 +94,7 @@ def refuse_asked(
 
 def _unknown(kind: type[BaseModel], value: dict[str, Any], path: str) -> Iterator[str]:
     """Paths of fields that `kind` and the models within it do not have."""
-    nested = _nested(kind)
+    nested = _nested_models(kind)
     for name in value:
         if name not in nested:
             yield path + name
@@ -110,7 +110,7 @@ def _unknown(kind: type[BaseModel], value: dict[str, Any], path: str) -> Iterato
 
 
 @cache
-def _nested(kind: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
+def _nested_models(kind: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
     """The fields of `kind`, each with the model it holds, alone or in a list."""
     return {name: next(_models(field.annotation), None) for name, field in kind.model_fields.items()}
 

@@ -34,7 +34,7 @@ class AcceptedJob(msgspec.Struct, frozen=True, kw_only=True):
         return sum(len(p["prompt_token_ids"]) for p in self.prompts)
 
 
-class Job(AcceptedJob, frozen=True, kw_only=True):
+class GenerationJob(AcceptedJob, frozen=True, kw_only=True):
     """Prompts to generate from."""
 
     params: SamplingParams

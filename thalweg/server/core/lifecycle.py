@@ -73,7 +73,7 @@ class Lifecycle:
         await self._empty.wait()
 
 
-class Visit:
+class RequestScope:
     """One accepted request's belongings, kept under "thalweg.visit" in its scope: what must be given back when it has ended,
     however it ended."""
 
@@ -83,9 +83,9 @@ class Visit:
     def at_end(self, action: Callable[[], None]) -> None:
         self._last.append(action)
 
-    def handed_over(self) -> Visit:
+    def handed_over(self) -> RequestScope:
         """What belongs to it, for work that goes on after the answer."""
-        other = Visit()
+        other = RequestScope()
         other._last, self._last = self._last, []
         return other
 
@@ -121,7 +121,7 @@ class Gate:
                 response.headers["connection"] = "close"
             await response(scope, receive, send)
             return
-        visit = scope["thalweg.visit"] = Visit()
+        visit = scope["thalweg.visit"] = RequestScope()
         life.enter()
         try:
             await self.app(scope, receive, send)

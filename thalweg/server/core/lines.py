@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from thalweg.server.core.lifecycle import Visit
+from thalweg.server.core.lifecycle import RequestScope
 from thalweg.server.errors import ApiError, translate
 from thalweg.server.http.answer import failure
 from thalweg.server.http.bodies import MAX_VALUES, SMALL, Bodies, load
@@ -40,7 +40,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class LineAnswer:
     line: bytes
     """JSON, without the line's end."""
     ok: bool
@@ -65,7 +65,7 @@ def read(raw: bytes, urls: Mapping[str, Endpoint], values: int = MAX_VALUES) -> 
     return Line(custom_id, url, orjson.dumps(body))
 
 
-class Lines:
+class LineRunner:
     """Answers lines. endpoints: the routes a line may name, by path, as `routes.described` makes them."""
 
     def __init__(self, endpoints: Mapping[str, Endpoint], bodies: Bodies) -> None:
@@ -83,25 +83,25 @@ class Lines:
         self.check_size(len(raw))
         return read(raw, self.endpoints, self._bodies.values)
 
-    async def answer(self, raw: bytes, client: str = "", owner: str = "") -> Answered:
+    async def answer(self, raw: bytes, client: str = "", owner: str = "") -> LineAnswer:
         """The line that answers the line `raw`. Never fails: what is wrong becomes the answer. client, owner: who asks, as
         the host and the key that a request over HTTP comes with."""
         line = await self._read(raw)
-        if isinstance(line, Answered):
+        if isinstance(line, LineAnswer):
             return line
         del raw  # it may be long, and the answer may take long
         answer = await self.ask(line, client, owner)
         if len(answer.body) <= SMALL:
-            return written(line.custom_id, answer)
-        return await asyncio.to_thread(written, line.custom_id, answer)
+            return encode_line(line.custom_id, answer)
+        return await asyncio.to_thread(encode_line, line.custom_id, answer)
 
-    async def _read(self, raw: bytes) -> Line | Answered:
+    async def _read(self, raw: bytes) -> Line | LineAnswer:
         """The line, or what answers a wrong one. On a thread if it is long."""
         try:
             return await self._bodies.read(len(raw), lambda: self.read(raw))
         except Exception as e:
             refused = failure(e)
-            return await self._bodies.read(len(raw), lambda: written(custom_id_of(raw), refused))
+            return await self._bodies.read(len(raw), lambda: encode_line(custom_id_of(raw), refused))
 
     async def ask(self, line: Line, client: str = "", owner: str = "") -> Response:
         """The route's own answer. A full queue is waited for."""
@@ -113,10 +113,10 @@ class Lines:
         return answer
 
 
-async def in_order(lines: Lines, raws: Iterable[bytes], at_once: int) -> AsyncGenerator[Answered, None]:
+async def in_order(lines: LineRunner, raws: Iterable[bytes], at_once: int) -> AsyncGenerator[LineAnswer, None]:
     """An answer for each line, in the order of the lines. At most `at_once` lines are read ahead of the one whose answer is
     awaited, run together, and held. Two lines of one custom_id are both answered. Closing it ends what runs."""
-    running: deque[asyncio.Task[Answered]] = deque()
+    running: deque[asyncio.Task[LineAnswer]] = deque()
     try:
         for raw in raws:
             if len(running) == at_once:
@@ -139,7 +139,7 @@ async def _call(endpoint: Endpoint, line: Line, client: str, owner: str) -> Resp
             await never.wait()  # nobody leaves
         return messages.pop()
 
-    visit = Visit()
+    visit = RequestScope()
     scope = {
         "type": "http",
         "method": "POST",
@@ -158,7 +158,7 @@ async def _call(endpoint: Endpoint, line: Line, client: str, owner: str) -> Resp
         visit.close()
 
 
-def written(custom_id: str | None, answer: Response) -> Answered:
+def encode_line(custom_id: str | None, answer: Response) -> LineAnswer:
     """`answer` as a line."""
     number = uuid.uuid4().hex
     body: Any = orjson.loads(answer.body) if answer.body else None
@@ -168,7 +168,7 @@ def written(custom_id: str | None, answer: Response) -> Answered:
         "response": {"status_code": answer.status_code, "request_id": f"req_{number}", "body": body},
         "error": None,
     }
-    return Answered(orjson.dumps(out), answer.status_code == 200)
+    return LineAnswer(orjson.dumps(out), answer.status_code == 200)
 
 
 def custom_id_of(raw: bytes) -> str | None:

@@ -18,7 +18,7 @@ MOST_UNREAD = 64
 """Outputs of all parts that wait for their reader. Beyond it each part merges its own, and stops when they are many."""
 
 
-class Part(NamedTuple):
+class ChoiceRange(NamedTuple):
     """Choices `first` to `first + choices - 1` of one prompt."""
 
     prompt: int
@@ -30,16 +30,16 @@ OnTurn = Callable[[], None]
 """What a part calls when it may run."""
 
 
-def divide(prompts: int, choices: int, most: int) -> list[Part]:
+def divide(prompts: int, choices: int, most: int) -> list[ChoiceRange]:
     """What takes turns: each prompt with at most so many of its choices."""
-    return [Part(i, first, min(most, choices - first)) for i in range(prompts) for first in range(0, choices, most)]
+    return [ChoiceRange(i, first, min(most, choices - first)) for i in range(prompts) for first in range(0, choices, most)]
 
 
 @asynccontextmanager
 async def spread(
     admission: Admission,
-    parts: Sequence[Part],
-    run: Callable[[Part, OnTurn], Awaitable[None]],
+    parts: Sequence[ChoiceRange],
+    run: Callable[[ChoiceRange, OnTurn], Awaitable[None]],
     room: asyncio.Event | None = None,
 ) -> AsyncIterator[asyncio.Future[None]]:
     """Runs `run(part, on_turn)` for each part. room: no part begins while it is not set. The future ends with the last part, or
@@ -48,7 +48,7 @@ async def spread(
     tasks: list[asyncio.Task[None]] = []
     behind, left = len(parts), len(parts)
 
-    async def follow(part: Part, turned: asyncio.Event) -> None:
+    async def follow(part: ChoiceRange, turned: asyncio.Event) -> None:
         nonlocal left
         try:
             await run(part, turned.set)
@@ -88,12 +88,12 @@ async def spread(
 
 
 async def run_all(
-    admission: Admission, parts: Sequence[Part], last: Callable[[Part, OnTurn], Awaitable[RequestOutput]]
+    admission: Admission, parts: Sequence[ChoiceRange], last: Callable[[ChoiceRange, OnTurn], Awaitable[RequestOutput]]
 ) -> list[RequestOutput]:
     """Every prompt's final output, in order. The first failure cancels the rest. last: the final output of a part."""
-    outputs: dict[Part, RequestOutput] = {}
+    outputs: dict[ChoiceRange, RequestOutput] = {}
 
-    async def run(part: Part, on_turn: OnTurn) -> None:
+    async def run(part: ChoiceRange, on_turn: OnTurn) -> None:
         outputs[part] = await last(part, on_turn)
 
     async with spread(admission, parts, run) as done:
@@ -105,7 +105,9 @@ async def run_all(
 
 
 async def stream_all(
-    admission: Admission, parts: Sequence[Part], outputs: Callable[[Part, OnTurn], AsyncGenerator[RequestOutput, None]]
+    admission: Admission,
+    parts: Sequence[ChoiceRange],
+    outputs: Callable[[ChoiceRange, OnTurn], AsyncGenerator[RequestOutput, None]],
 ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """(prompt index, output) as outputs come, of all parts together. Closing it ends them all."""
     queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(MOST_UNREAD)
@@ -117,7 +119,7 @@ async def stream_all(
             room.clear()
         await queue.put(item)
 
-    async def pump(part: Part, on_turn: OnTurn) -> None:
+    async def pump(part: ChoiceRange, on_turn: OnTurn) -> None:
         stream = outputs(part, on_turn)
         try:
             async for output in stream:

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, create_model, model_validator
 
-from thalweg.server.core.refused import MEDIA, TEXTS, drop_tools, refuse, refuse_parts
 from thalweg.server.core.schema import (
-    Asked,
     Flag,
     Int32,
     Label,
     MaxBytes,
-    Model,
     Number,
-    Sampled,
+    RequestFields,
+    SamplingFields,
     Strings,
     Text,
     TokenIds,
     Whole,
+    WireModel,
 )  # fmt: skip
+from thalweg.server.core.unsupported_fields import MEDIA, TEXTS, drop_tools, refuse, refuse_parts
 from thalweg.server.errors import ApiError
 
 MAX_MESSAGES = 10_000
@@ -32,7 +32,7 @@ MAX_PARTS = 1024
 Json = Annotated[dict[str, Any], MaxBytes(2**20)]
 
 
-class Body(Model):
+class OpenAIBody(WireModel):
     """A body whose fields have OpenAI's names."""
 
     @classmethod
@@ -40,12 +40,12 @@ class Body(Model):
         refuse(body)
 
 
-class StreamOptions(Model):
+class StreamOptions(WireModel):
     include_usage: Flag | None = False
     continuous_usage_stats: Flag | None = False
 
 
-class Request(Sampled, Asked, Body):
+class GenerationRequest(SamplingFields, RequestFields, OpenAIBody):
     """What completions and chat share."""
 
     stream: Flag | None = False
@@ -92,7 +92,7 @@ class Request(Sampled, Asked, Body):
     prompt_cache_retention: Label | None = None
 
     @model_validator(mode="after")
-    def _rules(self) -> Request:
+    def _rules(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
             raise ApiError("stream_options is only for stream=true", "stream_options")
         if self.prompt_logprobs is not None:
@@ -103,7 +103,7 @@ class Request(Sampled, Asked, Body):
         return self
 
 
-class MediaUrl(Model):
+class MediaUrl(WireModel):
     url: Text
 
 
@@ -111,7 +111,7 @@ class DetailedMediaUrl(MediaUrl):
     detail: Label | None = None
 
 
-class MediaFile(Model):
+class MediaFile(WireModel):
     """A file in base64. The bytes say what format they have."""
 
     data: Text
@@ -122,7 +122,7 @@ _FORMS: dict[str, Any] = {"url": MediaUrl | Text, "detailed url": DetailedMediaU
 """`PartType.form` -> the type of the field."""
 
 
-class PartBase(Model):
+class PartBase(WireModel):
     """A part of a message: a text, or an item of media."""
 
     type: str
@@ -151,25 +151,25 @@ else:  # a field for each kind of media, of which installed packages may add som
     )  # fmt: skip
 
 
-class FunctionCall(Model):
+class FunctionCall(WireModel):
     """Of a turn that was answered before, so arguments may be cut off, broken or absent."""
 
     name: Text
     arguments: Text | Json | None = None
 
 
-class ToolCall(Model):
+class MessageToolCall(WireModel):
     id: Label | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class Message(Model):
+class ChatMessage(WireModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[Part], Field(max_length=MAX_PARTS)] | None = None
     name: Label | None = None
     tool_call_id: Label | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_PARTS)] | None = None
+    tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_PARTS)] | None = None
     reasoning: Text | None = None
     reasoning_content: Text | None = None
     # What replies carry, so that a reply can be sent back as history. They must be empty.
@@ -179,7 +179,7 @@ class Message(Model):
     function_call: None = None
 
     @model_validator(mode="after")
-    def _rules(self) -> Message:
+    def _rules(self) -> ChatMessage:
         if self.content is None and self.role != "assistant":
             raise ValueError(f"a message of role {self.role} needs content")
         if self.tool_calls and self.role != "assistant":
@@ -187,28 +187,28 @@ class Message(Model):
         return self
 
 
-class FunctionDefinition(Model):
+class FunctionDefinition(WireModel):
     name: Label
     description: Text | None = None
     parameters: Annotated[dict[Label, Any], MaxBytes(2**20), Field(max_length=1024)] | None = None
     strict: Flag | None = None
 
 
-class Tool(Model):
+class Tool(WireModel):
     type: Literal["function"] = "function"
     function: FunctionDefinition
 
 
-class FunctionName(Model):
+class FunctionName(WireModel):
     name: Label
 
 
-class NamedTool(Model):
+class NamedTool(WireModel):
     type: Literal["function"] = "function"
     function: FunctionName
 
 
-class ChatFields(Body):
+class ChatFields(OpenAIBody):
     """What chat and tokenising a chat share."""
 
     @classmethod
@@ -216,7 +216,7 @@ class ChatFields(Body):
         super().refuse(body)
         drop_tools(body)
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
     add_generation_prompt: Flag = True
     continue_final_message: Flag = False
@@ -231,7 +231,7 @@ class ChatFields(Body):
         return self
 
 
-class ChatRequest(Request, ChatFields):
+class ChatRequest(GenerationRequest, ChatFields):
     @classmethod
     def refuse(cls, body: dict[str, Any]) -> None:
         super().refuse(body)

@@ -8,9 +8,9 @@ from typing import Any
 
 from thalweg.errors import RequestError
 from thalweg.params import OF_MODEL, RequestOutputKind, SamplingParams
-from thalweg.server.core.request import ChatRequest, Request
-from thalweg.server.core.schema import Model
-from thalweg.server.core.structured import structured
+from thalweg.server.core.request import ChatRequest, GenerationRequest
+from thalweg.server.core.schema import WireModel
+from thalweg.server.core.structured import read_structured_outputs
 
 MOST_NAMED = 10
 """Wrong keys that a refusal names."""
@@ -19,7 +19,7 @@ TRANSLATED = frozenset({"max_tokens", "logprobs", "logit_bias", "structured_outp
 
 
 @cache
-def shared_fields(kind: type[Model]) -> tuple[str, ...]:
+def shared_fields(kind: type[WireModel]) -> tuple[str, ...]:
     """Fields that have one name and one meaning in requests of `kind` and in SamplingParams."""
     return tuple(n for n in SamplingParams.__struct_fields__ if n in kind.model_fields and n not in TRANSLATED)
 
@@ -44,9 +44,11 @@ def chat_name(param: str | None, request: ChatRequest) -> str | None:
     return param
 
 
-def build_params(request: Request, defaults: Mapping[str, Any], fields: dict[str, Any], detokenize: bool) -> SamplingParams:
+def build_params(
+    request: GenerationRequest, defaults: Mapping[str, Any], fields: dict[str, Any], detokenize: bool
+) -> SamplingParams:
     """fields: parameters that the dialect has resolved. RequestError names the field."""
-    for name in shared_fields(Request):
+    for name in shared_fields(GenerationRequest):
         value = getattr(request, name)
         if value is None and name in OF_MODEL:
             value = defaults.get(name)
@@ -54,7 +56,7 @@ def build_params(request: Request, defaults: Mapping[str, Any], fields: dict[str
             fields[name] = value
     if request.logit_bias:
         fields["logit_bias"] = _bias(request.logit_bias)
-    fields["structured_outputs"] = structured(request)
+    fields["structured_outputs"] = read_structured_outputs(request)
     fields["output_kind"] = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     fields["detokenize"] = detokenize
     return SamplingParams(**fields)

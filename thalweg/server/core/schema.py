@@ -69,13 +69,13 @@ class MaxBytes:
         return value
 
 
-class Model(BaseModel):
+class WireModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     _ignored: tuple[str, ...] = PrivateAttr(())
 
     @property
-    def ignored(self) -> tuple[str, ...]:
+    def ignored_fields(self) -> tuple[str, ...]:
         """Fields nobody here knows, some of them, by name."""
         return self._ignored
 
@@ -89,7 +89,7 @@ class Model(BaseModel):
         """Take out of `body` what asks for nothing. ApiError for a field that would change the answer and is not honoured."""
 
 
-class Sampled(Model):
+class SamplingFields(WireModel):
     """The numbers that most dialects name as SamplingParams does."""
 
     temperature: Number | None = None
@@ -102,7 +102,7 @@ class Sampled(Model):
     seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
 
 
-class Asked(Model):
+class RequestFields(WireModel):
     """What a request of any dialect may say of how it is run."""
 
     model: Label | None = None

@@ -33,7 +33,7 @@ WORTH = 4
 
 
 @dataclass(eq=False, slots=True)
-class Seat:
+class AdmissionSeat:
     """`cost` sequences of a tenant. It waits, is held, or rests while the reader of its answer does not read.
     Implements `engine.client.seats.Seat`."""
 
@@ -44,8 +44,8 @@ class Seat:
     """Order of arrival, also among those that were suspended."""
     turn: asyncio.Future[None]
     """Set when it is first given."""
-    on_leave: Callable[[Seat], None]
-    on_ask: Callable[[Seat], None]
+    on_leave: Callable[[AdmissionSeat], None]
+    on_ask: Callable[[AdmissionSeat], None]
     """Whom its reader's `leave` and `ask` are passed to."""
     since: float = 0.0
     """Monotonic seconds since when it has waited, or has been held."""
@@ -68,7 +68,7 @@ class Seat:
     @property
     def runs(self) -> bool:
         """Does the engine compute it? Without a holder nobody knows better."""
-        return self.held and (self.holder is None or self.holder.begun is not None)
+        return self.held and (self.holder is None or self.holder.scheduled_ts is not None)
 
     def seconds_held(self, now: float) -> float:
         return self.before + (now - self.since if self.held else 0.0)
@@ -83,7 +83,9 @@ class Seat:
         self.on_ask(self)
 
 
-def choose_victims(seats: Iterable[Seat], taker: Seat, slots: int, crowded: bool, now: float) -> list[Seat] | None:
+def choose_victims(
+    seats: Iterable[AdmissionSeat], taker: AdmissionSeat, slots: int, crowded: bool, now: float
+) -> list[AdmissionSeat] | None:
     """The seats to take so that `taker` can run. None: it can as it is, or the rules do not free so many. seats: all that are
     held, the oldest grant first: the engine begins them in that order. slots: sequences that run there at once. crowded: do
     sequences wait there although slots are free? Then one that runs must leave. now: monotonic seconds."""
@@ -101,11 +103,11 @@ def choose_victims(seats: Iterable[Seat], taker: Seat, slots: int, crowded: bool
         of[seat.tenant] = of.get(seat.tenant, 0) + seat.cost
     mine = of.get(taker.tenant, 0) + (0 if taker.held else taker.cost)
     movable = [s for s in held if s.holder is not None and s.priority >= taker.priority and s is not taker]
-    chosen: list[Seat] = []
+    chosen: list[AdmissionSeat] = []
     if need <= 0:
         return None
 
-    def take(seat: Seat) -> None:
+    def take(seat: AdmissionSeat) -> None:
         nonlocal need
         need -= seat.cost
         of[seat.tenant] -= seat.cost
@@ -128,7 +130,7 @@ def choose_victims(seats: Iterable[Seat], taker: Seat, slots: int, crowded: bool
     return chosen if need <= 0 else None
 
 
-def _was_useful(seat: Seat, now: float) -> bool:
-    if seat.holder is None or (begun := seat.holder.begun) is None or (first := seat.holder.first_token) is None:
+def _was_useful(seat: AdmissionSeat, now: float) -> bool:
+    if seat.holder is None or (begun := seat.holder.scheduled_ts) is None or (first := seat.holder.first_token) is None:
         return False
     return now - first >= max(QUANTUM, WORTH * (first - begun))

@@ -23,21 +23,21 @@ from thalweg.outputs import RequestOutput
 from thalweg.params import MAX_N, PoolingParams, SamplingParams
 from thalweg.server.core.adapters import ServedAdapter, ServedAdapters, explain_lost, find_lost
 from thalweg.server.core.admission import Admission, Ticket
-from thalweg.server.core.fields import Fields
-from thalweg.server.core.job import AcceptedJob, Job
+from thalweg.server.core.fields import RequestParser
+from thalweg.server.core.job import AcceptedJob, GenerationJob
 from thalweg.server.core.lifecycle import Lifecycle
-from thalweg.server.core.lines import Lines
-from thalweg.server.core.parts import OnTurn, Part, divide, renumber, run_all, stream_all
-from thalweg.server.core.schema import Asked
+from thalweg.server.core.lines import LineRunner
+from thalweg.server.core.parts import ChoiceRange, OnTurn, divide, renumber, run_all, stream_all
+from thalweg.server.core.schema import RequestFields
 from thalweg.server.core.transcript import Transcript
 from thalweg.server.errors import ApiError, of_grammar
 from thalweg.server.http.bodies import MAX_VALUES, Bodies
 from thalweg.server.http.middleware import current_scope, owner_of, tenant_of
-from thalweg.server.http.multipart import Part as FormPart
+from thalweg.server.http.multipart import MultipartPart as FormPart
 from thalweg.server.http.multipart import boundary_of, parts_of
-from thalweg.server.observe.recent import Recent, Record
+from thalweg.server.observe.recent import RecentRequests, Record
 from thalweg.server.settings import ServerSettings
-from thalweg.text.encoder import Encoder
+from thalweg.text.encoder import AsyncTokenizer
 
 if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
@@ -54,7 +54,7 @@ HEAVY_TOKENS = 1024
 """Answers with log-probabilities of more tokens than this are written on a thread."""
 
 
-class Watcher(Protocol):
+class RequestObserver(Protocol):
     """Told which requests the engine has, by its ids, in the context of the HTTP request that asked."""
 
     def under_way(self, request_id: str) -> AbstractContextManager[None]:
@@ -66,7 +66,7 @@ class Serving:
 
     # Set once, by who makes the application.
     conversation: Conversation
-    lines: Lines
+    lines: LineRunner
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Serving:
         settings: ServerSettings,
         lifecycle: Lifecycle,
         traffic: HttpMetrics,
-        recent: Recent,
+        recent: RecentRequests,
         adapters: Sequence[LoRARequest] = (),
     ) -> None:
         """adapters: loaded ones, that requests may name as their model."""
@@ -83,8 +83,8 @@ class Serving:
         context = engine.config.model.max_len
         limit = settings.max_body or min(MAX_BODY, max(MIN_BODY, BYTES_PER_TOKEN * context))
         self.bodies = Bodies(limit, max(MAX_VALUES, 4 * context))
-        self.encoder = Encoder(engine.tokenizer, engine.config.model.max_len) if engine.tokenizer else None
-        self.fields = Fields(settings.strict_requests, traffic.unknown_field)
+        self.encoder = AsyncTokenizer(engine.tokenizer, engine.config.model.max_len) if engine.tokenizer else None
+        self.fields = RequestParser(settings.strict_requests, traffic.unknown_field)
         seqs = engine.config.max_running
         queue = settings.max_queued_requests
         self.admission = Admission(
@@ -93,12 +93,12 @@ class Serving:
             max_requests=4 * seqs if queue is None else queue,
             max_tokens=settings.max_queued_tokens,
             slots=seqs,
-            crowded=self._crowded,
+            crowded=self._is_crowded,
         )
         self.created = int(time.time())
         self.fingerprint = _fingerprint(engine, settings)
         self.recent = recent
-        self.watchers: list[Watcher] = [recent]
+        self.watchers: list[RequestObserver] = [recent]
         self.running: set[str] = set()
         """The engine's ids of what is under way."""
         self.owners: dict[str, str] = {}
@@ -157,7 +157,7 @@ class Serving:
         assert self.encoder is not None
         return await self.encoder.encode(texts, add_special_tokens, keep=keep, tenant=tenant, bounded=bounded)
 
-    def kept(self, request: Asked) -> int | None:
+    def truncation_limit(self, request: RequestFields) -> int | None:
         """Tokens of a prompt that truncate_prompt_tokens can leave. None: it must be whole."""
         asked, limit = request.truncate_prompt_tokens, self.engine.config.model.max_len
         return None if asked is None else limit if asked < 0 else max(1, min(asked, limit))
@@ -166,12 +166,12 @@ class Serving:
         self,
         kind: str,
         http: Request,
-        request: Asked,
+        request: RequestFields,
         prompts: list[dict[str, Any]],
         params: SamplingParams,
         ticket: Ticket,
         id: str = "",
-    ) -> Job:
+    ) -> GenerationJob:
         """A Job from its parts, after the checks that need the engine's configuration; its whole cost is charged. id: what
         the answer is called, where clients have no say in it."""
         if len(prompts) * params.n > MAX_N:
@@ -179,10 +179,10 @@ class Serving:
         for prompt in prompts:
             self._truncate(prompt, request, params)
         self._check_lengths(prompts)
-        return self.accept(Job, kind, http, request, prompts, params, ticket, id, params.n)
+        return self.accept(GenerationJob, kind, http, request, prompts, params, ticket, id, params.n)
 
     def accept(
-        self, form: type[J], kind: str, http: Request, request: Asked, prompts: list[dict[str, Any]],
+        self, form: type[J], kind: str, http: Request, request: RequestFields, prompts: list[dict[str, Any]],
         params: SamplingParams | PoolingParams, ticket: Ticket, id: str = "", choices: int = 1,
     ) -> J:  # fmt: skip
         """A job of a request whose prompts and parameters are checked. Its cost is charged, and it is remembered and logged.
@@ -197,7 +197,7 @@ class Serving:
             params=params, priority=request.priority, ticket=ticket, adapter=self._adapter(http, model),
         )  # fmt: skip
         ticket.charge(len(prompts), job.prompt_tokens)
-        self.asked(http, job.id, job.model, len(divide(len(prompts), choices, self.admission.most_together)))
+        self.remember(http, job.id, job.model, len(divide(len(prompts), choices, self.admission.most_together)))
         if self.settings.enable_log_requests:
             self.log(job.id, prompts, params)
         return job
@@ -209,7 +209,7 @@ class Serving:
             http.scope["thalweg.visit"].at_end(partial(self.adapters.close, adapter))
         return adapter
 
-    def asked(self, http: Request, job_id: str, model: str, parts: int) -> None:
+    def remember(self, http: Request, job_id: str, model: str, parts: int) -> None:
         """Remember a request that was accepted."""
         record = Record(
             job_id, str(http.scope.get("thalweg.tenant", "")), model, parts, time.monotonic(),
@@ -229,7 +229,7 @@ class Serving:
             raise ApiError("X-Request-Id must be at most 256 printable ASCII characters", "request_id")
         return f"{kind}-{asked or uuid.uuid4().hex}"
 
-    def _truncate(self, prompt: dict[str, Any], request: Asked, params: SamplingParams) -> None:
+    def _truncate(self, prompt: dict[str, Any], request: RequestFields, params: SamplingParams) -> None:
         keep, limit = request.truncate_prompt_tokens, self.engine.config.model.max_len
         if keep is None:
             return
@@ -285,15 +285,17 @@ class Serving:
                 self.running.discard(request_id)
                 del self.owners[request_id]
 
-    def _crowded(self) -> bool:
+    def _is_crowded(self) -> bool:
         """Do sequences wait at the engine although it has slots for them?"""
         stats = self.engine.stats()
         return stats is not None and stats.waiting > 0 and stats.running < self.engine.config.max_running
 
-    def _parts(self, job: Job) -> list[Part]:
+    def _parts(self, job: GenerationJob) -> list[ChoiceRange]:
         return divide(len(job.prompts), job.params.n, self.admission.most_together)
 
-    async def _generate(self, job: Job, part: Part, on_turn: OnTurn | None = None) -> AsyncGenerator[RequestOutput, None]:
+    async def _generate(
+        self, job: GenerationJob, part: ChoiceRange, on_turn: OnTurn | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of these choices, numbered as in the whole request. on_turn: called when they may run."""
         prompt, params = job.prompts[part.prompt], job.params
         if part.choices < params.n:
@@ -325,7 +327,7 @@ class Serving:
                     said.tell(job.id, self.settings.max_log_len)
                 await stream.aclose()
 
-    def _transcript(self, job: Job) -> Transcript:
+    def _transcript(self, job: GenerationJob) -> Transcript:
         return Transcript(job.params, job.id, self.settings.enable_log_deltas, self.settings.max_log_len)
 
     async def cut(self) -> None:
@@ -342,8 +344,8 @@ class Serving:
         if "abort" in reasons and self.lifecycle.cutting:
             raise closing()
 
-    async def written(
-        self, job: Job, outputs: list[RequestOutput], body: Callable[[list[RequestOutput]], dict[str, Any]]
+    async def serialize_response(
+        self, job: GenerationJob, outputs: list[RequestOutput], body: Callable[[list[RequestOutput]], dict[str, Any]]
     ) -> bytes:
         """`body(outputs)` as JSON, made on a thread if that takes long."""
 
@@ -355,14 +357,14 @@ class Serving:
             scored += sum(len(c.token_ids) for o in outputs for c in o.outputs)
         return await asyncio.to_thread(write) if scored > HEAVY_TOKENS else write()
 
-    async def run(self, job: Job) -> list[RequestOutput]:
+    async def run(self, job: GenerationJob) -> list[RequestOutput]:
         """Every prompt's final output, in order. The first failure cancels the rest."""
         parts = self._parts(job)
         if len(parts) == 1:
             return [await self._last(job, parts[0])]
         return await run_all(self.admission, parts, partial(self._last, job))
 
-    async def _last(self, job: Job, part: Part, on_turn: OnTurn | None = None) -> RequestOutput:
+    async def _last(self, job: GenerationJob, part: ChoiceRange, on_turn: OnTurn | None = None) -> RequestOutput:
         stream = self._generate(job, part, on_turn)
         last = None
         try:
@@ -373,7 +375,7 @@ class Serving:
         assert last is not None, "the engine ended a request without an output"
         return last
 
-    async def stream(self, job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    async def stream(self, job: GenerationJob) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """(prompt index, output) as outputs come, of all prompts together. Closing it aborts them all."""
         parts = self._parts(job)
         if len(parts) > 1:
@@ -401,7 +403,7 @@ class Serving:
             out["prompt_tokens_details"] = {"cached_tokens": cached or 0}
         return out
 
-    def total_usage(self, job: Job, outputs: Sequence[RequestOutput], discard: bool = False) -> dict[str, Any]:
+    def total_usage(self, job: GenerationJob, outputs: Sequence[RequestOutput], discard: bool = False) -> dict[str, Any]:
         made = 0 if discard else sum(len(c.token_ids) for o in outputs for c in o.outputs)
         return self.usage(job.prompt_tokens, made, sum(o.num_cached_tokens or 0 for o in outputs))
 

@@ -10,7 +10,7 @@ from thalweg.params import StructuredOutputsParams
 from thalweg.server.errors import ApiError
 
 if TYPE_CHECKING:
-    from thalweg.server.core.request import Request
+    from thalweg.server.core.request import GenerationRequest
 
 GUIDED = ("json", "regex", "choice", "grammar")
 KNOWN = frozenset(
@@ -21,16 +21,16 @@ UNUSED = frozenset({"disable_fallback", "_backend", "_backend_was_auto"})
 """Keys that older clients send, about who compiles."""
 
 
-def structured(request: Request) -> StructuredOutputsParams | None:
+def read_structured_outputs(request: GenerationRequest) -> StructuredOutputsParams | None:
     """None: any text will do."""
-    found = [f for f in (_response_format(request), _structured_outputs(request), *_guided(request)) if f is not None]
+    found = [f for f in (_response_format(request), _structured_outputs(request), *_read_guided(request)) if f is not None]
     if len(found) > 1:
         names = " and ".join(f.asked_as or "structured_outputs" for f in found)
         raise ApiError(f"only one of {names} can hold: leave out the others", found[1].asked_as or "structured_outputs")
     return found[0] if found else None
 
 
-def _response_format(request: Request) -> StructuredOutputsParams | None:
+def _response_format(request: GenerationRequest) -> StructuredOutputsParams | None:
     asked, name = request.response_format, "response_format"
     if asked is None:
         return None
@@ -69,7 +69,7 @@ def _json_object(asked: dict[str, Any], name: str) -> StructuredOutputsParams:
     return StructuredOutputsParams(json=schema, asked_as=where)
 
 
-def _structured_outputs(request: Request) -> StructuredOutputsParams | None:
+def _structured_outputs(request: GenerationRequest) -> StructuredOutputsParams | None:
     asked = request.structured_outputs
     if asked is None:
         return None
@@ -88,7 +88,7 @@ def _structured_outputs(request: Request) -> StructuredOutputsParams | None:
     return StructuredOutputsParams(**given)
 
 
-def _guided(request: Request) -> list[StructuredOutputsParams]:
+def _read_guided(request: GenerationRequest) -> list[StructuredOutputsParams]:
     out = []
     for kind in GUIDED:
         name = f"guided_{kind}"

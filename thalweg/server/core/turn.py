@@ -15,7 +15,7 @@ from starlette.responses import Response
 from thalweg.outputs import RequestMetrics, RequestOutput
 from thalweg.params import SamplingParams
 from thalweg.server.core.answer import Answer
-from thalweg.server.core.job import Job
+from thalweg.server.core.job import GenerationJob
 from thalweg.server.core.request import ChatRequest
 from thalweg.server.core.sampling import chat_params
 from thalweg.server.core.serving import Serving
@@ -27,7 +27,7 @@ async def prepare_chat(serving: Serving, request: ChatRequest) -> tuple[Sampling
     """What a conversation asks of the engine: parameters, a prompt with its token ids, and the reader of the answer.
     RequestError or ApiError names the field, as ChatRequest has it."""
     params = chat_params(request, serving.engine.default_sampling)
-    bound = serving.conversation.chat_format.bound(request)
+    bound = serving.conversation.chat_format.select(request)
     if bound is not None and bound.marked:
         params.marked_token_ids = list(bound.marked)
     prompt = await serving.conversation.prompt(request)
@@ -49,7 +49,7 @@ class TurnReply:
     stream_type: ClassVar[str] = "text/event-stream"
     """Content type of a stream."""
 
-    def __init__(self, serving: Serving, job: Job) -> None:
+    def __init__(self, serving: Serving, job: GenerationJob) -> None:
         self.serving, self.job = serving, job
         self.made = 0
         """Output tokens so far, of all choices."""
@@ -59,7 +59,7 @@ class TurnReply:
         """Prompt tokens found in the prefix cache, by prompt."""
 
     @property
-    def cached(self) -> int:
+    def cached_tokens(self) -> int:
         """Prompt tokens found in the prefix cache, of all prompts."""
         return sum(self._cached.values())
 
@@ -114,7 +114,7 @@ class TurnReply:
 
     async def finish(self, outputs: list[RequestOutput]) -> bytes:
         """The body of final outputs, one for each prompt."""
-        return await self.serving.written(self.job, outputs, self.write_body)
+        return await self.serving.serialize_response(self.job, outputs, self.write_body)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """The frames of a stream. The first waits for the first output, so that an error before it has a status of its own."""

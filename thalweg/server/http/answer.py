@@ -50,7 +50,7 @@ def failure(error: BaseException, fields: Mapping[str, str] | None = None, form:
     return Response(orjson.dumps(form.body(e)), e.status, headers, media_type="application/json")
 
 
-async def _gone(receive: Receive) -> None:
+async def _listen_for_disconnect(receive: Receive) -> None:
     """Returns when the client has disconnected. Call once the body is read."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -59,7 +59,7 @@ async def _gone(receive: Receive) -> None:
 async def or_disconnect(receive: Receive, work: Awaitable[T]) -> T | None:
     """The result of `work`. None, with `work` cancelled, if the client disconnects first."""
     task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_gone(receive))
+    watcher = asyncio.ensure_future(_listen_for_disconnect(receive))
     try:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():

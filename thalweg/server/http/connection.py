@@ -23,8 +23,8 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
 from thalweg.server.errors import ApiError
-from thalweg.server.http.crowd import Crowd
-from thalweg.server.http.wire import MAX_FIELDS, MAX_HEAD, Body, Head, RefusedError, find_head, parse_head
+from thalweg.server.http.crowd import ConnectionRegistry
+from thalweg.server.http.wire import MAX_FIELDS, MAX_HEAD, BodyDecoder, Head, HttpRequestError, find_head, parse_head
 
 log = logging.getLogger(__name__)
 access = logging.getLogger("uvicorn.access")
@@ -49,14 +49,14 @@ _LINES = {s.value: b"HTTP/1.1 %d %s\r\n" % (s.value, s.phrase.encode()) for s in
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """Seconds, absolute: neither is prolonged by bytes that trickle in."""
 
     head_seconds: float = 10.0
     body_seconds: float = 60.0
     slow_seconds: float = 60.0
     """Seconds without any progress of an answer that waits for its reader."""
-    crowd: Crowd = field(default_factory=lambda: Crowd(8192), repr=False)
+    crowd: ConnectionRegistry = field(default_factory=lambda: ConnectionRegistry(8192), repr=False)
     """All connections."""
     is_probe: Callable[[str], bool] = lambda path: False
     """Is it the path of a request that is answered however many connections there are?"""
@@ -76,7 +76,7 @@ class Connection(asyncio.BufferedProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        limits: Limits,
+        limits: ConnectionLimits,
     ) -> None:
         if not config.loaded:
             config.load()
@@ -84,7 +84,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = _loop or asyncio.get_event_loop()
         self._access = config.access_log and access.isEnabledFor(logging.INFO)
         self._buffer = bytearray()
-        self._body: Body | None = None
+        self._body: BodyDecoder | None = None
         self._exchange: Exchange | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._slow: asyncio.TimerHandle | None = None
@@ -133,7 +133,7 @@ class Connection(asyncio.BufferedProtocol):
         self._buffer += memoryview(self._limits.scratch)[:nbytes]
         try:
             self._advance()
-        except RefusedError as e:
+        except HttpRequestError as e:
             self._refuse(e)
 
     def eof_received(self) -> bool:
@@ -197,9 +197,9 @@ class Connection(asyncio.BufferedProtocol):
             self._welcome = self._limits.crowd.admit(self)
         if not self._welcome:
             if not self._limits.is_probe(scope["path"]):
-                raise RefusedError(503, TOO_MANY)
+                raise HttpRequestError(503, TOO_MANY)
             head = replace(head, keep_alive=False)
-        self._body = Body(head.length)
+        self._body = BodyDecoder(head.length)
         self._deadline(self._limits.body_seconds, self._body_late)
         self._exchange = Exchange(self, head, scope)
         task = self._loop.create_task(self._exchange.run(self._config.loaded_app))
@@ -241,7 +241,7 @@ class Connection(asyncio.BufferedProtocol):
         """Has the whole request arrived? If not, the connection cannot be used again after the answer."""
         return self._body is None
 
-    def answered(self) -> None:
+    def finish_response(self) -> None:
         """The answer is out, or never will be."""
         self._state.total_requests += 1
         done, self._exchange = self._exchange, None
@@ -291,7 +291,7 @@ class Connection(asyncio.BufferedProtocol):
         self._limits.crowd.leave(self)
         self._state.connections.discard(self)
         if not self._welcome and self._exchange is None and not (self._lingering or self.transport.is_closing()):
-            self.transport.write(_refusal(RefusedError(503, TOO_MANY)))
+            self.transport.write(_refusal(HttpRequestError(503, TOO_MANY)))
         self.transport.close()
 
     def _readable(self) -> bool:
@@ -304,12 +304,12 @@ class Connection(asyncio.BufferedProtocol):
         if not self._welcome:
             self.give_way()
         elif self._buffer:
-            self._refuse(RefusedError(408, f"no complete request within {self._limits.head_seconds:g} seconds"))
+            self._refuse(HttpRequestError(408, f"no complete request within {self._limits.head_seconds:g} seconds"))
         else:
             self.transport.close()
 
     def _body_late(self) -> None:
-        self._refuse(RefusedError(408, f"no complete body within {self._limits.body_seconds:g} seconds"))
+        self._refuse(HttpRequestError(408, f"no complete body within {self._limits.body_seconds:g} seconds"))
 
     def _watch_slow(self, size: int, since: float) -> None:
         """While writing is paused: has the client taken anything lately?"""
@@ -335,7 +335,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._loop.call_later(LOOKS[min(i, len(LOOKS) - 1)], self._look, i + 1)
 
-    def _refuse(self, e: RefusedError) -> None:
+    def _refuse(self, e: HttpRequestError) -> None:
         """Answer what is no request (any more), and close. An answer under way is cut instead."""
         if self.transport.is_closing() or self._lingering:
             return
@@ -369,7 +369,7 @@ class Connection(asyncio.BufferedProtocol):
             self._deadline(min(LINGER, left), self.transport.abort)
 
 
-def _refusal(e: RefusedError) -> bytes:
+def _refusal(e: HttpRequestError) -> bytes:
     body = ApiError(e.message, status=e.status).bytes()
     line = _LINES.get(e.status, b"HTTP/1.1 400 Bad Request\r\n")
     fields = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
@@ -422,7 +422,7 @@ class Exchange:
             log.error("request failed", exc_info=e)
         finally:
             if not self._complete:
-                self._connection.answered()
+                self._connection.finish_response()
 
     async def receive(self) -> dict[str, Any]:
         if self._expects and not self.started and not self._gone:
@@ -490,4 +490,4 @@ class Exchange:
         if not more:
             self._complete = True
             self._news.set()
-            self._connection.answered()
+            self._connection.finish_response()

@@ -21,31 +21,31 @@ MOST_PROBES = 64
 """Connections beyond the limit."""
 
 
-class Member(Protocol):
+class RegisteredConnection(Protocol):
     def give_way(self) -> None:
-        """Close: no work is lost. `Crowd.leave` was called, or is called now."""
+        """Close: no work is lost. `ConnectionRegistry.leave` was called, or is called now."""
 
 
-class Crowd:
+class ConnectionRegistry:
     """The connections of one server."""
 
     def __init__(self, most: int) -> None:
         self.most, self.probes = most, max(2, min(MOST_PROBES, most // 8))
         """Connections that may ask anything, and those beyond that may ask for probes."""
-        self._addresses: dict[Member, str] = {}
+        self._addresses: dict[RegisteredConnection, str] = {}
         """Of those that may ask anything."""
         self._counts: dict[str, int] = {}
-        self._idle: dict[Member, None] = {}
+        self._idle: dict[RegisteredConnection, None] = {}
         """Those without a request, idle longest first."""
-        self._of: dict[str, dict[Member, None]] = {}
+        self._of: dict[str, dict[RegisteredConnection, None]] = {}
         """The same, by address."""
-        self._extra: dict[Member, str] = {}
+        self._extra: dict[RegisteredConnection, str] = {}
         """Those that may only ask for probes, the oldest first, with their addresses."""
 
     def __len__(self) -> int:
         return len(self._addresses) + len(self._extra)
 
-    def enter(self, member: Member, host: str) -> bool:
+    def enter(self, member: RegisteredConnection, host: str) -> bool:
         """Somebody has connected, and is idle. host: its address. May it ask anything? If not, it may ask for probes."""
         address = neighbourhood(host)
         if not self._fits(address) and not self._make_way(address):
@@ -56,7 +56,7 @@ class Crowd:
         self._add(member, address)
         return True
 
-    def admit(self, member: Member) -> bool:
+    def admit(self, member: RegisteredConnection) -> bool:
         """One that could only ask for probes asks for something else. Is there a place for it now?"""
         address = self._extra[member]
         if not self._fits(address) and not self._make_way(address):
@@ -65,7 +65,7 @@ class Crowd:
         self._add(member, address)
         return True
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: RegisteredConnection) -> None:
         self._extra.pop(member, None)
         address = self._addresses.pop(member, None)
         if address is None:
@@ -75,20 +75,20 @@ class Crowd:
         if not self._counts[address]:
             del self._counts[address]
 
-    def busy(self, member: Member) -> None:
+    def busy(self, member: RegisteredConnection) -> None:
         """A whole request of it is there."""
         address = self._addresses.get(member)
         if address is not None:
             self._forget_idle(member, address)
 
-    def idle(self, member: Member) -> None:
+    def idle(self, member: RegisteredConnection) -> None:
         """Its request has been answered."""
         address = self._addresses.get(member)
         if address is not None:
             self._idle[member] = None
             self._of.setdefault(address, {})[member] = None
 
-    def _add(self, member: Member, address: str) -> None:
+    def _add(self, member: RegisteredConnection, address: str) -> None:
         self._addresses[member] = address
         self._counts[address] = self._counts.get(address, 0) + 1
         self.idle(member)
@@ -108,7 +108,7 @@ class Crowd:
         oldest.give_way()
         return True
 
-    def _forget_idle(self, member: Member, address: str) -> None:
+    def _forget_idle(self, member: RegisteredConnection, address: str) -> None:
         if member in self._idle:
             del self._idle[member]
             of = self._of[address]

@@ -41,7 +41,7 @@ class KeyGuard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return  # no websockets here
-        if probe_of(scope["path"].removeprefix(self.root_path)) or self._allowed(scope) or self._is_public(scope):
+        if probe_of(scope["path"].removeprefix(self.root_path)) or self._is_authorized(scope) or self._is_public(scope):
             await self.app(scope, receive, send)
             return
         error = ApiError(
@@ -52,7 +52,7 @@ class KeyGuard:
     def _is_public(self, scope: Scope) -> bool:
         return self._public is not None and self._public(scope, self.root_path)
 
-    def _allowed(self, scope: Scope) -> bool:
+    def _is_authorized(self, scope: Scope) -> bool:
         found = [i for key in _keys(scope["headers"]) for i in self._matching(key)]
         if found and len(self._digests) > 1:
             scope["thalweg.tenant"] = f"key {found[0]}"
@@ -168,15 +168,15 @@ class RequestIds:
             made = uuid.uuid4().hex
             given, scope = made.encode(), {**scope, "thalweg.request_id": made}
 
-        async def tagged(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start" and len(given) <= MOST_ID:
                 message = {**message, "headers": [*message.get("headers", ()), (name, given)]}
             await send(message)
 
-        await self.app(scope, receive, tagged)
+        await self.app(scope, receive, send_with_id)
 
 
-class Counted:
+class RequestCounter:
     """Counts requests and their durations, and how many are in flight."""
 
     def __init__(
@@ -195,7 +195,7 @@ class Counted:
             return
         start, status, gave = time.perf_counter(), 500, 0
 
-        async def watched(message: Message) -> None:
+        async def record_and_send(message: Message) -> None:
             nonlocal status, gave
             if message["type"] == "http.response.start":
                 status, gave = message["status"], _length(message.get("headers", ()))
@@ -204,7 +204,7 @@ class Counted:
         path, method = scope["path"], scope["method"]
         with self._in_flight(path):
             try:
-                await self.app(scope, receive, watched)
+                await self.app(scope, receive, record_and_send)
             finally:
                 took = _length(scope.get("headers", ()))
                 self._done(path, method, status, time.perf_counter() - start, took, gave)

@@ -20,7 +20,7 @@ VALUE = rb'%s="((?:[^"\\\r\n]|\\.)*)"'
 NAME, FILENAME = (re.compile(rb"(?:^|[;\s])" + VALUE % n, re.I) for n in (b"name", b"filename"))
 
 
-class Part(NamedTuple):
+class MultipartPart(NamedTuple):
     filename: str | None
     """None: a field, not a file."""
     data: bytes
@@ -34,7 +34,7 @@ def boundary_of(content_type: str) -> bytes:
     return (found[1] or found[2]).encode()
 
 
-class Span(NamedTuple):
+class PartSpan(NamedTuple):
     """Where the content of a part is in its body."""
 
     name: str
@@ -43,7 +43,7 @@ class Span(NamedTuple):
     end: int
 
 
-def spans_of(data: bytes | bytearray, boundary: bytes) -> Iterator[Span]:
+def spans_of(data: bytes | bytearray, boundary: bytes) -> Iterator[PartSpan]:
     """Parts in their order. ApiError 400 for what is no such body, where that is found."""
     mark = b"\r\n--" + boundary
     if data.startswith(mark[2:]):
@@ -64,24 +64,24 @@ def spans_of(data: bytes | bytearray, boundary: bytes) -> Iterator[Span]:
         at = end + len(mark)
 
 
-def parts_of(data: bytes | bytearray, boundary: bytes) -> dict[str, Part]:
+def parts_of(data: bytes | bytearray, boundary: bytes) -> dict[str, MultipartPart]:
     """Parts by name. Of lists (`name[]`) the values are joined by commas. ApiError 400 for another that is given twice, and for
     what is no such body."""
-    out: dict[str, Part] = {}
+    out: dict[str, MultipartPart] = {}
     for key, filename, start, end in spans_of(data, boundary):
         content = bytes(memoryview(data)[start:end])
         if key in out and key.endswith("[]"):
             content = out[key].data + b"," + content
         elif key in out:
             raise _repeat_error(key)
-        out[key] = Part(filename, content)
+        out[key] = MultipartPart(filename, content)
     return out
 
 
 def file_of(data: bytearray, boundary: bytes, name: str) -> tuple[str | None, dict[str, bytes]]:
     """Leaves in `data` the content of the part `name`, without a copy of it. Returns its filename (None: there is no such file)
     and the other parts by name. ApiError 400 as `parts_of`, and for another part of more than MOST_FIELD bytes."""
-    found: Span | None = None
+    found: PartSpan | None = None
     fields: dict[str, bytes] = {}
     for span in spans_of(data, boundary):
         if span.name in fields or (found is not None and span.name == name):
@@ -108,7 +108,7 @@ def _find(data: bytes | bytearray, mark: bytes, at: int) -> int:
     return -1
 
 
-def _span(data: bytes | bytearray, start: int, end: int) -> Span:
+def _span(data: bytes | bytearray, start: int, end: int) -> PartSpan:
     """The part between two marks."""
     if data[start : start + 2] != b"\r\n" or end < start + 2:
         raise _form_error()
@@ -120,7 +120,7 @@ def _span(data: bytes | bytearray, start: int, end: int) -> Span:
     name, filename = NAME.search(said), FILENAME.search(said)
     if name is None:
         raise _form_error()
-    return Span(_text(name[1]), None if filename is None else _text(filename[1]), body + 4, end)
+    return PartSpan(_text(name[1]), None if filename is None else _text(filename[1]), body + 4, end)
 
 
 def _form_error() -> ApiError:

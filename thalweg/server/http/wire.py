@@ -25,7 +25,7 @@ _SINGLE = (b"content-length", b"transfer-encoding", b"host", b"content-type", b"
 """Fields whose repetition would mean two things at once. (authorization: refused by the key check, not here.)"""
 
 
-class RefusedError(Exception):
+class HttpRequestError(Exception):
     """The bytes are no request this server reads. status: 400, 413, 415, 417, 431, 501 or 505. The connection must close."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -55,10 +55,10 @@ def find_head(data: bytearray, most: int = MAX_HEAD) -> int:
     431 if it has more than `most`."""
     end = data.find(b"\r\n\r\n", 0, most + 4)
     if _BARE_LF.search(data, 0, end + 4 if end >= 0 else min(len(data), most)):
-        raise RefusedError(400, "a line ends without CR LF")
+        raise HttpRequestError(400, "a line ends without CR LF")
     if end < 0:
         if len(data) > most:
-            raise RefusedError(431, f"the header is longer than {most} bytes")
+            raise HttpRequestError(431, f"the header is longer than {most} bytes")
         return 0
     return end + 4
 
@@ -68,22 +68,22 @@ def parse_head(raw: bytes, most: int = MAX_FIELDS) -> Head:
     first, *lines = raw[:-4].split(b"\r\n")
     match = _REQUEST_LINE.fullmatch(first)
     if match is None:
-        raise RefusedError(400, "the first line is not METHOD PATH HTTP/1.1")
+        raise HttpRequestError(400, "the first line is not METHOD PATH HTTP/1.1")
     method, target, major, minor = match.groups()
     if major != b"1" or minor not in (b"0", b"1"):
-        raise RefusedError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+        raise HttpRequestError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
     if not target.startswith(b"/") or b"#" in target:
-        raise RefusedError(400, "the request target must be a path")
+        raise HttpRequestError(400, "the request target must be a path")
     if len(lines) > most:
-        raise RefusedError(431, f"more than {most} header fields")
+        raise HttpRequestError(431, f"more than {most} header fields")
     headers = [_field(line) for line in lines]
     one = _singles(headers)
     _check_host(one.get(b"host"), minor == b"1")
     if one.get(b"content-encoding", b"identity").lower() not in (b"identity", b""):
-        raise RefusedError(415, "encoded request bodies are not read; send the body as it is")
+        raise HttpRequestError(415, "encoded request bodies are not read; send the body as it is")
     expect = one.get(b"expect")
     if expect is not None and expect.lower() != b"100-continue":
-        raise RefusedError(417, "the only expectation met is 100-continue")
+        raise HttpRequestError(417, "the only expectation met is 100-continue")
     connection = {t.strip().lower() for k, v in headers if k == b"connection" for t in v.split(b",")}
     return Head(
         method.decode(),
@@ -100,10 +100,10 @@ def _field(line: bytes) -> tuple[bytes, bytes]:
     """RFC 9112, 5: no space before the colon, no folding, no control characters."""
     name, colon, value = line.partition(b":")
     if not colon or not _TOKEN.fullmatch(name):
-        raise RefusedError(400, "a header field is malformed")
+        raise HttpRequestError(400, "a header field is malformed")
     value = value.strip(b" \t")
     if not _VALUE.fullmatch(value):
-        raise RefusedError(400, "a header field holds a control character")
+        raise HttpRequestError(400, "a header field holds a control character")
     return name.lower(), value
 
 
@@ -112,7 +112,7 @@ def _singles(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     for name, value in headers:
         if name in _SINGLE:
             if name in found and name != b"authorization":
-                raise RefusedError(400, f"the header field {name.decode()} is given twice")
+                raise HttpRequestError(400, f"the header field {name.decode()} is given twice")
             found[name] = value
     return found
 
@@ -120,9 +120,9 @@ def _singles(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 def _check_host(host: bytes | None, required: bool) -> None:
     """RFC 9112, 3.2."""
     if host is None and required:
-        raise RefusedError(400, "the header field host is missing")
+        raise HttpRequestError(400, "the header field host is missing")
     if host is not None and not _HOST.fullmatch(host):
-        raise RefusedError(400, "the header field host is malformed")
+        raise HttpRequestError(400, "the header field host is malformed")
 
 
 def _length(one: dict[bytes, bytes], chunks: bool) -> int | None:
@@ -130,20 +130,20 @@ def _length(one: dict[bytes, bytes], chunks: bool) -> int | None:
     length, coding = one.get(b"content-length"), one.get(b"transfer-encoding")
     if coding is not None:
         if length is not None:
-            raise RefusedError(400, "content-length and transfer-encoding must not both be given")
+            raise HttpRequestError(400, "content-length and transfer-encoding must not both be given")
         if not chunks:
-            raise RefusedError(400, "HTTP/1.0 has no transfer-encoding")
+            raise HttpRequestError(400, "HTTP/1.0 has no transfer-encoding")
         if coding.lower() != b"chunked":
-            raise RefusedError(501, "the only transfer-encoding read is chunked")
+            raise HttpRequestError(501, "the only transfer-encoding read is chunked")
         return None
     if length is None:
         return 0
     if not (length.isdigit() and len(length) <= 18):
-        raise RefusedError(400, "content-length is not a number")
+        raise HttpRequestError(400, "content-length is not a number")
     return int(length)
 
 
-class Body:
+class BodyDecoder:
     """Takes a body's bytes off the front of a buffer. length None: chunked, without extensions or trailers."""
 
     def __init__(self, length: int | None) -> None:
@@ -178,7 +178,7 @@ class Body:
     def _chunk_end(self, buffer: bytearray) -> bool:
         """The CR LF after a chunk's bytes."""
         if not b"\r\n".startswith(buffer[:2]):
-            raise RefusedError(400, "a chunk is longer than it says")
+            raise HttpRequestError(400, "a chunk is longer than it says")
         if len(buffer) < 2:
             return False
         del buffer[:2]
@@ -190,7 +190,7 @@ class Body:
         end = buffer.find(b"\r\n", 0, MAX_CHUNK_LINE)
         line = bytes(buffer[:end] if end >= 0 else buffer[:MAX_CHUNK_LINE].rstrip(b"\r"))
         if not re.fullmatch(rb"[0-9A-Fa-f]{0,16}", line) or (end < 0 and len(buffer) >= MAX_CHUNK_LINE) or end == 0:
-            raise RefusedError(400, "a chunk size is malformed (extensions are not read)")
+            raise HttpRequestError(400, "a chunk size is malformed (extensions are not read)")
         if end < 0:
             return False
         size = int(line, 16)
@@ -200,7 +200,7 @@ class Body:
             return True
         rest = bytes(buffer[end + 2 : end + 4])
         if not b"\r\n".startswith(rest):
-            raise RefusedError(400, "trailers are not read")
+            raise HttpRequestError(400, "trailers are not read")
         if len(rest) < 2:
             return False
         del buffer[: end + 4]

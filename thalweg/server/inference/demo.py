@@ -11,15 +11,15 @@ from starlette.responses import Response
 
 from thalweg.errors import RequestError
 from thalweg.outputs import RequestOutput
-from thalweg.server.core.job import Job
-from thalweg.server.core.schema import Asked, Flag, Text
+from thalweg.server.core.job import GenerationJob
+from thalweg.server.core.schema import Flag, RequestFields, Text
 from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply
 from thalweg.server.errors import ApiError, ErrorForm
 from thalweg.server.inference.protocol import Json, read
 
 
-class PromptRequest(Asked):
+class PromptRequest(RequestFields):
     """Every other field of the body is one of SamplingParams."""
 
     prompt: Annotated[Text, Field(min_length=1)]
@@ -45,7 +45,7 @@ async def generate(serving: Serving, http: Request) -> Response:
         raise _plain(str(e), e.param) from None
     except ApiError as e:
         raise _plain(str(e), e.param) from None
-    (ids,) = await serving.encode([request.prompt], True, serving.kept(request), ticket.tenant)
+    (ids,) = await serving.encode([request.prompt], True, serving.truncation_limit(request), ticket.tenant)
     prompt = {"prompt": request.prompt, "prompt_token_ids": ids}
     reply = TextsReply(serving, serving.job("gen", http, request, [prompt], params, ticket), request.prompt)
     return await reply.respond(http, bool(request.stream))
@@ -63,7 +63,7 @@ class TextsReply(TurnReply):
     errors = ErrorForm(ApiError.body, lambda error: error.bytes() + b"\n")
     stream_type = "application/x-ndjson"
 
-    def __init__(self, serving: Serving, job: Job, prompt: str) -> None:
+    def __init__(self, serving: Serving, job: GenerationJob, prompt: str) -> None:
         super().__init__(serving, job)
         self._prompt = prompt
         self._said = [prompt] * job.params.n

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from thalweg.errors import RequestError
 from thalweg.outputs import CompletionOutput, RequestOutput
-from thalweg.server.core.job import Job
+from thalweg.server.core.job import GenerationJob
 from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply
 from thalweg.server.errors import ApiError
@@ -28,26 +28,26 @@ async def generate(serving: Serving, http: Request) -> Response:
     try:
         await serving.engine.prepare(params)
     except RequestError as e:
-        raise renamed(e) from None
+        raise rename_param(e) from None
     id = request.request_id or http.headers.get("x-request-id", "")[:256] or uuid.uuid4().hex
     job = serving.job("gen", http, request, [{"prompt_token_ids": request.token_ids}], params, ticket, id)
     return await TokensReply(serving, job, request).respond(http, bool(request.stream))
 
 
-def renamed(error: RequestError) -> ApiError:
+def rename_param(error: RequestError) -> ApiError:
     param = "token_ids" if error.param in ("prompt", None) else f"sampling_params.{error.param}"
     return ApiError(str(error), param)
 
 
 class TokensReply(TurnReply):
-    def __init__(self, serving: Serving, job: Job, request: GenerateRequest) -> None:
+    def __init__(self, serving: Serving, job: GenerationJob, request: GenerateRequest) -> None:
         super().__init__(serving, job)
         options = request.stream_options
         self._usage = bool(options and options.include_usage)
         self._every = bool(self._usage and options and options.continuous_usage_stats)
 
     def rename(self, error: Exception) -> Exception:
-        return renamed(error) if isinstance(error, RequestError) else error
+        return rename_param(error) if isinstance(error, RequestError) else error
 
     def write_body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         (output,) = outputs
@@ -70,7 +70,7 @@ class TokensReply(TurnReply):
 
     def _usage_at(self, made: int) -> dict[str, Any]:
         """made: output tokens up to there."""
-        return self.serving.usage(self.job.prompt_tokens, made, self.cached)
+        return self.serving.usage(self.job.prompt_tokens, made, self.cached_tokens)
 
     def _frame(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
         body = {"request_id": self.job.id, "choices": choices, "usage": usage}

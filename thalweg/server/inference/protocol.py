@@ -11,7 +11,7 @@ from thalweg.errors import RequestError
 from thalweg.params import RequestOutputKind, SamplingParams
 from thalweg.server.core.fields import refuse_asked
 from thalweg.server.core.request import StreamOptions
-from thalweg.server.core.schema import Asked, Flag, Label, MaxBytes, Model, TokenIds
+from thalweg.server.core.schema import Flag, Label, MaxBytes, RequestFields, TokenIds, WireModel
 from thalweg.server.errors import ApiError
 
 NOT_YET: dict[str, tuple[Any, ...]] = {"features": ({},), "kv_transfer_params": ()}
@@ -22,7 +22,7 @@ FIELDS = frozenset(SamplingParams.__struct_fields__) - {"extra_args", *OURS}
 Json = Annotated[dict[str, Any], MaxBytes(2**22)]
 
 
-class GenerateRequest(Asked):
+class GenerateRequest(RequestFields):
     token_ids: Annotated[TokenIds, Field(min_length=1)]
     sampling_params: Json
     stream: Flag | None = False
@@ -33,11 +33,11 @@ class GenerateRequest(Asked):
         refuse_asked(body, NOT_YET, {})
 
 
-class AbortRequest(Model):
+class AbortRequest(WireModel):
     request_ids: Annotated[list[Label], Field(max_length=100_000)]
 
 
-def written(params: SamplingParams) -> dict[str, Any]:
+def dump_params(params: SamplingParams) -> dict[str, Any]:
     """Parameters as JSON has them, without those that say nothing."""
     made: dict[str, Any] = msgspec.to_builtins(params, str_keys=True)
     return {k: v for k, v in made.items() if k in FIELDS and v != []}
@@ -53,7 +53,7 @@ def read(given: dict[str, Any], stream: bool) -> SamplingParams:
     try:
         params = SamplingParams.from_optional(**given)
     except RequestError as e:
-        raise _named(str(e), e.param) from None
+        raise _sampling_params_error(str(e), e.param) from None
     except TypeError as e:  # a name within structured_outputs that is none of its fields
         raise ApiError(f"sampling_params: {e}", "sampling_params") from None
     params.detokenize = bool(params.stop)
@@ -61,5 +61,5 @@ def read(given: dict[str, Any], stream: bool) -> SamplingParams:
     return params
 
 
-def _named(message: str, param: str | None) -> ApiError:
+def _sampling_params_error(message: str, param: str | None) -> ApiError:
     return ApiError(f"sampling_params.{message}", f"sampling_params.{param}" if param else "sampling_params")

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from thalweg.params import RequestOutputKind, SamplingParams
 from thalweg.server.core.admission import Ticket
-from thalweg.server.core.schema import MAX_PROMPTS, Asked, Flag, Text, TokenId, TokenIds
+from thalweg.server.core.schema import MAX_PROMPTS, Flag, RequestFields, Text, TokenId, TokenIds
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import or_disconnect, respond
@@ -20,7 +20,7 @@ from thalweg.server.http.answer import or_disconnect, respond
 MOST_LABELS = 64
 
 
-class ScoringRequest(Asked):
+class ScoringRequest(RequestFields):
     query: Text | TokenIds
     items: Annotated[list[Text], Field(max_length=MAX_PROMPTS)] | Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS)]
     label_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MOST_LABELS)]
@@ -34,7 +34,7 @@ async def generative_scoring(serving: Serving, http: Request) -> Response:
     serving.model_name(request.model)
     _check(serving, request)
     prompts = await _prompts(serving, request, ticket.tenant)
-    body = await or_disconnect(http.receive, _scored(serving, http, request, prompts, ticket))
+    body = await or_disconnect(http.receive, _score_labels(serving, http, request, prompts, ticket))
     return Response(status_code=499) if body is None else respond(body)
 
 
@@ -68,7 +68,7 @@ async def _prompts(serving: Serving, request: ScoringRequest, tenant: str) -> li
     return [{"prompt_token_ids": query + item if first else item + query} for item in items]
 
 
-async def _scored(
+async def _score_labels(
     serving: Serving, http: Request, request: ScoringRequest, prompts: list[dict[str, Any]], ticket: Ticket
 ) -> dict[str, Any]:
     """A step for each label, one after the other: the chosen token's log-probability is exact, whatever its rank, and

@@ -155,15 +155,15 @@ class EngineMetrics(Collector):
             self._per_step.observe(outputs.step_tokens)
         self._gaps.frame(outputs)
 
-    def finished(self, output: RequestOutput | PoolingRequestOutput[Any], params: SamplingParams | PoolingParams) -> None:
+    def record_request(self, output: RequestOutput | PoolingRequestOutput[Any], params: SamplingParams | PoolingParams) -> None:
         if not self._bound:
             return
         if isinstance(output, RequestOutput) and isinstance(params, SamplingParams):
-            self._generated(output, params)
+            self._record_generation(output, params)
         elif isinstance(output, PoolingRequestOutput):
-            self._pooled(output)
+            self._observe_pooling(output)
 
-    def _pooled(self, output: PoolingRequestOutput[Any]) -> None:
+    def _observe_pooling(self, output: PoolingRequestOutput[Any]) -> None:
         """What a request without tokens has of the same series: no first token, and no time between them."""
         reason = "stop" if output.error is None else "abort" if output.error == ABORTED else "error"
         self._success.labels(self._model, ENGINE, reason).inc()
@@ -179,7 +179,7 @@ class EngineMetrics(Collector):
             self._running.observe(metrics.last_token_ts - metrics.scheduled_ts)
             self._prefill.observe(metrics.last_token_ts - metrics.scheduled_ts)
 
-    def _generated(self, output: RequestOutput, params: SamplingParams) -> None:
+    def _record_generation(self, output: RequestOutput, params: SamplingParams) -> None:
         lengths = [len(c.token_ids) for c in output.outputs]
         metrics = output.metrics
         total = metrics.num_generation_tokens if metrics and metrics.num_generation_tokens else sum(lengths)
@@ -330,7 +330,7 @@ class HttpMetrics:
         """A request had a field of this name, which is one of few (see core.fields)."""
         self._unknown.labels(name).inc()
 
-    def done(self, path: str, method: str, status: int, seconds: float, took: int = 0, gave: int = 0) -> None:
+    def observe(self, path: str, method: str, status: int, seconds: float, took: int = 0, gave: int = 0) -> None:
         """took, gave: bytes of the bodies where their header says it. A stream's does not."""
         handler = path if path in self.paths else "other"
         if path.removesuffix("/") in UNCOUNTED:
@@ -343,7 +343,7 @@ class HttpMetrics:
         self._seconds.labels(method, handler).observe(seconds)
 
 
-class _Shown(CollectorRegistry):
+class _PrefixedRegistry(CollectorRegistry):
     """A registry's series under other prefixes."""
 
     def __init__(self, registry: CollectorRegistry, prefixes: Sequence[str]) -> None:
@@ -357,12 +357,12 @@ class _Shown(CollectorRegistry):
                 continue
             for prefix in self._prefixes:
                 name = prefix + family.name.removeprefix(OWN)
-                yield family if prefix == OWN else _renamed(family, name)
+                yield family if prefix == OWN else _rename(family, name)
                 if name in OLD_NAMES:
-                    yield _renamed(family, OLD_NAMES[name])
+                    yield _rename(family, OLD_NAMES[name])
 
 
-def _renamed(family: Metric, name: str) -> Metric:
+def _rename(family: Metric, name: str) -> Metric:
     out = Metric(name, family.documentation, family.type, family.unit)
     out.samples = [s._replace(name=name + s.name.removeprefix(family.name)) for s in family.samples]
     return out
@@ -370,4 +370,4 @@ def _renamed(family: Metric, name: str) -> Metric:
 
 def exposition(registry: CollectorRegistry, prefix: str = "both") -> tuple[bytes, str]:
     """The text and its content type. prefix: one of PREFIXES."""
-    return generate_latest(_Shown(registry, PREFIXES[prefix])), CONTENT_TYPE_LATEST
+    return generate_latest(_PrefixedRegistry(registry, PREFIXES[prefix])), CONTENT_TYPE_LATEST

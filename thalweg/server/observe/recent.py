@@ -22,7 +22,7 @@ MOST_PARTS = 32
 
 
 @dataclass(slots=True)
-class Part:
+class EngineRecord:
     """One request of the engine's. Times are monotonic seconds."""
 
     began: float
@@ -54,10 +54,10 @@ class Record:
     """Of the engine, before it."""
     over: float = 0.0
     """Time when it was answered, or its client went away."""
-    parts: OrderedDict[str, Part] = field(default_factory=OrderedDict)
+    parts: OrderedDict[str, EngineRecord] = field(default_factory=OrderedDict)
 
 
-class Recent:
+class RecentRequests:
     """A StatLogger and a Watcher. Made before the engine, which is told of it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,7 +69,7 @@ class Recent:
         self._count = 0
         self._names: dict[tuple[str, str], str] = {}
         """(key, the client's own name of a request): its id."""
-        self._open: dict[str, Part] = {}
+        self._open: dict[str, EngineRecord] = {}
         """By the engine's id: parts that it has."""
 
     def add(self, record: Record) -> None:
@@ -116,7 +116,7 @@ class Recent:
         if record is None or len(record.parts) >= MOST_PARTS:
             yield
             return
-        part = record.parts[request_id] = self._open[request_id] = Part(self._clock())
+        part = record.parts[request_id] = self._open[request_id] = EngineRecord(self._clock())
         try:
             yield
         finally:
@@ -127,7 +127,7 @@ class Recent:
     def record(self, outputs: Outputs) -> None:
         """Steps are not kept."""
 
-    def finished(self, output: RequestOutput | PoolingRequestOutput[Any], params: SamplingParams | PoolingParams) -> None:
+    def record_request(self, output: RequestOutput | PoolingRequestOutput[Any], params: SamplingParams | PoolingParams) -> None:
         part = self._open.get(output.request_id)
         if part is None:
             return

@@ -27,7 +27,7 @@ class StatsLine:
             log.info("%s", self.line(self._before, stats, now - self._since))
         self._before, self._since = stats, now
 
-    def finished(self, output: object, params: object) -> None:
+    def record_request(self, output: object, params: object) -> None:
         """Says nothing per request."""
 
     @staticmethod

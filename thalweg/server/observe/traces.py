@@ -78,7 +78,7 @@ class Traces:
     def record(self, outputs: Outputs) -> None:
         """Steps leave no spans."""
 
-    def finished(self, output: RequestOutput | PoolingRequestOutput[Any], params: SamplingParams | PoolingParams) -> None:
+    def record_request(self, output: RequestOutput | PoolingRequestOutput[Any], params: SamplingParams | PoolingParams) -> None:
         metrics = output.metrics
         if metrics is None or not metrics.arrival_time:
             return
@@ -129,7 +129,7 @@ def _latencies(m: RequestMetrics, end: float) -> dict[str, float]:
     return made
 
 
-class Traced:
+class TraceHeaders:
     """Keeps the client's trace headers for the spans of its requests."""
 
     def __init__(self, app: ASGIApp) -> None:

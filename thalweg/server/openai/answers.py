@@ -6,20 +6,20 @@ from collections.abc import Iterable
 from typing import Any
 
 from thalweg.outputs import CompletionOutput, RequestMetrics
-from thalweg.server.core.job import Job
-from thalweg.server.core.request import Request
+from thalweg.server.core.job import GenerationJob
+from thalweg.server.core.request import GenerationRequest
 from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply
-from thalweg.turns.events import CallArguments, CallBegun, Content, Event, Message, Thought
+from thalweg.turns.events import CallArguments, CallStart, Content, Event, Message, Thought
 
 
-def as_ids(serving: Serving, request: Request) -> bool:
+def as_ids(serving: Serving, request: GenerationRequest) -> bool:
     """Are tokens named `token_id:N` in log-probabilities?"""
     asked = request.return_tokens_as_token_ids
     return serving.settings.return_tokens_as_token_ids if asked is None else asked
 
 
-def usage_of(serving: Serving, request: Request) -> tuple[bool, bool]:
+def usage_of(serving: Serving, request: GenerationRequest) -> tuple[bool, bool]:
     """Does a stream end with its usage, and does every chunk have it? --enable-force-include-usage asks for both."""
     if serving.settings.enable_force_include_usage:
         return True, True
@@ -28,7 +28,7 @@ def usage_of(serving: Serving, request: Request) -> tuple[bool, bool]:
     return last, bool(last and options and options.continuous_usage_stats)
 
 
-def timing(serving: Serving, job: Job, metrics: RequestMetrics | None) -> dict[str, Any]:
+def timing(serving: Serving, job: GenerationJob, metrics: RequestMetrics | None) -> dict[str, Any]:
     """{"metrics": times of the request} for its answer, where --enable-per-request-metrics asks for them. None of them where
     several choices or prompts share the times, or there are none."""
     if not serving.settings.enable_per_request_metrics:
@@ -78,7 +78,7 @@ def delta_of(event: Event) -> dict[str, Any]:
             return {"content": text}
         case Thought(text):
             return _reasoning(text)
-        case CallBegun(index, id, name):
+        case CallStart(index, id, name):
             call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
             return {"tool_calls": [call]}
         case CallArguments(index, text):

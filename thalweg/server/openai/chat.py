@@ -10,7 +10,7 @@ from starlette.responses import Response
 from thalweg.errors import RequestError
 from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.server.core.answer import Answer
-from thalweg.server.core.job import Job
+from thalweg.server.core.job import GenerationJob
 from thalweg.server.core.request import ChatRequest
 from thalweg.server.core.sampling import chat_name
 from thalweg.server.core.serving import Serving
@@ -27,11 +27,11 @@ async def chat_completions(serving: Serving, http: Request) -> Response:
     serving.model_name(request.model)
     params, prompt, answer = await prepare_chat(serving, request)
     job = serving.job("chatcmpl", http, request, [prompt], params, ticket)
-    return await ChatReply(serving, job, request, answer).respond(http, bool(request.stream), request.ignored)
+    return await ChatReply(serving, job, request, answer).respond(http, bool(request.stream), request.ignored_fields)
 
 
 class ChatReply(TurnReply):
-    def __init__(self, serving: Serving, job: Job, request: ChatRequest, answer: Answer) -> None:
+    def __init__(self, serving: Serving, job: GenerationJob, request: ChatRequest, answer: Answer) -> None:
         super().__init__(serving, job)
         self.request, self.answer = request, answer
         self.as_ids = as_ids(serving, request)
@@ -91,7 +91,7 @@ class ChatReply(TurnReply):
     def _finish(self, choice: CompletionOutput) -> dict[str, Any]:
         """tool_calls only where there are some, and the turn ended by itself. A call that was named ends with stop."""
         found = finish(choice)
-        if choice.finish_reason == "stop" and self.answer.called(choice) and self.request.choice in ("auto", "required"):
+        if choice.finish_reason == "stop" and self.answer.has_call(choice) and self.request.choice in ("auto", "required"):
             found["finish_reason"] = "tool_calls"
         return found
 
@@ -116,13 +116,13 @@ class ChatReply(TurnReply):
         return frames
 
     def end(self) -> list[bytes]:
-        usage = self.serving.usage(self.job.prompt_tokens, self.made, self.cached)
+        usage = self.serving.usage(self.job.prompt_tokens, self.made, self.cached_tokens)
         last = [self._chunks.usage(usage, timing(self.serving, self.job, self.metrics))] if self._usage else []
         return [*last, DONE]
 
     def _usage_at(self, made: int) -> dict[str, Any] | None:
         """The usage of a chunk, where every one has it. made: output tokens up to it."""
-        return self.serving.usage(self.job.prompt_tokens, made, self.cached) if self._every else None
+        return self.serving.usage(self.job.prompt_tokens, made, self.cached_tokens) if self._every else None
 
     def _opening(self, index: int, made: int) -> bytes:
         """The first chunk of a choice: who speaks."""

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.outputs import RequestOutput
-from thalweg.server.core.job import Job
+from thalweg.server.core.job import GenerationJob
 from thalweg.server.core.request import ChatRequest
 from thalweg.server.core.schema import MAX_PROMPTS
 from thalweg.server.core.serving import Serving
@@ -41,7 +41,7 @@ async def chat_batch(serving: Serving, http: Request) -> Response:
 
 
 class ChatBatchReply(TurnReply):
-    def __init__(self, serving: Serving, job: Job, replies: list[ChatReply]) -> None:
+    def __init__(self, serving: Serving, job: GenerationJob, replies: list[ChatReply]) -> None:
         """replies: who writes each conversation's choice."""
         super().__init__(serving, job)
         self._replies = replies

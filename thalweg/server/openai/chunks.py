@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from thalweg.server.core.job import Job
+from thalweg.server.core.job import GenerationJob
 from thalweg.server.core.serving import Serving
 
 _BARE = b',"logprobs":null,"finish_reason":null}'
@@ -15,7 +15,7 @@ _BARE = b',"logprobs":null,"finish_reason":null}'
 class ChunkWriter:
     """The events of one stream. object: "chat.completion.chunk" or "text_completion"."""
 
-    def __init__(self, job: Job, serving: Serving, kind: str, include_usage: bool) -> None:
+    def __init__(self, job: GenerationJob, serving: Serving, kind: str, include_usage: bool) -> None:
         head = {"id": job.id, "object": kind, "created": job.created, "model": job.model}
         if serving.fingerprint is not None:
             head["system_fingerprint"] = serving.fingerprint

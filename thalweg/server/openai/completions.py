@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.outputs import CompletionOutput, RequestOutput
-from thalweg.server.core.job import Job
+from thalweg.server.core.job import GenerationJob
 from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply
 from thalweg.server.errors import ApiError
@@ -38,7 +38,7 @@ async def prompts(serving: Serving, request: CompletionRequest, tenant: str) -> 
         raise ApiError("prompt must not be empty", "prompt")
     out: list[dict[str, Any]] = []
     texts = [item for item in given if isinstance(item, str)]
-    keep = serving.kept(request)
+    keep = serving.truncation_limit(request)
     encoded = iter(await serving.encode(texts, request.add_special_tokens, keep, tenant) if texts else ())
     for item in given:
         if isinstance(item, str):
@@ -52,7 +52,7 @@ async def prompts(serving: Serving, request: CompletionRequest, tenant: str) -> 
 
 
 class CompletionReply(TurnReply):
-    def __init__(self, serving: Serving, job: Job, request: CompletionRequest) -> None:
+    def __init__(self, serving: Serving, job: GenerationJob, request: CompletionRequest) -> None:
         super().__init__(serving, job)
         self.request = request
         self.as_ids = as_ids(serving, request)
@@ -127,7 +127,7 @@ class CompletionReply(TurnReply):
 
     def _usage_at(self, made: int) -> dict[str, Any]:
         """made: output tokens up to there."""
-        return self.serving.usage(self.job.prompt_tokens, 0 if self.prompt_only else made, self.cached)
+        return self.serving.usage(self.job.prompt_tokens, 0 if self.prompt_only else made, self.cached_tokens)
 
     def _delta(self, i: int, output: RequestOutput, choice: CompletionOutput, index: int) -> dict[str, Any] | None:
         first = index not in self._seen

@@ -18,7 +18,7 @@ def token_text(token: int, entry: Logprob, as_ids: bool) -> str:
     return f"token_id:{token}" if as_ids else entry.decoded_token or ""
 
 
-def chosen(position: PositionLogprobs) -> tuple[int, Logprob]:
+def first_entry(position: PositionLogprobs) -> tuple[int, Logprob]:
     return next(iter(position.items()))
 
 
@@ -34,7 +34,7 @@ def chat(
 
     content = []
     for position in positions:
-        token, entry = chosen(position)
+        token, entry = first_entry(position)
         best: Iterable[tuple[int, Logprob]] = sorted(position.items(), key=lambda kv: -kv[1].logprob) if top else ()
         if top > 0:
             best = [(t, e) for t, e in best if e.rank is None or e.rank <= top][:top]
@@ -53,7 +53,7 @@ def completion(positions: Sequence[PositionLogprobs | None], first: str, offset:
         if position is None:
             text, value, top = first, None, None
         else:
-            token, entry = chosen(position)
+            token, entry = first_entry(position)
             text, value = token_text(token, entry, as_ids), number(entry.logprob)
             top = {token_text(t, e, as_ids): number(e.logprob) for t, e in position.items()}
         tokens.append(text)

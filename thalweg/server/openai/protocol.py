@@ -6,12 +6,12 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from thalweg.server.core.request import Body, ChatFields, Request
+from thalweg.server.core.request import ChatFields, GenerationRequest, OpenAIBody
 from thalweg.server.core.schema import MAX_PROMPTS, Flag, Int32, Label, Text, TokenIds, Whole
 from thalweg.server.errors import ApiError
 
 
-class CompletionRequest(Request):
+class CompletionRequest(GenerationRequest):
     prompt: (
         Text
         | TokenIds
@@ -32,7 +32,7 @@ class CompletionRequest(Request):
         return self
 
 
-class TokenizeText(Body):
+class TokenizeText(OpenAIBody):
     model: Label | None = None
     prompt: Text
     add_special_tokens: Flag = True
@@ -44,6 +44,6 @@ class TokenizeChat(ChatFields):
     return_token_strs: Flag | None = False
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(OpenAIBody):
     model: Label | None = None
     tokens: TokenIds

@@ -9,15 +9,15 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from thalweg.server.core.schema import Flag, Int32, Model
+from thalweg.server.core.schema import Flag, Int32, WireModel
 from thalweg.server.core.serving import Serving
-from thalweg.server.operators.query import checked
+from thalweg.server.operators.query import check_query
 
 log = logging.getLogger(__name__)
 Name = Annotated[str, Field(min_length=1, max_length=255)]
 
 
-class LoadRequest(Model):
+class LoadRequest(WireModel):
     """An adapter to serve under a name."""
 
     lora_name: Name
@@ -26,7 +26,7 @@ class LoadRequest(Model):
     is_3d_lora_weight: Flag = False
 
 
-class UnloadRequest(Model):
+class UnloadRequest(WireModel):
     """An adapter to forget."""
 
     lora_name: Name
@@ -35,7 +35,7 @@ class UnloadRequest(Model):
 
 async def load(serving: Serving, http: Request) -> Response:
     """Answered when the adapter is read, checked and loaded."""
-    checked(http, ())
+    check_query(http, ())
     asked = await serving.bodies.parse(http, lambda body: serving.fields.parse(LoadRequest, body))
     await serving.adapters.load(asked.lora_name, asked.lora_path, asked.load_inplace, asked.is_3d_lora_weight)
     log.info("adapter %r is loaded from %r", asked.lora_name, asked.lora_path)
@@ -44,7 +44,7 @@ async def load(serving: Serving, http: Request) -> Response:
 
 async def unload(serving: Serving, http: Request) -> Response:
     """Answered when new requests do not find the adapter. Running ones finish with it."""
-    checked(http, ())
+    check_query(http, ())
     asked = await serving.bodies.parse(http, lambda body: serving.fields.parse(UnloadRequest, body))
     await serving.adapters.unload(asked.lora_name, asked.lora_int_id)
     log.info("adapter %r is unloaded", asked.lora_name)

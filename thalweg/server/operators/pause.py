@@ -9,11 +9,11 @@ from thalweg.refused import EXTERNAL
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import respond
-from thalweg.server.operators.query import checked, flag
+from thalweg.server.operators.query import check_query, flag
 
 
 async def pause(serving: Serving, http: Request) -> Response:
-    checked(http, ("mode", "wait_for_inflight_requests", "clear_cache"))
+    check_query(http, ("mode", "wait_for_inflight_requests", "clear_cache"))
     mode = http.query_params.get("mode", "abort")
     if flag(http, "wait_for_inflight_requests", False):  # what mode=wait was called before
         if "mode" in http.query_params and mode != "wait":
@@ -24,7 +24,7 @@ async def pause(serving: Serving, http: Request) -> Response:
 
 
 async def resume(serving: Serving, http: Request) -> Response:
-    checked(http, ())
+    check_query(http, ())
     await serving.engine.resume_generation()
     return respond({"status": "resumed"})
 
@@ -35,7 +35,7 @@ async def is_paused(serving: Serving, http: Request) -> Response:
 
 async def reset_prefix_cache(serving: Serving, http: Request) -> Response:
     """Running requests go on. What they have computed is not found by others."""
-    checked(http, ("reset_running_requests", "reset_external"))
+    check_query(http, ("reset_running_requests", "reset_external"))
     if flag(http, "reset_running_requests", False):
         raise ApiError(
             "reset_running_requests: running requests keep their own cache here; use /pause?mode=abort to end them",

@@ -7,17 +7,17 @@ from starlette.responses import Response
 
 from thalweg.server.core.serving import Serving
 from thalweg.server.http.answer import respond
-from thalweg.server.operators.query import checked
+from thalweg.server.operators.query import check_query
 
 
 async def start(serving: Serving, http: Request) -> Response:
-    checked(http, ())
+    check_query(http, ())
     await serving.engine.start_profile()
     return respond({"status": "started"})
 
 
 async def stop(serving: Serving, http: Request) -> Response:
     """Answered when the files are written."""
-    checked(http, ())
+    check_query(http, ())
     await serving.engine.stop_profile()
     return respond({"status": "stopped"})

@@ -11,7 +11,7 @@ from thalweg.server.errors import ApiError
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
-def checked(http: Request, known: tuple[str, ...]) -> None:
+def check_query(http: Request, known: tuple[str, ...]) -> None:
     """ApiError for an unknown name, and for a web page of another origin: no body means that a browser asks nobody first."""
     unknown = sorted(set(http.query_params) - set(known))
     if unknown:

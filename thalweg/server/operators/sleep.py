@@ -9,20 +9,20 @@ from thalweg.server.core.query import whole
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import respond
-from thalweg.server.operators.query import checked
+from thalweg.server.operators.query import check_query
 
 TAGS = ("weights", "kv_cache")
 
 
 async def sleep(serving: Serving, http: Request) -> Response:
-    checked(http, ("level", "mode"))
+    check_query(http, ("level", "mode"))
     await serving.engine.sleep(whole(http, "level", 1), http.query_params.get("mode", "abort"))
     return respond({"status": "sleeping"})
 
 
 async def wake_up(serving: Serving, http: Request) -> Response:
     """Answered when the engine serves."""
-    checked(http, ("tags",))
+    check_query(http, ("tags",))
     tags = set(http.query_params.getlist("tags"))
     if unknown := sorted(tags - set(TAGS)):
         raise ApiError(f"tags: {unknown[0]!r} is not one of {', '.join(TAGS)}", "tags")

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import respond
-from thalweg.server.observe.recent import MOST_PARTS, Part, Record
+from thalweg.server.observe.recent import MOST_PARTS, EngineRecord, Record
 
 SHOWN = 0.001
 """Seconds of waiting that need a reason."""
@@ -26,7 +26,7 @@ HELD = {
     "adapter": "every slot for adapters was in use by running requests with others (--max-loras)",
     "interval": "prompts start in some steps only, beside sequences that run (--prefill-schedule-interval)",
 }
-"""By what the scheduler said last (`Started.held`)."""
+"""By what the scheduler said last (`SequenceStarted.held`)."""
 
 
 async def why(serving: Serving, http: Request) -> Response:
@@ -35,10 +35,10 @@ async def why(serving: Serving, http: Request) -> Response:
     if record is None:
         words = f"request {name[:80]!r} is not known: it is too old, came with another key, or never was"
         raise ApiError(words, "id", 404)
-    return respond(told(serving, record, time.monotonic()))
+    return respond(describe(serving, record, time.monotonic()))
 
 
-def told(serving: Serving, record: Record, now: float) -> dict[str, Any]:
+def describe(serving: Serving, record: Record, now: float) -> dict[str, Any]:
     parts = [_part(serving, record, p, now) for p in record.parts.values()]
     if not record.over and len(parts) < min(record.expected, MOST_PARTS):
         parts.append(_at_the_door(serving, record, now))
@@ -63,7 +63,7 @@ def _at_the_door(serving: Serving, record: Record, now: float) -> dict[str, Any]
     }
 
 
-def _part(serving: Serving, record: Record, part: Part, now: float) -> dict[str, Any]:
+def _part(serving: Serving, record: Record, part: EngineRecord, now: float) -> dict[str, Any]:
     m, end = part.metrics, part.ended or now
     phases = {"door": part.began - record.asked}
     if m.scheduled_ts:
@@ -87,7 +87,7 @@ def _part(serving: Serving, record: Record, part: Part, now: float) -> dict[str,
     }
 
 
-def _state(part: Part) -> str:
+def _state(part: EngineRecord) -> str:
     if part.how:
         return "ended"
     if not part.metrics.scheduled_ts:
@@ -95,7 +95,7 @@ def _state(part: Part) -> str:
     return "answering" if part.metrics.first_token_ts else "computing the prompt"
 
 
-def _reasons(serving: Serving, record: Record, part: Part, phases: dict[str, float]) -> list[dict[str, Any]]:
+def _reasons(serving: Serving, record: Record, part: EngineRecord, phases: dict[str, float]) -> list[dict[str, Any]]:
     m, found = part.metrics, []
     if phases["door"] > SHOWN:
         found.append(_reason("door", phases["door"], _door(serving, record)))

@@ -7,15 +7,15 @@ from starlette.responses import Response
 
 from thalweg.server.core.serving import Serving
 from thalweg.server.http.answer import respond
-from thalweg.server.operators.query import checked, flag
+from thalweg.server.operators.query import check_query, flag
 
 
 async def get_world_size(serving: Serving, http: Request) -> Response:
-    checked(http, ("include_dp",))
+    check_query(http, ("include_dp",))
     return respond({"world_size": serving.engine.get_world_size(flag(http, "include_dp", True))})
 
 
 async def is_scaling(serving: Serving, http: Request) -> Response:
     """Never: a server has one engine from its start to its end. Load balancers of the field ask."""
-    checked(http, ())
+    check_query(http, ())
     return respond({"is_scaling_elastic_ep": False})

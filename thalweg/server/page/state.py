@@ -53,7 +53,7 @@ def gauges(serving: Serving) -> dict[str, Any] | None:
         return None
     return {
         "running": stats.running,
-        "waiting": stats.waiting + serving.admission.waiting + serving.engine.held,
+        "waiting": stats.waiting + serving.admission.waiting + serving.engine.paused_requests,
         "cache": stats.blocks_used / max(1, stats.blocks_total),
         "generated": stats.generated_tokens,
         "prefix_queries": stats.prefix_queries,

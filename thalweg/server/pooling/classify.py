@@ -30,4 +30,4 @@ async def _body(serving: Serving, job: PoolingJob) -> bytes:
         probs = output.outputs.data
         return {"index": i, "label": pooling.labels[int(probs.argmax())], "probs": probs, "num_classes": probs.size}
 
-    return await work.written(work.listed(job, None, work.usage(serving, outputs)), outputs, entry)
+    return await work.serialize_outputs(work.list_response(job, None, work.usage(serving, outputs)), outputs, entry)

@@ -29,12 +29,12 @@ async def _body(serving: Serving, request: EmbeddingRequest, job: PoolingJob) ->
     outputs = await work.run(serving, job)
 
     def entry(i: int, output: work.Output) -> dict[str, Any]:
-        return {"index": i, "object": "embedding", "embedding": encoded(request, output.outputs.data)}
+        return {"index": i, "object": "embedding", "embedding": encode_array(request, output.outputs.data)}
 
-    return await work.written(work.listed(job, None, work.usage(serving, outputs)), outputs, entry)
+    return await work.serialize_outputs(work.list_response(job, None, work.usage(serving, outputs)), outputs, entry)
 
 
-def encoded(request: EmbeddingRequest, data: np.ndarray) -> Any:
+def encode_array(request: EmbeddingRequest, data: np.ndarray) -> Any:
     """f32[N] as the request wants it written: numbers, each the shortest that rounds back to it, or bytes in base64."""
     if request.encoding_format != "base64":
         return data

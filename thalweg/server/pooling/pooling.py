@@ -10,7 +10,7 @@ from starlette.responses import Response
 from thalweg.params import PoolingParams
 from thalweg.server.core.serving import Serving
 from thalweg.server.pooling import work
-from thalweg.server.pooling.embeddings import encoded
+from thalweg.server.pooling.embeddings import encode_array
 from thalweg.server.pooling.protocol import PoolingRequest
 from thalweg.server.pooling.work import PoolingJob
 
@@ -27,6 +27,6 @@ async def _body(serving: Serving, request: PoolingRequest, job: PoolingJob) -> b
     outputs = await work.run(serving, job)
 
     def entry(i: int, output: work.Output) -> dict[str, Any]:
-        return {"index": i, "object": "pooling", "data": encoded(request, output.outputs.data)}
+        return {"index": i, "object": "pooling", "data": encode_array(request, output.outputs.data)}
 
-    return await work.written(work.listed(job, None, work.usage(serving, outputs)), outputs, entry)
+    return await work.serialize_outputs(work.list_response(job, None, work.usage(serving, outputs)), outputs, entry)

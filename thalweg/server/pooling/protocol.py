@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from thalweg.server.core.fields import refuse_asked
-from thalweg.server.core.schema import MAX_PROMPTS, Asked, Flag, Label, MaxBytes, Text, TokenIds, Whole
+from thalweg.server.core.schema import MAX_PROMPTS, Flag, Label, MaxBytes, RequestFields, Text, TokenIds, Whole
 from thalweg.server.errors import ApiError
 
 Input = (
@@ -40,7 +40,7 @@ INSTEAD = {
 """What means the same here."""
 
 
-class Request(Asked):
+class PoolingRequestBase(RequestFields):
     """What requests to pooling models share."""
 
     user: Label | None = None
@@ -52,7 +52,7 @@ class Request(Asked):
         refuse_asked(body, {k: v for k, v in NOT_YET.items() if k not in cls.model_fields}, INSTEAD)
 
 
-class InputRequest(Request):
+class InputRequest(PoolingRequestBase):
     """Texts or token ids, one or many."""
 
     input: Input
@@ -82,7 +82,7 @@ class PoolingRequest(EmbeddingRequest):
     task: Label | None = None
 
 
-class PairRequest(Request):
+class PairRequest(PoolingRequestBase):
     """What requests that compare texts share."""
 
     instruction: Text | None = None

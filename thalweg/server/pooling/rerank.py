@@ -26,7 +26,7 @@ async def rerank(serving: Serving, http: Request) -> Response:
 
 async def _body(serving: Serving, request: RerankRequest, job: PoolingJob, pairs: Pairs, documents: list[str]) -> bytes:
     outputs = await work.run(serving, job)
-    scores = await pairs.scored(outputs)
+    scores = await pairs.compute_scores(outputs)
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[: request.top_n or None]
     results = [
         {"index": i, **({"document": {"text": documents[i]}} if request.return_documents else {}), "relevance_score": scores[i]}

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.engine.client.pairs import match_texts, score_text
-from thalweg.engine.client.pooled import likeness
+from thalweg.engine.client.pooling_outputs import likeness
 from thalweg.params import PoolingParams
 from thalweg.server.core.admission import Ticket
 from thalweg.server.core.serving import Serving
@@ -34,9 +34,9 @@ async def score(serving: Serving, http: Request) -> Response:
 
 async def _body(serving: Serving, job: PoolingJob, pairs: Pairs) -> bytes:
     outputs = await work.run(serving, job)
-    scores = await pairs.scored(outputs)
+    scores = await pairs.compute_scores(outputs)
     data = [{"index": i, "object": "score", "score": s} for i, s in enumerate(scores)]
-    return orjson.dumps(work.listed(job, data, work.usage(serving, outputs)))
+    return orjson.dumps(work.list_response(job, data, work.usage(serving, outputs)))
 
 
 def _texts(given: Any, name: str) -> list[str]:
@@ -81,7 +81,7 @@ class Pairs:
         params = PoolingParams(task="score", use_activation=request.use_activation)
         return work.job(serving, kind, http, request, prompts, params, ticket)
 
-    async def scored(self, outputs: Sequence[work.Output]) -> list[float]:
+    async def compute_scores(self, outputs: Sequence[work.Output]) -> list[float]:
         """Of each pair, in order. What takes long is done on a thread."""
         heavy = self._apart and sum(o.outputs.data.size for o in outputs) > work.HEAVY
         return await asyncio.to_thread(self.scores, outputs) if heavy else self.scores(outputs)

@@ -20,12 +20,12 @@ from thalweg.server.core.job import AcceptedJob
 from thalweg.server.core.serving import Serving, closing
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import or_disconnect
-from thalweg.server.pooling.protocol import InputRequest, Request
+from thalweg.server.pooling.protocol import InputRequest, PoolingRequestBase
 from thalweg.text import cut
-from thalweg.text.cut import Cut, Read
+from thalweg.text.cut import TokenizedText, Truncation
 
 Output = PoolingRequestOutput[PoolingOutput]
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=PoolingRequestBase)
 T = TypeVar("T")
 HEAVY = 65_536
 """Numbers of an answer; more are written on a thread, which lets others run between one result and the next."""
@@ -53,7 +53,7 @@ async def answer(http: Http, work: Awaitable[bytes]) -> Response:
 # ------------------------------------------------------------------ texts
 
 
-def cut_of(serving: Serving, request: Request) -> Cut | None:
+def cut_of(serving: Serving, request: PoolingRequestBase) -> Truncation | None:
     """How the request wants long texts cut; None: not at all."""
     tokenizer, longest = serving.engine.tokenizer, serving.engine.config.model.max_len
     usual = tokenizer.truncation_side if tokenizer is not None else "right"
@@ -82,17 +82,24 @@ async def inputs(serving: Serving, request: InputRequest, tenant: str) -> list[d
 
 
 async def texts_read(
-    serving: Serving, texts: Sequence[str], param: str, shape: Cut | None, tenant: str, *, special: bool = True, most: int = 0
-) -> list[Read]:
+    serving: Serving,
+    texts: Sequence[str],
+    param: str,
+    shape: Truncation | None,
+    tenant: str,
+    *,
+    special: bool = True,
+    most: int = 0,
+) -> list[TokenizedText]:
     """Each text's tokens. most: tokens of a text itself that are kept; 0 = all."""
     tokenizer = serving.tokenizer(param)
-    return await _encoded(
+    return await _encode(
         serving, texts, param, shape, tenant, lambda: [cut.read_text(tokenizer, t, shape, special, most) for t in texts]
     )
 
 
 async def texts_prompts(
-    serving: Serving, texts: Sequence[str], param: str, shape: Cut | None, tenant: str, most: int
+    serving: Serving, texts: Sequence[str], param: str, shape: Truncation | None, tenant: str, most: int
 ) -> list[dict[str, Any]]:
     """The prompt of each text."""
     prompts = [{"prompt_token_ids": r.ids} for r in await texts_read(serving, texts, param, shape, tenant, most=most)]
@@ -101,7 +108,8 @@ async def texts_prompts(
 
 
 async def pairs_read(
-    serving: Serving, pairs: Sequence[tuple[str, str]], param: str, shape: Cut | None, tenant: str, most: tuple[int, int],
+    serving: Serving, pairs: Sequence[tuple[str, str]], param: str, shape: Truncation | None, tenant: str, most: tuple[int,
+    int],
     instruction: str | None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The prompt of each pair, as `pair_prompts` makes them."""
@@ -109,15 +117,15 @@ async def pairs_read(
     assert pooling is not None
     first = {a: None for a, _ in pairs}
     texts = [*first, *(b for _, b in pairs)]
-    prompts = await _encoded(
+    prompts = await _encode(
         serving, texts, param, shape, tenant, lambda: pair_prompts(tokenizer, pairs, shape, pooling, most, instruction)
     )
     _check(serving, prompts, lambda i: f"{param}[{i}]")
     return prompts
 
 
-async def _encoded(
-    serving: Serving, texts: Sequence[str], param: str, shape: Cut | None, tenant: str, work: Callable[[], list[T]]
+async def _encode(
+    serving: Serving, texts: Sequence[str], param: str, shape: Truncation | None, tenant: str, work: Callable[[], list[T]]
 ) -> list[T]:
     encoder = serving.encoder
     assert encoder is not None, "there is a tokenizer"
@@ -146,7 +154,7 @@ def _check(serving: Serving, prompts: Sequence[dict[str, Any]], where: Callable[
 
 
 def job(
-    serving: Serving, kind: str, http: Http, request: Request, prompts: list[dict[str, Any]], params: PoolingParams,
+    serving: Serving, kind: str, http: Http, request: PoolingRequestBase, prompts: list[dict[str, Any]], params: PoolingParams,
     ticket: Ticket,
 ) -> PoolingJob:  # fmt: skip
     """A job from its parts; its whole cost is charged."""
@@ -195,14 +203,16 @@ def usage(serving: Serving, outputs: Sequence[Output]) -> dict[str, Any]:
     return serving.usage(tokens, 0, sum(o.num_cached_tokens for o in outputs))
 
 
-def listed(work: PoolingJob, data: Any, used: dict[str, Any]) -> dict[str, Any]:
+def list_response(work: PoolingJob, data: Any, used: dict[str, Any]) -> dict[str, Any]:
     """An answer in the form that most routes share."""
     return {
         "id": work.id, "object": "list", "created": work.created, "model": work.model, "data": data, "usage": used,
     }  # fmt: skip
 
 
-async def written(body: dict[str, Any], outputs: Sequence[Output], entry: Callable[[int, Output], dict[str, Any]]) -> bytes:
+async def serialize_outputs(
+    body: dict[str, Any], outputs: Sequence[Output], entry: Callable[[int, Output], dict[str, Any]]
+) -> bytes:
     """`body` as JSON, its "data" one `entry` per output."""
 
     def write() -> bytes:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from thalweg.plugins import OpenList
+from thalweg.plugins import PluginRegistry
 
 Resolver = Callable[[str, str, Sequence[str]], str | None]
-RESOLVERS = OpenList("thalweg.adapter_resolvers", {"folder": "thalweg.server.resolvers.folder:resolve"})
+RESOLVERS = PluginRegistry("thalweg.adapter_resolvers", {"folder": "thalweg.server.resolvers.folder:resolve"})
 """Name, for `--lora-resolver` -> a `Resolver`."""

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
-from thalweg.server.responses.kept import found
+from thalweg.server.responses.retrieve import found
 
 
 async def cancel(serving: Serving, http: Request) -> Response:
@@ -20,7 +20,7 @@ async def cancel(serving: Serving, http: Request) -> Response:
     if turn.task is not None:
         turn.task.cancel()
         await asyncio.wait({turn.task})
-    status = turn.said()["status"]
+    status = turn.response()["status"]
     if status != "cancelled":
         raise ApiError(f"response_id: that response has ended before ({status})", "response_id")
     return Response(turn.body, media_type="application/json")

@@ -18,13 +18,13 @@ NAMES = {
 """Fields of chat completions as clients of this API write them."""
 
 
-def told(error: ApiError) -> dict[str, str]:
+def describe_error(error: ApiError) -> dict[str, str]:
     """`error` as a response has it."""
     return {"code": type_of(CODES, error.status), "message": error.message}
 
 
 def _frame(error: ApiError) -> bytes:
-    return typed_event({"type": "error", "sequence_number": 0, **told(error), "param": error.param})
+    return typed_event({"type": "error", "sequence_number": 0, **describe_error(error), "param": error.param})
 
 
 def _reword(error: ApiError) -> ApiError | None:

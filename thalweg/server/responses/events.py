@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from thalweg.server.responses.items import encoded
+from thalweg.server.responses.items import encode_thought
 from thalweg.server.responses.references import item_id
 from thalweg.server.responses.tools import Tools, input_of
-from thalweg.turns.events import CallArguments, CallBegun, Content, Event, Thought
+from thalweg.turns.events import CallArguments, CallStart, Content, Event, Thought
 
 Json = dict[str, Any]
 TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}
 """Types of the parts that items of text have."""
 
 
-class Output:
+class ResponseItemWriter:
     """The items of one answer. Indexes are dense, one item is open at a time, and none is blank.
 
     A text that is white space alone makes no item."""
@@ -48,7 +48,7 @@ class Output:
                 case Thought(text):
                     self.thought.append(text)
                     yield from self._piece("reasoning", text)
-                case CallBegun(_, id, name):
+                case CallStart(_, id, name):
                     self._hold("")
                     yield from self._call(id, name)
                 case CallArguments(_, text):
@@ -72,7 +72,7 @@ class Output:
                 yield self._at(name, content_index=0, text=text, **{k: v for k, v in part.items() if k == "logprobs"})
                 yield self._at("response.content_part.done", content_index=0, part=item["content"][0])
                 if kind == "reasoning" and self._encoding:
-                    item["encrypted_content"] = encoded(text)
+                    item["encrypted_content"] = encode_thought(text)
             case "function_call":
                 item["arguments"] = text
                 yield self._at("response.function_call_arguments.done", arguments=text, name=item["name"])

@@ -10,7 +10,7 @@ from thalweg.server.core.query import whole
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import respond
-from thalweg.server.responses.kept import found
+from thalweg.server.responses.retrieve import found
 
 MOST = 100
 

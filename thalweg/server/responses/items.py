@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from thalweg.server.responses.protocol import Item, Part
-from thalweg.server.responses.tools import arguments_of, told
+from thalweg.server.responses.protocol import Item, ResponsePart
+from thalweg.server.responses.tools import arguments_of, qualified_name
 
 ENCODED = "thalweg.1."
 """How reasoning begins that a client keeps for itself (`encrypted_content`). It is encoded, not encrypted."""
@@ -66,7 +66,7 @@ def _add(turn: Json, item: Item) -> None:
         case _:
             custom = item.type == "custom_tool_call"
             arguments = arguments_of(item.input or "") if custom else item.arguments
-            function = {"name": told(item.namespace, item.name or ""), "arguments": arguments}
+            function = {"name": qualified_name(item.namespace, item.name or ""), "arguments": arguments}
             turn.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
 
 
@@ -74,14 +74,14 @@ def thought_of(item: Item) -> str:
     """The text of a reasoning item: its content, else what was encoded here, else its summary."""
     if item.content:
         return text_of(item.content)
-    return decoded(item.encrypted_content or "") or text_of(item.summary)
+    return decode_thought(item.encrypted_content or "") or text_of(item.summary)
 
 
-def encoded(thought: str) -> str:
+def encode_thought(thought: str) -> str:
     return ENCODED + base64.b64encode(thought.encode(errors="surrogatepass")).decode()
 
 
-def decoded(text: str) -> str:
+def decode_thought(text: str) -> str:
     """`encoded`'s inverse. "": it was encoded elsewhere, and cannot be read."""
     if not text.startswith(ENCODED):
         return ""
@@ -91,24 +91,24 @@ def decoded(text: str) -> str:
         return ""
 
 
-def text_of(content: str | list[Part] | None) -> str:
-    return content if isinstance(content, str) else "\n".join(p.said for p in content or ())
+def text_of(content: str | list[ResponsePart] | None) -> str:
+    return content if isinstance(content, str) else "\n".join(p.content_text for p in content or ())
 
 
-def _content(content: str | list[Part] | None) -> Any:
+def _content(content: str | list[ResponsePart] | None) -> Any:
     """A text alone as it is, several as parts, which the template's form puts together."""
     if isinstance(content, str) or content is None:
         return content or ""
     parts: list[Json] = [
         {"type": "image_url", "image_url": {"url": p.image_url}}
         if p.type == "input_image"
-        else {"type": "text", "text": p.said}
+        else {"type": "text", "text": p.content_text}
         for p in content
     ]
     return parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts or ""
 
 
-def listed(item: Item) -> Json:
+def dump_item(item: Item) -> Json:
     """An input item as it is kept and listed, with an id."""
     out = item.model_dump(exclude_none=True)
     out["id"] = item.id or new_id(item.type)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from thalweg.server.core.fields import refuse_asked
-from thalweg.server.core.schema import Asked, Flag, Int32, Label, MaxBytes, Model, Number, Strings, Text, Whole
+from thalweg.server.core.schema import Flag, Int32, Label, MaxBytes, Number, RequestFields, Strings, Text, Whole, WireModel
 from thalweg.server.errors import ApiError
 from thalweg.server.responses.tools import drop_tools, refuse_choice
 
@@ -54,7 +54,7 @@ PARTS = ("input_text", "input_image", "output_text", "text", "refusal", "summary
 Json = Annotated[dict[str, Any], MaxBytes(2**20)]
 
 
-class Part(Model):
+class ResponsePart(WireModel):
     type: Literal["input_text", "input_image", "output_text", "text", "refusal", "summary_text", "reasoning_text"]
     text: Text | None = None
     image_url: Text | None = None
@@ -64,21 +64,21 @@ class Part(Model):
     logprobs: Annotated[list[Any], MaxBytes(2**24)] | None = None
 
     @property
-    def said(self) -> str:
+    def content_text(self) -> str:
         return (self.refusal if self.type == "refusal" else self.text) or ""
 
     @model_validator(mode="after")
-    def _rules(self) -> Part:
+    def _rules(self) -> ResponsePart:
         name = {"refusal": "refusal", "input_image": "image_url"}.get(self.type, "text")
         if getattr(self, name) is None:
             raise ValueError(f"a part of type {self.type} needs {name}")
         return self
 
 
-Parts = Annotated[list[Part], Field(max_length=MAX_PARTS)]
+Parts = Annotated[list[ResponsePart], Field(max_length=MAX_PARTS)]
 
 
-class Item(Model):
+class Item(WireModel):
     """An item of any type."""
 
     type: Literal[
@@ -106,30 +106,30 @@ class Item(Model):
         lacking = [name for name in ITEMS[self.type] if getattr(self, name) is None]
         if lacking:
             raise ValueError(f"an item of type {self.type} needs {' and '.join(lacking)}")
-        seen = any(p.type == "input_image" for p in self.content or () if isinstance(p, Part))
+        seen = any(p.type == "input_image" for p in self.content or () if isinstance(p, ResponsePart))
         if seen and (self.type != "message" or self.role not in (None, "user")):
             raise ValueError("only messages of role user hold images")
-        if any(p.type == "input_image" for p in self.output or () if isinstance(p, Part)):
+        if any(p.type == "input_image" for p in self.output or () if isinstance(p, ResponsePart)):
             raise ValueError("images in outputs of functions are not supported by this version; send them in a user's message")
         return self
 
 
-class Reasoning(Model):
+class ReasoningOptions(WireModel):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Label | None = None
     generate_summary: Label | None = None
 
 
-class TextConfig(Model):
+class TextConfig(WireModel):
     format: Json | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class StreamOptions(Model):
+class ResponseStreamOptions(WireModel):
     include_obfuscation: Flag | None = None
 
 
-class Conversed(Asked):
+class InputTokensRequest(RequestFields):
     """What decides the prompt."""
 
     input: Text | Annotated[list[Item], Field(max_length=MAX_ITEMS)]
@@ -138,7 +138,7 @@ class Conversed(Asked):
     tools: Annotated[list[Json], Field(max_length=1024)] | None = None
     tool_choice: Literal["none", "auto", "required"] | Json | None = None
     parallel_tool_calls: Flag | None = True
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningOptions | None = None
     text: TextConfig | None = None
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: Annotated[dict[Label, Any], MaxBytes(2**16), Field(max_length=256)] | None = None
@@ -166,15 +166,15 @@ class Conversed(Asked):
         return [Item(type="message", role="user", content=text)] if isinstance(text, str) else text
 
     @model_validator(mode="after")
-    def _rules(self) -> Conversed:
+    def _rules(self) -> InputTokensRequest:
         if not self.input and self.previous_response_id is None:
             raise ApiError("input: nothing is said in it", "input")
         return self
 
 
-class ResponsesRequest(Conversed):
+class ResponsesRequest(InputTokensRequest):
     stream: Flag | None = False
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     store: Flag | None = True
     background: Flag | None = False
     include: Annotated[list[Label], Field(max_length=64)] | None = None
@@ -204,7 +204,7 @@ class ResponsesRequest(Conversed):
     prompt_cache_retention: Label | None = None
 
     @property
-    def scored(self) -> str:
+    def logprobs_field(self) -> str:
         """The field that asks for log-probabilities. "": none does."""
         if self.top_logprobs:
             return "top_logprobs"

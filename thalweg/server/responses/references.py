@@ -7,7 +7,7 @@ from typing import Any
 from thalweg.server.errors import ApiError
 from thalweg.server.responses.items import PREFIXES
 from thalweg.server.responses.protocol import Item
-from thalweg.server.responses.store import Store
+from thalweg.server.responses.store import ResponseStore
 
 RESPONSE = "resp_"
 HEX = 32
@@ -21,7 +21,7 @@ def item_id(response: str, kind: str, number: int) -> str:
     return f"{PREFIXES[kind]}_{response.removeprefix(RESPONSE)}{number:02x}"
 
 
-def resolve(store: Store, owner: str, items: list[Item]) -> list[Item]:
+def resolve(store: ResponseStore, owner: str, items: list[Item]) -> list[Item]:
     """`items`, each reference replaced by the output item that it names. ApiError 404 for one that `owner` has not kept, 400
     for one that is named twice: so a short request cannot ask for more text than is kept."""
     outputs: dict[str, dict[str, Any]] = {}
@@ -48,7 +48,7 @@ def resolve(store: Store, owner: str, items: list[Item]) -> list[Item]:
     return out
 
 
-def _read_output(store: Store, owner: str, id: str) -> dict[str, dict[str, Any]]:
+def _read_output(store: ResponseStore, owner: str, id: str) -> dict[str, dict[str, Any]]:
     """Output items of the response that an item's id names, by id. Empty: it is not kept."""
     turn = store.get(owner, RESPONSE + id.partition("_")[2][:HEX])
-    return {} if turn is None or not turn.body else {item["id"]: item for item in turn.said()["output"]}
+    return {} if turn is None or not turn.body else {item["id"]: item for item in turn.response()["output"]}

@@ -11,16 +11,16 @@ import orjson
 
 from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.server.core.answer import Answer
-from thalweg.server.core.job import Job
+from thalweg.server.core.job import GenerationJob
 from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import typed_event
 from thalweg.server.openai import logprobs
-from thalweg.server.responses.errors import ERRORS, told
-from thalweg.server.responses.events import Output
+from thalweg.server.responses.errors import ERRORS, describe_error
+from thalweg.server.responses.events import ResponseItemWriter
 from thalweg.server.responses.protocol import ResponsesRequest
-from thalweg.server.responses.store import EventLog, Turn, store
+from thalweg.server.responses.store import EventLog, StoredResponse, store
 from thalweg.server.responses.tools import Tools
 
 Json = dict[str, Any]
@@ -37,16 +37,23 @@ class ResponseReply(TurnReply):
     errors = ERRORS
 
     def __init__(
-        self, serving: Serving, job: Job, request: ResponsesRequest, answer: Answer, tools: Tools, turn: Turn, owner: str
+        self,
+        serving: Serving,
+        job: GenerationJob,
+        request: ResponsesRequest,
+        answer: Answer,
+        tools: Tools,
+        turn: StoredResponse,
+        owner: str,
     ) -> None:
         """turn: what is kept of this response. Its body is written here."""
         super().__init__(serving, job)
         self.request, self.answer, self.turn = request, answer, turn
         self._owner = owner
         self._keeps = request.store is not False and store(serving).limit > 0
-        self._output = Output(tools, turn.id, "reasoning.encrypted_content" in (request.include or ()))
+        self._output = ResponseItemWriter(tools, turn.id, "reasoning.encrypted_content" in (request.include or ()))
         self._number = 0
-        self._head = self._fixed()
+        self._head = self._constant_fields()
         self._ended: CompletionOutput | None = None
         """The choice as it ended."""
         self._last: list[Json] = []
@@ -102,7 +109,7 @@ class ResponseReply(TurnReply):
         (choice,) = output.outputs
         if choice.finish_reason is not None:
             self._ended = choice
-        return [self._numbered(piece) for piece in self._output.push(self.answer.events(choice), self._scores(choice))]
+        return [self._number_event(piece) for piece in self._output.push(self.answer.events(choice), self._scores(choice))]
 
     async def settle(self) -> None:
         """Make the final body, which is kept if that was asked for. Reasoning is counted in tokens for it."""
@@ -122,13 +129,13 @@ class ResponseReply(TurnReply):
 
     def end(self) -> Iterator[bytes]:
         for piece in self._last:
-            yield self._numbered(piece)
+            yield self._number_event(piece)
         said = orjson.loads(self.turn.body)
         yield self._frame(f"response.{said['status']}", response=said)
 
     def fail(self, error: Exception) -> bytes:
         e = ERRORS.translate(error)
-        body = self._body("failed") | {"error": told(e)}
+        body = self._body("failed") | {"error": describe_error(e)}
         if self.turn.background:
             self._settle(body)
         return self._frame("response.failed", response=body)
@@ -141,15 +148,15 @@ class ResponseReply(TurnReply):
             store(self.serving).put(self._owner, self.turn)
 
     def _frame(self, kind: str, **fields: Any) -> bytes:
-        return self._numbered({"type": kind, **fields})
+        return self._number_event({"type": kind, **fields})
 
-    def _numbered(self, body: Json) -> bytes:
+    def _number_event(self, body: Json) -> bytes:
         body["sequence_number"] = self._number
         self._number += 1
         return typed_event(body)
 
     def _scores(self, choice: CompletionOutput) -> list[Json]:
-        if not self.request.scored or not choice.logprobs:
+        if not self.request.logprobs_field or not choice.logprobs:
             return []
         names, as_ids = self.serving.engine.tokenizer, self.serving.settings.return_tokens_as_token_ids
         top = self.request.top_logprobs or 0
@@ -160,13 +167,13 @@ class ResponseReply(TurnReply):
         prompt = self.job.prompt_tokens
         return {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": self.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": self.made,
             "output_tokens_details": {"reasoning_tokens": reasoning},
             "total_tokens": prompt + self.made,
         }
 
-    def _fixed(self) -> Json:
+    def _constant_fields(self) -> Json:
         """What is the same from the beginning to the end."""
         r, params = self.request, self.job.params
         text: Json = {"format": (r.text and r.text.format) or {"type": "text"}}

@@ -60,7 +60,7 @@ class EventLog:
             while at < len(self):
                 segment, first = divmod(at, SEGMENT)
                 known = segment < len(self._packed)
-                frames = _unpacked(self._packed[segment]) if known else list(self._recent)
+                frames = _unpack_frames(self._packed[segment]) if known else list(self._recent)
                 for frame in frames[first:]:
                     yield frame
                     at += 1
@@ -73,19 +73,19 @@ class EventLog:
         self._changed = asyncio.Event()
 
 
-def _unpacked(packed: bytes) -> list[bytes]:
+def _unpack_frames(packed: bytes) -> list[bytes]:
     return [frame.encode() for frame in orjson.loads(zlib.decompress(packed))]
 
 
 @dataclass(eq=False, slots=True)
-class Turn:
+class StoredResponse:
     """One response: what went in, and what came out. Both are JSON."""
 
     id: str
     input: bytes
     """The items of this turn alone."""
     body: bytes
-    parent: Turn | None = None
+    parent: StoredResponse | None = None
     background: bool = False
     log: EventLog | None = None
     task: asyncio.Task[None] | None = None
@@ -101,7 +101,7 @@ class Turn:
     def running(self) -> bool:
         return self.task is not None and not self.task.done()
 
-    def said(self) -> dict[str, Any]:
+    def response(self) -> dict[str, Any]:
         found: dict[str, Any] = orjson.loads(self.body)
         return found
 
@@ -114,30 +114,30 @@ class Turn:
         return [item for t in reversed(turns) for item in (*orjson.loads(t.input), *t.said()["output"])]
 
 
-class Store:
+class ResponseStore:
     """limit: bytes of all turns together. 0 keeps nothing."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.bytes = 0
-        self._kept: dict[str, OrderedDict[str, Turn]] = {}
+        self._kept: dict[str, OrderedDict[str, StoredResponse]] = {}
         """By owner. What was used last is at the end."""
-        self._counted: dict[Turn, int] = {}
+        self._counted: dict[StoredResponse, int] = {}
         """Bytes of each turn that something holds on to, as they were when counted."""
         self._of: dict[str, int] = {}
         """Bytes of each owner."""
 
-    def get(self, owner: str, id: str) -> Turn | None:
+    def get(self, owner: str, id: str) -> StoredResponse | None:
         kept = self._kept.get(owner, OrderedDict())
         if id in kept:
             kept.move_to_end(id)
         return kept.get(id)
 
-    def put(self, owner: str, turn: Turn) -> None:
+    def put(self, owner: str, turn: StoredResponse) -> None:
         """Keep `turn`, or count it anew if it has grown."""
         kept = self._kept.setdefault(owner, OrderedDict())
         if turn.id not in kept:
-            at: Turn | None = turn
+            at: StoredResponse | None = turn
             while at is not None:
                 at.holders += 1
                 if at.holders == 1:  # new, or pushed out while what follows it was made
@@ -148,7 +148,7 @@ class Store:
         self._count(owner, turn)
         self._fit()
 
-    def delete(self, owner: str, id: str) -> Turn | None:
+    def delete(self, owner: str, id: str) -> StoredResponse | None:
         """Forget a response. What follows it keeps its turns."""
         kept = self._kept.get(owner, OrderedDict())
         turn = kept.pop(id, None)
@@ -158,7 +158,7 @@ class Store:
             del self._kept[owner]
         turn.log = None
         self._count(owner, turn)
-        at: Turn | None = turn
+        at: StoredResponse | None = turn
         while at is not None:
             at.holders -= 1
             if not at.holders:
@@ -166,7 +166,7 @@ class Store:
             at = at.parent
         return turn
 
-    def _count(self, owner: str, turn: Turn, gone: bool = False) -> None:
+    def _count(self, owner: str, turn: StoredResponse, gone: bool = False) -> None:
         before, now = self._counted.pop(turn, 0), 0 if gone else turn.bytes
         if now:
             self._counted[turn] = now
@@ -190,10 +190,10 @@ class Store:
                 return
 
 
-def store(serving: Serving) -> Store:
+def store(serving: Serving) -> ResponseStore:
     """That of a server."""
-    return serving.own(_made)
+    return serving.own(_build)
 
 
-def _made(serving: Serving) -> Store:
-    return Store(serving.settings.responses_store_bytes)
+def _build(serving: Serving) -> ResponseStore:
+    return ResponseStore(serving.settings.responses_store_bytes)

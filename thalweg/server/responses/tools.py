@@ -22,7 +22,7 @@ CHOICES = ("function", "custom", "allowed_tools")
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownTool:
     """A tool as the client named it."""
 
     kind: str
@@ -92,18 +92,18 @@ class Tools:
         ApiError if the choice names none of them."""
         self.functions: list[dict[str, Any]] = []
         """As chat completions have them."""
-        self.known: dict[str, Known] = {}
+        self.known: dict[str, KnownTool] = {}
         """By the names that the model is told."""
         self.fields: dict[str, str] = {}
         """Of the request, by those names: where their schemas are."""
         for i, tool in enumerate(tools):
             for j, (known, inner) in enumerate(_flat(tool)):
-                name = told(known.namespace, known.name)
+                name = qualified_name(known.namespace, known.name)
                 self.known[name] = known
                 self.functions.append(_function(known, inner))
                 self.fields[name] = f"tools[{i}].tools[{j}].parameters" if inner is not tool else f"tools[{i}].parameters"
         for known, inner in (pair for tool in more for pair in _flat(tool)):
-            name = told(known.namespace, known.name)
+            name = qualified_name(known.namespace, known.name)
             if name in self.known:
                 self.functions = [f for f in self.functions if f["function"]["name"] != name]
             self.known[name] = known
@@ -111,54 +111,59 @@ class Tools:
             self.fields[name] = "tools"
         self.choice = self._choice(choice)
 
-    def of(self, name: str) -> Known:
+    def of(self, name: str) -> KnownTool:
         """The tool that the model called by `name`. A model may make up names."""
-        return self.known.get(name) or Known("function", name)
+        return self.known.get(name) or KnownTool("function", name)
 
     def _choice(self, choice: Any) -> Any:
         """`choice` as chat completions have it. Of allowed tools the others are taken out."""
         if not isinstance(choice, dict):
             return choice
         if choice["type"] != "allowed_tools":
-            return {"type": "function", "function": {"name": self._named(choice, "tool_choice")}}
-        allowed = [self._named(t, "tool_choice.tools") for t in choice.get("tools") or () if isinstance(t, dict)]
+            return {"type": "function", "function": {"name": self._tool_name(choice, "tool_choice")}}
+        allowed = [self._tool_name(t, "tool_choice.tools") for t in choice.get("tools") or () if isinstance(t, dict)]
         self.functions = [f for f in self.functions if f["function"]["name"] in allowed]
         mode = choice.get("mode", "auto")
         if mode not in ("auto", "required"):
             raise ApiError("tool_choice.mode: must be auto or required", "tool_choice.mode")
         return mode
 
-    def _named(self, tool: dict[str, Any], where: str) -> str:
+    def _tool_name(self, tool: dict[str, Any], where: str) -> str:
         name = tool.get("name")
-        found = told(tool.get("namespace"), name) if isinstance(name, str) else ""
+        found = qualified_name(tool.get("namespace"), name) if isinstance(name, str) else ""
         if found not in self.known:
             raise ApiError(f"{where}: tools has no tool {str(name)[:80]!r}", where)
         return found
 
 
-def told(namespace: str | None, name: str) -> str:
+def qualified_name(namespace: str | None, name: str) -> str:
     """What the model is told that a tool is called."""
     if not namespace:
         return name
     return f"{namespace.removesuffix('__')}__{name}"
 
 
-def _flat(tool: dict[str, Any]) -> Iterator[tuple[Known, dict[str, Any]]]:
+def _flat(tool: dict[str, Any]) -> Iterator[tuple[KnownTool, dict[str, Any]]]:
     if tool["type"] != "namespace":
-        yield Known(tool["type"], tool["name"]), tool
+        yield KnownTool(tool["type"], tool["name"]), tool
         return
     for inner in tool["tools"]:
-        yield Known(inner["type"], inner["name"], tool["name"]), inner
+        yield KnownTool(inner["type"], inner["name"], tool["name"]), inner
 
 
-def _function(known: Known, tool: dict[str, Any]) -> dict[str, Any]:
+def _function(known: KnownTool, tool: dict[str, Any]) -> dict[str, Any]:
     says, parameters = tool.get("description"), tool.get("parameters")
     if known.kind == "custom":
         parameters, form = INPUT, tool.get("format")
         if isinstance(form, dict) and isinstance(form.get("definition"), str):
             says = f"{says or ''}\n\nThe input follows this {form.get('syntax', '')} grammar:\n{form['definition']}".strip()
     strict = None if known.kind == "custom" else tool.get("strict")
-    function = {"name": told(known.namespace, known.name), "description": says, "parameters": parameters, "strict": strict}
+    function = {
+        "name": qualified_name(known.namespace, known.name),
+        "description": says,
+        "parameters": parameters,
+        "strict": strict,
+    }
     return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
 
 

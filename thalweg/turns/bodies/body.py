@@ -7,7 +7,7 @@ from typing import Protocol
 WHITE = " \t\r\n"
 
 
-class Sink(Protocol):
+class CallSink(Protocol):
     """Where a body puts what it reads."""
 
     def commit(self, name: str, id: str = "") -> bool:
@@ -28,11 +28,11 @@ class Sink(Protocol):
     def stray(self, c: str) -> None:
         """A character that belongs to nothing: content."""
 
-    def shown(self, text: str) -> str:
+    def token_text(self, text: str) -> str:
         """Text with marks written as tokens."""
 
 
-class Body:
+class BodyReader:
     """One piece of text after another, a character at a time. It listens for `own` terminals. Those around the call are
     listened for where `open` is true: elsewhere they may be data."""
 

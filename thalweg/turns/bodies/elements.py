@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from thalweg.turns.bodies.body import WHITE
-from thalweg.turns.bodies.schema import property_of, resolved, types, value_of
+from thalweg.turns.bodies.schema import property_of, resolve_refs, types, value_of
 
 DEEPEST = 64
 """Levels that are read. What is deeper stays text."""
@@ -16,7 +16,7 @@ ITEM = "item"
 def element_value(text: str, schema: Any, opened: str, closed: str, root: Any = None) -> str:
     """The JSON of a value. opened, closed: what stands before a key in tags that open and close. root: what references in the
     schema are to."""
-    tree = _parsed(text, opened, closed)
+    tree = _parse(text, opened, closed)
     return _json(tree, schema, root, 0) if isinstance(tree, list) or schema is not None else value_of(tree, schema)
 
 
@@ -24,7 +24,7 @@ Tree = str | list[tuple[str, Any]]
 """Text, or the elements in it by name."""
 
 
-def _parsed(text: str, opened: str, closed: str) -> Tree:
+def _parse(text: str, opened: str, closed: str) -> Tree:
     """One pass over the text, with a stack of open elements. Text that is no such tree stays text."""
     top: list[tuple[str, Any]] = []
     stack: list[tuple[str, list[tuple[str, Any]], int]] = [("", top, 0)]
@@ -61,7 +61,7 @@ def _json(tree: Tree, schema: Any, root: Any, depth: int) -> str:
             return "[]" if "array" in allowed else "{}" if "object" in allowed else "null"
         return value_of(tree, schema)
     if all(name == ITEM for name, _ in tree) and "object" not in types(schema):
-        items = resolved(_alternative(schema, "array").get("items"), root)
+        items = resolve_refs(_alternative(schema, "array").get("items"), root)
         return "[" + ", ".join(_json(value, items, root, depth + 1) for _, value in tree) + "]"
     inner = _alternative(schema, "object")
     members = (

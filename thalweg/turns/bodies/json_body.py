@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from thalweg.turns.bodies.body import WHITE, Body, Sink
+from thalweg.turns.bodies.body import WHITE, BodyReader, CallSink
 from thalweg.turns.bodies.literal import HIGH_HALVES
 from thalweg.turns.format import JsonCalls
 
@@ -45,10 +45,10 @@ class Nesting:
             self.depth -= 1
 
 
-class Verbatim(Body):
+class JsonArgsReader(BodyReader):
     """Arguments whose call has begun: passed on as they are, up to their last brace."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: CallSink) -> None:
         self._sink, self._at = sink, Nesting()
         self._begun = False
         self._space: list[str] = []
@@ -82,10 +82,10 @@ class Verbatim(Body):
         self._sink.end()
 
 
-class Items(Body):
+class JsonCallsReader(BodyReader):
     """Calls that hold their name: an object, or an array of them."""
 
-    def __init__(self, sink: Sink, row: JsonCalls, strict: bool) -> None:
+    def __init__(self, sink: CallSink, row: JsonCalls, strict: bool) -> None:
         """strict: a call is one only if it has arguments. The text began without a terminal."""
         self._sink, self._row, self._strict = sink, row, strict
         self._at = Nesting()
@@ -184,19 +184,19 @@ class Items(Body):
     def _in_string(self, c: str, ended: bool) -> None:
         if self._word is not None:
             if ended:
-                self._spoken(_decoded("".join(self._word)))
+                self._end_word(_decode_string("".join(self._word)))
             elif len(self._word) < NAME_MOST:
                 self._word.append(c)
         elif self._in_args:
             if self._text_args and self._at.depth == self._item:
                 if not ended:
-                    self._unescaped(c)
+                    self._unescape(c)
                 elif self._escape:
                     self._end_escape()
             else:
                 self._argument(c)
 
-    def _spoken(self, word: str) -> None:
+    def _end_word(self, word: str) -> None:
         """A key, name or id is complete."""
         self._word = None
         if self._is_key:
@@ -208,7 +208,7 @@ class Items(Body):
         else:
             self._id = word
 
-    def _unescaped(self, c: str) -> None:
+    def _unescape(self, c: str) -> None:
         """Arguments that are JSON within a string."""
         if len(self._escape) == 6 and c != "\\":  # half of a pair, and no other half
             self._end_escape()
@@ -226,7 +226,7 @@ class Items(Body):
 
     def _end_escape(self) -> None:
         text, self._escape = self._escape, ""
-        self._argument(_decoded(text))
+        self._argument(_decode_string(text))
 
     def _argument(self, text: str) -> None:
         if self._space:
@@ -270,7 +270,7 @@ class Items(Body):
             self._sink.fail()
 
 
-def _decoded(raw: str) -> str:
+def _decode_string(raw: str) -> str:
     """The text of a JSON string's inside. Lone surrogates, which no text holds, become U+FFFD."""
     try:
         return str(json.loads(f'"{raw}"', strict=False)).encode("utf-16", "surrogatepass").decode("utf-16", "replace")

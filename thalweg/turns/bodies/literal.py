@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from thalweg.turns.bodies.body import WHITE, Body, Sink
+from thalweg.turns.bodies.body import WHITE, BodyReader, CallSink
 
 WORDS = {"True": "true", "False": "false", "None": "null"}
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": "", "/": "/"}
@@ -17,7 +17,7 @@ CLOSING = {"{": "}", "[": "]"}
 NUMBER = frozenset("0123456789+-.eE_")
 
 
-class Literal:
+class LiteralConverter:
     """One value after another. `text` gives the JSON that a character completes."""
 
     def __init__(self, bare_keys: bool = False) -> None:
@@ -75,7 +75,7 @@ class Literal:
             if len(self._escape) < 2 + wanted or _is_high(self._escape):
                 return ""
             text, self._escape = self._escape, ""
-            return _inside(_unescaped(text))
+            return _inside(_unescape(text))
         if c == "\\":
             self._escape = c
             return ""
@@ -100,7 +100,7 @@ class Literal:
         except ValueError:
             low = -1
         if not 0 <= low < 0x400:
-            return "\ufffd" + _inside(_unescaped(second))
+            return "\ufffd" + _inside(_unescape(second))
         return chr(0x10000 + (int(first[2:], 16) - 0xD800 << 10) + low)
 
     def string_text(self, text: str) -> str:
@@ -121,7 +121,7 @@ def _is_high(escape: str) -> bool:
     return len(escape) == PAIR and escape[1] == "u" and escape[2:4].lower() in HIGH_HALVES
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     kind = text[1]
     if kind in HEX:
         try:
@@ -151,7 +151,7 @@ def as_json(text: str, most: int = 1 << 20) -> str | None:
     """A Python literal as JSON text. None if it is none, or longer than `most` characters."""
     if len(text) > most:
         return None
-    literal = Literal()
+    literal = LiteralConverter()
     made = "".join(map(literal.text, text)) + literal.finish()
     try:
         json.loads(made)
@@ -160,12 +160,12 @@ def as_json(text: str, most: int = 1 << 20) -> str | None:
     return None if literal.stray else made
 
 
-class Gemma(Body):
+class GemmaArgsReader(BodyReader):
     """{key:value, ...} whose call has begun, the first brace read."""
 
-    def __init__(self, sink: Sink, quote: str) -> None:
+    def __init__(self, sink: CallSink, quote: str) -> None:
         self._sink, self._quote = sink, quote
-        self._literal = Literal(bare_keys=True)
+        self._literal = LiteralConverter(bare_keys=True)
         self._string = False
         self.own = (quote,)
         sink.args(self._literal.text("{"))
@@ -189,14 +189,14 @@ class Gemma(Body):
         self._sink.end()
 
 
-class Python(Body):
+class PythonCallsReader(BodyReader):
     """name(key=literal, ...): one, several, or a list of them."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: CallSink) -> None:
         self._sink = sink
         self._list: bool | None = None
         self._name: list[str] = []
-        self._literal: Literal | None = None
+        self._literal: LiteralConverter | None = None
         self._key: list[str] | None = None
         self._first, self._any = True, False
 
@@ -230,13 +230,13 @@ class Python(Body):
         if c == "=":
             key, self._key = "".join(self._key).strip(), None
             self._sink.args(("{" if self._first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
-            self._first, self._literal = False, Literal()
+            self._first, self._literal = False, LiteralConverter()
         elif c == ")":
             self._close()
         elif c != ",":
             self._key.append(c)
 
-    def _value(self, c: str, literal: Literal) -> None:
+    def _value(self, c: str, literal: LiteralConverter) -> None:
         if not literal.in_string and not literal.stack and c in ",)":
             self._sink.args(literal.finish())
             self._literal, self._key = None, []

@@ -36,16 +36,16 @@ def types(schema: Any, depth: int = 0) -> frozenset[str]:
     return frozenset()
 
 
-def resolved(schema: Any, root: Any, depth: int = 0) -> Any:
+def resolve_refs(schema: Any, root: Any, depth: int = 0) -> Any:
     """A schema whose own local reference, and those of its alternatives, are followed. What cannot be found stays."""
     if not isinstance(schema, Mapping) or depth > DEPTH:
         return schema
     ref = schema.get("$ref")
     if isinstance(ref, str):
         found, others = _at(root, ref), {k: v for k, v in schema.items() if k != "$ref" and k not in ANNOTATIONS}
-        return resolved(found, root, depth + 1) if found is not None and not others else schema
+        return resolve_refs(found, root, depth + 1) if found is not None and not others else schema
     made = {
-        name: [resolved(p, root, depth + 1) for p in schema[name]]
+        name: [resolve_refs(p, root, depth + 1) for p in schema[name]]
         for name in ("anyOf", "oneOf")
         if isinstance(schema.get(name), list)
     }
@@ -68,14 +68,14 @@ def _at(root: Any, ref: str) -> Any:
 def property_of(parameters: Any, key: str, root: Any = None) -> Any:
     """The schema of an argument. None: the tool does not describe it. root: what references are to, if not `parameters`."""
     root = parameters if root is None else root
-    parameters = resolved(parameters, root)
+    parameters = resolve_refs(parameters, root)
     if not isinstance(parameters, Mapping):
         return None
     properties = parameters.get("properties")
     found = properties.get(key) if isinstance(properties, Mapping) else None
     if found is None and isinstance(parameters.get("additionalProperties"), Mapping):
         found = parameters["additionalProperties"]
-    return resolved(found, root)
+    return resolve_refs(found, root)
 
 
 def must_be_string(schema: Any) -> bool:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from thalweg.turns.bodies.body import WHITE, Body, Sink
+from thalweg.turns.bodies.body import WHITE, BodyReader, CallSink
 from thalweg.turns.bodies.elements import element_value
 from thalweg.turns.bodies.json_body import Nesting
 from thalweg.turns.bodies.schema import begun_string, must_be_string, property_of, value_of
-from thalweg.turns.format import Tagged, Value
+from thalweg.turns.format import TaggedArgs, Value
 
 
-class Tags(Body):
+class TaggedArgsReader(BodyReader):
     """The arguments of a call that has begun.
 
     What ends a value is text of it where nothing that may follow a value comes next, and within a string of JSON. Where a
     grammar holds the call, the first that the grammar allows is the end."""
 
-    def __init__(self, sink: Sink, row: Tagged, parameters: Any, in_key: bool, held: bool = False) -> None:
+    def __init__(self, sink: CallSink, row: TaggedArgs, parameters: Any, in_key: bool, held: bool = False) -> None:
         """parameters: the tool's schema. in_key: the first `key_open` is read. held: a grammar decides the arguments."""
         self._sink, self._row, self._parameters, self._held = sink, row, parameters, held
         self._ends: dict[str, Value | None] = dict(row.key_close)
@@ -131,7 +131,7 @@ class Tags(Body):
         if self._lead and self._stream and self._buffer:
             self._sink.args(_inside("".join(self._buffer)))
             self._buffer = []
-        text, self._lead = self._sink.shown(self._seen) + "".join(self._space), False
+        text, self._lead = self._sink.token_text(self._seen) + "".join(self._space), False
         for c in text:
             if self._json is not None:
                 self._follow(c, self._json)
@@ -153,10 +153,10 @@ class Tags(Body):
                 self._begin_key()
         elif terminal == self._again:
             self._depth += 1
-            self.run(self._sink.shown(terminal))
+            self.run(self._sink.token_text(terminal))
         elif self._depth:
             self._depth -= 1
-            self.run(self._sink.shown(terminal))
+            self.run(self._sink.token_text(terminal))
         elif self._held:
             self._close_value()
             self._between()
@@ -194,7 +194,7 @@ class Tags(Body):
     def _value_of(self, text: str) -> str:
         """The JSON of a value that was kept until its end."""
         if self._row.nested:
-            opened, closed = self._sink.shown(self._row.key_open), self._sink.shown(self._row.value_close)
+            opened, closed = self._sink.token_text(self._row.key_open), self._sink.token_text(self._row.value_close)
             return element_value(text, self._schema, opened, closed, self._parameters)
         return value_of(text, {} if self._kind == "json" else self._schema)
 
@@ -205,7 +205,7 @@ class Tags(Body):
             return
         if self._state == "closed":  # only what follows is missing
             self._sink.args(self._value_of(text).removesuffix('"'))
-        elif not (self._row.nested and self._sink.shown(self._row.key_open)[:-1] in text):
+        elif not (self._row.nested and self._sink.token_text(self._row.key_open)[:-1] in text):
             self._sink.args(begun_string(text, {} if self._kind == "json" else self._schema))
 
     def finish(self, cut: bool = False) -> None:

@@ -22,7 +22,7 @@ from thalweg.turns.derive.probes import (
     white_after,
     white_before,
 )
-from thalweg.turns.format import Body, Calls, GemmaArgs, Head, JsonArgs, JsonCalls, PythonCalls, Tagged, Value
+from thalweg.turns.format import Body, CallHead, Calls, GemmaArgs, JsonArgs, JsonCalls, PythonCalls, TaggedArgs, Value
 
 NAME = "derived"
 BETWEEN = ("", ",", ";")
@@ -31,13 +31,13 @@ ARGUMENTS = {KEYS[0]: WORD, KEYS[1]: NUMBER}
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class CallSpan:
     """Where one call stands in a text: from `begin` to `end`, and how it is written there."""
 
     begin: int
     end: int
     body: Body
-    head: Head | None = None
+    head: CallHead | None = None
     around: str = ""
 
 
@@ -63,8 +63,8 @@ def calls_of(probes: Probes) -> tuple[Calls, str] | None:
     if made is None:
         return None
     row, rest = made
-    if isinstance(row.body, Tagged):
-        row = _quoted(probes, row, row.body)
+    if isinstance(row.body, TaggedArgs):
+        row = _add_quotes(probes, row, row.body)
     return row, rest + end
 
 
@@ -85,7 +85,7 @@ def _after_content(probes: Probes) -> str | None:
     return text[at + len(CONTENT) : found.begin] if found is not None and at >= 0 else None
 
 
-def _between(probes: Probes, one: Span, end: str) -> tuple[str | None, str]:
+def _between(probes: Probes, one: CallSpan, end: str) -> tuple[str | None, str]:
     """What stands between two calls, and after the second. None: there cannot be two."""
     two = probes.turn(calls=[probes.call(0), probes.call(1)])
     if two is None or NAMES[0] not in two or NAMES[1] not in two:
@@ -100,18 +100,18 @@ def _between(probes: Probes, one: Span, end: str) -> tuple[str | None, str]:
     return text[first.end : second.begin], text[second.end :].removesuffix(end)
 
 
-def _span(text: str, index: int, start: int = 0) -> Span | None:
+def _span(text: str, index: int, start: int = 0) -> CallSpan | None:
     """The call of this number, in whichever way it is written."""
-    return _item(text, index, start) or _named(text, index, start)
+    return _item(text, index, start) or _name_and_arguments(text, index, start)
 
 
-def _item(text: str, index: int, start: int) -> Span | None:
+def _item(text: str, index: int, start: int) -> CallSpan | None:
     """A JSON object with the name in it, or an array of such."""
     for at, value, end in _json(text, start):
         items = value if isinstance(value, list) else [value]
         found = next((b for b in (_keys(i, index) for i in items) if b is not None), None)
         if found is not None:
-            return Span(at, end, replace(found, array=isinstance(value, list)))
+            return CallSpan(at, end, replace(found, array=isinstance(value, list)))
     return None
 
 
@@ -156,7 +156,7 @@ def _json(text: str, start: int) -> list[tuple[int, Any, int]]:
     return found
 
 
-def _named(text: str, index: int, start: int) -> Span | None:
+def _name_and_arguments(text: str, index: int, start: int) -> CallSpan | None:
     """The name, and arguments after it."""
     at = text.find(NAMES[index], start)
     if at < 0:
@@ -174,11 +174,11 @@ def _named(text: str, index: int, start: int) -> Span | None:
     end = v2 + len(str(NUMBER))
     if mid.strip() == "(" and second == "=" and colon in ('="', "='"):
         closed = text.find(")", end)
-        return Span(at, closed + 1, PythonCalls(list=False)) if closed >= 0 else None
+        return CallSpan(at, closed + 1, PythonCalls(list=False)) if closed >= 0 else None
     if mid == "{" and second == ":" and len(colon) > 2 and step == colon[1:] + ",":
         closed = text.find("}", end)
-        return Span(at, closed + 1, GemmaArgs(colon[1:]), Head(then=(("{", "args"),))) if closed >= 0 else None
-    return _tagged(text, at, mid, colon, step, second, end)
+        return CallSpan(at, closed + 1, GemmaArgs(colon[1:]), CallHead(then=(("{", "args"),))) if closed >= 0 else None
+    return _tagged_args(text, at, mid, colon, step, second, end)
 
 
 def _places(text: str, at: int) -> tuple[int, int, int, int]:
@@ -188,25 +188,25 @@ def _places(text: str, at: int) -> tuple[int, int, int, int]:
     return k1, v1, k2, text.find(str(NUMBER), k2)
 
 
-def _json_args(text: str, index: int, at: int, after: int, args: tuple[int, int], start: int) -> Span | None:
+def _json_args(text: str, index: int, at: int, after: int, args: tuple[int, int], start: int) -> CallSpan | None:
     """Name, then perhaps an id, then JSON. Or the id first."""
     mid, id = text[after : args[0]], IDS[index]
     counted = f"{AFTER}{index}"
     if text[:at].endswith(BEFORE) and mid.startswith(counted):
-        head = Head("id", ((mid.removeprefix(counted).strip(), "args"),), (BEFORE, AFTER))
+        head = CallHead("id", ((mid.removeprefix(counted).strip(), "args"),), (BEFORE, AFTER))
         at -= len(BEFORE)
     elif id in mid:
         to_id, to_args = mid.split(id, 1)
-        head = Head("name", ((to_id.strip(), "id"), (to_args.strip(), "args")))
+        head = CallHead("name", ((to_id.strip(), "id"), (to_args.strip(), "args")))
     elif (first := text.find(id, start, at)) >= 0:
-        head = Head("id", ((text[first + len(id) : at].strip(), "name"), (mid.strip(), "args")))
+        head = CallHead("id", ((text[first + len(id) : at].strip(), "name"), (mid.strip(), "args")))
         at = first
     else:
-        head = Head(then=((mid if mid.strip() else mid[:1], "args"),))
-    return Span(at, args[1], JsonArgs(), head) if all(t for t, _ in head.then) else None
+        head = CallHead(then=((mid if mid.strip() else mid[:1], "args"),))
+    return CallSpan(at, args[1], JsonArgs(), head) if all(t for t, _ in head.then) else None
 
 
-def _tagged(text: str, at: int, mid: str, colon: str, step: str, second: str, end: int) -> Span | None:
+def _tagged_args(text: str, at: int, mid: str, colon: str, step: str, second: str, end: int) -> CallSpan | None:
     """Keys and values between tags. `step` ends one argument and begins the next."""
     if colon == ">" and KEYS[0] in step:
         return _elements(text, at, mid, step, end)
@@ -225,17 +225,17 @@ def _tagged(text: str, at: int, mid: str, colon: str, step: str, second: str, en
     elif len(parts := colon.split(">", 1)) == 2 and parts[1].strip():
         typed, value_open = ((parts[0].strip() + ">", None),), parts[1].strip()
         between = white_before(parts[1])
-    body = Tagged(key_open, typed, closed, value_open, newline, quote, between, white_before(opened))
+    body = TaggedArgs(key_open, typed, closed, value_open, newline, quote, between, white_before(opened))
     head_end = mid[: len(mid) - len(opened)]
     word = head_end.strip()
     around = white_before(opened)
-    head = Head(then=((word, "args"),) if word else ((key_open, "key"),))
+    head = CallHead(then=((word, "args"),) if word else ((key_open, "key"),))
     spare = text[end:].find(closed)
     stop = end + spare + len(closed) if spare >= 0 else end
-    return Span(at, stop, body, head, around)
+    return CallSpan(at, stop, body, head, around)
 
 
-def _elements(text: str, at: int, mid: str, step: str, end: int) -> Span | None:
+def _elements(text: str, at: int, mid: str, step: str, end: int) -> CallSpan | None:
     """<KEY>value</KEY>: tags that are named after the keys."""
     value_close, _, rest = step.partition(KEYS[0])
     opened = same_end(mid, rest[1:])
@@ -243,12 +243,12 @@ def _elements(text: str, at: int, mid: str, step: str, end: int) -> Span | None:
     stop = text.find(f"{KEYS[1]}>", end)
     if not opened.strip() or not value_close.strip() or rest[:1] != ">" or stop < 0:
         return None
-    body = Tagged(opened.strip(), ((">", None),), value_close.strip(), nested=True)
-    head = Head(then=((word, "args"),) if word else ((body.key_open, "key"),))
-    return Span(at, stop + len(KEYS[1]) + 1, body, head, white_before(opened))
+    body = TaggedArgs(opened.strip(), ((">", None),), value_close.strip(), nested=True)
+    head = CallHead(then=((word, "args"),) if word else ((body.key_open, "key"),))
+    return CallSpan(at, stop + len(KEYS[1]) + 1, body, head, white_before(opened))
 
 
-def _row(found: Span, before: str, between: str | None, after: str) -> tuple[Calls, str] | None:
+def _row(found: CallSpan, before: str, between: str | None, after: str) -> tuple[Calls, str] | None:
     """The markers around calls, from what stands before, between and after them, and what is left after the last."""
     body, section = found.body, ("", "")
     if isinstance(body, PythonCalls) and before.rstrip().endswith("[") and after.lstrip().startswith("]"):
@@ -307,7 +307,7 @@ def _is_tag(piece: str) -> bool:
     return piece[0] in "<["
 
 
-def _quoted(probes: Probes, row: Calls, body: Tagged) -> Calls:
+def _add_quotes(probes: Probes, row: Calls, body: TaggedArgs) -> Calls:
     """The same, with what stands around a value that might be taken for a tag."""
     value = f"{WORD} < {WORD}"
     text = probes.turn(calls=[probes.call(0, {KEYS[0]: value})])

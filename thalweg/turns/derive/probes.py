@@ -73,7 +73,7 @@ class Probes:
 
     def body(self, text: str) -> str:
         """A turn's text without what stands there before any answer."""
-        return text[shared(text, self.asked) :]
+        return text[common_prefix_length(text, self.asked) :]
 
     def call(self, index: int, arguments: dict[str, Any] | None = None, name: str = "") -> dict[str, Any]:
         """One of several calls. arguments, name: other than those that are looked for."""
@@ -88,7 +88,7 @@ class Probes:
         return text[at + len(word) :] if at >= 0 else text
 
 
-def shared(a: str, b: str) -> int:
+def common_prefix_length(a: str, b: str) -> int:
     """How many characters two texts begin with alike."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 

@@ -22,7 +22,7 @@ def reasoning_of(probes: Probes, source: str, calls: Calls | None) -> Reasoning 
         one, both = probes.turn(calls=[probes.call(0)]), probes.turn("", THOUGHT, [probes.call(0)])
         if one is not None and mark in one and _shows(both, mark):
             return _between(probes, one, both or "", mark)
-    return _begun(probes, plain.rpartition(CONTENT)[2], source)
+    return _from_prompt(probes, plain.rpartition(CONTENT)[2], source)
 
 
 def _shows(thought: str | None, mark: str) -> bool:
@@ -54,7 +54,7 @@ def _between(probes: Probes, plain: str, thought: str, mark: str) -> Reasoning |
     return Reasoning(opened, closed, implicit_ends=True, around=white_before(between), after=after)
 
 
-def _begun(probes: Probes, tail: str, source: str) -> Reasoning | None:
+def _from_prompt(probes: Probes, tail: str, source: str) -> Reasoning | None:
     """Reasoning that the prompt begins, or ends at once, and history leaves out."""
     tag = next(iter(_tags(probes.body(probes.prompt))[-1:]), "")
     if not _is_tag(tag):

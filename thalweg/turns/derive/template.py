@@ -12,23 +12,23 @@ from thalweg.turns.derive.calls import calls_of
 from thalweg.turns.derive.probes import CONTENT, Probes, Render, same_end
 from thalweg.turns.derive.reasoning import reasoning_of, wraps_of
 from thalweg.turns.derive.trial import holds
-from thalweg.turns.format import Calls, GemmaArgs, JsonArgs, JsonCalls, PythonCalls, Tagged, Turn
+from thalweg.turns.format import Calls, GemmaArgs, JsonArgs, JsonCalls, PythonCalls, TaggedArgs, TurnFormat
 
 log = logging.getLogger(__name__)
 SECONDS = 2.0
 """A template that is not done by then, for all that is asked of it, is left alone."""
 KEPT = 32
-_FOUND: dict[tuple[str, Turn, bool, bool], Turn | None] = {}
+_FOUND: dict[tuple[str, TurnFormat, bool, bool], TurnFormat | None] = {}
 """What templates gave. `LLM.chat` asks each time."""
 CALLS = "tool_calls"
 """In every template that writes calls."""
 
 
-class SlowError(ThalwegError):
+class TemplateTimeoutError(ThalwegError):
     """The template has taken too long already."""
 
 
-def derive(source: str, render: Render, known: Turn, calls: bool = True, reasoning: bool = True) -> Turn | None:
+def derive(source: str, render: Render, known: TurnFormat, calls: bool = True, reasoning: bool = True) -> TurnFormat | None:
     """A format that reads back what the template writes, or None. Never an error. source: the template's. render: writes
     with it. known: what is known of the format, which is kept. calls, reasoning: are they to be found?"""
     calls = calls and known.calls is None and CALLS in source
@@ -38,7 +38,7 @@ def derive(source: str, render: Render, known: Turn, calls: bool = True, reasoni
     key = (source, known, calls, reasoning)
     if key not in _FOUND:
         try:
-            found = _found(Probes(_bounded(render)), source, known, calls, reasoning)
+            found = _found(Probes(_add_deadline(render)), source, known, calls, reasoning)
         except ThalwegError as e:
             log.debug("nothing is derived from the chat template: %s", e)
             return None
@@ -51,18 +51,18 @@ def derive(source: str, render: Render, known: Turn, calls: bool = True, reasoni
     return _FOUND[key]
 
 
-def _bounded(render: Render) -> Render:
+def _add_deadline(render: Render) -> Render:
     ends = time.monotonic() + SECONDS
 
-    def bounded(messages: list[dict[str, Any]], tools: list[dict[str, Any]], prompt: bool) -> str:
+    def render_in_time(messages: list[dict[str, Any]], tools: list[dict[str, Any]], prompt: bool) -> str:
         if time.monotonic() > ends:
-            raise SlowError("the template is slow")
+            raise TemplateTimeoutError("the template is slow")
         return render(messages, tools, prompt)
 
-    return bounded
+    return render_in_time
 
 
-def _found(probes: Probes, source: str, known: Turn, wants_calls: bool, wants_reasoning: bool) -> Turn | None:
+def _found(probes: Probes, source: str, known: TurnFormat, wants_calls: bool, wants_reasoning: bool) -> TurnFormat | None:
     plain, calls = probes.turn(CONTENT), known.calls
     end = called_end = plain.rpartition(CONTENT)[2].strip() if plain is not None else ""
     if wants_calls and (derived := calls_of(probes)) is not None:
@@ -85,7 +85,7 @@ def shape(calls: Calls) -> str:
     words = {
         JsonCalls: "JSON objects with the name in them",
         JsonArgs: "a name and a JSON object",
-        Tagged: "arguments in tags",
+        TaggedArgs: "arguments in tags",
         PythonCalls: "calls as in Python",
         GemmaArgs: "bare keys, strings between marks",
     }

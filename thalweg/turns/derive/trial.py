@@ -6,10 +6,10 @@ import json
 import random
 from typing import Any
 
-from thalweg.turns.bind import Bound, bind
-from thalweg.turns.derive.probes import NAMES, SCHEMAS, Probes, shared
+from thalweg.turns.bind import BoundTurnFormat, bind
+from thalweg.turns.derive.probes import NAMES, SCHEMAS, Probes, common_prefix_length
 from thalweg.turns.events import Message
-from thalweg.turns.format import Turn
+from thalweg.turns.format import TurnFormat
 from thalweg.turns.reader import Reader, read
 
 TURNS = 8
@@ -21,7 +21,7 @@ CUTS = ">\n]:"
 """Where a token may end, if a prompt and a turn that follows it differ."""
 
 
-def holds(probes: Probes, turn: Turn, end: str, called_end: str) -> bool:
+def holds(probes: Probes, turn: TurnFormat, end: str, called_end: str) -> bool:
     """end: what the template writes after a turn. called_end: after one with calls. Of turns that show what was said, at least
     one must be read, and none wrongly: whole, and a character at a time. (The reader is a machine over characters: other cuts
     lie between those.)"""
@@ -32,7 +32,7 @@ def holds(probes: Probes, turn: Turn, end: str, called_end: str) -> bool:
         if whole is None:
             continue
         before, text = _split(whole, probes.prompt, called_end if said["calls"] else end)
-        expected = _expected(said, text)
+        expected = _expect(said, text)
         if expected is None or _lacks_reasoning(turn, before, text):
             continue
         if said["thought"] and expected[1] and turn.reasoning is None:
@@ -61,7 +61,7 @@ def _turn(probes: Probes, rng: random.Random, i: int) -> dict[str, Any]:
     return {"content": content, "thought": THOUGHT if i % 2 else "", "calls": calls}
 
 
-def _expected(said: dict[str, Any], text: str) -> tuple[str, str, list[Any]] | None:
+def _expect(said: dict[str, Any], text: str) -> tuple[str, str, list[Any]] | None:
     """What should be read. None: not all of it was written."""
     calls = [(c["function"]["name"], c["function"]["arguments"]) for c in said["calls"]]
     if any(n not in text for n, _ in calls) or text.count("zqalpha") < len(calls) or said["content"] not in text:
@@ -69,7 +69,7 @@ def _expected(said: dict[str, Any], text: str) -> tuple[str, str, list[Any]] | N
     return said["content"], said["thought"] if said["thought"] and said["thought"] in text else "", calls
 
 
-def _lacks_reasoning(turn: Turn, before: str, text: str) -> bool:
+def _lacks_reasoning(turn: TurnFormat, before: str, text: str) -> bool:
     """A prompt begins reasoning, and history is written without it."""
     row = turn.reasoning
     if row is None:
@@ -80,13 +80,13 @@ def _lacks_reasoning(turn: Turn, before: str, text: str) -> bool:
 
 
 def _split(whole: str, prompt: str, end: str) -> tuple[str, str]:
-    same = shared(whole, prompt)
+    same = common_prefix_length(whole, prompt)
     if same < len(prompt):
         same = max(whole.rfind(c, 0, same) + 1 for c in CUTS)
     return whole[:same], whole[same:].rstrip().removesuffix(end.rstrip()).rstrip()
 
 
-def _slowly(bound: Bound, text: str, before: str) -> Message:
+def _slowly(bound: BoundTurnFormat, text: str, before: str) -> Message:
     reader, message = Reader(bound, before, SCHEMAS), Message()
     for c in text:
         message.add(reader.push(c))

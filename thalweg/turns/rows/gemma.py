@@ -1,8 +1,8 @@
 """Calls in Gemma's notation: call:NAME{key:value}."""
 
-from thalweg.turns.format import Calls, GemmaArgs, Head
+from thalweg.turns.format import CallHead, Calls, GemmaArgs
 
-HEAD = Head(then=(("{", "args"),))
+HEAD = CallHead(then=(("{", "args"),))
 FUNCTIONGEMMA = Calls(
     "functiongemma",
     GemmaArgs("<escape>"),

@@ -1,13 +1,13 @@
 """A call's name stands outside its JSON arguments."""
 
-from thalweg.turns.format import Calls, Head, Header, JsonArgs, JsonCalls
+from thalweg.turns.format import CallHead, Calls, Header, JsonArgs, JsonCalls
 
 ARGS = JsonArgs()
 MISTRAL = Calls(
     "mistral",
     ARGS,
     "[TOOL_CALLS]",
-    head=Head(then=(("[CALL_ID]", "id"), ("[ARGS]", "args")), or_json=True),
+    head=CallHead(then=(("[CALL_ID]", "id"), ("[ARGS]", "args")), or_json=True),
     markers=("[TOOL_CALLS]",),
     ids="nine",
 )
@@ -16,7 +16,7 @@ DEEPSEEK_V3 = Calls(
     ARGS,
     "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
     "```<｜tool▁call▁end｜>",
-    head=Head(then=(("\n```json\n", "args"),)),
+    head=CallHead(then=(("\n```json\n", "args"),)),
     around="\n",
     separator="\n",
     section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
@@ -27,7 +27,7 @@ DEEPSEEK_V31 = Calls(
     ARGS,
     "<｜tool▁call▁begin｜>",
     "<｜tool▁call▁end｜>",
-    head=Head(then=(("<｜tool▁sep｜>", "args"),)),
+    head=CallHead(then=(("<｜tool▁sep｜>", "args"),)),
     section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     markers=("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),
 )
@@ -36,7 +36,7 @@ KIMI_K2 = Calls(
     ARGS,
     "<|tool_call_begin|>",
     "<|tool_call_end|>",
-    head=Head("id", (("<|tool_call_argument_begin|>", "args"),), ("functions.", ":")),
+    head=CallHead("id", (("<|tool_call_argument_begin|>", "args"),), ("functions.", ":")),
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     ids="indexed",
     markers=("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"),
@@ -46,7 +46,7 @@ SOLAR = Calls(
     ARGS,
     "<|tool_call:begin|>",
     "<|tool_call:end|>",
-    head=Head("id", (("<|tool_call:name|>", "name"), ("<|tool_call:args|>", "args"))),
+    head=CallHead("id", (("<|tool_call:name|>", "name"), ("<|tool_call:args|>", "args"))),
     section=("<|tool_calls|>", "<|calls|>"),
     markers=("<|tool_call:begin|>", "<|tool_call:args|>"),
     wrap=("<|content|>", "<|begin|>assistant"),
@@ -56,7 +56,7 @@ PLAMO3 = Calls(
     ARGS,
     "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>",
     "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>",
-    head=Head(
+    head=CallHead(
         then=(
             ("<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>", "args"),
         )
@@ -69,7 +69,7 @@ FUNCTIONARY = Calls(
     ARGS,
     "<function=",
     "</function>",
-    head=Head(then=((">", "args"),)),
+    head=CallHead(then=((">", "args"),)),
     markers=("<function=", "</function>", '{"example_name"'),
 )
 INKLING = Calls(

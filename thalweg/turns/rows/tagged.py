@@ -1,14 +1,14 @@
 """A call's name and keys stand in tags, and its values are bare text."""
 
-from thalweg.turns.format import Calls, Head, Header, Tagged, Value
+from thalweg.turns.format import CallHead, Calls, Header, TaggedArgs, Value
 
-PARAMETER = Tagged("<parameter=", ((">", None),), "</parameter>", newline=True, between="\n", after="\n")
+PARAMETER = TaggedArgs("<parameter=", ((">", None),), "</parameter>", newline=True, between="\n", after="\n")
 QWEN3_CODER = Calls(
     "qwen3_coder",
     PARAMETER,
     "<function=",
     "</function>",
-    head=Head(then=((">", "args"),)),
+    head=CallHead(then=((">", "args"),)),
     around="\n",
     lead="\n\n",
     section=("<tool_call>", "</tool_call>"),
@@ -18,10 +18,10 @@ QWEN3_CODER = Calls(
 )
 SEED_OSS = Calls(
     "seed_oss",
-    Tagged("<parameter=", ((">", None),), "</parameter>", after="\n"),
+    TaggedArgs("<parameter=", ((">", None),), "</parameter>", after="\n"),
     "<function=",
     "</function>",
-    head=Head(then=((">", "args"),)),
+    head=CallHead(then=((">", "args"),)),
     around="\n",
     section=("<seed:tool_call>", "</seed:tool_call>"),
     section_around="\n",
@@ -40,7 +40,7 @@ def _invoke(
     markers: tuple[str, ...] = (),
 ) -> Calls:
     """<invoke name="..."><parameter name="...">...</parameter></invoke>, each tag's word after a prefix."""
-    tag = Tagged(
+    tag = TaggedArgs(
         f'<{prefix}parameter name="',
         key_close,
         f"</{prefix}parameter>",
@@ -53,7 +53,7 @@ def _invoke(
         tag,
         f'<{prefix}invoke name="',
         f"</{prefix}invoke>",
-        head=Head(then=(('">', "args"),)),
+        head=CallHead(then=(('">', "args"),)),
         around="\n",
         separator="\n",
         section=(f"<{section}>", f"</{section}>"),
@@ -73,10 +73,10 @@ DOTS = _invoke("dots", "dots_function_call", newline=True)
 MUSE = Header("<|start|>", "<|message|>", ("<|eom|>", "<|eot|>"), "to=self", "to=user", role="assistant ")
 MUSE_GLIMMER = Calls(
     "muse_glimmer",
-    Tagged('<atem:parameter name="', (('">', None),), "</atem:parameter>", after="\n"),
+    TaggedArgs('<atem:parameter name="', (('">', None),), "</atem:parameter>", after="\n"),
     '<atem:invoke name="',
     "</atem:invoke>",
-    head=Head(then=(('">', "args"),)),
+    head=CallHead(then=(('">', "args"),)),
     around="\n",
     separator="\n",
     header=MUSE,
@@ -86,11 +86,11 @@ MUSE_GLIMMER = Calls(
 )
 STEP3 = Calls(
     "step3",
-    Tagged('<steptml:parameter name="', (('">', None),), "</steptml:parameter>"),
+    TaggedArgs('<steptml:parameter name="', (('">', None),), "</steptml:parameter>"),
     '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
     "</steptml:invoke><｜tool_call_end｜>",
     also=('<｜tool_call_begin｜><steptml:invoke name="',),
-    head=Head(then=(('">', "args"),)),
+    head=CallHead(then=(('">', "args"),)),
     separator="\n",
     section=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
     section_around="\n",
@@ -98,10 +98,10 @@ STEP3 = Calls(
 )
 MINICPM5 = Calls(
     "minicpm5",
-    Tagged('<param name="', (('">', None),), "</param>", quote=("<![CDATA[", "]]>")),
+    TaggedArgs('<param name="', (('">', None),), "</param>", quote=("<![CDATA[", "]]>")),
     '<function name="',
     "</function>",
-    head=Head(then=(('">', "args"),)),
+    head=CallHead(then=(('">', "args"),)),
     separator="\n",
     lead="\n",
     markers=('<function name="', "<param name="),
@@ -120,7 +120,7 @@ def _pairs(
     """<tool_call>NAME <arg_key>KEY</arg_key> <arg_value>VALUE</arg_value> </tool_call>. Tags' words have prefix, suffix."""
     line = "\n" if newline else ""
     end = f"{suffix}>"
-    args = Tagged(
+    args = TaggedArgs(
         f"<{prefix}arg_key{end}",
         ((f"</{prefix}arg_key{end}", None),),
         f"</{prefix}arg_value{end}",
@@ -135,7 +135,7 @@ def _pairs(
         args,
         f"<{prefix}tool_call{end}",
         f"</{prefix}tool_call{end}",
-        head=Head(then=(*then, (args.key_open, "key"))),
+        head=CallHead(then=(*then, (args.key_open, "key"))),
         around=line,
         lead=line,
         separator=line,
@@ -153,10 +153,10 @@ HY_V4 = _pairs("hy_v4", "", "tool_calls", newline=False, markers=("<tool_calls",
 K2_HORIZON = _pairs("k2_horizon", "", "ifm|tool_calls", newline=False, markers=("<ifm|tool_call>",), prefix="ifm|")
 SOLAR_OPEN2 = Calls(
     "solar_open2",
-    Tagged("<|tool_arg:start|>", (("<|tool_arg:value|>", None),), "<|tool_arg:end|>", after="\n"),
+    TaggedArgs("<|tool_arg:start|>", (("<|tool_arg:value|>", None),), "<|tool_arg:end|>", after="\n"),
     "<|tool_call:start|>",
     "<|tool_call:end|>",
-    head=Head(then=(("\n", "args"), ("<|tool_arg:start|>", "key"))),
+    head=CallHead(then=(("\n", "args"), ("<|tool_arg:start|>", "key"))),
     separator="\n",
     markers=("<|tool_call:start|>",),
 )
@@ -166,21 +166,21 @@ KIMI_K3_TYPES: tuple[tuple[str, Value | None], ...] = tuple(
 )
 KIMI_K3 = Calls(
     "kimi_k3",
-    Tagged('<|open|>argument key="', KIMI_K3_TYPES, "<|close|>argument<|sep|>"),
+    TaggedArgs('<|open|>argument key="', KIMI_K3_TYPES, "<|close|>argument<|sep|>"),
     '<|open|>call tool="',
     "<|close|>call<|sep|>",
     section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
-    head=Head(then=(('" index="', "id"), ('"<|sep|>', "args"))),
+    head=CallHead(then=(('" index="', "id"), ('"<|sep|>', "args"))),
     markers=("<|open|>", "<|sep|>"),
     wrap=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
 )
 MM = "]<]minimax[>["
 MINIMAX_M3 = Calls(
     "minimax_m3",
-    Tagged(f"{MM}<", ((">", None),), f"{MM}</", nested=True),
+    TaggedArgs(f"{MM}<", ((">", None),), f"{MM}</", nested=True),
     f'{MM}<invoke name="',
     f"{MM}</invoke>",
-    head=Head(then=(('">', "args"),)),
+    head=CallHead(then=(('">', "args"),)),
     section=(f"{MM}<tool_call>", f"{MM}</tool_call>"),
     section_around="\n",
     separator="\n",

@@ -22,7 +22,7 @@ from thalweg.hal.times import Times
 from thalweg.hal.weights import WeightFormat
 
 if TYPE_CHECKING:
-    from thalweg.backends.cpu.native.kept import Kept
+    from thalweg.backends.cpu.native.weight_cache import PackedWeightCache
 
 ABI = 30
 """Of the interface; a library left over from another version is refused."""
@@ -114,7 +114,7 @@ class Tape(Protocol):
 
 
 @dataclass(slots=True, weakref_slot=True)
-class Library:
+class NativeLibrary:
     """An open library: its functions by name, and the context (threads, chosen instruction set) they take first."""
 
     functions: ctypes.CDLL
@@ -125,7 +125,7 @@ class Library:
     """The recorder, while a step is recorded."""
     times: Times | None = None
     """While it is measured where time goes."""
-    kept: Kept | None = None
+    kept: PackedWeightCache | None = None
     """Where packed weights are kept, if they are."""
     compresses: bool = False
     """Are dense weights of bfloat16 packed without loss in about 12 bits each, where they can be?"""
@@ -140,11 +140,11 @@ class Library:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(self.functions, f"thalweg_{name}")
         if name in REPLAYED:
-            return self._noted(name, function)
-        return self._timed(name, function) if name in OTHERS else function
+            return self._record_calls(name, function)
+        return self._time_calls(name, function) if name in OTHERS else function
 
-    def _noted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        number, kinds, run = REPLAYED.index(name), _SIGNATURES[f"thalweg_{name}"][1][1:], self._timed(name, function)
+    def _record_calls(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        number, kinds, run = REPLAYED.index(name), _SIGNATURES[f"thalweg_{name}"][1][1:], self._time_calls(name, function)
 
         def call(context: int, *arguments: Any) -> None:
             run(context, *arguments)
@@ -153,7 +153,7 @@ class Library:
 
         return call
 
-    def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _time_calls(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(context: int, *arguments: Any) -> None:
             if self.times is None:
                 function(context, *arguments)
@@ -191,7 +191,7 @@ def of_rows(format: WeightFormat) -> bool:
     return plain and format.kind == "int" and format.bits in (4, 8) and (format.group % 2 == 0 or format.group == -1)
 
 
-def open_library(threads: int, level: str = "") -> Library:
+def open_library(threads: int, level: str = "") -> NativeLibrary:
     """level: one of `levels()`, "" the best, "none" no library. The context ends with the last reference to the
     result. NoLibraryError. ValueError for a level that is not there."""
     if level == NONE:
@@ -200,12 +200,12 @@ def open_library(threads: int, level: str = "") -> Library:
     context = dll.thalweg_open(threads, level.encode())
     if not context:
         raise ValueError(f"isa: {level!r} is not there; this processor and library have {', '.join(levels())}, none")
-    made = Library(dll, context, dll.thalweg_level(context).decode(), threads)
+    made = NativeLibrary(dll, context, dll.thalweg_level(context).decode(), threads)
     weakref.finalize(made, dll.thalweg_close, context)
     return made
 
 
-def zeroed(library: Library, size: int) -> ctypes.Array[ctypes.c_char]:
+def alloc_zeros(library: NativeLibrary, size: int) -> ctypes.Array[ctypes.c_char]:
     """Zeroed bytes on huge pages where the system has them. They cost memory where they are written, and are given
     back with the last reference."""
     address = library.take(size)
@@ -250,11 +250,11 @@ def _load() -> ctypes.CDLL:
         raise NoLibraryError(
             "the package was installed without a C++ compiler; install one and reinstall, or run hatch_build.py"
         ) from None
-    return _loaded(LIBRARY, ABI, file.st_ino, file.st_mtime_ns)
+    return _load_library(LIBRARY, ABI, file.st_ino, file.st_mtime_ns)
 
 
 @functools.cache
-def _loaded(path: Path, abi: int, *file: int) -> ctypes.CDLL:
+def _load_library(path: Path, abi: int, *file: int) -> ctypes.CDLL:
     """Each file once: the system's loader takes one library at a time, and torch's may be the one for a while."""
     try:
         dll = ctypes.CDLL(str(path))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.backends.cpu.native import Library
+from thalweg.backends.cpu.native import NativeLibrary
 from thalweg.errors import DeviceError
 from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue, whole_sequences
 from thalweg.hal.kv import KVLayout, kept_width
@@ -49,7 +49,7 @@ class NativeAttention(AttentionBackend):
     spans = True
     known_as = ("CPU_ATTN",)
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: NativeLibrary) -> None:
         self._library = library  # its context ends with it
         self._context, self._attend = library.context, library.attend
         self._threads = library.threads
@@ -185,7 +185,7 @@ class NativeEncoderAttention(NativeAttention):
     """The same of texts whose tokens see both ways. Their keys and values lie in blocks of the step's own, which all of its
     layers use in turn; nothing is kept."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: NativeLibrary) -> None:
         super().__init__(library)
         self.name = f"native-encoder-{library.level}"
 

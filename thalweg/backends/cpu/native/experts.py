@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.backends.cpu.native import Library
-from thalweg.backends.cpu.native.linear import NAMES, PANEL, TYPES, Linear, Packed, form_of
+from thalweg.backends.cpu.native import NativeLibrary
+from thalweg.backends.cpu.native.linear import NAMES, PANEL, TYPES, NativeLinear, PackedWeight, form_of
 from thalweg.backends.cpu.native.rows import ACTS, UNGATED
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.ops.activation import SWIGLU_OAI
@@ -46,14 +46,14 @@ def _whole(rows: int) -> int:
     return -(-rows // PANEL) * PANEL
 
 
-class Experts:
+class NativeExperts:
     """The kernels' functions, over one open library."""
 
-    def __init__(self, library: Library) -> None:
-        self._context, self._linear = library.context, Linear(library)
+    def __init__(self, library: NativeLibrary) -> None:
+        self._context, self._linear = library.context, NativeLinear(library)
         self._experts, self._route = library.experts, library.route
 
-    def pack(self, w: QTensor) -> Packed:
+    def pack(self, w: QTensor) -> PackedWeight:
         """Each matrix begins a panel: where its rows do not fill the last one, rows of zeros do."""
         rows = w.shape[0] // w.matrices
         data, missing = dict(w.data), _whole(rows) - rows
@@ -65,20 +65,20 @@ class Experts:
         shape = (w.matrices * (rows + missing), w.shape[1])
         return self._linear.pack(QTensor(w.format, shape, data, w.matrices))
 
-    def pack_mapped(self, parts: Sequence[np.ndarray], format: WeightFormat) -> Packed | None:
+    def pack_mapped(self, parts: Sequence[np.ndarray], format: WeightFormat) -> PackedWeight | None:
         """Parts are matrices or halves of them: where all are of whole panels, the matrices are."""
         if any(len(p) % PANEL for p in parts):
             return None
         return self._linear.pack_mapped(parts, format)
 
-    def pack_blocks(self, parts: Sequence[np.ndarray], kind: str, inputs: int, format: WeightFormat) -> Packed | None:
+    def pack_blocks(self, parts: Sequence[np.ndarray], kind: str, inputs: int, format: WeightFormat) -> PackedWeight | None:
         """Likewise, of a GGUF file's blocks."""
         if any(len(p) % PANEL for p in parts):
             return None
         return self._linear.pack_blocks(parts, kind, inputs, format)
 
     def run(
-        self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Packed, down: Packed, bias: Tensor | None = None, *,
+        self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: PackedWeight, down: PackedWeight, bias: Tensor | None = None, *,
         experts: int, act: str = "silu", group: int = 0, down_group: int = 0, gated: bool = True,
     ) -> Tensor:  # fmt: skip
         """group, down_group: what the weights were packed for already."""
@@ -128,8 +128,8 @@ def _scores(spec: Mapping[str, Any]) -> str | None:
     return None if spec["scores"] in known else f"scores are {' and '.join(known)}, not {spec['scores']}"
 
 
-def kernels(library: Library) -> tuple[Kernel, ...]:
-    ops, name = Experts(library), f"native-{library.level}"
+def kernels(library: NativeLibrary) -> tuple[Kernel, ...]:
+    ops, name = NativeExperts(library), f"native-{library.level}"
     return (
         Kernel("experts", name, ops.run, _runs, Pack(ops.pack, ops.pack_mapped, ops.pack_blocks), batch_invariant=True),
         Kernel("route", name, ops.route, _scores, batch_invariant=True),

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.backends.cpu.native import Library
-from thalweg.backends.cpu.native.linear import NAMES, PANEL, TYPES, Linear, Packed
+from thalweg.backends.cpu.native import NativeLibrary
+from thalweg.backends.cpu.native.linear import NAMES, PANEL, TYPES, NativeLinear, PackedWeight
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.weights import DENSE, QTensor
 
 
-class Heads:
+class NativeHeads:
     """The kernel's function, over one open library. A weight is packed for the side that it is multiplied from."""
 
-    def __init__(self, library: Library) -> None:
-        self._context, self._linear, self._heads = library.context, Linear(library), library.heads
+    def __init__(self, library: NativeLibrary) -> None:
+        self._context, self._linear, self._heads = library.context, NativeLinear(library), library.heads
 
-    def pack(self, w: QTensor, turned: bool) -> Packed:
+    def pack(self, w: QTensor, turned: bool) -> PackedWeight:
         """Each head's matrix begins a panel, and rows of zeros fill its last one."""
         if w.format != DENSE:
             raise ValueError(f"head_linear: runs dense weights, not {w.format}")
@@ -33,7 +33,7 @@ class Heads:
         flat = wide.flatten(0, 1)
         return self._linear.pack(QTensor(DENSE, (flat.shape[0], inputs), {"weight": flat}, count))
 
-    def run(self, x: Tensor, weight: Packed, *, heads: int, out_features: int, turned: bool = False) -> Tensor:
+    def run(self, x: Tensor, weight: PackedWeight, *, heads: int, out_features: int, turned: bool = False) -> Tensor:
         """turned: what the weight was packed for already."""
         x = x if x.stride(2) == 1 else x.contiguous()
         tokens, inputs = x.shape[0], x.shape[2]
@@ -52,9 +52,9 @@ class Heads:
         return out
 
 
-def kernels(library: Library) -> tuple[Kernel, ...]:
+def kernels(library: NativeLibrary) -> tuple[Kernel, ...]:
     """One for each side, as each packs a weight in its own way."""
-    made, name = Heads(library), f"native-{library.level}"
+    made, name = NativeHeads(library), f"native-{library.level}"
     return tuple(
         Kernel(
             "head_linear", name if side else f"{name}-straight", made.run, functools.partial(_takes, turned=side),

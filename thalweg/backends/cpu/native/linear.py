@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from thalweg.backends.cpu.native import PORTABLE, QUADS, Library, of_rows
+from thalweg.backends.cpu.native import PORTABLE, QUADS, NativeLibrary, of_rows
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.ops.quantise import E2M1
 from thalweg.hal.weights import DENSE as PLAIN
@@ -38,22 +38,27 @@ LEVELS = (*E2M1, *(-x for x in E2M1))
 """Values of the 4-bit float, by its bits."""
 
 
-class Packed:
+class PackedWeight:
     """A weight in the library's layout, in memory of its own (huge pages where the system has them), freed with this object."""
 
     __slots__ = ("__weakref__", "bytes", "dtype", "handle", "lies", "shape")
 
     def __init__(
-        self, library: Library, handle: int, shape: tuple[int, int], dtype: torch.dtype | None, lies: np.ndarray | None = None
+        self,
+        library: NativeLibrary,
+        handle: int,
+        shape: tuple[int, int],
+        dtype: torch.dtype | None,
+        lies: np.ndarray | None = None,
     ) -> None:
         """dtype: of a dense weight. None = takes either. lies: memory that it is in, if that is not its own."""
         self.handle, self.shape, self.dtype, self.bytes = handle, shape, dtype, int(library.bytes(handle))
         self.lies = lies
         library.shapes[handle] = shape
-        weakref.finalize(self, _freed, library, handle)
+        weakref.finalize(self, _free, library, handle)
 
 
-def _freed(library: Library, handle: int) -> None:
+def _free(library: NativeLibrary, handle: int) -> None:
     library.shapes.pop(handle, None)
     library.free(handle)
 
@@ -87,7 +92,7 @@ def _integers(format: WeightFormat) -> int | str:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PackInputs:
     """What `thalweg_pack` takes, from tensors that it keeps alive."""
 
     codes: Tensor
@@ -100,10 +105,10 @@ class Parts:
     input_scale: float = 0.0
 
 
-class Linear:
+class NativeLinear:
     """The kernel's functions, over one open library."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: NativeLibrary) -> None:
         self._library, self._context = library, library.context
         self._linear, self._largest, self._gather = library.linear, library.largest, library.gather
 
@@ -124,20 +129,20 @@ class Linear:
         slow = self._library.level == PORTABLE and form_of(spec["weight"]) == INT4_GROUPS
         return "portable code multiplies float32 faster than integers" if slow else None
 
-    def pack(self, w: QTensor) -> Packed:
+    def pack(self, w: QTensor) -> PackedWeight:
         """A dense weight is packed for inputs of its own dtype, a quantised one for either."""
         form = self._form(w.format, w.shape[1])
         if isinstance(form, str):
             raise ValueError(form)
         if form == DENSE:
             weight = w.data["weight"].detach().contiguous()
-            return self._packed(form, weight.dtype, [(weight.data_ptr(), w.shape[0])], w.format, w.shape)
+            return self._pack(form, weight.dtype, [(weight.data_ptr(), w.shape[0])], w.format, w.shape)
         form = INT6 if form == INT8 and _six_bits(w) and self._library.level not in QUADS else form
         quads = bool(self._library.quads(self._context, form, w.shape[1], max(w.format.group, 0) or w.shape[1]))
         made = _parts(w, form, quads)
-        return self._packed(form, None, [(made.codes.data_ptr(), w.shape[0])], w.format, w.shape, made)
+        return self._pack(form, None, [(made.codes.data_ptr(), w.shape[0])], w.format, w.shape, made)
 
-    def pack_mapped(self, parts: Sequence[np.ndarray], format: WeightFormat) -> Packed | None:
+    def pack_mapped(self, parts: Sequence[np.ndarray], format: WeightFormat) -> PackedWeight | None:
         """A dense weight straight from where it lies, which may be a mapped file. It is rounded on the way, a panel
         at a time, where the format is one of codes."""
         form = self._form(format, parts[0].shape[1])
@@ -148,18 +153,18 @@ class Linear:
         shape, where = (sum(map(len, parts)), parts[0].shape[1]), [(p.ctypes.data, len(p)) for p in parts]
         kept = self._library.kept
         if kept is None:
-            return self._packed(form, dtype, where, format, shape, shifted=not format.symmetric)
+            return self._pack(form, dtype, where, format, shape, shifted=not format.symmetric)
         how = (form, dtype, format, *["compressed"] * self._library.compresses)
         name = kept.name(parts, *how)
-        found = self._adopted(form, dtype, format, shape, kept.map(name))
+        found = self._adopt(form, dtype, format, shape, kept.map(name))
         if found is None:
-            found = self._packed(form, dtype, where, format, shape, shifted=not format.symmetric)
+            found = self._pack(form, dtype, where, format, shape, shifted=not format.symmetric)
             kept.write(name, self._library.memory(found.handle), found.bytes)
         return found
 
-    def _adopted(
+    def _adopt(
         self, form: int, dtype: torch.dtype, format: WeightFormat, shape: tuple[int, int], lies: np.ndarray | None
-    ) -> Packed | None:
+    ) -> PackedWeight | None:
         """What was packed so before, from where it lies, u8[bytes]. None where nothing does, or another number of bytes."""
         if lies is None:
             return None
@@ -167,9 +172,9 @@ class Linear:
             self._context, form, TYPES[dtype], *shape, max(format.group, 0) or shape[1], int(not format.symmetric),
             FLOAT_ACTS.get(format.act, 0), lies.ctypes.data, lies.nbytes,
         )  # fmt: skip
-        return Packed(self._library, handle, shape, dtype if form == DENSE else None, lies) if handle else None
+        return PackedWeight(self._library, handle, shape, dtype if form == DENSE else None, lies) if handle else None
 
-    def pack_blocks(self, parts: Sequence[np.ndarray], kind: str, inputs: int, format: WeightFormat) -> Packed | None:
+    def pack_blocks(self, parts: Sequence[np.ndarray], kind: str, inputs: int, format: WeightFormat) -> PackedWeight | None:
         """Rows of a GGUF file's blocks, [rows, bytes of so many inputs], from where they lie."""
         form = form_of(format)
         if kind not in BLOCKS or format.act or isinstance(form, str) or form not in (INT8, INT4):
@@ -183,19 +188,19 @@ class Linear:
             self._context, form, BLOCKS.index(kind), (ctypes.c_void_p * len(parts))(*(p.ctypes.data for p in parts)),
             (ctypes.c_int64 * len(parts))(*map(len, parts)), rows, inputs,
         )  # fmt: skip
-        return self._taken(handle, (rows, inputs))
+        return self._wrap_handle(handle, (rows, inputs))
 
-    def _packed(
+    def _pack(
         self,
         form: int,
         dtype: torch.dtype | None,
         where: Sequence[tuple[int, int]],
         format: WeightFormat,
         shape: tuple[int, int],
-        made: Parts | None = None,
+        made: PackInputs | None = None,
         *,
         shifted: bool = False,
-    ) -> Packed:
+    ) -> PackedWeight:
         """dtype: of a dense weight, or of values to be rounded. where: address and rows of each part. shifted: with zero
         points."""
         (n, k), (addresses, rows) = shape, zip(*where, strict=True)
@@ -210,12 +215,12 @@ class Linear:
             int(made.shifted if made else shifted), levels, outer, FLOAT_ACTS.get(format.act, 0),
             made.input_scale if made else 0.0,
         )  # fmt: skip
-        return self._taken(handle, shape, dtype if form == DENSE else None)
+        return self._wrap_handle(handle, shape, dtype if form == DENSE else None)
 
-    def _taken(self, handle: int, shape: tuple[int, int], dtype: torch.dtype | None = None) -> Packed:
+    def _wrap_handle(self, handle: int, shape: tuple[int, int], dtype: torch.dtype | None = None) -> PackedWeight:
         if not handle:
             raise MemoryError(f"no memory for a packed weight of {shape[0]} x {shape[1]}")
-        return Packed(self._library, handle, shape, dtype)
+        return PackedWeight(self._library, handle, shape, dtype)
 
     def has_rows(self, spec: Mapping[str, Any]) -> str | None:
         if not spec.get("tied"):
@@ -231,7 +236,7 @@ class Linear:
             return f"reads rows of integers of 4 and 8 bits that no product takes in quads, not {format}"
         return None
 
-    def rows(self, tokens: Tensor, weight: Packed, *, group: int = 0, dtype: str = "") -> Tensor:
+    def rows(self, tokens: Tensor, weight: PackedWeight, *, group: int = 0, dtype: str = "") -> Tensor:
         """Of a dense weight, as they were before it was packed. Of codes, decoded to dtype."""
         kind = weight.dtype or getattr(torch, dtype)
         if tokens.dtype != torch.int32 or kind not in TYPES:
@@ -241,7 +246,7 @@ class Linear:
         self._gather(self._context, weight.handle, TYPES[kind], tokens.data_ptr(), tokens.numel(), out.data_ptr())
         return out
 
-    def run(self, x: Tensor, weight: Packed, bias: Tensor | None = None, *, act: str = "", group: int = 0) -> Tensor:
+    def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None = None, *, act: str = "", group: int = 0) -> Tensor:
         """act, group: what the packed weight was made for already."""
         x = _fit(x, weight, bias)
         out = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype)
@@ -252,7 +257,7 @@ class Linear:
         return out
 
     def argmax(
-        self, x: Tensor, weight: Packed, bias: Tensor | None = None, *, act: str = "", group: int = 0
+        self, x: Tensor, weight: PackedWeight, bias: Tensor | None = None, *, act: str = "", group: int = 0
     ) -> tuple[Tensor, Tensor]:
         x = _fit(x, weight, bias)
         rows = x.numel() // x.shape[-1]
@@ -265,7 +270,7 @@ class Linear:
         return at, most
 
 
-def _parts(w: QTensor, form: int, quads: bool) -> Parts:
+def _parts(w: QTensor, form: int, quads: bool) -> PackInputs:
     """Canonical data as the library takes them. quads: minima become zero points."""
     codes, rows = w.data["codes"].detach(), w.shape[0]
     scales = w.data["scales"].to(torch.float32)
@@ -286,7 +291,7 @@ def _parts(w: QTensor, form: int, quads: bool) -> Parts:
         mins = mins - 128 * scales if shifted else mins
     static = w.data.get("input_scale")
     outer = w.data["scale"].to(torch.float32).expand(rows, 1).contiguous() if "scale" in w.data else None
-    return Parts(
+    return PackInputs(
         codes.contiguous(), scales.contiguous(), None if zeros is None else zeros.contiguous(),
         None if mins is None else mins.contiguous(), shifted, levels, outer,
         float(static) if static is not None and w.format.own_scale else 0.0,
@@ -333,7 +338,7 @@ def _shifts(w: QTensor) -> tuple[Tensor, Tensor, Tensor]:
     return codes, scales, torch.where(scales == 0, torch.zeros_like(mins), mins / scales)
 
 
-def _fit(x: Tensor, weight: Packed, bias: Tensor | None) -> Tensor:
+def _fit(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
     n, k = weight.shape
     if (
         x.shape[-1] != k
@@ -344,8 +349,8 @@ def _fit(x: Tensor, weight: Packed, bias: Tensor | None) -> Tensor:
     return x.contiguous()
 
 
-def kernels(library: Library) -> tuple[Kernel, ...]:
-    linear, name = Linear(library), f"native-{library.level}"
+def kernels(library: NativeLibrary) -> tuple[Kernel, ...]:
+    linear, name = NativeLinear(library), f"native-{library.level}"
     pack = Pack(linear.pack, linear.pack_mapped, linear.pack_blocks)
     return (
         Kernel("linear", name, linear.run, linear.supports, pack, batch_invariant=True, gains=linear.gains),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.backends.cpu.native import Library
+from thalweg.backends.cpu.native import NativeLibrary
 from thalweg.backends.cpu.native.linear import NAMES, TYPES
 from thalweg.hal.op import Kernel
 from thalweg.hal.ops.conv import NONE
@@ -61,25 +61,25 @@ class _Scan(ctypes.Structure):
     )  # fmt: skip
 
 
-def _typed(spec: Mapping[str, Any]) -> str | None:
+def _supports_dtype(spec: Mapping[str, Any]) -> str | None:
     return None if spec["dtype"] in NAMES else f"runs bfloat16 and float32, not {spec['dtype']}"
 
 
 def _rules(spec: Mapping[str, Any]) -> str | None:
     wide = spec.get("key_dim", spec.get("size", 1))
-    return _typed(spec) if wide <= WIDEST else f"queries have at most {WIDEST} values, not {wide}"
+    return _supports_dtype(spec) if wide <= WIDEST else f"queries have at most {WIDEST} values, not {wide}"
 
 
 def _convolves(spec: Mapping[str, Any]) -> str | None:
     act, taps = spec.get("act", "silu"), spec.get("taps", 2)
     if act not in CONV_ACTS or taps > TAPS:
         return f"runs {' or '.join(CONV_ACTS)} after at most {TAPS} taps, not {act} after {taps}"
-    return _typed(spec)
+    return _supports_dtype(spec)
 
 
 def _scans(spec: Mapping[str, Any]) -> str | None:
     size = spec.get("state", 1)
-    return _typed(spec) if size <= WIDEST else f"keeps at most {WIDEST} numbers of a channel, not {size}"
+    return _supports_dtype(spec) if size <= WIDEST else f"keeps at most {WIDEST} numbers of a channel, not {size}"
 
 
 def _rows(*rows: Tensor) -> list[Tensor]:
@@ -93,10 +93,10 @@ def _even(t: Tensor) -> Tensor:
     return t if dense else t.contiguous()
 
 
-class Recurrence:
+class NativeRecurrence:
     """The kernels' functions, over one open library."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: NativeLibrary) -> None:
         self._library, self._context = library, library.context
         self._delta, self._conv = library.delta, library.conv
         self._ssd, self._scan = library.ssd, library.scan
@@ -178,8 +178,8 @@ class Recurrence:
         return y, held
 
 
-def kernels(library: Library) -> tuple[Kernel, ...]:
-    ops, name = Recurrence(library), f"native-{library.level}"
+def kernels(library: NativeLibrary) -> tuple[Kernel, ...]:
+    ops, name = NativeRecurrence(library), f"native-{library.level}"
     return (
         Kernel("causal_conv", name, ops.causal_conv, _convolves, batch_invariant=True),
         Kernel("delta_rule", name, ops.delta_rule, _rules, batch_invariant=True),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.backends.cpu.native import Library
+from thalweg.backends.cpu.native import NativeLibrary
 from thalweg.backends.cpu.native.linear import NAMES, TYPES
 from thalweg.hal.op import Kernel
 
@@ -18,19 +18,19 @@ ALONE = 8
 UNGATED = {**{act: code + ALONE for act, code in ACTS.items()}, "relu2": 4 + ALONE}
 
 
-def _typed(spec: Mapping[str, Any]) -> str | None:
+def _supports_dtype(spec: Mapping[str, Any]) -> str | None:
     return None if spec["dtype"] in NAMES else f"runs bfloat16 and float32, not {spec['dtype']}"
 
 
 def _gates(spec: Mapping[str, Any]) -> str | None:
     act = spec.get("act", "silu")
-    return _typed(spec) if act in ACTS else f"runs {' and '.join(ACTS)}, not {act}"
+    return _supports_dtype(spec) if act in ACTS else f"runs {' and '.join(ACTS)}, not {act}"
 
 
-class RowOps:
+class NativeRowOps:
     """The kernels' functions, over one open library."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: NativeLibrary) -> None:
         self._context, self._library = library.context, library
         self._norm, self._gate, self._turn = library.norm, library.gate, library.turn
         self._gated_norm, self._group_norm = library.gated_norm, library.group_norm
@@ -120,8 +120,8 @@ class RowOps:
         return q_out, k_out
 
 
-def _ungated(spec: Mapping[str, Any]) -> str | None:
-    return _typed(spec) if spec["act"] in UNGATED else f"runs {' and '.join(UNGATED)}, not {spec['act']}"
+def _supports_ungated(spec: Mapping[str, Any]) -> str | None:
+    return _supports_dtype(spec) if spec["act"] in UNGATED else f"runs {' and '.join(UNGATED)}, not {spec['act']}"
 
 
 def _fit(weight: Tensor, x: Tensor) -> Tensor:
@@ -130,14 +130,14 @@ def _fit(weight: Tensor, x: Tensor) -> Tensor:
     return weight
 
 
-def kernels(library: Library) -> tuple[Kernel, ...]:
-    ops, name = RowOps(library), f"native-{library.level}"
+def kernels(library: NativeLibrary) -> tuple[Kernel, ...]:
+    ops, name = NativeRowOps(library), f"native-{library.level}"
     return (
-        Kernel("rms_norm", name, ops.rms_norm, _typed, batch_invariant=True),
-        Kernel("add_rms_norm", name, ops.add_rms_norm, _typed, batch_invariant=True),
-        Kernel("gated_rms_norm", name, ops.gated_rms_norm, _typed, batch_invariant=True),
-        Kernel("gated_group_norm", name, ops.gated_group_norm, _typed, batch_invariant=True),
+        Kernel("rms_norm", name, ops.rms_norm, _supports_dtype, batch_invariant=True),
+        Kernel("add_rms_norm", name, ops.add_rms_norm, _supports_dtype, batch_invariant=True),
+        Kernel("gated_rms_norm", name, ops.gated_rms_norm, _supports_dtype, batch_invariant=True),
+        Kernel("gated_group_norm", name, ops.gated_group_norm, _supports_dtype, batch_invariant=True),
         Kernel("act_and_mul", name, ops.act_and_mul, _gates, batch_invariant=True),
-        Kernel("activation", name, ops.activation, _ungated, batch_invariant=True),
-        Kernel("rope", name, ops.rope, _typed, batch_invariant=True),
+        Kernel("activation", name, ops.activation, _supports_ungated, batch_invariant=True),
+        Kernel("rope", name, ops.rope, _supports_dtype, batch_invariant=True),
     )

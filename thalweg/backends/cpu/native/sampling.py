@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.backends.cpu.native import Library
+from thalweg.backends.cpu.native import NativeLibrary
 from thalweg.hal.op import Kernel
 
 MOST = 128
@@ -29,10 +29,10 @@ def _rows(name: str, logits: Tensor, *columns: Tensor) -> tuple[int, int]:
     return rows, vocab
 
 
-class Sampling:
+class NativeSampling:
     """The kernels' functions, over one open library."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: NativeLibrary) -> None:
         self._context, self._best, self._draw = library.context, library.best, library.draw
         self._logprobs, self._penalties = library.logprobs, library.penalties
 
@@ -101,8 +101,8 @@ class Sampling:
         return ids, values, ranks
 
 
-def kernels(library: Library) -> tuple[Kernel, ...]:
-    ops, name = Sampling(library), f"native-{library.level}"
+def kernels(library: NativeLibrary) -> tuple[Kernel, ...]:
+    ops, name = NativeSampling(library), f"native-{library.level}"
     return (
         Kernel("penalties", name, ops.penalties, batch_invariant=True),
         Kernel("truncate", name, ops.truncate, batch_invariant=True),

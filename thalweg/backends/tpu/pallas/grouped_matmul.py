@@ -47,7 +47,7 @@ def place(groups: jax.Array, count: int, tile: int) -> tuple[jax.Array, jax.Arra
     return (ends - tiles)[groups] * tile + nth, jnp.minimum(owner, last), ends[-1:]
 
 
-def gated(
+def gate_up_matmul(
     x: jax.Array, weight: Mapping[str, jax.Array], owner: jax.Array, used: jax.Array, *, act: Any, group: int,
     interpret: Any = False,
 ) -> jax.Array:  # fmt: skip

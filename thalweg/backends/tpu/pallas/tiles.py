@@ -27,7 +27,7 @@ HALF = 8
 
 def pack_codes(codes: jax.Array, bits: int) -> jax.Array:
     """[out, in] -> [in, out] padded to whole tiles. 4-bit integers (0 .. 15) two in a byte: [in / 2, out]."""
-    wide = padded(codes.T, DEPTH, WIDTH)
+    wide = pad_to_multiples(codes.T, DEPTH, WIDTH)
     if bits == 8:
         return wide
     low, high = jnp.split(wide.astype(jnp.uint8).reshape(-1, 2, DEPTH // 2, wide.shape[1]).swapaxes(0, 1), 2)
@@ -41,10 +41,10 @@ def pack_factors(groups: jax.Array, group: int, fan_in: int) -> jax.Array:
     if not group:
         return wide[:1][None]
     each = DEPTH // group
-    return padded(wide, each * -(-fan_in // DEPTH), 1).reshape(-1, each, wide.shape[1])
+    return pad_to_multiples(wide, each * -(-fan_in // DEPTH), 1).reshape(-1, each, wide.shape[1])
 
 
-def padded(a: jax.Array, rows: int, columns: int) -> jax.Array:
+def pad_to_multiples(a: jax.Array, rows: int, columns: int) -> jax.Array:
     """a [R, C] with zeros up to multiples of these."""
     return jnp.pad(a, ((0, -a.shape[0] % rows), (0, -a.shape[1] % columns)))
 

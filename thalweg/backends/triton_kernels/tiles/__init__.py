@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowTiles:
     """Work by rows. elements: of all rows of one program together. per_warp: elements one warp takes. warps: most of
     them."""
 
@@ -31,7 +31,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Attend:
+class AttentionTile:
     """One attention launch. rows: query tokens x query heads per KV head. keys: of one iteration, for 128 elements of
     two bytes per head. stages: of the load pipeline."""
 
@@ -42,36 +42,37 @@ class Attend:
 
 
 @dataclass(frozen=True, slots=True)
-class Latent:
+class LatentTiles:
     """Launches of latent attention. rows: query tokens x query heads. keys: those for 576 elements of two bytes.
     float32: there are matrix instructions for it. Scalar ones would need more registers than there are."""
 
-    decode: Attend
-    prefill: Attend
-    exact: Attend
+    decode: AttentionTile
+    prefill: AttentionTile
+    exact: AttentionTile
     float32: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class AttentionTiles:
     """split: keys whose partial result one program of a decode makes. write: tokens stored by one program. exact_prefill: in
     place of `exact` for prompts. It has its keys, and as many rows for each warp, so that a row meets its keys as there."""
 
-    decode: Attend
-    prefill: Attend
-    exact: Attend
-    exact_prefill: Attend
-    latent: Latent
+    decode: AttentionTile
+    prefill: AttentionTile
+    exact: AttentionTile
+    exact_prefill: AttentionTile
+    latent: LatentTiles
     split: int
     write: int
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ProductTile:
     """One tile of a product: rows x cols of one program, `inner` elements of two bytes per iteration.
 
     It serves products of `least` to `most` rows (most 0: of any number), where it makes `programs` programs or more. shared:
-    slices of a sum have programs of their own (`Product.slice`). unroll: steps of `inner` in one iteration, of 8-bit codes."""
+    slices of a sum have programs of their own (`ProductTiles.slice`). unroll: steps of `inner` in one iteration, of
+    8-bit codes."""
 
     rows: int
     cols: int
@@ -88,7 +89,7 @@ class Shape:
         fits = self.least <= rows and (not self.most or rows <= self.most)
         return fits and -(-rows // self.rows) * -(-cols // self.cols) >= self.programs
 
-    def cut(self, most: int) -> Shape:
+    def cut(self, most: int) -> ProductTile:
         """The same with at most so many rows and columns."""
         return replace(self, rows=min(self.rows, most), cols=min(self.cols, most))
 
@@ -99,7 +100,7 @@ registers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class ProductTiles:
     """A matrix product. dense, int8, float8, codes, four: its tiles by what it multiplies, in order of preference. The first
     that serves is taken, else the tile for any sizes, `base`.
 
@@ -120,26 +121,26 @@ class Product:
     inner: int
     warps: int
     stages: int
-    dense: tuple[Shape, ...]
-    int8: tuple[Shape, ...]
-    float8: tuple[Shape, ...]
-    codes: tuple[Shape, ...]
-    four: tuple[Shape, ...]
+    dense: tuple[ProductTile, ...]
+    int8: tuple[ProductTile, ...]
+    float8: tuple[ProductTile, ...]
+    codes: tuple[ProductTile, ...]
+    four: tuple[ProductTile, ...]
     slice: int
     sliced: int
-    experts: tuple[Shape, ...]
+    experts: tuple[ProductTile, ...]
 
-    def base(self, cols: int) -> Shape:
-        return Shape(self.rows, self.cols if cols >= self.wide else self.narrow, self.inner, self.warps, self.stages)
+    def base(self, cols: int) -> ProductTile:
+        return ProductTile(self.rows, self.cols if cols >= self.wide else self.narrow, self.inner, self.warps, self.stages)
 
-    def choose(self, operands: str, rows: int, cols: int) -> Shape:
+    def choose(self, operands: str, rows: int, cols: int) -> ProductTile:
         """The tile where `rows` rows meet a weight of `cols`. operands: one of OPERANDS."""
-        tiles: tuple[Shape, ...] = getattr(self, operands)
+        tiles: tuple[ProductTile, ...] = getattr(self, operands)
         return next((t for t in tiles if t.serves(rows, cols)), self.base(cols))
 
 
 @dataclass(frozen=True, slots=True)
-class Vocab:
+class VocabTiles:
     """Work over the vocabulary. block: elements of one iteration. chunk: of one program where a row is shared by
     several. bits: of the ordered key that one pass of the threshold search settles. group: tokens of which truncation keeps
     the largest. listed: groups whose tokens one program holds, in held_warps warps."""
@@ -154,7 +155,7 @@ class Vocab:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class TileSizes:
     """All tile sizes of one architecture. shared: bytes of shared memory one program may use. scalar: most rows,
     columns and keys of a tile of float32 products. No matrix unit makes those exactly, and the scalar instructions
     are all unrolled. float8: the 8-bit float that it converts and multiplies itself, float8_e4m3fn or
@@ -165,13 +166,13 @@ class Tiles:
     scalar: int
     float8: str
     paired: bool
-    rows: Rows
-    attention: Attention
-    product: Product
-    vocab: Vocab
+    rows: RowTiles
+    attention: AttentionTiles
+    product: ProductTiles
+    vocab: VocabTiles
 
 
-def of_any_rows(t: Tiles) -> Tiles:
+def of_any_rows(t: TileSizes) -> TileSizes:
     """The same with one tile for products of any number of rows, and for exact attention over prompts that of decodes."""
     product = replace(t.product, dense=(), int8=(), float8=(), codes=(), four=(), experts=())
     return replace(t, product=product, attention=replace(t.attention, exact_prefill=t.attention.exact))
@@ -181,19 +182,19 @@ PAIRED = 80
 """The first of NVIDIA's architectures with instructions for two bfloat16 numbers."""
 
 
-def known() -> tuple[str, ...]:
+def known_architectures() -> tuple[str, ...]:
     """Architectures that have a file."""
     return tuple(sorted(p.stem for p in FOLDER.glob("*.json")))
 
 
 def nearest(arch: str) -> str:
     """The architecture whose file serves `arch`. ValueError if none of its family has one."""
-    if arch in known():
+    if arch in known_architectures():
         return arch
     family, number = _parts(arch)
-    relatives = sorted((n, a) for a in known() for f, n in [_parts(a)] if f == family)
+    relatives = sorted((n, a) for a in known_architectures() for f, n in [_parts(a)] if f == family)
     if not relatives:
-        raise ValueError(f"no tile sizes for {arch!r} or a relative; there are: {', '.join(known())}")
+        raise ValueError(f"no tile sizes for {arch!r} or a relative; there are: {', '.join(known_architectures())}")
     older = [a for n, a in relatives if n <= number]
     return older[-1] if older else relatives[0][1]
 
@@ -209,23 +210,16 @@ def _parts(arch: str) -> tuple[str, int]:
     return arch, 0
 
 
-def tiles(arch: str) -> Tiles:
+def tiles(arch: str) -> TileSizes:
     """The tile sizes that serve `arch`. ValueError names the file and field of a malformed one."""
     name = nearest(arch)
     path = FOLDER / f"{name}.json"
-    made: Tiles = _read(Tiles, {"arch": name, **json.loads(path.read_text())}, path.name)
+    made: TileSizes = _read(TileSizes, {"arch": name, **json.loads(path.read_text())}, path.name)
     return replace(made, paired=made.paired and _parts(arch)[1] >= PAIRED)
 
 
 def _read(kind: Any, data: dict[str, Any], where: str) -> Any:
-    kinds = {
-        "Rows": Rows,
-        "Attention": Attention,
-        "Latent": Latent,
-        "Attend": Attend,
-        "Product": Product,
-        "Vocab": Vocab,
-    }
+    kinds = {k.__name__: k for k in (RowTiles, AttentionTiles, LatentTiles, AttentionTile, ProductTiles, VocabTiles)}
     names = {f.name for f in fields(kind)}
     if set(data) != names:
         raise ValueError(f"{where}: fields {sorted(data)}, expected {sorted(names)}")
@@ -239,10 +233,10 @@ def _read(kind: Any, data: dict[str, Any], where: str) -> Any:
     return kind(**made)
 
 
-def _read_shape(data: dict[str, Any], where: str) -> Shape:
+def _read_shape(data: dict[str, Any], where: str) -> ProductTile:
     """Fields with a default may be left out."""
-    names = {f.name for f in fields(Shape)}
-    needed = {f.name for f in fields(Shape) if f.default is MISSING}
+    names = {f.name for f in fields(ProductTile)}
+    needed = {f.name for f in fields(ProductTile) if f.default is MISSING}
     if not needed <= set(data) <= names:
         raise ValueError(f"{where}: fields {sorted(data)}, expected {sorted(needed)} and perhaps {sorted(names - needed)}")
-    return Shape(**data)
+    return ProductTile(**data)

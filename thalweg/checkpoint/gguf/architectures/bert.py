@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.checkpoint.gguf.architectures.common import Architecture
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 from thalweg.errors import CheckpointError, UnsupportedModelError
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     """Files do not name the activation, which is the exact GELU in all models that are converted as BERT."""
     if any(name.startswith("cls.") for name in files.tensors):
         raise UnsupportedModelError(
@@ -27,7 +27,7 @@ def _config(keys: Keys, files: Files) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rows(files: Files, name: str) -> int:
+def _rows(files: GGUFFiles, name: str) -> int:
     tensor = files.tensors.get(name)
     if tensor is None or len(tensor.shape) != 2:
         raise CheckpointError(f"{files.path}: has no {name}: it is no BERT that this version serves (DistilBERT has no types)")

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.checkpoint.gguf.files import Files
-from thalweg.checkpoint.gguf.header import Tensor
+from thalweg.checkpoint.gguf.files import GGUFFiles
+from thalweg.checkpoint.gguf.header import GGUFTensor
 from thalweg.checkpoint.gguf.keys import Keys
-from thalweg.checkpoint.gguf.pieces import PART, Piece
+from thalweg.checkpoint.gguf.pieces import PART, GGUFPiece
 from thalweg.errors import CheckpointError, UnsupportedModelError
 
 WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -42,7 +42,7 @@ FULL, WINDOWED = "full_attention", "sliding_attention"
 """Of `layer_types`."""
 SOFTMAX, SIGMOID = 1, 2
 """`expert_gating_func`."""
-Make = Callable[[Tensor, Mapping[str, Any]], Sequence[tuple[str, Piece]]]
+Make = Callable[[GGUFTensor, Mapping[str, Any]], Sequence[tuple[str, GGUFPiece]]]
 """A tensor, and the configuration -> the tensors that transformers has for it, by their whole names within the layer."""
 
 
@@ -50,7 +50,7 @@ Make = Callable[[Tensor, Mapping[str, Any]], Sequence[tuple[str, Piece]]]
 class Architecture:
     """config: keys and files -> what config.json would say of this architecture alone; `configuration` adds what all have."""
 
-    config: Callable[[Keys, Files], dict[str, Any]]
+    config: Callable[[Keys, GGUFFiles], dict[str, Any]]
     layer: Mapping[str, str]
     """Names of tensors in a layer, and those that transformers has, relative to the layer."""
     experts: Mapping[str, str] | None = None
@@ -85,7 +85,7 @@ class Architecture:
     """What is made of a tensor where that is more than a name, by the end of the tensor's name."""
 
 
-def configuration(keys: Keys, files: Files, architecture: Architecture) -> dict[str, Any]:
+def configuration(keys: Keys, files: GGUFFiles, architecture: Architecture) -> dict[str, Any]:
     """The part of config.json that every architecture has."""
     hidden = keys.integer("embedding_length", low=1)
     table = files.tensors.get("token_embd.weight")
@@ -102,7 +102,7 @@ def configuration(keys: Keys, files: Files, architecture: Architecture) -> dict[
     }  # fmt: skip
 
 
-def _heads(keys: Keys, files: Files, architecture: Architecture) -> dict[str, Any]:
+def _heads(keys: Keys, files: GGUFFiles, architecture: Architecture) -> dict[str, Any]:
     heads = most(keys, "attention.head_count", architecture.uneven, low=1)
     head_dim = _width_of(keys, heads)
     if not architecture.latent and keys.integer("attention.value_length", default=head_dim, low=1) != head_dim:
@@ -153,32 +153,32 @@ def layer_types(keys: Keys, every: int) -> list[str]:
     return [FULL if (i + 1) % every == 0 else WINDOWED for i in range(count)]
 
 
-def renamed(name: str) -> Make:
+def rename(name: str) -> Make:
     """A tensor whose whole name is this."""
-    return lambda tensor, config: [(name, Piece(tensor.name, tensor.shape))]
+    return lambda tensor, config: [(name, GGUFPiece(tensor.name, tensor.shape))]
 
 
-def flattened(name: str, value: Callable[[np.ndarray], np.ndarray] | None = None) -> Make:
+def flatten(name: str, value: Callable[[np.ndarray], np.ndarray] | None = None) -> Make:
     """Values in one dimension, which files have in two."""
-    return lambda tensor, config: [(name, Piece(tensor.name, (int(np.prod(tensor.shape)),), value=value))]
+    return lambda tensor, config: [(name, GGUFPiece(tensor.name, (int(np.prod(tensor.shape)),), value=value))]
 
 
-def convolved(name: str) -> Make:
+def conv1d_weight(name: str) -> Make:
     """[channels, 1, taps], of which files leave out the middle."""
-    return lambda tensor, config: [(name, Piece(tensor.name, (tensor.shape[0], 1, tensor.shape[-1])))]
+    return lambda tensor, config: [(name, GGUFPiece(tensor.name, (tensor.shape[0], 1, tensor.shape[-1])))]
 
 
 def row(name: str) -> Make:
     """A matrix of one row, which may be a vector in files."""
-    return lambda tensor, config: [(name, Piece(tensor.name, (1, int(np.prod(tensor.shape)))))]
+    return lambda tensor, config: [(name, GGUFPiece(tensor.name, (1, int(np.prod(tensor.shape)))))]
 
 
-def joined(name: str, part: int) -> Make:
+def join_part(name: str, part: int) -> Make:
     """Rows of a tensor that files have in several; part: which of them comes when."""
-    return lambda tensor, config: [(f"{name}{PART}{part}", Piece(tensor.name, tensor.shape))]
+    return lambda tensor, config: [(f"{name}{PART}{part}", GGUFPiece(tensor.name, tensor.shape))]
 
 
-def with_tensor(files: Files, keys: Keys, name: str) -> list[bool]:
+def with_tensor(files: GGUFFiles, keys: Keys, name: str) -> list[bool]:
     """Of each layer: has it this tensor?"""
     return [f"blk.{i}.{name}" in files.tensors for i in range(layers(keys))]
 
@@ -200,7 +200,7 @@ def layers(keys: Keys) -> int:
     return keys.integer("block_count", low=1, high=10_000) - keys.integer("nextn_predict_layers", default=0)
 
 
-def rope(keys: Keys, files: Files, head_dim: int) -> dict[str, Any]:
+def rope(keys: Keys, files: GGUFFiles, head_dim: int) -> dict[str, Any]:
     """`rope_parameters`. Where a file says nothing, llama.cpp's own values stand."""
     made: dict[str, Any] = {"rope_theta": keys.real("rope.freq_base", default=10_000.0), "rope_type": "default"}
     turning = keys.integer("rope.dimension_count", default=head_dim, low=2)
@@ -246,7 +246,7 @@ def _magnitude(factor: float, by: float) -> float:
     return 0.1 * by * math.log(factor) + 1 if factor > 1 else 1.0
 
 
-def _long(keys: Keys, files: Files, turning: int) -> dict[str, Any]:
+def _long(keys: Keys, files: GGUFFiles, turning: int) -> dict[str, Any]:
     """Frequencies divided one by one, by other numbers where texts are long (Phi)."""
     trained = keys.integer("context_length", low=1)
     made: dict[str, Any] = {
@@ -260,7 +260,7 @@ def _long(keys: Keys, files: Files, turning: int) -> dict[str, Any]:
     return made
 
 
-def _factors(files: Files, name: str, turning: int) -> np.ndarray:
+def _factors(files: GGUFFiles, name: str, turning: int) -> np.ndarray:
     tensor = files.tensors.get(name)
     if tensor is None or tensor.type.name != "F32" or tensor.shape != (turning // 2,):
         raise CheckpointError(f"{files.path}: {name} must hold {turning // 2} values in F32")
@@ -270,7 +270,7 @@ def _factors(files: Files, name: str, turning: int) -> np.ndarray:
     return factors
 
 
-def _by_factors(files: Files, theta: float, turning: int) -> dict[str, Any]:
+def _by_factors(files: GGUFFiles, theta: float, turning: int) -> dict[str, Any]:
     """Frequencies divided one by one. The tensor is how Llama 3.1's scaling is written: where its numbers can be found again
     the scaling is told by them, and else as the list that it is."""
     factors = _factors(files, "rope_freqs.weight", turning)
@@ -292,7 +292,7 @@ def _llama3(theta: float, dim: int, factor: float, original: int, low: float = 1
     return 1 / ((1 - smooth) / factor + smooth)
 
 
-def has(files: Files, *names: str) -> bool:
+def has(files: GGUFFiles, *names: str) -> bool:
     """Has the first layer one of these tensors?"""
     return any(f"blk.0.{name}" in files.tensors for name in names)
 
@@ -313,7 +313,7 @@ def scale(keys: Keys) -> float:
     return keys.real("expert_weights_scale", default=1.0) or 1.0
 
 
-def inner(files: Files) -> int:
+def inner(files: GGUFFiles) -> int:
     """Values inside a feed-forward part, of which some converters write what they suppose."""
     tensor = files.tensors.get("blk.0.ffn_up.weight")
     if tensor is None or len(tensor.shape) != 2:

@@ -6,14 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.checkpoint.gguf.architectures.common import LAYER, SIGMOID, SOFTMAX, Architecture, gating, has, rope
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 GLM_VOCAB = 154_880
 """Of GLM-4.7-Flash, whose first files do not say how experts are chosen."""
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     turned = keys.integer("rope.dimension_count", low=2, high=1 << 16)
     key = keys.integer("attention.key_length_mla", default=keys.integer("attention.key_length", low=1), low=turned + 1)
     value = keys.integer("attention.value_length_mla", default=keys.integer("attention.value_length", low=1), low=1)
@@ -34,7 +34,7 @@ def _config(keys: Keys, files: Files) -> dict[str, Any]:
     return said | _mixtures(keys, files, experts)
 
 
-def _mixtures(keys: Keys, files: Files, experts: int) -> dict[str, Any]:
+def _mixtures(keys: Keys, files: GGUFFiles, experts: int) -> dict[str, Any]:
     sigmoids = (
         any(name.endswith("exp_probs_b.bias") for name in files.tensors)
         or files.tensors["token_embd.weight"].shape[0] == GLM_VOCAB

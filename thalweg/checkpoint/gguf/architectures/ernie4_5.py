@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.checkpoint.gguf.architectures.common import EXPERTS, LAYER, Architecture, has, head_width, mixture, rope, row
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     return {
         "architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "hidden_act": "silu",
         "use_bias": has(files, "attn_q.bias"), "rope_parameters": rope(keys, files, head_width(keys)),
     }  # fmt: skip
 
 
-def _mixtures(keys: Keys, files: Files) -> dict[str, Any]:
+def _mixtures(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     said = mixture(keys, "moe_num_experts")
     return _config(keys, files) | said | {
         "architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "moe_k": said["num_experts_per_tok"],

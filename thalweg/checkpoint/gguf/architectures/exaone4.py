@@ -15,13 +15,13 @@ from thalweg.checkpoint.gguf.architectures.common import (
     rope,
 )
 from thalweg.checkpoint.gguf.architectures.olmo2 import POST_NORMS
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 LARGER, WINDOW = 64, 4096
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     count = layers(keys)
     window = keys.integer("attention.sliding_window", default=WINDOW if count == LARGER else 0)
     types = layer_types(keys, 4) if window else ["full_attention"] * count

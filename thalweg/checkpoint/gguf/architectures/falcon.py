@@ -7,15 +7,15 @@ from typing import Any
 
 from thalweg.checkpoint.gguf.architectures.common import Architecture, Make, head_width, inner, rope
 from thalweg.checkpoint.gguf.architectures.gptneox import together
-from thalweg.checkpoint.gguf.files import Files
-from thalweg.checkpoint.gguf.header import Tensor
+from thalweg.checkpoint.gguf.files import GGUFFiles
+from thalweg.checkpoint.gguf.header import GGUFTensor
 from thalweg.checkpoint.gguf.keys import Keys
-from thalweg.checkpoint.gguf.pieces import Piece
+from thalweg.checkpoint.gguf.pieces import GGUFPiece
 
 _WHOLE = {"token_embd": "transformer.word_embeddings", "output_norm": "transformer.ln_f", "output": "lm_head"}
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     kv = keys.integer("attention.head_count_kv", default=1, low=1)
     two = "blk.0.attn_norm_2.weight" in files.tensors
     return {
@@ -27,9 +27,9 @@ def _config(keys: Keys, files: Files) -> dict[str, Any]:
 
 
 def _norm(kind: str) -> Make:
-    def make(tensor: Tensor, config: Mapping[str, Any]) -> Sequence[tuple[str, Piece]]:
+    def make(tensor: GGUFTensor, config: Mapping[str, Any]) -> Sequence[tuple[str, GGUFPiece]]:
         name = "ln_mlp" if config["num_ln_in_parallel_attn"] == 2 else "input_layernorm"
-        return [(f"{name}.{kind}", Piece(tensor.name, tensor.shape))]
+        return [(f"{name}.{kind}", GGUFPiece(tensor.name, tensor.shape))]
 
     return make
 

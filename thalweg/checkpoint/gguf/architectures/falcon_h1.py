@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.checkpoint.gguf.architectures.common import LAYER, WHOLE, Architecture, head_width, renamed, rope
+from thalweg.checkpoint.gguf.architectures.common import LAYER, WHOLE, Architecture, head_width, rename, rope
 from thalweg.checkpoint.gguf.architectures.recurrent import anywhere, names, second, sizes
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 _FEED_FORWARD = {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     return {
         "architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1", "hidden_act": "silu", **sizes(keys, files),
         "mamba_d_ssm": keys.integer("ssm.inner_size", low=1), "mamba_rms_norm": anywhere(files, "ssm_norm.weight"),
@@ -26,5 +26,5 @@ FALCON_H1 = Architecture(
     config=_config,
     layer={**LAYER, **names("mamba"), **_FEED_FORWARD, "ffn_norm": "pre_ff_layernorm"},
     whole={**WHOLE, "output_norm": "model.final_layernorm"},
-    special={**second("mamba"), "ffn_norm": renamed("pre_ff_layernorm.weight")},
+    special={**second("mamba"), "ffn_norm": rename("pre_ff_layernorm.weight")},
 )

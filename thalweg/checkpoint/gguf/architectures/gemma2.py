@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.checkpoint.gguf.architectures.common import AROUND, LAYER, Architecture, head_width, layer_types, layers, rope
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 LARGEST = 46
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     head_dim = head_width(keys)
     even = keys.integer("embedding_length") // keys.integer("attention.head_count")
     return {

@@ -16,7 +16,7 @@ from thalweg.checkpoint.gguf.architectures.common import (
     layers,
     rope,
 )
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 EVERY = 6
@@ -24,7 +24,7 @@ EVERY = 6
 LARGEST = 62
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     hidden, heads = keys.integer("embedding_length", low=1), keys.integer("attention.head_count", low=1)
     head_dim = keys.integer("attention.key_length", default=hidden // heads, low=1)
     window = keys.integer("attention.sliding_window", default=0)

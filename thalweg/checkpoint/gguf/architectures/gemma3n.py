@@ -18,13 +18,13 @@ from thalweg.checkpoint.gguf.architectures.common import (
     head_width,
     layer_types,
     layers,
-    renamed,
+    rename,
     rope,
 )
 from thalweg.checkpoint.gguf.architectures.gemma4 import INPUT, INPUTS, inputs
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
-from thalweg.checkpoint.gguf.pieces import Piece
+from thalweg.checkpoint.gguf.pieces import GGUFPiece
 from thalweg.errors import CheckpointError
 
 OWN, SPARSE = 20, 10
@@ -33,7 +33,7 @@ SHARE = 0.95
 """Of values that such an MLP leaves out."""
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     count, local = layers(keys), keys.real("rope.freq_base_swa", default=10_000.0)
     low = files.tensors.get("blk.0.laurel_l.weight")
     if low is None:
@@ -67,7 +67,7 @@ def _shares(keys: Keys, count: int) -> list[float]:
 def _streams(name: str) -> Make:
     """A matrix for each stream but the first."""
     return lambda tensor, config: [
-        (name.format(i), Piece(tensor.name, tensor.shape[1:], i))
+        (name.format(i), GGUFPiece(tensor.name, tensor.shape[1:], i))
         for i in range(tensor.shape[0] if len(tensor.shape) == 3 else 0)
     ]
 
@@ -84,7 +84,7 @@ GEMMA3N = Architecture(
     uneven=True,
     dense=("altup_router", "altup_correct_coef", "altup_predict_coef"),
     special={
-        "altup_correct_scale.weight": renamed("altup.correct_output_scale"),
+        "altup_correct_scale.weight": rename("altup.correct_output_scale"),
         "altup_proj.weight": _streams("model.altup_projections.{}.weight"),
         "altup_unembd_proj.weight": _streams("model.altup_unembed_projections.{}.weight"),
     },

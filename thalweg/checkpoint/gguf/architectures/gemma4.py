@@ -16,10 +16,10 @@ from thalweg.checkpoint.gguf.architectures.common import (
     layer_types,
     layers,
     mixture,
-    renamed,
+    rename,
     with_tensor,
 )
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 from thalweg.errors import UnsupportedModelError
 
@@ -35,7 +35,7 @@ INPUT = {
 """Inputs that each layer has of its own: tensors outside layers, and in them."""
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     count, types = layers(keys), layer_types(keys, 6)
     kv = dict(zip(types, keys.each("attention.head_count_kv", count), strict=True))
     widths, shared = keys.each("feed_forward_length", count), keys.integer("attention.shared_kv_layers", default=0)
@@ -62,14 +62,14 @@ def _config(keys: Keys, files: Files) -> dict[str, Any]:
     return said | experts | {"enable_moe_block": True, "top_k_experts": experts["num_experts_per_tok"]}
 
 
-def inputs(keys: Keys, files: Files) -> dict[str, Any]:
+def inputs(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     """Widths of the inputs that each layer has of its own."""
     table = files.tensors.get("per_layer_token_embd.weight")
     rows = {"vocab_size_per_layer_input": table.shape[0]} if table is not None else {}
     return {"hidden_size_per_layer_input": keys.integer("embedding_length_per_layer_input", default=0), **rows}
 
 
-def _positions(keys: Keys, files: Files, head_dim: int) -> dict[str, Any]:
+def _positions(keys: Keys, files: GGUFFiles, head_dim: int) -> dict[str, Any]:
     made = {"rope_type": "proportional", "rope_theta": keys.real("rope.freq_base"), "partial_rotary_factor": 1.0}
     if "rope_freqs.weight" not in files.tensors:
         return made
@@ -94,7 +94,7 @@ GEMMA4 = Architecture(
     dense=("ffn_gate_inp",),
     uneven=True,
     special={
-        "layer_output_scale.weight": renamed("layer_scalar"), "ffn_gate_inp.scale": renamed("router.scale"),
-        "ffn_down_exps.scale": renamed("router.per_expert_scale"),
+        "layer_output_scale.weight": rename("layer_scalar"), "ffn_gate_inp.scale": rename("router.scale"),
+        "ffn_down_exps.scale": rename("router.per_expert_scale"),
     },
 )  # fmt: skip

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.checkpoint.gguf.architectures.common import LAYER, Architecture, has, rope
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 from thalweg.errors import UnsupportedModelError
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     sections = keys.numbers("rope.dimension_sections", "iu")
     if sections is not None and sections.any():
         raise UnsupportedModelError(

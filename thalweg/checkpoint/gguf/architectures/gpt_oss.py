@@ -13,14 +13,14 @@ from thalweg.checkpoint.gguf.architectures.common import (
     head_width,
     layer_types,
     mixture,
-    renamed,
+    rename,
     rope,
 )
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     """Of YaRN's bounds files do not say that they are not rounded."""
     positions = rope(keys, files, head_width(keys))
     if positions["rope_type"] == "yarn":
@@ -38,5 +38,5 @@ GPT_OSS = Architecture(
     layer={**LAYER, "post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"},
     experts=EXPERTS,
     dense=("ffn_gate_inp",),
-    special={"attn_sinks.weight": renamed("self_attn.sinks")},
+    special={"attn_sinks.weight": rename("self_attn.sinks")},
 )

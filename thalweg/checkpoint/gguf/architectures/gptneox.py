@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thalweg.checkpoint.gguf.architectures.common import Architecture, Make, head_width, inner, rope
-from thalweg.checkpoint.gguf.files import Files
-from thalweg.checkpoint.gguf.header import Tensor
+from thalweg.checkpoint.gguf.files import GGUFFiles
+from thalweg.checkpoint.gguf.header import GGUFTensor
 from thalweg.checkpoint.gguf.keys import Keys
-from thalweg.checkpoint.gguf.pieces import Piece, ungrouped
+from thalweg.checkpoint.gguf.pieces import GGUFPiece, group_qkv
 
 _LAYER = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_output": "attention.dense",
@@ -18,7 +18,7 @@ _LAYER = {
 _WHOLE = {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"}
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     return {
         "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "hidden_act": "gelu",
         "intermediate_size": inner(files),
@@ -30,11 +30,11 @@ def _config(keys: Keys, files: Files) -> dict[str, Any]:
 def together(name: str) -> Make:
     """q, k and v of all heads, which are grouped by heads of keys; name: of that tensor."""
 
-    def make(tensor: Tensor, config: Mapping[str, Any]) -> Sequence[tuple[str, Piece]]:
+    def make(tensor: GGUFTensor, config: Mapping[str, Any]) -> Sequence[tuple[str, GGUFPiece]]:
         kv, size = config["num_key_value_heads"], config["head_dim"]
-        order = ungrouped(kv, config["num_attention_heads"] // kv, size)
+        order = group_qkv(kv, config["num_attention_heads"] // kv, size)
         fits = tensor.shape[0] == (config["num_attention_heads"] + 2 * kv) * size
-        return [(name, Piece(tensor.name, tensor.shape, order=order))] if fits else []
+        return [(name, GGUFPiece(tensor.name, tensor.shape, order=order))] if fits else []
 
     return make
 

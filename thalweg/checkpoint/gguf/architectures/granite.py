@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.checkpoint.gguf.architectures.common import LAYER, Architecture, Make, head_width, joined, rope, with_tensor
+from thalweg.checkpoint.gguf.architectures.common import LAYER, Architecture, Make, head_width, join_part, rope, with_tensor
 from thalweg.checkpoint.gguf.architectures.recurrent import anywhere, names, second, sizes
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 from thalweg.errors import UnsupportedModelError
 
@@ -18,11 +18,11 @@ _ALIASES = {".shared_mlp.": ".block_sparse_moe.shared_mlp."}
 """Of models with experts."""
 
 
-def _shared(end: str) -> dict[str, Make]:
+def _shared_expert(end: str) -> dict[str, Make]:
     """The expert that every token goes to, whose gate and up are one tensor; end: of its names in files."""
     return {
-        f"ffn_gate{end}.weight": joined("shared_mlp.input_linear.weight", 0),
-        f"ffn_up{end}.weight": joined("shared_mlp.input_linear.weight", 1),
+        f"ffn_gate{end}.weight": join_part("shared_mlp.input_linear.weight", 0),
+        f"ffn_up{end}.weight": join_part("shared_mlp.input_linear.weight", 1),
     }
 
 
@@ -36,7 +36,7 @@ def _multipliers(keys: Keys) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     if not keys.flag("rope.scaling.finetuned", default=True):
         raise UnsupportedModelError(f"{files.path}: {keys.prefix}rope.scaling.finetuned: Granite without positions is not read")
     return {
@@ -46,7 +46,7 @@ def _config(keys: Keys, files: Files) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _mixtures(keys: Keys, files: Files) -> dict[str, Any]:
+def _mixtures(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     return _config(keys, files) | {
         "architectures": ["GraniteMoeSharedForCausalLM"], "model_type": "granitemoeshared", **_numbers(keys),
     }  # fmt: skip
@@ -60,7 +60,7 @@ def _numbers(keys: Keys) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _hybrid(keys: Keys, files: Files) -> dict[str, Any]:
+def _hybrid(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     """Without experts, the one that every token goes to is the feed-forward part."""
     said = _numbers(keys)
     if not said["shared_intermediate_size"]:
@@ -79,7 +79,7 @@ def _hybrid(keys: Keys, files: Files) -> dict[str, Any]:
 GRANITE = Architecture(config=_config, layer=LAYER, turned=True)
 GRANITEMOE = Architecture(
     config=_mixtures, layer={**LAYER, **_ROUTER, "ffn_down_shexp": "shared_mlp.output_linear"}, experts=_EXPERTS,
-    dense=("ffn_gate_inp",), turned=True, special=_shared("_shexp"), aliases=_ALIASES,
+    dense=("ffn_gate_inp",), turned=True, special=_shared_expert("_shexp"), aliases=_ALIASES,
 )  # fmt: skip
 GRANITEHYBRID = Architecture(
     config=_hybrid,
@@ -88,5 +88,5 @@ GRANITEHYBRID = Architecture(
         "ffn_down": "shared_mlp.output_linear",
     },
     experts=_EXPERTS, dense=("ffn_gate_inp",), turned=True, uneven=True,
-    special={**second("mamba"), **_shared("_shexp"), **_shared("")}, aliases=_ALIASES,
+    special={**second("mamba"), **_shared_expert("_shexp"), **_shared_expert("")}, aliases=_ALIASES,
 )  # fmt: skip

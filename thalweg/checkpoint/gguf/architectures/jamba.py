@@ -6,14 +6,14 @@ from typing import Any
 
 from thalweg.checkpoint.gguf.architectures.common import LAYER, WHOLE, Architecture
 from thalweg.checkpoint.gguf.architectures.recurrent import anywhere, first, names, period
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 _NORMS = {f"ssm_{part}_norm": f"mamba.{part}_layernorm" for part in ("dt", "b", "c")}
 _FEED_FORWARD = {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     attends, mixed = period(keys, files, "attn_q.weight"), period(keys, files, "ffn_gate_inp.weight")
     experts = keys.integer("expert_count", default=0)
     return {

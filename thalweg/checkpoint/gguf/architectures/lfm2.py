@@ -9,17 +9,17 @@ from thalweg.checkpoint.gguf.architectures.common import (
     SIGMOID,
     WHOLE,
     Architecture,
-    convolved,
+    conv1d_weight,
     gating,
     head_width,
     mixture,
-    renamed,
+    rename,
     rope,
     scale,
     with_tensor,
 )
 from thalweg.checkpoint.gguf.architectures.recurrent import anywhere
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 from thalweg.errors import UnsupportedModelError
 
@@ -31,12 +31,12 @@ _LAYER = {
 }  # fmt: skip
 _WHOLE = {**WHOLE, "token_embd_norm": "model.embedding_norm", "output_norm": "model.embedding_norm"}
 _SPECIAL = {
-    "shortconv.conv.weight": convolved("conv.conv.weight"), "shortconv.conv.bias": renamed("conv.conv.bias"),
-    "exp_probs_b.bias": renamed("feed_forward.expert_bias"),
+    "shortconv.conv.weight": conv1d_weight("conv.conv.weight"), "shortconv.conv.bias": rename("conv.conv.bias"),
+    "exp_probs_b.bias": rename("feed_forward.expert_bias"),
 }  # fmt: skip
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     if keys.integer("attention.sliding_window", default=0):
         raise UnsupportedModelError(f"{files.path}: {keys.prefix}attention.sliding_window: LFM2 with windows is not read")
     return {
@@ -47,7 +47,7 @@ def _config(keys: Keys, files: Files) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _mixtures(keys: Keys, files: Files) -> dict[str, Any]:
+def _mixtures(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     """llama.cpp always divides the shares of the chosen experts by their sum."""
     gating(keys, SIGMOID, (SIGMOID,))
     return _config(keys, files) | mixture(keys) | {

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.checkpoint.gguf.architectures.common import LAYER, Architecture, has, layers, rope
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 from thalweg.errors import UnsupportedModelError
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     hidden, heads = keys.integer("embedding_length", low=1), keys.integer("attention.head_count", low=1)
     head_dim = keys.integer("attention.key_length", default=keys.integer("rope.dimension_count", default=hidden // heads))
     made = {
@@ -25,7 +25,7 @@ def _config(keys: Keys, files: Files) -> dict[str, Any]:
     return made | _mixture(keys, files, experts, made) if experts else made
 
 
-def _mixture(keys: Keys, files: Files, experts: int, made: dict[str, Any]) -> dict[str, Any]:
+def _mixture(keys: Keys, files: GGUFFiles, experts: int, made: dict[str, Any]) -> dict[str, Any]:
     """What a file of Mixtral says besides. llama.cpp always divides the shares of the chosen experts by their sum."""
     if made["attention_bias"] or made["mlp_bias"]:
         raise UnsupportedModelError(f"{files.path}: llama.expert_count: mixtures of experts with biases are not read")

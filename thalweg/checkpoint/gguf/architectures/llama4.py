@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.checkpoint.gguf.architectures.common import LAYER, Architecture, has, head_width, layers, mixture, rope
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 CHUNK, EVERY = 8192, 4
@@ -16,7 +16,7 @@ _FEED_FORWARD = {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate",
 _SHARED = {f"ffn_{part}_shexp": f"feed_forward.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     """A window of 0 says that every layer sees everything, and has positions."""
     whole = keys.integer("attention.sliding_window", default=CHUNK) == 0
     said = mixture(keys, "num_local_experts", "intermediate_size")

@@ -6,7 +6,7 @@ from typing import Any
 
 from thalweg.checkpoint.gguf.architectures.common import Architecture
 from thalweg.checkpoint.gguf.architectures.recurrent import anywhere, first, names
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 NAMES = {"attn_norm": "norm", **names("mixer")}
@@ -14,7 +14,7 @@ WHOLE = {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", 
 LAYERS = "backbone.layers.{}.{}"
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     normed = keys.flag("ssm.dt_b_c_rms", default=False)
     kind = {"architectures": ["MambaForCausalLM"], "model_type": "mamba"}
     if normed:

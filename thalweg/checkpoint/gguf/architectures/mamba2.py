@@ -7,11 +7,11 @@ from typing import Any
 from thalweg.checkpoint.gguf.architectures.common import Architecture
 from thalweg.checkpoint.gguf.architectures.mamba import LAYERS, NAMES, WHOLE
 from thalweg.checkpoint.gguf.architectures.recurrent import anywhere, second
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     inner, heads = keys.integer("ssm.inner_size", low=1), keys.integer("ssm.time_step_rank", low=1)
     return {
         "architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "hidden_act": "silu",

@@ -12,14 +12,14 @@ from thalweg.checkpoint.gguf.architectures.common import (
     gating,
     head_width,
     mixture,
-    renamed,
+    rename,
     rope,
 )
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     gating(keys, SIGMOID, (SIGMOID,))
     return {
         "architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "hidden_act": "silu",
@@ -35,5 +35,5 @@ MINIMAX_M2 = Architecture(
         for part, name in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
     },
     dense=("ffn_gate_inp",),
-    special={"exp_probs_b.bias": renamed("block_sparse_moe.e_score_correction_bias")},
+    special={"exp_probs_b.bias": rename("block_sparse_moe.e_score_correction_bias")},
 )

@@ -7,7 +7,7 @@ from typing import Any
 from thalweg.checkpoint.gguf.architectures.common import Architecture, layers, mixture, scale, with_tensor
 from thalweg.checkpoint.gguf.architectures.mamba import LAYERS, WHOLE
 from thalweg.checkpoint.gguf.architectures.recurrent import anywhere, names, second
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 from thalweg.errors import CheckpointError
 
@@ -24,7 +24,7 @@ _LAYER = {
 }  # fmt: skip
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     inner, heads = keys.integer("ssm.inner_size", low=1), keys.integer("ssm.time_step_rank", low=1)
     said = {
         "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "layers_block_type": _kinds(keys, files),
@@ -48,7 +48,7 @@ def _mixtures(keys: Keys) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _kinds(keys: Keys, files: Files) -> list[str]:
+def _kinds(keys: Keys, files: GGUFFiles) -> list[str]:
     has = {kind: with_tensor(files, keys, f"{name}.weight") for name, kind in _PARTS.items()}
     found = [next((kind for kind in has if has[kind][i]), "") for i in range(layers(keys))]
     if "" in found:

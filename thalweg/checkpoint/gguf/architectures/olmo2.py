@@ -15,13 +15,13 @@ from thalweg.checkpoint.gguf.architectures.common import (
     layer_types,
     rope,
 )
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     positions = rope(keys, files, head_width(keys))
     said = {
         "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "hidden_act": "silu", "rope_parameters": positions,

@@ -14,11 +14,11 @@ from thalweg.checkpoint.gguf.architectures.common import (
     mixture,
     rope,
 )
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     return {
         "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "hidden_act": "silu",
         **mixture(keys, inner="intermediate_size"), "intermediate_size": keys.integer("feed_forward_length", low=1),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.checkpoint.gguf.architectures.common import LAYER, WHOLE, Architecture, head_width, inner, rope
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     return {
         "architectures": ["PhiForCausalLM"], "model_type": "phi", "hidden_act": "gelu_new", "qk_layernorm": False,
         "intermediate_size": inner(files), "rope_parameters": rope(keys, files, head_width(keys)),

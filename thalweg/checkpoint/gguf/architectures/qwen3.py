@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.checkpoint.gguf.architectures.common import HEAD_NORMS, LAYER, Architecture, has, rope
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 LAYER_QWEN3 = {**LAYER, **HEAD_NORMS}
 
 
-def config(keys: Keys, files: Files) -> dict[str, Any]:
+def config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     head_dim = keys.integer("embedding_length", low=1) // keys.integer("attention.head_count", low=1)
     return {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu", "use_sliding_window": False,

@@ -6,11 +6,11 @@ from typing import Any
 
 from thalweg.checkpoint.gguf.architectures import qwen3
 from thalweg.checkpoint.gguf.architectures.common import Architecture, layers
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     used = keys.integer("expert_used_count", low=1)
     inner = keys.integer("expert_feed_forward_length", default=keys.integer("feed_forward_length", default=0) // used, low=1)
     return qwen3.config(keys, files) | {

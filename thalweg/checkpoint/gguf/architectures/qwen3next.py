@@ -15,20 +15,20 @@ from thalweg.checkpoint.gguf.architectures.common import (
     LAYER,
     Architecture,
     Make,
-    convolved,
-    flattened,
+    conv1d_weight,
+    flatten,
     head_width,
     mixture,
-    renamed,
+    rename,
     rope,
     row,
     with_tensor,
 )
 from thalweg.checkpoint.gguf.architectures.qwen2moe import SHARED
-from thalweg.checkpoint.gguf.files import Files
-from thalweg.checkpoint.gguf.header import Tensor
+from thalweg.checkpoint.gguf.files import GGUFFiles
+from thalweg.checkpoint.gguf.header import GGUFTensor
 from thalweg.checkpoint.gguf.keys import Keys
-from thalweg.checkpoint.gguf.pieces import Piece, Tiles, logarithm, tiled
+from thalweg.checkpoint.gguf.pieces import GGUFPiece, Tiles, logarithm, tile
 
 _LAYER = {
     **LAYER, **HEAD_NORMS, **SHARED, "ffn_gate_inp": "mlp.gate",
@@ -38,13 +38,13 @@ _LAYER = {
 }  # fmt: skip
 _SPECIAL = {
     "ffn_gate_inp_shexp.weight": row("mlp.shared_expert_gate.weight"),
-    "ssm_conv1d.weight": convolved("linear_attn.conv1d.weight"),
-    "ssm_a": flattened("linear_attn.A_log", logarithm), "ssm_dt.bias": renamed("linear_attn.dt_bias"),
+    "ssm_conv1d.weight": conv1d_weight("linear_attn.conv1d.weight"),
+    "ssm_a": flatten("linear_attn.A_log", logarithm), "ssm_dt.bias": rename("linear_attn.dt_bias"),
 }  # fmt: skip
 _DENSE = ("ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_alpha", "ssm_beta", "ssm_ba")
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     """Of the text: its positions are the same along each of the axes that images have."""
     inner, heads = keys.integer("ssm.inner_size", low=1), keys.integer("ssm.time_step_rank", low=1)
     recurrent = with_tensor(files, keys, "ssm_conv1d.weight")
@@ -58,7 +58,7 @@ def _config(keys: Keys, files: Files) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _mixtures(keys: Keys, files: Files) -> dict[str, Any]:
+def _mixtures(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     """llama.cpp always divides the shares of the chosen experts by their sum."""
     said = mixture(keys)
     shared = keys.integer("expert_shared_feed_forward_length", default=said["moe_intermediate_size"], low=1)
@@ -67,7 +67,7 @@ def _mixtures(keys: Keys, files: Files) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _next(keys: Keys, files: Files) -> dict[str, Any]:
+def _next(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     """The first files have the projections as Qwen3-Next itself has them. Later ones have them apart, as Qwen3.5."""
     made = _mixtures(keys, files)
     if any(name.endswith(".ssm_in.weight") for name in files.tensors):
@@ -83,33 +83,35 @@ def _tiles(config: Mapping[str, Any]) -> Tiles:
 def _rows(name: str, width: int = 0, part: str = "") -> Make:
     """Rows of heads of values. width: of one; 0 = as the configuration says. part: "v" = rows of q and k come first."""
 
-    def make(tensor: Tensor, config: Mapping[str, Any]) -> Sequence[tuple[str, Piece]]:
+    def make(tensor: GGUFTensor, config: Mapping[str, Any]) -> Sequence[tuple[str, GGUFPiece]]:
         heads, each, size = _tiles(config)
         tiles = heads, each, width or size
         first = 2 * heads * config["linear_key_head_dim"] if part == "v" else 0
         shape = (tensor.shape[0], 1, tensor.shape[-1]) if "conv" in name else tensor.shape
         value = logarithm if name.endswith("A_log") else None
         fits = first + tiles[0] * tiles[1] * tiles[2] == tensor.shape[0]
-        return [(name, Piece(tensor.name, shape, order=tiled(tiles, first) if each > 1 else None, value=value))] if fits else []
+        return (
+            [(name, GGUFPiece(tensor.name, shape, order=tile(tiles, first) if each > 1 else None, value=value))] if fits else []
+        )
 
     return make
 
 
-def _columns(tensor: Tensor, config: Mapping[str, Any]) -> Sequence[tuple[str, Piece]]:
+def _columns(tensor: GGUFTensor, config: Mapping[str, Any]) -> Sequence[tuple[str, GGUFPiece]]:
     tiles = _tiles(config)
-    return [("linear_attn.out_proj.weight", Piece(tensor.name, tensor.shape, tiles=tiles if tiles[1] > 1 else None))]
+    return [("linear_attn.out_proj.weight", GGUFPiece(tensor.name, tensor.shape, tiles=tiles if tiles[1] > 1 else None))]
 
 
-def _apart(tensor: Tensor, config: Mapping[str, Any]) -> Sequence[tuple[str, Piece]]:
+def _apart(tensor: GGUFTensor, config: Mapping[str, Any]) -> Sequence[tuple[str, GGUFPiece]]:
     """Of each head of keys its heads of values' b, then their a."""
     if config["model_type"] == "qwen3_next":
-        return [("linear_attn.in_proj_ba.weight", Piece(tensor.name, tensor.shape))]
+        return [("linear_attn.in_proj_ba.weight", GGUFPiece(tensor.name, tensor.shape))]
     heads, each, _ = _tiles(config)
     if len(tensor.shape) != 2 or tensor.shape[0] != 2 * heads * each:
         return []
     shape = (heads * each, tensor.shape[-1])
     return [
-        (f"linear_attn.in_proj_{part}.weight", Piece(tensor.name, shape, order=partial(_every, heads, each, at)))
+        (f"linear_attn.in_proj_{part}.weight", GGUFPiece(tensor.name, shape, order=partial(_every, heads, each, at)))
         for at, part in enumerate("ba")
     ]  # fmt: skip
 
@@ -130,7 +132,7 @@ _REORDERED: Mapping[str, Make] = {
 _COMMON: Mapping[str, Any] = {"layer": _LAYER, "raised": True, "plain": ("ssm_norm",), "dense": _DENSE}
 
 QWEN3NEXT = Architecture(
-    config=_next, experts=EXPERTS, special={**_SPECIAL, "ssm_in.weight": renamed("linear_attn.in_proj_qkvz.weight"),
+    config=_next, experts=EXPERTS, special={**_SPECIAL, "ssm_in.weight": rename("linear_attn.in_proj_qkvz.weight"),
     "ssm_ba.weight": _apart}, **_COMMON,
 )  # fmt: skip
 QWEN35 = Architecture(config=_config, special={**_SPECIAL, **_REORDERED}, **_COMMON)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from thalweg.checkpoint.gguf.architectures.common import Make, convolved, flattened, renamed, with_tensor
-from thalweg.checkpoint.gguf.files import Files
-from thalweg.checkpoint.gguf.header import Tensor
+from thalweg.checkpoint.gguf.architectures.common import Make, conv1d_weight, flatten, rename, with_tensor
+from thalweg.checkpoint.gguf.files import GGUFFiles
+from thalweg.checkpoint.gguf.header import GGUFTensor
 from thalweg.checkpoint.gguf.keys import Keys
-from thalweg.checkpoint.gguf.pieces import Piece, logarithm
+from thalweg.checkpoint.gguf.pieces import GGUFPiece, logarithm
 from thalweg.errors import UnsupportedModelError
 
 
@@ -23,25 +23,25 @@ def names(at: str) -> dict[str, str]:
 def first(at: str) -> dict[str, Make]:
     """Of Mamba, whose channels have rates each."""
 
-    def rates(tensor: Tensor, config: Mapping[str, Any]) -> Sequence[tuple[str, Piece]]:
-        return [(f"{at}.A_log", Piece(tensor.name, tensor.shape, value=logarithm))]
+    def rates(tensor: GGUFTensor, config: Mapping[str, Any]) -> Sequence[tuple[str, GGUFPiece]]:
+        return [(f"{at}.A_log", GGUFPiece(tensor.name, tensor.shape, value=logarithm))]
 
     return {
-        "ssm_a": rates, "ssm_d": renamed(f"{at}.D"), "ssm_conv1d.weight": convolved(f"{at}.conv1d.weight"),
-        "ssm_conv1d.bias": renamed(f"{at}.conv1d.bias"),
+        "ssm_a": rates, "ssm_d": rename(f"{at}.D"), "ssm_conv1d.weight": conv1d_weight(f"{at}.conv1d.weight"),
+        "ssm_conv1d.bias": rename(f"{at}.conv1d.bias"),
     }  # fmt: skip
 
 
 def second(at: str) -> dict[str, Make]:
     """Of Mamba-2, whose heads have one. Files have some vectors in two dimensions."""
     return {
-        "ssm_a": flattened(f"{at}.A_log", logarithm), "ssm_d": flattened(f"{at}.D"), "ssm_dt.bias": renamed(f"{at}.dt_bias"),
-        "ssm_norm.weight": flattened(f"{at}.norm.weight"), "ssm_conv1d.weight": convolved(f"{at}.conv1d.weight"),
-        "ssm_conv1d.bias": renamed(f"{at}.conv1d.bias"),
+        "ssm_a": flatten(f"{at}.A_log", logarithm), "ssm_d": flatten(f"{at}.D"), "ssm_dt.bias": rename(f"{at}.dt_bias"),
+        "ssm_norm.weight": flatten(f"{at}.norm.weight"), "ssm_conv1d.weight": conv1d_weight(f"{at}.conv1d.weight"),
+        "ssm_conv1d.bias": rename(f"{at}.conv1d.bias"),
     }  # fmt: skip
 
 
-def sizes(keys: Keys, files: Files) -> dict[str, Any]:
+def sizes(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     """Of Mamba-2, by the names that models have for them which have attention too."""
     inner, heads = keys.integer("ssm.inner_size", low=1), keys.integer("ssm.time_step_rank", low=1)
     return {
@@ -52,12 +52,12 @@ def sizes(keys: Keys, files: Files) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def anywhere(files: Files, name: str) -> bool:
+def anywhere(files: GGUFFiles, name: str) -> bool:
     """Has some layer this tensor?"""
     return any(known.endswith(f".{name}") for known in files.tensors)
 
 
-def period(keys: Keys, files: Files, name: str) -> tuple[int, int]:
+def period(keys: Keys, files: GGUFFiles, name: str) -> tuple[int, int]:
     """Of which layers have this tensor: every so many, beginning at one. None: a period that no layer reaches."""
     has = with_tensor(files, keys, name)
     if not any(has):

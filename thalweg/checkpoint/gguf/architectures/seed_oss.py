@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.checkpoint.gguf.architectures.common import LAYER, Architecture, has, head_width, rope
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     return {
         "architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "hidden_act": "silu",
         "attention_bias": has(files, "attn_q.bias", "attn_qkv.bias"), "attention_out_bias": has(files, "attn_output.bias"),

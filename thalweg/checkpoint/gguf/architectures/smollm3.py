@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.checkpoint.gguf.architectures.common import LAYER, Architecture, has, head_width, layers, rope
-from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 EVERY = 4
 
 
-def _config(keys: Keys, files: Files) -> dict[str, Any]:
+def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     return {
         "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "hidden_act": "silu", "use_sliding_window": False,
         "no_rope_layers": [int((i + 1) % EVERY > 0) for i in range(layers(keys))],

@@ -11,7 +11,7 @@ from thalweg.engine.control.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Adopted:
+class AdoptedBlock:
     """A block that must be filled before the next step: with what belongs to node `node` of the request's tokens."""
 
     group: int
@@ -19,7 +19,9 @@ class Adopted:
     block: int
 
 
-def adopt(kv: KVCache, request: Request, count: int, here: Collection[tuple[int, int]], running: int) -> list[Adopted] | None:
+def adopt(
+    kv: KVCache, request: Request, count: int, here: Collection[tuple[int, int]], running: int
+) -> list[AdoptedBlock] | None:
     """Make the first `count` nodes of a waiting request findable, with what the cache has of them and what is `here`: (group,
     node). Nobody holds the blocks afterwards. They are cached, and released last.
 
@@ -35,7 +37,7 @@ def adopt(kv: KVCache, request: Request, count: int, here: Collection[tuple[int,
     held = [(i, g, nodes[i].blocks[g]) for i, g in places if nodes[i].blocks[g]]
     for _, g, block in held:
         kv.groups[g].pool.share(block)
-    placed: list[Adopted] | None = []
+    placed: list[AdoptedBlock] | None = []
     if len(nodes) == count and all((g, i) in here for i, g in lacking):
         placed = _take(kv, nodes, lacking, running)
         held += [(p.node, p.group, p.block) for p in placed or ()]
@@ -58,7 +60,7 @@ def _insert(kv: KVCache, request: Request, count: int) -> list[Node]:
     return nodes
 
 
-def _take(kv: KVCache, nodes: list[Node], lacking: list[tuple[int, int]], running: int) -> list[Adopted] | None:
+def _take(kv: KVCache, nodes: list[Node], lacking: list[tuple[int, int]], running: int) -> list[AdoptedBlock] | None:
     for g in kv.groups:
         need = sum(index == g.index for _, index in lacking)
         if need and need >= g.pool.available - g.headroom(running):  # one more, to go on with
@@ -69,5 +71,5 @@ def _take(kv: KVCache, nodes: list[Node], lacking: list[tuple[int, int]], runnin
         block = pool.take()
         kv.prefix.put(nodes[i], index, block)
         pool.tag(block)
-        placed.append(Adopted(index, i, block))
+        placed.append(AdoptedBlock(index, i, block))
     return placed

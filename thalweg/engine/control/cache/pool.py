@@ -42,7 +42,7 @@ class BlockPool:
         return max(0, len(self._free) + len(self._cached) - self.withheld)
 
     @property
-    def held(self) -> int:
+    def blocks_held(self) -> int:
         return self.total - 1 - len(self._free) - len(self._cached)
 
     def take(self) -> int:

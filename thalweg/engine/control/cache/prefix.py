@@ -54,13 +54,13 @@ class Node:
         """Running sequences whose last published node this is."""
 
 
-class Watcher(Protocol):
+class BlockObserver(Protocol):
     """Hears which blocks become findable, and which stop being so because they are used again. Both calls come between the
     launch of the step that completed the block and the launch of any step that overwrites it."""
 
-    def published(self, group: int, block: int, key: bytes, /) -> None: ...
+    def on_publish(self, group: int, block: int, key: bytes, /) -> None: ...
 
-    def evicted(self, group: int, block: int, key: bytes, /) -> None: ...
+    def on_evict(self, group: int, block: int, key: bytes, /) -> None: ...
 
 
 class PrefixCache:
@@ -70,7 +70,7 @@ class PrefixCache:
         self._hash = hash_fn or keyed_hash(secrets.token_bytes(32), algorithm)
         self._nodes: dict[bytes, Node] = {}
         self._owners: list[dict[int, Node]] = [{} for _ in range(groups)]
-        self.watcher: Watcher | None = None
+        self.watcher: BlockObserver | None = None
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -106,7 +106,7 @@ class PrefixCache:
         node.blocks[group] = block
         self._owners[group][block] = node
         if self.watcher is not None:
-            self.watcher.published(group, block, node.key)
+            self.watcher.on_publish(group, block, node.key)
         return True
 
     def evict(self, group: int, block: int) -> None:
@@ -114,7 +114,7 @@ class PrefixCache:
         node = self._owners[group].pop(block)
         node.blocks[group] = 0
         if self.watcher is not None:
-            self.watcher.evicted(group, block, node.key)
+            self.watcher.on_evict(group, block, node.key)
         self.prune(node)
 
     def prune(self, node: Node) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thalweg.engine.control.cache.groups import Group, policy
-from thalweg.engine.control.cache.groups.base import Surroundings
+from thalweg.engine.control.cache.groups.base import GroupContext
 from thalweg.engine.control.cache.prefix import HashFn, Node, PrefixCache
 from thalweg.engine.control.invariant import ensure
 from thalweg.engine.control.request import Request
@@ -46,7 +46,7 @@ class KVCache:
         """Tokens of a node of the prefix cache."""
         self.caching = caching
         self.prefix = PrefixCache(len(specs), hash_fn, hash_name)
-        around = Surroundings(self.prefix, slots.count + 1, max_len, self.unit, math.lcm(*sizes))
+        around = GroupContext(self.prefix, slots.count + 1, max_len, self.unit, math.lcm(*sizes))
         self.groups: list[Group] = [policy(s)(s, n, g, around) for g, (s, n) in enumerate(zip(specs, blocks, strict=True))]
         self._slots = slots
         self._dropping = [g for g in self.groups if g.next(0) is not None]
@@ -88,7 +88,7 @@ class KVCache:
         rest = [g.pool.available - g.headroom(running) - int(spare * (g.pool.total - 1)) for g in self.groups]
         return all(left >= d for left, d in zip(rest, demand, strict=False))
 
-    def crowded(self, running: int) -> bool:
+    def is_crowded(self, running: int) -> bool:
         """Is what is available needed by the `running` sequences?"""
         return any(g.pool.available <= g.headroom(running) for g in self.groups)
 
@@ -237,7 +237,7 @@ class KVCache:
         for i, g in enumerate(self.groups):
             holders: dict[int, int] = {}
             for slot, request in enumerate(self._slots.requests):
-                held = g.held(slot)
+                held = g.blocks_of(slot)
                 ensure(request is not None or not held, f"group {i}: slot {slot} is empty but holds blocks")
                 g.check(slot)
                 for block in held:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, Work
+from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, StepRows
 from thalweg.engine.control.request import Request
 from thalweg.hal.parts.adapters import Adapters
 
@@ -24,7 +24,7 @@ class AdaptersBuilder(Builder):
         assert self._slots is not None, "it entered"
         self._slots.leave(slot)
 
-    def build(self, work: Work) -> tuple[Adapters | None, int]:
+    def build(self, work: StepRows) -> tuple[Adapters | None, int]:
         """While a sequence runs, its adapter stays where it is."""
         assert self._slots is not None, "a sequence entered"
         return Adapters(self._slots.of_sequence[work.slots]), FOREVER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, Work
+from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, StepRows
 from thalweg.engine.control.request import Request
 from thalweg.hal.parts.axes import Axes
 
@@ -25,7 +25,7 @@ class AxesBuilder(Builder):
     def leave(self, slot: int) -> None:
         self._shifts.pop(slot, None)
 
-    def build(self, work: Work) -> tuple[Axes | None, int]:
+    def build(self, work: StepRows) -> tuple[Axes | None, int]:
         """After the prompt the shift stays the same, however far a sequence goes."""
         shift = np.zeros((int(work.query.sum()), 3), np.int32)
         settled = True

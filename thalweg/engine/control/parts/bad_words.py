@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thalweg.engine.control.parts.builder import FOREVER, Builder, Work
+from thalweg.engine.control.parts.builder import FOREVER, Builder, StepRows
 from thalweg.engine.messages import TokenSampling
 from thalweg.hal.parts.bad_words import BadWords
 
@@ -13,10 +13,10 @@ class BadWordsBuilder(Builder):
     part = BadWords
     looks_back = True
 
-    def asked(self, p: TokenSampling) -> bool:
+    def is_enabled(self, p: TokenSampling) -> bool:
         return p.grammar is None and any(len(w) > 1 for w in p.bad_words)
 
-    def build(self, work: Work) -> tuple[BadWords, int]:
+    def build(self, work: StepRows) -> tuple[BadWords, int]:
         found = [(row, w) for row, r in work.rows(self.flag) for w in r.sampling.bad_words if len(w) > 1]
         words = np.full((len(found), max(len(w) for _, w in found)), -1, np.int32)
         for i, (_, w) in enumerate(found):

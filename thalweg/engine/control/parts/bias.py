@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thalweg.engine.control.parts.builder import FOREVER, Builder, Work
+from thalweg.engine.control.parts.builder import FOREVER, Builder, StepRows
 from thalweg.engine.messages import TokenSampling
 from thalweg.hal.parts.bias import Bias
 
@@ -12,13 +12,13 @@ from thalweg.hal.parts.bias import Bias
 class BiasBuilder(Builder):
     part = Bias
 
-    def asked(self, p: TokenSampling) -> bool:
+    def is_enabled(self, p: TokenSampling) -> bool:
         if p.grammar is not None:  # its mask does what is banned
             return bool(p.logit_bias)
         waits = p.min_tokens > 0 and bool(p.eos_ids or p.stop_ids)
         return bool(p.logit_bias) or waits or any(len(w) == 1 for w in p.bad_words)
 
-    def build(self, work: Work) -> tuple[Bias | None, int]:
+    def build(self, work: StepRows) -> tuple[Bias | None, int]:
         """It holds until the first sequence reaches min_tokens: the token a step samples has the index `length`."""
         rows: list[int] = []
         tokens: list[int] = []

@@ -12,7 +12,7 @@ import numpy as np
 from thalweg.engine.control.slots import LOOKBACK, PARTS, PER_TOKEN, Slots
 from thalweg.features import all_features
 from thalweg.hal.fields import Part, dims
-from thalweg.plugins import imported
+from thalweg.plugins import import_attribute
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,7 +49,7 @@ class Setup:
 
 
 @dataclass(slots=True)
-class Scored:
+class ScoredRows:
     """Rows [begin, end) of StepResult.score are the prompt tokens of `request` from position `start`."""
 
     request: Request
@@ -60,7 +60,7 @@ class Scored:
 
 
 @dataclass(slots=True)
-class Work:
+class StepRows:
     """One step. Its rows are sequences, in the order of the batch: those that decode a token, those with a chunk of their
     prompt, those with drafts."""
 
@@ -83,7 +83,7 @@ class Work:
     """Drafts of a sequence that the step proposes. 0: it has no proposer."""
     drafted: Sequence[Draft] = ()
     """The guesses, one for each row that has any, in the order of the rows."""
-    scored: list[Scored] = field(default_factory=list)
+    scored: list[ScoredRows] = field(default_factory=list)
     """For the record of the step: whose prompt tokens `Scores` are."""
 
     def rows(self, flag: int) -> list[tuple[int, Request]]:
@@ -116,9 +116,9 @@ class Builder(ABC):
 
     def applies(self, request: Request) -> bool:
         """Does a request ask for it? Default: where its sampling parameters do (`asked`)."""
-        return self.asked(request.sampling)
+        return self.is_enabled(request.sampling)
 
-    def asked(self, p: TokenSampling) -> bool:
+    def is_enabled(self, p: TokenSampling) -> bool:
         """Do sampling parameters ask for it? Default: no, it follows from the step (`wanted`)."""
         return False
 
@@ -166,16 +166,16 @@ class Builder(ABC):
         """A sequence that asked for it has left this slot. Default: nothing."""
         return
 
-    def failed(self) -> list[tuple[Request, str]]:
+    def take_failures(self) -> list[tuple[Request, str]]:
         """Requests that cannot go on, and why: those found since this was last asked. Default: none."""
         return []
 
-    def wanted(self, work: Work) -> bool:
+    def is_active(self, work: StepRows) -> bool:
         """May the step have this part? Default: if a sequence asks for it."""
         return bool(work.flags & self.flag)
 
     @abstractmethod
-    def build(self, work: Work) -> tuple[Part | None, int]:
+    def build(self, work: StepRows) -> tuple[Part | None, int]:
         """The part, or None where the step needs none after all; and how many steps in which the same sequences decode it is
         right for, this one included. FOREVER: until sequences come or go. 1: it is asked again for the next step."""
 
@@ -198,7 +198,7 @@ class PerSequence(Builder):
         for name, value in self.row(request).items():
             getattr(self._kept, name)[slot] = value
 
-    def build(self, work: Work) -> tuple[Part | None, int]:
+    def build(self, work: StepRows) -> tuple[Part | None, int]:
         """Rows of sequences that do not ask hold what fills the arrays."""
         part = self.part.blank({"S": work.slots.size})
         rows = np.nonzero(work.state.flags[work.slots] & self.flag)[0]
@@ -212,7 +212,7 @@ def builders(setup: Setup) -> tuple[Builder, ...]:
     """One of each kind, in the order of the features, each with a bit of its own."""
     made = []
     for i, feature in enumerate(all_features()):
-        builder: Builder = imported(feature.builder)(setup)
+        builder: Builder = import_attribute(feature.builder)(setup)
         builder.flag = PARTS << i
         made.append(builder)
     return tuple(made)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from thalweg.engine.control.parts.builder import FOREVER, Builder, Work
+from thalweg.engine.control.parts.builder import FOREVER, Builder, StepRows
 from thalweg.hal.parts.drafts import Drafts
 
 
 class DraftsBuilder(Builder):
     part = Drafts
 
-    def wanted(self, work: Work) -> bool:
+    def is_active(self, work: StepRows) -> bool:
         return work.drafts is not None
 
-    def build(self, work: Work) -> tuple[Drafts | None, int]:
+    def build(self, work: StepRows) -> tuple[Drafts | None, int]:
         drafts = work.drafts
         if drafts is None:
             return None, FOREVER

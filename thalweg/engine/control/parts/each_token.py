@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thalweg.engine.control.parts.builder import FOREVER, Builder, Scored, Work
+from thalweg.engine.control.parts.builder import FOREVER, Builder, ScoredRows, StepRows
 from thalweg.engine.messages import TokenSampling
 from thalweg.hal.parts.each_token import EachToken
 
@@ -12,13 +12,13 @@ from thalweg.hal.parts.each_token import EachToken
 class EachTokenBuilder(Builder):
     part = EachToken
 
-    def asked(self, p: TokenSampling) -> bool:
+    def is_enabled(self, p: TokenSampling) -> bool:
         return p.each_token
 
-    def wanted(self, work: Work) -> bool:
-        return bool(work.chunks) and super().wanted(work)
+    def is_active(self, work: StepRows) -> bool:
+        return bool(work.chunks) and super().is_active(work)
 
-    def build(self, work: Work) -> tuple[EachToken | None, int]:
+    def build(self, work: StepRows) -> tuple[EachToken | None, int]:
         """The scheduled progress of these requests moves on. `Request.scored` counts from 1: the token at position p is told
         of where it is above p."""
         rows, size = [], 0
@@ -31,7 +31,7 @@ class EachTokenBuilder(Builder):
             if first >= end:
                 continue
             rows.append(np.arange(first, end, dtype=np.int32) + np.int32(work.first_token(row) - begin))
-            work.scored.append(Scored(request, int(work.state.serial[chunk.slot]), first, size, size + end - first))
+            work.scored.append(ScoredRows(request, int(work.state.serial[chunk.slot]), first, size, size + end - first))
             request.scored_scheduled = end + 1
             size += end - first
         return (EachToken(np.concatenate(rows)) if rows else None), FOREVER

@@ -22,12 +22,12 @@ import numpy as np
 from thalweg.engine.control.invariant import ensure
 from thalweg.engine.control.request import Request
 from thalweg.engine.control.slots import Slots
-from thalweg.grammar.source import GrammarError, OutsideError
+from thalweg.grammar.source import GrammarError, TokenRejectedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from thalweg.grammar.budget import Follows
+    from thalweg.grammar.budget import TokenMatcher
     from thalweg.grammar.grammars import Grammars
 
     U32 = NDArray[np.uint32]
@@ -38,9 +38,9 @@ MOST_FAILURES = 5
 
 
 @dataclass(slots=True)
-class _Follower:
+class _MatcherState:
     request: Request
-    matcher: Follows
+    matcher: TokenMatcher
     fed: int
     """Tokens of the sequence, prompt included, that the matcher knows."""
     patience: int = 0
@@ -53,21 +53,21 @@ class _Follower:
     """Tokens that were known then."""
 
 
-class Followers:
+class GrammarMatchers:
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
-        self._at: dict[int, _Follower] = {}
+        self._at: dict[int, _MatcherState] = {}
         self._failed: list[tuple[Request, str]] = []
 
     def enter(self, slot: int, request: Request) -> None:
         assert self._grammars is not None, "a request with a grammar was refused at the door"
         assert request.sampling.grammar is not None
-        self._at[slot] = _Follower(request, self._grammars.follower(request.sampling.grammar), request.prompt_len)
+        self._at[slot] = _MatcherState(request, self._grammars.follower(request.sampling.grammar), request.prompt_len)
 
     def leave(self, slot: int) -> None:
         self._at.pop(slot, None)
 
-    def failed(self) -> list[tuple[Request, str]]:
+    def take_failures(self) -> list[tuple[Request, str]]:
         out, self._failed = self._failed, []
         return out
 
@@ -106,7 +106,7 @@ class Followers:
             given.append(token)
         return min(len(given), max(len(self._at[request.slot].ahead) - 1, 0))
 
-    def _masks(self, state: Slots, follower: _Follower, given: list[int], words: int) -> Iterator[U32]:
+    def _masks(self, state: Slots, follower: _MatcherState, given: list[int], words: int) -> Iterator[U32]:
         """The mask of the next token, and that after each token that is put to `given` meanwhile. Fewer where one cannot be
         made: if it is the first, `fill` will say why."""
         known, request, matcher = int(state.known[follower.request.slot]), follower.request, follower.matcher
@@ -137,7 +137,7 @@ class Followers:
         follower = self._at[request.slot]
         try:
             self._catch_up(state, follower)
-            return len(follower.matcher.forced()) > 1
+            return len(follower.matcher.forced_tokens()) > 1
         except GrammarError:
             return False
 
@@ -155,7 +155,7 @@ class Followers:
         state.hopes[request.slot] = False
         return True
 
-    def _mask(self, state: Slots, follower: _Follower, words: U32) -> bool:
+    def _mask(self, state: Slots, follower: _MatcherState, words: U32) -> bool:
         """False: it fails."""
         request = follower.request
         try:
@@ -163,14 +163,14 @@ class Followers:
             follower.matcher.mask(words)
         except GrammarError as e:
             words[:] = ALL
-            why = f"the engine's own fault: {e}" if isinstance(e, OutsideError) else f"structured_outputs: {e}"
+            why = f"the engine's own fault: {e}" if isinstance(e, TokenRejectedError) else f"structured_outputs: {e}"
             self._failed.append((request, why))
             return False
         _narrow(request, state.tokens[request.slot, : follower.fed], words)
         return True
 
     @staticmethod
-    def _catch_up(state: Slots, follower: _Follower) -> None:
+    def _catch_up(state: Slots, follower: _MatcherState) -> None:
         """GrammarError."""
         slot = follower.request.slot
         known = int(state.known[slot])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thalweg.engine.control.parts.builder import FOREVER, Builder, Work
+from thalweg.engine.control.parts.builder import FOREVER, Builder, StepRows
 from thalweg.engine.control.slots import LOOKBACK
 from thalweg.hal.parts.history import History
 
@@ -12,10 +12,10 @@ from thalweg.hal.parts.history import History
 class HistoryBuilder(Builder):
     part = History
 
-    def wanted(self, work: Work) -> bool:
+    def is_active(self, work: StepRows) -> bool:
         return bool(work.flags & LOOKBACK) and any(c.cached > 0 for c in work.chunks)
 
-    def build(self, work: Work) -> tuple[History | None, int]:
+    def build(self, work: StepRows) -> tuple[History | None, int]:
         state = work.state
         found = [(c.slot, c.cached) for c in work.chunks if c.cached > 0 and state.flags[c.slot] & LOOKBACK]
         if not found:

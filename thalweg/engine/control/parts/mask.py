@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, Work
-from thalweg.engine.control.parts.grammar import Followers
+from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, StepRows
+from thalweg.engine.control.parts.grammar import GrammarMatchers
 from thalweg.engine.control.request import Request
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.messages import TokenSampling
@@ -19,9 +19,9 @@ class MaskBuilder(Builder):
 
     def __init__(self, setup: Setup) -> None:
         self._words = -(-setup.vocab // 32)
-        self._followers = Followers(setup.grammars)
+        self._followers = GrammarMatchers(setup.grammars)
 
-    def asked(self, p: TokenSampling) -> bool:
+    def is_enabled(self, p: TokenSampling) -> bool:
         return bool(p.allowed_ids) or p.grammar is not None
 
     def waits(self, p: TokenSampling) -> bool:
@@ -51,10 +51,10 @@ class MaskBuilder(Builder):
     def leave(self, slot: int) -> None:
         self._followers.leave(slot)
 
-    def failed(self) -> list[tuple[Request, str]]:
-        return self._followers.failed()
+    def take_failures(self) -> list[tuple[Request, str]]:
+        return self._followers.take_failures()
 
-    def build(self, work: Work) -> tuple[Mask | None, int]:
+    def build(self, work: StepRows) -> tuple[Mask | None, int]:
         """A grammar's rows are right for one step. One whose last token is not known hopes, and has every token."""
         asked, lasts, masked = work.rows(self.flag), FOREVER, False
         drafts = work.drafts if work.drafts is not None else np.zeros(work.slots.size, np.int32)

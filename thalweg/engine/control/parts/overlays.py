@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, Work
+from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, StepRows
 from thalweg.engine.control.request import Request
 from thalweg.hal.parts.overlays import Overlays
 
@@ -30,10 +30,10 @@ class OverlaysBuilder(Builder):
         missing = [item for item in behind if self._encodings.find(item) is None]
         return end - begin if not missing else min(end - begin, max(0, int(missing[0].positions[0]) - begin))
 
-    def wanted(self, work: Work) -> bool:
-        return bool(work.chunks) and super().wanted(work)
+    def is_active(self, work: StepRows) -> bool:
+        return bool(work.chunks) and super().is_active(work)
 
-    def build(self, work: Work) -> tuple[Overlays | None, int]:
+    def build(self, work: StepRows) -> tuple[Overlays | None, int]:
         """Of the chunks of this step: what the cache held, and tokens that were drawn, are not computed from vectors."""
         pick = np.full(int(work.query.sum()), -1, np.int32)
         found: list[np.ndarray] = []
@@ -47,7 +47,7 @@ class OverlaysBuilder(Builder):
                 pick[work.first_token(row) + positions - begin] = np.arange(size, size + len(vectors), dtype=np.int32)
                 found.append(vectors)
                 size += len(vectors)
-        return (Overlays(pick, _joined(found)) if found else None), FOREVER
+        return (Overlays(pick, _concat_rows(found)) if found else None), FOREVER
 
     def _vectors(self, request: Request, begin: int, end: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Positions of [begin, end) and the vectors for them."""
@@ -61,7 +61,7 @@ class OverlaysBuilder(Builder):
                 yield item.positions[first:last], vectors[first:last]
 
 
-def _joined(found: list[np.ndarray]) -> np.ndarray:
+def _concat_rows(found: list[np.ndarray]) -> np.ndarray:
     """Encoders may add columns for later layers. Rows without them are padded with zeros."""
     width = max(v.shape[1] for v in found)
     return np.concatenate([np.pad(v, ((0, 0), (0, width - v.shape[1]))) if v.shape[1] < width else v for v in found])

@@ -15,7 +15,7 @@ class PenaltiesBuilder(PerSequence):
     part = Penalties
     looks_back = True
 
-    def asked(self, p: TokenSampling) -> bool:
+    def is_enabled(self, p: TokenSampling) -> bool:
         return p.repetition_penalty != 1 or p.presence_penalty != 0 or p.frequency_penalty != 0
 
     def row(self, request: Request) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thalweg.engine.control.parts.builder import Builder, Setup, Work
+from thalweg.engine.control.parts.builder import Builder, Setup, StepRows
 from thalweg.hal.parts.proposing import Proposing
 
 
@@ -16,10 +16,10 @@ class ProposingBuilder(Builder):
         self._followed = np.zeros(setup.seqs + 1, np.int32)
         """Per slot: where the last step with this part ended, of the sequence of that serial."""
 
-    def wanted(self, work: Work) -> bool:
+    def is_active(self, work: StepRows) -> bool:
         return work.proposes > 0
 
-    def build(self, work: Work) -> tuple[Proposing, int]:
+    def build(self, work: StepRows) -> tuple[Proposing, int]:
         """Tokens that verification rejects are followed too, so that a sequence may go back by those."""
         slots, context, serial = work.slots, work.context, work.state.serial[work.slots]
         fresh = (context == 0) | (self._serial[slots] != serial) | (self._followed[slots] < context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thalweg.engine.control.parts.builder import FOREVER, Builder, Scored, Work
+from thalweg.engine.control.parts.builder import FOREVER, Builder, ScoredRows, StepRows
 from thalweg.engine.messages import TokenSampling
 from thalweg.hal.parts.scores import Scores
 
@@ -12,13 +12,13 @@ from thalweg.hal.parts.scores import Scores
 class ScoresBuilder(Builder):
     part = Scores
 
-    def asked(self, p: TokenSampling) -> bool:
+    def is_enabled(self, p: TokenSampling) -> bool:
         return p.prompt_logprobs >= 0
 
-    def wanted(self, work: Work) -> bool:
-        return bool(work.chunks) and super().wanted(work)
+    def is_active(self, work: StepRows) -> bool:
+        return bool(work.chunks) and super().is_active(work)
 
-    def build(self, work: Work) -> tuple[Scores | None, int]:
+    def build(self, work: StepRows) -> tuple[Scores | None, int]:
         """The scheduled progress of these requests' scores moves on."""
         state, rows, targets, size, level = work.state, [], [], 0, -1
         for row, chunk in enumerate(work.chunks, work.chunks_from):
@@ -33,7 +33,7 @@ class ScoresBuilder(Builder):
             count = last - first + 1
             rows.append(np.arange(count, dtype=np.int32) + np.int32(work.first_token(row) + first - 1 - begin))
             targets.append(state.tokens[chunk.slot, first : last + 1])
-            work.scored.append(Scored(request, int(state.serial[chunk.slot]), first, size, size + count))
+            work.scored.append(ScoredRows(request, int(state.serial[chunk.slot]), first, size, size + count))
             request.scored_scheduled = last + 1
             size, level = size + count, max(level, request.sampling.prompt_logprobs)
         if not rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, Work
+from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, StepRows
 from thalweg.engine.control.request import Request
 from thalweg.hal.parts.sources import Sources
 
@@ -25,10 +25,10 @@ class SourcesBuilder(Builder):
     def leave(self, slot: int) -> None:
         self._unread.pop(slot, None)
 
-    def wanted(self, work: Work) -> bool:
-        return bool(self._unread and work.chunks) and super().wanted(work)
+    def is_active(self, work: StepRows) -> bool:
+        return bool(self._unread and work.chunks) and super().is_active(work)
 
-    def build(self, work: Work) -> tuple[Sources | None, int]:
+    def build(self, work: StepRows) -> tuple[Sources | None, int]:
         """However much of a prompt was found in the cache: what cross attention keeps is never found there."""
         rows, found = [], []
         for row, chunk in enumerate(work.chunks, work.chunks_from):

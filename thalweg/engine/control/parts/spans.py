@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thalweg.engine.control.parts.builder import FOREVER, Builder, Work
+from thalweg.engine.control.parts.builder import FOREVER, Builder, StepRows
 from thalweg.engine.control.request import Request
 from thalweg.hal.parts.spans import Spans
 
@@ -15,10 +15,10 @@ class SpansBuilder(Builder):
     def applies(self, request: Request) -> bool:
         return any(item.bidirectional for item in request.inputs)
 
-    def wanted(self, work: Work) -> bool:
-        return bool(work.chunks) and super().wanted(work)
+    def is_active(self, work: StepRows) -> bool:
+        return bool(work.chunks) and super().is_active(work)
 
-    def build(self, work: Work) -> tuple[Spans | None, int]:
+    def build(self, work: StepRows) -> tuple[Spans | None, int]:
         last = np.zeros(int(work.query.sum()), np.int32)
         for row, chunk in enumerate(work.chunks, work.chunks_from):
             request = work.state.requests[chunk.slot]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, Work
+from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, StepRows
 from thalweg.hal.parts.sparse import Sparse
 
 
@@ -12,10 +12,10 @@ class SparseBuilder(Builder):
     def __init__(self, setup: Setup) -> None:
         self._top = setup.top
 
-    def wanted(self, work: Work) -> bool:
+    def is_active(self, work: StepRows) -> bool:
         return self._top > 0
 
-    def build(self, work: Work) -> tuple[Sparse | None, int]:
+    def build(self, work: StepRows) -> tuple[Sparse | None, int]:
         """Until the next sequence grows beyond."""
         before = work.context[work.context < self._top]
         lasts = self._top - int(before.max()) if before.size else FOREVER

@@ -17,7 +17,7 @@ class TimestampsBuilder(PerSequence):
     part = Timestamps
     looks_back = True
 
-    def asked(self, p: TokenSampling) -> bool:
+    def is_enabled(self, p: TokenSampling) -> bool:
         return NAME in p.extra
 
     def row(self, request: Request) -> Mapping[str, Any]:

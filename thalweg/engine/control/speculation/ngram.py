@@ -94,7 +94,7 @@ class _Index:
     def __init__(self, tokens: I32, sizes: range) -> None:
         """sizes: the largest first."""
         self._sizes = sizes
-        self._old = {n: _sorted(tokens, n) for n in sizes}
+        self._old = {n: _sort_ngrams(tokens, n) for n in sizes}
         self._recent: dict[tuple[int, ...], int] = {}
         self._end = tokens.size
         """N-grams that end before it are indexed."""
@@ -129,7 +129,7 @@ class _Index:
             self._rests_until = known + min(1 << self._misses, LONGEST_REST)
 
 
-def _sorted(tokens: I32, n: int) -> tuple[U64, I32]:
+def _sort_ngrams(tokens: I32, n: int) -> tuple[U64, I32]:
     """Hashes of the n-grams that end before the last token, in order, and the positions after them; of equal ones the
     later position is last."""
     count = max(0, tokens.size - n)

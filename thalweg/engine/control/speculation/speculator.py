@@ -66,12 +66,12 @@ class Speculator:
         return out
 
     def _is_promising(self, slots: I32) -> Mask:
-        forced = self._forced(slots)
+        forced = self._has_forced_drafts(slots)
         if self.drafter is not None and not forced.all():
             forced[~forced] = self.drafter.is_promising(slots[~forced])
         return forced
 
-    def _forced(self, slots: I32) -> Mask:
+    def _has_forced_drafts(self, slots: I32) -> Mask:
         """Which sequences will have drafts because a part leaves them no choice."""
         s, out = self._slots, np.zeros(slots.size, np.bool_)
         for i in np.flatnonzero(s.flags[slots] & WAITS).tolist() if self._jump else ():
@@ -130,7 +130,7 @@ class Speculator:
         """Room for so many drafts of each, in blocks that none of the running sequences needs."""
         s = self._slots
         for slot in slots[s.capacity[slots] - s.scheduled[slots] <= drafts].tolist():
-            if self._kv.crowded(running) or not self._kv.grow(slot, int(s.scheduled[slot]) + 1 + drafts):
+            if self._kv.is_crowded(running) or not self._kv.grow(slot, int(s.scheduled[slot]) + 1 + drafts):
                 return False
         return True
 
@@ -184,7 +184,7 @@ class Speculator:
         if self.drafter is not None:
             self.drafter.receive(slots, drafts)
 
-    def verified(self, slots: I32, accepted: I32) -> None:
+    def count_accepted(self, slots: I32, accepted: I32) -> None:
         """How many [N] of the drafts of these sequences were accepted. Tokens that only filled a proposal up do not count."""
         proposed = self._proposed[slots]
         accepted, some = np.minimum(accepted, proposed), proposed > 0

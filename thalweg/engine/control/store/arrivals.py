@@ -13,14 +13,14 @@ from functools import partial
 
 import numpy as np
 
-from thalweg.engine.control.cache.adoption import Adopted, adopt
+from thalweg.engine.control.cache.adoption import AdoptedBlock, adopt
 from thalweg.engine.control.cache.prefix import Node
 from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.request import Request
 from thalweg.engine.control.store.base import Store
-from thalweg.engine.control.store.lanes import Job, Lane
+from thalweg.engine.control.store.lanes import Lane, LaneCall
 from thalweg.engine.control.store.mover import Mover
-from thalweg.engine.control.store.names import Names, unseal
+from thalweg.engine.control.store.names import StoreKeys, unseal
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ AT_ONCE = 8
 
 
 @dataclass(slots=True)
-class Loaded:
+class StoreLoad:
     """What came of a store."""
 
     count: int = 0
@@ -43,22 +43,22 @@ class Loaded:
 @dataclass(slots=True)
 class _Fetch:
     deadline: float
-    job: Job | None = None
+    job: LaneCall | None = None
     """None: it waits for one of `AT_ONCE` places."""
     again: bool = False
     """It is the second: with the first, the cache had evicted blocks before those that came."""
 
 
-class Arrivals:
+class StoreLoads:
     def __init__(
-        self, store: Store, mover: Mover, names: Names, lane: Lane, kv: KVCache, clock: Callable[[], float], timeout: float,
+        self, store: Store, mover: Mover, names: StoreKeys, lane: Lane, kv: KVCache, clock: Callable[[], float], timeout: float,
         least: int,
     ) -> None:  # fmt: skip
         """lane: the one that calls `lookup` and `load`. timeout: seconds. least: tokens that a load must save."""
         self._store, self._mover, self._names, self._lane = store, mover, names, lane
         self._kv, self._clock, self._timeout, self._least = kv, clock, timeout, least
         self._fetches: dict[int, _Fetch] = {}
-        self._late: list[Job] = []
+        self._late: list[LaneCall] = []
         """Calls whose requests wait no longer."""
         self.queries = self.hits = self.failed = 0
         """Tokens asked for, and tokens that came; blocks and calls that failed."""
@@ -72,7 +72,7 @@ class Arrivals:
         fetch = self._fetches.get(request.handle)
         if fetch is None:
             most = (request.tokens.size - 1) // self._kv.unit
-            self._late = [job for job in self._late if not job.done]
+            self._late = [job for job in self._late if not job.is_done]
             worth = (most - found) * self._kv.unit >= self._least
             if self._late or not worth or not self._kv.caching or not request.read_cache:
                 return self._give_up(request)
@@ -80,7 +80,7 @@ class Arrivals:
             self.queries += (most - found) * self._kv.unit
         if fetch.job is None and sum(f.job is not None for f in self._fetches.values()) < AT_ONCE:
             fetch.job = self._lane.submit(partial(self._load, *self._ask(request), found))
-        if fetch.job is not None and fetch.job.done:
+        if fetch.job is not None and fetch.job.is_done:
             return False
         if self._clock() < fetch.deadline:
             return True
@@ -94,13 +94,13 @@ class Arrivals:
         to import before the next step. Where the cache has no room now, it is kept for the next time. None: the cache has
         evicted what came before it, and the request asks again, once."""
         fetch = self._fetches.get(request.handle)
-        if fetch is None or fetch.job is None or not fetch.job.done:
+        if fetch is None or fetch.job is None or not fetch.job.is_done:
             return []
         try:
-            loaded: Loaded = fetch.job.result()
+            loaded: StoreLoad = fetch.job.result()
         except Exception as e:  # a store may raise anything
             self._fail(f"{type(e).__name__}: {e}")
-            loaded = Loaded()
+            loaded = StoreLoad()
         if loaded.wrong:
             self._fail(f"{loaded.wrong} blocks were not what it was given, or not there", loaded.wrong)
             loaded.wrong = 0
@@ -122,7 +122,7 @@ class Arrivals:
     def reset(self) -> None:
         """What is on its way is not to be found."""
         for fetch in self._fetches.values():
-            fetch.job = self._lane.submit(Loaded)
+            fetch.job = self._lane.submit(StoreLoad)
 
     def _give_up(self, request: Request) -> bool:
         self._fetches.pop(request.handle, None)
@@ -147,9 +147,9 @@ class Arrivals:
             copy.blocks = node.blocks.copy()
         return keys, copies
 
-    def _load(self, keys: Sequence[bytes], nodes: list[Node], found: int) -> Loaded:
+    def _load(self, keys: Sequence[bytes], nodes: list[Node], found: int) -> StoreLoad:
         """Look up what the cache lacks, and load what an entering sequence would hold. nodes: copies, written to."""
-        groups, out = self._kv.groups, Loaded()
+        groups, out = self._kv.groups, StoreLoad()
         places = [(g.index, i) for g in groups for i in g.ends(len(nodes)) if not nodes[i].blocks[g.index]]
         stored = set[tuple[int, int]]()
         names = [self._names.name(keys[i], g) for g, i in places]
@@ -161,7 +161,7 @@ class Arrivals:
         while True:
             count = self._kv.count_agreed(nodes)
             if (count - found) * self._kv.unit < self._least:
-                return Loaded(wrong=out.wrong)
+                return StoreLoad(wrong=out.wrong)
             want = [(g.index, i) for g in groups for i in g.reads(count) if (g.index, i) in stored]
             more = [place for place in want if place not in blocks]
             if not more:
@@ -185,7 +185,7 @@ class Arrivals:
         return out
 
 
-def _imports(placed: Sequence[Adopted], loaded: Loaded) -> list[tuple[int, np.ndarray, np.ndarray]]:
+def _imports(placed: Sequence[AdoptedBlock], loaded: StoreLoad) -> list[tuple[int, np.ndarray, np.ndarray]]:
     out = []
     for g, (nodes, rows) in loaded.rows.items():
         at = {node: row for row, node in enumerate(nodes)}

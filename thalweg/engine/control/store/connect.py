@@ -11,7 +11,7 @@ from thalweg.engine.control.cache.prefix import HashFn, keyed_hash
 from thalweg.engine.control.executor import Executor
 from thalweg.engine.control.store.base import Store
 from thalweg.engine.control.store.mover import ExecutorMover
-from thalweg.engine.control.store.transfers import Connection
+from thalweg.engine.control.store.transfers import StoreConnection
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.host.secrets import key_secret
 from thalweg.kv_stores import load_store
@@ -44,14 +44,14 @@ def key_hash(args: EngineArgs) -> HashFn | None:
     return keyed_hash(key, args.prefix_caching_hash_algo)
 
 
-def connect(args: EngineArgs, executor: Executor) -> Connection | None:
+def connect(args: EngineArgs, executor: Executor) -> StoreConnection | None:
     """Open the store that was asked for. None: none was. ConfigError."""
     config = transfer(args)
     if config is None:
         return None
     check_store(args)
     store = _call(config.kv_connector, lambda: load_store(config.kv_connector).open(config.options))
-    return Connection(store, ExecutorMover(executor), config.load_timeout)
+    return StoreConnection(store, ExecutorMover(executor), config.load_timeout)
 
 
 def _call(connector: str, call: Callable[[], T]) -> T:

@@ -15,9 +15,9 @@ from functools import partial
 import numpy as np
 
 from thalweg.engine.control.store.base import Store
-from thalweg.engine.control.store.lanes import Job, Lane
+from thalweg.engine.control.store.lanes import Lane, LaneCall
 from thalweg.engine.control.store.mover import Mover
-from thalweg.engine.control.store.names import Names, seal
+from thalweg.engine.control.store.names import StoreKeys, seal
 from thalweg.hal.device import Export
 
 logger = logging.getLogger(__name__)
@@ -37,15 +37,15 @@ class _Copy:
     size: int
 
 
-class Departures:
-    def __init__(self, store: Store, mover: Mover, names: Names, lane: Lane) -> None:
+class StoreSaves:
+    def __init__(self, store: Store, mover: Mover, names: StoreKeys, lane: Lane) -> None:
         """lane: the one that calls `save`."""
         self._store, self._mover, self._names, self._lane = store, mover, names, lane
         self._queued: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         """(group, block) -> key of the node it is filed under."""
         self._evicted: list[tuple[tuple[int, int], bytes]] = []
         self._copies: deque[_Copy] = deque()
-        self._saves: deque[tuple[Job, int]] = deque()
+        self._saves: deque[tuple[LaneCall, int]] = deque()
         self._staged = self._saving = 0
         self.per_step = PER_STEP
         self.muted = False
@@ -57,11 +57,11 @@ class Departures:
         """Is nothing queued, or being copied?"""
         return not (self._queued or self._evicted or self._copies)
 
-    def published(self, group: int, block: int, key: bytes) -> None:
+    def on_publish(self, group: int, block: int, key: bytes) -> None:
         if not self.muted:
             self._queued[group, block] = key
 
-    def evicted(self, group: int, block: int, key: bytes) -> None:
+    def on_evict(self, group: int, block: int, key: bytes) -> None:
         if self._queued.pop((group, block), None) is not None:
             self._evicted.append(((group, block), key))
 
@@ -104,7 +104,7 @@ class Departures:
             self._staged -= copy.size
             self._saving += copy.size
             self._saves.append((self._lane.submit(partial(_save, self._store, copy.keys, copy.export.result())), copy.size))
-        while self._saves and self._saves[0][0].done:
+        while self._saves and self._saves[0][0].is_done:
             job, size = self._saves.popleft()
             self._saving -= size
             try:

@@ -8,30 +8,30 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 
-class Job(Protocol):
+class LaneCall(Protocol):
     """A call that another thread makes."""
 
     @property
-    def done(self) -> bool: ...
+    def is_done(self) -> bool: ...
 
     def result(self) -> Any:
-        """What the call returned, or raises what it raised. Only where `done`."""
+        """What the call returned, or raises what it raised. Only where `is_done`."""
         ...
 
 
 class Lane(Protocol):
     """Makes calls in the order in which they were given."""
 
-    def submit(self, call: Callable[[], Any], /) -> Job: ...
+    def submit(self, call: Callable[[], Any], /) -> LaneCall: ...
 
     def wait(self, seconds: float, /) -> None:
         """Until the next call is done, at most this long."""
         ...
 
 
-class _Job:
+class _ThreadCall:
     def __init__(self, call: Callable[[], Any]) -> None:
-        self._call, self.done = call, False
+        self._call, self.is_done = call, False
         self._value: Any = None
         self._error: Exception | None = None
 
@@ -41,7 +41,7 @@ class _Job:
         except BaseException as e:  # a store may raise anything, SystemExit and panics of native code included
             self._error = e if isinstance(e, Exception) else RuntimeError(f"{type(e).__name__}: {e}")
         del self._call
-        self.done = True
+        self.is_done = True
 
     def result(self) -> Any:
         if self._error is not None:
@@ -53,12 +53,12 @@ class ThreadLane:
     """One thread. It does not keep the process alive: a store that hangs cannot hold up the engine's end."""
 
     def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_ThreadCall] = queue.SimpleQueue()
         self._some_done = threading.Event()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def submit(self, call: Callable[[], Any]) -> Job:
-        job = _Job(call)
+    def submit(self, call: Callable[[], Any]) -> LaneCall:
+        job = _ThreadCall(call)
         self._jobs.put(job)
         return job
 

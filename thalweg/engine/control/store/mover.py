@@ -40,13 +40,13 @@ class ExecutorMover:
     def export(self, group: int, blocks: np.ndarray) -> Export:
         number = next(self._numbers)
         self._executor.call("export_blocks", number, group, blocks)
-        return _Exported(self._executor, number)
+        return _ExecutorExport(self._executor, number)
 
     def import_(self, group: int, blocks: np.ndarray, rows: np.ndarray) -> None:
         self._executor.call("import_blocks", group, blocks, rows)
 
 
-class _Exported:
+class _ExecutorExport:
     def __init__(self, executor: Executor, number: int) -> None:
         self._executor, self._number = executor, number
 

@@ -8,7 +8,7 @@ import zlib
 SUM_BYTES = 4
 
 
-class Names:
+class StoreKeys:
     """Names of the blocks of one model in one layout. Node keys depend on the key secret, so names do."""
 
     def __init__(self, signature: bytes) -> None:

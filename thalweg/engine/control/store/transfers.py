@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.request import Request
-from thalweg.engine.control.store.arrivals import Arrivals
+from thalweg.engine.control.store.arrivals import StoreLoads
 from thalweg.engine.control.store.base import Store
-from thalweg.engine.control.store.departures import Departures
+from thalweg.engine.control.store.departures import StoreSaves
 from thalweg.engine.control.store.lanes import Lane, ThreadLane
 from thalweg.engine.control.store.mover import Mover
-from thalweg.engine.control.store.names import Names
+from thalweg.engine.control.store.names import StoreKeys
 
 POLL_SECONDS = 0.005
 """Between looks at the store's threads, where nothing else is to be done."""
@@ -23,7 +23,7 @@ CLOSE_SECONDS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class StoreConnection:
     """A store, and what moves blocks to it and from it."""
 
     store: Store
@@ -34,13 +34,13 @@ class Connection:
 
 
 class Transfers:
-    def __init__(self, to: Connection, kv: KVCache, clock: Callable[[], float], least: int) -> None:
+    def __init__(self, to: StoreConnection, kv: KVCache, clock: Callable[[], float], least: int) -> None:
         """least: tokens that a load must save for a request to wait for it."""
         self._store, self._mover = to.store, to.mover
-        names = Names(to.mover.signature)
+        names = StoreKeys(to.mover.signature)
         self._reading, self._writing = to.lanes("kv store: load"), to.lanes("kv store: save")
-        self.departures = Departures(to.store, to.mover, names, self._writing)
-        self.arrivals = Arrivals(to.store, to.mover, names, self._reading, kv, clock, to.load_timeout, least)
+        self.departures = StoreSaves(to.store, to.mover, names, self._writing)
+        self.arrivals = StoreLoads(to.store, to.mover, names, self._reading, kv, clock, to.load_timeout, least)
         kv.prefix.watcher = self.departures
 
     @property
@@ -101,5 +101,5 @@ class Transfers:
         while self._store.shared and self.settle() and time.monotonic() < until:
             pass
         last = self._writing.submit(self._store.close)
-        while not last.done and time.monotonic() < until:
+        while not last.is_done and time.monotonic() < until:
             self._writing.wait(POLL_SECONDS)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from thalweg.config import SchedulerConfig
 from thalweg.engine.planning import resolve
-from thalweg.engine.planning.memory import adapter_slots, encoded, history, step_sizes
+from thalweg.engine.planning.memory import adapter_slots, encoder_cache_bytes, history, step_sizes
 from thalweg.engine.worker.stages.model import BuiltModel
 from thalweg.engine.worker.stages.open import BuildInputs
 from thalweg.hal.device import Device
@@ -67,7 +67,7 @@ def _cache_bytes(inputs: BuildInputs, built: BuiltModel) -> int:
     """Bytes for the KV cache."""
     spec, args, ranks = inputs.spec, inputs.args, inputs.device.comm.size
     steps = step_sizes(spec, built.schedule, built.max_len, built.dtype, ranks, args.batch_invariant is not False)
-    others = inputs.platform.workspace(steps) + history(built.schedule, built.max_len, spec) + encoded(spec)
+    others = inputs.platform.workspace(steps) + history(built.schedule, built.max_len, spec) + encoder_cache_bytes(spec)
     others += adapter_slots(args, spec, built.dtype)
     use = formats.scheme(inputs.hf, args.quantization)
     platform = inputs.platform

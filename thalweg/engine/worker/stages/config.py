@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.checkpoint.config import generation_defaults
-from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, PoolingConfig, SchedulerConfig, SoundConfig
+from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, PoolingConfig, SchedulerConfig, SpeechConfig
 from thalweg.engine.planning import resolve
 from thalweg.engine.worker.stages.open import BuildInputs
 from thalweg.errors import CheckpointError
@@ -75,12 +75,12 @@ def _pooling(spec: ModelSpec) -> PoolingConfig | None:
     )  # fmt: skip
 
 
-def _sound(inputs: BuildInputs) -> SoundConfig | None:
+def _sound(inputs: BuildInputs) -> SpeechConfig | None:
     spec = inputs.spec.sound
     if spec is None:
         return None
     generation = {**inputs.hf, **generation_defaults(inputs.path)}
-    return SoundConfig(
+    return SpeechConfig(
         bins=spec.bins, frames=spec.frames, suppress=_token_ids(generation, "suppress_tokens", inputs.facts.vocab),
         begin_suppress=_token_ids(generation, "begin_suppress_tokens", inputs.facts.vocab),
         multilingual=bool(generation.get("is_multilingual", spec.multilingual)),

@@ -22,10 +22,10 @@ from thalweg.hal.op import Binder
 from thalweg.hal.step import Params
 from thalweg.host.marks import mark
 from thalweg.media.kinds import load_kinds
-from thalweg.models.fallback.spec import UNRELIABLE, ForeignSpec
+from thalweg.models.fallback.spec import UNRELIABLE, TransformersSpec
 from thalweg.models.spec import describe_stretch
 from thalweg.options.weights import FASTER_READERS, SPELLINGS
-from thalweg.plugins import imported
+from thalweg.plugins import import_attribute
 from thalweg.quantization import online
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class BuiltModel:
 
 def build_model(inputs: BuildInputs) -> BuiltModel:
     """Every op of the model bound to a kernel. Errors as in `thalweg.models.build`."""
-    from thalweg.models.adapters import Room
+    from thalweg.models.adapters import AdapterPlan
     from thalweg.models.build import build as assemble
     from thalweg.models.build import gains
 
@@ -75,8 +75,8 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
     if args.load_format in FASTER_READERS:
         logger.info("load_format: %s reads the same files as safetensors, and is served by that reader", args.load_format)
     if args.quantization in SPELLINGS:
-        logger.info("quantization: %s is served as %s", args.quantization, online.meant(args.quantization))
-    method = online.chosen(args.quantization, functools.partial(gains, binder, dtype, inputs.facts.hidden))
+        logger.info("quantization: %s is served as %s", args.quantization, online.canonical_name(args.quantization))
+    method = online.choose_method(args.quantization, functools.partial(gains, binder, dtype, inputs.facts.hidden))
     block_tokens = resolve.block_tokens(args, inputs.defaults)
     background = device.background() if spec.vision is not None or spec.hearing is not None else None
     model = assemble(
@@ -84,7 +84,7 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
         max_len=length, block_tokens=block_tokens, quantization=method, kv_dtype=args.kv_dtype,
         kv_skip=args.kv_cache_dtype_skip_layers,
         state_tokens=resolve.state_tokens(args, spec, block_tokens), spare_states=schedule.most_drafts > 0,
-        adapters=Room(args.max_loras, args.max_lora_rank) if args.enable_lora else None,
+        adapters=AdapterPlan(args.max_loras, args.max_lora_rank) if args.enable_lora else None,
         background=None if background is None
         else (binder.of(background.kernels), _select_attention(inputs, background.attention)),
     )  # fmt: skip
@@ -98,7 +98,7 @@ def _make_proposer(model: Model, binder: Binder, schedule: SchedulerConfig) -> P
     where = "" if config is None else load_drafter(config.method).proposer
     if not where:
         return None
-    made: Proposer = imported(where)(model, binder, config)
+    made: Proposer = import_attribute(where)(model, binder, config)
     return made
 
 
@@ -108,18 +108,18 @@ def load_weights(inputs: BuildInputs, built: BuiltModel) -> Params:
     from thalweg.models.proposer import KEY as PROPOSER
 
     args, device, model = inputs.args, inputs.device, built.model
-    before = device.used()
+    before = device.memory_used()
     with ahead.reading(args):
         params = load_params(
             model, inputs.path, device, load_format=args.load_format, seed=args.seed, progress=args.use_tqdm_on_load,
             ranks=range(device.comm.size),
         )  # fmt: skip
-    if isinstance(inputs.spec, ForeignSpec) and args.load_format != "dummy":
+    if isinstance(inputs.spec, TransformersSpec) and args.load_format != "dummy":
         model.check(params)
     if built.proposer is not None and (loaded := built.proposer.load(device)):
         params = {**params, PROPOSER: loaded}
     mark("weights loaded")
-    _log_memory(inputs, device.used() - before)
+    _log_memory(inputs, device.memory_used() - before)
     return params
 
 
@@ -139,7 +139,7 @@ def make_encoder(inputs: BuildInputs, built: BuiltModel, params: Params) -> Enco
         if processor is not None:
             shared = networks.setdefault(kind.encoder, encoders.EncoderNetwork(network, params[kind.encoder]))
             found[name] = encoders.KindEncoder(kind, processor, shared)
-    return encoders.Encoder(inputs.device, built.background, found) if found else None
+    return encoders.EncoderRunner(inputs.device, built.background, found) if found else None
 
 
 def _select_attention(inputs: BuildInputs, found: Sequence[AttentionBackend]) -> Sequence[AttentionBackend]:
@@ -160,7 +160,7 @@ def _choose_invariance(inputs: BuildInputs) -> bool:
     )
     if wanted and not can:
         raise ConfigError(f"batch_invariant: {why}: leave the flag out")
-    if isinstance(inputs.spec, ForeignSpec):
+    if isinstance(inputs.spec, TransformersSpec):
         logger.warning("%s: %s", inputs.facts.architecture, UNRELIABLE)
         why = "transformers' own module computes the model"
     elif wanted is False:

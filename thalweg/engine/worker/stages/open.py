@@ -12,7 +12,7 @@ from typing import Any
 
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.config import EngineArgs, check_args
-from thalweg.engine.planning import described, resolve
+from thalweg.engine.planning import checkpoint_config, resolve
 from thalweg.engine.planning.memory import to_load
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.executors import is_inline
@@ -46,7 +46,7 @@ def prepare(device: str, expected: EngineArgs | None = None) -> None:
 
     expected: the arguments that `build` will get."""
     try:
-        platform = discovery.asked(device)
+        platform = discovery.resolve_platform(device)
         if platform.runs_models and (expected is None or is_inline(expected.distributed_executor_backend)):
             if expected is not None:
                 _expect(platform, expected)
@@ -65,7 +65,7 @@ def start_ahead(args: EngineArgs) -> Iterator[None]:
     drops it if the block raises."""
     platform = None
     with contextlib.suppress(ThalwegError, ImportError):
-        platform = discovery.asked(args.device)
+        platform = discovery.resolve_platform(args.device)
     if platform is None or not platform.runs_models or not is_inline(args.distributed_executor_backend):
         yield
         return
@@ -81,11 +81,11 @@ def start_ahead(args: EngineArgs) -> Iterator[None]:
 def _expect(platform: Platform, args: EngineArgs) -> None:
     """Tell the platform how many bytes are about to be loaded, if the model is here."""
     with contextlib.suppress(ThalwegError, OSError, ValueError):  # `build` raises these again
-        if not Path(args.model).exists() or registry.foreign(described.read(args, Path(args.model))):
+        if not Path(args.model).exists() or registry.foreign(checkpoint_config.read(args, Path(args.model))):
             return  # a module's spec would load a framework, before the platform has loaded it as it wants
         size = to_load(args, platform)
         if size:
-            resolve.configured(args, platform).expect(size)
+            resolve.configure_platform(args, platform).expect(size)
 
 
 def open_device(args: EngineArgs, platform: Platform | None) -> BuildInputs:
@@ -93,12 +93,12 @@ def open_device(args: EngineArgs, platform: Platform | None) -> BuildInputs:
     mark("engine started")
     check_args(args)
     path = Path(args.model)
-    hf = described.read(args, path)
+    hf = checkpoint_config.read(args, path)
     formats.scheme(hf, args.quantization)
     hf, spec = registry.declare(hf, path)  # refuse an unknown architecture before a framework is imported
     facts = resolve.within(read_facts(hf, path), spec)
     args = resolve.for_tail(args, spec)
-    configured = functools.partial(resolve.configured, args)
+    configured = functools.partial(resolve.configure_platform, args)
     platform = configured(platform) if platform else discovery.choose(args.device, configured)
     resolve.check_values(args, platform)
     if platform.runs_models:
@@ -115,7 +115,7 @@ def open_device(args: EngineArgs, platform: Platform | None) -> BuildInputs:
 
 
 def _with_cache_type(args: EngineArgs, hf: dict[str, Any], spec: ModelSpec) -> EngineArgs:
-    resolved = described.cached(args, hf, spec)
+    resolved = checkpoint_config.resolve_kv_cache_dtype(args, hf, spec)
     if resolved.kv_cache_dtype != args.kv_cache_dtype:
         logger.info(
             "keys and values are cached in %s, as the checkpoint says; --kv-cache-dtype with the model's own type (bfloat16, "

@@ -50,7 +50,7 @@ def rehearse_steps(inputs: BuildInputs, runner: Runner, limits: Limits, buckets:
         before, after = (
             make(limits, runner.tables, vocab, min(most, vocab), inputs.args.enable_lora) for make in (prompts, decodes)
         )
-    steps = runner.rehearsals(device.prepared(buckets), before, after)
+    steps = runner.rehearsals(device.warmup_buckets(buckets), before, after)
     if not steps:
         return
     start, free = time.monotonic(), device.memory().free if device.warms else 0

@@ -1,1 +1,1 @@
-"""Encoders of images, a file each: from a configuration to a `Vision`."""
+"""Encoders of images, a file each: from a configuration to a `VisionSpec`."""

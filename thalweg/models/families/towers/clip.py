@@ -6,27 +6,27 @@ from dataclasses import replace
 
 from thalweg.checkpoint.config import Config, real
 from thalweg.models.families.common import hidden_size
-from thalweg.models.families.towers.common import act, feature_layers, seen, sees_all, size, two_layers
-from thalweg.models.spec import Layer, LayerNorm, Norms, UngatedMLP, Vision
-from thalweg.models.spec.vision import Projector
+from thalweg.models.families.towers.common import act, feature_layers, sees_all, size, two_layers, vision_config
+from thalweg.models.spec import Layer, LayerNorm, Norms, UngatedMLP, VisionSpec
+from thalweg.models.spec.vision import ProjectorSpec
 
 
-def clip(config: Config) -> tuple[Vision, tuple[str, ...]]:
+def clip(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """The encoder as LLaVA takes it, and prefixes of tensors that it leaves unread."""
     return features(config, 24, -2)
 
 
-def features(config: Config, layers: int, default: int) -> tuple[Vision, tuple[str, ...]]:
+def features(config: Config, layers: int, default: int) -> tuple[VisionSpec, tuple[str, ...]]:
     """Of one layer or several, counted as `vision_feature_layer` counts them. layers: there are, unless the file says so."""
-    read = feature_layers(config, size(seen(config), "num_hidden_layers", layers), default)
-    hidden = size(seen(config), "hidden_size", 1024)
+    read = feature_layers(config, size(vision_config(config), "num_hidden_layers", layers), default)
+    hidden = size(vision_config(config), "hidden_size", 1024)
     made, unread = encoder(config, max(read), two_layers(config, hidden * len(read), hidden_size(config), True))
     return (replace(made, reads=tuple(n - 1 for n in read)) if len(read) > 1 else made), unread
 
 
-def encoder(config: Config, run: int, projector: Projector, normed: bool = False) -> tuple[Vision, tuple[str, ...]]:
+def encoder(config: Config, run: int, projector: ProjectorSpec, normed: bool = False) -> tuple[VisionSpec, tuple[str, ...]]:
     """run: layers that are computed. normed: what they give is normed."""
-    said = seen(config)
+    said = vision_config(config)
     whole = said.get("model_type", "clip_vision_model") == "clip_vision_model"
     hidden, patch = size(said, "hidden_size", 1024 if whole else 1152), size(said, "patch_size", 14 if not whole else 32)
     layers, side = size(said, "num_hidden_layers", 24 if whole else 27), size(said, "image_size", 336)
@@ -39,7 +39,7 @@ def encoder(config: Config, run: int, projector: Projector, normed: bool = False
         ),
         Norms(mixer=LayerNorm("layer_norm1", hidden, e), ffn=LayerNorm("layer_norm2", hidden, e)),
     )  # fmt: skip
-    made = Vision(
+    made = VisionSpec(
         hidden=hidden, layers=(each,) * run, projector=projector, patch="embeddings.patch_embedding",
         kernel=(size(said, "num_channels", 3), patch, patch), patch_bias=not whole, layer="encoder.layers.{}.",
         whole="embeddings.class_embedding" if whole else "", places="embeddings.position_embedding",

@@ -8,7 +8,7 @@ from thalweg.checkpoint.config import BESIDE, Config, flag, integer, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import UNGATED
 from thalweg.models.spec import Attention, Rope
-from thalweg.models.spec.vision import Projector, Step
+from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 
 ACTS = {**UNGATED, "quick_gelu": "gelu_quick"}
 
@@ -19,7 +19,7 @@ def beside(config: Config) -> Config:
     return found if isinstance(found, dict) else config
 
 
-def seen(config: Config) -> Config:
+def vision_config(config: Config) -> Config:
     """`vision_config`. CheckpointError if there is none."""
     found = beside(config).get("vision_config")
     if not isinstance(found, dict):
@@ -62,19 +62,19 @@ def feature_layers(config: Config, layers: int, default: int) -> tuple[int, ...]
 
 def with_defaults(config: Config, **defaults: Any) -> Config:
     """The same with what `vision_config` does not say."""
-    return {**config, BESIDE: {**beside(config), "vision_config": {**defaults, **seen(config)}}}
+    return {**config, BESIDE: {**beside(config), "vision_config": {**defaults, **vision_config(config)}}}
 
 
 def two_layers(
-    config: Config, inputs: int, hidden: int, default_bias: bool, first: Step | None = None, **more: Any
-) -> Projector:
+    config: Config, inputs: int, hidden: int, default_bias: bool, first: ProjectorLayer | None = None, **more: Any
+) -> ProjectorSpec:
     """linear_1, an activation, linear_2: what LLaVA began with. first: a layer before them."""
     around = beside(config)
     bias = flag(around, "multimodal_projector_bias", default_bias)
-    steps: tuple[Step, ...] = (
-        Step("linear_1", inputs, hidden, bias, act(around, "projector_hidden_act", "gelu")),
-        Step("linear_2", hidden, hidden, bias),
+    steps: tuple[ProjectorLayer, ...] = (
+        ProjectorLayer("linear_1", inputs, hidden, bias, act(around, "projector_hidden_act", "gelu")),
+        ProjectorLayer("linear_2", hidden, hidden, bias),
     )
     if first is not None:
         steps = (first, *steps)
-    return Projector(root="model.multi_modal_projector.", steps=steps, **more)
+    return ProjectorSpec(root="model.multi_modal_projector.", steps=steps, **more)

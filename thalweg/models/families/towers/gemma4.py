@@ -6,16 +6,16 @@ from dataclasses import replace
 
 from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.models.families.common import hidden_size
-from thalweg.models.families.towers.common import act, seen, sees_all, size
-from thalweg.models.spec import MLP, AnyNorm, HeadNorm, Layer, Norm, Norms, Scale, Vision
-from thalweg.models.spec.vision import Projector, Step
+from thalweg.models.families.towers.common import act, sees_all, size, vision_config
+from thalweg.models.spec import MLP, AnyNorm, HeadNorm, Layer, Norm, Norms, Scale, VisionSpec
+from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 
 INSIDE = ((".linear.weight", ".weight"), ("vision_tower.std_", "embed_vision.std_"))
 """How files name what is declared here."""
 
 
-def gemma4(config: Config) -> Vision:
-    said = seen(config)
+def gemma4(config: Config) -> VisionSpec:
+    said = vision_config(config)
     hidden, heads, patch = (
         size(said, key, default) for key, default in (("hidden_size", 768), ("num_attention_heads", 12), ("patch_size", 16))
     )
@@ -33,12 +33,12 @@ def gemma4(config: Config) -> Vision:
     if flag(said, "standardize", False):
         after = (Scale("std_scale", hidden, hidden**0.5, "std_bias"), Norm("", hidden, e, weight=False))
     rows = size(said, "position_embedding_size", 10_240)
-    return Vision(
+    return VisionSpec(
         hidden=hidden, layers=(each,) * size(said, "num_hidden_layers", 16), patch="patch_embedder.input_proj",
         kernel=(3 * patch**2,), layer="encoder.layers.{}.", places="patch_embedder.position_embedding_table", rows=2 * rows,
         stacks=2, halves=True, clipped=flag(said, "use_clipped_linears", False),
-        projector=Projector(
+        projector=ProjectorSpec(
             root="model.embed_vision.", group=pool**2, join="mean", after=after,
-            steps=(Step("embedding_projection", hidden, hidden_size(config)),),
+            steps=(ProjectorLayer("embedding_projection", hidden, hidden_size(config)),),
         ),
     )  # fmt: skip

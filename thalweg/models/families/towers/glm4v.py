@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.models.families.common import hidden_size
-from thalweg.models.families.towers.common import act, seen, sees_all, size, with_defaults
-from thalweg.models.spec import MLP, HeadNorm, Layer, LayerNorm, Norm, Norms, Vision
-from thalweg.models.spec.vision import Projector, Step
+from thalweg.models.families.towers.common import act, sees_all, size, vision_config, with_defaults
+from thalweg.models.spec import MLP, HeadNorm, Layer, LayerNorm, Norm, Norms, VisionSpec
+from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 
 EPS = 1e-5
 OCR = {"hidden_size": 1024, "out_hidden_size": 1536, "num_heads": 16, "intermediate_size": 4096, "attention_bias": True}
 
 
-def glm_ocr(config: Config) -> tuple[Vision, tuple[str, ...]]:
+def glm_ocr(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """The merger's inner size follows the channels of a pixel, the layers' that of the file."""
     config = with_defaults(config, **OCR)
-    said = seen(config)
+    said = vision_config(config)
     inner, out, bias = (
         size(said, "intermediate_size", 4096),
         size(said, "out_hidden_size", 1536),
@@ -31,9 +31,9 @@ def glm_ocr(config: Config) -> tuple[Vision, tuple[str, ...]]:
     return replace(made, layers=(each,) * len(made.layers), places="", rows=0, embedded=None), unread
 
 
-def glm4v(config: Config, inner: int = 0) -> tuple[Vision, tuple[str, ...]]:
+def glm4v(config: Config, inner: int = 0) -> tuple[VisionSpec, tuple[str, ...]]:
     """inner: of the merger; 0 = as the file says."""
-    said = seen(config)
+    said = vision_config(config)
     hidden, patch, out = (
         size(said, key, default) for key, default in (("hidden_size", 1536), ("patch_size", 14), ("out_hidden_size", 4096))
     )
@@ -48,15 +48,15 @@ def glm4v(config: Config, inner: int = 0) -> tuple[Vision, tuple[str, ...]]:
         Norms(mixer=Norm("norm1", hidden, e), ffn=Norm("norm2", hidden, e)),
     )  # fmt: skip
     steps = (
-        Step("downsample", hidden * merge**2, out, True, kernel=(hidden, merge, merge)),
-        Step("merger.proj", out, out, act="gelu", norm=LayerNorm("merger.post_projection_norm", out, EPS)),
-        Step("merger.gate_proj", out, inner, act=gate, up="merger.up_proj"),
-        Step("merger.down_proj", inner, hidden_size(config)),
+        ProjectorLayer("downsample", hidden * merge**2, out, True, kernel=(hidden, merge, merge)),
+        ProjectorLayer("merger.proj", out, out, act="gelu", norm=LayerNorm("merger.post_projection_norm", out, EPS)),
+        ProjectorLayer("merger.gate_proj", out, inner, act=gate, up="merger.up_proj"),
+        ProjectorLayer("merger.down_proj", inner, hidden_size(config)),
     )  # fmt: skip
-    return Vision(
+    return VisionSpec(
         hidden=hidden, layers=(each,) * size(said, "depth", 24), patch="patch_embed.proj", patch_bias=True,
         kernel=(size(said, "in_channels", 3), size(said, "temporal_patch_size", 2), patch, patch), root="model.visual.",
         layer="blocks.{}.", places="embeddings.position_embedding", rows=(size(said, "image_size", 336) // patch) ** 2,
         embedded=Norm("post_conv_layernorm", hidden, e), leave=Norm("post_layernorm", hidden, e),
-        projector=Projector(root="model.visual.", group=merge**2, join="channels", steps=steps),
+        projector=ProjectorSpec(root="model.visual.", group=merge**2, join="channels", steps=steps),
     ), ()  # fmt: skip

@@ -5,18 +5,18 @@ from __future__ import annotations
 from thalweg.checkpoint.config import Config, flag, real, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.media.processors.base import edge
-from thalweg.media.processors.tiles import shuffled
+from thalweg.media.processors.tiles import merge_size
 from thalweg.models.families.common import hidden_size
-from thalweg.models.families.towers.common import act, beside, feature_layers, seen, sees_all, size, two_layers
-from thalweg.models.spec import AnyNorm, HeadNorm, Layer, LayerNorm, Norm, Norms, Scale, UngatedMLP, Vision
+from thalweg.models.families.towers.common import act, beside, feature_layers, sees_all, size, two_layers, vision_config
+from thalweg.models.spec import AnyNorm, HeadNorm, Layer, LayerNorm, Norm, Norms, Scale, UngatedMLP, VisionSpec
 
 EPS = 1e-5
 """Of the projector's norm."""
 
 
-def internvl(config: Config) -> tuple[Vision, tuple[str, ...]]:
+def internvl(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """The encoder, and prefixes of tensors that it leaves unread."""
-    said = seen(config)
+    said = vision_config(config)
     hidden, layers = size(said, "hidden_size", 1024), size(said, "num_hidden_layers", 24)
     e, side, patch = (
         real(said, "layer_norm_eps", default=1e-6),
@@ -42,14 +42,14 @@ def internvl(config: Config) -> tuple[Vision, tuple[str, ...]]:
             ffn_out=Scale("lambda_2", hidden),
         ),
     )  # fmt: skip
-    group, (run, *more) = shuffled(config) ** 2, feature_layers(config, layers, -1)
+    group, (run, *more) = merge_size(config) ** 2, feature_layers(config, layers, -1)
     if more:
         raise UnsupportedModelError("config.json: vision_feature_layer: this version takes one layer of this encoder")
     projector = two_layers(
         config, hidden * group, hidden_size(config), True, group=group, after=(LayerNorm("layer_norm", hidden * group, EPS),)
     )
     normed = not flag(said, "use_mean_pooling", True) and beside(config).get("vision_feature_layer", -1) == -1
-    made = Vision(
+    made = VisionSpec(
         hidden=hidden, layers=(each,) * run, projector=projector, patch="embeddings.patch_embeddings.projection",
         kernel=(size(said, "num_channels", 3), patch, patch), patch_bias=True, layer="encoder.layer.{}.",
         whole="embeddings.cls_token", places="embeddings.position_embeddings", rows=(side // patch) ** 2 + 1, stacks=1,

@@ -7,15 +7,15 @@ from dataclasses import replace
 from thalweg.checkpoint.config import Config
 from thalweg.media.processors.base import edge, shuffle
 from thalweg.models.families.common import hidden_size
-from thalweg.models.families.towers.common import seen, sees_all, size
-from thalweg.models.spec import Layer, LayerNorm, Norms, UngatedMLP, Vision
-from thalweg.models.spec.vision import Projector, Step
+from thalweg.models.families.towers.common import sees_all, size, vision_config
+from thalweg.models.spec import Layer, LayerNorm, Norms, UngatedMLP, VisionSpec
+from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 
 EPS = 1e-5
 
 
-def llama4(config: Config) -> tuple[Vision, tuple[str, ...]]:
-    said = seen(config)
+def llama4(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
+    said = vision_config(config)
     hidden, inner = size(said, "hidden_size", 768), size(said, "intermediate_size", 5632)
     side, patch, group = edge(said, "image_size", 448), edge(said, "patch_size", 14), shuffle(said, "pixel_shuffle_ratio") ** 2
     mixer = sees_all(size(said, "num_attention_heads", 16), hidden, turned=True, bias=True, out_bias=True)
@@ -28,13 +28,14 @@ def llama4(config: Config) -> tuple[Vision, tuple[str, ...]]:
         size(said, "projector_input_dim", 4096), size(said, "projector_output_dim", 4096), "vision_model.vision_adapter.mlp.fc"
     )  # fmt: skip
     steps = (
-        Step(f"{adapter}1", hidden * group, first, act="gelu"), Step(f"{adapter}2", second, second, act="gelu"),
-        Step("multi_modal_projector.linear_1", size(said, "vision_output_dim", 7680), hidden_size(config)),
+        ProjectorLayer(f"{adapter}1", hidden * group, first, act="gelu"), ProjectorLayer(f"{adapter}2", second, second,
+        act="gelu"),
+        ProjectorLayer("multi_modal_projector.linear_1", size(said, "vision_output_dim", 7680), hidden_size(config)),
     )  # fmt: skip
-    return Vision(
+    return VisionSpec(
         hidden=hidden, layers=(each,) * size(said, "num_hidden_layers", 34), patch="patch_embedding.linear",
         kernel=(3 * patch**2,), root="model.vision_model.", layer="model.layers.{}.", whole="class_embedding",
         places="positional_embedding_vlm", rows=(side // patch) ** 2 + 1, last=True,
         enter=LayerNorm("layernorm_pre", hidden, EPS), leave=LayerNorm("layernorm_post", hidden, EPS),
-        projector=Projector(root="model.", group=group, steps=steps),
+        projector=ProjectorSpec(root="model.", group=group, steps=steps),
     ), ()  # fmt: skip

@@ -5,16 +5,16 @@ from __future__ import annotations
 from thalweg.checkpoint.config import Config, integer
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import eps, hidden_size
-from thalweg.models.families.towers.common import act, beside, feature_layers, seen, sees_all, size, two_layers
-from thalweg.models.spec import MLP, Layer, Norm, Norms, Vision
-from thalweg.models.spec.vision import Step
+from thalweg.models.families.towers.common import act, beside, feature_layers, sees_all, size, two_layers, vision_config
+from thalweg.models.spec import MLP, Layer, Norm, Norms, VisionSpec
+from thalweg.models.spec.vision import ProjectorLayer
 
 EPS = 1e-5
 
 
-def pixtral(config: Config, merges: bool) -> tuple[Vision, tuple[str, ...]]:
+def pixtral(config: Config, merges: bool) -> tuple[VisionSpec, tuple[str, ...]]:
     """merges: patches are normed and merged before they are projected."""
-    said = seen(config)
+    said = vision_config(config)
     hidden, patch, heads = (
         size(said, key, default) for key, default in (("hidden_size", 1024), ("patch_size", 16), ("num_attention_heads", 16))
     )
@@ -32,14 +32,14 @@ def pixtral(config: Config, merges: bool) -> tuple[Vision, tuple[str, ...]]:
         projector = two_layers(
             config, hidden, hidden_size(config), False, group=merge**2, join="channels",
             before=Norm("norm", hidden, eps(config)),
-            first=Step("patch_merger.merging_layer", hidden * merge**2, hidden),
+            first=ProjectorLayer("patch_merger.merging_layer", hidden * merge**2, hidden),
         )  # fmt: skip
     else:
         projector = two_layers(config, hidden, hidden_size(config), True)
     run, *more = feature_layers(config, layers, -1)
     if more:
         raise UnsupportedModelError("config.json: vision_feature_layer: this version takes one layer of this encoder")
-    made = Vision(
+    made = VisionSpec(
         hidden=hidden, layers=(each,) * run, projector=projector, patch="patch_conv",
         kernel=(size(said, "num_channels", 3), patch, patch), layer="transformer.layers.{}.",
         enter=Norm("ln_pre", hidden, EPS),

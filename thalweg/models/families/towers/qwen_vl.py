@@ -8,56 +8,56 @@ from typing import Any
 from thalweg.checkpoint.config import Config, integer, real
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import hidden_size
-from thalweg.models.families.towers.common import act, seen, sees_all, size
-from thalweg.models.spec import MLP, AnyNorm, Attention, Layer, LayerNorm, Norm, Norms, UngatedMLP, Vision
-from thalweg.models.spec.vision import Projector, Step
+from thalweg.models.families.towers.common import act, sees_all, size, vision_config
+from thalweg.models.spec import MLP, AnyNorm, Attention, Layer, LayerNorm, Norm, Norms, UngatedMLP, VisionSpec
+from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 
 EPS = 1e-6
 ROOT = "model.visual."
 
 
-def qwen2_vl(config: Config) -> tuple[Vision, tuple[str, ...]]:
+def qwen2_vl(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """`hidden_size` there is what the encoder gives."""
-    said = seen(config)
+    said = vision_config(config)
     hidden, depth = size(said, "embed_dim", 1280), size(said, "depth", 32)
     wider = real(said, "mlp_ratio", 0.01, 100, default=4.0)
     inner = UngatedMLP(inner=int(hidden * wider), act=act(said, "hidden_act", "quick_gelu"), bias=True)
     norms = Norms(mixer=LayerNorm("norm1", hidden, EPS), ffn=LayerNorm("norm2", hidden, EPS))
     group = integer(said, "spatial_merge_size", default=2) ** 2
     wide = hidden * group
-    projector = Projector(
+    projector = ProjectorSpec(
         root=f"{ROOT}merger.", group=group, before=LayerNorm("ln_q", hidden, EPS),
         steps=(
-            Step("mlp.0", wide, wide, True, "gelu"),
-            Step("mlp.2", wide, _out(config, {"out_hidden_size": said.get("hidden_size")}), True),
+            ProjectorLayer("mlp.0", wide, wide, True, "gelu"),
+            ProjectorLayer("mlp.2", wide, _out(config, {"out_hidden_size": said.get("hidden_size")}), True),
         ),
     )  # fmt: skip
     return _vision(config, said, hidden, depth, Layer(_attention(said, hidden), inner, norms), projector, False), ()
 
 
-def qwen2_5_vl(config: Config) -> tuple[Vision, tuple[str, ...]]:
-    said = seen(config)
+def qwen2_5_vl(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
+    said = vision_config(config)
     hidden, depth = size(said, "hidden_size", 1280), size(said, "depth", 32)
     inner = MLP(inner=size(said, "intermediate_size", 3420), act=act(said, "hidden_act", "silu"), bias=True)
     norms = Norms(mixer=Norm("norm1", hidden, EPS), ffn=Norm("norm2", hidden, EPS))
     group = integer(said, "spatial_merge_size", default=2) ** 2
     wide = hidden * group
     full = _layers(said, "fullatt_block_indexes", (7, 15, 23, 31), depth)
-    projector = Projector(
+    projector = ProjectorSpec(
         root=f"{ROOT}merger.", group=group, before=Norm("ln_q", hidden, EPS),
-        steps=(Step("mlp.0", wide, wide, True, "gelu"), Step("mlp.2", wide, _out(config, said), True)),
+        steps=(ProjectorLayer("mlp.0", wide, wide, True, "gelu"), ProjectorLayer("mlp.2", wide, _out(config, said), True)),
     )  # fmt: skip
     return _vision(config, said, hidden, depth, Layer(_attention(said, hidden), inner, norms), projector, False,
                    windowed=frozenset(range(depth)) - frozenset(full)), ()  # fmt: skip
 
 
-def qwen3_5(config: Config) -> tuple[Vision, tuple[str, ...]]:
+def qwen3_5(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """The same without taps."""
     return qwen3_vl(config, tapped=False)
 
 
-def qwen3_vl(config: Config, tapped: bool = True) -> tuple[Vision, tuple[str, ...]]:
-    said = seen(config)
+def qwen3_vl(config: Config, tapped: bool = True) -> tuple[VisionSpec, tuple[str, ...]]:
+    said = vision_config(config)
     hidden, depth = size(said, "hidden_size", 1152), size(said, "depth", 27)
     inner = UngatedMLP(
         inner=size(said, "intermediate_size", 4304), act=act(said, "hidden_act", "gelu_pytorch_tanh"), bias=True,
@@ -67,9 +67,9 @@ def qwen3_vl(config: Config, tapped: bool = True) -> tuple[Vision, tuple[str, ..
     group = integer(said, "spatial_merge_size", default=2) ** 2
     wide, out = hidden * group, _out(config, said)
 
-    def merger(root: str, before: AnyNorm | None, *after: AnyNorm) -> Projector:
-        steps = (Step("linear_fc1", wide, wide, True, "gelu"), Step("linear_fc2", wide, out, True))
-        return Projector(root=f"{ROOT}{root}.", group=group, before=before, after=after, steps=steps)
+    def merger(root: str, before: AnyNorm | None, *after: AnyNorm) -> ProjectorSpec:
+        steps = (ProjectorLayer("linear_fc1", wide, wide, True, "gelu"), ProjectorLayer("linear_fc2", wide, out, True))
+        return ProjectorSpec(root=f"{ROOT}{root}.", group=group, before=before, after=after, steps=steps)
 
     taps = _layers(said, "deepstack_visual_indexes", (8, 16, 24), depth) if tapped else ()
     return _vision(
@@ -89,10 +89,10 @@ def _attention(said: Config, hidden: int) -> Attention:
 
 
 def _vision(
-    config: Config, said: Config, hidden: int, depth: int, layer: Layer, projector: Projector, bias: bool, **more: Any
-) -> Vision:
+    config: Config, said: Config, hidden: int, depth: int, layer: Layer, projector: ProjectorSpec, bias: bool, **more: Any
+) -> VisionSpec:
     patch = size(said, "patch_size", 14 if not bias else 16)
-    return Vision(
+    return VisionSpec(
         hidden=hidden, layers=(layer,) * depth, projector=projector, patch="patch_embed.proj", patch_bias=bias,
         kernel=(size(said, "in_channels", 3), size(said, "temporal_patch_size", 2), patch, patch),
         root=ROOT, layer="blocks.{}.", **more,

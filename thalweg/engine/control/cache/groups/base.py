@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class GroupContext:
     """What a policy shares with the other groups."""
 
     prefix: PrefixCache
@@ -57,7 +57,7 @@ class Group(ABC):
     keeps_states = False
     """Does a block hold a whole sequence, so that drafts are verified in a spare one (`KVSpec.spare`)?"""
 
-    def __init__(self, spec: KVSpec, total: int, index: int, around: Surroundings) -> None:
+    def __init__(self, spec: KVSpec, total: int, index: int, around: GroupContext) -> None:
         """total: blocks, scratch included; index: of the group among all groups."""
         self.spec = spec
         self.index = index
@@ -79,7 +79,7 @@ class Group(ABC):
 
     @classmethod
     @abstractmethod
-    def sized(cls, spec: KVSpec, tokens: int, seqs: int) -> int:
+    def num_blocks(cls, spec: KVSpec, tokens: int, seqs: int) -> int:
         """Blocks, scratch included, of a cache of `tokens` tokens that belong to at most `seqs` running sequences."""
 
     # ------------------------------------------------------------------ nodes
@@ -158,7 +158,7 @@ class Group(ABC):
         """Release everything."""
 
     @abstractmethod
-    def held(self, slot: int) -> list[int]:
+    def blocks_of(self, slot: int) -> list[int]:
         """Every block the slot holds, as often as it holds it."""
 
     @abstractmethod

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thalweg.engine.control.cache.groups.base import Group, Surroundings
+from thalweg.engine.control.cache.groups.base import Group, GroupContext
 from thalweg.engine.control.cache.prefix import Node
 from thalweg.engine.control.invariant import ensure
 from thalweg.hal.kv import KVSpec
@@ -26,7 +26,7 @@ class Cross(Group):
     whole = False
     columns = 1
 
-    def __init__(self, spec: KVSpec, total: int, index: int, around: Surroundings) -> None:
+    def __init__(self, spec: KVSpec, total: int, index: int, around: GroupContext) -> None:
         super().__init__(spec, total, index, around)
         self.table: I32 = np.zeros((around.slots, 1), np.int32)
 
@@ -35,7 +35,7 @@ class Cross(Group):
         return 1
 
     @classmethod
-    def sized(cls, spec: KVSpec, tokens: int, seqs: int) -> int:
+    def num_blocks(cls, spec: KVSpec, tokens: int, seqs: int) -> int:
         return 1 + seqs
 
     # ------------------------------------------------------------------ nodes
@@ -97,7 +97,7 @@ class Cross(Group):
             self.pool.release(int(self.table[slot, 0]))
         self.table[slot, 0] = 0
 
-    def held(self, slot: int) -> list[int]:
+    def blocks_of(self, slot: int) -> list[int]:
         return [int(self.table[slot, 0])] if self.table[slot, 0] else []
 
     def check(self, slot: int) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thalweg.engine.control.cache.groups.base import Group, Surroundings
+from thalweg.engine.control.cache.groups.base import Group, GroupContext
 from thalweg.engine.control.cache.prefix import Node
 from thalweg.engine.control.invariant import ensure
 from thalweg.hal.kv import KVSpec
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Full(Group):
     """The block table of every slot, and the same blocks as lists (0 = dropped)."""
 
-    def __init__(self, spec: KVSpec, total: int, index: int, around: Surroundings) -> None:
+    def __init__(self, spec: KVSpec, total: int, index: int, around: GroupContext) -> None:
         super().__init__(spec, total, index, around)
         self.table: I32 = np.zeros((around.slots, -(-around.max_len // spec.block_tokens)), np.int32)
         self.growing = self.table
@@ -36,14 +36,14 @@ class Full(Group):
         return -(-tokens // spec.block_tokens)
 
     @classmethod
-    def sized(cls, spec: KVSpec, tokens: int, seqs: int) -> int:
+    def num_blocks(cls, spec: KVSpec, tokens: int, seqs: int) -> int:
         return 1 - (-tokens // spec.block_tokens)
 
     def first_needed(self, computed: int) -> int:
         """Index of the first block that the token at position `computed`, or any after it, looks at."""
         return 0
 
-    def _filed(self, nodes: Sequence[Node], first: int, end: int) -> list[int]:
+    def _blocks_of(self, nodes: Sequence[Node], first: int, end: int) -> list[int]:
         """The blocks filed under the nodes of blocks [first, end)."""
         n = self._nodes
         return [node.blocks[self.index] for node in nodes[(first + 1) * n - 1 : end * n : n]]
@@ -60,19 +60,19 @@ class Full(Group):
 
     def find(self, nodes: Sequence[Node], most: int) -> int:
         end = most // self._nodes
-        filed = self._filed(nodes, 0, end)
+        filed = self._blocks_of(nodes, 0, end)
         return (filed.index(0) if 0 in filed else end) * self._nodes
 
     def need(self, nodes: Sequence[Node], tokens: int, chunk: int) -> int:
         found = len(nodes) // self._nodes
         first = self.first_needed(len(nodes) * self.unit)
-        idle = sum(map(self.pool.is_idle, self._filed(nodes, first, found)))
+        idle = sum(map(self.pool.is_idle, self._blocks_of(nodes, first, found)))
         return -(-tokens // self.spec.block_tokens) - found + idle
 
     def enter(self, slot: int, nodes: Sequence[Node]) -> None:
         found = len(nodes) // self._nodes
         first = self.kept[slot] = self.first_needed(len(nodes) * self.unit)
-        for block in [0] * first + self._filed(nodes, first, found):
+        for block in [0] * first + self._blocks_of(nodes, first, found):
             if block:
                 self.pool.share(block)
             self._add(slot, block)
@@ -127,7 +127,7 @@ class Full(Group):
         self.blocks[slot] = []
         self.kept[slot] = 0
 
-    def held(self, slot: int) -> list[int]:
+    def blocks_of(self, slot: int) -> list[int]:
         return [block for block in self.blocks[slot] if block]
 
     def check(self, slot: int) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thalweg.engine.control.cache.groups.base import Group, Surroundings
+from thalweg.engine.control.cache.groups.base import Group, GroupContext
 from thalweg.engine.control.cache.prefix import Node
 from thalweg.engine.control.invariant import ensure
 from thalweg.hal.kv import KVSpec
@@ -41,7 +41,7 @@ class State(Group):
     rewinds = False
     keeps_states = True
 
-    def __init__(self, spec: KVSpec, total: int, index: int, around: Surroundings) -> None:
+    def __init__(self, spec: KVSpec, total: int, index: int, around: GroupContext) -> None:
         super().__init__(spec, total, index, around)
         self.live: I32 = np.zeros(around.slots, np.int32)
         """Per slot: the block that steps write to; 0 = none yet."""
@@ -63,7 +63,7 @@ class State(Group):
         return 2 + spec.spare
 
     @classmethod
-    def sized(cls, spec: KVSpec, tokens: int, seqs: int) -> int:
+    def num_blocks(cls, spec: KVSpec, tokens: int, seqs: int) -> int:
         """A live and a spare block for every sequence, and snapshots as close as they can be."""
         return 1 + seqs * (1 + spec.spare) - (-tokens // spec.block_tokens)
 
@@ -160,7 +160,7 @@ class State(Group):
             self.pool.release(int(self.spare[slot]))
         self.live[slot] = self.spare[slot] = self._source[slot] = self._turned[slot] = 0
 
-    def held(self, slot: int) -> list[int]:
+    def blocks_of(self, slot: int) -> list[int]:
         live = [int(block) for block in (self.live[slot], self.spare[slot]) if block]
         return live + [block for _, block in self.snapshots[slot]]
 

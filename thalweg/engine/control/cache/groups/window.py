@@ -38,7 +38,7 @@ class Window(Full):
 
     def first_chunk(self, nodes: Sequence[Node], take: int) -> int:
         first = self.first_needed(len(nodes) * self.unit)
-        idle = sum(map(self.pool.is_idle, self._filed(nodes, first, len(nodes) // self._nodes)))
+        idle = sum(map(self.pool.is_idle, self._blocks_of(nodes, first, len(nodes) // self._nodes)))
         return min(take, max(0, self.pool.available - idle) * self.spec.block_tokens)
 
     def drop(self, slot: int, computed: int) -> None:

@@ -12,7 +12,7 @@ from thalweg.models.spec import Adapter
 DOWN, UP, BASE = ".lora_A.weight", ".lora_B.weight", "base_model.model."
 
 
-class Adapted:
+class MergedAdapter:
     """What an adapter changes. CheckpointError names a tensor of it that changes nothing of the model."""
 
     def __init__(self, adapter: Adapter | None, stored: Mapping[str, str], rename: Callable[[str], str | None]) -> None:

@@ -1,4 +1,5 @@
-"""Compiling a model's kernels for a device that is not here: `python -m thalweg.engine.worker.absent`, once or several times.
+"""Compiling a model's kernels for a device that is not here: `python -m thalweg.engine.worker.cross_compile`, once or
+several times.
 
 Each process builds the model on the platform's absent device, runs steps of every kind on it, and compiles its share of what
 they asked for. What it did it tells on a pipe, a JSON object a line; `thalweg.cli.compile` starts it and reads that.
@@ -18,11 +19,11 @@ import numpy as np
 
 from thalweg.config import EngineArgs, EngineConfig
 from thalweg.engine.worker.build import build
-from thalweg.engine.worker.rehearsal import asking, rehearsed, sizes, tables
+from thalweg.engine.worker.rehearsal import asking, rehearsal_parts, sizes, tables
 from thalweg.errors import ThalwegError
 from thalweg.hal import discovery
 from thalweg.hal.parts.bad_words import BadWords
-from thalweg.hal.platform import Absent
+from thalweg.hal.platform import CrossCompiler
 from thalweg.hal.step import Features, SamplingArrays, StepBatch
 
 I32 = np.int32
@@ -38,7 +39,7 @@ PROMPTS = ((20,), (300,), (40, 1, 1), (500, 17, 1))
 """New tokens of the sequences of the steps with prompts."""
 
 
-class Job(msgspec.Struct, kw_only=True, frozen=True):
+class CompileJob(msgspec.Struct, kw_only=True, frozen=True):
     """What one process is told."""
 
     args: EngineArgs
@@ -51,7 +52,7 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def main(fd: int, text: str) -> int:
-    job = msgspec.json.decode(text, type=Job)
+    job = msgspec.json.decode(text, type=CompileJob)
     with os.fdopen(fd, "wb", buffering=0) as pipe:
 
         def tell(**said: Any) -> None:
@@ -67,7 +68,7 @@ def main(fd: int, text: str) -> int:
     return 0
 
 
-def _compile(absent: Absent, job: Job, tell: Any) -> None:
+def _compile(absent: CrossCompiler, job: CompileJob, tell: Any) -> None:
     kernels = absent.kernels()
     tell(kernels=len(kernels), cache=str(absent.cache))
     for number in range(job.first, len(kernels), job.count):
@@ -85,7 +86,7 @@ def _compile(absent: Absent, job: Job, tell: Any) -> None:
     tell(end=True)
 
 
-def rehearse(absent: Absent, args: EngineArgs) -> None:
+def rehearse(absent: CrossCompiler, args: EngineArgs) -> None:
     """Run steps of every kind that serving with these settings has."""
     logging.getLogger("thalweg").setLevel(logging.WARNING)
     args = msgspec.structs.replace(args, load_format="dummy", use_tqdm_on_load=False)
@@ -119,7 +120,7 @@ def steps(config: EngineConfig) -> Iterator[StepBatch]:
         yield asking(two, features, sizes(config.model.vocab))
     for words in WORDS:
         yield asking(two, Features().plus(BadWords), sizes(config.model.vocab, words))
-    for kind, level in rehearsed(prompts=True):
+    for kind, level in rehearsal_parts(prompts=True):
         if kind.prompts:
             yield asking(_batch(config, [0, 0], [short, 1]), Features().plus(kind, level), sizes(config.model.vocab))
 
@@ -127,7 +128,7 @@ def steps(config: EngineConfig) -> Iterator[StepBatch]:
 def _features(config: EngineConfig) -> Iterator[Features]:
     yield Features(random=True)
     yield Features(random=True, truncate=True)
-    yield from (Features().plus(kind, level) for kind, level in rehearsed(prompts=False))
+    yield from (Features().plus(kind, level) for kind, level in rehearsal_parts(prompts=False))
     for k in LOGPROBS:
         if k <= max(0, config.model.max_logprobs) and k < config.model.vocab:
             yield Features(random=True, logprobs=k)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from thalweg.turns.bind import Bound
+from thalweg.turns.bind import BoundTurnFormat
 from thalweg.turns.reader import Reader
 
 
-def aside_of(bound: Bound, prompt: str) -> tuple[list[str], str, bool] | None:
+def aside_of(bound: BoundTurnFormat, prompt: str) -> tuple[list[str], str, bool] | None:
     """The reasoning that a turn after this prompt may begin with: what begins it, what ends it, and whether the prompt has
     begun it. None: it has none."""
     header = bound.turn.headers

@@ -7,14 +7,14 @@ import inspect
 from typing import Any
 
 from thalweg.models import names, registry
-from thalweg.plugins import imported
+from thalweg.plugins import import_attribute
 
 
 def listing() -> list[dict[str, Any]]:
     """By name: the architecture, the function that reads its configuration, and what its file says of it first."""
     return [
-        {"architecture": name, "file": where.partition(":")[0], "family": where.rpartition(":")[2], "what": _said(where)}
-        for name, where in sorted(registry.served().items(), key=lambda item: item[0].lower())
+        {"architecture": name, "file": where.partition(":")[0], "family": where.rpartition(":")[2], "what": _summary(where)}
+        for name, where in sorted(registry.architectures().items(), key=lambda item: item[0].lower())
     ]
 
 
@@ -22,7 +22,7 @@ FATES = ("native", "fallback", "refused")
 """How an architecture is served: by a family, by transformers' own module, not at all."""
 
 
-def known() -> list[dict[str, Any]]:
+def known_architectures() -> list[dict[str, Any]]:
     """By name, every architecture that is known: as in `listing`, with `served` (of FATES) and `field` (a name that users of
     vLLM know)."""
     table = names.table()
@@ -42,7 +42,7 @@ def known() -> list[dict[str, Any]]:
 
 def counts() -> dict[str, int]:
     """Of the names that users of vLLM know: how many have each fate."""
-    fates = [r["served"] for r in known() if r["field"]]
+    fates = [r["served"] for r in known_architectures() if r["field"]]
     return {fate: fates.count(fate) for fate in FATES}
 
 
@@ -50,6 +50,10 @@ def _row(name: str, what: str, fate: str, field: bool) -> dict[str, Any]:
     return {"architecture": name, "file": "", "family": "", "what": what, "served": fate, "field": field}
 
 
-def _said(where: str) -> str:
+def _summary(where: str) -> str:
     """The first sentence of the module that something lies in, on one line."""
-    return " ".join((inspect.getdoc(inspect.getmodule(imported(where))) or "").split()).partition(". ")[0].removesuffix(".")
+    return (
+        " ".join((inspect.getdoc(inspect.getmodule(import_attribute(where))) or "").split())
+        .partition(". ")[0]
+        .removesuffix(".")
+    )

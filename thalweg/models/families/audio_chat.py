@@ -1,4 +1,4 @@
-"""Audio chat models: an audio encoder (`towers.ears`), some with a vision encoder too, and a language model."""
+"""Audio chat models: an audio encoder (`towers.audio_encoders`), some with a vision encoder too, and a language model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from thalweg.checkpoint.spelling import THINKER
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families import multimodal, qwen2
 from thalweg.models.families import qwen3 as qwen3_text
-from thalweg.models.families.towers import ears, qwen_vl
+from thalweg.models.families.towers import audio_encoders, qwen_vl
 from thalweg.models.families.towers.common import beside
-from thalweg.models.spec import Attention, Hearing, ModelSpec, Names
+from thalweg.models.spec import Attention, AudioSpec, ModelSpec, Names
 
 EARS = ("audio_tower.", "multi_modal_projector.")
 SPEAKS = ("talker.", "token2wav.", "code2wav.")
@@ -29,22 +29,22 @@ UNREAD = ("model.audio_tower.audio_bos_eos_token.", "model.audio_tower.positiona
 
 
 def qwen2_audio(config: Config) -> ModelSpec:
-    return _hearing(multimodal.of_kind(config, "qwen2"), config, ears.qwen2_audio)
+    return _hearing(multimodal.of_kind(config, "qwen2"), config, audio_encoders.qwen2_audio)
 
 
 def voxtral(config: Config) -> ModelSpec:
     """Without its layers for speech."""
-    return _hearing(multimodal.of_kind(config, "llama"), config, ears.voxtral)
+    return _hearing(multimodal.of_kind(config, "llama"), config, audio_encoders.voxtral)
 
 
 def audio_flamingo3(config: Config) -> ModelSpec:
-    return _hearing(multimodal.of_kind(config, "qwen2"), config, ears.audio_flamingo3)
+    return _hearing(multimodal.of_kind(config, "qwen2"), config, audio_encoders.audio_flamingo3)
 
 
 def glm_asr(config: Config) -> ModelSpec:
     """Its embedding is also the output matrix, unless the file says otherwise."""
     said = {"rms_norm_eps": 1e-5, **config, "tie_word_embeddings": flag(beside(config), "tie_word_embeddings", True)}
-    return _hearing(multimodal.of_kind(said, "llama"), config, ears.glm_asr)
+    return _hearing(multimodal.of_kind(said, "llama"), config, audio_encoders.glm_asr)
 
 
 def qwen3_asr(config: Config) -> ModelSpec:
@@ -54,20 +54,20 @@ def qwen3_asr(config: Config) -> ModelSpec:
             "config.json: thinker_config: Qwen3-ASR is served as transformers has it: take a repository whose name ends in -hf"
         )
     said = {**config, "tie_word_embeddings": flag(beside(config), "tie_word_embeddings", True)}
-    return _hearing(multimodal.of_kind(said, "qwen3"), config, lambda c: ears.qwen3(c, within=False))
+    return _hearing(multimodal.of_kind(said, "qwen3"), config, lambda c: audio_encoders.qwen3(c, within=False))
 
 
 def qwen2_5_omni(config: Config) -> ModelSpec:
     """The part that answers in text."""
     spec = multimodal.with_axes(qwen2.qwen2(multimodal.one_axis(config)), config, mixed=False)
-    return _omni(spec, config, ears.qwen2_5_omni, _apart)
+    return _omni(spec, config, audio_encoders.qwen2_5_omni, _apart)
 
 
 def qwen3_omni_moe(config: Config) -> ModelSpec:
     """The part that answers in text."""
     said = {**config, "norm_topk_prob": True}
     spec = multimodal.with_axes(qwen3_text.qwen3_moe(multimodal.one_axis(said)), config, mixed=True)
-    return _omni(spec, config, ears.qwen3, qwen_vl.qwen3_vl, MERGERS)
+    return _omni(spec, config, audio_encoders.qwen3, qwen_vl.qwen3_vl, MERGERS)
 
 
 def _apart(config: Config) -> multimodal.Tower:
@@ -85,7 +85,7 @@ def _is_deaf(config: Config) -> bool:
     return bool(config.get("language_model_only")) or not isinstance(beside(config).get("audio_config"), dict)
 
 
-def _hearing(spec: ModelSpec, config: Config, ear: Callable[[Config], Hearing]) -> ModelSpec:
+def _hearing(spec: ModelSpec, config: Config, ear: Callable[[Config], AudioSpec]) -> ModelSpec:
     if _is_deaf(config):
         skip = tuple(root + part for root in ("", "model.") for part in EARS)
         return replace(spec, names=Names(replace=multimodal.PREFIXES, skip=skip))
@@ -93,7 +93,7 @@ def _hearing(spec: ModelSpec, config: Config, ear: Callable[[Config], Hearing]) 
 
 
 def _omni(
-    spec: ModelSpec, config: Config, ear: Callable[[Config], Hearing], tower: Callable[[Config], multimodal.Tower],
+    spec: ModelSpec, config: Config, ear: Callable[[Config], AudioSpec], tower: Callable[[Config], multimodal.Tower],
     inside: tuple[tuple[str, str], ...] = (),
 ) -> ModelSpec:  # fmt: skip
     """inside: names that its encoder of images has for parts of Qwen-VL's."""

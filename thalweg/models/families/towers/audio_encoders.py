@@ -9,15 +9,15 @@ from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import hidden_size
 from thalweg.models.families.towers.common import act, beside, sees_all, size
-from thalweg.models.spec import Conv, Hearing, Layer, LayerNorm, Norms, Projector, Rope, UngatedMLP
-from thalweg.models.spec.vision import Step
+from thalweg.models.spec import AudioSpec, Conv, Layer, LayerNorm, Norms, ProjectorSpec, Rope, UngatedMLP
+from thalweg.models.spec.vision import ProjectorLayer
 
 EPS = 1e-5
 BINS, SOURCES = 128, 1500
 TOWER = "audio_tower."
 
 
-def heard(config: Config) -> Config:
+def audio_config(config: Config) -> Config:
     """`audio_config`, with Whisper's names for sizes. CheckpointError if there is none."""
     found = beside(config).get("audio_config")
     if not isinstance(found, dict):
@@ -31,49 +31,49 @@ def heard(config: Config) -> Config:
     return {**{new: found[old] for old, new in names.items() if old in found}, **found}
 
 
-def qwen2_audio(config: Config) -> Hearing:
+def qwen2_audio(config: Config) -> AudioSpec:
     """Neighbours are averaged before the last norm."""
-    said = heard(config)
+    said = audio_config(config)
     hidden = size(said, "d_model", 1280)
-    projector = Projector(
+    projector = ProjectorSpec(
         root="model.", group=2, join="mean", after=(LayerNorm(f"{TOWER}layer_norm", hidden, EPS),),
-        steps=(Step("multi_modal_projector.linear", hidden, hidden_size(config), True),),
+        steps=(ProjectorLayer("multi_modal_projector.linear", hidden, hidden_size(config), True),),
     )  # fmt: skip
     return _whisper(said, hidden, projector, learned=True)
 
 
-def voxtral(config: Config) -> Hearing:
+def voxtral(config: Config) -> AudioSpec:
     """Neighbours are joined, as many as the encoder's inner size has room for."""
-    said = heard(config)
+    said = audio_config(config)
     hidden, text = size(said, "d_model", 1280), hidden_size(config)
-    projector = Projector(
-        root="model.", group=joined(said), before=LayerNorm(f"{TOWER}layer_norm", hidden, EPS),
+    projector = ProjectorSpec(
+        root="model.", group=downsample_factor(said), before=LayerNorm(f"{TOWER}layer_norm", hidden, EPS),
         steps=(
-            Step("multi_modal_projector.linear_1", hidden * joined(said), text, False,
+            ProjectorLayer("multi_modal_projector.linear_1", hidden * downsample_factor(said), text, False,
                  act(beside(config), "projector_hidden_act", "gelu")),
-            Step("multi_modal_projector.linear_2", text, text, False),
+            ProjectorLayer("multi_modal_projector.linear_2", text, text, False),
         ),
     )  # fmt: skip
     return _whisper(said, hidden, projector, learned=True)
 
 
-def audio_flamingo3(config: Config) -> Hearing:
+def audio_flamingo3(config: Config) -> AudioSpec:
     """As Qwen2-Audio's, with two layers behind it."""
-    said, around = heard(config), beside(config)
+    said, around = audio_config(config), beside(config)
     hidden, text, bias = size(said, "d_model", 1280), hidden_size(config), flag(around, "projector_bias", True)
-    projector = Projector(
+    projector = ProjectorSpec(
         root="model.", group=2, join="mean", after=(LayerNorm(f"{TOWER}layer_norm", hidden, EPS),),
         steps=(
-            Step("multi_modal_projector.linear_1", hidden, text, bias, act(around, "projector_hidden_act", "gelu")),
-            Step("multi_modal_projector.linear_2", text, text, bias),
+            ProjectorLayer("multi_modal_projector.linear_1", hidden, text, bias, act(around, "projector_hidden_act", "gelu")),
+            ProjectorLayer("multi_modal_projector.linear_2", text, text, bias),
         ),
     )  # fmt: skip
     return _whisper(said, hidden, projector, learned=True)
 
 
-def glm_asr(config: Config) -> Hearing:
+def glm_asr(config: Config) -> AudioSpec:
     """Half of each head turns by its place, and as many neighbours are joined as the inner size has room for."""
-    said = heard(config)
+    said = audio_config(config)
     hidden, heads, inner = (
         size(said, "d_model", 1280),
         size(said, "encoder_attention_heads", 20),
@@ -89,20 +89,20 @@ def glm_asr(config: Config) -> Hearing:
         Norms(mixer=LayerNorm("input_layernorm", hidden, EPS), ffn=LayerNorm("post_attention_layernorm", hidden, EPS)),
     )  # fmt: skip
     text, name = hidden_size(config), "multi_modal_projector.linear_"
-    projector = Projector(
-        root="model.", group=joined(said), before=LayerNorm(f"{TOWER}norm", hidden, EPS),
+    projector = ProjectorSpec(
+        root="model.", group=downsample_factor(said), before=LayerNorm(f"{TOWER}norm", hidden, EPS),
         steps=(
-            Step(f"{name}1", inner, 2 * text, True, act(beside(config), "projector_hidden_act", "gelu")),
-            Step(f"{name}2", 2 * text, text, True),
+            ProjectorLayer(f"{name}1", inner, 2 * text, True, act(beside(config), "projector_hidden_act", "gelu")),
+            ProjectorLayer(f"{name}2", 2 * text, text, True),
         ),
     )  # fmt: skip
-    return Hearing(
+    return AudioSpec(
         bins=_bins(said), hidden=hidden, layers=(layer,) * integer(said, "encoder_layers", default=32),
         projector=projector, convs=(Conv("conv1", _bins(said), hidden, 1), Conv("conv2", hidden, hidden, 2)),
     )  # fmt: skip
 
 
-def joined(said: Config) -> int:
+def downsample_factor(said: Config) -> int:
     """How many neighbours Voxtral's projector takes. said: `heard`."""
     hidden, inner = size(said, "d_model", 1280), size(said, "encoder_ffn_dim", 5120)
     if inner % hidden:
@@ -112,41 +112,42 @@ def joined(said: Config) -> int:
     return inner // hidden
 
 
-def qwen2_5_omni(config: Config) -> Hearing:
+def qwen2_5_omni(config: Config) -> AudioSpec:
     """Places are sines, counted in each chunk anew, and chunks do not see each other."""
-    said = heard(config)
+    said = audio_config(config)
     hidden = size(said, "d_model", 1280)
-    projector = Projector(
+    projector = ProjectorSpec(
         root=f"model.{TOWER}", group=2, join="mean", after=(LayerNorm("ln_post", hidden, EPS),),
-        steps=(Step("proj", hidden, _out(config, said), True),),
+        steps=(ProjectorLayer("proj", hidden, _out(config, said), True),),
     )  # fmt: skip
     return _whisper(said, hidden, projector, learned=False)
 
 
-def qwen3(config: Config, within: bool = True) -> Hearing:
+def qwen3(config: Config, within: bool = True) -> AudioSpec:
     """Three convolutions over time and frequency. within: the last layers belong to the encoder itself."""
-    said = heard(config)
+    said = audio_config(config)
     hidden, channels, bins = size(said, "d_model", 1280), size(said, "downsample_hidden_size", 480), _bins(said)
     names = ("proj1", "proj2") if within else ("linear_1", "linear_2")
     names = tuple(f"{TOWER if within else 'multi_modal_projector.'}{name}" for name in names)  # type: ignore[assignment]
     function = act(said, "activation_function", "gelu")
-    projector = Projector(
+    projector = ProjectorSpec(
         root="model.", before=LayerNorm(f"{TOWER}ln_post", hidden, EPS),
-        steps=(Step(names[0], hidden, hidden, True, function), Step(names[1], hidden, _out(config, said), True)),
+        steps=(ProjectorLayer(names[0], hidden, hidden, True, function), ProjectorLayer(names[1], hidden, _out(config, said),
+        True)),
     )  # fmt: skip
     high = bins
     for _ in range(3):
         high = -(-high // 2)
-    return Hearing(
+    return AudioSpec(
         bins=bins, hidden=hidden, layers=_layers(said, hidden, key_bias=True), projector=projector,
         convs=tuple(Conv(f"conv2d{i}", 1 if i == 1 else channels, channels, 2, flat=True) for i in (1, 2, 3)),
-        out=Step("conv_out", channels * high, hidden),
+        out=ProjectorLayer("conv_out", channels * high, hidden),
     )  # fmt: skip
 
 
-def _whisper(said: Config, hidden: int, projector: Projector, learned: bool) -> Hearing:
+def _whisper(said: Config, hidden: int, projector: ProjectorSpec, learned: bool) -> AudioSpec:
     more = {"places": "embed_positions", "rows": size(said, "max_source_positions", SOURCES)} if learned else {"masked": True}
-    return Hearing(
+    return AudioSpec(
         bins=_bins(said), hidden=hidden, layers=_layers(said, hidden, key_bias=False), projector=projector,
         convs=(Conv("conv1", _bins(said), hidden, 1), Conv("conv2", hidden, hidden, 2)), **more,
     )  # fmt: skip

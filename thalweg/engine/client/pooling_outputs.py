@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from thalweg.engine.client.pool_shape import SMALLEST, shaped
+from thalweg.engine.client.pool_shape import SMALLEST, apply_pool_shape
 from thalweg.engine.client.submission import PoolingSubmission
 from thalweg.engine.messages import EngineRequest, Outputs, TokenVectors
 from thalweg.outputs import ABORTED, PoolingOutput, PoolingRequestOutput, RequestMetrics, ScoringOutput, ScoringRequestOutput
@@ -19,7 +19,7 @@ QUERIES = 256 << 20
 NOT_KEPT = "no query is kept by it: none was asked for, it has been used as often as query_uses said, or others took its place"
 
 
-class _Open:
+class _OpenRequest:
     __slots__ = ("cached", "each", "metrics", "submission")
 
     def __init__(self, submission: PoolingSubmission, now: float) -> None:
@@ -27,14 +27,14 @@ class _Open:
         self.each: np.ndarray | None = None
         """f32[tokens, N]: of those that were told of so far. None: of none yet."""
 
-    def told(self, part: TokenVectors) -> None:
+    def add(self, part: TokenVectors) -> None:
         """By position, so that what is told twice (after a preemption) does no harm."""
         if self.each is None:
             self.each = np.zeros((len(self.submission.prompt_ids), part.values.shape[1]), np.float32)
         self.each[part.start : part.start + len(part.values)] = part.values
 
 
-class Queries:
+class QueryVectors:
     """Vectors of queries that other requests are scored by (`LateInteractionParams`)."""
 
     def __init__(self, budget: int = QUERIES) -> None:
@@ -70,10 +70,10 @@ class PoolingOutputs:
     """All open requests of one engine to a pooling model. Not thread-safe: whoever reads frames drives it."""
 
     def __init__(self) -> None:
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenRequest] = {}
         self._handles: dict[str, int] = {}
         """By request id."""
-        self._late = Queries()
+        self._late = QueryVectors()
 
     def open_ids(self) -> list[str]:
         """Oldest first."""
@@ -81,7 +81,7 @@ class PoolingOutputs:
 
     def add(self, submission: PoolingSubmission, now: float) -> None:
         """Before its request reaches the engine. now: monotonic seconds."""
-        self._open[submission.request.handle] = _Open(submission, now)
+        self._open[submission.request.handle] = _OpenRequest(submission, now)
         self._handles[submission.request_id] = submission.request.handle
 
     def process(self, frame: Outputs) -> list[Output]:
@@ -96,7 +96,7 @@ class PoolingOutputs:
                 self._open[handle].metrics.num_preemptions += 1
         for part in frame.each:
             if part.handle in self._open:
-                self._open[part.handle].told(part)
+                self._open[part.handle].add(part)
         results: dict[int, np.ndarray] = {}
         if frame.pooled is not None:
             results = dict(zip(frame.pooled.handles.tolist(), frame.pooled.vectors, strict=True))
@@ -125,7 +125,7 @@ class PoolingOutputs:
         self._open.clear()
         self._handles.clear()
 
-    def _close(self, handle: int) -> _Open | None:
+    def _close(self, handle: int) -> _OpenRequest | None:
         request = self._open.pop(handle, None)
         if request is not None:
             del self._handles[request.submission.request_id]
@@ -140,12 +140,12 @@ class PoolingOutputs:
         return [self._open[h].submission.request for h in handles if h in self._open]
 
 
-def _output(request: _Open, result: np.ndarray | None, why: str) -> Output:
+def _output(request: _OpenRequest, result: np.ndarray | None, why: str) -> Output:
     """why: how it ended, for a request without a result."""
     s = request.submission
     if result is not None and s.shape.each:
         result = request.each
-    data = np.empty(0, np.float32) if result is None else shaped(result, s.shape, s.prompt_ids)
+    data = np.empty(0, np.float32) if result is None else apply_pool_shape(result, s.shape, s.prompt_ids)
     error = why if result is None else None
     return Output(s.request_id, PoolingOutput(data), s.prompt_ids, request.cached, metrics=request.metrics, error=error)
 

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from starlette.requests import Request
 
-from thalweg.server.batches.batch import ENDED, Batch, Runner
-from thalweg.server.batches.store import Files
-from thalweg.server.core.lines import Lines
+from thalweg.server.batches.batch import ENDED, Batch, BatchRunner
+from thalweg.server.batches.store import FileStore
+from thalweg.server.core.lines import LineRunner
 from thalweg.server.core.query import whole
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
@@ -18,9 +18,9 @@ MOST_BATCHES = 1000
 """Batches of one owner. When there are more, the oldest that has ended is forgotten."""
 
 
-class Kept:
-    def __init__(self, files: Files, lines: Lines, together: int) -> None:
-        self.files, self.runner = files, Runner(files, lines, together)
+class BatchRegistry:
+    def __init__(self, files: FileStore, lines: LineRunner, together: int) -> None:
+        self.files, self.runner = files, BatchRunner(files, lines, together)
         self.endpoints = lines.endpoints
         self._batches: dict[str, dict[str, Batch]] = {}
 
@@ -46,26 +46,26 @@ class Kept:
         return list(self._batches.get(owner, {}).values())
 
 
-def kept_by(serving: Serving) -> Kept:
+def kept_by(serving: Serving) -> BatchRegistry:
     """Those of a server. Its batches take half of the engine's sequences at most."""
-    return serving.own(_made)
+    return serving.own(_build)
 
 
-def _made(serving: Serving) -> Kept:
-    files = Files(serving.settings.files_store_bytes, serving.settings.files_directory or "")
-    return Kept(files, serving.lines, max(1, serving.engine.config.max_running // 2))
+def _build(serving: Serving) -> BatchRegistry:
+    files = FileStore(serving.settings.files_store_bytes, serving.settings.files_directory or "")
+    return BatchRegistry(files, serving.lines, max(1, serving.engine.config.max_running // 2))
 
 
-class Listed(Protocol):
+class Listable(Protocol):
     """What can be in a list."""
 
     id: str
 
-    def said(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """As clients see it."""
 
 
-def page(http: Request, items: Sequence[Listed], most: int, default: int, order: str = "desc") -> dict[str, Any]:
+def page(http: Request, items: Sequence[Listable], most: int, default: int, order: str = "desc") -> dict[str, Any]:
     """The part of a list that was asked for. items: the oldest first. ApiError for a wrong limit, order or after."""
     query = http.query_params
     limit = whole(http, "limit", default, 1, most)
@@ -79,6 +79,6 @@ def page(http: Request, items: Sequence[Listed], most: int, default: int, order:
         if at is None:
             raise ApiError(f"after: there is no {after[:80]!r}", "after")
         items = items[at + 1 :]
-    shown = [item.said() for item in items[:limit]]
+    shown = [item.describe() for item in items[:limit]]
     ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
     return {"object": "list", "data": shown, "has_more": len(shown) < len(items), **ends}

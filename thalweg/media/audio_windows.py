@@ -12,22 +12,22 @@ LENGTH = 0.1
 """Seconds of what counts as quiet together."""
 
 
-class Window(NamedTuple):
+class AudioWindow(NamedTuple):
     begin: int
     end: int
     """Samples of the whole sound."""
 
 
-def windows(sound: np.ndarray, most: int, rate: int) -> list[Window]:
+def windows(sound: np.ndarray, most: int, rate: int) -> list[AudioWindow]:
     """Windows of at most so many samples, in order, without gaps. A sound of no more is one."""
-    out, begin = list[Window](), 0
+    out, begin = list[AudioWindow](), 0
     while sound.size - begin > most:
         search = min(most // 8, int(SEARCH * rate))
         end = begin + most
         cut = end - search + _quietest(sound[end - search : end], max(1, int(LENGTH * rate)))
-        out.append(Window(begin, cut))
+        out.append(AudioWindow(begin, cut))
         begin = cut
-    return [*out, Window(begin, sound.size)]
+    return [*out, AudioWindow(begin, sound.size)]
 
 
 def _quietest(part: np.ndarray, length: int) -> int:

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from thalweg.backends.eager import to_torch
-from thalweg.backends.torch_gpu.library import Parts, assemble, triton
+from thalweg.backends.torch_gpu.library import KernelSet, assemble, triton
 from thalweg.backends.torch_gpu.staging import views
-from thalweg.backends.triton_kernels import absent
+from thalweg.backends.triton_kernels import cross_compile
 from thalweg.errors import DeviceError
 from thalweg.hal.device import Device, DeviceInfo, Memory
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.platform import (
-    Absent,
-    Compiled,
+    CompiledKernel,
+    CrossCompiler,
     Defaults,
     Limits,
     ModelInfo,
@@ -56,10 +56,10 @@ class _Never:
         raise RuntimeError("a device that is not here has no results")
 
 
-class AbsentDevice(Device):
+class CompileOnlyDevice(Device):
     """Every array is a size and a type."""
 
-    def __init__(self, info: DeviceInfo, parts: Parts) -> None:
+    def __init__(self, info: DeviceInfo, parts: KernelSet) -> None:
         self.info, self.kernels, self.attention = info, parts.kernels, parts.attention
 
     def memory(self) -> Memory:
@@ -93,16 +93,16 @@ class AbsentDevice(Device):
         raise NotImplementedError("a device that is not here has no values")
 
 
-class AbsentPlatform(Platform):
+class CompileOnlyPlatform(Platform):
     """What a GPU platform says of every device of this architecture, and a device that is not here."""
 
     def __init__(self, base: GpuPlatform, arch: str) -> None:
         self._base, self._arch = base, arch
         self.name, self.options = base.name, base.options
 
-    def configured(self, options: Any) -> Self:
-        made = super().configured(options)
-        made._base = self._base.configured(options)
+    def with_options(self, options: Any) -> Self:
+        made = super().with_options(options)
+        made._base = self._base.with_options(options)
         return made
 
     def probe(self) -> Probe:
@@ -137,30 +137,30 @@ class AbsentPlatform(Platform):
         for source, why in parts.absent:
             if source == "triton":
                 raise DeviceError(f"device: nothing to compile: {why}")
-        return AbsentDevice(self._info(), parts)
+        return CompileOnlyDevice(self._info(), parts)
 
 
-class AbsentGpu(Absent):
+class GpuCrossCompiler(CrossCompiler):
     """See `Platform.absent`. Triton's driver is replaced in this process, for good."""
 
     def __init__(self, base: GpuPlatform, arch: str, cache: Path | None) -> None:
         """DeviceError: this Triton compiles nothing for that architecture."""
         try:
-            absent.install(arch)
+            cross_compile.install(arch)
         except ValueError as e:
             raise DeviceError(f"arch: {e}") from e
         if cache is not None:
-            absent.keep_in(cache)
-        self.platform, self._notes = AbsentPlatform(base, arch), absent.Notes()
+            cross_compile.keep_in(cache)
+        self.platform, self._notes = CompileOnlyPlatform(base, arch), cross_compile.LaunchRecorder()
         self._notes.attend()
 
     @property
     def cache(self) -> Path:
-        return absent.cache_folder()
+        return cross_compile.cache_folder()
 
     def kernels(self) -> list[tuple[str, str]]:
         return [(key, w.name) for key, w in self._notes.wanted.items()]
 
-    def compile(self, key: str) -> Compiled:
+    def compile(self, key: str) -> CompiledKernel:
         made = self._notes.make(self._notes.wanted[key])
-        return Compiled(made.seconds, made.cached)
+        return CompiledKernel(made.seconds, made.cached)

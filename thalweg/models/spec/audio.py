@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thalweg.models.spec.vision import Projector, Step, plain
+from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec, plain
 from thalweg.models.weights import Source, Weight, Weights, linear, vector
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Conv:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hearing:
+class AudioSpec:
     """Convolutions over chunks of a spectrum, places, layers in which chunks see what is beside them, a projector."""
 
     bins: int
@@ -43,12 +43,12 @@ class Hearing:
     hidden: int
     layers: tuple[Layer, ...]
     convs: tuple[Conv, ...]
-    projector: Projector
+    projector: ProjectorSpec
     act: str = "gelu"
     """After each convolution."""
     masked: bool = False
     """What fills a chunk up is silenced again after the first convolution."""
-    out: Step | None = None
+    out: ProjectorLayer | None = None
     """From channels and frequencies to `hidden`."""
     places: str = ""
     """The learned table of places; "" = they come with the sound, as what is added or what layers turn by."""

@@ -9,19 +9,19 @@ from thalweg.config import EngineConfig
 from thalweg.engine.client.core import ClientCore
 from thalweg.engine.client.fleet import Engines
 from thalweg.engine.client.frontend import Frontend
-from thalweg.engine.client.media import Media
+from thalweg.engine.client.media import MediaPreprocessor
 from thalweg.engine.messages import Stats
 from thalweg.errors import EngineDeadError, ThalwegError
 from thalweg.outputs import RequestMetrics
 from thalweg.params import PoolingParams
-from thalweg.refused import CODE, NoNewWeights, NoOtherConfig, refused
+from thalweg.refused import CODE, NoVllmConfig, NoWeightUpdates, unsupported_method
 from thalweg.template.chat import Chat
 from thalweg.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 
-class About(NoNewWeights, NoOtherConfig):
+class InfoMethods(NoWeightUpdates, NoVllmConfig):
     """The part of AsyncLLM that only tells."""
 
     _client: ClientCore
@@ -51,7 +51,7 @@ class About(NoNewWeights, NoOtherConfig):
         return self._frontend.chat
 
     @property
-    def media(self) -> Media | None:
+    def media(self) -> MediaPreprocessor | None:
         """Who reads images. None: the model takes text alone."""
         return self._frontend.media
 
@@ -137,6 +137,6 @@ class About(NoNewWeights, NoOtherConfig):
     def dead_error(self) -> BaseException:
         return EngineDeadError(str(self._dead or "the engine is alive"))
 
-    collective_rpc = refused(CODE)
-    scale_elastic_ep = refused("experts are not spread over devices by this version")
-    notify_kv_transfer_request_rejected = refused("no keys and values come from other engines in this version")
+    collective_rpc = unsupported_method(CODE)
+    scale_elastic_ep = unsupported_method("experts are not spread over devices by this version")
+    notify_kv_transfer_request_rejected = unsupported_method("no keys and values come from other engines in this version")

@@ -11,7 +11,7 @@ from thalweg.server.core.sampling import shared_fields
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.responses.items import messages_of, text_of
-from thalweg.server.responses.protocol import Conversed, Item, ResponsesRequest
+from thalweg.server.responses.protocol import InputTokensRequest, Item, ResponsesRequest
 from thalweg.server.responses.tools import Tools
 
 SAME = (*shared_fields(ResponsesRequest), "logit_bias", "structured_outputs", "priority", "cache_salt")
@@ -19,7 +19,7 @@ ROOM = 8
 """truncation: auto leaves one part in so many of the context for the answer, where max_output_tokens does not say."""
 
 
-def tools_of(request: Conversed, items: Sequence[Item]) -> Tools:
+def tools_of(request: InputTokensRequest, items: Sequence[Item]) -> Tools:
     """The tools of the request, and those that its items and earlier ones offer."""
     more = [tool for item in items if item.type == "additional_tools" for tool in item.tools or ()]
     return Tools(request.tools or [], request.tool_choice, more)
@@ -35,7 +35,7 @@ def chat_of(request: ResponsesRequest, tools: Tools, items: Sequence[Item]) -> C
         "tool_choice": tools.choice if tools.functions else None,
         "parallel_tool_calls": request.parallel_tool_calls,
         "response_format": _format(request),
-        "logprobs": bool(request.scored),
+        "logprobs": bool(request.logprobs_field),
         "top_logprobs": request.top_logprobs or None,
         "reasoning_effort": request.reasoning.effort if request.reasoning else None,
     }
@@ -44,7 +44,7 @@ def chat_of(request: ResponsesRequest, tools: Tools, items: Sequence[Item]) -> C
     return chat
 
 
-def counted_of(request: Conversed, tools: Tools, items: Sequence[Item], exclude_tools: bool) -> ChatFields:
+def counted_of(request: InputTokensRequest, tools: Tools, items: Sequence[Item], exclude_tools: bool) -> ChatFields:
     """exclude_tools: where none may be called, the template sees none."""
     fields = _prompt_fields(request, tools, items)
     if exclude_tools and tools.choice == "none":
@@ -56,7 +56,7 @@ def counted_of(request: Conversed, tools: Tools, items: Sequence[Item], exclude_
     return ChatFields.model_validate(fields)
 
 
-def _prompt_fields(request: Conversed, tools: Tools, items: Sequence[Item]) -> dict[str, Any]:
+def _prompt_fields(request: InputTokensRequest, tools: Tools, items: Sequence[Item]) -> dict[str, Any]:
     variables = dict(request.chat_template_kwargs or {})
     if request.reasoning and request.reasoning.effort == "none":
         variables.setdefault("enable_thinking", False)
@@ -73,7 +73,7 @@ def _prompt_fields(request: Conversed, tools: Tools, items: Sequence[Item]) -> d
     }
 
 
-def _format(request: Conversed) -> dict[str, Any] | None:
+def _format(request: InputTokensRequest) -> dict[str, Any] | None:
     form = request.text and request.text.format
     if not form:
         return None
@@ -84,7 +84,7 @@ def _format(request: Conversed) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": form.get("name"), "schema": form["schema"]}}
 
 
-async def shortened(serving: Serving, request: ResponsesRequest, tools: Tools, items: Sequence[Item]) -> Sequence[Item]:
+async def truncate_items(serving: Serving, request: ResponsesRequest, tools: Tools, items: Sequence[Item]) -> Sequence[Item]:
     """truncation: auto. `items` without as many of the oldest turns as must go for the answer to have room. System texts
     at the beginning stay, and so does the last turn."""
     context = serving.engine.config.model.max_len
@@ -115,7 +115,7 @@ async def shortened(serving: Serving, request: ResponsesRequest, tools: Tools, i
     return [*items[:head], *items[turns[low] :]]
 
 
-def check_images(serving: Serving, request: Conversed) -> None:
+def check_images(serving: Serving, request: InputTokensRequest) -> None:
     """ApiError for an image that the model cannot see."""
     if serving.engine.media is not None:
         return

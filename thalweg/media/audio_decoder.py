@@ -22,7 +22,7 @@ CPU_SECONDS, WALL = 30.0, 120.0
 PARAM = "file"
 
 
-class SoundGate:
+class AudioDecoder:
     """Up to `cells` processes that decode. Thread-safe. They start when first needed, and end with this object."""
 
     def __init__(self, cells: int = 1, most_seconds: float = 600.0) -> None:

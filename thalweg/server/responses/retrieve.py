@@ -14,12 +14,12 @@ from thalweg.server.http.answer import STARTED, EventStream, respond
 from thalweg.server.http.middleware import owner_of
 from thalweg.server.responses.errors import ERRORS
 from thalweg.server.responses.run import missing
-from thalweg.server.responses.store import EventLog, Turn, store
+from thalweg.server.responses.store import EventLog, StoredResponse, store
 
 NOT_STREAMED = "stream: only a response of background=true can be streamed again; fetch it without stream"
 
 
-def found(serving: Serving, http: Request) -> Turn:
+def found(serving: Serving, http: Request) -> StoredResponse:
     """The response that the path names. ApiError 404, for another owner's too."""
     id = http.path_params["id"]
     turn = store(serving).get(owner_of(http.scope), id)

@@ -1,7 +1,7 @@
 """Triton for a GPU that is not here: what launches would compile, without launching, and compiling it into Triton's
 cache.
 
-Triton asks its driver what to compile for. `Elsewhere` answers for a device of which only the architecture is known.
+Triton asks its driver what to compile for. `CompileOnlyDriver` answers for a device of which only the architecture is known.
 So Triton itself finds the types, constants and alignments of every launch. A process on a real device of that
 architecture finds what was compiled here under the same keys.
 """
@@ -40,7 +40,7 @@ def target(arch: str) -> GPUTarget:
     return made
 
 
-class Elsewhere(DriverBase):  # type: ignore[misc]
+class CompileOnlyDriver(DriverBase):  # type: ignore[misc]
     """A driver whose device takes every launch and does nothing. shared: bytes of shared memory a program may use."""
 
     def __init__(self, where: GPUTarget, shared: int) -> None:
@@ -88,15 +88,15 @@ class Elsewhere(DriverBase):  # type: ignore[misc]
         return launch
 
 
-def install(arch: str) -> Elsewhere:
+def install(arch: str) -> CompileOnlyDriver:
     """Triton's driver in this process, from now on: a device of this architecture."""
-    made = Elsewhere(target(arch), tiles(arch).shared)
+    made = CompileOnlyDriver(target(arch), tiles(arch).shared)
     driver.set_active(made)
     return made
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CompileTask:
     """One thing to compile: a kernel for one specialisation of its arguments."""
 
     name: str
@@ -105,14 +105,14 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class CompileResult:
     """cached: it was there already."""
 
     seconds: float
     cached: bool
 
 
-class Idle:
+class NoopKernel:
     """A compiled kernel that does nothing."""
 
     function = packed_metadata = None
@@ -124,11 +124,11 @@ class Idle:
         return
 
 
-class Notes:
+class LaunchRecorder:
     """What the launches of this process would have compiled. Once `attend` is called none of them compiles or runs."""
 
     def __init__(self) -> None:
-        self.wanted: dict[str, Wanted] = {}
+        self.wanted: dict[str, CompileTask] = {}
         """Wanted compilations by Triton's own key, kernel first."""
 
     def attend(self) -> None:
@@ -138,11 +138,11 @@ class Notes:
         """Triton calls this before it compiles. True = leave it."""
         kernel = fn.jit_function
         name = kernel.__name__.strip("_")
-        self.wanted.setdefault(f"{fn.module}.{name} {key}", Wanted(name, kernel, compile["specialization_data"]))
-        kernel.device_caches[0][0][key] = Idle()  # asked once: the next launch of the same kind finds this
+        self.wanted.setdefault(f"{fn.module}.{name} {key}", CompileTask(name, kernel, compile["specialization_data"]))
+        kernel.device_caches[0][0][key] = NoopKernel()  # asked once: the next launch of the same kind finds this
         return True
 
-    def make(self, wanted: Wanted) -> Made:
+    def make(self, wanted: CompileTask) -> CompileResult:
         """Compile it, or find it in the cache. Raises whatever the compiler does, and OutOfResources if the device's shared
         memory is too small."""
         hits: list[bool] = []
@@ -157,7 +157,7 @@ class Notes:
             wanted.kernel.preload(wanted.specialisation)._init_handles()
         finally:  # what preload leaves in place of an Idle is as good
             triton.knobs.runtime.jit_cache_hook, triton.knobs.compilation.listener = hook, before
-        return Made(time.monotonic() - start, all(hits))
+        return CompileResult(time.monotonic() - start, all(hits))
 
 
 def cache_folder() -> Path:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.config import SoundConfig
+from thalweg.config import SpeechConfig
 from thalweg.engine.client.embeds import MOST_BYTES
 from thalweg.engine.messages import Input
 from thalweg.errors import RequestError
+from thalweg.media.audio_decoder import samples_of
 from thalweg.media.mel import HOP, RATE, LogMel, log_mel
-from thalweg.media.sound import samples_of
 from thalweg.params import SamplingParams
 
 NAME = "multi_modal_data"
@@ -24,7 +24,7 @@ TIMESTAMPS = "timestamps"
 """Name in extra_args of the rules that times keep to: the first time, the end, and the latest first time."""
 
 
-def read(prompt: Any, config: SoundConfig | None) -> tuple[Any, np.ndarray | None]:
+def read(prompt: Any, config: SpeechConfig | None) -> tuple[Any, np.ndarray | None]:
     """(the prompt of the decoder, the spectrum f32[bins, frames]). A model that does not hear has no spectrum. RequestError."""
     if not isinstance(prompt, Mapping) or not (NAME in prompt or "encoder_prompt" in prompt):
         if config is not None:
@@ -35,17 +35,17 @@ def read(prompt: Any, config: SoundConfig | None) -> tuple[Any, np.ndarray | Non
     if config is None:
         raise RequestError(f"{NAME}: this model reads text alone; leave it out", NAME)
     if "encoder_prompt" in prompt:
-        prompt = _joined(prompt)
+        prompt = _merge_prompts(prompt)
     given = prompt[NAME]
     if not isinstance(given, Mapping) or set(given) != {"audio"}:
         raise RequestError(f'{NAME}: must be {{"audio": samples or (samples, rate)}} for this model', NAME)
     audio = given["audio"]
     if isinstance(audio, list) and len(audio) == 1 and not isinstance(audio[0], int | float):
         audio = audio[0]
-    return {k: v for k, v in prompt.items() if k != NAME}, _heard(audio, config)
+    return {k: v for k, v in prompt.items() if k != NAME}, _audio_features(audio, config)
 
 
-def _joined(prompt: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_prompts(prompt: Mapping[str, Any]) -> dict[str, Any]:
     """One prompt of the two that vLLM takes for models with an encoder."""
     unknown = sorted(str(k) for k in prompt.keys() - {"encoder_prompt", "decoder_prompt", "cache_salt"})
     if unknown:
@@ -64,7 +64,7 @@ def _joined(prompt: Mapping[str, Any]) -> dict[str, Any]:
     return {**{k: v for k, v in prompt.items() if k == "cache_salt"}, **decoder, NAME: encoder[NAME]}
 
 
-def _heard(audio: Any, config: SoundConfig) -> np.ndarray:
+def _audio_features(audio: Any, config: SpeechConfig) -> np.ndarray:
     if isinstance(audio, LogMel):
         return audio.values
     wave = samples_of(audio, NAME)
@@ -96,7 +96,7 @@ def check(params: SamplingParams, mel: np.ndarray | None) -> None:
         raise RequestError(f"n: {params.n} choices of a sound are more than {MOST_BYTES} bytes: ask for fewer at once", "n")
 
 
-def sampling(config: SoundConfig, ids: list[int], fields: dict[str, Any]) -> dict[str, Any]:
+def sampling(config: SpeechConfig, ids: list[int], fields: dict[str, Any]) -> dict[str, Any]:
     """Fields of TokenSampling, with the tokens left out that the model was trained to leave out."""
     bias = dict(fields["logit_bias"]) | dict.fromkeys(config.suppress, NEVER)
     first = tuple((ids[-1], i) for i in config.begin_suppress)

@@ -11,13 +11,13 @@ from thalweg.models.flow import Flow
 from thalweg.models.layers.mlp import GatedMLP
 from thalweg.models.layers.moe import Experts
 from thalweg.models.layers.norm import RMSNorm
-from thalweg.models.spec import Beside
+from thalweg.models.spec import ParallelMoE
 
 
-class MLPBesideExperts:
+class ParallelExperts:
     """x [T, hidden] -> [T, hidden]."""
 
-    def __init__(self, ctx: Context, spec: Beside, weights: Mapping[str, Any]) -> None:
+    def __init__(self, ctx: Context, spec: ParallelMoE, weights: Mapping[str, Any]) -> None:
         self._mlp, self._moe = GatedMLP(ctx, spec.mlp, weights["mlp"]), Experts(ctx, spec.moe, weights["moe"])
         self._mlp_in, self._mlp_out, self._moe_out = norms = tuple(
             RMSNorm(ctx, getattr(spec, k), weights[k]) for k in ("mlp_in", "mlp_out", "moe_out")

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from thalweg.backends.cpu.native import Library
+from thalweg.backends.cpu.native import NativeLibrary
 
 logger = logging.getLogger(__name__)
 LAYOUT = 2
@@ -35,11 +35,11 @@ STALE = 3600
 """Seconds. A file is not written for longer: its writer has died."""
 
 
-class Kept:
+class PackedWeightCache:
     """Of one open library, whose instruction set decides the layout. folder: made where it is missing. OSError if it
     cannot be."""
 
-    def __init__(self, library: Library, folder: Path) -> None:
+    def __init__(self, library: NativeLibrary, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._library, self._folder = library, folder
         self._writes = True
@@ -77,12 +77,12 @@ class Kept:
         except FileNotFoundError:
             return None
         except OSError as e:
-            self._unused(name, e)
+            self._warn_unused(name, e)
             return None
         try:
             mapped = mmap.mmap(file, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         except (OSError, ValueError) as e:  # empty, or no file
-            self._unused(name, e)
+            self._warn_unused(name, e)
             return None
         finally:
             os.close(file)
@@ -90,7 +90,7 @@ class Kept:
             mapped.madvise(mmap.MADV_WILLNEED)
         return np.frombuffer(mapped, np.uint8)
 
-    def _unused(self, name: str, why: Exception) -> None:
+    def _warn_unused(self, name: str, why: Exception) -> None:
         logger.warning("packed_weights: %s is not used: %s", self._folder / name, why)
 
     def write(self, name: str, address: int, size: int) -> None:

@@ -7,13 +7,13 @@ import numpy as np
 
 from thalweg.errors import RequestError
 from thalweg.host import envs
+from thalweg.media.audio_decoder import AudioDecoder
 from thalweg.media.audio_processors import AudioProcessor
 from thalweg.media.digests import Digests
 from thalweg.media.mel import RATE
-from thalweg.media.sound import SoundGate
 
 
-class Sound(msgspec.Struct, frozen=True):
+class ProcessedAudio(msgspec.Struct, frozen=True):
     """What was made of one: its spectrum, and a digest that no other sound has. It covers the processor's settings, the
     spectrum's shape and its bytes."""
 
@@ -23,28 +23,28 @@ class Sound(msgspec.Struct, frozen=True):
     digest: bytes
 
 
-class Sounds:
+class AudioLoader:
     """Reads sounds for one model. Thread-safe. Its processes start when first needed, and end with it."""
 
     def __init__(self, processor: AudioProcessor, cells: int) -> None:
-        self._processor, self._gate = processor, SoundGate(cells, envs.audio_seconds())
+        self._processor, self._gate = processor, AudioDecoder(cells, envs.audio_seconds())
         self._most, self._seconds = int(envs.audio_file_megabytes() * (1 << 20)), envs.audio_seconds()
         self._digests = Digests("audio", processor)
 
     def close(self) -> None:
         self._gate.close()
 
-    def read(self, data: bytes, at: str) -> Sound:
+    def read(self, data: bytes, at: str) -> ProcessedAudio:
         """Of a file's bytes. at: the place in the request. RequestError, UnavailableError."""
         if len(data) > self._most:
             raise RequestError(f"{at}: more than {self._most / (1 << 20):g} MiB; send a smaller file", at)
         return self.of(self._gate.decode(data, RATE, at), at)
 
-    def of(self, samples: np.ndarray, at: str) -> Sound:
+    def of(self, samples: np.ndarray, at: str) -> ProcessedAudio:
         """Of f32[samples] at RATE. RequestError."""
         if samples.size > self._seconds * RATE:
             raise RequestError(f"{at}: lasts {samples.size / RATE:.0f} seconds, and at most {self._seconds:g} are taken", at)
         if problem := self._processor.problem(samples.size):
             raise RequestError(f"{at}: {problem}", at)
         mel, frames = self._processor.mel(samples), self._processor.frames(samples.size)
-        return Sound(mel, frames, self._digests.of_arrays(frames, mel))
+        return ProcessedAudio(mel, frames, self._digests.of_arrays(frames, mel))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Flag, auto
 
 
-class Held(Flag):
+class GrammarScope(Flag):
     """Parts of a turn that `turns.grammar`, or a form that the request asked for, decides."""
 
     NOTHING = 0

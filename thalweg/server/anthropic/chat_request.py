@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from thalweg.server.anthropic.protocol import Block, CountRequest, Message, MessagesRequest, Tool
+from thalweg.server.anthropic.protocol import AnthropicMessage, AnthropicTool, ContentBlock, CountRequest, MessagesRequest
 from thalweg.server.core.request import ChatFields, ChatRequest
 from thalweg.server.errors import ApiError
 
@@ -76,19 +76,19 @@ def _prompt_fields(request: CountRequest) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _function(tool: Tool) -> dict[str, Any]:
+def _function(tool: AnthropicTool) -> dict[str, Any]:
     strict = {} if tool.strict is None else {"strict": tool.strict}
     return {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, **strict}
 
 
-def _system(system: str | list[Block] | None) -> Any:
+def _system(system: str | list[ContentBlock] | None) -> Any:
     if isinstance(system, str):
         first, _, rest = system.partition("\n")
         return rest.lstrip("\n") if first.startswith(BILLING) else system
     return _text([b for b in system or () if not (b.text or "").startswith(BILLING)])
 
 
-def _text(blocks: list[Block]) -> Any:
+def _text(blocks: list[ContentBlock]) -> Any:
     """A text alone as it is, several as parts, which the template's form puts together."""
     parts: list[dict[str, Any]] = [
         {"type": "text", "text": b.text} if b.source is None else {"type": "image_url", "image_url": {"url": b.source.as_url}}
@@ -97,13 +97,13 @@ def _text(blocks: list[Block]) -> Any:
     return parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts or ""
 
 
-def _messages(message: Message) -> list[dict[str, Any]]:
+def _messages(message: AnthropicMessage) -> list[dict[str, Any]]:
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     if message.role == "assistant":
         return _assistant(message.content)
     out: list[dict[str, Any]] = []
-    texts: list[Block] = []
+    texts: list[ContentBlock] = []
     for block in message.content:
         if block.type in ("text", "image"):
             texts.append(block)
@@ -115,13 +115,13 @@ def _messages(message: Message) -> list[dict[str, Any]]:
     return [*out, {"role": message.role, "content": _text(texts)}] if texts or not out else out
 
 
-def _result(block: Block) -> str:
+def _result(block: ContentBlock) -> str:
     inner = block.content
     said = inner if isinstance(inner, str) else "\n".join(b.text or "" for b in inner or ())
     return f"Error: {said}" if block.is_error else said
 
 
-def _assistant(blocks: list[Block]) -> list[dict[str, Any]]:
+def _assistant(blocks: list[ContentBlock]) -> list[dict[str, Any]]:
     """One message. Thinking that the client cannot read either is left out."""
     calls = [
         {"id": b.id, "type": "function", "function": {"name": b.name, "arguments": _arguments(b.input)}}

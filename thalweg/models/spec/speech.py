@@ -18,7 +18,7 @@ STRIDE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sound:
+class SpeechEncoder:
     """Two convolutions over time, learned positions, layers in which everything sees everything, a norm. Its input is a log-mel
     spectrum of a fixed length."""
 

@@ -13,20 +13,22 @@ from thalweg.hal.ops.activation import activate
 from thalweg.hal.step import Array, SamplingArrays, StepBatch
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, Place
-from thalweg.models.layers.norm import bound
+from thalweg.models.flow import Flow, MixerRef
+from thalweg.models.layers.norm import build_norm
 from thalweg.models.spec.sound import STRIDE
 from thalweg.models.weights import ParamSpec
 
 
-class SoundEncoder:
+class SpeechEncoder:
     """mel f32[N, bins, frames] -> [N, sources, hidden]."""
 
-    def __init__(self, ctx: Context, spec: declared.Sound, weights: Mapping[str, Any], block: Callable[..., Any]) -> None:
+    def __init__(
+        self, ctx: Context, spec: declared.SpeechEncoder, weights: Mapping[str, Any], block: Callable[..., Any]
+    ) -> None:
         """block: what makes a layer of a declaration (`decoder.Block`)."""
         self._spec, self._dtype = spec, getattr(torch, ctx.dtype)
-        self._layers = [block(ctx, each, weights["layers"][i], [Place(i)]) for i, each in enumerate(spec.layers)]
-        self._norm = bound(ctx, spec.norm, weights["norm"])
+        self._layers = [block(ctx, each, weights["layers"][i], [MixerRef(i)]) for i, each in enumerate(spec.layers)]
+        self._norm = build_norm(ctx, spec.norm, weights["norm"])
         own = {name: weights[name] for name in ("conv1", "conv2", "positions")}
         self.specs: dict[str, Any] = {
             **{name: {k: ParamSpec(w, ctx.dtype) for k, w in part.items()} for name, part in own.items()},

@@ -19,7 +19,7 @@ LOOK_SECONDS = 0.02
 NO_SLEEP = "enable_sleep_mode: sleeping needs an engine started with it (--enable-sleep-mode)"
 
 
-class Resting:
+class PauseController:
     """running: ids of the open requests. abort: ends some of them, their readers told."""
 
     def __init__(
@@ -112,10 +112,10 @@ class Resting:
         self.open()
 
 
-class Rests:
+class PauseMethods:
     """The part of AsyncLLM that pauses and sleeps."""
 
-    _resting: Resting
+    _resting: PauseController
     _frontend: Frontend
     _wait_started: Callable[[], Awaitable[None]]
     _open_ids: Callable[[], list[str]]
@@ -165,6 +165,6 @@ class Rests:
         return self._resting.level
 
     @property
-    def held(self) -> int:
+    def paused_requests(self) -> int:
         """Requests that wait for `resume` or `wake_up`."""
         return self._resting.waiting

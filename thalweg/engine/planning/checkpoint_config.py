@@ -64,7 +64,7 @@ def read(args: EngineArgs, path: Path) -> dict[str, Any]:
     return {**config, "model_impl": args.model_impl, **blind, **images}
 
 
-def cached(args: EngineArgs, config: Mapping[str, Any], spec: ModelSpec) -> EngineArgs:
+def resolve_kv_cache_dtype(args: EngineArgs, config: Mapping[str, Any], spec: ModelSpec) -> EngineArgs:
     """The arguments with the type of keys and values in place of auto, where the checkpoint says one. ConfigError names a
     layer to skip that is not there."""
     beyond = [s for s in args.kv_cache_dtype_skip_layers if s.isdecimal() and int(s) >= len(spec.layers)]

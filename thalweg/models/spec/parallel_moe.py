@@ -11,7 +11,7 @@ from thalweg.models.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class ParallelMoE:
     """An MLP and a mixture that read the same x, each between norms of its own, and are added. A layer with this part has no
     norm before it: what the mixture's router reads is x itself."""
 

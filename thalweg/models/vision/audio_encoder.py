@@ -16,22 +16,22 @@ from thalweg.hal.parts.frames import Frames
 from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
 from thalweg.models import spec
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, Place
+from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.linear import Linear
 from thalweg.models.vision.tower import Projector
 from thalweg.models.weights import ParamSpec
 from thalweg.quantization.online import DENSE_FORMATS
 
 
-class Ear:
+class AudioEncoder:
     """Holds no tensors: parameters are passed."""
 
-    def __init__(self, ctx: Context, s: spec.Hearing, weights: Mapping[str, Any], block: Callable[..., Any]) -> None:
+    def __init__(self, ctx: Context, s: spec.AudioSpec, weights: Mapping[str, Any], block: Callable[..., Any]) -> None:
         """block: what assembles a layer."""
         ctx = replace(ctx.encoders or ctx, mesh=Mesh(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
         self.spec, self._dtype = s, getattr(torch, ctx.dtype)
         self._out = None if s.out is None else Linear(ctx, weights["out"])
-        self._blocks = [block(ctx, layer, weights["layers"][i], [Place(i, 0, 0)]) for i, layer in enumerate(s.layers)]
+        self._blocks = [block(ctx, layer, weights["layers"][i], [MixerRef(i, 0, 0)]) for i, layer in enumerate(s.layers)]
         self._projector = Projector(ctx, s.projector, weights["projector"])
         self.specs: dict[str, Any] = {
             "convs": {i: {k: ParamSpec(w, ctx.dtype) for k, w in part.items()} for i, part in weights["convs"].items()},
@@ -51,11 +51,11 @@ class Ear:
 
     @property
     def depth(self) -> int:
-        """As of `Tower`."""
+        """As of `VisionEncoder`."""
         return len(self._blocks)
 
     def part(self, first: int, last: int, carried: dict[str, Any]) -> Step:
-        """As of `Tower`: `StepResult.pooled` is f32[N, hidden of the language model]."""
+        """As of `VisionEncoder`: `StepResult.pooled` is f32[N, hidden of the language model]."""
 
         def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
             frames = batch.get(Frames)
@@ -79,12 +79,12 @@ class Ear:
 
     def _enter(self, params: Params, frames: Frames) -> Array:
         """[T, hidden]."""
-        x = self._convolved(params, frames).index_select(0, frames.row)
+        x = self._convolve(params, frames).index_select(0, frames.row)
         if self.spec.places:
             return x + params["places"].index_select(0, frames.place)
         return x + frames.sines.to(x.dtype) if frames.sines.shape[1] else x
 
-    def _convolved(self, params: Params, frames: Frames) -> Array:
+    def _convolve(self, params: Params, frames: Frames) -> Array:
         """[chunks * places, hidden]. Chunk by chunk, so that what a step needs does not grow with the sound."""
         made = [self._chunk(params, mel, real) for mel, real in zip(frames.mel.unbind(0), frames.real.unbind(0), strict=True)]
         return torch.cat(made)
