@@ -46,7 +46,7 @@ def write(folder: Path, config: dict[str, Any], model: Model) -> int:
     """Bytes of the weights written."""
     from safetensors.torch import save_file
 
-    shapes = {s.name: s.stored for _, spec in walk(model.specs) for s in spec.sources}
+    shapes = {s.name: s.checkpoint_shape for _, spec in walk(model.specs) for s in spec.sources}
     tensors = {name: torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02) for name, shape in shapes.items()}
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))

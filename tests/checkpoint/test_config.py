@@ -186,8 +186,8 @@ def test_deciding_support_loads_no_tensor_framework():
 
     code = (
         "import sys, thalweg.checkpoint.config, thalweg.checkpoint.hub, thalweg.checkpoint.safetensors\n"
-        "from thalweg.models.registry import supported\n"
-        "assert supported({'architectures': ['LlamaForCausalLM']}) == 'LlamaForCausalLM'\n"
+        "from thalweg.models.registry import resolve_architecture\n"
+        "assert resolve_architecture({'architectures': ['LlamaForCausalLM']}) == 'LlamaForCausalLM'\n"
         "assert 'torch' not in sys.modules and 'huggingface_hub' not in sys.modules, 'too much is imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

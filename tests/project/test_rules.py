@@ -13,6 +13,7 @@ import byte_formulas
 import choke_points
 import device_words
 import group_kinds
+import names
 import pytest
 import refusals
 import sampling_walk
@@ -323,3 +324,27 @@ def test_a_second_byte_formula_is_found(tmp_path: Path, line: str, words: str) -
 def test_there_is_one_byte_formula() -> None:
     rooms = ("thalweg/engine", "thalweg/cli", "thalweg/bench", "thalweg/checkpoint", "thalweg/server")
     assert [str(f) for s in sources(ROOT, *rooms) for f in byte_formulas.check(s)] == []
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_functions_are_verbs_or_nouns_and_class_names_are_unique() -> None:
+    assert names.find(ROOT) == []
+
+
+@pytest.mark.parametrize("name", ["asked", "_joined", "told", "heard", "built"])
+def test_a_bare_participle_is_no_name_of_a_function(name: str) -> None:
+    found = list(names.check_functions("x.py", ast.parse(f"class A:\n    async def {name}(self): ...")))
+    assert [f.line for f in found] == [2]
+
+
+@pytest.mark.parametrize("name", ["join", "blocks_held", "embed", "is_needed", "finished"])
+def test_verbs_nouns_and_names_of_vllm_are_names_of_functions(name: str) -> None:
+    assert not list(names.check_functions("x.py", ast.parse(f"def {name}(): ...")))
+
+
+def test_a_declaration_and_its_layer_share_a_name_and_no_other_classes_do() -> None:
+    spec, layer, other = (f"thalweg/{room}/x.py" for room in ("models/spec", "models/layers", "engine"))
+    assert not list(names.check_classes([("A", spec, 1), ("A", layer, 2), ("B", other, 3)]))
+    assert [f.path for f in names.check_classes([("A", spec, 1), ("A", other, 2)])] == [other]

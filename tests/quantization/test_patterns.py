@@ -33,7 +33,7 @@ TABLE = [
     ("contains", "qkv_proj", "model.layers.3.self_attn.v_proj", True),
     ("ends", "qkv_proj", Q, True),
     ("globs", "*.qkv_proj", "model.layers.3.self_attn.k_proj", True),
-    ("searched", r"qkv_proj$", Q, True),
+    ("searches", r"qkv_proj$", Q, True),
     ("matches", "re:.*up_proj", GATE, False),
     ("matches", "re:.*gate_up_proj", GATE, True),
     ("contains", "up_proj", GATE, False),
@@ -41,8 +41,8 @@ TABLE = [
     ("ends", "up_proj", GATE, False),
     ("globs", "*up_proj", GATE, False),
     ("globs", "*gate_up*", GATE, True),
-    ("searched", "up_proj", GATE, False),
-    ("signed", {"-:.*up_proj": {}}, GATE, {}),
+    ("searches", "up_proj", GATE, False),
+    ("dynamic_override", {"-:.*up_proj": {}}, GATE, {}),
     # of a multimodal model's text part
     ("matches", "model.language_model.layers.3.mlp.up_proj", UP, True),
     ("matches", "language_model.model.layers.3.mlp.gate_up_proj", UP, True),
@@ -74,30 +74,30 @@ TABLE = [
     ("globs", "*.Q_PROJ", Q, False),
     ("globs", "*mlp.gate", GATE, False),
     # regular expressions that may begin anywhere
-    ("searched", r"layers\.(1|3)\.mlp", UP, True),
-    ("searched", r"^layers", UP, False),
-    ("searched", r"experts\.\d+\.", EXPERT, True),
+    ("searches", r"layers\.(1|3)\.mlp", UP, True),
+    ("searches", r"^layers", UP, False),
+    ("searches", r"experts\.\d+\.", EXPERT, True),
     # signed: the first that matches from the start decides
-    ("signed", {r"+:.*\.up_proj": {"bits": 8}}, UP, {"bits": 8}),
-    ("signed", {r".*\.up_proj": {"bits": 8}}, UP, {"bits": 8}),
-    ("signed", {r"-:.*\.up_proj": {}}, UP, None),
-    ("signed", {r"-:.*\.up_proj": {}}, Q, {}),
-    ("signed", {r"+:\.up_proj": {"bits": 8}}, UP, {}),
-    ("signed", {r"+:.*gate_up_proj": {"bits": 8}}, UP, {"bits": 8}),
-    ("signed", {r"-:.*qkv_proj": {}}, Q, None),
-    ("signed", {r"+:model\.layers\.3\..*": {"group_size": 32}, r"-:.*up_proj": {}}, UP, {"group_size": 32}),
-    ("signed", {r"-:.*up_proj": {}, r"+:model\.layers\.3\..*": {"group_size": 32}}, UP, None),
-    ("signed", {r"+:model\.language_model\.layers\.3\.mlp.*": {"bits": 8}}, UP, {"bits": 8}),
+    ("dynamic_override", {r"+:.*\.up_proj": {"bits": 8}}, UP, {"bits": 8}),
+    ("dynamic_override", {r".*\.up_proj": {"bits": 8}}, UP, {"bits": 8}),
+    ("dynamic_override", {r"-:.*\.up_proj": {}}, UP, None),
+    ("dynamic_override", {r"-:.*\.up_proj": {}}, Q, {}),
+    ("dynamic_override", {r"+:\.up_proj": {"bits": 8}}, UP, {}),
+    ("dynamic_override", {r"+:.*gate_up_proj": {"bits": 8}}, UP, {"bits": 8}),
+    ("dynamic_override", {r"-:.*qkv_proj": {}}, Q, None),
+    ("dynamic_override", {r"+:model\.layers\.3\..*": {"group_size": 32}, r"-:.*up_proj": {}}, UP, {"group_size": 32}),
+    ("dynamic_override", {r"-:.*up_proj": {}, r"+:model\.layers\.3\..*": {"group_size": 32}}, UP, None),
+    ("dynamic_override", {r"+:model\.language_model\.layers\.3\.mlp.*": {"bits": 8}}, UP, {"bits": 8}),
 ]
 
 
 @pytest.mark.parametrize(("kind", "rule", "layer", "expected"), TABLE)
 def test_a_rule_means_these_layers(kind, rule, layer, expected):
-    rules = rule if kind == "signed" else ["nothing.like.it", rule]
+    rules = rule if kind == "dynamic_override" else ["nothing.like.it", rule]
     assert getattr(patterns, kind)(layer, rules) == expected
 
 
-@pytest.mark.parametrize("kind", ["matches", "contains", "ends", "globs", "searched"])
+@pytest.mark.parametrize("kind", ["matches", "contains", "ends", "globs", "searches"])
 def test_no_rules_mean_no_layer(kind):
     assert getattr(patterns, kind)(Q, []) is False
 

@@ -35,7 +35,7 @@ def test_hidden_states_are_those_of_transformers(family: str, tmp_path: Path) ->
     path = make_checkpoint(family, tmp_path, tokenizer=False)
     config, checkpoint = read_config(path), open_checkpoint(path)
     layers = Layers(config, SAMPLES)
-    known = layers.model.spec.known
+    known = layers.model.spec.rename
     weights = {known(n): torch.from_numpy(np.array(checkpoint.read(n))) for n in checkpoint.names}
     layers.begin(weights)
     last = len(layers.model.blocks) - 1

@@ -183,7 +183,7 @@ def test_folded_scales_leave_a_model_as_it_was(family: str, tmp_path: Path, monk
         folded[name] = weight
         return made, how
 
-    monkeypatch.setattr(run._Run, "_rounded", kept)
+    monkeypatch.setattr(run._Run, "_round", kept)
     options = Options(
         form=choose_format("W8A8", None), name="W8A8", method="awq", calibration=tmp_path / "text", samples=2, length=32
     )

@@ -220,10 +220,10 @@ class FakeEngine:
         )  # fmt: skip
         if finished:
             for logger in self.loggers:
-                logger.finished(output, p)
+                logger.record_request(output, p)
         return output
 
-    restarts = held = sleep_level = 0
+    restarts = paused_requests = sleep_level = 0
 
     def progress(self, request_id: str) -> RequestMetrics | None:
         """Every request that runs has got as far."""

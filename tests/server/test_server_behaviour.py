@@ -235,7 +235,7 @@ def test_the_document_is_valid_and_names_what_it_refers_to(start):
     document = start().get("/openapi.json").json()
     text = json.dumps(document)
     names = set(re.findall(r'"#/components/schemas/([^"]+)"', text))
-    assert {"Message", "Tool", "StreamOptions", "Error"} <= names
+    assert {"ChatMessage", "Tool", "StreamOptions", "Error"} <= names
     assert names <= set(document["components"]["schemas"])
     assert "$defs" not in text
     for path, methods in document["paths"].items():

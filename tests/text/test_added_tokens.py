@@ -75,7 +75,7 @@ def test_the_older_name_of_further_special_tokens_means_the_same(tmp_path: Path)
     found = []
     for key in ("extra_special_tokens", "additional_special_tokens"):
         tok = load_tokenizer(save(tmp_path, added_tokens=added, special_tokens_map={key: ["<|new|>"]}))
-        found.append((tok.special_ids, tok.added))
+        found.append((tok.special_ids, tok.added_tokens))
     assert found[0] == found[1]
     assert SIZE in found[0][0]
 

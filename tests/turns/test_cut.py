@@ -31,11 +31,11 @@ class Tokens:
 
     def __init__(self, turn: TurnFormat) -> None:
         tags = sorted({t for text in terminals(turn) for t in re.findall(r"<[^<>]+>|\[[A-Z_]+\]", text)})
-        self.added = dict(enumerate(tags, 300))
-        self.special_ids = frozenset(self.added)
+        self.added_tokens = dict(enumerate(tags, 300))
+        self.special_ids = frozenset(self.added_tokens)
 
     def marked(self, text: str) -> str:
-        for id, token in self.added.items():
+        for id, token in self.added_tokens.items():
             text = text.replace(token, mark(id))
         return text
 

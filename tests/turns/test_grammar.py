@@ -178,7 +178,7 @@ class OneToken:
     special_ids = frozenset({MARK})
 
     def __init__(self, opened: str) -> None:
-        self.added = {MARK: opened}
+        self.added_tokens = {MARK: opened}
 
 
 @pytest.mark.parametrize("name", sorted(n for n in NAMES if not ROWS[n].bare and ROWS[n].header is None))

@@ -263,7 +263,7 @@ class Decoder:
         classes. Only where the model `pools`."""
         assert self._pooler is not None
         if self._lexical is not None:
-            return self._lexical.pooled(params["lexical"], x, batch)
+            return self._lexical.pool(params["lexical"], x, batch)
         return self._tail(params, self._pooler(x, batch))
 
     def each(self, params: Any, x: Array, row: Array) -> Array:

@@ -249,7 +249,7 @@ class Files:
                 ):
                     yield s.within.name, ((s.within.shape,), False, tuple(FLOATS))
                 elif self._format is None or spec.format == DENSE:
-                    yield s.name, ((s.stored,), False, tuple(FLOATS))
+                    yield s.name, ((s.checkpoint_shape,), False, tuple(FLOATS))
                 else:
                     yield from self._wanted_parts(s)
 

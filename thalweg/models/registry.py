@@ -264,7 +264,7 @@ ARCHITECTURES: Mapping[str, str] = {
 
 
 _LIST = PluginRegistry("thalweg.models", ARCHITECTURES)
-FALLBACK = "thalweg.models.fallback.declare:declared"
+FALLBACK = "thalweg.models.fallback.declare:build_spec"
 """What reads a configuration where there is no family for it. It loads transformers."""
 INSTALL = "pip install 'thalweg[hf]'"
 _GENERATES = "ForCausalLM"

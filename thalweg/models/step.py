@@ -109,8 +109,8 @@ def _pooling_step(model: Model) -> Step:
         rows, wanted = model.pooled_rows(batch), batch.get(EachToken)
         x, kv = model.forward(params, batch, state["kv"], rows if wanted is None else None, **_adapters(state))
         if wanted is None:
-            return {**state, "kv": kv}, pooling_result(model.pooled(params, x, batch), batch)
-        vectors = model.pooled(params, x if rows is None else x.index_select(0, rows), batch)
+            return {**state, "kv": kv}, pooling_result(model.pool(params, x, batch), batch)
+        vectors = model.pool(params, x if rows is None else x.index_select(0, rows), batch)
         return {**state, "kv": kv}, pooling_result(vectors, batch, wanted.row, model.each(params, x, wanted.row))
 
     return step

@@ -70,7 +70,7 @@ class Layers:
         }
         none: list[Any] = [None] * len(self.model.layouts)
         with torch.inference_mode():
-            begun = [self.model.begun(params, batch, none, self._tables) for batch in self._batches]
+            begun = [self.model.prepare_inputs(params, batch, none, self._tables) for batch in self._batches]
         self._flowing, self._flows = [(x, None) for x, _ in begun], [flow for _, flow in begun]
 
     def gather(self, layer: int, weights: Mapping[str, Tensor]) -> dict[Keys, InputStats]:

@@ -193,10 +193,10 @@ def test_it_does_not_promise_what_a_compiler_decides(checkpoint: Path, caplog: p
 def test_programs_are_few_and_prepared_ones_hold_the_smallest_steps() -> None:
     buckets = TpuPlatform().buckets(TpuPlatform().defaults(None, _open().info), Limits(256, 16, 512, 32))
     first = [s for s in buckets if s.tokens == 1 or (s.tokens == 16 and not s.uniform)]
-    assert set(_open().prepared(buckets)) == set(first)
+    assert set(_open().warmup_buckets(buckets)) == set(first)
     assert len(first) == 2
-    assert tuple(_open(precompile="all").prepared(buckets)) == buckets
-    assert tuple(_open(precompile="none").prepared(buckets)) == ()
+    assert tuple(_open(precompile="all").warmup_buckets(buckets)) == buckets
+    assert tuple(_open(precompile="none").warmup_buckets(buckets)) == ()
     wide = _open().widen(Features(logprobs=3))
     assert wide.covers(Features(random=True, logprobs=20))
     assert not wide.truncate

@@ -34,16 +34,16 @@ class FakePending:
 
 class FakeEncoding:
     def __init__(self, encoder: FakeEncoder, items: Sequence[Input]) -> None:
-        self.items, self.left, self._encoder = items, LAYERS, encoder
+        self.items, self.layers_left, self._encoder = items, LAYERS, encoder
 
     def launch(self, layers: int) -> FakePending:
-        taken = self.left if self._encoder.beside else min(layers, self.left)
-        self.left -= taken
+        taken = self.layers_left if self._encoder.beside else min(layers, self.layers_left)
+        self.layers_left -= taken
         self._encoder.launches.append(taken)
         return FakePending(self._encoder.looks)
 
     def vectors(self, last: FakePending) -> list[np.ndarray]:
-        assert self.left == 0
+        assert self.layers_left == 0
         return [np.full((item.positions.size, WIDTH), item.digest[0], np.float32) for item in self.items]
 
 

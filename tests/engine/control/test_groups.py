@@ -82,7 +82,7 @@ def test_a_running_sequence_holds_one_live_block_and_a_snapshot_until_it_has_ret
     held = []
     while w.core.has_work:
         w.step()
-        held.append(w.core.kv.groups[1].pool.held)
+        held.append(w.core.kv.groups[1].pool.blocks_held)
     assert set(held[:-1]) == set(range(1, most + 1))
     assert found(w, [*range(5), *w.tracked[0].tokens, 1]) == 40
     w.idle()
@@ -106,7 +106,7 @@ def test_a_preempted_sequence_goes_on_from_its_snapshots():
     stats = w.core.stats()
     assert stats.preemptions >= 1
     assert stats.prefix_hits >= 4
-    assert w.core.kv.groups[1].pool.held == 0
+    assert w.core.kv.groups[1].pool.blocks_held == 0
 
 
 def test_without_a_block_for_snapshots_sequences_run_all_the_same():

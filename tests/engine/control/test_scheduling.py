@@ -304,7 +304,7 @@ def test_a_window_group_drops_what_it_has_passed_and_a_hit_needs_only_the_window
     held = []
     while w.core.has_work:
         w.step()
-        held.append(w.core.kv.groups[1].pool.held)
+        held.append(w.core.kv.groups[1].pool.blocks_held)
     assert max(held) <= 5  # of the 20 blocks the sequence spans
     w.idle()
 

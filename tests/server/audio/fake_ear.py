@@ -75,7 +75,7 @@ class FakeEar(FakeEngine):
                 )  # fmt: skip
                 if last:
                     for logger in self.loggers:
-                        logger.finished(output, p)
+                        logger.record_request(output, p)
                 yield output
         finally:
             del self.running[request_id]

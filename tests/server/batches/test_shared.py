@@ -290,7 +290,7 @@ def test_lists_say_only_what_they_show(start, monkeypatch):
     for _ in range(20):
         send(client, b"x")
     said, own = list[str](), type(kept_by(running.app.serving).files.get("", client.files.list().data[0].id)).describe
-    monkeypatch.setattr("thalweg.server.batches.store.File.said", lambda self: said.append(self.id) or own(self))
+    monkeypatch.setattr("thalweg.server.batches.store.File.describe", lambda self: said.append(self.id) or own(self))
     shown = running.get("/v1/files", params={"limit": 3}).json()
     assert [f["id"] for f in shown["data"]] == said
     assert (len(said), shown["has_more"]) == (3, True)

@@ -51,8 +51,8 @@ class World:
                 break
             found.append(r)
         for r in found:
-            if r.begun is None:
-                r.begun, r.first_token = self.clock.now, self.clock.now + self.prompt_seconds
+            if r.scheduled_ts is None:
+                r.scheduled_ts, r.first_token = self.clock.now, self.clock.now + self.prompt_seconds
         return found
 
     async def add(self, *names: str, cost: int = 1, priority: int = 0) -> None:
@@ -99,7 +99,7 @@ class Request:
     def __init__(self, world: World, name: str, cost: int, priority: int) -> None:
         self.world, self.name, self.cost, self.priority = world, name, cost, priority
         self.ended = asyncio.Event()
-        self.begun: float | None = None
+        self.scheduled_ts: float | None = None
         self.first_token: float | None = None
         self.seat = None
 
@@ -121,7 +121,7 @@ class Request:
             return False
         self.world.engine.remove(self)
         self.world.suspensions.append(self.name)
-        self.begun = self.first_token = None
+        self.scheduled_ts = self.first_token = None
         return True
 
     def resume(self) -> None:

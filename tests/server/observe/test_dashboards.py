@@ -146,7 +146,7 @@ def test_no_panel_of_our_dashboard_hides_another():
 
 def test_a_sleeping_engine_is_told_and_so_is_who_waits_for_it(start):
     running = start()
-    running.engine.sleep_level, running.engine.held = 2, 3
+    running.engine.sleep_level, running.engine.paused_requests = 2, 3
     seen = samples(running)
     states = {s.labels["sleep_state"]: s.value for s in found(seen, "thalweg:engine_sleep_state", MODEL)}
     assert states == {"awake": 0, "weights_offloaded": 0, "discard_all": 1}

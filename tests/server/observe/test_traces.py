@@ -41,7 +41,7 @@ class Timed(FakeEngine):
         m = output.metrics
         m.arrival_time, m.queued_ts, m.scheduled_ts, m.first_token_ts, m.last_token_ts = (now - d for d in (4, 4, 3, 2, 0))
         for logger in loggers if output.finished else ():
-            logger.finished(output, params)
+            logger.record_request(output, params)
         return output
 
 

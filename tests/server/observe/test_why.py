@@ -26,7 +26,7 @@ class Timed(FakeEngine):
         now = time.monotonic()
         output.metrics = RequestMetrics(now, now, now + 2, now + 3, now + 6, 4, 4, 2, 5, "cache")
         for logger in loggers if output.finished else ():
-            logger.finished(output, params)
+            logger.record_request(output, params)
         return output
 
 

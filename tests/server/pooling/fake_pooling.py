@@ -81,7 +81,7 @@ class FakePooling(FakeEngine):
                 request_id, PoolingOutput(data), s.prompt_ids, 0, metrics=RequestMetrics(1.0, 1.0, 1.5, 2.0, 3.0), error=error
             )
             for logger in self.loggers:
-                logger.finished(output, pooling_params)
+                logger.record_request(output, pooling_params)
             done = True
             yield output
         finally:

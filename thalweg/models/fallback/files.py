@@ -97,7 +97,7 @@ class ConvertedFiles:
             if target not in self._state and name in self._state:
                 target, pattern = rename_source_key(name, [], [], prefix, self._state)
             if target not in self._state:
-                extra += [] if spec.known(target) is None or spec.known(name) is None else [name]
+                extra += [] if spec.rename(target) is None or spec.rename(name) is None else [name]
                 continue
             if pattern is None:
                 group = self._groups.setdefault(target, _ConversionGroup(target, WeightRenaming(name, target)))

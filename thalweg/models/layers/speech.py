@@ -15,7 +15,7 @@ from thalweg.models import spec as declared
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.norm import build_norm
-from thalweg.models.spec.sound import STRIDE
+from thalweg.models.spec.speech import STRIDE
 from thalweg.models.weights import ParamSpec
 
 

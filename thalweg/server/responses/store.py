@@ -111,7 +111,7 @@ class StoredResponse:
         while turn is not None:
             turns.append(turn)
             turn = turn.parent  # type: ignore[assignment]
-        return [item for t in reversed(turns) for item in (*orjson.loads(t.input), *t.said()["output"])]
+        return [item for t in reversed(turns) for item in (*orjson.loads(t.input), *t.response()["output"])]
 
 
 class ResponseStore:

@@ -226,7 +226,7 @@ def _read(kind: Any, data: dict[str, Any], where: str) -> Any:
     made = {}
     for f in fields(kind):
         inner, value, at = kinds.get(str(f.type)), data[f.name], f"{where}: {f.name}"
-        if f.type == "tuple[Shape, ...]":
+        if f.type == "tuple[ProductTile, ...]":
             made[f.name] = tuple(_read_shape(each, f"{at}[{i}]") for i, each in enumerate(value))
         else:
             made[f.name] = _read(inner, value, at) if inner else value
