@@ -74,7 +74,7 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     hf_overrides: dict[str, Any] = {}
     pooling: PoolingConfig | None = None
     """None: it generates tokens."""
-    sound: SpeechConfig | None = None
+    speech: SpeechConfig | None = None
     """None: it does not hear."""
 
     @property
@@ -87,7 +87,7 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
         """What may be asked of it. A model that gives vectors scores pairs by their angle, one that gives them per token by
         MaxSim, one with a single class as it was trained to."""
         if self.pooling is None:
-            return ("generate",) if self.sound is None else ("transcription",)
+            return ("generate",) if self.speech is None else ("transcription",)
         each = self.pooling.each
         if self.pooling.task == "classify":
             return (*(() if each else ("classify", "score")[: 1 + (self.pooling.size == 1)]), "token_classify")

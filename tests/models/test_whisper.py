@@ -41,7 +41,7 @@ def prompt(ids: list[int], wave: np.ndarray, **more: object) -> dict[str, object
 def test_the_encoder(platform, tmp_path):
     path = make_whisper(tmp_path)
     rig, heard = Rig(path, platform=platform), np.stack([mel(sound(1)), mel(sound(2, 0.3))])
-    got = rig.model._sound(rig.params["sound"], torch.from_numpy(heard))
+    got = rig.model._speech(rig.params["speech"], torch.from_numpy(heard))
     with torch.inference_mode():
         want = load(path).model.encoder(torch.from_numpy(heard)).last_hidden_state
     assert got.shape == want.shape

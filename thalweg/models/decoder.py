@@ -65,8 +65,8 @@ _ENDS = (
     _End("dense", lambda s: (s.pooling and s.pooling.dense) or None, lambda ctx, s, part, w: DenseModules(ctx, part, w)),
     _End("lexical", lambda s: s.pooling and s.pooling.lexical, lambda ctx, s, part, w: WordWeights(ctx, part, s.hidden, w)),
     _End("vision", lambda s: s.vision, lambda ctx, s, part, w: VisionEncoder(ctx, part, w, Block)),
-    _End("hearing", lambda s: s.hearing, lambda ctx, s, part, w: AudioEncoder(ctx, part, w, Block)),
-    _End("sound", lambda s: s.sound, lambda ctx, s, part, w: SpeechEncoder(replace(ctx, adapters=None), part, w, Block)),
+    _End("audio", lambda s: s.audio, lambda ctx, s, part, w: AudioEncoder(ctx, part, w, Block)),
+    _End("speech", lambda s: s.speech, lambda ctx, s, part, w: SpeechEncoder(replace(ctx, adapters=None), part, w, Block)),
 )
 
 
@@ -113,7 +113,7 @@ class Decoder:
         self._head: LMHead | None = ends.get("head")
         self._pooler = None if s.pooling is None else Pooler(ctx, s.pooling, s.hidden)
         self._classes, self._dense, self._lexical = ends.get("classes"), ends.get("dense"), ends.get("lexical")
-        self.vision, self.hearing, self._sound = ends.get("vision"), ends.get("hearing"), ends.get("sound")
+        self.vision, self.audio, self._speech = ends.get("vision"), ends.get("audio"), ends.get("speech")
         """Encoders. The steps of the first two are executables of their own, over the parameters under their keys."""
         self.specs: dict[str, Any] = {
             "rope": {i: _table_spec(rope, ctx.max_len) for i, rope in enumerate(ropes)},
@@ -169,8 +169,8 @@ class Decoder:
         if adapters:
             flow.slots, flow.adapters = slots_of(batch.get(Adapters), batch.token_seq), adapters
         sources = batch.get(Sources)
-        if sources is not None and self._sound is not None:
-            flow.sources = self._sound(params["sound"], sources.features)
+        if sources is not None and self._speech is not None:
+            flow.sources = self._speech(params["speech"], sources.features)
         residual, laid = None, flow.laid
         late = rows is not None and laid is not None and laid.shape[1] // self.hidden > len(self.blocks)
         cut = -1 if rows is None or late else self._mixes_last

@@ -15,7 +15,7 @@ from thalweg.hal.comm import Mesh
 from thalweg.models.fallback.spec import TransformersSpec
 from thalweg.models.spec import Attention, LightningAttention, ModelSpec, SparseMLP
 
-ENCODERS = ("vision", "hearing")
+ENCODERS = ("vision", "audio")
 """Fields of a ModelSpec that every rank computes whole."""
 
 

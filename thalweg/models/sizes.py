@@ -202,22 +202,22 @@ def step_sizes(
     wide = spec.hidden * (spec.streams.count if spec.streams else 1)
     inputs = spec.inputs.size if spec.inputs else 0
     row = max(spec.result, spec.hidden) if spec.pooling else spec.vocab  # the widest that the tail makes
-    layers = [*spec.layers, *(spec.sound.layers if spec.sound else ())]
+    layers = [*spec.layers, *(spec.speech.layers if spec.speech else ())]
     heads, kv_heads, head_dim = max(
         (mixer.widths for each in layers for mixer in each.mixers), key=lambda w: (w[0] + 2 * w[1]) * w[2]
     )
     return StepSizes(
-        tokens=max(tokens, spec.sound.frames if spec.sound else 0), seqs=seqs, max_len=max_len, hidden=wide,
+        tokens=max(tokens, spec.speech.frames if spec.speech else 0), seqs=seqs, max_len=max_len, hidden=wide,
         inner=max((each.ffn.width for each in layers if each.ffn), default=0) // ranks + inputs, heads=heads // ranks,
         kv_heads=kv_heads // ranks, head_dim=head_dim, vocab=row, dtype_bytes=BYTES[dtype],
         batch_invariant=batch_invariant,
     )  # fmt: skip
 
 
-def _is_audio_weight(spec: ModelSpec, keys: tuple[Any, ...]) -> bool:
+def _is_speech_weight(spec: ModelSpec, keys: tuple[Any, ...]) -> bool:
     """Is this weight read only by the step that hears a sound?"""
     if keys[0] != "layers":
-        return bool(keys[0] == "sound")
+        return bool(keys[0] == "speech")
     return isinstance(spec.layers[keys[1]].mixer, CrossAttention) and keys[2:4] in (("mixer", "k"), ("mixer", "v"))
 
 
@@ -259,7 +259,7 @@ def step_work(
     rows = requests * new
     last = mixes_last(spec.layers) if spec.pooling is None or spec.pooling.mode in ("cls", "last") else -1
     for keys, w in walk(spec.weights()):
-        if w.role == "embedding" or keys[0] in ("vision", "hearing") or _is_audio_weight(spec, keys):
+        if w.role == "embedding" or keys[0] in ("vision", "audio") or _is_speech_weight(spec, keys):
             continue
         size, count = held_bytes(w, dtype, use), values(w)
         computed = requests if w.role in HEADS or _meets_last_rows(spec, keys, last) else rows

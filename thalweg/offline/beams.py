@@ -60,7 +60,7 @@ class BeamMethods(Batches):
 
     def _search(self, prompt: Any, params: BeamSearchParams, adapter: LoRARequest | None) -> _Search:
         one = SamplingParams(max_tokens=1, logprobs=2 * params.beam_width, temperature=params.temperature, detokenize=False)
-        if self.llm_engine.config.model.sound is not None:
+        if self.llm_engine.config.model.speech is not None:
             raise RequestError("model: it hears, and beams of what it says are not in this version; use generate()", "model")
         checked = self.llm_engine.prepare(str(next(self._ids)), prompt, one, lora_request=adapter)
         if isinstance(prompt, dict) and "prompt_embeds" in prompt:

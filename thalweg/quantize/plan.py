@@ -50,7 +50,7 @@ def build_plan(path: Path, form: QuantizeFormat, ignore: Sequence[str], calibrat
         raise ConfigError(f"MODEL: {path} is quantised already ({held.name}); give the checkpoint that it was made from")
     config, spec = registry.declare(config, path)
     checkpoint = experts_apart(open_checkpoint(path))
-    if calibrated and spec.sound is not None:
+    if calibrated and spec.speech is not None:
         raise ConfigError("--method: a model that hears is not calibrated by texts; use --method rtn")
     if calibrated and (spec.pooling is not None or not spec.causal):
         raise ConfigError("--method: only models that generate text are calibrated; use --method rtn")

@@ -30,7 +30,7 @@ class FakeEar(FakeEngine):
             self.tokenizer = load_tokenizer(Path(folder))  # type: ignore[assignment]
         base = config()
         sound = SpeechConfig(bins=BINS, frames=2 * SOURCES, multilingual=multilingual)
-        model = msgspec.structs.replace(base.model, sound=sound, max_len=64, vocab=self.tokenizer.vocab_size)
+        model = msgspec.structs.replace(base.model, speech=sound, max_len=64, vocab=self.tokenizer.vocab_size)
         self.config = msgspec.structs.replace(base, model=model)
 
     async def generate(

@@ -47,7 +47,7 @@ class InputProcessor:
         eos_ids: the model's end-of-sequence ids. seed_source: where seeds of requests without one come from.
         structured: who judges grammars; None: there are none. media: who reads media; None: the model takes text only.
         marks: of its reasoning; None: nobody knows them."""
-        self._media, self._sound = media, config.model.sound
+        self._media, self._speech = media, config.model.speech
         self._prompts = PromptEncoder(config, tokenizer)
         self._sampling = SamplingReader(config, tokenizer, eos_ids, structured, marks)
         self._seeds = seed_source or random.Random(config.model.seed)
@@ -75,14 +75,14 @@ class InputProcessor:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling_params must be a SamplingParams, not {type(params).__name__}", "sampling_params")
         _check_priority(priority)
-        prompt, mel = transcription.read(prompt, self._sound)
+        prompt, mel = transcription.read(prompt, self._speech)
         prompt, items = _with_media(prompt)
         text, ids, salt, embedded = self._encode_prompt(prompt, params)
         tokens, inputs = self._arrays(ids, items, embedded, params.n)
         shared = self._sampling.read(params, ids)
         transcription.check(params, mel)
-        if mel is not None and self._sound is not None:
-            inputs, shared = (transcription.make_input(mel), *inputs), transcription.sampling(self._sound, ids, shared)
+        if mel is not None and self._speech is not None:
+            inputs, shared = (transcription.make_input(mel), *inputs), transcription.sampling(self._speech, ids, shared)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         scores = -1 if params.prompt_logprobs is None else self._sampling.logprobs("prompt_logprobs", params.prompt_logprobs)
         requests = []

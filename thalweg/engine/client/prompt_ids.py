@@ -29,7 +29,7 @@ class PromptEncoder:
         model = config.model
         self._tokenizer, self._vocab, self._max_len = tokenizer, model.vocab, model.max_len
         self._pools = model.pooling is not None
-        self._special = model.sound is None
+        self._special = model.speech is None
         """Does the tokenizer add its special tokens? A speech model's prompts name all of theirs."""
 
     def encode(self, prompt: Prompt) -> tuple[str | None, list[int], str]:

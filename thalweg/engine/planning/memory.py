@@ -193,7 +193,7 @@ def adapter_slots(args: EngineArgs, spec: ModelSpec, dtype: str) -> int:
 
 def encoder_cache_bytes(spec: ModelSpec) -> int:
     """Bytes of vectors of images and sounds that are kept for the next request with the same."""
-    return ENCODED if spec.vision is not None or spec.hearing is not None else 0
+    return ENCODED if spec.vision is not None or spec.audio is not None else 0
 
 
 def step_sizes(

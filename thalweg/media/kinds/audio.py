@@ -57,7 +57,7 @@ class AudioKind(MediaKind):
         "input_audio": PartType("input_audio", "file"), "audio_url": PartType("audio_url", "url"),
         "audio": PartType("audio", "object"),
     }  # fmt: skip
-    encoder = "hearing"
+    encoder = "audio"
 
     def load_processor(self, config: Config, path: Path) -> AudioProcessor | None:
         return load_audio_processor(config, path)

@@ -123,7 +123,7 @@ class MediaKind(ABC):
     """What a request is told whose model takes other media only."""
     part_types: ClassVar[Mapping[str, PartType]]
     encoder: ClassVar[str]
-    """The encoder that makes its vectors: "vision" or "hearing", as `ModelSpec` calls them."""
+    """The encoder that makes its vectors: "vision" or "audio", as `ModelSpec` calls them."""
     named: ClassVar[bool] = False
     """May `multi_modal_uuids` name its items?"""
     settable: ClassVar[bool] = False

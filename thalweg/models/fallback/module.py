@@ -35,7 +35,7 @@ class TransformersModel:
 
     reader = ConvertedFiles
     vision = None
-    hearing = None
+    audio = None
     has_argmax = False
     cache_scales: frozenset[str] = frozenset()
     adapters = None

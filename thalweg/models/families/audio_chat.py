@@ -11,13 +11,13 @@ from thalweg.errors import UnsupportedModelError
 from thalweg.models.families import multimodal, qwen2
 from thalweg.models.families import qwen3 as qwen3_text
 from thalweg.models.families.towers import audio_encoders, qwen_vl
-from thalweg.models.families.towers.common import beside
+from thalweg.models.families.towers.common import outer_config
 from thalweg.models.spec import Attention, AudioSpec, ModelSpec, Names
 
-EARS = ("audio_tower.", "multi_modal_projector.")
-SPEAKS = ("talker.", "token2wav.", "code2wav.")
+ENCODER = ("audio_tower.", "multi_modal_projector.")
+SPEECH = ("talker.", "token2wav.", "code2wav.")
 """Prefixes of what turns an answer into sound."""
-THINKS = (
+RENAMED = (
     ("thinker.model.", "model."), ("thinker.lm_head.", "lm_head."), ("thinker.", "model."), *multimodal.PREFIXES,
 )  # fmt: skip
 MERGERS = (
@@ -29,38 +29,38 @@ UNREAD = ("model.audio_tower.audio_bos_eos_token.", "model.audio_tower.positiona
 
 
 def qwen2_audio(config: Config) -> ModelSpec:
-    return _hearing(multimodal.of_kind(config, "qwen2"), config, audio_encoders.qwen2_audio)
+    return _with_audio(multimodal.of_kind(config, "qwen2"), config, audio_encoders.qwen2_audio)
 
 
 def voxtral(config: Config) -> ModelSpec:
     """Without its layers for speech."""
-    return _hearing(multimodal.of_kind(config, "llama"), config, audio_encoders.voxtral)
+    return _with_audio(multimodal.of_kind(config, "llama"), config, audio_encoders.voxtral)
 
 
 def audio_flamingo3(config: Config) -> ModelSpec:
-    return _hearing(multimodal.of_kind(config, "qwen2"), config, audio_encoders.audio_flamingo3)
+    return _with_audio(multimodal.of_kind(config, "qwen2"), config, audio_encoders.audio_flamingo3)
 
 
 def glm_asr(config: Config) -> ModelSpec:
     """Its embedding is also the output matrix, unless the file says otherwise."""
-    said = {"rms_norm_eps": 1e-5, **config, "tie_word_embeddings": flag(beside(config), "tie_word_embeddings", True)}
-    return _hearing(multimodal.of_kind(said, "llama"), config, audio_encoders.glm_asr)
+    said = {"rms_norm_eps": 1e-5, **config, "tie_word_embeddings": flag(outer_config(config), "tie_word_embeddings", True)}
+    return _with_audio(multimodal.of_kind(said, "llama"), config, audio_encoders.glm_asr)
 
 
 def qwen3_asr(config: Config) -> ModelSpec:
     """As transformers has it. Its embedding is also the output matrix, unless the outer configuration says otherwise."""
-    if beside(config).get(THINKER):
+    if outer_config(config).get(THINKER):
         raise UnsupportedModelError(
             "config.json: thinker_config: Qwen3-ASR is served as transformers has it: take a repository whose name ends in -hf"
         )
-    said = {**config, "tie_word_embeddings": flag(beside(config), "tie_word_embeddings", True)}
-    return _hearing(multimodal.of_kind(said, "qwen3"), config, lambda c: audio_encoders.qwen3(c, within=False))
+    said = {**config, "tie_word_embeddings": flag(outer_config(config), "tie_word_embeddings", True)}
+    return _with_audio(multimodal.of_kind(said, "qwen3"), config, lambda c: audio_encoders.qwen3(c, within=False))
 
 
 def qwen2_5_omni(config: Config) -> ModelSpec:
     """The part that answers in text."""
     spec = multimodal.with_axes(qwen2.qwen2(multimodal.one_axis(config)), config, mixed=False)
-    return _omni(spec, config, audio_encoders.qwen2_5_omni, _apart)
+    return _omni(spec, config, audio_encoders.qwen2_5_omni, _split_qkv)
 
 
 def qwen3_omni_moe(config: Config) -> ModelSpec:
@@ -70,7 +70,7 @@ def qwen3_omni_moe(config: Config) -> ModelSpec:
     return _omni(spec, config, audio_encoders.qwen3, qwen_vl.qwen3_vl, MERGERS)
 
 
-def _apart(config: Config) -> multimodal.Tower:
+def _split_qkv(config: Config) -> multimodal.Tower:
     """Qwen2.5-VL's encoder with q, k and v in tensors of their own."""
     vision, unread = qwen_vl.qwen2_5_vl(config)
     layers = []
@@ -80,26 +80,26 @@ def _apart(config: Config) -> multimodal.Tower:
     return replace(vision, layers=tuple(layers)), unread
 
 
-def _is_deaf(config: Config) -> bool:
+def _is_text_only(config: Config) -> bool:
     """Is the text part alone asked for, or all there is?"""
-    return bool(config.get("language_model_only")) or not isinstance(beside(config).get("audio_config"), dict)
+    return bool(config.get("language_model_only")) or not isinstance(outer_config(config).get("audio_config"), dict)
 
 
-def _hearing(spec: ModelSpec, config: Config, ear: Callable[[Config], AudioSpec]) -> ModelSpec:
-    if _is_deaf(config):
-        skip = tuple(root + part for root in ("", "model.") for part in EARS)
+def _with_audio(spec: ModelSpec, config: Config, encoder: Callable[[Config], AudioSpec]) -> ModelSpec:
+    if _is_text_only(config):
+        skip = tuple(root + part for root in ("", "model.") for part in ENCODER)
         return replace(spec, names=Names(replace=multimodal.PREFIXES, skip=skip))
-    return replace(spec, names=Names(replace=multimodal.PREFIXES, skip=UNREAD), hearing=ear(config))
+    return replace(spec, names=Names(replace=multimodal.PREFIXES, skip=UNREAD), audio=encoder(config))
 
 
 def _omni(
-    spec: ModelSpec, config: Config, ear: Callable[[Config], AudioSpec], tower: Callable[[Config], multimodal.Tower],
+    spec: ModelSpec, config: Config, encoder: Callable[[Config], AudioSpec], tower: Callable[[Config], multimodal.Tower],
     inside: tuple[tuple[str, str], ...] = (),
 ) -> ModelSpec:  # fmt: skip
     """inside: names that its encoder of images has for parts of Qwen-VL's."""
-    if _is_deaf(config):
-        skip = ("model.audio_tower.", "model.visual.", "thinker.audio_tower.", "thinker.visual.", *SPEAKS)
-        return replace(spec, names=Names(replace=THINKS, skip=skip))
+    if _is_text_only(config):
+        skip = ("model.audio_tower.", "model.visual.", "thinker.audio_tower.", "thinker.visual.", *SPEECH)
+        return replace(spec, names=Names(replace=RENAMED, skip=skip))
     vision, unread = tower(config)
-    names = Names(replace=THINKS, inside=inside, skip=(*SPEAKS, *UNREAD, *unread))
-    return replace(spec, names=names, hearing=ear(config), vision=vision)
+    names = Names(replace=RENAMED, inside=inside, skip=(*SPEECH, *UNREAD, *unread))
+    return replace(spec, names=names, audio=encoder(config), vision=vision)

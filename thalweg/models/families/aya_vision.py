@@ -12,7 +12,7 @@ from thalweg.models.families import cohere
 from thalweg.models.families.common import hidden_size
 from thalweg.models.families.multimodal import seeing
 from thalweg.models.families.towers.clip import encoder
-from thalweg.models.families.towers.common import beside, feature_layers, size, vision_config, with_defaults
+from thalweg.models.families.towers.common import feature_layers, outer_config, size, vision_config, with_defaults
 from thalweg.models.spec import LayerNorm, ModelSpec, VisionSpec
 from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 
@@ -35,7 +35,7 @@ def cohere2_vision(config: Config) -> ModelSpec:
 def post_norm_tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """What leaves the encoder is normed, and what is joined is not."""
     config = with_defaults(config, **{**SIGLIP, **COMMAND})
-    said, around = vision_config(config), beside(config)
+    said, around = vision_config(config), outer_config(config)
     wide = size(said, "hidden_size", 1152) * integer(around, "downsample_factor", default=2) ** 2
     projector = _build_projector(config, wide, size(around, "alignment_intermediate_size", 36_864))
     return encoder(config, size(said, "num_hidden_layers", 27), projector, normed=True)
@@ -47,13 +47,13 @@ def _build_projector(config: Config, wide: int, inner: int, **more: Any) -> Proj
         ProjectorLayer("linear_1", wide, inner, True, "silu", gated=True),
         ProjectorLayer("linear_2", inner // 2, out, True),
     )
-    group = integer(beside(config), "downsample_factor", default=2) ** 2
+    group = integer(outer_config(config), "downsample_factor", default=2) ** 2
     return ProjectorSpec(root="model.multi_modal_projector.", group=group, steps=steps, **more)
 
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     config = with_defaults(config, **SIGLIP)
-    said, around = vision_config(config), beside(config)
+    said, around = vision_config(config), outer_config(config)
     read = feature_layers(config, size(said, "num_hidden_layers", 26), -1)
     wide = size(said, "hidden_size", 1152) * len(read) * integer(around, "downsample_factor", default=2) ** 2
     norm = LayerNorm("layernorm", wide, real(around, "adapter_layer_norm_eps", 0, 1, default=1e-6))

@@ -77,7 +77,7 @@ def _model(config: Config) -> ModelSpec:
         dense = mlp(config, inner=inner, act=act(config, "hidden_activation", "gelu_pytorch_tanh"))
         mixer = replace(_attention(config, i, kind), reads=source)
         mixed = flag(config, "enable_moe_block", False)
-        layers.append(Layer(mixer, _beside(config, dense) if mixed else dense, _norms(config, not mixed), around=ending))
+        layers.append(Layer(mixer, _with_moe(config, dense) if mixed else dense, _norms(config, not mixed), around=ending))
     return decoder(
         config, layers, tied=flag(config, "tie_word_embeddings", True), embed_scale=hidden**0.5,
         logit_softcap=real(config, "final_logit_softcapping", default=0.0), names=names(reads),
@@ -163,7 +163,7 @@ def _norms(config: Config, before: bool) -> Norms:
     )  # fmt: skip
 
 
-def _beside(config: Config, dense: Any) -> ParallelMoE:
+def _with_moe(config: Config, dense: Any) -> ParallelMoE:
     hidden, e = hidden_size(config), eps(config)
     experts = integer(config, "num_experts")
     moe = MoE(

@@ -8,7 +8,7 @@ from thalweg.checkpoint.config import Config, integer
 from thalweg.models.families.common import hidden_size
 from thalweg.models.families.multimodal import of_kind, seeing
 from thalweg.models.families.towers.clip import encoder
-from thalweg.models.families.towers.common import beside, size, vision_config, with_defaults
+from thalweg.models.families.towers.common import outer_config, size, vision_config, with_defaults
 from thalweg.models.spec import ModelSpec, VisionSpec
 from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 
@@ -26,7 +26,7 @@ def idefics3(config: Config) -> ModelSpec:
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     config = with_defaults(config, **DEFAULTS)
     said = vision_config(config)
-    hidden, group = size(said, "hidden_size", 1152), integer(beside(config), "scale_factor", high=16, default=2) ** 2
+    hidden, group = size(said, "hidden_size", 1152), integer(outer_config(config), "scale_factor", high=16, default=2) ** 2
     step = ProjectorLayer("proj", hidden * group, hidden_size(config))
     projector = ProjectorSpec(root="model.connector.modality_projection.", group=group, steps=(step,))
     made, _ = encoder(config, size(said, "num_hidden_layers", 12), projector, normed=True)

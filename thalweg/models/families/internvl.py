@@ -7,7 +7,7 @@ from dataclasses import replace
 from thalweg.checkpoint.config import BESIDE, Config, flag, integer, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.multimodal import of_kind, seeing
-from thalweg.models.families.towers.common import beside, vision_config
+from thalweg.models.families.towers.common import outer_config, vision_config
 from thalweg.models.families.towers.internvl import internvl as tower
 from thalweg.models.spec import ModelSpec, VisionSpec
 
@@ -39,7 +39,8 @@ def qianfan_ocr(config: Config) -> ModelSpec:
 
 def internvl_chat(config: Config) -> ModelSpec:
     """`llm_config` is the text part. Vectors are joined as the second version of that step has it."""
-    around, said = beside(config), vision_config(config) if isinstance(beside(config).get("vision_config"), dict) else {}
+    around = outer_config(config)
+    said = vision_config(config) if isinstance(around.get("vision_config"), dict) else {}
     if text(around, "ps_version", "v2") != "v2":
         raise UnsupportedModelError("config.json: ps_version: this version knows v2 alone")
     own = {
@@ -55,7 +56,7 @@ def internvl_chat(config: Config) -> ModelSpec:
 
 def fused_tower(config: Config, own: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """With q, k and v in one tensor. own: what counts in place of, or for want of, keys of transformers' format."""
-    around = beside(config)
+    around = outer_config(config)
     made, unread = tower({**config, BESIDE: {**around, "vision_config": {**own, **vision_config(config)}}})
     layers = tuple(replace(each, mixer=replace(each.mixer, fused="qkv")) for each in made.layers)  # type: ignore[type-var]
     return replace(made, layers=layers), unread

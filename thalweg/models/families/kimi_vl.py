@@ -10,7 +10,7 @@ from thalweg.media.processors.kimi import merge, sizes, table
 from thalweg.models.families import deepseek
 from thalweg.models.families.common import hidden_size
 from thalweg.models.families.multimodal import seeing
-from thalweg.models.families.towers.common import act, beside, sees_all, size, vision_config
+from thalweg.models.families.towers.common import act, outer_config, sees_all, size, vision_config
 from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Norms, UngatedMLP, VisionSpec
 from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 
@@ -26,7 +26,7 @@ INSIDE = ((".wqkv.", ".attn.wqkv."), (".wo.", ".attn.wo."))
 def kimi_k25(config: Config) -> ModelSpec:
     kind = (
         text(vision_config(config), "mm_projector_type", "patchmerger")
-        if isinstance(beside(config).get("vision_config"), dict)
+        if isinstance(outer_config(config).get("vision_config"), dict)
         else ""
     )
     if kind not in ("", "patchmerger"):
@@ -66,7 +66,7 @@ def moonvit(config: Config, root: str, names: tuple[str, str]) -> VisionSpec:
         ),
         Norms(mixer=LayerNorm("norm0", hidden, EPS), ffn=LayerNorm("norm1", hidden, EPS)),
     )  # fmt: skip
-    e = real(beside(config), "projection_layer_norm_eps", 0, 1, default=real(said, "projector_ln_eps", 0, 1, default=EPS))
+    e = real(outer_config(config), "projection_layer_norm_eps", 0, 1, default=real(said, "projector_ln_eps", 0, 1, default=EPS))
     wide = hidden * group
     return VisionSpec(
         hidden=hidden, layers=(each,) * size(said, "num_hidden_layers", 27), patch="patch_embed.proj", patch_bias=True,

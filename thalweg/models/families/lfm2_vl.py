@@ -10,7 +10,7 @@ from thalweg.models.families import lfm2
 from thalweg.models.families.common import hidden_size
 from thalweg.models.families.multimodal import seeing
 from thalweg.models.families.towers.clip import encoder
-from thalweg.models.families.towers.common import act, beside, size, vision_config, with_defaults
+from thalweg.models.families.towers.common import act, outer_config, size, vision_config, with_defaults
 from thalweg.models.spec import LayerNorm, ModelSpec, VisionSpec
 from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 
@@ -25,13 +25,13 @@ def lfm2_vl(config: Config) -> ModelSpec:
     kind = text(config, "model_type", "lfm2")
     if kind not in TEXT:
         raise UnsupportedModelError(f"config.json: text_config: model_type {kind!r:.80} is none of {', '.join(TEXT)}")
-    tied = flag(beside(config), "tie_embedding", flag(beside(config), "tie_word_embeddings", True))
+    tied = flag(outer_config(config), "tie_embedding", flag(outer_config(config), "tie_word_embeddings", True))
     return seeing(TEXT[kind]({**config, "tie_embedding": tied}), config, tower)
 
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     config = with_defaults(config, **SIGLIP_2)
-    said, around = vision_config(config), beside(config)
+    said, around = vision_config(config), outer_config(config)
     wide = size(said, "hidden_size", 768) * integer(around, "downsample_factor", default=2) ** 2
     inner, bias = size(around, "projector_hidden_size", 2560), flag(around, "projector_bias", True)
     projector = ProjectorSpec(

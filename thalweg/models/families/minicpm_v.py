@@ -10,7 +10,7 @@ from thalweg.models.families import qwen3_next
 from thalweg.models.families.common import hidden_size
 from thalweg.models.families.multimodal import is_blind, seeing
 from thalweg.models.families.towers.clip import encoder
-from thalweg.models.families.towers.common import beside, size, vision_config, with_defaults
+from thalweg.models.families.towers.common import outer_config, size, vision_config, with_defaults
 from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Norms, VisionSpec
 from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 
@@ -35,7 +35,7 @@ def minicpm_v(config: Config) -> ModelSpec:
 
 def _places(config: Config) -> tuple[int, int]:
     """Layers before the merger, and all of them but the merger's."""
-    said, around = vision_config(with_defaults(config, **SIGLIP)), beside(config)
+    said, around = vision_config(with_defaults(config, **SIGLIP)), outer_config(config)
     count = size(said, "num_hidden_layers", 12)
     if text(around, "downsample_mode", "16x") != "16x" or integer(around, "merger_times", default=1) != 1:
         raise UnsupportedModelError("config.json: downsample_mode, merger_times: this version merges 16 patches, in two steps")

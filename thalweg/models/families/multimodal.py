@@ -25,7 +25,7 @@ from thalweg.models.families import (
 from thalweg.models.families import gemma3 as gemma3_text
 from thalweg.models.families.towers import qwen_vl
 from thalweg.models.families.towers.clip import clip
-from thalweg.models.families.towers.common import beside, vision_config
+from thalweg.models.families.towers.common import outer_config, vision_config
 from thalweg.models.families.towers.gemma3 import gemma3 as gemma3_tower
 from thalweg.models.families.towers.gemma3 import vectors
 from thalweg.models.families.towers.pixtral import pixtral
@@ -97,7 +97,7 @@ def mistral3(config: Config) -> ModelSpec:
 
 def native_pixtral(config: Config) -> ModelSpec:
     """As Mistral's own format has both."""
-    return mistral3(config) if beside(config).get("model_type") == "mistral3" else llava(config)
+    return mistral3(config) if outer_config(config).get("model_type") == "mistral3" else llava(config)
 
 
 def qwen2_vl(config: Config) -> ModelSpec:
@@ -144,7 +144,7 @@ def of_kind(config: Config, default: str, known: tuple[str, ...] = tuple(TEXT)) 
 
 def is_blind(config: Config) -> bool:
     """Is the text part alone asked for, or all there is?"""
-    return bool(config.get("language_model_only")) or not isinstance(beside(config).get("vision_config"), dict)
+    return bool(config.get("language_model_only")) or not isinstance(outer_config(config).get("vision_config"), dict)
 
 
 def blind(spec: ModelSpec) -> ModelSpec:

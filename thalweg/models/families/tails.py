@@ -68,7 +68,7 @@ def _from_tokens(spec: ModelSpec, config: Config) -> ModelSpec:
 
 def attach_tail(spec: ModelSpec, tail: Pooling) -> ModelSpec:
     """The model with this tail: the output matrix is not needed, whether the files have it or not."""
-    if spec.sound is not None:
+    if spec.speech is not None:
         raise UnsupportedModelError("runner: this model writes down what it hears, and gives no vectors: leave it at auto")
     names = replace(spec.names, skip=(*spec.names.skip, f"{spec.head}."))
     return replace(spec, pooling=tail, tied=False, names=names)

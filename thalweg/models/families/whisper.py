@@ -30,15 +30,15 @@ def whisper(config: Config) -> ModelSpec:
     heads = _heads(config, "decoder_attention_heads", hidden)
     cross = CrossAttention(heads=heads, head_dim=hidden // heads, sources=sources, width=hidden, bias=True)
     own = Layer(_attention(config, "decoder_attention_heads", hidden, True), None, Norms(mixer=_norm("self_attn", hidden)))
-    hears = Layer(
+    attends_source = Layer(
         cross, _ffn(config, "decoder_ffn_dim"), Norms(mixer=_norm("encoder_attn", hidden), ffn=_norm("final", hidden))
     )
     count = integer(config, "decoder_layers", high=MOST_LAYERS)
     return ModelSpec(
-        vocab=integer(config, "vocab_size"), hidden=hidden, layers=(own, hears) * count,
+        vocab=integer(config, "vocab_size"), hidden=hidden, layers=(own, attends_source) * count,
         numbers=tuple(i // 2 for i in range(2 * count)), norm=LayerNorm("decoder.layer_norm", hidden, EPS),
         learned=(LearnedEmbedding("decoder.embed_positions", integer(config, "max_position_embeddings", high=1 << 16)),),
-        sound=_encoder(config, hidden, sources), tied=True, layer="decoder.layers.{}.", embed="decoder.embed_tokens",
+        speech=_encoder(config, hidden, sources), tied=True, layer="decoder.layers.{}.", embed="decoder.embed_tokens",
         head="proj_out",
     )  # fmt: skip
 

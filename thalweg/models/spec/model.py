@@ -126,7 +126,7 @@ class ModelSpec:
     """Added to embedded tokens."""
     distances: Distances | None = None
     """What layers with `DisentangledAttention` read."""
-    sound: SpeechEncoder | None = None
+    speech: SpeechEncoder | None = None
     """The encoder whose vectors cross attention reads."""
     numbers: tuple[int, ...] = ()
     """Of each layer: its number in names of tensors. (): they are counted from 0."""
@@ -156,7 +156,7 @@ class ModelSpec:
     names: Names = field(default_factory=Names)
     adapter: Adapter | None = None
     """What is added to its matrices."""
-    hearing: AudioSpec | None = None
+    audio: AudioSpec | None = None
     """The encoder whose vectors stand for sounds of a prompt."""
     vision: VisionSpec | None = None
     """The encoder of images; None: the model reads text alone."""
@@ -181,8 +181,8 @@ class ModelSpec:
                 for i, (n, each) in enumerate(zip(numbers, self.layers, strict=True))
             },
         }
-        if self.sound is not None:
-            made["sound"] = self.sound.weights(self.root)
+        if self.speech is not None:
+            made["speech"] = self.speech.weights(self.root)
         if self.learned:
             made["learned"] = {i: each.weights(self.root, self.hidden) for i, each in enumerate(self.learned)}
         for key, part in (("distances", self.distances), ("inputs", self.inputs), ("streams", self.streams)):
@@ -206,7 +206,7 @@ class ModelSpec:
             made["lexical"] = self.pooling.lexical.weights(self.root, self.hidden)
         if self.pooling is not None and self.pooling.dense:
             made["dense"] = {i: each.weights() for i, each in enumerate(self.pooling.dense)}
-        for key, tower in (("vision", self.vision), ("hearing", self.hearing)):
+        for key, tower in (("vision", self.vision), ("audio", self.audio)):
             if tower is not None:
                 made[key] = tower.weights(self.hidden)
         return made

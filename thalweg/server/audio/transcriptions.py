@@ -47,10 +47,10 @@ class AudioServing:
 
     def __init__(self, serving: Serving) -> None:
         model = serving.engine.config.model
-        assert model.sound is not None
-        self.config: SpeechConfig = model.sound
+        assert model.speech is not None
+        self.config: SpeechConfig = model.speech
         self.tokenizer = serving.tokenizer("file")
-        self.tokens = WhisperTokens(self.tokenizer, model.sound, model.max_len)
+        self.tokens = WhisperTokens(self.tokenizer, model.speech, model.max_len)
         self.most_bytes = int(envs.audio_file_megabytes() * 2**20)
         self.gate = AudioDecoder(DECODERS, envs.audio_seconds())
 

@@ -40,7 +40,7 @@ def engine_config(
             hidden=inputs.spec.hidden if inputs.platform.runs_models else 0,
             hf_overrides=args.hf_overrides or {},
             pooling=_pooling(inputs.spec),
-            sound=_sound(inputs),
+            speech=_speech(inputs),
         ),
         device=DeviceConfig(
             platform=inputs.platform.name,
@@ -75,8 +75,8 @@ def _pooling(spec: ModelSpec) -> PoolingConfig | None:
     )  # fmt: skip
 
 
-def _sound(inputs: BuildInputs) -> SpeechConfig | None:
-    spec = inputs.spec.sound
+def _speech(inputs: BuildInputs) -> SpeechConfig | None:
+    spec = inputs.spec.speech
     if spec is None:
         return None
     generation = {**inputs.hf, **generation_defaults(inputs.path)}

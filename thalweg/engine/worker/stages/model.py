@@ -78,7 +78,7 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
         logger.info("quantization: %s is served as %s", args.quantization, online.canonical_name(args.quantization))
     method = online.choose_method(args.quantization, functools.partial(gains, binder, dtype, inputs.facts.hidden))
     block_tokens = resolve.block_tokens(args, inputs.defaults)
-    background = device.background() if spec.vision is not None or spec.hearing is not None else None
+    background = device.background() if spec.vision is not None or spec.audio is not None else None
     model = assemble(
         inputs.hf, binder=binder, attention=_select_attention(inputs, device.attention), mesh=Mesh(device.comm), dtype=dtype,
         max_len=length, block_tokens=block_tokens, quantization=method, kv_dtype=args.kv_dtype,

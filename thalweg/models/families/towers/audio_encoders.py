@@ -8,7 +8,7 @@ from dataclasses import replace
 from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import hidden_size
-from thalweg.models.families.towers.common import act, beside, sees_all, size
+from thalweg.models.families.towers.common import act, outer_config, sees_all, size
 from thalweg.models.spec import AudioSpec, Conv, Layer, LayerNorm, Norms, ProjectorSpec, Rope, UngatedMLP
 from thalweg.models.spec.vision import ProjectorLayer
 
@@ -19,7 +19,7 @@ TOWER = "audio_tower."
 
 def audio_config(config: Config) -> Config:
     """`audio_config`, with Whisper's names for sizes. CheckpointError if there is none."""
-    found = beside(config).get("audio_config")
+    found = outer_config(config).get("audio_config")
     if not isinstance(found, dict):
         raise CheckpointError("config.json: audio_config: missing")
     if found.get("scale_embedding"):
@@ -50,7 +50,7 @@ def voxtral(config: Config) -> AudioSpec:
         root="model.", group=downsample_factor(said), before=LayerNorm(f"{TOWER}layer_norm", hidden, EPS),
         steps=(
             ProjectorLayer("multi_modal_projector.linear_1", hidden * downsample_factor(said), text, False,
-                 act(beside(config), "projector_hidden_act", "gelu")),
+                 act(outer_config(config), "projector_hidden_act", "gelu")),
             ProjectorLayer("multi_modal_projector.linear_2", text, text, False),
         ),
     )  # fmt: skip
@@ -59,7 +59,7 @@ def voxtral(config: Config) -> AudioSpec:
 
 def audio_flamingo3(config: Config) -> AudioSpec:
     """As Qwen2-Audio's, with two layers behind it."""
-    said, around = audio_config(config), beside(config)
+    said, around = audio_config(config), outer_config(config)
     hidden, text, bias = size(said, "d_model", 1280), hidden_size(config), flag(around, "projector_bias", True)
     projector = ProjectorSpec(
         root="model.", group=2, join="mean", after=(LayerNorm(f"{TOWER}layer_norm", hidden, EPS),),
@@ -92,7 +92,7 @@ def glm_asr(config: Config) -> AudioSpec:
     projector = ProjectorSpec(
         root="model.", group=downsample_factor(said), before=LayerNorm(f"{TOWER}norm", hidden, EPS),
         steps=(
-            ProjectorLayer(f"{name}1", inner, 2 * text, True, act(beside(config), "projector_hidden_act", "gelu")),
+            ProjectorLayer(f"{name}1", inner, 2 * text, True, act(outer_config(config), "projector_hidden_act", "gelu")),
             ProjectorLayer(f"{name}2", 2 * text, text, True),
         ),
     )  # fmt: skip

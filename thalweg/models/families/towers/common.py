@@ -13,7 +13,7 @@ from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 ACTS = {**UNGATED, "quick_gelu": "gelu_quick"}
 
 
-def beside(config: Config) -> Config:
+def outer_config(config: Config) -> Config:
     """What the file says beside the text part."""
     found = config.get(BESIDE)
     return found if isinstance(found, dict) else config
@@ -21,7 +21,7 @@ def beside(config: Config) -> Config:
 
 def vision_config(config: Config) -> Config:
     """`vision_config`. CheckpointError if there is none."""
-    found = beside(config).get("vision_config")
+    found = outer_config(config).get("vision_config")
     if not isinstance(found, dict):
         raise CheckpointError("config.json: vision_config: missing")
     return found
@@ -50,7 +50,7 @@ def sees_all(heads: int, hidden: int, *, turned: bool = False, head_dim: int = 0
 def feature_layers(config: Config, layers: int, default: int) -> tuple[int, ...]:
     """Layers that are read, counted from 1: `vision_feature_layer` names hidden states, of which there is one more than
     layers."""
-    said = beside(config).get("vision_feature_layer", default)
+    said = outer_config(config).get("vision_feature_layer", default)
     found = said if isinstance(said, list) and said else [said]
     if any(isinstance(n, bool) or not isinstance(n, int) or not -layers <= n <= layers or n == 0 for n in found):
         raise UnsupportedModelError(
@@ -62,14 +62,14 @@ def feature_layers(config: Config, layers: int, default: int) -> tuple[int, ...]
 
 def with_defaults(config: Config, **defaults: Any) -> Config:
     """The same with what `vision_config` does not say."""
-    return {**config, BESIDE: {**beside(config), "vision_config": {**defaults, **vision_config(config)}}}
+    return {**config, BESIDE: {**outer_config(config), "vision_config": {**defaults, **vision_config(config)}}}
 
 
 def two_layers(
     config: Config, inputs: int, hidden: int, default_bias: bool, first: ProjectorLayer | None = None, **more: Any
 ) -> ProjectorSpec:
     """linear_1, an activation, linear_2: what LLaVA began with. first: a layer before them."""
-    around = beside(config)
+    around = outer_config(config)
     bias = flag(around, "multimodal_projector_bias", default_bias)
     steps: tuple[ProjectorLayer, ...] = (
         ProjectorLayer("linear_1", inputs, hidden, bias, act(around, "projector_hidden_act", "gelu")),

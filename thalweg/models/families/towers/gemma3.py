@@ -8,14 +8,14 @@ from thalweg.checkpoint.config import Config, integer, real
 from thalweg.errors import CheckpointError
 from thalweg.models.families.common import hidden_size
 from thalweg.models.families.towers.clip import encoder
-from thalweg.models.families.towers.common import beside, size, vision_config
+from thalweg.models.families.towers.common import outer_config, size, vision_config
 from thalweg.models.spec import Norm, VisionSpec
 from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 
 
 def vectors(config: Config) -> int:
     """Of one image."""
-    return integer(beside(config), "mm_tokens_per_image", default=256)
+    return integer(outer_config(config), "mm_tokens_per_image", default=256)
 
 
 def gemma3(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:

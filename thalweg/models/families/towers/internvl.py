@@ -7,7 +7,7 @@ from thalweg.errors import UnsupportedModelError
 from thalweg.media.processors.base import edge
 from thalweg.media.processors.tiles import merge_size
 from thalweg.models.families.common import hidden_size
-from thalweg.models.families.towers.common import act, beside, feature_layers, sees_all, size, two_layers, vision_config
+from thalweg.models.families.towers.common import act, feature_layers, outer_config, sees_all, size, two_layers, vision_config
 from thalweg.models.spec import AnyNorm, HeadNorm, Layer, LayerNorm, Norm, Norms, Scale, UngatedMLP, VisionSpec
 
 EPS = 1e-5
@@ -48,7 +48,7 @@ def internvl(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     projector = two_layers(
         config, hidden * group, hidden_size(config), True, group=group, after=(LayerNorm("layer_norm", hidden * group, EPS),)
     )
-    normed = not flag(said, "use_mean_pooling", True) and beside(config).get("vision_feature_layer", -1) == -1
+    normed = not flag(said, "use_mean_pooling", True) and outer_config(config).get("vision_feature_layer", -1) == -1
     made = VisionSpec(
         hidden=hidden, layers=(each,) * run, projector=projector, patch="embeddings.patch_embeddings.projection",
         kernel=(size(said, "num_channels", 3), patch, patch), patch_bias=True, layer="encoder.layer.{}.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from thalweg.checkpoint.config import Config, integer
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import eps, hidden_size
-from thalweg.models.families.towers.common import act, beside, feature_layers, sees_all, size, two_layers, vision_config
+from thalweg.models.families.towers.common import act, feature_layers, outer_config, sees_all, size, two_layers, vision_config
 from thalweg.models.spec import MLP, Layer, Norm, Norms, VisionSpec
 from thalweg.models.spec.vision import ProjectorLayer
 
@@ -28,7 +28,7 @@ def pixtral(config: Config, merges: bool) -> tuple[VisionSpec, tuple[str, ...]]:
         Norms(mixer=Norm("attention_norm", hidden, EPS), ffn=Norm("ffn_norm", hidden, EPS)),
     )  # fmt: skip
     if merges:
-        merge = integer(beside(config), "spatial_merge_size", default=2)
+        merge = integer(outer_config(config), "spatial_merge_size", default=2)
         projector = two_layers(
             config, hidden, hidden_size(config), False, group=merge**2, join="channels",
             before=Norm("norm", hidden, eps(config)),
