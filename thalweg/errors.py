@@ -27,6 +27,14 @@ class DeviceError(ThalwegError, RuntimeError):
     """A platform is unknown or cannot run here."""
 
 
+class PeerError(ThalwegError, RuntimeError):
+    """An exchange with the other ranks of a model failed. `rank` is the one that was waited for, None where it is not known."""
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        self.rank = rank
+        super().__init__(message)
+
+
 class RequestError(ThalwegError, ValueError):
     """A request is wrong. `param` names the field, as the client wrote it."""
 

@@ -9,9 +9,16 @@ from thalweg.hal.step import Array
 
 
 class Communicator(ABC):
-    """The ranks that share one model. Every call is collective: all ranks make the same calls in the same order."""
+    """The ranks that share one model. Every call is collective: all ranks make the same calls in the same order.
+
+    Sums are in float32, in rank order, with one rounding to the type of the result. So a row's bits depend neither on the
+    batch around it nor on the rank that sees it."""
 
     size: int
+    captures: bool = True
+    """A recorded or captured step may hold the calls. False: such a step is run as it is written."""
+    ordered: bool = True
+    """Sums keep the order above. False: a library chooses it, by the size of a message and the machine."""
 
     @abstractmethod
     def all_reduce(self, x: Array) -> Array:
@@ -21,13 +28,33 @@ class Communicator(ABC):
     def all_gather(self, x: Array, dim: int = -1) -> Array:
         """Every rank's x joined along `dim`, in rank order."""
 
+    def part(self, x: Array, dim: int = -1) -> Array:
+        """Optional: this rank's equal part along `dim` of an x that every rank holds whole. No exchange. May share x's memory.
+        Norms over all heads need it."""
+        raise NotImplementedError(f"{type(self).__name__} has no part")
+
     def reduce_scatter(self, x: Array, dim: int = -1) -> Array:
-        """Optional. Sequence parallelism needs it."""
+        """Optional: this rank's part along `dim` of the sum. Sequence parallelism needs it."""
         raise NotImplementedError(f"{type(self).__name__} has no reduce_scatter")
 
     def all_to_all(self, x: Array, dim: int = 0) -> Array:
-        """Optional. Expert parallelism needs it."""
+        """Optional: part r of x along `dim` goes to rank r. The parts received are joined in rank order. Expert parallelism
+        needs it."""
         raise NotImplementedError(f"{type(self).__name__} has no all_to_all")
+
+    def abort(self) -> None:
+        """End the calls in flight, and all later ones, with thalweg.errors.PeerError. Any thread may call it."""
+        return
+
+    def close(self) -> None:
+        """Leave the group. A peer that is still in a call gets a PeerError that names this rank."""
+        return
+
+    def part_size(self, shape: tuple[int, ...], dim: int) -> int:
+        """Extent of a rank's part along `dim` of this shape. Raises ValueError where the parts are not equal."""
+        if shape[dim] % self.size:
+            raise ValueError(f"dimension {dim} of {tuple(shape)} has no {self.size} equal parts, one for each rank")
+        return shape[dim] // self.size
 
 
 class Solo(Communicator):
@@ -39,6 +66,9 @@ class Solo(Communicator):
         return x
 
     def all_gather(self, x: Array, dim: int = -1) -> Array:
+        return x
+
+    def part(self, x: Array, dim: int = -1) -> Array:
         return x
 
     def reduce_scatter(self, x: Array, dim: int = -1) -> Array:

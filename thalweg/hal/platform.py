@@ -18,6 +18,10 @@ from thalweg.hal.device import Device, DeviceInfo
 from thalweg.hal.step import StepShape
 from thalweg.hal.weights import DENSE, WeightFormat
 
+RENDEZVOUS = "rendezvous"
+"""Key of Place.environment: where the ranks meet. "file:///path" is a folder that only this run uses, "tcp://host:port" an
+address that rank 0 listens at."""
+
 
 @dataclass(frozen=True, slots=True)
 class Probe:
@@ -177,6 +181,9 @@ class Platform(ABC):
     runs_models: bool = True
     """False: compile() ignores step and params, so the worker builds no model and loads no tensor framework (null)."""
 
+    supports_ranks: bool = False
+    """`open` of a place in a world of several opens a communicator with the others."""
+
     shares_device: bool = False
     """True: several processes may open its device at once, each with a part of its threads."""
 
@@ -270,4 +277,5 @@ class Platform(ABC):
 
     @abstractmethod
     def open(self, place: Place) -> Device:
-        """Initialise the device. Raises thalweg.errors.DeviceError with the remedy."""
+        """Initialise the device, and where `place.world` is above 1, wait for the other ranks. Raises
+        thalweg.errors.DeviceError with the remedy."""

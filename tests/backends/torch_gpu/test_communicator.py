@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from thalweg.backends.torch_gpu.comm import RENDEZVOUS, TorchCommunicator
+from thalweg.backends.torch_comm import TorchCommunicator
 from thalweg.errors import DeviceError
-from thalweg.hal.platform import Place
+from thalweg.hal.platform import RENDEZVOUS, Place
 
 SIZE = 2
 

@@ -53,6 +53,7 @@ class CpuOptions:
 class CpuPlatform(Platform):
     name = "cpu"
     shares_device = True
+    supports_ranks = True
     options: CpuOptions = CpuOptions()
 
     def with_options(self, options: Any) -> Self:
@@ -127,7 +128,7 @@ class CpuPlatform(Platform):
         from thalweg.backends.cpu.device import open_device
 
         o = self.options
-        return open_device(o.threads, o.isa, o.graphs, o.packed_weights, o.compress_weights)
+        return open_device(o.threads, o.isa, o.graphs, o.packed_weights, o.compress_weights, place)
 
     def _has_compiled_kernels(self) -> bool:
         """Will its device run compiled kernels?"""

@@ -23,9 +23,11 @@ from thalweg.backends.host import cores
 from thalweg.backends.torch_native import ATTENTION, KERNELS
 from thalweg.errors import DeviceError
 from thalweg.hal.attention import AttentionBackend
+from thalweg.hal.comm import Communicator, Solo
 from thalweg.hal.device import Background, DeviceInfo, Executable, Memory
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
+from thalweg.hal.platform import Place
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 from thalweg.hal.times import Times
 
@@ -52,10 +54,11 @@ class CpuDevice(EagerDevice):
 
     def __init__(
         self, info: DeviceInfo, kernels: Sequence[Kernel], attention: Sequence[AttentionBackend], library: NativeLibrary | None,
-        record: bool = True,
+        record: bool = True, comm: Communicator | None = None,
     ) -> None:  # fmt: skip
         """record: with a library, decode steps are recorded and replayed."""
         super().__init__(info, kernels, attention)
+        self.comm = comm or Solo()
         self._library = library
         self._arena = Arena(library) if library and record else None
         self._populated: dict[int, int] = {}
@@ -167,16 +170,18 @@ class CpuDevice(EagerDevice):
 
     def close(self) -> None:
         settle()
+        self.comm.close()
         super().close()
 
 
 def open_device(
-    threads: int, isa: str = "", graphs: bool = True, packed_weights: str = "", compress_weights: bool | None = None
-) -> CpuDevice:
-    """threads: 0 = as many as there are cores for this process, unless torch was told fewer before. isa, graphs,
+    threads: int, isa: str = "", graphs: bool = True, packed_weights: str = "", compress_weights: bool | None = None,
+    place: Place | None = None,
+) -> CpuDevice:  # fmt: skip
+    """threads: 0 = this rank's share of the cores for this process, unless torch was told fewer before. isa, graphs,
     packed_weights, compress_weights: see CpuOptions."""
-    told = _torch_threads()
-    threads = threads or min(cores(), told)
+    told, ranks = _torch_threads(), place.world if place else 1
+    threads = threads or max(1, min(cores() // ranks, told))
     _keep_freed_memory()
     library, missing = _library(threads, isa)
     # Two pools would fight for the cores: between products, torch's threads wait by spinning. With compiled kernels there is
@@ -190,11 +195,18 @@ def open_device(
     compresses = compress_weights is not False and library is not None and library.compress_weights()
     if compress_weights and not compresses:
         raise DeviceError(f"compress_weights: no kernel reads such weights here ({said}); leave it out")
-    if library is None:
-        return CpuDevice(info, (_absent(missing), *KERNELS), ATTENTION, None)
-    if packed_weights:
+    if library is not None and packed_weights:
         library.kept = _open_packed_weights(library, packed_weights)
-    return CpuDevice(info, *_made_of(library), library, graphs)
+    comm = _open_communicator(place) if place is not None and place.world > 1 else None
+    if library is None:
+        return CpuDevice(info, (_absent(missing), *KERNELS), ATTENTION, None, comm=comm)
+    return CpuDevice(info, *_made_of(library), library, graphs, comm)
+
+
+def _open_communicator(place: Place) -> Communicator:
+    from thalweg.backends.torch_comm import TorchCommunicator
+
+    return TorchCommunicator("gloo", place)
 
 
 def _made_of(library: NativeLibrary) -> tuple[Sequence[Kernel], Sequence[AttentionBackend]]:

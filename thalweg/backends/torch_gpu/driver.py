@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thalweg.backends.torch_gpu.comm import TorchCommunicator
+from thalweg.backends.torch_comm import TorchCommunicator
 from thalweg.backends.torch_gpu.platform import GpuProperties
 from thalweg.backends.torch_gpu.runtime import Runtime, TorchRuntime
 from thalweg.hal.comm import Communicator

@@ -164,6 +164,7 @@ def torch_build(folder: Path | None = None) -> TorchBuild | None:
 class GpuPlatform(Platform):
     """One vendor's GPUs. A subclass adds facts: what to look for, what to install, which vendor kernels there are."""
 
+    supports_ranks = True
     options: GpuOptions = GpuOptions()
     hardware: str
     """"NVIDIA GPU"."""

@@ -63,6 +63,8 @@ class Ranks:
 class MeshCommunicator(Communicator):
     """Collectives of a step that is traced under `Ranks.over`."""
 
+    ordered = False
+
     def __init__(self, size: int) -> None:
         self.size = size
 
@@ -71,6 +73,13 @@ class MeshCommunicator(Communicator):
 
     def all_gather(self, x: Any, dim: int = -1) -> Any:
         return in_jax(lambda a: lax.all_gather(a, AXIS, axis=dim % a.ndim, tiled=True))(x)
+
+    def part(self, x: Any, dim: int = -1) -> Any:
+        def cut(a: Any) -> Any:
+            size = self.part_size(a.shape, dim)
+            return lax.dynamic_slice_in_dim(a, lax.axis_index(AXIS) * size, size, axis=dim % a.ndim)
+
+        return in_jax(cut)(x)
 
     def reduce_scatter(self, x: Any, dim: int = -1) -> Any:
         return in_jax(lambda a: lax.psum_scatter(a, AXIS, scatter_dimension=dim % a.ndim, tiled=True))(x)

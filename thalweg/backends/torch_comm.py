@@ -1,0 +1,132 @@
+"""Collectives by torch.distributed: NCCL, RCCL (which goes by the same name), XCCL, and gloo on the host.
+
+One group serves the whole process. The calls enqueue on the current stream, as kernels do. So a graph holds them too
+where the library allows it (NCCL and RCCL do, XCCL does not yet). Gloo's calls are torch operations that end before they
+return, which a recorder of such operations sees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thalweg.errors import DeviceError, PeerError
+from thalweg.hal.comm import Communicator
+from thalweg.hal.platform import RENDEZVOUS, Place
+
+GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""Collectives by their newer names where torch has those."""
+ORDERED = frozenset({"gloo"})
+"""Backends whose sums are computed here, from what is gathered."""
+UNCAPTURED = frozenset({"xccl"})
+"""Backends whose calls no graph can hold."""
+
+
+class TorchCommunicator(Communicator):
+    """The ranks of one model. Opening it waits until all of them are there, at most `timeout` seconds."""
+
+    def __init__(self, backend: str, place: Place, timeout: float = 300.0) -> None:
+        where = place.environment.get(RENDEZVOUS)
+        if not where:
+            raise DeviceError(f"device: rank {place.rank} of {place.world} was not told where the ranks meet")
+        if not dist.is_backend_available(backend):
+            raise DeviceError(f"device: this torch has no {backend}, which {place.world} devices need to work together")
+        try:
+            dist.init_process_group(
+                backend, init_method=_store(where), rank=place.rank, world_size=place.world, timeout=timedelta(seconds=timeout)
+            )
+        except (RuntimeError, ValueError) as e:
+            raise DeviceError(f"device: rank {place.rank} of {place.world} could not join the others at {where}: {e}") from e
+        self.size, self._rank = place.world, place.rank
+        self.captures, self.ordered = backend not in UNCAPTURED, backend in ORDERED
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        if self.ordered:
+            return _sum(self._gather(x))
+        with self._peers():
+            dist.all_reduce(x)
+        return x
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        return _join(self._gather(x), dim)
+
+    def part(self, x: Tensor, dim: int = -1) -> Tensor:
+        size = self.part_size(x.shape, dim)
+        return x.narrow(dim, self._rank * size, size)
+
+    def reduce_scatter(self, x: Tensor, dim: int = -1) -> Tensor:
+        apart = self._divide(x, dim)
+        if self.ordered:
+            return _sum(self._exchange(apart))
+        out = torch.empty_like(apart[0], memory_format=torch.contiguous_format)
+        with self._peers():
+            SCATTER(out.view(-1), apart.view(-1))
+        return out
+
+    def all_to_all(self, x: Tensor, dim: int = 0) -> Tensor:
+        return _join(self._exchange(self._divide(x, dim)), dim)
+
+    def abort(self) -> None:
+        group = dist.group.WORLD
+        if group is not None:
+            group.abort()
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+    def _gather(self, x: Tensor) -> Tensor:
+        """Every rank's x: [size, *x.shape]."""
+        parts = x.new_empty(self.size * x.numel())
+        if x.numel():
+            with self._peers():
+                GATHER(parts, x.contiguous().view(-1))
+        return parts.view(self.size, *x.shape)
+
+    def _exchange(self, apart: Tensor) -> Tensor:
+        """[size, ...], part r for rank r -> what every rank had for this one."""
+        got = torch.empty_like(apart)
+        if apart.numel():
+            with self._peers():
+                dist.all_to_all_single(got.view(-1), apart.view(-1))
+        return got
+
+    def _divide(self, x: Tensor, dim: int) -> Tensor:
+        size = self.part_size(x.shape, dim)
+        return torch.stack([x.narrow(dim, r * size, size) for r in range(self.size)])
+
+    @contextlib.contextmanager
+    def _peers(self) -> Iterator[None]:
+        """torch says of a peer that is gone only its address."""
+        try:
+            yield
+        except RuntimeError as e:
+            raise PeerError(f"an exchange of rank {self._rank} of {self.size} with the others failed: {e}") from e
+
+
+def _store(where: str) -> str:
+    """A folder is where ranks meet, of which torch wants a file."""
+    path = Path(where.removeprefix("file://"))
+    return f"file://{path / 'torch'}" if where.startswith("file://") and path.is_dir() else where
+
+
+def _sum(parts: Tensor) -> Tensor:
+    """[n, ...] -> the sum of the n parts, in order. Types of less than float32 are summed in that."""
+    kind = torch.promote_types(parts.dtype, torch.float32) if parts.is_floating_point() else parts.dtype
+    total = parts[0].to(kind, copy=True)
+    for part in parts[1:]:
+        total += part
+    return total.to(parts.dtype)
+
+
+def _join(parts: Tensor, dim: int) -> Tensor:
+    """[n, ...] -> the n parts joined along `dim` of one part."""
+    return torch.cat(parts.unbind(0), dim)
