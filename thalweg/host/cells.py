@@ -1,7 +1,7 @@
-"""Child processes that do jobs nobody trusts (`host.confined`): a few, kept for the next job, replaced when one dies.
+"""A pool of child processes for untrusted jobs (`host.confined`). A child is reused, and replaced when it dies.
 
-A job that takes too long or crashes costs its own request an error and its child its life. Other jobs never notice.
-Knows nothing of the jobs.
+A job that crashes or exceeds its time fails its own request and ends its child. Other jobs are unaffected. This module knows
+nothing about the jobs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ CRASHES = tuple(-s for s in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, sign
 
 
 class StalledError(Exception):
-    """The child had time, and did not get it: the machine stood still. Not tried again: the job has waited long enough. Or two
-    children were stopped one after another."""
+    """The child got no processor time within its limit because the machine stalled, or two children in sequence were stopped.
+    Not retried: the job has waited long enough."""
 
 
 class LostError(Exception):
-    """Two children were lost one after another, for no reason of the job's."""
+    """Two children in sequence were lost, and the job is not the cause."""
 
 
 class CpuLimitError(Exception):
@@ -57,7 +57,7 @@ class Cell:
         self.pid = self._child.pid
 
     def ask(self, data: bytes, wall: float) -> bytes:
-        """The answer to a frame: a body. ChildGoneError, ChildTimeoutError, ChildStoppedError, FellError."""
+        """The answer to a frame: a body. ChildGoneError, ChildTimeoutError, ChildStoppedError, ForkKilledError."""
         until = time.monotonic() + (GRACE_SECONDS if self._started else START_SECONDS) + wall
         if not self._started:
             data = self._opening + data
@@ -83,8 +83,8 @@ class Cells:
     def __init__(
         self, module: str, most: int, last: Callable[[bytes], bool], opening: Callable[[], bytes] | None = None
     ) -> None:
-        """module: what a child runs. last: does this answer say that its child ends? opening: a frame that every child gets
-        before its first job, and does not answer."""
+        """module: the module that a child runs. last: whether an answer announces the end of its child. opening: a frame that
+        every child gets before its first job, and does not answer."""
         self._module, self._last, self._opening = module, last, opening
         self._free = threading.Semaphore(most)
         self._lock = threading.Lock()
@@ -157,7 +157,7 @@ class Cells:
 
 
 def _verdict(status: int) -> Exception | None:
-    """What an exit status says about the job. The kernel sends SIGPROF when its processor time is exhausted, and
+    """The error that an exit status means for the job. The kernel sends SIGPROF when its processor time is exhausted, and
     SIGALRM when it had time but did not get it. A crash is the job's doing."""
     if status == -signal.SIGALRM:
         return StalledError()

@@ -22,7 +22,7 @@ MAX_FRAME = 256 << 20
 FELL = 1 << 31
 """Bit of a header without a body: a signal ended the fork that did the job. Its number is in the other bits."""
 AGAIN = 3
-"""Exit status of a fork that retires. Another takes its place."""
+"""Exit status of a fork that retires. Another replaces it."""
 PARENT_SECONDS = 2.0
 """Seconds between looks of an idle process whether its parent is still there. Its pipe tells sooner, unless it was
 inherited."""
@@ -87,8 +87,8 @@ class ConfinedProcess:
 
     @contextmanager
     def limit(self, seconds: float, wall: float, memory: int) -> Iterator[None]:
-        """A job's limits: processor time and time of the clock, at whose end the kernel ends this process; bytes of memory over
-        those in use now, beyond which allocating fails."""
+        """Limits of a job. The kernel ends this process after `seconds` of processor time or `wall` seconds of the clock.
+        memory: bytes beyond those in use now. An allocation over the limit fails."""
         self.limit_memory(memory)
         signal.setitimer(signal.ITIMER_PROF, seconds)
         signal.setitimer(signal.ITIMER_REAL, wall)
@@ -126,7 +126,7 @@ class ConfinedProcess:
 
 
 def frame_body(body: bytes) -> bytes:
-    """Header and body. ValueError if that is too long."""
+    """Header and body. ValueError if they are too long."""
     if len(body) > MAX_FRAME:
         raise ValueError(f"{len(body)} bytes; the limit is {MAX_FRAME}")
     return HEADER.pack(len(body)) + body
@@ -150,7 +150,7 @@ def _read(n: int) -> bytes | None:
 
 
 def _open_statm() -> int | None:
-    """What tells how much memory this process uses. None where there is none: then only time and output are limited."""
+    """An open file with this process's memory use. None where the system has none: then only time and output are limited."""
     try:
         return os.open("/proc/self/statm", os.O_RDONLY)
     except OSError:

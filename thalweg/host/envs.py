@@ -1,9 +1,8 @@
 """Environment variables: the only file that reads them. Each function reads at call time, so nothing is frozen at
 import.
 
-Knows names, types and defaults. The caller decides what a value means. A malformed value is a ConfigError that names
-the variable. A deployment of vLLM brings variables of its own: `TWINS` are honoured under both names, ours first.
-`foreign` names the others.
+Knows names, types and defaults. Meaning is up to the caller. A malformed value is a ConfigError that names the variable. vLLM's
+variables: `TWINS` are honoured under both names, ours first. `foreign` names the others.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ TWINS = {
 }
 """vLLM's name: ours."""
 AS_IT_IS = ("VLLM_DO_NOT_TRACK", "VLLM_NO_USAGE_STATS")
-"""Ask for what happens anyway: nothing is ever reported to anyone."""
+"""Variables without effect: usage is never reported."""
 INSTEAD = {
     "VLLM_ATTENTION_BACKEND": "the device chooses; thalweg plan shows what",
     "VLLM_CPU_KVCACHE_SPACE": "--kv-cache-memory-bytes, in bytes",
@@ -40,11 +39,11 @@ INSTEAD = {
     "VLLM_LORA_RESOLVER_CACHE_DIR": "--lora-resolver folder --lora-root DIR",
     "VLLM_TARGET_DEVICE": "--device",
 }
-"""Remedies for variables that are not honoured, where there is one."""
+"""Unsupported variable -> its replacement, where one exists."""
 
 
 def foreign() -> str | None:
-    """One sentence naming every VLLM_* variable that is set and not honoured, without its value. None: there is none."""
+    """One sentence naming every unsupported VLLM_* variable in the environment, without its value. None: all are supported."""
     names = sorted(n for n, v in os.environ.items() if n.startswith("VLLM_") and v and n not in TWINS and n not in AS_IT_IS)
     if not names:
         return None
@@ -64,7 +63,7 @@ def batch_invariant() -> bool | None:
 
 
 def kv_key_secret() -> str:
-    """THALWEG_KV_KEY_SECRET: what the file of `--kv-key-secret` would hold, where that flag is not given."""
+    """THALWEG_KV_KEY_SECRET: the secret itself, used without `--kv-key-secret` (a file)."""
     return _get("THALWEG_KV_KEY_SECRET")[1]
 
 
@@ -116,14 +115,14 @@ def set_log_level(level: str) -> None:
 
 
 def keep_alive_seconds() -> int:
-    """THALWEG_HTTP_TIMEOUT_KEEP_ALIVE: seconds an idle HTTP connection stays open. Default 75, which is more than the pools of
-    clients and proxies keep one (httpx 5, aiohttp 15, load balancers 60): who closes first must be the one that may send."""
+    """THALWEG_HTTP_TIMEOUT_KEEP_ALIVE: seconds an idle HTTP connection stays open. Default 75, longer than pools of clients and
+    proxies keep one (httpx 5, aiohttp 15, load balancers 60): the side that may send must close first."""
     return int(_number("THALWEG_HTTP_TIMEOUT_KEEP_ALIVE", 75, 0))
 
 
 def forwarded_allow_ips() -> list[str]:
-    """FORWARDED_ALLOW_IPS: proxies whose X-Forwarded-* fields are believed when `--forwarded-allow-ips` is not given,
-    as uvicorn reads it. * is any. Default: nobody's."""
+    """FORWARDED_ALLOW_IPS: trusted proxies for X-Forwarded-* fields without `--forwarded-allow-ips`, as uvicorn reads it. * is
+    any. Default: none."""
     return [a.strip() for a in os.environ.get("FORWARDED_ALLOW_IPS", "").split(",") if a.strip()]
 
 
@@ -133,12 +132,12 @@ def log_stats_seconds() -> float:
 
 
 def audio_file_megabytes() -> float:
-    """THALWEG_MAX_AUDIO_CLIP_FILESIZE_MB: size of the largest sound that a request may send. Default 25."""
+    """THALWEG_MAX_AUDIO_CLIP_FILESIZE_MB: largest audio file of a request, in MB. Default 25."""
     return _number("THALWEG_MAX_AUDIO_CLIP_FILESIZE_MB", 25, 0.001, 200)
 
 
 def audio_seconds() -> float:
-    """THALWEG_MAX_AUDIO_DECODE_DURATION_S: seconds of the longest sound that a request may send. Default 600."""
+    """THALWEG_MAX_AUDIO_DECODE_DURATION_S: longest audio of a request, in seconds. Default 600."""
     return _number("THALWEG_MAX_AUDIO_DECODE_DURATION_S", 600, 0.1, 3600)
 
 
@@ -153,7 +152,7 @@ def otlp_protocol() -> str:
 
 
 def otel_service_name() -> str:
-    """OTEL_SERVICE_NAME: what traces call this service. The library reads it itself."""
+    """OTEL_SERVICE_NAME: name of this service in traces. The library reads it itself."""
     return os.environ.get("OTEL_SERVICE_NAME", "")
 
 
@@ -168,12 +167,12 @@ def startup_marks() -> str:
 
 
 def with_startup_marks(path: str) -> dict[str, str]:
-    """The environment of a child whose start is to be measured."""
+    """The environment of a child, with marks of its startup written to `path`."""
     return {**os.environ, "THALWEG_STARTUP_MARKS": path}
 
 
 def everything() -> dict[str, str]:
-    """The whole environment, for a program that takes this one's place."""
+    """The whole environment, for a program that replaces this one."""
     return dict(os.environ)
 
 

@@ -1,4 +1,4 @@
-"""Faults on demand, for tests of what happens after them: `fp("engine.step", token=...)` at the places worth breaking.
+"""Faults on demand, for tests of recovery: `fp("engine.step", token=...)` at the places worth breaking.
 
 THALWEG_FAILPOINTS names them: `point[:condition=value]...:action`, several separated by `;`. A point acts when
 every condition it names has that value (or, for an array, holds it). Actions: crash (SIGSEGV), kill (SIGKILL), exit
@@ -45,7 +45,7 @@ class Failpoint:
 
 
 def parse(text: str) -> tuple[Failpoint, ...]:
-    """ConfigError names the part that is wrong."""
+    """ConfigError names the wrong part."""
     made = []
     for part in filter(None, (p.strip() for p in text.split(";"))):
         point, *conditions, action = part.split(":")
@@ -60,7 +60,7 @@ _ACTIVE = parse(envs.failpoints())
 
 
 def fp(point: str, **conditions: Any) -> None:
-    """Fail here if told to. conditions: numbers, or arrays of them."""
+    """Fail here if THALWEG_FAILPOINTS says so. conditions: numbers or arrays of numbers."""
     if not _ACTIVE:
         return
     for f in _ACTIVE:

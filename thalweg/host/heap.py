@@ -1,5 +1,5 @@
-"""Memory that was freed, given back to the system. glibc keeps what lies below something still in use: after a checkpoint was
-rounded, parameter by parameter, that was as much as four times the weights themselves."""
+"""Return freed memory to the system. glibc keeps free memory below a block still in use. After quantising a checkpoint,
+parameter by parameter, that was up to four times the size of the weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def trim() -> None:
-    """Milliseconds. Nothing where the C library has no such call."""
+    """Costs milliseconds. Does nothing where the C library has no such call."""
     call = _malloc_trim()
     if call is not None:
         call(0)

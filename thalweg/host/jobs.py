@@ -20,13 +20,13 @@ from thalweg.host.confined import ConfinedProcess, frame_body
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 MEMORY = "memory"
-"""`TaskRefused.why` of a job that needed more memory than it may have, or whose result is too large to send."""
+"""`TaskRefused.why` of a job over its memory limit, or with a result too large to send."""
 KEPT_BYTES = 64 << 20
 """Bytes of growth after which a process retires."""
 
 
 class TaskLimits(msgspec.Struct, frozen=True):
-    """What a job may use. seconds: of processor time. wall: seconds of the clock. memory: bytes beyond an idle process."""
+    """Limits of a job. seconds: of processor time. wall: seconds of the clock. memory: bytes beyond an idle process."""
 
     seconds: float
     wall: float
@@ -58,7 +58,7 @@ class TaskRefusedError(Exception):
     """The task cannot be done, and why: as `TaskRefused`."""
 
     def __init__(self, why: str, detail: str = "", place: str = "", last: bool = False) -> None:
-        """last: what it left behind is not fit for another task."""
+        """last: the process is unfit for another task."""
         super().__init__(why, detail)
         self.why, self.detail, self.place, self.last = why, detail, place, last
 
@@ -70,19 +70,19 @@ class Jobs(Generic[Task, Result]):
     def __init__(
         self, module: str, most: int, result: type[Result], opening: Callable[[], bytes] | None = None, forks: bool = False
     ) -> None:
-        """module: what a process runs; it calls `serve`. opening: a frame that a process gets before its first job. forks: the
-        process does jobs in forks of itself, and outlives the last answer of one."""
+        """module: the module of a process. It calls `serve`. opening: a frame that a process gets before its first job. forks:
+        the process runs jobs in forks of itself, and outlives a fork's last answer."""
         reply: Any = TaskDone[result] | TaskRefused  # type: ignore[valid-type]
         self._decoder: msgspec.msgpack.Decoder[TaskDone[Result] | TaskRefused] = msgspec.msgpack.Decoder(reply)
         self._cells = Cells(module, most, lambda body: not forks and self._decoder.decode(body).last, opening)
         self.prepare, self.close, self.pids = self._cells.prepare, self._cells.close, self._cells.pids
 
     def run(self, task: Task, limits: TaskLimits) -> Result:
-        """Raises TaskRefusedError, and OverranError, CrashedError, StoodStillError or LostError of `host.cells`."""
+        """Raises TaskRefusedError, and CpuLimitError, CrashedError, StalledError or LostError of `host.cells`."""
         return self.send(frame_job(task, limits), limits.wall + limits.seconds)
 
     def send(self, job: bytes, wall: float) -> Result:
-        """`run` for a job that is framed. wall: seconds of the clock after which it is given up."""
+        """`run` for a framed job. wall: seconds of the clock until it is abandoned."""
         reply = self._decoder.decode(self._cells.ask(job, wall))
         if isinstance(reply, TaskRefused):
             raise TaskRefusedError(reply.why, reply.detail, reply.place)

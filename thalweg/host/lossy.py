@@ -1,4 +1,5 @@
-"""Output streams of processes that must outlive their log: what cannot be written (a full disk, a reader that left) is lost."""
+"""Output streams of processes that must outlive their log. Output is dropped if it cannot be written (disk full, reader
+gone)."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class _Sink(io.RawIOBase):
 
 
 def install() -> None:
-    """From now on sys.stdout and sys.stderr, where they are the process's own, lose what they cannot write."""
+    """From now on the process's own sys.stdout and sys.stderr drop output that they cannot write."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         try:

@@ -1,7 +1,7 @@
 """The one module that starts processes: the engine (`Process`), and small helpers that talk over two pipes (`Child`).
 
-Every process is `python -m` a module of ours, or a fork of a helper. Nothing else is ever run, but what a user names on the
-command line (`become`). Knows nothing of what they do.
+Every process is `python -m` a module of ours, or a fork of a helper. The only other program is one a user names on the command
+line (`become`). This module knows nothing about the work of a process.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from thalweg.host import envs
 from thalweg.host.confined import AGAIN, FELL, HEADER, write
 
 STOPPED_SECONDS = 2.0
-"""A child that is stopped (SIGSTOP, a debugger) for so long while it has a job is given up."""
+"""Seconds a child with a job may be stopped (SIGSTOP, a debugger) before it is abandoned."""
 LOOK_SECONDS = 0.25
 """Between looks at a child that has not answered yet."""
 POLL_SECONDS = 0.005
-"""Between looks at a process that is about to end."""
+"""Between looks at an ending process."""
 
 
 class Process:
@@ -61,15 +61,15 @@ class Process:
 
     async def wait(self) -> None:
         """Until it has ended."""
-        import asyncio  # costs what its users have paid by now, and others must not
+        import asyncio  # slow to import: async callers have loaded it already, others must not
 
         while self.returncode is None:
             await asyncio.sleep(POLL_SECONDS)
 
 
 class CommandProcess:
-    """A command that a user named, or one of ours, in a group of its own. It prints to `log`, where this process does, or
-    nowhere. Whoever makes one ends it."""
+    """A command that a user named, or one of ours, in a separate process group. It prints to `log`, where this process does, or
+    nowhere. The caller ends it."""
 
     def __init__(self, words: Sequence[str], log: Path | None = None, shown: bool = False) -> None:
         """FileNotFoundError if there is no such program."""
@@ -137,7 +137,7 @@ class Child:
         return self._process.pid
 
     def write(self, data: bytes, until: float) -> None:
-        """All of it, by time.monotonic() `until`. ChildTimeoutError, ChildStoppedError, ChildGoneError."""
+        """Write all data, by time.monotonic() `until`. ChildTimeoutError, ChildStoppedError, ChildGoneError."""
         view = memoryview(data)
         while view:
             self._wait(self._to, select.POLLOUT, until)
@@ -186,9 +186,9 @@ class Child:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kills what still runs, reaps it, closes the pipes."""
+    """Kill running processes, reap the child, close the pipes."""
     if process.poll() is None:
-        for fork in _forks(process.pid):  # one that is stopped would not see that its input is closed
+        for fork in _forks(process.pid):  # a stopped one would not see its input close
             with contextlib.suppress(OSError):
                 os.kill(fork, signal.SIGKILL)
         process.kill()
@@ -199,7 +199,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Is the process, or a fork of it, stopped? False where the system does not tell."""
+    """Is the process or one of its forks stopped? False where the system does not say."""
     return any(_state(each) in ("T", "t") for each in (pid, *_forks(pid)))
 
 
@@ -247,7 +247,7 @@ def in_forks(work: Callable[[], int]) -> int:
 
 
 def become(command: list[str], environment: dict[str, str]) -> NoReturn:
-    """This process goes on as another program. FileNotFoundError if there is none of that name."""
+    """This process goes on as another program. FileNotFoundError if it does not exist."""
     found = shutil.which(command[0], path=environment.get("PATH"))
     if found is None:
         raise FileNotFoundError(command[0])

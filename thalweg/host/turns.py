@@ -1,4 +1,4 @@
-"""Places that several share, given in turn: nobody waits longer because somebody else asks for more. For one event loop."""
+"""A semaphore that tenants share fairly: none waits longer because another asks for more. For one event loop."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ T = TypeVar("T")
 
 
 class FairSemaphore:
-    """`places` that tenants share. The next free place goes to each tenant that waits in turn, and of a tenant to the one that
-    has waited longest. Nobody is passed because a smaller one behind would fit."""
+    """`places` shared by tenants. Free places go to the waiting tenants in turn, and within a tenant to the longest wait. A
+    waiter is never passed by a smaller one behind it."""
 
     def __init__(self, places: int = 1, spare: bool = False) -> None:
-        """spare: a tenant that holds none gets what it asks for at once, even if none is free. So what others do with their
-        places delays nobody, and there are up to one more for each tenant."""
+        """spare: a tenant without a place is served at once, even if none is free. Other tenants then delay it by nothing, and
+        up to one more place per tenant is in use."""
         self._places, self._spare, self._used = places, spare, 0
         self._held: Counter[str] = Counter()
         self._queues: OrderedDict[str, deque[tuple[int, asyncio.Future[None]]]] = OrderedDict()
 
     @property
     def idle(self) -> bool:
-        """Nobody holds a place, and nobody waits."""
+        """No tenant holds a place or waits."""
         return not self._used and not self._queues
 
     async def take(self, tenant: str, cost: int = 1) -> int:
-        """Wait for `cost` places, all of them at most. Returns how many were taken, for `give`."""
+        """Wait for `cost` places, at most `places`. Returns the number taken, for `give`."""
         cost = min(cost, self._places)
         if self._fits(tenant, cost) and (not self._queues or self._is_spare(tenant)):
             self._hold(tenant, cost)
@@ -63,8 +63,8 @@ class FairSemaphore:
             self.give(tenant, taken)
 
     async def run(self, tenant: str, executor: Executor, work: Callable[[], T]) -> T:
-        """What `work` returns, called on a thread. The place is held until the call has returned, even if nobody waits for it
-        any more: a thread cannot be cancelled."""
+        """The result of `work`, called on a thread. The place is held until the call returns, even if the caller is cancelled:
+        a thread cannot be cancelled."""
         taken = await self.take(tenant)
         return await run_held(executor, work, lambda: self.give(tenant, taken))
 
@@ -106,7 +106,7 @@ class FairSemaphore:
 
 
 async def run_held(executor: Executor, work: Callable[[], T], release: Callable[[], None]) -> T:
-    """What `work` returns, called on a thread. `release` is called when it has returned, also if nobody waits any more."""
+    """The result of `work`, called on a thread. `release` is called when it returns, even if the caller is cancelled."""
     try:
         done = asyncio.get_running_loop().run_in_executor(executor, work)
     except BaseException:
@@ -118,6 +118,6 @@ async def run_held(executor: Executor, work: Callable[[], T], release: Callable[
 
 
 def _consume(done: asyncio.Future[T]) -> None:
-    """Nobody may be left to see how it ended."""
+    """Retrieve the exception: the caller may be gone."""
     if not done.cancelled():
         done.exception()

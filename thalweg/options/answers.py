@@ -30,7 +30,7 @@ def check_roots(folders: list[str]) -> Iterator[str]:
 
 
 class AnswerOptions(HttpOptions, kw_only=True, frozen=True):
-    """How requests become prompts, and what answers hold."""
+    """Rendering of prompts, and contents of answers."""
 
     lora_modules: Annotated[list[str] | None, _option(
         "Adapters served at start under names of their own: name=path, or JSON (needs --enable-lora)", check=check_modules,

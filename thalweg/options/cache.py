@@ -23,7 +23,7 @@ def check_layers(layers: list[str]) -> Iterator[str]:
 
 
 class CacheOptions(DeviceOptions, kw_only=True, frozen=True):
-    """How large the KV cache is, and what it stores."""
+    """Size and contents of the KV cache."""
 
     block_size: Annotated[int | None, _option("Tokens per KV-cache page; platform chooses when unset", ge=1)] = None
     kv_cache_dtype: Annotated[str, _option(

@@ -12,7 +12,7 @@ _option = partial(Option, group="Frontend")
 
 
 class CommandOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """What a command does before anything starts."""
+    """Options of a command that act before the engine starts."""
 
     config: Annotated[str | None, _option("YAML file supplying flags; command line wins")] = None
     log_level: Annotated[str, _option(

@@ -9,9 +9,9 @@ from thalweg.options.observation import ObservationOptions
 
 
 class EngineArgs(ObservationOptions, kw_only=True, frozen=True):
-    """Engine settings under their public names. Only what this version honours is here."""
+    """Engine settings under their public names. Only supported ones are fields."""
 
 
 def check_args(args: EngineArgs) -> None:
-    """Check what needs neither model nor device. ConfigError lists all problems."""
+    """Check all that needs neither model nor device. ConfigError lists all problems."""
     check(args, lambda name, words: f"{name} {words}" if words.startswith("must ") else f"{name}: {words}")

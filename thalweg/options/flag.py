@@ -1,4 +1,4 @@
-"""Flags: what is derived from the fields of settings classes and their options, and the check of whole settings."""
+"""Flags, derived from the fields of settings classes and their options, and the check of whole settings."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Flag:
     type: Any = str
     """Of its field, without Annotated."""
     refusal: str = ""
-    """Why it is not honoured, and what to do instead. "": it is."""
+    """Why it is unsupported, and the alternative. "": it is supported."""
     anyway: str = ""
-    """Why its value changes nothing. "": it does."""
+    """Why its value has no effect. "": it has one."""
     same: tuple[str, ...] = ()
-    """Values of a flag that is not honoured that ask for what happens anyway, beside its default."""
+    """Values of an unsupported flag that match this version's behaviour, besides its default."""
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ class Flag:
         return not self.is_supported or (bool in self._types and self.kind != "bool")
 
     def value(self, word: str) -> Any:
-        """What a word of the command line means. ValueError says in words what is wrong with it."""
+        """The value of a word of the command line. ValueError describes the problem."""
         option, kind = self.option, self.kind
         if word in ("None", "") and (option.none or (self.default is None and kind not in ("list", "json", "choice"))):
             return None

@@ -42,7 +42,7 @@ def check_names(hosts: list[str]) -> Iterator[str]:
 
 
 class HttpOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """Where the server listens, whom it believes, and what it limits."""
+    """Address, trust and limits of the HTTP server."""
 
     host: Annotated[str, _option("Address to bind; 127.0.0.1 answers this machine only, 0.0.0.0 every interface")] = "127.0.0.1"
     port: Annotated[int, _option("TCP port to bind", ge=0, le=65535, note="0 takes a free one")] = 8000

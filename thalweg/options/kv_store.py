@@ -1,4 +1,4 @@
-"""Options of what keeps KV blocks beyond the cache of one engine."""
+"""Options of KV stores: KV blocks beyond the cache of one engine."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -24,7 +24,7 @@ class TransferConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     kv_role: Literal["kv_both"] = "kv_both"
     """Blocks are saved and loaded."""
     kv_load_failure_policy: Literal["recompute"] = "recompute"
-    """What failed to load is computed."""
+    """Blocks that fail to load are computed."""
     kv_connector_extra_config: dict[str, Any] = {}
     """Options of the store, and `load_timeout`."""
 
@@ -35,7 +35,7 @@ class TransferConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the store is given."""
+        """Options for the store itself."""
         return {k: v for k, v in self.kv_connector_extra_config.items() if k != TIMEOUT}
 
 
@@ -45,7 +45,7 @@ def check_transfer(args: "KvStoreOptions") -> Iterable[str]:
 
 
 class KvStoreOptions(CacheOptions, kw_only=True, frozen=True):
-    """Where KV blocks are kept that the cache may drop, and by what keys."""
+    """The KV store behind the cache, and the keys of its blocks."""
 
     kv_transfer_config: Annotated[
         dict[str, Any] | None,
@@ -74,11 +74,11 @@ class KvStoreOptions(CacheOptions, kw_only=True, frozen=True):
 
 
 def transfer(args: "KvStoreOptions") -> TransferConfig | None:
-    """Which store was asked for. None: none. ConfigError lists what is wrong with it, but for the store's own options."""
+    """The requested store. None: no store. ConfigError lists all problems, except of the store's own options."""
     said = args.kv_transfer_config
     if args.kv_offloading_size is not None:
         if said:
-            raise ConfigError("kv_offloading_size is short for a kv_transfer_config; give one of them")
+            raise ConfigError("kv_offloading_size: is short for a kv_transfer_config; give only one")
         if not 0 < args.kv_offloading_size <= MOST_GIB:
             return None  # its bounds refuse it
         options = {"cpu_bytes_to_use": int(args.kv_offloading_size * (1 << 30))}

@@ -1,4 +1,4 @@
-"""Options of images and sounds."""
+"""Options of images and audio."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -32,7 +32,7 @@ def check_decoding(settings: dict[str, Any]) -> Iterator[str]:
 
 
 class MediaOptions(RequestOptions, kw_only=True, frozen=True):
-    """What prompts may hold beside text."""
+    """Media in prompts."""
 
     allowed_media_domains: Annotated[list[str] | None, _option(
         "Hosts whose media URLs are fetched: HOST means ports 80 and 443, HOST:PORT that port; default: only data: URLs are "

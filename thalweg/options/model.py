@@ -1,4 +1,4 @@
-"""Options of the model: its files, what is read of them, and what it is used for."""
+"""Options of the model: its files, the parts read, and its use."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -23,7 +23,7 @@ TOKENIZER_REFUSED = {
     "deepseek_v4": f"messages of these models are written by their chat template; {_TOKENIZER}",
     "fastokens": _TOKENIZER,
 }
-"""Values of `tokenizer_mode` that are not honoured, and what to do instead."""
+"""Unsupported values of `tokenizer_mode` -> the alternative."""
 _option = partial(Option, group="ModelConfig")
 
 
@@ -33,7 +33,7 @@ def check_code(trusted: bool) -> Iterator[str]:
 
 
 class TailOptions(msgspec.Struct, frozen=True):
-    """What the user says of whether a model generates text, or gives vectors or classes (`checkpoint.tail`)."""
+    """The user's choice of output: generated text, embeddings or classes (`checkpoint.tail`)."""
 
     runner: str = "auto"
     convert: str = "auto"
@@ -41,7 +41,7 @@ class TailOptions(msgspec.Struct, frozen=True):
 
 
 class ModelOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """What the model is, and where its files are."""
+    """The model, and the location of its files."""
 
     model: Annotated[str, _option("Directory or hub id of the model (option form of the positional argument)")] = BUNDLED
     tokenizer: Annotated[str | None, _option("Tokenizer id or path if different")] = None

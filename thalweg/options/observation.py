@@ -24,9 +24,9 @@ class ProfilerConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     torch_profiler_record_shapes: bool = False
     torch_profiler_with_memory: bool = False
     delay_iterations: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Steps between start and the first that is recorded."""
+    """Steps between start and the first recorded one."""
     max_iterations: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Steps that are recorded, at the most; 0: until it is stopped."""
+    """Recorded steps, at most. 0: until it is stopped."""
 
 
 def check_profiler(args: "ObservationOptions") -> Iterable[str]:
@@ -35,7 +35,7 @@ def check_profiler(args: "ObservationOptions") -> Iterable[str]:
 
 
 class ObservationOptions(ReliabilityOptions, kw_only=True, frozen=True):
-    """What is measured and logged."""
+    """Measurements and logs."""
 
     profiler_config: Annotated[dict[str, Any] | None, _option(
         'What /start_profile records: {"profiler": "torch", "torch_profiler_dir": "/folder"} and options',
@@ -59,7 +59,7 @@ def read_profiler_config(args: "ObservationOptions") -> ProfilerConfig | None:
         made = msgspec.convert(said, ProfilerConfig)
     except msgspec.ValidationError as e:
         known = ", ".join(ProfilerConfig.__struct_fields__)
-        raise ConfigError(f"profiler_config: {e}; this version has {known}, and the profiler torch alone") from None
+        raise ConfigError(f"profiler_config: {e}; supported: {known}, and only the profiler torch") from None
     if not made.torch_profiler_dir.startswith("/"):
         raise ConfigError(f"profiler_config: torch_profiler_dir: {made.torch_profiler_dir!r} must be an absolute folder")
     return made

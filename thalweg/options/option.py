@@ -1,8 +1,8 @@
-"""An option: what a field of a settings class declares about its flag. Everything else about the flag is derived from it.
+"""An option: the declaration of a flag on a field of a settings class. Everything else about the flag is derived from it.
 
-A settings class is a msgspec struct whose fields read `name: Annotated[type, Option(help, ...)] = default`. The command
-line, the configuration file, the checks, vLLM's argument names and docs/flags.md are made of these declarations. Rules
-that compare fields are functions in the class's RULES.
+A settings class is a msgspec struct with fields `name: Annotated[type, Option(help, ...)] = default`. The command line, the
+configuration file, the checks, vLLM's argument names and docs/flags.md are made of these declarations. Rules that compare
+fields are functions in the class's RULES.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Rules = tuple[Callable[[Any], Iterable[str]], ...]
-"""Functions of a settings object that yield what is wrong with several fields together, naming them. They may also raise
-ConfigError. A class lists its own in RULES."""
+"""Functions of a settings object that yield problems between several fields, naming them. They may also raise ConfigError. A
+class lists its own in RULES."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Option:
-    """The facts of a flag, beside the type and the default of its field."""
+    """The facts of a flag, besides the type and the default of its field."""
 
     help: str
     group: str
@@ -30,7 +30,7 @@ class Option:
     kind: str = ""
     """How values are written (`values.READERS`). Empty: by the field's type."""
     read: Callable[[str], Any] | None = None
-    """Reads one word of the command line. None: by `kind`. ValueError says in words what is wrong with it."""
+    """Reads one word of the command line. None: by `kind`. ValueError describes the problem."""
     repeats: bool = False
     """Given several times, lists are joined. Otherwise the last one counts."""
     none: bool = False
@@ -38,22 +38,22 @@ class Option:
 
     choices: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Values of vLLM that are not honoured -> why, and what to do instead."""
+    """Unsupported values of vLLM -> why, and the alternative."""
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
     lt: float | None = None
     """Bounds of a number, as `msgspec.Meta` names them."""
     also: tuple[float, ...] = ()
-    """Numbers outside the bounds that are accepted."""
+    """Accepted numbers outside the bounds."""
     unit: str = ""
     note: str = ""
     """Added in brackets where a value is refused."""
     check: Callable[[Any], Iterable[str]] | None = None
-    """Yields what else is wrong with a value, as `problems` does."""
+    """Yields further problems of a value, as `problems` does."""
 
     def problems(self, value: Any) -> Iterator[str]:
-        """What is wrong with a value, in words that follow the name of its field. None is never wrong."""
+        """Problems of a value, as words to follow the name of its field. None is always valid."""
         if value is None:
             return
         if self.choices:

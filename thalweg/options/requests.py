@@ -1,4 +1,4 @@
-"""Options of what requests may ask for: structured output, reasoning, log-probabilities."""
+"""Options of request features: structured output, reasoning, log-probabilities."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -36,7 +36,7 @@ def check_grammars(settings: dict[str, Any]) -> Iterator[str]:
 
 
 class RequestOptions(AdapterOptions, kw_only=True, frozen=True):
-    """What requests may ask for."""
+    """Features available to requests."""
 
     structured_outputs_config: Annotated[dict[str, Any] | None, _option(
         'Settings of structured output: {"backend": "guidance", "disable_any_whitespace": true, '

@@ -32,7 +32,7 @@ class SpeculationOptions(SchedulerOptions, kw_only=True, frozen=True):
 
 
 def read_speculation_config(args: "SpeculationOptions") -> SpeculationConfig | None:
-    """What drafts were asked for. None: none. ConfigError lists everything that is wrong with it."""
+    """The requested drafter. None: no drafts. ConfigError lists all problems."""
     said = dict(args.speculative_config or {})
     for key, value in (("method", args.spec_method), ("num_speculative_tokens", args.spec_tokens)):
         if value is not None and said.setdefault(key, value) != value:

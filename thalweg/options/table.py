@@ -1,10 +1,9 @@
-"""The table of all flags: those that are declared here, and those of vLLM that are not honoured (assets/flags.json).
+"""The table of all flags: declared ones, and unsupported ones of vLLM (assets/flags.json).
 
-Rows of the file are [name, aliases, kind, choices, default, group, help, tier, fate], and the defaults are vLLM's. A fate
-that is text refuses: it says why, and what to do instead. {"refusal": text, "same": [...]} accepts values that ask for
-what happens anyway, as the default does. {"anyway": why} accepts every value, because none changes anything. Flags that
-vLLM has removed are of two groups. Those of group Removed had no effect any more. Those of group Replaced asked for
-something.
+Rows of the file are [name, aliases, kind, choices, default, group, help, tier, fate], and the defaults are vLLM's. A text as
+fate refuses: it gives the reason and the alternative. {"refusal": text, "same": [...]} accepts values that match this version's
+behaviour, as the default does. {"anyway": why} accepts every value, because none has an effect. Flags removed by vLLM are of
+two groups. Those of group Removed no longer had an effect. Those of group Replaced had one.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ TIERS = ("core", "scale", "specialist", "own")
 
 @cache
 def table() -> dict[str, Flag]:
-    """Every known flag, by name without dashes in front: those there are by name, then those that are gone."""
+    """Every known flag, by name without leading dashes: current flags by name, then removed ones."""
     rows = json.loads((files("thalweg") / "assets" / "flags.json").read_text(encoding="utf-8"))
     flags = [*(f for c in (EngineArgs, AnswerOptions, CommandOptions) for f in fields_of(c).values()), *map(_of_row, rows)]
     return {f.name: f for f in sorted(flags, key=lambda f: (f.option.group in GONE, f.name))}

@@ -33,7 +33,7 @@ def human_int(text: str) -> int:
     number, suffix = Decimal(match[1]), match[2]
     if suffix.isupper() and "." in match[1]:
         raise ValueError(
-            f"{text!r}: {suffix} counts in powers of 1024 and takes whole numbers; use {suffix.lower()} for decimals"
+            f"{text!r}: {suffix} counts in powers of 1024 and requires a whole number; use {suffix.lower()} for decimals"
         )
     power = _POWER.get(suffix.lower(), 0)
     value = number * (1024**power if suffix.isupper() else 1000**power)
@@ -76,7 +76,7 @@ def json_value(text: str) -> Any:
 
 
 def compilation(text: str) -> Any:
-    """json_value, or the mode alone."""
+    """A JSON value, or only the mode."""
     return {"mode": int(text)} if text in ("0", "1", "2", "3") else json_value(text)
 
 
@@ -122,4 +122,4 @@ READERS: dict[str, Callable[[str], Any]] = {
     "json": json_value,
     "human-int": human_int,
 }
-"""By kind of value: what reads one word."""
+"""Kind of value -> its reader of one word."""

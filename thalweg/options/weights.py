@@ -21,7 +21,7 @@ LOAD_REFUSED = {
     "runai_streamer_sharded": f"its files are cut for one number of ranks of another engine; {_DENSE}",
     "bitsandbytes": "leave it at auto, which reads what the checkpoint is; to round a dense one use --quantization int4",
 }
-"""Values of `load_format` that are not honoured, and what to do instead."""
+"""Unsupported values of `load_format` -> the alternative."""
 ROUNDINGS = ("int8", "int4", "w8a16", "w4a16", "w4a8", "fp8", "fp8_per_block", "mxfp4", "nvfp4")
 """Values of `quantization` that round dense weights while they are loaded (`quantization.online`)."""
 SPELLINGS = {
@@ -38,7 +38,7 @@ CHECKPOINT_FORMATS = {
     "modelopt_mxfp8": ("modelopt",), "modelopt_mixed": ("modelopt",), "nvfp4": ("modelopt",), "quark": ("quark",),
     "torchao": ("torchao",), "bitnet": ("bitnet",),
 }  # fmt: skip
-"""Values of `quantization` that name what a checkpoint is held in anyway -> names of formats (`quantization.registry`)."""
+"""Values of `quantization` that name a checkpoint's format -> names of formats (`quantization.registry`)."""
 QUANTIZATIONS = tuple(dict.fromkeys((*ROUNDINGS, *SPELLINGS, *CHECKPOINT_FORMATS)))
 _option = partial(Option, group="LoadConfig")
 

@@ -51,7 +51,7 @@ class Head:
 
 
 def find_head(data: bytearray, most: int = MAX_HEAD) -> int:
-    """Bytes of the head that `data` begins with, its empty line included. 0 if more must come. RefusedError 400, or
+    """Bytes of the head that `data` begins with, its empty line included. 0 if more must come. HttpRequestError 400, or
     431 if it has more than `most`."""
     end = data.find(b"\r\n\r\n", 0, most + 4)
     if _BARE_LF.search(data, 0, end + 4 if end >= 0 else min(len(data), most)):
@@ -64,7 +64,7 @@ def find_head(data: bytearray, most: int = MAX_HEAD) -> int:
 
 
 def parse_head(raw: bytes, most: int = MAX_FIELDS) -> Head:
-    """`raw`: what find_head delimited. RefusedError 431 if it has more than `most` fields."""
+    """`raw`: what find_head delimited. HttpRequestError 431 if it has more than `most` fields."""
     first, *lines = raw[:-4].split(b"\r\n")
     match = _REQUEST_LINE.fullmatch(first)
     if match is None:
@@ -154,7 +154,7 @@ class BodyDecoder:
         self.done = length == 0
 
     def take(self, buffer: bytearray) -> bytes:
-        """What `buffer` holds of the body, removed from it. `done` is set at the end. RefusedError 400."""
+        """What `buffer` holds of the body, removed from it. `done` is set at the end. HttpRequestError 400."""
         if not self._chunked:
             return self._cut(buffer)
         pieces = []
