@@ -9,13 +9,13 @@ from thalweg.hal.times import Times
 from thalweg.params import SamplingParams
 
 REST = "everything else"
-"""What no function of the device's counts: torch's operations, and the host between steps."""
+"""Time outside the device's functions: torch's operations, and the host between steps."""
 
 
 def measure(llm: Any, prompts: list[dict[str, Any]], output_len: int) -> dict[str, dict[str, dict[str, float]]] | None:
-    """{"prefill" | "decode": {function: {"calls", "seconds"}}}, of the prompts, and of one decoding step of all of them on
-    average. None: the device does not count. output_len: at least 2."""
-    for _ in range(2):  # a device may record what comes a second time, and only then run it as it will
+    """{"prefill" | "decode": {function: {"calls", "seconds"}}}, of the prompts, and of an average decoding step of the whole
+    batch. None: the device does not count. output_len: at least 2."""
+    for _ in range(2):  # a device may record a graph on the second run, and replay it only then
         _run(llm, prompts, output_len)
     first, whole = _run(llm, prompts, 1), _run(llm, prompts, output_len)
     if first is None or whole is None:

@@ -1,7 +1,7 @@
 """A small HTTP client for load tests: streamed completions over kept connections, every piece timed as it arrives.
 
-Timing is taken where bytes arrive, before anything is decoded. A request costs a few microseconds per event, so that
-the client is not what is measured. Knows the OpenAI wire format, and no dataset and no statistics.
+Times are taken where bytes arrive, before anything is decoded. A request costs a few microseconds per event, so the client does
+not distort the measurement. Knows the OpenAI wire format, but no dataset and no statistics.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import orjson
 from thalweg.errors import ConfigError
 
 MAX_ERROR = 4096
-"""Bytes kept of an answer that is not a stream."""
+"""Bytes kept of an answer without a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Address:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one request. Times are seconds. `start` is on time.perf_counter's clock."""
+    """The outcome of one request. Times are seconds. `start` is on time.perf_counter's clock."""
 
     start: float
     ok: bool = False
@@ -69,7 +69,7 @@ def address(base: str | None, host: str, port: int, path: str, *, insecure: bool
         try:
             own = parts.port
         except ValueError:
-            raise ConfigError(f"--base-url: {base!r} has a port that is no number below 65536") from None
+            raise ConfigError(f"--base-url: {base!r}: the port must be a number below 65536") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"--base-url: {base!r} must look like http://localhost:8000")
         tls = parts.scheme == "https"
@@ -173,7 +173,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._exchange is None:
             self.reusable = False
-            self.transport.close()  # bytes nobody asked for
+            self.transport.close()  # unsolicited bytes
             return
         self._exchange.now = time.perf_counter()
         try:
@@ -209,14 +209,14 @@ class _Connection(asyncio.Protocol):
 
 
 class _Exchange:
-    """One request's answer, taken apart as it arrives."""
+    """One request's answer, parsed as it arrives."""
 
     def __init__(self, *, stream: bool, keep_text: bool = False) -> None:
         self.outcome = Outcome(time.perf_counter())
         self.done: asyncio.Future[None] | None = None
         self.now = 0.0
         self.rest = bytearray()
-        """Bytes not yet a whole line, or the whole body of an answer that is no stream."""
+        """An incomplete line, or the whole body of an answer without a stream."""
         self._stream, self._keep_text, self._last, self._finished = stream, keep_text, 0.0, False
 
     def body(self, piece: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What the offline benchmarks share: random prompts, percentiles, writing results."""
+"""Helpers of the offline benchmarks: random prompts, percentiles, writing results."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PERCENTILES = (10, 25, 50, 75, 90, 99)
 def random_prompts(
     lengths: Sequence[int], vocab: int, avoid: frozenset[int], seed: int, prefix: int = 0
 ) -> list[dict[str, Any]]:
-    """One prompt of random token ids per length, after `prefix` ids that all of them share. The same for the same seed.
-    avoid: ids never drawn (special tokens)."""
+    """One prompt of random token ids per length, after `prefix` shared ids. Deterministic for a seed. avoid: ids never sampled
+    (special tokens)."""
     rng = np.random.default_rng(seed)
     ids = np.setdiff1d(np.arange(vocab), np.fromiter(avoid, np.int64, len(avoid)))
     shared = rng.choice(ids, prefix).tolist()
@@ -31,7 +31,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def at_least(least: int, **values: int | None) -> None:
-    """ConfigError naming every flag whose value is below `least`."""
+    """ConfigError naming every flag with a value below `least`."""
     wrong = {n: v for n, v in values.items() if v is not None and v < least}
     if wrong:
         raise ConfigError(*(f"--{n.replace('_', '-')}: {v} must be at least {least}" for n, v in wrong.items()))

@@ -1,4 +1,4 @@
-"""What a load test sends: prompts with the number of tokens each has and should get, the same for the same seed.
+"""Requests of a load test: prompts with their token count and output length, deterministic for a seed.
 
 Knows tokenizers and files, and no server.
 """
@@ -126,7 +126,7 @@ def file_asks(
             continue
         out.append(SampleRequest(prompt, n, m))
     if not out:
-        raise ConfigError(f"--dataset-path: {path}: no record of it can be used")
+        raise ConfigError(f"--dataset-path: {path}: it has no usable record")
     if len(out) < count and repeat:
         out += [rng.choice(out) for _ in range(count - len(out))]
     return out
@@ -165,7 +165,7 @@ def _custom(path: str) -> Iterator[Record]:
         if not isinstance(prompt, str) or not prompt:
             raise ConfigError(f'--dataset-path: {path}: line {i} has no text "prompt"')
         if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
-            raise ConfigError(f"--dataset-path: {path}: line {i}: output_tokens: {length!r:.40} is no number of tokens")
+            raise ConfigError(f"--dataset-path: {path}: line {i}: output_tokens: {length!r:.40} must be a whole number above 0")
         yield f"--dataset-path: {path}: line {i}", prompt, length
 
 

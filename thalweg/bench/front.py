@@ -1,8 +1,8 @@
-"""`thalweg bench front`: what a request and a token cost the server's own process, and so how many it can serve.
+"""`thalweg bench front`: cost of a request and of a token in the server's process, and the rates that follow.
 
-A server is started on the null device, whose engine computes nothing, and asked by one client. The processor time is that of
-the server's process alone (`/proc/PID/stat`), not of its engine or of the client. So a slow client bounds the rate that is
-reached, and not the rate that is reported.
+A server is started on the null device, where the engine computes nothing, and one client sends requests. Only the processor
+time of the server's process counts (`/proc/PID/stat`), not that of its engine or of the client. A slow client bounds the rate
+reached, but not the rate reported.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ async def _measure(a: argparse.Namespace, pid: int, url: str) -> dict[str, Any]:
     kinds = {"whole": {**body, "max_tokens": 1}, "tokens": {**body, "max_tokens": a.output_len}}
     rows: dict[str, dict[str, float]] = {}
     try:
-        await _ask(client, kinds["whole"], min(200, a.num_prompts), a.concurrency)  # what is loaded with the first
+        await _ask(client, kinds["whole"], min(200, a.num_prompts), a.concurrency)  # loads everything the first request needs
         for kind, fields in kinds.items():
             before, began = _seconds(pid), time.monotonic()
             outcomes = await _ask(client, fields, a.num_prompts, a.concurrency)

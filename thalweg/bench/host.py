@@ -1,8 +1,8 @@
-"""What the control loop costs: decoding sequences on the null platform, where a step itself costs almost nothing.
+"""Cost of the control loop: decoding sequences on the null platform, where a step itself costs almost nothing.
 
-Measures one whole turn of the loop: schedule, fill the StepBatch, launch, read, check stops, publish blocks, make
-Outputs. The prompts' own steps are left out. Times are wall-clock but `mean_cpu_us`, which is the thread's own CPU time:
-compare that on a machine that has other work.
+Measures one whole turn of the loop: schedule, fill the StepBatch, launch, read, check stops, publish blocks, make Outputs.
+Prefill steps are excluded. Times are wall-clock but `mean_cpu_us`, which is the thread's own CPU time: compare that on a
+machine that has other work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`thalweg bench latency`: how long one fixed batch takes, again and again."""
+"""`thalweg bench latency`: latency of one fixed batch, repeated."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def check_plot(path: str | None) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ConfigError("--plot: needs matplotlib; pip install 'thalweg[bench]', or leave it out") from None
+        raise ConfigError("--plot: needs matplotlib; pip install 'thalweg[bench]', or remove the flag") from None
 
 
 def plot(path: str, outcomes: Sequence[Outcome], metrics: Sequence[str], title: str) -> None:

@@ -1,18 +1,16 @@
-"""`thalweg bench roofline`: what a model's steps must read and compute, what this device can, and how much of it is
-used.
+"""`thalweg bench roofline`: bytes and operations of a model's steps, this device's ceilings, and the fraction reached.
 
-Ceilings are measured on the device in the same run, before and after the model. Bytes read per second: the larger of a
-plain read of memory (`Device.read_rate`), where the device has one, and of one row times a matrix far larger than any
-cache, with the fastest of its kernels for linear layers. Bytes are those of weights in their format. A device that holds
-them in fewer reads more of them in a second. Operations per second:
-the most that the device's own instructions do with everything in registers (`Device.peak`), where it can say. The
-practical rate stands beside it: what the fastest kernel reaches for many rows times a matrix. It is the ceiling where
-the device cannot say. Matrices grow until one product takes long enough to be measured. A phase's bound is the larger
-of its two times at these ceilings. Its fraction is that bound over the time measured, and its practical fraction the
+Ceilings are measured on the device in the same run, before and after the model. Bytes read per second: the larger of a plain
+read of memory (`Device.read_rate`), where the device has one, and of one row times a matrix far larger than any cache. The
+latter uses the fastest kernel for linear layers. Bytes count weights in their format. A device that stores weights in fewer
+bytes reads more per second. Operations per second: the peak of the device's instructions with everything in registers
+(`Device.peak`), where the device reports one. The practical rate is the fastest kernel's, for many rows times a matrix. It is
+the ceiling where the device reports no peak. Matrices grow until one product is long enough to measure. A phase's bound is the
+larger of its two times at these ceilings. Its fraction is that bound over the measured time, and its practical fraction is the
 same at the practical rate.
 
-Where the device can say it, a second table tells where the time of the prompts goes, and that of a decoding step, by the
-device's functions. Counting takes some time itself, so these are shares.
+Where the device counts its functions, a second table breaks down prefill and a decoding step by function. Counting costs time
+too, so these are shares.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ REFUSED = ()
 READ, RATE = (1, 4096, 32768), (512, 2048, 2048)
 """Rows, inputs, outputs of the two measurements, at least."""
 LEAST = 2e-3
-"""Seconds that a measured product takes, where there is memory for it: below that it is launching which is measured."""
+"""Least seconds of a measured product, if memory allows: shorter ones measure launch overhead."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,8 +80,8 @@ def ceilings(device: Any, dtype: str, form: WeightFormat) -> Ceilings:
 
 
 def _product_dtypes(dtype: str, form: WeightFormat) -> list[str]:
-    """Types that products may be of. Weights that are rounded alone are multiplied by inputs of the model's type, or by what
-    integers a kernel makes of them."""
+    """Possible types of products. Weight-only quantised weights are multiplied by inputs of the model's type, or by the
+    integers a kernel rounds the inputs to."""
     if form.kind != "int":
         return [dtype]
     codes = f"int{form.bits}"

@@ -1,5 +1,5 @@
-"""`thalweg bench serve`: load on a running OpenAI-compatible server, open loop (requests arrive by the clock) or
-closed (so many at once), and what its clients see.
+"""`thalweg bench serve`: load on a running OpenAI-compatible server, open loop (requests arrive by the clock) or closed (a
+fixed number at once), measured at the client.
 
 Starts no server and no engine. Any server that speaks the API can be measured.
 """
@@ -167,7 +167,7 @@ def _check(a: argparse.Namespace) -> None:
     if a.dataset_name in ("sharegpt", "custom") and not a.dataset_path:
         raise ConfigError(f"--dataset-path: {a.dataset_name} needs the file; nothing is downloaded")
     if a.dataset_name not in ("sharegpt", "custom") and a.dataset_path:
-        raise ConfigError(f"--dataset-path: {a.dataset_name} prompts come from no file; leave it out")
+        raise ConfigError(f"--dataset-path: {a.dataset_name} prompts come from no file; remove the flag")
     for name, value in (("--request-rate", a.request_rate), ("--burstiness", a.burstiness)):
         if not value > 0:
             raise ConfigError(f"{name}: {value} must be above 0")
@@ -198,16 +198,16 @@ def _is_chat(a: argparse.Namespace) -> bool:
     if a.backend == "openai-chat" and not chat:
         raise ConfigError(f"--endpoint: {endpoint!r} is not a chat route, and --backend openai-chat asks for one")
     if a.skip_tokenizer_init and chat:
-        raise ConfigError("--skip-tokenizer-init: chat messages are text; leave it out, or use --backend openai")
+        raise ConfigError("--skip-tokenizer-init: chat messages are text; remove the flag, or use --backend openai")
     if chat and a.logprobs is not None and a.logprobs > 0 and a.extra_body and "top_logprobs" in a.extra_body:
-        raise ConfigError("--extra-body: top_logprobs is what --logprobs asks for; give one of them")
+        raise ConfigError("--extra-body: top_logprobs means the same as --logprobs; give only one")
     return chat
 
 
 def _figures(a: argparse.Namespace) -> tuple[list[str], list[float], dict[str, float]]:
     metrics = [m.strip() for m in (a.percentile_metrics or ",".join(report.METRICS)).split(",")]
     if odd := [m for m in metrics if m not in report.METRICS]:
-        raise ConfigError(f"--percentile-metrics: {odd[0]!r} is none of {', '.join(report.METRICS)}")
+        raise ConfigError(f"--percentile-metrics: unknown metric {odd[0]!r}; supported: {', '.join(report.METRICS)}")
     try:
         percents = [float(p) for p in a.metric_percentiles.split(",")]
     except ValueError:
@@ -287,7 +287,7 @@ def _asks(a: argparse.Namespace, tokenizer: Tokenizer | None) -> list[SampleRequ
                 out or a.prefix_repetition_output_len, n, a.seed, tokenizer,
             )  # fmt: skip
     if a.input_len:
-        raise ConfigError(f"--input-len: {a.dataset_name} prompts are as long as they are; leave it out")
+        raise ConfigError(f"--input-len: {a.dataset_name} prompts have a fixed length; remove the flag")
     if a.dataset_name == "sharegpt":
         out = out or a.sharegpt_output_len
     elif a.custom_output_len != -1:

@@ -1,7 +1,7 @@
-"""`thalweg bench startup`: from starting the server's process to the first byte of a streamed answer, and where the
-time goes. The model's files are in the page cache (warm), or the system was asked to drop them (cold).
+"""`thalweg bench startup`: from starting the server's process to the first byte of a streamed answer, by phase. The model's
+files are in the page cache (warm), or the system was asked to drop them (cold).
 
-Cold is best effort: the system may keep pages that others have mapped, and what Python itself loads stays warm.
+Cold is best effort: the system may keep pages mapped by others, and Python's own files stay warm.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ POINTS = (
 small number."""
 REFUSED = ()
 TOKENS = 4
-"""Asked for: what a process does for the first time with its second or third token shows too."""
+"""Tokens of the request: work done first with the second or third token is measured too."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,8 +1,8 @@
-"""`thalweg bench sweep serve | plot`: the serve benchmark over a grid of servers and loads, and a plot of what came out.
+"""`thalweg bench sweep serve | plot`: the serve benchmark over a grid of servers and loads, and a plot of the results.
 
-A grid is JSON, in a file or as it is: a list of objects whose keys are flags ({"max_num_seqs": 32}), or an object of names
-and such objects. Each server is started once, and measured with every load, several times. Results are files, a folder for
-each pair, so a sweep that was stopped goes on with --resume. Any command may be measured that ends in such a result.
+A grid is JSON, in a file or as it is: a list of objects with flags as keys ({"max_num_seqs": 32}), or an object of names and
+such objects. Each server is started once, and measured with every load, several times. Results are files, a folder for each
+pair, so --resume continues a stopped sweep. Any command with such a result may be measured.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def _number(run: Point, point: Point, key: str, place: Path) -> float:
     value = run.get(key, point.get(key))
     if isinstance(value, bool) or not isinstance(value, int | float):
         near = ", ".join(sorted(k for k, v in run.items() if isinstance(v, int | float)))
-        raise ConfigError(f"bench sweep plot: {key!r} is no number in {place.name}; there are {near}")
+        raise ConfigError(f"bench sweep plot: {key!r} must be a number in {place.name}; numbers there: {near}")
     return float(value)
 
 

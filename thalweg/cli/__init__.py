@@ -29,9 +29,9 @@ COMMANDS = {
     "eval": "judge: how many held-out answers of the bundled model's tasks are right",
 }
 MODULES = {"flags": "flag_status"}
-"""Commands whose file has another name."""
+"""Commands with another file name."""
 NOT_HERE = ("launch", "serve-sla", "sweep", "server", "list", "pull", "run", "embed", "score")
-"""Commands users of the field may try."""
+"""Commands of vLLM and others that users may try."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone, and nobody is left to tell
+        sys.stderr.close()  # the reader of our output has gone
         return 0
 
 

@@ -1,4 +1,4 @@
-"""`thalweg backends`: what could run here, and why the rest cannot. Asks the platforms. Loads no framework."""
+"""`thalweg backends`: backends available here, and why the others are not. Asks the platforms. Loads no framework."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _without_engine(kind: str, module: Any, words: list[str]) -> int:
 
 
 def _engine_words(words: list[str], module: Any) -> list[str]:
-    """The words that are not the benchmark's own flags: what the servers it starts are given."""
+    """Words other than the benchmark's own flags, for the servers it starts."""
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     module.add_arguments(own)
     return own.parse_known_args(
@@ -84,4 +84,4 @@ def _add_refused(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
 def _check_refused(namespace: argparse.Namespace, names: Sequence[str]) -> None:
     given = [n for n in names if getattr(namespace, f"refused_{n}") is not None]
     if given:
-        raise ConfigError(*(f"--{n} is not supported by this version; leave it out" for n in given))
+        raise ConfigError(*(f"--{n} is not supported by this version; remove the flag" for n in given))

@@ -1,5 +1,4 @@
-"""`thalweg collect-env`: what a bug report should say of the machine. Reads versions from metadata. Imports no
-framework."""
+"""`thalweg collect-env`: facts of the machine for a bug report. Reads versions from metadata. Imports no framework."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from thalweg.cli.backends import listing, table
 from thalweg.cli.flags import Parser
 
 ALSO = ("torch", "transformers", "triton", "jax", "openai")
-"""Libraries that matter beside our own requirements."""
+"""Relevant libraries besides our own requirements."""
 
 
 def run(words: list[str]) -> int:

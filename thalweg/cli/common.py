@@ -1,4 +1,4 @@
-"""What commands that start an engine share: their parser, their help, the word about the bundled model."""
+"""Shared parts of commands that start an engine: the parser, the help, the notice about the bundled model."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def _maybe_help(parser: argparse.ArgumentParser, words: list[str], server: bool)
 
 
 def engine_args(namespace: argparse.Namespace, positional: str | None = None) -> EngineArgs:
-    """EngineArgs of the flags, with the positional model over --model. A device that is named is known to exist."""
+    """EngineArgs of the flags, with the positional model over --model. A named device is checked to exist."""
     args = flags.engine_args(namespace)
     if positional is not None:
         args = msgspec.structs.replace(args, model=positional)
     if not args.model:
         raise ConfigError("--model: must not be empty")
-    written_out = ":" in args.device  # package.module:Class, a platform that is not installed
+    written_out = ":" in args.device  # package.module:Class, a platform without an entry point
     if args.device != "auto" and not written_out and args.device not in discovery.names():
         raise ConfigError(f"--device: unknown platform {args.device!r}; there are auto, {', '.join(discovery.names())}")
     return args

@@ -33,7 +33,7 @@ ENDING = 10.0
 
 
 def run(words: list[str]) -> int:
-    """0: everything is compiled. 1: something is not, and the report says what and why."""
+    """0: everything is compiled. 1: something is not, and the report gives the reason."""
     namespace = common.parse("compile", words, _arguments, about="Compile a model's kernels for devices that need not be here.")
     args = common.engine_args(namespace, namespace.model_tag)
     asked = platforms(namespace.arch, namespace.jobs, args.device)
@@ -68,7 +68,7 @@ def _cores() -> int:
 
 
 def platforms(archs: Sequence[str], jobs: int, device: str) -> list[tuple[str, str]]:
-    """(architecture, the platform that compiles for it). ConfigError: nothing to compile for, or nobody to do it."""
+    """(architecture, the platform that compiles for it). ConfigError: no architecture to compile for, or no platform for it."""
     known: dict[str, tuple[str, ...]] = {}
     for name in discovery.names() if device == "auto" else [device]:
         with contextlib.suppress(ThalwegError, ImportError):
@@ -88,7 +88,7 @@ def platforms(archs: Sequence[str], jobs: int, device: str) -> list[tuple[str, s
 
 @dataclass(slots=True)
 class Report:
-    """What became of one architecture."""
+    """The outcome of one architecture."""
 
     arch: str
     cache: str = ""
@@ -110,7 +110,7 @@ class Report:
 
 
 class _CompileRun:
-    """The processes of one architecture, and what they tell."""
+    """The processes of one architecture, and their messages."""
 
     def __init__(self, args: EngineArgs, platform: str, arch: str, cache: str | None, jobs: int) -> None:
         self._job: dict[str, Any] = {"args": args, "platform": platform, "arch": arch, "cache": cache, "count": jobs}
@@ -118,7 +118,7 @@ class _CompileRun:
         self._said: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
         self._running: dict[int, processes.Process] = {}
         self._at: dict[int, tuple[int, str]] = {}
-        """(number, name) of what each process is compiling. number -1: it has done its share."""
+        """(number, name) of the kernel each process is compiling. number -1: its share is done."""
 
     def go(self, quiet: bool) -> Report:
         start, report = time.monotonic(), self._report
@@ -141,7 +141,7 @@ class _CompileRun:
         return report
 
     def _start(self, i: int, first: int) -> None:
-        """first: the number of the first kernel of its share that is left."""
+        """first: the number of the first remaining kernel of its share."""
         read, write = os.pipe()
         job = msgspec.json.encode({**self._job, "first": first}).decode()
         try:
@@ -189,7 +189,7 @@ class _CompileRun:
 
 
 def _status(process: processes.Process) -> int | None:
-    """The exit status of one that has closed its pipe, once it has said on its own what it died of."""
+    """The exit status of a process that closed its pipe. It has ENDING seconds to exit, then it is ended."""
     until = time.monotonic() + ENDING
     while process.returncode is None and time.monotonic() < until:
         time.sleep(processes.POLL_SECONDS)
@@ -198,7 +198,7 @@ def _status(process: processes.Process) -> int | None:
 
 
 class _Progress:
-    """One line that is written over, where somebody watches."""
+    """A progress line, overwritten in place. Only on a terminal."""
 
     def __init__(self, report: Report, quiet: bool) -> None:
         self._report, self._on = report, not quiet and sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""`--config FILE`: flags from a YAML file, under what the command line says."""
+"""`--config FILE`: flags from a YAML file. The command line has precedence."""
 
 from __future__ import annotations
 

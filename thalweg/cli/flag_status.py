@@ -1,4 +1,4 @@
-"""`thalweg flags [NAME]`: every flag of the field's `serve`, honoured or refused, and how many of each."""
+"""`thalweg flags [NAME]`: every flag of vLLM's `serve`, honoured or refused, and the count of each."""
 
 from __future__ import annotations
 

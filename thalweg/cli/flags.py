@@ -33,7 +33,7 @@ COMMAND = frozenset(CommandOptions.__struct_fields__)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with our error style: the flag's name, what is wrong, where to look. Exit status 2."""
+    """argparse with our error style: the flag's name, the problem, where to look. Exit status 2."""
 
     where = ""
     """Place of the words being parsed, if not the command line: a file, and a colon."""
@@ -46,9 +46,9 @@ class Parser(argparse.ArgumentParser):
 
 @cache
 def flag_parser(taken: frozenset[str], *, server: bool, skip: frozenset[str]) -> argparse.ArgumentParser:
-    """A parser, to be another's parent, of every flag of the table, honoured or not, so that each is recognised. Hidden from
-    argparse's own help, which would be pages long. `taken`: options of the command's own, and `skip`: names of its own.
-    `server` False: the server's own flags are not known."""
+    """A parent parser with every flag of the table, honoured or not, so that each is recognised. Flags are hidden from
+    argparse's help, which would be pages long. `taken`: options of the command itself. `skip`: its names. `server` False: the
+    server's flags are unknown."""
     parser = argparse.ArgumentParser(add_help=False, formatter_class=partial(argparse.HelpFormatter, width=80))
     for flag in table().values():
         if flag.name in skip or (not server and flag.option.group == "Frontend"):
@@ -107,7 +107,7 @@ def _warn_repeat(action: argparse.Action, namespace: Any) -> None:
 
 
 def normalise(argv: list[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Underscores in names as dashes, dotted keys as JSON, -O3 as -O 3, and an error for a flag nobody knows."""
+    """Underscores in names as dashes, dotted keys as JSON, -O3 as -O 3, and an error for an unknown flag."""
     known = {o for a in parser._actions for o in a.option_strings}
     out: list[str] = []
     rest = iter(argv)
@@ -191,7 +191,7 @@ def _explicit_values(namespace: argparse.Namespace, names: frozenset[str]) -> di
 
 
 def show_help(prog: str, usage: str, own: str, topic: str | None, *, server: bool) -> str:
-    """--help: the groups and what is honoured, briefly. --help=all, =Group, =keyword: the flags, each with its fate."""
+    """--help: the groups and the honoured flags, briefly. --help=all, =Group, =keyword: the flags, each with its fate."""
     flags = [f for f in table().values() if f.option.group not in GONE and (server or f.option.group != "Frontend")]
     if topic is None:
         groups: dict[str, list[Flag]] = {}

@@ -1,4 +1,4 @@
-"""Text from an engine of our own, a piece at a time, for commands that talk to a person."""
+"""Text from an engine started here, a piece at a time, for interactive commands."""
 
 from __future__ import annotations
 

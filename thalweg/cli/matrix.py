@@ -59,7 +59,7 @@ def _level(level: str, kernel: str, counts: dict[str, int]) -> str | None:
 
 
 def markdown(files: Sequence[dict[str, Any]]) -> str:
-    """The table, with what its words mean."""
+    """The table, with a legend of its words."""
     made = cells(files)
     platforms = sorted({p for row in made.values() for p in row})
     lines = ["| op | " + " | ".join(platforms) + " |", "|" + "---|" * (len(platforms) + 1)]

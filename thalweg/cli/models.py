@@ -1,4 +1,4 @@
-"""`thalweg models [NAME]`: the architectures that are known, how each is served, and why others are not. Loads no framework."""
+"""`thalweg models [NAME]`: the known architectures, how each is served, and why others are not. Loads no framework."""
 
 from __future__ import annotations
 

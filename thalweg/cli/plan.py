@@ -1,4 +1,4 @@
-"""`thalweg plan MODEL`: what serving it would need, from its headers alone."""
+"""`thalweg plan MODEL`: the resources to serve it, read only from its headers."""
 
 from __future__ import annotations
 

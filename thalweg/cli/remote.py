@@ -36,7 +36,7 @@ class Remote:
         return said
 
     def complete(self, text: str, write: Callable[[str], object]) -> str:
-        """What comes after a text, a piece at a time."""
+        """The completion of a text, a piece at a time."""
         body = {"model": self._model, "prompt": text, "stream": True, **self.sampling}
         pieces = []
         for choice in self._choices("/completions", body):

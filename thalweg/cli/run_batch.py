@@ -25,7 +25,7 @@ NO_PORT = frozenset({
     "max_queued_requests", "max_queued_tokens", "slow_client_timeout", "header_timeout", "body_timeout",
     "enable_request_id_headers", "enable_server_load_tracking", "metrics_prefix",
 })  # fmt: skip
-"""Flags of a server's port, its clients and its queue. A batch has none of these."""
+"""Flags of a server's port, its clients and its queue. A batch has no such parts."""
 UNBOUNDED = 1 << 40
 AT_ONCE = 2
 """Lines under way, per sequence that the engine runs at once: enough that it never waits for the next."""
@@ -37,12 +37,12 @@ def run(words: list[str]) -> int:
     given = flags.server_settings(namespace)
     if ports := sorted(NO_PORT & set(given)):
         raise ConfigError(
-            *(f"--{n.replace('_', '-')}: is for a server, and a batch is answered without a port; leave it out" for n in ports)
+            *(f"--{n.replace('_', '-')}: is for a server, and a batch has no port; remove the flag" for n in ports)
         )
     if namespace.enable_metrics:
-        raise ConfigError("--enable-metrics: a batch has no port; the log tells what the engine does. Leave it out")
+        raise ConfigError("--enable-metrics: a batch has no port; remove the flag, and see the log for the engine's state")
     if namespace.output_tmp_dir is not None:
-        raise ConfigError("--output-tmp-dir: answers are written to the output file line by line; leave it out")
+        raise ConfigError("--output-tmp-dir: answers are written to the output file line by line; remove the flag")
     source, target = _files(namespace.input_file, namespace.output_file)
     args = common.engine_args(namespace, namespace.model_tag)
     settings = msgspec.structs.replace(serve.settings(given), max_queued_requests=UNBOUNDED, max_queued_tokens=UNBOUNDED)
@@ -79,7 +79,7 @@ def _files(source: str | None, target: str | None) -> tuple[Path, Path]:
 
 
 async def _run(args: EngineArgs, settings: ServerSettings, source: IO[bytes], target: IO[bytes]) -> tuple[int, int]:
-    """(lines answered, of them with an error)."""
+    """(lines answered, answers with an error)."""
     from tqdm import tqdm
 
     from thalweg.async_llm import AsyncLLM
@@ -97,7 +97,7 @@ async def _run(args: EngineArgs, settings: ServerSettings, source: IO[bytes], ta
             async with contextlib.aclosing(in_order(app.serving.lines, _lines(source), at_once)) as made:
                 async for one in made:
                     target.write(one.line + b"\n")
-                    target.flush()  # what was answered stays answered, whatever comes
+                    target.flush()  # an answer survives a later failure
                     done, failed = done + 1, failed + (not one.ok)
                     bar.update()
     finally:
@@ -106,5 +106,5 @@ async def _run(args: EngineArgs, settings: ServerSettings, source: IO[bytes], ta
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Lines that are not empty."""
+    """Lines with content."""
     return (line for line in file if line.strip())

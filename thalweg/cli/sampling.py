@@ -41,7 +41,7 @@ def read_flags(namespace: argparse.Namespace) -> dict[str, Any]:
 
 
 def params(said: Mapping[str, Any], defaults: Mapping[str, Any], **fixed: Any) -> SamplingParams:
-    """SamplingParams of what was said over the model's defaults. ConfigError names the flag."""
+    """SamplingParams of the given values over the model's defaults. ConfigError names the flag."""
     unknown = sorted(set(said) - (NAMES - {"sampling_seed"} | {"seed"}))
     if unknown:
         raise ConfigError(f"{unknown[0]}: is no sampling parameter here; there are {', '.join(sorted(NAMES))}")

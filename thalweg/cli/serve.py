@@ -40,7 +40,8 @@ def run(words: list[str]) -> int:
     if made.lora_root and not args.enable_lora:
         raise ConfigError("--lora-root: adapters need --enable-lora")
     common.say_bundled(args)
-    # In this order: a taken port is told at once, and the engine's code loads while the web framework does here.
+    # In this order: a port in use fails at once, and the engine's process imports its code while this one imports the web
+    # framework.
     with listening(made) as sock, Standby(args.device, args) as standby:
         from thalweg.server.serve import serve  # imports the web framework
 
@@ -83,7 +84,7 @@ def _import_middleware(path: str) -> Any:
 
 
 def _logging(made: ServerSettings) -> None:
-    """What is logged by this process, and how. The engine's process writes its few lines to stderr as ever."""
+    """Configure the logs of this process. The engine's process always writes its few lines to stderr."""
     if made.log_error_stack:
         logging.getLogger("thalweg.server.errors.stacks").setLevel(logging.DEBUG)
     if made.log_config_file is None:

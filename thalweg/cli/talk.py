@@ -1,4 +1,4 @@
-"""A conversation in a terminal: what is typed, commands with a slash, and answers as they come. Knows no engine, no server."""
+"""A conversation in a terminal: typed messages, slash commands and streamed answers. Knows no engine, no server."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class ChatBackend(Protocol):
 
 
 class Screen:
-    """Answers as they come: reasoning dimmed, calls of tools named."""
+    """Streamed answers: reasoning dimmed, tool calls named."""
 
     def __init__(self, terminal: bool | None = None) -> None:
         """terminal: may text be dimmed? None: if standard output is a terminal."""
         self._colours = sys.stdout.isatty() if terminal is None else terminal
         self._dim = False
         self._inside = ""
-        """What the last event was of."""
+        """Kind of the last event."""
 
     def show(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -66,7 +66,7 @@ class Screen:
         print()
 
     def _begin(self, kind: str, again: bool = False) -> None:
-        """What comes now, on a line of its own. again: also after another of its kind."""
+        """Begin a separate line for the next output. again: also after another of its kind."""
         if kind == self._inside and not again:
             return
         if self._inside and kind:
@@ -87,12 +87,12 @@ class Session:
     def __init__(
         self, partner: ChatBackend, messages: Messages, read: Callable[[str], str], parameters: Callable[[dict[str, Any]], None]
     ) -> None:
-        """messages: what it begins with. parameters: raises ConfigError for sampling parameters that are wrong."""
+        """messages: the beginning of the conversation. parameters: raises ConfigError for invalid sampling parameters."""
         self._partner, self._read, self._check = partner, read, parameters
         self.messages = messages
 
     def run(self) -> None:
-        """Until the end of what is typed, or /quit."""
+        """Run until the end of the input, or /quit."""
         while True:
             try:
                 said = self._message()
@@ -139,7 +139,7 @@ class Session:
                 return
 
     def _results(self, answer: Message) -> bool:
-        """What the tools gave, as the user types it. False: there is nobody to ask, or nothing was typed."""
+        """Tool results, typed by the user. False: end of input, or nothing was typed."""
         results = []
         for call in answer.calls:
             try:
@@ -186,7 +186,7 @@ class Session:
             self.messages.insert(0, {"role": "system", "content": text})
 
     def _undo(self, _: str) -> dict[str, Any] | None:
-        """The message of the user that is forgotten."""
+        """Forget the last message of the user, and return it."""
         at = next((i for i in reversed(range(len(self.messages))) if self.messages[i]["role"] == "user"), None)
         if at is None:
             print("(there is no message to forget)", file=sys.stderr)
