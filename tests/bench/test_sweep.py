@@ -73,7 +73,7 @@ def test_every_pair_is_measured_once_and_what_is_there_is_left_out(tmp_path: Pat
     assert {name: [p[1] for p in points] for name, points in found.items()} == {
         "max_num_seqs=2": [5, 10], "max_num_seqs=4": [5, 10, 15],
     }  # fmt: skip
-    with pytest.raises(ConfigError, match=r"'nothing' is no number .*mean_ttft_ms"):
+    with pytest.raises(ConfigError, match=r"'nothing' must be a number .*mean_ttft_ms"):
         sweep.curves(tmp_path / "one", "nothing", "mean_ttft_ms", None)
     (tmp_path / "one" / files[0]).unlink()
     assert main([*words, "--resume"]) == 0
