@@ -121,14 +121,16 @@ def test_after_reasoning_that_a_token_ends_the_turn_is_the_calls_alone():
 
 def test_formats_that_cannot_be_constrained_are_refused():
     odd = {"type": "object", "properties": {"x": {"not": {"type": "string"}}}}
-    with pytest.raises(RequestError, match="parameters of 'odd': not cannot be held in the format gemma4") as e:
+    with pytest.raises(RequestError, match="parameters of 'odd': not is not supported in this model's call format gemma4") as e:
         turn_grammar(bind(turn_of("gemma4"), None), {"odd": odd})
     assert e.value.param == "tool_choice"
     names = {"odd": ("tools[0].function.parameters",) * 2}
-    with pytest.raises(RequestError, match=r"^tools\[0\]\.function\.parameters: not cannot be held in the format gemma4") as e:
+    with pytest.raises(
+        RequestError, match=r"^tools\[0\]\.function\.parameters: not is not supported in this model's call format gemma4"
+    ) as e:
         turn_grammar(bind(turn_of("gemma4"), None), {"odd": odd}, names=names)
     assert e.value.param == "tools[0].function.parameters"
-    with pytest.raises(RequestError, match="no format"):
+    with pytest.raises(RequestError, match="tool calls is unknown"):
         turn_grammar(bind(TurnFormat(), None), TOOLS)
 
 

@@ -1,1 +1,1 @@
-"""Turn formats: how models write reasoning and tool calls. One table; a reader, a grammar and a writer come from its rows."""
+"""Turn formats: how models write reasoning and tool calls. A reader, a grammar and a writer come from the rows of one table."""

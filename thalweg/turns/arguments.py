@@ -1,4 +1,5 @@
-"""The grammar of a call's arguments, for each way of writing them. What a format cannot be held to is refused by name."""
+"""The grammar of a call's arguments, for each way of writing them. RequestError names a keyword that a format does not
+support."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ OBJECTS = frozenset(
     {"anyOf", "oneOf", "allOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies",
      "propertyNames", "patternProperties", "const", "enum", "$ref", "$dynamicRef"}
 )  # fmt: skip
-"""Keywords of objects that are no list of members."""
+"""Keywords of objects that do not list members."""
 ARRAYS = frozenset(
     {"anyOf", "oneOf", "allOf", "not", "if", "then", "else", "contains", "prefixItems", "uniqueItems", "const", "enum", "$ref",
      "$dynamicRef", "unevaluatedItems", "additionalItems"}
@@ -32,12 +33,12 @@ KEYS = frozenset({"patternProperties", "propertyNames", "dependentRequired"})
 OPEN = frozenset({"items", "additionalProperties", "additionalItems", "unevaluatedItems"})
 """Keywords that ask for nothing where they are true."""
 HELD = "parameters"
-"""Where a schema's references lead once it is part of another."""
+"""Name in `$defs` that references lead to once the schema is part of another."""
 DEEPEST = 24
 
 
 def rebase(schema: Any, root: Any) -> Any:
-    """A schema that can be compiled apart from the one that it is part of."""
+    """A part of `root` as a schema that compiles by itself: references go to a copy of `root` in its `$defs`."""
     if not _refers(schema):
         return schema
     made = {k: v for k, v in _move_refs(schema).items() if k not in ("$defs", "definitions")}
@@ -71,11 +72,12 @@ def object_of(schema: Any) -> Any:
 
 
 Member = tuple[bool, str, Any]
-"""Of an object: is it required, its name, its schema. None: any text."""
+"""A member of an object: (required, name, schema). Schema None: any text."""
 
 
 def members_of(schema: Any, root: Any) -> list[Member]:
-    """The members that an object may have, in their order. UnsaidError where a list of them does not say what it may be."""
+    """The members that an object may have, in order. UnsupportedKeywordError where a list of members cannot express the
+    schema."""
     schema = resolve_refs(schema, root)
     if not isinstance(schema, Mapping) or not types(schema) <= {"object"}:
         raise UnsupportedKeywordError("a schema of no object")
@@ -95,7 +97,8 @@ def members_of(schema: Any, root: Any) -> list[Member]:
 
 
 def by_type(schema: Any, root: Any, depth: int = 0) -> list[tuple[str, Any]]:
-    """A schema as one for each type of value that it allows. UnsaidError where it says it otherwise."""
+    """The schema split into one for each JSON type that it allows: (type, schema). UnsupportedKeywordError where it cannot be
+    split."""
     schema = resolve_refs(schema, root)
     if schema is True or schema is None or schema == {}:
         return [(t, {"type": t}) for t in ALL if t != "integer"]
@@ -129,14 +132,14 @@ class Arguments:
     def __init__(
         self, rules: Rules, row: Calls, shown: Callable[[str], str], field: str, names: Mapping[str, tuple[str, str]]
     ) -> None:
-        """field: of the request that asks for the grammar. names: by tool, the field of its schema and how messages call it."""
+        """field: the request's field that asks for the grammar. names: tool -> (field of its schema, its name in messages)."""
         self._rules, self._row, self._shown, self._field = rules, row, shown, field
         self._names = names
         self._root: Any = None
         self._marks = [t for t in map(shown, terminals(row)) if t and not t.isalnum()]
 
     def of(self, name: str, schema: Any) -> str:
-        """The arguments of a tool. RequestError names the tool and what cannot be held."""
+        """The arguments of a tool. RequestError names the tool and the unsupported keyword."""
         self._root = schema
         try:
             return self._arguments(name, schema)
@@ -144,7 +147,7 @@ class Arguments:
             row = self._row.name
             field, called = self._names.get(name) or (self._field, f"{self._field}: parameters of {name!r}")
             raise RequestError(
-                f"{called}: {e} cannot be held in the format {row} of this model's calls; "
+                f"{called}: {e} is not supported in this model's call format {row}; "
                 "simplify the schema, or send tool_choice 'auto' without strict",
                 field,
             ) from None
@@ -164,11 +167,12 @@ class Arguments:
         return self.json(object_of(schema))
 
     def json(self, schema: Any) -> str:
-        """A value that is JSON."""
+        """A JSON value."""
         return self._rules.fresh("json", "%json " + json.dumps(rebase(schema, self._root)))
 
     def item(self, body: JsonCalls, name: str, schema: Any, before: str | None = None) -> str:
-        """A call as an object that holds its name. before: stands before it, in one lexeme with all up to the arguments."""
+        """A call as an object with a member for its name. before: text before it, in one lexeme with all up to the
+        arguments."""
         self._root = schema
         if before is not None:
             head = f'{{"{body.names[0]}": {json.dumps(name)}, "{body.args[0]}": '
@@ -190,7 +194,7 @@ class Arguments:
     # Tags.
 
     def _key(self, key: str) -> str:
-        """A key as it stands in a tag."""
+        """The key as tags spell it. UnsupportedKeywordError if a tag cannot contain it."""
         if not key or key != key.strip(WHITE) or "\n" in key or key.startswith("/") or any(m in key for m in self._marks):
             raise UnsupportedKeywordError(f"a property named {key[:40]!r}")
         return key
@@ -206,7 +210,7 @@ class Arguments:
         return f"{before} {value} {literal(body.after)}"
 
     def _text(self, schema: Any, end: str, without: str = "") -> str:
-        """A string as bare text, and what ends it. without: part of `end` that it does not hold."""
+        """A string as bare text, then `end`. without: part of `end` that the string must not contain."""
         form = form_of({} if schema is None else schema, self._rules)
         if without:
             form = f"{form or ANY} & ~{self._rules.fresh('HELD', containing(without))}"
@@ -215,7 +219,7 @@ class Arguments:
     # Tags within tags.
 
     def _element(self, body: TaggedArgs, key: str, schema: Any, depth: int = 0) -> str:
-        """<key>value</key>, and the same for what is in a value."""
+        """<key>value</key>, and nested values in the same form."""
         if depth > DEEPEST:
             raise UnsupportedKeywordError("a schema nested too deep")
         opened, closed = f"{body.key_open}{self._element_key(key)}>", f"{body.value_close}{key}>"
@@ -234,14 +238,15 @@ class Arguments:
         return self._key(key)
 
     def _tag_word(self, body: TaggedArgs) -> str:
-        """What stands in every tag."""
+        """The text that every tag contains."""
         opened = self._shown(body.key_open)
         if not self._shown(body.value_close).startswith(opened):
             raise UnsupportedKeywordError("a string in tags that close otherwise than they open")
         return opened
 
     def _inside(self, body: TaggedArgs, kind: str, schema: Any, kinds: frozenset[str], depth: int) -> str:
-        """A value of one kind. kinds: all that may be there. No text at all is an empty value of the plainest."""
+        """A value of one kind. kinds: every kind that the schema allows here. No text is an empty value of the plainest
+        kind."""
         if kind == "object" and schema.get("properties"):
             found = members_of(schema, self._root)
             if kinds & {"string", "array"} and not any(need for need, _, _ in found):
@@ -261,7 +266,7 @@ class Arguments:
         return self._free(body, kind, schema)
 
     def _inner_string(self, body: TaggedArgs, schema: Any) -> str:
-        """A string as JSON, where other values may be there."""
+        """A string as JSON, where values of other types are allowed too."""
         form = form_of(schema, self._rules)
         if form is not None and not (schema.keys() & {"enum", "const"}):
             raise UnsupportedKeywordError("a string that may also be something else, and has a form")
@@ -276,7 +281,7 @@ class Arguments:
         return self._rules.fresh("STRING", f"{string} & ~{held}")
 
     def _free(self, body: TaggedArgs, kind: str, schema: Any) -> str:
-        """An object or array of anything, as JSON."""
+        """An object or array of any values, as JSON."""
         if kind == "object" and schema.get("additionalProperties") is False and _may_be_empty(schema):
             return literal("{}")
         _check_free(schema)
@@ -334,7 +339,7 @@ class Arguments:
 
 
 def _fitting(body: TaggedArgs, string: bool, allowed: frozenset[str]) -> list[str]:
-    """What may end a key whose value is a string or JSON."""
+    """Terminals that may end a key. string: its value is a string, else JSON."""
     fit = [t for t, k in body.key_close if k in ("string" if string else "json", None)]
     labels = allowed | {"number"} if "integer" in allowed else allowed
     named = [t for t in fit if any(f'"{a}"' in t for a in labels)]
@@ -347,13 +352,13 @@ def _check_array(schema: Any) -> None:
 
 
 def _may_be_empty(schema: Any) -> bool:
-    """Does an object without keys satisfy this schema? False where that is not certain."""
+    """Does an object without keys satisfy this schema? False if uncertain."""
     asks = schema.get("required") or schema.get("minProperties") or schema.keys() & (OBJECTS - KEYS)
     return not asks
 
 
 def _check_free(schema: Any) -> None:
-    """UnsaidError for what a value of anything does not keep to."""
+    """UnsupportedKeywordError for a keyword that a grammar of any values does not enforce."""
     sized = {"minItems", "maxItems", "minProperties", "maxProperties", "required", "items", "additionalProperties"}
     found = {k for k in schema.keys() & (ARRAYS | OBJECTS | sized) if not (k in OPEN and schema[k] is True)}
     if found:

@@ -1,4 +1,4 @@
-"""A format held against a vocabulary: terminals that are tokens there become marks, which letters cannot spell."""
+"""A turn format bound to a vocabulary: terminals in the vocabulary become marks, which no text can spell."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thalweg.turns.format import TurnFormat
 
 T = TypeVar("T")
 WORDS = frozenset({"name", "ids", "source", "lead", "around", "section_around", "markers", "role", "names", "args", "after"})
-"""Fields of rows that are no terminals."""
+"""Fields of rows without terminals."""
 
 
 class TurnVocabulary(Protocol):
@@ -25,13 +25,13 @@ class TurnVocabulary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BoundTurnFormat:
-    """turn: its terminals, with marks in them. Shared by the readers of a server."""
+    """turn: the format, with marks in its terminals. Shared by the readers of a server."""
 
     turn: TurnFormat
     named: Mapping[str, str]
     """Mark -> the token's text."""
     marked: tuple[int, ...]
-    """Tokens that must come as marks."""
+    """Ids of tokens that the detokenizer must give as marks."""
     special: frozenset[str] = frozenset()
     """Marks of special tokens."""
     _automata: dict[tuple[str, ...], StopStrings] = field(default_factory=dict, compare=False)
@@ -41,13 +41,13 @@ class BoundTurnFormat:
         return self.unmark(text, False)
 
     def unmark(self, text: str, skip_special: bool) -> str:
-        """Text whose marks are tokens again, special ones left out if they are skipped."""
+        """Text with marks written as their tokens' text. skip_special: drop special tokens."""
         for pair, token in self.named.items():
             text = text.replace(pair, "" if skip_special and pair in self.special else token)
         return text
 
     def automaton(self, terminals: tuple[str, ...]) -> StopStrings:
-        """The same for the same terminals: a turn's machine has a few dozen sets of them."""
+        """The automaton of these terminals, cached: a turn's reader has a few dozen sets of terminals."""
         made = self._automata.get(terminals)
         if made is None:
             made = self._automata[terminals] = StopStrings(terminals)
@@ -55,7 +55,7 @@ class BoundTurnFormat:
 
 
 def bind(turn: TurnFormat, vocabulary: TurnVocabulary | None) -> BoundTurnFormat:
-    """vocabulary None: every terminal is text."""
+    """The format with its terminals as marks where `vocabulary` has them as tokens. vocabulary None: every terminal is text."""
     tokens = _control(vocabulary) if vocabulary is not None else {}
     used: dict[str, int] = {}
     found = [(text, id) for text, id in sorted(tokens.items(), key=lambda t: -len(t[0])) if _occurs(text, turn)]
@@ -74,7 +74,7 @@ def bind(turn: TurnFormat, vocabulary: TurnVocabulary | None) -> BoundTurnFormat
 
 
 def _control(vocabulary: TurnVocabulary) -> dict[str, int]:
-    """Tokens that stand between things: special ones, and those that look so."""
+    """Text -> id of control tokens: special ones, and those in brackets."""
     special = vocabulary.special_ids
     return {t: i for i, t in vocabulary.added_tokens.items() if t.strip() and i < MOST and (i in special or _looks_control(t))}
 
@@ -88,7 +88,7 @@ def _occurs(token: str, value: Any) -> bool:
 
 
 def terminals(value: Any) -> Iterable[str]:
-    """Every string of a row that is, or is part of, a terminal."""
+    """Every string of a row that is a terminal or part of one."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, tuple):

@@ -1,5 +1,5 @@
-"""Which format a model's turns have: by flag, else by the checkpoint's response_template, else by its chat template: by that
-one's words, or else by what it writes."""
+"""Chooses the turn format of a model: by flag, else by the checkpoint's response_template, else by the chat template. Of the
+template, markers in its source decide, else the text that it renders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 DERIVED = "what the chat template writes"
 NOTHING = "the chat template: of no known format, and none could be derived from what it writes"
 AUTO, NONE = "auto", "none"
-"""Names of parsers: found out, and content alone."""
+"""Names of parsers: detect the format, and content only."""
 
 
 def choose(
@@ -30,8 +30,8 @@ def choose(
     render: Render | None = None,
 ) -> TurnFormat:
     """tool_parser, reasoning_parser: names of the table, or auto, none, hf. None and "": auto. template: the chat template's
-    source. response_template: the checkpoint's. render: writes with the chat template; what nothing else says is read off
-    that. ConfigError names the flag."""
+    source. response_template: the checkpoint's. render: renders messages with the chat template. Parts of the format that
+    nothing else gives are derived from it. ConfigError names the flag."""
     tool_parser, reasoning_parser = tool_parser or AUTO, reasoning_parser or AUTO
     hf = (tool_parser == table.TEMPLATE, reasoning_parser == table.TEMPLATE)
     found = _own(response_template, hf)
@@ -57,7 +57,7 @@ def choose(
 
 
 def _complete(found: TurnFormat, template: str, render: Render, calls: bool, reasoning: bool) -> TurnFormat:
-    """With what is read off the template's own writing. calls, reasoning: may they be found so?"""
+    """The format with the parts derived from the template's rendered text. calls, reasoning: may they be derived?"""
     made = derive(template, render, found, calls, reasoning)
     if made is not None:
         known = found.calls is not None or found.reasoning is not None
@@ -66,7 +66,7 @@ def _complete(found: TurnFormat, template: str, render: Render, calls: bool, rea
 
 
 def _own(response_template: Any, hf: tuple[bool, bool]) -> TurnFormat | None:
-    """What the checkpoint says itself. ConfigError if a flag asks for it and it cannot be had."""
+    """The format of the checkpoint's response_template. ConfigError if a flag asks for it and it is absent or unreadable."""
     flag = next((f for f, asked in zip(("--tool-call-parser", "--reasoning-parser"), hf, strict=True) if asked), None)
     if response_template is None:
         if flag:
@@ -82,7 +82,7 @@ def _own(response_template: Any, hf: tuple[bool, bool]) -> TurnFormat | None:
 
 
 def describe(turn: TurnFormat) -> str:
-    """A line for people."""
+    """The format in one line, for logs."""
     calls = turn.calls.name if turn.calls is not None else "none"
     if turn.calls is not None and calls == NAME:
         calls = f"{NAME}, {shape(turn.calls)}"

@@ -1,4 +1,4 @@
-"""What a reader finds in a turn, in order, and the whole turn put together from it."""
+"""Events of a turn, in order, and the message put together from them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Event = Content | Thought | CallStart | CallArguments
 class Call:
     name: str
     arguments: str
-    """JSON text. Of a turn that was cut off, it may be incomplete."""
+    """JSON text. Incomplete where the turn was cut off."""
     id: str = ""
 
 
@@ -66,12 +66,12 @@ class Message:
 
 
 class EventBuffer:
-    """Events as they come, pieces of one kind made one."""
+    """Events in order of arrival, with consecutive pieces of one kind joined."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._pieces: list[str] = []
-        """Of the last event, which has none of them yet."""
+        """Text of the last event, not yet added to it."""
 
     def add(self, event: Event) -> None:
         last = self._events[-1] if self._events else None

@@ -1,7 +1,7 @@
-"""The row of the table: how one family of models writes a turn. Data alone.
+"""The row of the table: the turn format of one family of models, as plain data.
 
-A turn is reasoning, content and tool calls. A terminal is a string that stands between them. One that is a token of the
-vocabulary counts only as that token (`bind`), so text that merely spells it stays text.
+A turn is reasoning, content and tool calls. A terminal is a string that separates them. A terminal in the vocabulary
+matches only as that token (`bind`), and text that merely spells it stays text.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Value = Literal["string", "json"]
-"""How the text of an argument is meant: as it stands, or as JSON."""
+"""Type of an argument's text: a verbatim string, or JSON."""
 Slot = Literal["name", "id", "args", "key"]
-"""What follows a terminal in the head of a call. "key": the arguments, and the first key of them has begun."""
+"""The part of a call that follows a terminal of its head. "key": the arguments, with the first key already begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class Reasoning:
     also: tuple[str, ...] = ()
     """Other spellings of `open`."""
     implicit_ends: bool = False
-    """A call ends it too."""
+    """A call ends the reasoning too."""
     assumed: bool = False
-    """A turn begins with it, whatever the prompt ends in, unless that ends in `close`."""
+    """Every turn begins with reasoning, unless the prompt ends in `close`."""
     kept: bool = False
-    """It is part of the content, terminals and all."""
+    """Reasoning is part of the content, with its terminals."""
     around: str = ""
     """Written after `open` and before `close`. The reader drops any white space there."""
     after: str = ""
@@ -37,19 +37,19 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Turns in messages, each with a header that says what its body is."""
+    """Turns made of messages. A message's header gives the kind of its body."""
 
     open: str
     end: str
-    """What begins the body."""
+    """Terminal at the end of a header, before the body."""
     closes: tuple[str, ...]
-    """What ends a body."""
+    """Terminals that end a body."""
     reasoning: str
     """Occurs in the headers of reasoning."""
     content: str
     """Written into the header of content."""
     call: str = ""
-    """What stands before the name in the header of a call, whose body is JSON. "": calls are in bodies."""
+    """Text before the name in the header of a call with a JSON body. "": calls are in bodies."""
     inside: tuple[str, ...] = ()
     """Tokens that occur within headers."""
     role: str = "assistant"
@@ -57,17 +57,17 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """Calls as JSON objects that hold their name: one, several, or an array of them."""
+    """Calls as JSON objects with a member for the name: one, several, or an array."""
 
     names: tuple[str, ...] = ("name",)
     args: tuple[str, ...] = ("arguments", "parameters")
     ids: tuple[str, ...] = ("id",)
     array: bool = False
-    """The writer makes an array of them."""
+    """The writer puts the calls in an array."""
     keyed: bool = False
     """{name: arguments}."""
     id_first: bool = False
-    """The writer gives the id, and before the name."""
+    """The writer writes the id, before the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,13 @@ class TaggedArgs:
 
     key_open: str
     key_close: tuple[tuple[str, Value | None], ...]
-    """What ends a key, and how its value is meant. None: as the tool's schema says."""
+    """(terminal that ends a key, type of the value). None: the tool's schema gives the type."""
     value_close: str
     value_open: str = ""
     newline: bool = False
-    """One newline on each side of a value is not part of it."""
+    """Values exclude one newline on each side."""
     quote: tuple[str, str] = ("", "")
-    """Terminals right inside a value that are not part of it."""
+    """Terminals at the beginning and end of a value, excluded from the value."""
     between: str = ""
     """Written between `key_close` and `value_open`."""
     after: str = ""
@@ -98,14 +98,14 @@ class TaggedArgs:
 
 @dataclass(frozen=True, slots=True)
 class PythonCalls:
-    """Calls as in Python: name(key=literal, ...), in a list or one a line."""
+    """Calls as in Python: name(key=literal, ...), in a list or one per line."""
 
     list: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class GemmaArgs:
-    """Arguments as {key:value}, keys bare, strings between `quote`."""
+    """Arguments as {key:value}, with bare keys and strings between `quote`."""
 
     quote: str = '<|"|>'
 
@@ -115,22 +115,22 @@ Body = JsonCalls | JsonArgs | TaggedArgs | PythonCalls | GemmaArgs
 
 @dataclass(frozen=True, slots=True)
 class CallHead:
-    """What stands between a call's `open` and its arguments: slots, each begun by a terminal."""
+    """The text between a call's `open` and its arguments: slots, each after a terminal."""
 
     first: Slot = "name"
     then: tuple[tuple[str, Slot], ...] = ()
-    """Terminals, and what they begin."""
+    """(terminal, the slot after it)."""
     name_in_id: tuple[str, str] = ("", "")
-    """The name is the part of the id between these."""
+    """Text of the id before and after the name. ("", ""): the id does not contain the name."""
     skip: tuple[str, ...] = ()
-    """Optional terminals of the head that mean nothing."""
+    """Optional terminals of the head, ignored."""
     or_json: bool = False
-    """JSON that holds its name may stand in place of it all."""
+    """JSON with the name in it may replace head and arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """How tools are called."""
+    """The format of tool calls."""
 
     name: str
     body: Body
@@ -140,48 +140,48 @@ class Calls:
     """Other spellings of `open`."""
     head: CallHead | None = None
     section: tuple[str, str] = ("", "")
-    """Around the calls."""
+    """Terminals around all calls."""
     bare: bool = False
-    """A turn that begins as a call does is one, without `open`."""
+    """A turn that begins like a call is a call, without `open`."""
     separator: str = ""
     """Written between calls, and skipped there."""
     lead: str = ""
-    """White space that the writer puts before the first call, if content is before it."""
+    """White space that the writer puts between content and the first call."""
     around: str = ""
     """White space inside `open` and `close`."""
     section_around: str = ""
     markers: tuple[str, ...] = ()
-    """Texts of a chat template that say that it is written for this format."""
+    """Texts in a chat template that identify this format."""
     ids: Literal["random", "indexed", "nine"] = "random"
-    """Ids for calls that come without one: chatcmpl-tool-..., functions.NAME:INDEX, or nine letters and digits."""
+    """Ids for calls without one: chatcmpl-tool-..., functions.NAME:INDEX, or nine letters and digits."""
     wrap: tuple[str, ...] = ()
     """Terminals around content, dropped."""
     header: Header | None = None
 
     @property
     def opening(self) -> str:
-        """What the writer opens a call with."""
+        """The terminal that the writer opens a call with."""
         return self.open or (self.also[0] if self.also and not self.bare else "")
 
     @property
     def beginning(self) -> str:
-        """What the writer begins calls with."""
+        """The terminal that the writer begins all calls with."""
         return self.section[0] or self.opening
 
 
 @dataclass(frozen=True, slots=True)
 class TurnFormat:
-    """The format of a model's turns. Without calls or reasoning: those are content."""
+    """The format of a model's turns. calls, reasoning None: the reader treats them as content."""
 
     reasoning: Reasoning | None = None
     calls: Calls | None = None
     wrap: tuple[str, ...] = ()
     header: Header | None = None
     source: str = field(default="flag", compare=False)
-    """Where it was found, for people."""
+    """Origin of the format, for logs."""
 
     def without_calls(self) -> TurnFormat:
-        """For requests without tools."""
+        """The format for requests without tools."""
         keep = self.calls.wrap if self.calls else ()
         return replace(self, calls=None, wrap=self.wrap + keep, header=self.headers)
 

@@ -1,7 +1,7 @@
-"""The grammar of a turn, made of its row: calls that must be made, calls that may be, and content of a form.
+"""Builds the grammar of a turn from its row: required calls, optional calls, and content of a form.
 
-White space is as the writer's, so what is allowed is what the model's template taught it. Reasoning is free, and comes
-first. What these grammars accept, a reader that knows what is `held` reads as they derive it.
+White space is the writer's, as in the model's template. Reasoning is free text, and comes first. A reader that knows the
+grammar's scope (`held`) reads every accepted turn as the grammar derives it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from thalweg.turns.format import Calls, GemmaArgs, Header, JsonArgs, JsonCalls, 
 from thalweg.turns.lark import ANY, Rules, containing, literal, pattern
 
 CONTENT = "@inner"
-"""Content of a form, which whoever compiles the grammar adds."""
+"""Rule of content with a form. The caller that compiles the grammar adds it."""
 Names = Mapping[str, tuple[str, str]]
 NONE: Names = MappingProxyType({})
 WHITE = "[ \\t\\r\\n]"
@@ -36,9 +36,9 @@ def turn_grammar(
 ) -> str:
     """Source of a turn that calls at least one of `tools`, or exactly the one named.
 
-    tools: name -> JSON schema of the parameters. thinking: the prompt has opened the reasoning. thought: what the source
-    describes begins after the reasoning. names: by tool, the field of its schema and what messages call it.
-    RequestError where the format cannot be constrained; its param is that field, or "tool_choice"."""
+    tools: name -> JSON schema of the parameters. thinking: the prompt has opened the reasoning. thought: the source begins
+    after the reasoning. names: tool -> (field of its schema, its name in messages). RequestError where the format cannot be
+    constrained. Its param is that field, or "tool_choice"."""
     tools = tools if name is None else {name: tools[name]}
     return _Grammar(bound, tools, parallel and name is None, "tool_choice", names).turn(thinking, thought)
 
@@ -51,7 +51,7 @@ def form_grammar(
     thought: bool = False,
     names: Names = NONE,
 ) -> str:
-    """Source of a turn that calls tools, or whose content has the form `CONTENT`. Without tools: the content. Parameters and
+    """Source of a turn that calls tools, or has content of the form `CONTENT`. Without tools: only the content. Parameters and
     errors as `turn_grammar` (param "tools")."""
     return _Grammar(bound, tools, parallel, "tools", names).turn(thinking, thought, CONTENT)
 
@@ -71,14 +71,14 @@ def free_grammar(
 
 
 def end_of_reasoning(bound: BoundTurnFormat) -> int | None:
-    """The token that ends reasoning. None: more than one does, or text."""
+    """Id of the token that ends reasoning. None: several tokens or text end it."""
     close = bound.turn.reasoning.close if bound.turn.reasoning is not None else ""
     return id_of(close) if len(close) == 2 and all(map(is_half, close)) else None
 
 
 def beginning_of_calls(bound: BoundTurnFormat) -> int | None:
-    """The token that begins calls, and nothing else of a turn. None: text does, or a call may also stand in reasoning that it
-    does not end."""
+    """Id of the token that begins calls and nothing else. None: text begins them, or reasoning may contain calls that do not
+    end it."""
     calls, reasoning = bound.turn.calls, bound.turn.reasoning
     if calls is None or calls.bare or bound.turn.headers is not None:
         return None
@@ -88,7 +88,7 @@ def beginning_of_calls(bound: BoundTurnFormat) -> int | None:
 
 
 def begun_grammar(bound: BoundTurnFormat, tools: Mapping[str, Any], parallel: bool = True, names: Names = NONE) -> str:
-    """Source of what follows the token of `beginning_of_calls`: the rest of that call, others, and the end. Errors as
+    """Source of the turn after the token of `beginning_of_calls`: the rest of that call, others, and the end. Errors as
     `turn_grammar` (param "tools")."""
     grammar = _Grammar(bound, tools, parallel, "tools", names)
     return grammar.rules.source(grammar.rest_of_calls(f"<[{beginning_of_calls(bound)}]>"))
@@ -96,13 +96,13 @@ def begun_grammar(bound: BoundTurnFormat, tools: Mapping[str, Any], parallel: bo
 
 class _Grammar:
     def __init__(self, bound: BoundTurnFormat, tools: Mapping[str, Any], parallel: bool, field: str, names: Names) -> None:
-        """field: of the request that asks for the grammar. tools: none, where there are no calls."""
+        """field: the request's field that asks for the grammar. tools: empty for turns without calls."""
         self._turn, self._tools, self._parallel, self._field = bound.turn, tools, parallel, field
         self._bound, self.rules = bound, Rules(bound.token_text)
         if tools and bound.turn.calls is None:
-            raise RequestError(f"{field}: no format of calls is known for this model", field)
+            raise RequestError(f"{field}: the format of this model's tool calls is unknown", field)
         self._one_lexeme = False
-        """Is all up to a tool's name one lexeme? Free text beside it has the longer ones."""
+        """Is all text up to a tool's name one lexeme? Necessary next to free text, as the longest lexeme wins."""
         self._arguments = Arguments(self.rules, self._calls, bound.token_text, field, names) if tools else None
 
     @property
@@ -111,7 +111,7 @@ class _Grammar:
         return self._turn.calls
 
     def turn(self, thinking: bool, thought: bool, *others: str) -> str:
-        """others: what may come where calls may."""
+        """others: alternatives to the calls."""
         reasoning, header = self._turn.reasoning, self._turn.headers
         if header is not None:
             return self.rules.source(self._messages(header, others))
@@ -122,7 +122,7 @@ class _Grammar:
         return self.rules.source(f"{before} ({' | '.join([*calls, *others])})")
 
     def rest_of_calls(self, opened: str) -> str:
-        """What follows the terminal that begins calls."""
+        """The rule for the text after the terminal that begins calls."""
         rules, start = self.rules, self._section().strip()
         if start.startswith("call"):  # the first of several: the others begin with the terminal too
             rules.rule("first", rules["call"].strip().removeprefix(opened))
@@ -134,7 +134,7 @@ class _Grammar:
         return start.removeprefix(opened)
 
     def free(self) -> list[str]:
-        """Text in which no call begins, and text up to a call with that call."""
+        """Alternatives for free text: text without a call, and text followed by calls."""
         calls, header = self._calls, self._turn.headers
         if header is not None:
             marks = [self._bound.token_text(m) for m in (header.open, *header.closes, calls.beginning) if m]
@@ -157,7 +157,7 @@ class _Grammar:
         return [f"{text}*", f"{self.rules.until(calls.beginning, ANY + thought if thought else None)} {begun}"]
 
     def _exclude_reasoning(self) -> str:
-        """The rest of an expression of text that does not begin as reasoning does."""
+        """The suffix of a text expression that excludes text beginning like reasoning."""
         reasoning = self._turn.reasoning
         opens = [reasoning.open, *reasoning.also] if reasoning is not None and not reasoning.kept else []
         shown = "|".join(pattern(self._bound.token_text(o)) for o in opens if o)
@@ -165,7 +165,7 @@ class _Grammar:
         return f" & ~{self.rules.fresh('HELD', begins)}" if shown else ""
 
     def _bare_text(self) -> str:
-        """Text that is no call where a call has no terminal: it begins otherwise, or names no tool."""
+        """Text without a call, for formats without a terminal: it begins differently, or names no tool."""
         python = isinstance(self._calls.body, PythonCalls)
         begins = "\\[" if python else "{\\["
         names = list(self._tools) if python else [*map(json.dumps, self._tools), "\\u"]
@@ -206,7 +206,7 @@ class _Grammar:
         return self._several(self.rules.rule("call", one), literal(row.separator))
 
     def _list_of_one_lexeme(self, separator: str) -> str:
-        """Calls in a list, of which the first begins with the list."""
+        """Calls in a list. The first call's lexeme includes the list's bracket."""
         more = self._any()
         first = self.rules.rule("first", " | ".join(self._call(n, s, "[") for n, s in self._tools.items()))
         return f'first ({separator} {more})* "]"' if self._parallel else f'{first} "]"'
@@ -220,7 +220,7 @@ class _Grammar:
         return self.rules.rule("tool", " | ".join(made))
 
     def _call(self, name: str, schema: Any, before: str = "") -> str:
-        """A call between its terminals. before: stands before it, in one lexeme."""
+        """A call between its terminals. before: text before it, in one lexeme."""
         row, body, arguments = self._calls, self._calls.body, self._arguments
         assert arguments is not None
         match body:
@@ -238,7 +238,7 @@ class _Grammar:
                 return f"{head} {line} {arguments.of(name, schema)}"
 
     def _head(self, name: str) -> tuple[str, str]:
-        """What stands between `open` and the arguments, and the terminal it ends in."""
+        """(the rule for the text between `open` and the arguments, the terminal at its end)."""
         head = self._calls.head
         assert head is not None
         before, after = head.name_in_id

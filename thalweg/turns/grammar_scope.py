@@ -1,4 +1,4 @@
-"""What of a turn a grammar decides. A reader that knows it need not guess what is a mark and what is text."""
+"""The parts of a turn that a grammar decides. Knowing them, a reader need not guess which strings are terminals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class GrammarScope(Flag):
     CALLS = auto()
     """Calls begin only as the writer of the row begins them, and their arguments fit their schemas."""
     CONTENT = auto()
-    """Content has a form: once begun, it is content to the end, whatever it looks like."""
+    """Content has a form: once begun, all text to the end is content."""
     THOUGHT = auto()
     """The grammar covers the whole turn, or all after reasoning: reasoning may come first, and only its own terminal ends
     it."""

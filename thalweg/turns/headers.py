@@ -1,4 +1,4 @@
-"""Turns in messages: the header that says what a message is."""
+"""Reads the headers of messages: a header gives the kind of its message."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from thalweg.turns.reader import Reader
 
 MOST = 512
-"""Characters of a header. What is longer is none."""
+"""Characters of a header. Longer text is not a header."""
 
 
 RECIPIENT = "to="
-"""What a header may begin with after its role."""
+"""Prefix of a recipient, which may follow the role in a header."""
 
 
 class HeaderMode(Mode):
-    """Before or within a message's header. What cannot be one is text of the message before."""
+    """Before or within a message's header. Text that cannot be a header belongs to the message before."""
 
     def __init__(self, reader: Reader, terminal: str = "", before: Mode | None = None) -> None:
-        """terminal: what led here. "": the prompt did. before: the mode of the message before."""
+        """terminal: the one that began the header. "": the prompt began it. before: the mode of the message before."""
         super().__init__(reader)
         header = reader.turn.headers
         assert header is not None
@@ -31,9 +31,9 @@ class HeaderMode(Mode):
         self._text: list[str] = []
         self._opened = terminal not in header.closes
         self._bare = not terminal
-        """Nothing of it has come that no other text has."""
+        """No terminal of a header has been read."""
         self._fresh = terminal == header.open
-        """No word of it has come, and the role is due."""
+        """No word of the header has been read, and the role is due."""
         self.terminals = some(header.end, header.open, *header.inside, *header.closes)
         reader.raw = [terminal] if terminal else []
 
@@ -54,7 +54,7 @@ class HeaderMode(Mode):
         return not self._fresh or words.startswith(role) or role.startswith(words)
 
     def _leave(self) -> None:
-        """It is no header. The message before goes on, or content begins."""
+        """The text is not a header. The message before continues, or content begins."""
         reader, before = self.reader, self._before
         raw, reader.raw, reader.failed = reader.token_text("".join(reader.raw or ())), None, True
         if isinstance(before, ReasoningMode):
@@ -95,7 +95,7 @@ class HeaderMode(Mode):
             reader.go(reader.speaking())
 
     def finish(self) -> None:
-        if self.reader.heard or self._before is not None:  # only what a header would say
+        if self.reader.heard or self._before is not None:  # a header without its message
             self.reader.raw = None
 
 

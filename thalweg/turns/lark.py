@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from thalweg.text.marks import id_of, is_half
 
 MEANING = frozenset('\\/.*+?()[]{}|^$"')
-"""Characters that mean something in a regular expression."""
+"""Characters with a meaning in regular expressions."""
 ANY = "/(.|\\n)*/"
 
 
@@ -29,17 +29,17 @@ def literal(text: str) -> str:
 
 
 def pattern(text: str) -> str:
-    """A regular expression of just this text."""
+    """A regular expression that matches just this text."""
     return "".join("\\" + c if c in MEANING else "\\n" if c == "\n" else c for c in text)
 
 
 def containing(*texts: str) -> str:
-    """A regular expression of all text that has one of these in it."""
+    """A regular expression that matches all text with one of `texts` in it."""
     return f"/(.|\\n)*({'|'.join(map(pattern, texts))})(.|\\n)*/"
 
 
 class Rules:
-    """The rules of one grammar as they are made. Parts name them."""
+    """Collects the rules of one grammar."""
 
     def __init__(self, shown: Callable[[str], str]) -> None:
         """shown: writes the marks in a text as their tokens' text."""
@@ -53,22 +53,22 @@ class Rules:
         return self._rules[name.removesuffix("[lazy]")]
 
     def rule(self, name: str, body: str) -> str:
-        """Make or replace a rule. Its name, for other rules."""
+        """Add or replace a rule. Returns the name that other rules use."""
         self._rules[name] = body
         return name.removesuffix("[lazy]")
 
     def fresh(self, kind: str, body: str) -> str:
-        """A rule with a name of its own. Upper case: a terminal."""
+        """Add a rule under a new name. kind in upper case: a terminal."""
         return self.rule(f"{kind}_{len(self._rules)}", body)
 
     def source(self, start: str) -> str:
         return "\n".join([f"start: {start}", *(f"{name}: {rule}" for name, rule in self._rules.items())]) + "\n"
 
     def until(self, terminal: str, form: str | None = None, apart: bool = False) -> str:
-        """Text, and the terminal that ends it, which the text does not hold.
+        """Text without the terminal, then the terminal.
 
-        form: a terminal expression of the text; None: any. apart: the form holds the terminal in no text. A token that ends it
-        counts as that and never as text."""
+        form: a terminal expression of the text. None: any text. apart: no text of the form contains the terminal. A token that
+        ends the text always matches as that token, never as text."""
         at = next((i for i, c in enumerate(terminal) if is_half(c)), None)
         if at is None:
             return self._until_text(terminal, form, apart)
@@ -95,12 +95,12 @@ class Rules:
         return self.fresh("WHOLE", f"{first} {literal(text)}") if text else first
 
     def fresh_lazy(self, body: str) -> str:
-        """A rule that ends as soon as it can."""
+        """Add a lazy rule: it matches the shortest text."""
         name = f"until_{len(self._rules)}"
         return self.rule(f"{name}[lazy]", body)
 
     def join_members(self, members: Sequence[tuple[bool, str]], separator: str) -> str:
-        """Members between separators, some of them optional. members: is it required, and its part."""
+        """Members between separators. members: (required?, rule of the member)."""
         if not members:
             return ""
         rest, begin, last = "", "", len(members) - 1

@@ -1,6 +1,6 @@
-"""What a reader may be in the middle of. A mode says which terminals it listens for, and what they and text mean.
+"""The modes of a reader: each defines the terminals that it matches, and the meaning of terminals and text.
 
-A mark is a mark only where the format allows it at that point. Everywhere else the token is the text that it spells.
+A mark counts as a terminal only where the format allows it. Elsewhere the token is the text that it spells.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from thalweg.turns.reader import Reader
 
 HEAD_MOST = 4096
-"""Characters of a name or id. What is longer is none."""
+"""Characters of a name or id. Longer text is neither."""
 
 
 class Mode:
     bulk = False
-    """Is text that begins no terminal, and has none of `stops` in it, now taken by `run` at once?"""
+    """Does `run` now accept text in bulk? The text begins no terminal and has no character of `stops`."""
     stops = ""
     terminals: tuple[str, ...] = ()
 
@@ -38,7 +38,7 @@ class Mode:
         raise NotImplementedError
 
     def run(self, text: str) -> None:
-        """Many characters, none of which leads to another mode."""
+        """Many characters at once. They lead to no other mode."""
         self.text(text)
 
     def hit(self, terminal: str) -> None:
@@ -49,12 +49,12 @@ class Mode:
 
 
 def some(*terminals: str) -> tuple[str, ...]:
-    """Each once, without those that a row does not have."""
+    """The distinct terminals, without empty ones."""
     return tuple(dict.fromkeys(t for t in terminals if t))
 
 
 def beginnings(reader: Reader) -> tuple[str, ...]:
-    """What begins calls in content and reasoning. Where calls are held, only what the grammar begins them with."""
+    """Terminals that begin calls in content and reasoning. Where a grammar decides the calls, only the grammar's terminal."""
     calls = reader.calls
     if calls is None:
         return ()
@@ -62,14 +62,14 @@ def beginnings(reader: Reader) -> tuple[str, ...]:
 
 
 def interrupting_terminals(reader: Reader) -> tuple[str, ...]:
-    """What ends anything that is not data."""
+    """Terminals that end any mode except within data."""
     calls, header = reader.calls, reader.turn.headers
     section = calls.section[0] if calls is not None else ""
     return some(*reader.opens, section, *((header.open, *header.closes) if header is not None else ()))
 
 
 def begin(reader: Reader, terminal: str) -> bool:
-    """Begin what a terminal of `listened` opens."""
+    """Enter the call, section or header that the terminal opens. False: it opens none."""
     from thalweg.turns.headers import HeaderMode
 
     header = reader.turn.headers
@@ -86,7 +86,7 @@ def begin(reader: Reader, terminal: str) -> bool:
 
 
 def bare_beginnings(reader: Reader) -> str:
-    """Characters that begin a call as the first of a turn."""
+    """Characters that begin a call without a terminal, as the first of a turn."""
     calls = reader.calls
     if calls is None or not calls.bare or reader.spoke or (calls.beginning and GrammarScope.CALLS in reader.held):
         return ""
@@ -130,14 +130,14 @@ class ContentMode(Mode):
         reasoning = reader.turn.reasoning
         if terminal in reader.turn.wraps:
             reader.wrap(terminal)
-        elif reasoning is not None and terminal == reasoning.close:  # reasoning that is over before it began
+        elif reasoning is not None and terminal == reasoning.close:  # empty reasoning: closed without an opening
             reader.note_terminal()
         else:
             reader.think()
 
 
 class OpeningMode(Mode):
-    """Before content that is held: reasoning or calls may come, where the grammar covers them."""
+    """Before content that a grammar decides. Reasoning or calls may come, where the grammar covers them."""
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader)
@@ -147,7 +147,7 @@ class OpeningMode(Mode):
         self._bare = bare_beginnings(reader) if GrammarScope.CALLS in reader.held else ""
         self._skip = reasoning.after if whole and reader.heard and reasoning is not None else ""
         self._white = ""
-        """Before a call without a terminal, JSON may have some."""
+        """White space read so far, which may precede a call in JSON without a terminal."""
 
     def text(self, c: str) -> None:
         if self._skip and c == self._skip[0]:
@@ -171,7 +171,7 @@ class OpeningMode(Mode):
 
 
 class AnswerMode(Mode):
-    """Content that is held, to the end."""
+    """Content that a grammar decides, to the end of the turn."""
 
     bulk = True
 
@@ -200,12 +200,12 @@ class ReasoningMode(Mode):
         if reasoning is not None and terminal == reasoning.close:
             reader.think_end()
             reader.go(reader.speaking())
-        else:  # it ends where this turns out to be a call, or a header
+        else:  # reasoning ends if this proves to be a call or a header
             begin(reader, terminal)
 
 
 class BetweenCallsMode(Mode):
-    """In a section, outside calls."""
+    """Within a section of calls, outside calls."""
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader)
@@ -221,7 +221,7 @@ class BetweenCallsMode(Mode):
         if terminal == last:
             reader.in_section = False
             if reader.raw and reader.raw[0] == first:
-                reader.fail()  # no call was in it
+                reader.fail()  # the section had no call
             else:
                 reader.raw = None
                 reader.go(ContentMode(reader))
@@ -263,7 +263,7 @@ class HeadMode(Mode):
             self._word(c)
 
     def _word(self, c: str) -> None:
-        """Names and ids have no space in them: what has one only mentions the terminal."""
+        """Names and ids have no space. Text with one only mentions the terminal."""
         words = self._words[self._slot]
         if c in WHITE:
             self._gap = bool(words)
@@ -285,7 +285,7 @@ class HeadMode(Mode):
             if self._commit():
                 reader.end()
                 reader.mode.hit(terminal)
-        else:  # another call, or the end of all
+        else:  # another call, or the end of the section
             reader.fail_at(terminal)
 
     def _commit(self) -> bool:
@@ -297,7 +297,7 @@ class HeadMode(Mode):
 
 
 class BodyMode(Mode):
-    """Within a call's arguments. In data nothing is a mark but what ends the data."""
+    """Within a call's arguments. In data, only the terminals that end the data match."""
 
     def __init__(self, reader: Reader, body: BodyReader) -> None:
         super().__init__(reader)

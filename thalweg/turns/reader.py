@@ -1,8 +1,8 @@
-"""The reader: text as a model makes it, into reasoning, content and calls.
+"""The reader: splits a model's text into reasoning, content and calls while it arrives.
 
-A machine over characters, so where its input was cut cannot matter. It holds back exactly the longest suffix that may
-begin a terminal, and white space that may turn out to stand beside one. It cannot fail: what does not fit is content.
-The end of the text closes what is open. A character costs a bounded number of steps.
+It is a machine over characters, so the cuts of its input cannot matter. It holds back exactly the longest suffix that may
+begin a terminal, and white space that may adjoin one. It raises no errors: text that does not fit is content. The end of
+the text closes every open part. A character costs a bounded number of steps.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from thalweg.turns.modes import (
 )
 
 PIECE = 256
-"""Characters that are looked through at once for the beginning of a terminal."""
+"""Characters searched at once for the beginning of a terminal."""
 NAME_MOST = 256
 NULL = "null"
 HALF = re.compile("[\ud800-\udfff]")
-"""Halves of marks."""
+"""Matches halves of marks."""
 
 
 class Reader:
@@ -55,23 +55,23 @@ class Reader:
         tools: Mapping[str, Any] | None = None,
         held: GrammarScope = GrammarScope.NOTHING,
     ) -> None:
-        """prompt: what the turn follows. Reasoning may begin in it. tools: name -> JSON schema of its parameters. held: what
-        of the turn a grammar decides."""
+        """prompt: the text before the turn. Reasoning may begin in it. tools: name -> JSON schema of its parameters. held: the
+        parts of the turn that a grammar decides."""
         self.turn, self._bound, self.tools, self.held = bound.turn, bound, tools or {}, held
         self.calls = self.turn.calls
         self.steps = 0
-        """Characters looked at one by one, those looked at again included."""
+        """Characters processed one by one, including repeats."""
         self._found = EventBuffer()
         self._held, self._state = "", 0
         self.raw: list[str] | None = None
-        """All since the first terminal of what may become a call."""
+        """All text since the first terminal of a possible call. None: no call is possible."""
         self.index = -1
-        """Of the last call that began."""
+        """Index of the last call that began."""
         self._white: list[str] = []
         self._wrapped: int | None = None
-        """Where in `_white` a terminal around content stands, which is text if content goes on."""
+        """Position in `_white` of a terminal around content. It is text if content continues."""
         self._doubt: Mode | None = None
-        """The reasoning in which stands what may become a call."""
+        """The mode of the reasoning that contains a possible call."""
         self.spoke = self.heard = self._called = False
         self._thought = self._thinks = False
         self._thought_white: list[str] = []
@@ -79,11 +79,11 @@ class Reader:
         """strict: the call began without a terminal."""
         self._name, self._first_half = "", ""
         self._nothing: str | None = None
-        """Arguments of the call, as long as they are nothing or may become null."""
+        """Arguments of the call, while they are empty or may become null."""
         self.cut = False
-        """Is this the end of a text that the model did not end?"""
+        """Did the text end before the model ended it?"""
         self.failed = False
-        """Was what may have become a call or a header lost to text?"""
+        """Has a possible call or header just turned out to be text?"""
         self._begin(prompt)
 
     def _begin(self, prompt: str) -> None:
@@ -113,7 +113,7 @@ class Reader:
 
     @property
     def thoughts(self) -> tuple[str, ...]:
-        """Terminals that begin reasoning, and last the one that ends it. None where it is part of the content."""
+        """Terminals that begin reasoning, and last the one that ends it. (): no reasoning, or it is part of the content."""
         reasoning = self.turn.reasoning
         if reasoning is None or reasoning.kept or not reasoning.close:
             return ()
@@ -121,21 +121,21 @@ class Reader:
 
     @property
     def ends_of_thought(self) -> tuple[str, ...]:
-        """What ends the reasoning in which a call may have begun. It has not, if this comes first."""
+        """The terminal that ends reasoning around a possible call. If it comes first, there is no call."""
         return self.thoughts[-1:] if self._doubt is not None and GrammarScope.CALLS not in self.held else ()
 
     def speaking(self) -> Mode:
-        """How content begins."""
+        """The mode that content begins in."""
         return OpeningMode(self) if GrammarScope.CONTENT in self.held else ContentMode(self)
 
     @property
     def thinking(self) -> bool:
-        """Is what comes next reasoning, of which some may have come?"""
+        """Is the reader within reasoning, or at its beginning?"""
         return isinstance(self.mode, ReasoningMode)
 
     @property
     def in_header(self) -> bool:
-        """Does what comes next say what a message is?"""
+        """Is the reader within a message's header?"""
         return isinstance(self.mode, HeaderMode)
 
     def token_text(self, text: str) -> str:
@@ -143,7 +143,7 @@ class Reader:
         return self._bound.token_text(text)
 
     def push(self, text: str) -> list[Event]:
-        """What this text completes."""
+        """The events that this text completes."""
         for at in range(0, len(text), PIECE):
             piece, i = text[at : at + PIECE], 0
             while i < len(piece):
@@ -161,7 +161,7 @@ class Reader:
         return self._take()
 
     def _plain(self, piece: str, at: int) -> str:
-        """Characters from there on that can be taken at once: they begin no terminal, and change nothing."""
+        """Characters from `at` on that `run` accepts at once: they begin no terminal and do not change the mode."""
         if not self.mode.bulk:
             return ""
         stop = len(piece)
@@ -174,9 +174,9 @@ class Reader:
         return plain if self._first.isdisjoint(plain) else ""
 
     def finish(self, cut: bool = False) -> list[Event]:
-        """What is left, now that nothing follows. cut: the model did not end the text. A call then has the arguments that
-        were written, which stay open, and the beginning of a mark in it or after it is dropped. Otherwise a call is closed,
-        and one without arguments has an empty object."""
+        """The remaining events at the end of the text. cut: the model did not end the text. A call then has the arguments
+        written so far, left open, and the beginning of a mark in it or after it is dropped. Otherwise a call is closed, and one
+        without arguments gets an empty object."""
         self.cut = cut
         while self._held:
             held, self._held, self._state = self._held, "", 0
@@ -193,7 +193,7 @@ class Reader:
 
     @property
     def _marks_only(self) -> bool:
-        """Was the text cut off in a call, or after one that neither content nor reasoning followed?"""
+        """Was the text cut off in a call, or after a call with neither content nor reasoning behind it?"""
         inside = isinstance(self.mode, BodyMode) and self.raw is None
         return self.cut and self._doubt is None and not self.thinking and (inside or self._called)
 
@@ -224,8 +224,8 @@ class Reader:
         self._retune()
 
     def _deliver(self, text: str, after: str = "") -> bool:
-        """Text that is part of no terminal here. True: it changed what is listened for, and the rest of it, what was
-        held, and `after` were looked at again."""
+        """Text outside terminals. True: it changed the terminals, and the rest of the text, the held text and `after` were
+        processed again."""
         for i, c in enumerate(text):
             mode, terminals = self.mode, self._terminals
             if self.raw is not None:
@@ -244,14 +244,14 @@ class Reader:
         return False
 
     def _half(self, c: str) -> None:
-        """Half of a mark that means nothing here: the token is text."""
+        """Half of a mark that is not a terminal here: the token is text."""
         if c < "\udc00":
             self._first_half = c
             return
         self.failed = False
         for t in self._bound.named.get(self._first_half + c, ""):
             self.mode.text(t)
-            if self.failed:  # all of the token went with what was lost
+            if self.failed:  # the whole token was added to the lost text
                 break
 
     def go(self, mode: Mode) -> None:
@@ -263,10 +263,10 @@ class Reader:
         self._automaton = self._bound.automaton(self._terminals)
         self._first = self._automaton.first
 
-    # What modes and bodies report.
+    # Called by modes and bodies.
 
     def content(self, text: str) -> None:
-        """White space at its ends waits: beside a terminal it is not content."""
+        """Content. White space at its ends is held back: next to a terminal it is not content."""
         body = text.rstrip(WHITE)
         if not body:
             self._white.append(text)
@@ -291,7 +291,7 @@ class Reader:
         self._wrapped = None
 
     def wrap(self, terminal: str) -> None:
-        """A terminal around content. Within content it is text."""
+        """A terminal around content. It is text if content continues after it."""
         if self.spoke and self._wrapped is None:
             self._wrapped = len(self._white)
             self._white.append(self.token_text(terminal))
@@ -300,18 +300,18 @@ class Reader:
             self.note_terminal()
 
     def _unwrap(self) -> None:
-        """What was around content has ended it."""
+        """The terminal around content has ended it."""
         if self._wrapped is not None:
             del self._white[self._wrapped :]
             self._wrapped = None
 
     def answer(self, text: str) -> None:
-        """Content that is held begins with this text."""
+        """Content that a grammar decides begins with this text."""
         self.go(AnswerMode(self))
         self.say(text)
 
     def say(self, text: str) -> None:
-        """Content, white space and all."""
+        """Content with all its white space."""
         if text:
             self.spoke = True
             self._emit(Content(text))
@@ -348,7 +348,7 @@ class Reader:
         self.note_terminal()
 
     def resume(self) -> None:
-        """Whatever comes next: a call of the same section, or content."""
+        """Continue after a call: within the section, or in content."""
         self.go(BetweenCallsMode(self) if self.in_section else ContentMode(self))
 
     def section(self, terminal: str) -> None:
@@ -362,7 +362,7 @@ class Reader:
         self.raw = [text]
 
     def call(self, terminal: str, text: str = "") -> None:
-        """A call's opening terminal, or "" where it begins without one. text: what has come of such a call."""
+        """A call's opening terminal, or "" where it begins without one. text: the beginning of a call without a terminal."""
         calls = self.calls
         assert calls is not None
         if self.raw is None:
@@ -405,7 +405,7 @@ class Reader:
         return True
 
     def _stranger(self, name: str) -> bool:
-        """Text that only looks like a call: it began without a terminal, and names no tool."""
+        """Does the text only look like a call? It began without a terminal, and names no tool."""
         return bool(self.strict and self.tools and name not in self.tools)
 
     @property
@@ -422,7 +422,7 @@ class Reader:
         return f"chatcmpl-tool-{uuid.uuid4().hex}"
 
     def args(self, text: str) -> None:
-        """More of the arguments. None at all, and null, are an empty object."""
+        """More of the arguments. Empty arguments and null become an empty object."""
         if self._nothing is not None:
             text, self._nothing = self._nothing + text, None
             if NULL.startswith(text.strip(WHITE)):
@@ -432,7 +432,7 @@ class Reader:
             self._emit(CallArguments(self.index, text))
 
     def _finish_arguments(self) -> None:
-        """The call is complete, or the text is."""
+        """The arguments end, with the call or with the text."""
         if self._nothing is not None and not self.cut:
             self._emit(CallArguments(self.index, "{}"))
         self._nothing = None
@@ -447,7 +447,7 @@ class Reader:
         self.go(AfterCallMode(self))
 
     def fail(self) -> None:
-        """What may have become a call is text."""
+        """The possible call is text."""
         self.failed = True
         raw, self.raw = "" if self._marks_only else "".join(self.raw or ()), None
         doubt, self._doubt, self.in_section = self._doubt, None, False
@@ -455,7 +455,7 @@ class Reader:
         self.lose(self.token_text(raw))
 
     def fail_at(self, terminal: str) -> None:
-        """The same, where this terminal shows it. It is read again by what comes after."""
+        """As `fail`, caused by this terminal. The next mode reads the terminal again."""
         raw = self.raw or []
         kept = raw.pop() if raw and raw[-1] == terminal else ""
         self.fail()

@@ -1,4 +1,4 @@
-"""Where the reasoning of a turn begins and ends, for those who leave it out without reading the turn."""
+"""The delimiters of a turn's reasoning, for callers that skip reasoning without a reader."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from thalweg.turns.reader import Reader
 
 
 def aside_of(bound: BoundTurnFormat, prompt: str) -> tuple[list[str], str, bool] | None:
-    """The reasoning that a turn after this prompt may begin with: what begins it, what ends it, and whether the prompt has
-    begun it. None: it has none."""
+    """Delimiters of the reasoning that a turn after this prompt may begin with: (texts that begin it, text that ends it, has
+    the prompt begun it?). None: no reasoning."""
     header = bound.turn.headers
     if header is not None:
         channel = header.inside[0] if header.inside else ""

@@ -12,16 +12,16 @@ from typing import Any
 from thalweg.turns.format import Calls, JsonCalls, Reasoning, TurnFormat
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Names of the field that holds reasoning."""
+"""Names of the reasoning field."""
 CONTENT, CALLS = "content", "tool_calls"
 
 
 class UnreadableError(ValueError):
-    """Why a template gives no format."""
+    """A template gives no format. The message is the reason."""
 
 
 def turn_of(template: Any) -> TurnFormat:
-    """The format a response_template describes. UnreadableError says what stands in the way."""
+    """The format of a response_template. UnreadableError names the unsupported part."""
     if not isinstance(template, Mapping) or not isinstance(template.get("fields"), Mapping):
         raise UnreadableError("it has no fields")
     reasoning, calls, wrap = None, None, tuple[str, ...]()

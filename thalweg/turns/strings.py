@@ -20,7 +20,7 @@ IGNORED = frozenset(
      "multipleOf", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems",
      "minContains", "maxContains", "additionalItems"}
 )  # fmt: skip
-"""Keywords that say nothing of a string, or nothing at all."""
+"""Keywords that do not constrain strings, or no value at all."""
 _LABEL = r"[a-z0-9]([a-z0-9\-]{0,30}[a-z0-9])?"
 _BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _TIME = rf"{SECONDS}(\.[0-9]{{1,6}})?([Zz]|[+\-]([01][0-9]|2[0-3]):[0-5][0-9])"
@@ -39,15 +39,16 @@ FORMATS = {
 }
 DEEPEST = 16
 CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r"}
-"""What \\d, \\w and \\s mean in JSON Schema. Unicode has more of them."""
+"""\\d, \\w and \\s as JSON Schema defines them. Unicode's classes have more characters."""
 
 
 class UnsupportedKeywordError(ValueError):
-    """A keyword that has no expression."""
+    """A keyword without an equivalent expression."""
 
 
 def form_of(schema: Any, rules: Rules, depth: int = 0) -> str | None:
-    """A terminal expression of the strings that a schema allows. None: all. UnsaidError names the keyword."""
+    """A terminal expression of the strings that a schema allows. None: all strings. UnsupportedKeywordError names the
+    keyword."""
     if schema is True:
         return None
     if not isinstance(schema, Mapping) or depth > DEEPEST:
@@ -91,7 +92,7 @@ def _keyword(key: str, schema: Mapping[str, Any], rules: Rules, depth: int) -> s
 
 
 def _either(branches: Any, rules: Rules, depth: int, one: bool) -> str | None:
-    """One of the branches that allow strings. one: no other."""
+    """Strings that one of the branches allows. one: exactly one."""
     found = [form_of(b, rules, depth + 1) for b in branches if _may_be_string(b)]
     if not found:
         raise UnsupportedKeywordError("anyOf without a string")
@@ -126,7 +127,7 @@ _ANYWHERE = "(.|\\n)*"
 
 
 def _places(text: str) -> list[tuple[str, bool, int]]:
-    """Characters or escapes of a pattern: each, is it in a class, and how deep in groups."""
+    """Characters or escapes of a pattern: (text, within a class?, depth in groups)."""
     out, inside, depth, i = [], False, 0, 0
     while i < len(text):
         c = text[i : i + 2] if text[i] == "\\" else text[i]
@@ -156,7 +157,7 @@ def _has_anchor(text: str) -> bool:
 
 
 def _narrow(text: str) -> str:
-    """Classes as JSON Schema means them."""
+    """The pattern with character classes as JSON Schema defines them."""
     out = []
     for c, inside, _ in _places(text):
         named = CLASSES.get(c[1]) if len(c) == 2 and c[0] == "\\" else None
@@ -165,5 +166,5 @@ def _narrow(text: str) -> str:
 
 
 def _escape_slashes(text: str) -> str:
-    """As it stands between slashes."""
+    """The pattern with slashes and line breaks escaped, for use between slashes."""
     return "".join("\\/" if c == "/" else "\\n" if c == "\n" else c for c, _, _ in _places(text))

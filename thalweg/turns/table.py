@@ -10,7 +10,7 @@ from thalweg.turns.format import Calls, Header, Reasoning, TurnFormat
 from thalweg.turns.rows import gemma, json_array, json_object, named_json, python_calls, tagged, thinking
 
 TEMPLATE = "hf"
-"""The name that stands for the checkpoint's own response_template."""
+"""Parser name of the checkpoint's response_template."""
 CALLS: dict[str, Calls] = {
     **json_object.ROWS,
     **json_array.ROWS,
@@ -70,12 +70,12 @@ SPECIFIC = (
     json_object.LLAMA3,
     json_object.LOOSE,
 )
-"""Rows that a chat template may be written for, those whose markers say most first."""
+"""Rows that a chat template may match, with the most specific markers first."""
 
 
 def register(row: Calls | Reasoning, name: str | None = None) -> None:
-    """Add a row from outside, under a name of its own. For the files of --tool-parser-plugin and
-    --reasoning-parser-plugin. ConfigError if the name is taken."""
+    """Add a third-party row under an unused name. For the files of --tool-parser-plugin and --reasoning-parser-plugin.
+    ConfigError if the name is taken."""
     if isinstance(row, Calls):
         named = name or row.name
         taken = CALLS.setdefault(named, row)
@@ -84,11 +84,11 @@ def register(row: Calls | Reasoning, name: str | None = None) -> None:
             raise ConfigError("register: a row of reasoning needs a name")
         named, taken = name, REASONING.setdefault(name, row)  # type: ignore[assignment]
     if taken is not row:
-        raise ConfigError(f"register: there is a format {named!r} already; choose another name")
+        raise ConfigError(f"register: a format {named!r} exists already; choose another name")
 
 
 def load_plugin(flag: str, path: str) -> None:
-    """Run the operator's Python file, which calls `register`. ConfigError if it cannot be run."""
+    """Run the operator's Python file, which calls `register`. ConfigError if it fails."""
     if not Path(path).is_file():
         raise ConfigError(f"{flag}: no file {path!r}")
     try:
@@ -101,22 +101,24 @@ def load_plugin(flag: str, path: str) -> None:
 
 
 def calls_named(name: str) -> Calls:
-    """ConfigError for a name that is not there."""
+    """ConfigError for an unknown name."""
     if name not in CALLS:
-        raise ConfigError(f"--tool-call-parser: {name!r} is none of auto, {TEMPLATE}, {', '.join(sorted(CALLS))}")
+        names = ", ".join(sorted(CALLS))
+        raise ConfigError(f"--tool-call-parser: unknown parser {name!r}; supported: auto, {TEMPLATE}, {names}")
     return CALLS[name]
 
 
 def reasoning_named(name: str) -> tuple[Reasoning, tuple[str, ...], Header | None]:
-    """The row, terminals around content, and headers. ConfigError for a name that is not there."""
+    """(row, terminals around content, header). ConfigError for an unknown name."""
     name = {"GptOss": "openai_gptoss"}.get(name, name)
     if name not in REASONING:
-        raise ConfigError(f"--reasoning-parser: {name!r} is none of auto, {TEMPLATE}, {', '.join(sorted(REASONING))}")
+        names = ", ".join(sorted(REASONING))
+        raise ConfigError(f"--reasoning-parser: unknown parser {name!r}; supported: auto, {TEMPLATE}, {names}")
     return REASONING[name], thinking.WRAPS.get(name, ()), thinking.HEADERS.get(name)
 
 
 def match_template(template: str) -> TurnFormat:
-    """The format that a chat template's own words say it is written for, as far as some row's markers do."""
+    """The format whose markers occur in a chat template. Parts without matching markers are None."""
     calls = next((row for row in SPECIFIC if row.markers and all(m in template for m in row.markers)), None)
     turn = TurnFormat(None, calls, source="markers in the chat template")
     for markers, row in thinking.MARKERS:

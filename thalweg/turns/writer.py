@@ -1,4 +1,4 @@
-"""The writer: a turn as its model would write it. Tests hold the reader against it."""
+"""The writer: a turn as its model would write it. Tests compare the reader with it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _reasoning(row: Reasoning, text: str, thinking: bool) -> str:
 
 
 def _messages(turn: TurnFormat, header: Header, message: Message) -> str:
-    """The prompt ends in the first message's opening and role."""
+    """The messages of a turn. The prompt ends in the first message's opening and role."""
     parts = []
     channel = "<|channel|>" if "<|channel|>" in header.inside else ""
     if message.reasoning:
@@ -81,7 +81,7 @@ def _item(body: JsonCalls, call: Call) -> str:
 
 
 def _call(row: Calls, body: Any, call: Call) -> str:
-    """What stands between a call's terminals."""
+    """The text between a call's terminals."""
     head = row.head
     assert head is not None
     if head.name_in_id[1] and not call.id:

@@ -1,4 +1,4 @@
-"""What the bodies of calls share."""
+"""Base of the readers of call bodies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ WHITE = " \t\r\n"
 
 
 class CallSink(Protocol):
-    """Where a body puts what it reads."""
+    """Receives the calls that a body reader finds."""
 
     def commit(self, name: str, id: str = "") -> bool:
-        """A call begins. False: its name is none, and all since its first terminal is content."""
+        """A call begins. False: the name is not valid, and all text since the call's first terminal is content."""
 
     def args(self, text: str) -> None:
         """More JSON text of the arguments. A call without any has an empty object."""
@@ -23,36 +23,36 @@ class CallSink(Protocol):
         """The call is complete, and with it the list."""
 
     def fail(self) -> None:
-        """What was read is no call."""
+        """The text read so far is not a call."""
 
     def stray(self, c: str) -> None:
-        """A character that belongs to nothing: content."""
+        """A character outside keys and values: content."""
 
     def token_text(self, text: str) -> str:
         """Text with marks written as tokens."""
 
 
 class BodyReader:
-    """One piece of text after another, a character at a time. It listens for `own` terminals. Those around the call are
-    listened for where `open` is true: elsewhere they may be data."""
+    """Reads a body by character. `own` terminals are matched always. Terminals around the call are matched only while `open`
+    is true: elsewhere they may be data."""
 
     own: tuple[str, ...] = ()
     open: bool = True
     stops: str | None = None
-    """Text without these characters is now taken by `run`, many at once. None: it is not."""
+    """`run` now accepts text without these characters, many at once. None: it accepts no text."""
 
     def run(self, text: str) -> None:
         """Characters within data."""
         raise NotImplementedError
 
     def text(self, c: str) -> None:
-        """A character that is part of no terminal."""
+        """A character outside terminals."""
         raise NotImplementedError
 
     def hit(self, terminal: str) -> None:
-        """One of its own terminals."""
+        """A terminal of `own`."""
         raise NotImplementedError
 
     def finish(self, cut: bool = False) -> None:
-        """The call ends here, whatever is missing. cut: the text was cut off in it. What was not written stays open."""
+        """The call ends here, complete or not. cut: the text was cut off within the call, and open values stay open."""
         raise NotImplementedError

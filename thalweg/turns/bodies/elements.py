@@ -1,4 +1,4 @@
-"""Values whose objects and lists are written in tags: <key>value</key>, and <item>value</item>."""
+"""Values with objects and lists written in tags: <key>value</key>, and <item>value</item>."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from thalweg.turns.bodies.body import WHITE
 from thalweg.turns.bodies.schema import property_of, resolve_refs, types, value_of
 
 DEEPEST = 64
-"""Levels that are read. What is deeper stays text."""
+"""Levels of nesting. Deeper values stay text."""
 ITEM = "item"
 
 
 def element_value(text: str, schema: Any, opened: str, closed: str, root: Any = None) -> str:
-    """The JSON of a value. opened, closed: what stands before a key in tags that open and close. root: what references in the
-    schema are to."""
+    """The JSON of a value. opened, closed: text before the key in opening and closing tags. root: the schema that references
+    are resolved in."""
     tree = _parse(text, opened, closed)
     return _json(tree, schema, root, 0) if isinstance(tree, list) or schema is not None else value_of(tree, schema)
 
@@ -25,7 +25,7 @@ Tree = str | list[tuple[str, Any]]
 
 
 def _parse(text: str, opened: str, closed: str) -> Tree:
-    """One pass over the text, with a stack of open elements. Text that is no such tree stays text."""
+    """One pass over the text, with a stack of open elements. Text without a well-formed tree stays text."""
     top: list[tuple[str, Any]] = []
     stack: list[tuple[str, list[tuple[str, Any]], int]] = [("", top, 0)]
     at = 0
@@ -71,7 +71,7 @@ def _json(tree: Tree, schema: Any, root: Any, depth: int) -> str:
 
 
 def _alternative(schema: Any, kind: str) -> Any:
-    """Of a schema with alternatives, the one of this type. An object in any case."""
+    """The one alternative of the schema that allows this type, else the schema. {}: the schema is not an object."""
     if not isinstance(schema, dict):
         return {}
     for name in ("anyOf", "oneOf"):

@@ -1,4 +1,4 @@
-"""JSON: arguments verbatim, and calls that are objects with a name in them."""
+"""JSON bodies: arguments passed on verbatim, and calls as objects with a member for the name."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from thalweg.turns.format import JsonCalls
 BARE = frozenset("0123456789+-.eEtruefalsnNaITyF")
 """Characters of numbers and words, NaN, Infinity and Python's words among them."""
 QUOTES = '"\\'
-"""Characters that mean something within a string."""
+"""Characters with a meaning within a string."""
 NAME_MOST = 4096
-"""Characters of a key or name that are kept. Longer ones are none."""
+"""Characters of a key or name that the reader keeps. Longer ones are not names."""
 
 
 class Nesting:
-    """How deep in objects, lists and strings a JSON text is."""
+    """Depth in objects and lists at a position of a JSON text, and whether it is within a string."""
 
     __slots__ = ("_escaped", "depth", "string")
 
@@ -46,7 +46,7 @@ class Nesting:
 
 
 class JsonArgsReader(BodyReader):
-    """Arguments whose call has begun: passed on as they are, up to their last brace."""
+    """Arguments of a call that has begun, passed on verbatim up to their last brace."""
 
     def __init__(self, sink: CallSink) -> None:
         self._sink, self._at = sink, Nesting()
@@ -83,10 +83,10 @@ class JsonArgsReader(BodyReader):
 
 
 class JsonCallsReader(BodyReader):
-    """Calls that hold their name: an object, or an array of them."""
+    """Calls with their name in the JSON: an object, or an array of such objects."""
 
     def __init__(self, sink: CallSink, row: JsonCalls, strict: bool) -> None:
-        """strict: a call is one only if it has arguments. The text began without a terminal."""
+        """strict: the text began without a terminal, and a call without arguments is not a call."""
         self._sink, self._row, self._strict = sink, row, strict
         self._at = Nesting()
         self._array = self._any = False
@@ -128,7 +128,7 @@ class JsonCallsReader(BodyReader):
                 self._space.append(c)
         elif c in '{}[]:,"' or c in BARE:
             self._structure(c)
-        elif self._sent:  # a mistake within arguments: passed on
+        elif self._sent:  # malformed arguments are passed on
             self._argument(c)
         else:
             self._sink.fail()
@@ -209,7 +209,7 @@ class JsonCallsReader(BodyReader):
             self._id = word
 
     def _unescape(self, c: str) -> None:
-        """Arguments that are JSON within a string."""
+        """Arguments as JSON within a string."""
         if len(self._escape) == 6 and c != "\\":  # half of a pair, and no other half
             self._end_escape()
         elif len(self._escape) == 7 and c != "u":
@@ -271,7 +271,7 @@ class JsonCallsReader(BodyReader):
 
 
 def _decode_string(raw: str) -> str:
-    """The text of a JSON string's inside. Lone surrogates, which no text holds, become U+FFFD."""
+    """Decodes the inside of a JSON string. Lone surrogates, which text cannot contain, become U+FFFD."""
     try:
         return str(json.loads(f'"{raw}"', strict=False)).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Literals that are almost JSON, rewritten as JSON while they are read: Python's, and Gemma's with bare keys."""
+"""Rewrites literals close to JSON as JSON while they are read: Python's, and Gemma's with bare keys."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ HEX = {"x": 2, "u": 4, "U": 8}
 PAIR = 6
 """Characters of one half of a surrogate pair, as an escape."""
 HIGH_HALVES = frozenset({"d8", "d9", "da", "db"})
-"""What the digits of an escaped first half begin with."""
+"""First two hex digits of an escaped high surrogate."""
 CLOSING = {"{": "}", "[": "]"}
 NUMBER = frozenset("0123456789+-.eE_")
 
 
 class LiteralConverter:
-    """One value after another. `text` gives the JSON that a character completes."""
+    """Converts values by character. `text` returns the JSON that a character completes."""
 
     def __init__(self, bare_keys: bool = False) -> None:
-        """bare_keys: keys stand without quotes, and strings are told with `string_text` instead."""
+        """bare_keys: keys have no quotes, and `string_text` receives the strings."""
         self._bare_keys = bare_keys
         self.stack: list[str] = []
-        """Closing brackets that are due."""
+        """Closing brackets due, the innermost last."""
         self.stray = False
-        """Was there a closing bracket that none was open for?"""
+        """Has an unmatched closing bracket been read?"""
         self._quote = ""
         self._escape = ""
         self._word = ""
@@ -85,9 +85,9 @@ class LiteralConverter:
         return _inside(c)
 
     def _second_half(self, c: str) -> str:
-        """The escape of the first half of a surrogate pair was read."""
+        """Continues after the escape of a high surrogate."""
         expected = "\\u"[len(self._escape) - PAIR : len(self._escape) - PAIR + 1]
-        if expected and c != expected:  # there is no second half
+        if expected and c != expected:  # no low surrogate follows
             self._escape = self._escape[PAIR:]
             return "\ufffd" + self._in_string(c)
         self._escape += c
@@ -108,7 +108,7 @@ class LiteralConverter:
         return _inside(text)
 
     def finish(self) -> str:
-        """What closes all that is open."""
+        """The JSON text that closes every open string and bracket."""
         end = ('"' if self._quote else "") + self._flush(False)
         self._quote = self._escape = ""
         while self.stack:
@@ -117,7 +117,7 @@ class LiteralConverter:
 
 
 def _is_high(escape: str) -> bool:
-    """The first half of a surrogate pair?"""
+    """Is it the escape of a high surrogate?"""
     return len(escape) == PAIR and escape[1] == "u" and escape[2:4].lower() in HIGH_HALVES
 
 
@@ -133,7 +133,7 @@ def _unescape(text: str) -> str:
 
 
 def _inside(text: str) -> str:
-    """As it stands within a JSON string."""
+    """The text escaped for the inside of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -148,7 +148,7 @@ def _is_number(word: str) -> bool:
 
 
 def as_json(text: str, most: int = 1 << 20) -> str | None:
-    """A Python literal as JSON text. None if it is none, or longer than `most` characters."""
+    """A Python literal as JSON text. None: not a literal, or longer than `most` characters."""
     if len(text) > most:
         return None
     literal = LiteralConverter()
@@ -161,7 +161,7 @@ def as_json(text: str, most: int = 1 << 20) -> str | None:
 
 
 class GemmaArgsReader(BodyReader):
-    """{key:value, ...} whose call has begun, the first brace read."""
+    """Reads {key:value, ...} of a call that has begun, after the first brace."""
 
     def __init__(self, sink: CallSink, quote: str) -> None:
         self._sink, self._quote = sink, quote
@@ -190,7 +190,7 @@ class GemmaArgsReader(BodyReader):
 
 
 class PythonCallsReader(BodyReader):
-    """name(key=literal, ...): one, several, or a list of them."""
+    """Reads name(key=literal, ...): one call, several, or a list of calls."""
 
     def __init__(self, sink: CallSink) -> None:
         self._sink = sink

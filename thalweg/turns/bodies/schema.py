@@ -1,4 +1,4 @@
-"""What a tool's schema says of an argument that is written as bare text: is it a string, or JSON?"""
+"""Does a tool's schema make an argument written as bare text a string, or JSON?"""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from thalweg.turns.bodies.literal import as_json
 
 DEPTH = 8
 LITERAL_WORDS = ("true", "false", "null", "True", "False", "None")
-"""Values that begin as a string without quotes does."""
+"""Values that could be mistaken for the beginning of a string without quotes."""
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment", "readOnly", "writeOnly"})
-"""Keywords that say nothing of a value."""
+"""Keywords that do not constrain a value."""
 
 
 def types(schema: Any, depth: int = 0) -> frozenset[str]:
-    """JSON types that it allows, as far as it says so plainly. Empty: any."""
+    """JSON types that the schema allows, from type, enum, const, anyOf and oneOf. Empty: any."""
     if not isinstance(schema, Mapping) or depth > DEPTH:
         return frozenset()
     kind = schema.get("type")
@@ -37,7 +37,7 @@ def types(schema: Any, depth: int = 0) -> frozenset[str]:
 
 
 def resolve_refs(schema: Any, root: Any, depth: int = 0) -> Any:
-    """A schema whose own local reference, and those of its alternatives, are followed. What cannot be found stays."""
+    """The schema with local references resolved: its direct one, and those of its alternatives. Unresolvable ones stay."""
     if not isinstance(schema, Mapping) or depth > DEPTH:
         return schema
     ref = schema.get("$ref")
@@ -53,7 +53,7 @@ def resolve_refs(schema: Any, root: Any, depth: int = 0) -> Any:
 
 
 def _at(root: Any, ref: str) -> Any:
-    """What a JSON pointer in a reference names. None: nothing."""
+    """The value at a reference's JSON pointer. None: there is none."""
     if ref != "#" and not ref.startswith("#/"):
         return None
     found = root
@@ -66,7 +66,8 @@ def _at(root: Any, ref: str) -> Any:
 
 
 def property_of(parameters: Any, key: str, root: Any = None) -> Any:
-    """The schema of an argument. None: the tool does not describe it. root: what references are to, if not `parameters`."""
+    """The schema of an argument. None: the tool does not describe it. root: the schema to resolve references in. None:
+    `parameters`."""
     root = parameters if root is None else root
     parameters = resolve_refs(parameters, root)
     if not isinstance(parameters, Mapping):
@@ -79,7 +80,7 @@ def property_of(parameters: Any, key: str, root: Any = None) -> Any:
 
 
 def must_be_string(schema: Any) -> bool:
-    """Is its text the value, whatever it looks like? So is that of an argument that no schema names."""
+    """Is the text itself the value, even where it parses as JSON? True for an argument without a schema."""
     return schema is None or types(schema) == {"string"}
 
 
@@ -98,7 +99,7 @@ def value_of(text: str, schema: Any) -> str:
 
 
 def begun_string(text: str, schema: Any) -> str:
-    """The JSON of an argument whose text was cut off, without its last quote. "": it may become another type."""
+    """The JSON of an argument cut off within its text, without the last quote. "": it may become another type."""
     allowed, begun = types(schema), text.rstrip()
     if must_be_string(schema):
         return json.dumps(text, ensure_ascii=False)[:-1]

@@ -1,4 +1,4 @@
-"""Arguments between tags: keys, and values as bare text that the tool's schema gives a type."""
+"""Arguments between tags: keys, and values as bare text. The tool's schema gives the types."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from thalweg.turns.format import TaggedArgs, Value
 class TaggedArgsReader(BodyReader):
     """The arguments of a call that has begun.
 
-    What ends a value is text of it where nothing that may follow a value comes next, and within a string of JSON. Where a
-    grammar holds the call, the first that the grammar allows is the end."""
+    A value's closing terminal is part of the value within a JSON string, and where the text after it cannot follow a value. In
+    a call that a grammar constrains, the first one that the grammar allows is the end."""
 
     def __init__(self, sink: CallSink, row: TaggedArgs, parameters: Any, in_key: bool, held: bool = False) -> None:
-        """parameters: the tool's schema. in_key: the first `key_open` is read. held: a grammar decides the arguments."""
+        """parameters: the tool's schema. in_key: the first `key_open` is read. held: a grammar constrains the arguments."""
         self._sink, self._row, self._parameters, self._held = sink, row, parameters, held
         self._ends: dict[str, Value | None] = dict(row.key_close)
         self._kind: Value | None = None
@@ -40,7 +40,7 @@ class TaggedArgsReader(BodyReader):
     def _begin_value(self) -> None:
         row, close = self._row, self._row.value_close
         self._again = ""
-        """Begins the same key within the value."""
+        """The opening tag of the same key, nested within the value."""
         if row.nested:
             close += self._key + ">"
             self._again = f"{row.key_open}{self._key}>"
@@ -99,7 +99,7 @@ class TaggedArgsReader(BodyReader):
         self.run(c)
 
     def _follow(self, c: str, json: Nesting) -> None:
-        """A character of a value that is JSON. A string of JSON has no line break: what has one is none."""
+        """A character of a JSON value. JSON strings have no line breaks: with one, the value is not JSON."""
         if json.string and c in "\r\n" and not self._held:
             self._json = None
         else:
@@ -107,12 +107,12 @@ class TaggedArgsReader(BodyReader):
         self._in_value()
 
     def _may_end(self, terminal: str) -> None:
-        """What ends a value was read, and it is to be seen if something follows that may follow a value."""
+        """After a value's closing terminal: the text that follows decides whether it ends the value."""
         self._state, self._seen, self._space = "closed", terminal, []
         self._wait(self._json is None or not self._json.string)
 
     def _wait(self, outside: bool) -> None:
-        """outside: of strings."""
+        """outside: not within a JSON string."""
         follows = (self._row.key_open,) if outside else ()
         self.own, self.open = (*follows, *self._closes), outside
 
@@ -127,7 +127,7 @@ class TaggedArgsReader(BodyReader):
         self._value(c)
 
     def _take_back(self) -> None:
-        """It was text."""
+        """The closing terminal was text of the value."""
         if self._lead and self._stream and self._buffer:
             self._sink.args(_inside("".join(self._buffer)))
             self._buffer = []
@@ -192,18 +192,18 @@ class TaggedArgsReader(BodyReader):
             self._sink.args(self._value_of(text))
 
     def _value_of(self, text: str) -> str:
-        """The JSON of a value that was kept until its end."""
+        """The JSON of a buffered value."""
         if self._row.nested:
             opened, closed = self._sink.token_text(self._row.key_open), self._sink.token_text(self._row.value_close)
             return element_value(text, self._schema, opened, closed, self._parameters)
         return value_of(text, {} if self._kind == "json" else self._schema)
 
     def _cut_value(self) -> None:
-        """The value's text ends, and more of it may have been due. A string that is streamed stays open."""
+        """The text was cut off within a value. A streamed string stays open."""
         text = "".join(self._buffer)
         if self._stream or self._lead:
             return
-        if self._state == "closed":  # only what follows is missing
+        if self._state == "closed":  # the value itself is complete
             self._sink.args(self._value_of(text).removesuffix('"'))
         elif not (self._row.nested and self._sink.token_text(self._row.key_open)[:-1] in text):
             self._sink.args(begun_string(text, {} if self._kind == "json" else self._schema))

@@ -1,1 +1,1 @@
-"""Turn formats read off what a chat template writes."""
+"""Derives turn formats from the text that a chat template renders."""

@@ -1,4 +1,4 @@
-"""How a chat template writes calls: one and two of them are rendered, and what stands between known words is read off."""
+"""Derives the format of calls: renders a turn with one call and one with two, and takes the text between known words."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from thalweg.turns.format import Body, CallHead, Calls, GemmaArgs, JsonArgs, Jso
 
 NAME = "derived"
 BETWEEN = ("", ",", ";")
-"""What may stand between calls beside white space where nothing is around each of them."""
+"""Separators of calls, apart from white space, where single calls have no markers."""
 ARGUMENTS = {KEYS[0]: WORD, KEYS[1]: NUMBER}
 
 
 @dataclass(frozen=True, slots=True)
 class CallSpan:
-    """Where one call stands in a text: from `begin` to `end`, and how it is written there."""
+    """One call in a text, from `begin` to `end`, and its format there."""
 
     begin: int
     end: int
@@ -42,7 +42,7 @@ class CallSpan:
 
 
 def calls_of(probes: Probes) -> tuple[Calls, str] | None:
-    """The format, and what ends a turn after its calls. None: not understood."""
+    """(format of calls, the text that ends a turn after its calls). None: not understood."""
     one = probes.turn(calls=[probes.call(0)])
     if one is None or NAMES[0] not in one:
         probes.indexed = True
@@ -69,13 +69,13 @@ def calls_of(probes: Probes) -> tuple[Calls, str] | None:
 
 
 def _end(probes: Probes, one: str) -> str:
-    """What ends a turn whether or not it has calls."""
+    """The text that ends a turn, with or without calls."""
     plain = probes.turn(CONTENT)
     return same_end(one.rstrip(), plain.rpartition(CONTENT)[2].rstrip()) if plain is not None and CONTENT in plain else ""
 
 
 def _after_content(probes: Probes) -> str | None:
-    """What stands between content and a call. None: content is left out, or follows."""
+    """The text between content and a call. None: the template omits content, or writes it after the call."""
     both = probes.turn(CONTENT, calls=[probes.call(0)])
     if both is None or CONTENT not in both:
         return None
@@ -86,7 +86,7 @@ def _after_content(probes: Probes) -> str | None:
 
 
 def _between(probes: Probes, one: CallSpan, end: str) -> tuple[str | None, str]:
-    """What stands between two calls, and after the second. None: there cannot be two."""
+    """(text between two calls, text after the second). None: a turn cannot have two calls."""
     two = probes.turn(calls=[probes.call(0), probes.call(1)])
     if two is None or NAMES[0] not in two or NAMES[1] not in two:
         return None, ""
@@ -101,12 +101,12 @@ def _between(probes: Probes, one: CallSpan, end: str) -> tuple[str | None, str]:
 
 
 def _span(text: str, index: int, start: int = 0) -> CallSpan | None:
-    """The call of this number, in whichever way it is written."""
+    """The call number `index`, in any of the known forms."""
     return _item(text, index, start) or _name_and_arguments(text, index, start)
 
 
 def _item(text: str, index: int, start: int) -> CallSpan | None:
-    """A JSON object with the name in it, or an array of such."""
+    """A call as a JSON object with the name in it, or within an array of such objects."""
     for at, value, end in _json(text, start):
         items = value if isinstance(value, list) else [value]
         found = next((b for b in (_keys(i, index) for i in items) if b is not None), None)
@@ -140,7 +140,7 @@ def _are_arguments(value: Any) -> bool:
 
 
 def _json(text: str, start: int) -> list[tuple[int, Any, int]]:
-    """JSON objects and arrays in a text, those within others left out: (where, what, its end)."""
+    """The outermost JSON objects and arrays in a text: (begin, value, end)."""
     found, at, read = [], start, json.JSONDecoder()
     while at < len(text):
         if text[at] in "{[":
@@ -157,7 +157,7 @@ def _json(text: str, start: int) -> list[tuple[int, Any, int]]:
 
 
 def _name_and_arguments(text: str, index: int, start: int) -> CallSpan | None:
-    """The name, and arguments after it."""
+    """A call as its name, then its arguments."""
     at = text.find(NAMES[index], start)
     if at < 0:
         return None
@@ -189,7 +189,7 @@ def _places(text: str, at: int) -> tuple[int, int, int, int]:
 
 
 def _json_args(text: str, index: int, at: int, after: int, args: tuple[int, int], start: int) -> CallSpan | None:
-    """Name, then perhaps an id, then JSON. Or the id first."""
+    """A call as its name, an optional id, and JSON. The id may come first."""
     mid, id = text[after : args[0]], IDS[index]
     counted = f"{AFTER}{index}"
     if text[:at].endswith(BEFORE) and mid.startswith(counted):
@@ -207,7 +207,7 @@ def _json_args(text: str, index: int, at: int, after: int, args: tuple[int, int]
 
 
 def _tagged_args(text: str, at: int, mid: str, colon: str, step: str, second: str, end: int) -> CallSpan | None:
-    """Keys and values between tags. `step` ends one argument and begins the next."""
+    """A call with keys and values between tags. `step` is the text between two arguments."""
     if colon == ">" and KEYS[0] in step:
         return _elements(text, at, mid, step, end)
     opened = same_end(mid, step)
@@ -236,7 +236,7 @@ def _tagged_args(text: str, at: int, mid: str, colon: str, step: str, second: st
 
 
 def _elements(text: str, at: int, mid: str, step: str, end: int) -> CallSpan | None:
-    """<KEY>value</KEY>: tags that are named after the keys."""
+    """A call with tags named after its keys: <KEY>value</KEY>."""
     value_close, _, rest = step.partition(KEYS[0])
     opened = same_end(mid, rest[1:])
     word = mid[: len(mid) - len(opened)].strip()
@@ -249,7 +249,8 @@ def _elements(text: str, at: int, mid: str, step: str, end: int) -> CallSpan | N
 
 
 def _row(found: CallSpan, before: str, between: str | None, after: str) -> tuple[Calls, str] | None:
-    """The markers around calls, from what stands before, between and after them, and what is left after the last."""
+    """(the row with its markers, the text left after the last). The markers come from the text before, between and after
+    calls."""
     body, section = found.body, ("", "")
     if isinstance(body, PythonCalls) and before.rstrip().endswith("[") and after.lstrip().startswith("]"):
         body, before, after = PythonCalls(list=True), before.rstrip()[:-1], after.lstrip()[1:]
@@ -292,7 +293,7 @@ def _row(found: CallSpan, before: str, between: str | None, after: str) -> tuple
 
 
 def _as_many(opened: str, closed: str) -> tuple[str, str]:
-    """The closing tags, as many as open, and what follows them: that ends the turn."""
+    """(as many closing tags as opening ones, the text after them). That text ends the turn."""
     most, words, n = sum(map(_is_tag, pieces(opened))), pieces(closed), 0
     if not most or not any(map(_is_tag, words)):
         return closed, ""
@@ -308,7 +309,7 @@ def _is_tag(piece: str) -> bool:
 
 
 def _add_quotes(probes: Probes, row: Calls, body: TaggedArgs) -> Calls:
-    """The same, with what stands around a value that might be taken for a tag."""
+    """The row with the quotes that the template writes around a value with "<" in it."""
     value = f"{WORD} < {WORD}"
     text = probes.turn(calls=[probes.call(0, {KEYS[0]: value})])
     if text is None or value not in text:

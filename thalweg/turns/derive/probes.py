@@ -1,4 +1,4 @@
-"""Small conversations as a chat template writes them, with words in them that occur nowhere else."""
+"""Small conversations rendered by a chat template, with words that occur nowhere else."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from thalweg.errors import ThalwegError
 
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]], bool], str]
-"""(messages, tools, is a generation prompt wanted) -> the prompt's text. ThalwegError if the template refuses them."""
+"""(messages, tools, add a generation prompt?) -> the prompt's text. ThalwegError if the template rejects the messages."""
 NAMES = ("zq_findit", "zq_sendit")
 KEYS = ("zqalpha", "zqbeta")
 WORD, NUMBER = "zqviolet", 48151
 CONTENT, THOUGHT, QUESTION = "Zqcontent", "Zqthought", "Zqquestion"
 IDS = ("zqid00001", "zqid00002")
-"""Nine letters and digits: some templates take no other."""
+"""Nine letters and digits: some templates accept no other ids."""
 BEFORE, AFTER = "functions.", ":"
-"""Around the name, where an id is made of it: functions.NAME:0."""
+"""Text around the name in ids made from it: functions.NAME:0."""
 MOST = 1 << 14
-"""Characters that a template adds for a turn. One that adds more says nothing that is read here."""
+"""Characters that a template may add for a turn. Longer renderings are ignored."""
 PIECES = re.compile(r"<[^<>]*>?|\[[^\[\]]*\]?|\s+|[^<\[\s]+")
 """Tags, words and white space: where markers may begin and end."""
 SCHEMA = {
@@ -39,21 +39,21 @@ ASK = {"role": "user", "content": QUESTION}
 
 
 class Probes:
-    """What a template writes after one question."""
+    """A template's renderings of turns after one question."""
 
     def __init__(self, render: Render) -> None:
-        """ThalwegError if it does not even render the question."""
+        """ThalwegError if the template does not render the question."""
         self._render = render
         self._written: dict[str, str | None] = {}
         self.indexed = False
         """Are ids of calls made of their names?"""
         self.asked = self._after(QUESTION, render([ASK], TOOLS, False))
-        """What it writes after the question, before any answer."""
+        """Text that it renders after the question, before any answer."""
         self.prompt = self._after(QUESTION, render([ASK], TOOLS, True))
-        """The same where an answer is to begin."""
+        """The same with a generation prompt."""
 
     def turn(self, content: str = "", thought: str = "", calls: Sequence[dict[str, Any]] = ()) -> str | None:
-        """What it writes of an answer after the question. None: it refuses it, or writes none of it."""
+        """The text that it renders for an answer after the question. None: it rejects the answer, or the text is too long."""
         key = repr((content, thought, calls))
         if key not in self._written:
             self._written[key] = self._turn(content, thought, calls)
@@ -72,11 +72,11 @@ class Probes:
         return text if len(text) <= MOST else None
 
     def body(self, text: str) -> str:
-        """A turn's text without what stands there before any answer."""
+        """A turn's text without the prefix that comes before any answer."""
         return text[common_prefix_length(text, self.asked) :]
 
     def call(self, index: int, arguments: dict[str, Any] | None = None, name: str = "") -> dict[str, Any]:
-        """One of several calls. arguments, name: other than those that are looked for."""
+        """A call of a message. arguments, name: None and "" for those that the derivation searches for."""
         name = name or NAMES[index]
         args = {KEYS[0]: WORD, KEYS[1]: NUMBER} if arguments is None else arguments
         id = f"{BEFORE}{name}{AFTER}{index}" if self.indexed else IDS[index]
@@ -89,7 +89,7 @@ class Probes:
 
 
 def common_prefix_length(a: str, b: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Length of the common prefix of two texts, in characters."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
@@ -98,7 +98,7 @@ def pieces(text: str) -> list[str]:
 
 
 def same_end(a: str, b: str) -> str:
-    """The longest end, in whole pieces, that two texts share."""
+    """The longest common suffix of two texts, in whole pieces."""
     left, right, n = pieces(a), pieces(b), 0
     while n < min(len(left), len(right)) and left[-1 - n] == right[-1 - n]:
         n += 1
@@ -106,7 +106,7 @@ def same_end(a: str, b: str) -> str:
 
 
 def same_begin(a: str, b: str) -> str:
-    """The longest beginning, in whole pieces, that two texts share."""
+    """The longest common prefix of two texts, in whole pieces."""
     left, right, n = pieces(a), pieces(b), 0
     while n < min(len(left), len(right)) and left[n] == right[n]:
         n += 1

@@ -1,4 +1,4 @@
-"""Where a chat template puts reasoning, and what it puts around content."""
+"""Derives the markers that a chat template writes around reasoning and content."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from thalweg.turns.derive.probes import CONTENT, THOUGHT, Probes, pieces, same_b
 from thalweg.turns.format import Calls, Reasoning
 
 PAIRS = ("<>", "[]")
-"""What tags begin and end in."""
+"""First and last characters of tags."""
 
 
 def reasoning_of(probes: Probes, source: str, calls: Calls | None) -> Reasoning | None:
-    """source: the template's, which has the other marker of reasoning where the prompt has one. calls: how calls are written,
-    if that is known: some templates write reasoning only before them."""
+    """source: the template's source. It has the other marker of reasoning where the prompt has one. calls: the format of calls,
+    if known: some templates write reasoning only before calls."""
     plain, thought = probes.turn(CONTENT), probes.turn(CONTENT, THOUGHT)
     if plain is None or CONTENT not in plain:
         return None
@@ -26,20 +26,20 @@ def reasoning_of(probes: Probes, source: str, calls: Calls | None) -> Reasoning 
 
 
 def _shows(thought: str | None, mark: str) -> bool:
-    """Is the reasoning there, before what follows it?"""
+    """Does the text have the reasoning, with `mark` after it?"""
     return thought is not None and 0 <= thought.find(THOUGHT) < thought.rfind(mark)
 
 
 def _between(probes: Probes, plain: str, thought: str, mark: str) -> Reasoning | None:
-    """A turn without reasoning, one with it, and what follows it in both."""
+    """plain, thought: a turn without reasoning, and with it. mark: the text after the reasoning in both."""
     head = probes.body(plain).partition(mark)[0]
     before, _, rest = probes.body(thought).partition(THOUGHT)
     between = rest.partition(mark)[0]
     prompt = probes.body(probes.prompt)
-    if before.strip() == head.strip():  # the prompt alone has what begins it
+    if before.strip() == head.strip():  # only the prompt has its opening marker
         opened = prompt[len(same_begin(prompt, before)) :] if before.strip() else ""
         closed = between
-    elif same_begin(before, head).strip() == head.strip():  # nothing stands for reasoning that is not there
+    elif same_begin(before, head).strip() == head.strip():  # a turn without reasoning has no markers of it
         opened, closed = before[len(same_begin(before, head)) :], between
         closed = closed.removesuffix(same_end(closed, head))
     else:
@@ -55,7 +55,7 @@ def _between(probes: Probes, plain: str, thought: str, mark: str) -> Reasoning |
 
 
 def _from_prompt(probes: Probes, tail: str, source: str) -> Reasoning | None:
-    """Reasoning that the prompt begins, or ends at once, and history leaves out."""
+    """The markers of reasoning that the prompt opens, or opens and closes, and that history omits."""
     tag = next(iter(_tags(probes.body(probes.prompt))[-1:]), "")
     if not _is_tag(tag):
         return None
@@ -71,7 +71,7 @@ def _tags(text: str) -> list[str]:
 
 
 def wraps_of(probes: Probes, reasoning: Reasoning | None, end: str) -> tuple[str, ...]:
-    """Markers around content, and what begins a message again after reasoning. end: what ends every turn."""
+    """Markers around content, and the header that the template repeats after reasoning. end: the text that ends every turn."""
     plain = probes.turn(CONTENT)
     if plain is None or CONTENT not in plain:
         return ()

@@ -1,4 +1,4 @@
-"""The turn format of a chat template that no row is written for, as far as what it writes can be read back."""
+"""Derives the turn format of a chat template without a row, if the reader can read back the rendered turns."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from thalweg.turns.format import Calls, GemmaArgs, JsonArgs, JsonCalls, PythonCa
 
 log = logging.getLogger(__name__)
 SECONDS = 2.0
-"""A template that is not done by then, for all that is asked of it, is left alone."""
+"""Time limit for all renderings of one template. Slower templates get no derived format."""
 KEPT = 32
 _FOUND: dict[tuple[str, TurnFormat, bool, bool], TurnFormat | None] = {}
-"""What templates gave. `LLM.chat` asks each time."""
+"""Cache of derived formats: `LLM.chat` derives at each call."""
 CALLS = "tool_calls"
-"""In every template that writes calls."""
+"""Occurs in every template that renders calls."""
 
 
 class TemplateTimeoutError(ThalwegError):
-    """The template has taken too long already."""
+    """The template exceeded its time limit."""
 
 
 def derive(source: str, render: Render, known: TurnFormat, calls: bool = True, reasoning: bool = True) -> TurnFormat | None:
-    """A format that reads back what the template writes, or None. Never an error. source: the template's. render: writes
-    with it. known: what is known of the format, which is kept. calls, reasoning: are they to be found?"""
+    """A format that reads back the text that the template renders, or None. Raises no error. source: the template's source.
+    render: renders with it. known: the known parts of the format, left unchanged. calls, reasoning: derive them?"""
     calls = calls and known.calls is None and CALLS in source
     reasoning = reasoning and known.reasoning is None
     if known.headers is not None or not (calls or reasoning):
@@ -42,7 +42,7 @@ def derive(source: str, render: Render, known: TurnFormat, calls: bool = True, r
         except ThalwegError as e:
             log.debug("nothing is derived from the chat template: %s", e)
             return None
-        except Exception:  # a template may write anything, and a server starts without this
+        except Exception:  # a template may render anything, and a server starts without this
             log.warning("deriving a format from the chat template failed", exc_info=True)
             return None
         if len(_FOUND) >= KEPT:

@@ -1,4 +1,4 @@
-"""Does a format read back what the template writes? Random turns are rendered and read."""
+"""Tests a derived format: renders random turns and reads them back."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from thalweg.turns.format import TurnFormat
 from thalweg.turns.reader import Reader, read
 
 TURNS = 8
-"""Random turns that are tried."""
+"""Number of random turns."""
 WORDS = ("Paris", "a b", "x < y", "é日", '"q"', "one\ntwo")
 CONTENTS = ("", "Certainly.", "One\n\ntwo.")
 THOUGHT = "Hmm, so be it."
 CUTS = ">\n]:"
-"""Where a token may end, if a prompt and a turn that follows it differ."""
+"""Characters where a token may end, if the prompt is not a prefix of the turn after it."""
 
 
 def holds(probes: Probes, turn: TurnFormat, end: str, called_end: str) -> bool:
-    """end: what the template writes after a turn. called_end: after one with calls. Of turns that show what was said, at least
-    one must be read, and none wrongly: whole, and a character at a time. (The reader is a machine over characters: other cuts
-    lie between those.)"""
+    """Does the format read the turns back? end: the text that the template writes after a turn. called_end: after a turn with
+    calls. Of the turns that show all their parts, at least one must be read and none misread, both whole and by character. (The
+    reader is a machine over characters: other cuts lie between those.)"""
     bound, rng, called, thought = bind(turn, None), random.Random(0), 0, 0
     for i in range(TURNS):
         said = _turn(probes, rng, i)
@@ -38,7 +38,7 @@ def holds(probes: Probes, turn: TurnFormat, end: str, called_end: str) -> bool:
         if said["thought"] and expected[1] and turn.reasoning is None:
             continue
         if turn.calls is not None and turn.calls.bare and said["content"] and said["calls"]:
-            continue  # calls without marks begin a turn, or are content
+            continue  # calls without markers are calls only at the beginning of a turn
         called, thought = called + bool(expected[2]), thought + bool(expected[1])
         for message in (read(bound, text, before, SCHEMAS), _slowly(bound, text, before)):
             if _plain(message) != expected:
@@ -62,7 +62,7 @@ def _turn(probes: Probes, rng: random.Random, i: int) -> dict[str, Any]:
 
 
 def _expect(said: dict[str, Any], text: str) -> tuple[str, str, list[Any]] | None:
-    """What should be read. None: not all of it was written."""
+    """The expected (content, reasoning, calls). None: the template did not render all parts."""
     calls = [(c["function"]["name"], c["function"]["arguments"]) for c in said["calls"]]
     if any(n not in text for n, _ in calls) or text.count("zqalpha") < len(calls) or said["content"] not in text:
         return None
@@ -70,7 +70,7 @@ def _expect(said: dict[str, Any], text: str) -> tuple[str, str, list[Any]] | Non
 
 
 def _lacks_reasoning(turn: TurnFormat, before: str, text: str) -> bool:
-    """A prompt begins reasoning, and history is written without it."""
+    """Does the prompt open reasoning that history omits?"""
     row = turn.reasoning
     if row is None:
         return False

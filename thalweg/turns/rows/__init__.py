@@ -1,1 +1,1 @@
-"""Rows of the table: a file for each way of writing calls, and one for reasoning."""
+"""Rows of the table: a file for each notation of calls, and one for reasoning."""

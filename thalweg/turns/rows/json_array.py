@@ -45,4 +45,4 @@ ROWS = {
     "apertus": APERTUS,
 }
 OTHERS = (NEMOTRON,)
-"""Rows without a parser name of their own: found by their markers."""
+"""Rows without a parser name, found by their markers."""

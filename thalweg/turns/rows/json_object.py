@@ -68,7 +68,7 @@ LLAMA3 = Calls(
 )
 
 LOOSE = replace(TAGS, markers=("<tool_call>", "</tool_call>", "arguments"))
-"""Chat templates that spell the key in a way of their own."""
+"""Row for chat templates that spell the key differently."""
 
 ROWS = {
     "hermes": TAGS,

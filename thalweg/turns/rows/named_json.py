@@ -1,4 +1,4 @@
-"""A call's name stands outside its JSON arguments."""
+"""Calls with the name outside their JSON arguments."""
 
 from thalweg.turns.format import CallHead, Calls, Header, JsonArgs, JsonCalls
 

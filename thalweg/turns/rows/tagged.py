@@ -1,4 +1,4 @@
-"""A call's name and keys stand in tags, and its values are bare text."""
+"""Calls with name and keys in tags, and values as bare text."""
 
 from thalweg.turns.format import CallHead, Calls, Header, TaggedArgs, Value
 

@@ -23,7 +23,7 @@ HY_OPEN = Reasoning("<think:opensource>", "</think:opensource>")
 APRIEL = Reasoning("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]", around="\n", after="\n")
 KEPT = Reasoning(assumed=True, kept=True)
 CHANNEL = Reasoning("", "")
-"""Told by headers."""
+"""Reasoning in messages with headers."""
 
 ROWS = {
     "deepseek_r1": IN_PROMPT,
@@ -73,7 +73,7 @@ WRAPS = {
     "cohere_command3": ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     "cohere_command4": ("<|START_TEXT|>", "<|END_TEXT|>"),
 }
-"""Terminals that these put around content."""
+"""Parser name -> terminals around content."""
 HEADERS: dict[str, Header] = {"openai_gptoss": HARMONY, "muse_glimmer": MUSE}
 MARKERS: tuple[tuple[tuple[str, ...], str | Reasoning], ...] = (
     (("<|channel|>", "analysis"), "openai_gptoss"),
@@ -95,4 +95,4 @@ MARKERS: tuple[tuple[tuple[str, ...], str | Reasoning], ...] = (
     (("<think>",), WITH_CALLS),
     (("</think>",), WITH_CALLS),
 )
-"""Texts of a chat template, and the reasoning they stand for. The first that all occur decide."""
+"""(texts in a chat template, the reasoning they identify). The first row whose texts all occur decides."""
