@@ -49,7 +49,7 @@ def test_an_op_that_reads_anothers_weight_needs_a_kernel_that_packs_it_alike():
     choice = Binder([differs, shares]).offer(DOUBLE, beside, eps=1).choice
     assert (choice.kernel, choice.refused) == (
         "shares",
-        (("differs", "packs its weight otherwise than first, whose it would read"),),
+        (("differs", "packs its weight otherwise than first, with which it would share it"),),
     )
 
 

@@ -143,5 +143,6 @@ def test_attention_is_chosen_by_name():
         llm.shutdown()
     assert len(set(texts)) == 1
     assert ["torch-paged" in plan for plan in used[1:]] == [True, True]
-    with pytest.raises(ConfigError, match=r"attention_backend: 'FLASHINFER' is none of this device's: .*torch-paged"):
+    error = r"attention_backend: 'FLASHINFER' is not available on this device; supported: .*torch-paged"
+    with pytest.raises(ConfigError, match=error):
         LLM(device="cpu", attention_backend="FLASHINFER")

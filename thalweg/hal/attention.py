@@ -30,9 +30,9 @@ class AttnSpec:
     softcap: float = 0.0
     """0 = off. Otherwise scores become softcap * tanh(scores / softcap)."""
     kv_dtype: str = ""
-    """Type of the cache's values. "" = the same as dtype. "float8_e4m3fn", "float8_e5m2": values are clamped to the
-    type's largest and rounded, with no scale. "int8": the codes of `hal.ops.quantise.quantise_rows` per token and
-    head. Their float32 scale is kept beside them in the block."""
+    """Type of the cache's values. "" = the same as dtype. "float8_e4m3fn", "float8_e5m2": values are clamped to the type's
+    largest and rounded, with no scale. "int8": codes of `hal.ops.quantise.quantise_rows` per token and head, with a float32
+    scale each in the same block."""
     sinks: bool = False
     """One learned logit per head joins the denominator of the softmax: weights are exp(s_i) / (sum_j exp(s_j) + exp(sink))."""
     spans: bool = False
@@ -45,13 +45,13 @@ class AttnSpec:
     """kind "encoder": something is added to scores by how far apart two tokens are (`attend_biased`). Tokens further apart than
     this count as this far. 0 = nothing is."""
     placed: bool = False
-    """What is added depends on the query and the key too (`attend_placed`). Such a spec has a `reach`."""
+    """The term added to a score depends on the query and the key too (`attend_placed`). Such a spec has a `reach`."""
     index: int = 0
-    """kind "latent": values of one more key per token, by which the layer chooses what tokens read (`ops.index_top`). It is
-    kept in an array of its own, in the same blocks. Backends do without it."""
+    """kind "latent": values of one more key per token, by which the layer selects the tokens to read (`ops.index_top`). They
+    have a separate array in the same blocks. Backends do not use it."""
     top: int = 0
-    """kind "latent": tokens that a token reads at the most. Where one sees more, the layer attends to them itself, to what
-    `AttentionBackend.keys` gives. 0 = all."""
+    """kind "latent": the most tokens that one token reads. Where one sees more, the layer itself attends to them, over
+    `AttentionBackend.keys`. 0 = all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +71,14 @@ class RelativePositions:
 
 @dataclass(frozen=True, slots=True)
 class QKPrologue:
-    """Everything static about what happens to q and k before they attend: `ops.rms_norm` of every head where there is one, then
-    `ops.rope`."""
+    """Static facts of the work on q and k before attention: `ops.rms_norm` of every head, if any, then `ops.rope`."""
 
     rotary_dim: int
     interleaved: bool = False
     eps: float | None = None
     """eps of the norms of q and k. None = no norms."""
     offset: float = 0.0
-    """Offset of the same norms, as `ops.rms_norm` takes it."""
+    """Offset of the same norms, as in `ops.rms_norm`."""
 
 
 NOT_FUSED = "takes q and k already normed and rotated"
@@ -87,24 +86,24 @@ NOT_FUSED = "takes q and k already normed and rotated"
 
 
 class AttentionBackend(ABC):
-    """Stateless. One instance serves every layer whose spec it supports."""
+    """Stateless. One instance serves every layer with a supported spec."""
 
     name: str
     batch_invariant: bool = False
     spans: bool = False
     """Does it heed `Spans`?"""
     mixed: bool = False
-    """May a step whose sequences differ in their numbers of new tokens be captured? What `metadata` gives then follows from the
-    bucket in its sizes alone, and `attend` looks at no value on the host."""
+    """May a step with different numbers of new tokens per sequence be captured? Then the sizes of `metadata` depend only on the
+    bucket, and `attend` reads no value on the host."""
     known_as: tuple[str, ...] = ()
-    """What the field calls such a backend, beside `name`."""
+    """Other engines' names for such a backend, accepted as well as `name`."""
 
     @abstractmethod
     def supports(self, spec: AttnSpec) -> str | None:
         """None, or why not."""
 
     def refuses_blocks(self, block_tokens: int) -> str | None:
-        """None, or why it cannot work with blocks of so many tokens. Default: it takes any."""
+        """None, or the reason why blocks of so many tokens are not supported. Default: any size is."""
         return None
 
     @abstractmethod
@@ -112,9 +111,9 @@ class AttentionBackend(ABC):
         """How one block of one layer lies in memory."""
 
     def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
-        """Host work for one KV group, before launch and outside the captured step: index arrays derived from the
-        (host) batch. Their sizes follow from `shape` alone where there is one. spec: that of the group's layers. The
-        result reaches `attend` as `batch.metadata[group]`, as device arrays. Default: nothing."""
+        """Host work for one KV group, before launch and outside the captured step: index arrays derived from the (host) batch.
+        With a shape, their sizes depend only on it. spec: that of the group's layers. The result reaches `attend` as
+        `batch.metadata[group]`, as device arrays. Default: nothing."""
         return {}
 
     @abstractmethod
@@ -124,14 +123,14 @@ class AttentionBackend(ABC):
     ) -> tuple[Array, Array]:  # fmt: skip
         """In the step: store k and v of the batch's tokens, then attend.
 
-        q [T, heads, head_dim], k and v [T, kv_heads, head_dim], kv = what alloc_kv made for this layer.
+        q [T, heads, head_dim], k and v [T, kv_heads, head_dim], kv = this layer's cache, from alloc_kv.
         sinks [heads] where the spec has them, in the units of scores after scale and softcap.
         batch holds device arrays. group = which of its block_tables and metadata is this layer's.
         Returns (out [T, heads, head_dim], kv). The caller uses the returned kv, which may be the same memory."""
 
     def keys(self, kv: Array, spec: AttnSpec) -> Array:
-        """kind "latent", in a cache of the model's own type: [blocks, block_tokens, head_dim], a view of it. Default: for
-        layouts in which a token's values lie together, and tokens in order."""
+        """kind "latent", in a cache of the model's own type: a view of its keys, [blocks, block_tokens, head_dim]. Default: for
+        layouts with a token's values contiguous, and tokens in order."""
         return kv.reshape(kv.shape[0], -1, spec.head_dim)
 
     def fuses(self, spec: AttnSpec, prologue: QKPrologue) -> str | None:
@@ -145,10 +144,9 @@ class AttentionBackend(ABC):
         self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec, prologue: QKPrologue,
         cos_sin: Array, weights: tuple[Array, Array] | None = None, sinks: Array | None = None,
     ) -> tuple[Array, Array]:  # fmt: skip
-        """`attend` of q and k as they leave their projections. Does what `prologue` says, with the rounding of the
-        ops.
+        """`attend` of q and k as they leave their projections. Applies `prologue`, with the rounding of the ops.
 
-        cos_sin: as `ops.rope` takes it, read at batch.positions. weights: of the norms of q and of k, [head_dim]
+        cos_sin: as in `ops.rope`, read at batch.positions. weights: of the norms of q and of k, [head_dim]
         each, where `prologue` has them. The rest is as in `attend`. One cache may be written and read by both."""
         raise NotImplementedError(f"{self.name}: attend_fused")
 
@@ -162,8 +160,8 @@ class AttentionBackend(ABC):
     def attend_placed(
         self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec, places: RelativePositions
     ) -> tuple[Array, Array]:
-        """`attend` for a (supported) spec that is `placed`, whose heads have a key each. With c the row of how far key j is
-        from query i, its score is scale * (q_i . k_j + q_i . places.keys[c] + places.queries[c] . k_j)."""
+        """`attend` for a (supported) spec with `placed`, where every head has its own key. With c the row for the distance from
+        query i to key j, its score is scale * (q_i . k_j + q_i . places.keys[c] + places.queries[c] . k_j)."""
         raise NotImplementedError(f"{self.name}: attend_placed")
 
 
@@ -192,13 +190,13 @@ def named_attention(backends: Sequence[AttentionBackend], name: str) -> list[Att
     found = [b for b in backends if name.upper() in b.known_as or b.name == said or b.name.startswith(f"{said}-")]
     if not found:
         there = dict.fromkeys(n for b in backends for n in (b.name, *b.known_as))
-        raise ValueError(f"{name!r:.60} is none of this device's: {', '.join(there)}")
+        raise ValueError(f"{name!r:.60} is not available on this device; supported: {', '.join(there)}")
     return found
 
 
 def whole_sequences(batch: StepBatch) -> list[slice]:
-    """For kind "encoder": the rows of each live sequence, where arrays can be looked at. ValueError if a sequence began in an
-    earlier step, because nothing was kept of it."""
+    """For kind "encoder": the rows of each live sequence of a batch with readable arrays. ValueError if a sequence began in an
+    earlier step, because its earlier rows were not kept."""
     query, context, last = batch.query.tolist(), batch.context.tolist(), batch.last_row.tolist()
     live = [s for s, slot in enumerate(batch.slots.tolist()) if slot != SCRATCH and query[s]]
     if any(context[s] for s in live):

@@ -1,5 +1,4 @@
-"""What a platform opens: a `Device` (memory, kernels, attention, collectives) and the executables that it makes of a
-step.
+"""The `Device` that a platform opens (memory, kernels, attention, collectives), and its executables of a step.
 
 A first backend implements Device.info, memory, put, alloc_kv, alloc and compile. Everything else has a default here.
 It never supplies a worker, runner, sampler, scheduler or model.
@@ -52,7 +51,7 @@ class Pending(Protocol):
     def ready(self) -> bool: ...
 
     def result(self) -> StepResult:
-        """Wait for and return the (host) result. May be called once. Raises what the step raised."""
+        """Wait for the (host) result and return it. May be called once. Raises the step's error."""
         ...
 
 
@@ -87,8 +86,8 @@ class Executable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """A second queue of a device, for work that steps do not wait for, such as encoders. Only its kernels run there. They
-    read what the device's kernels of the same op packed."""
+    """A second queue of a device, for work that steps do not wait for, such as encoders. Only its kernels run there. They read
+    weights packed by the device's kernels of the same op."""
 
     kernels: Sequence[Kernel]
     attention: Sequence[AttentionBackend]
@@ -97,7 +96,7 @@ class Background:
 
 
 class FileBytes(Protocol):
-    """Bytes that lie side by side in a file."""
+    """A contiguous range of bytes in a file."""
 
     @property
     def count(self) -> int: ...
@@ -109,7 +108,7 @@ class FileBytes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileArray:
-    """A parameter as it lies in files: its bytes are those of `parts`, one after the other."""
+    """A parameter stored in files: its bytes are those of `parts`, in sequence."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -117,11 +116,11 @@ class FileArray:
 
 
 Rehearsal = Callable[[], tuple[Executable, StepBatch]]
-"""Makes an executable and a batch for it, all of whose rows are scratch."""
+"""Makes an executable and a batch of scratch rows for it."""
 
 
 class Device(ABC):
-    """What a worker holds. Not thread-safe: one thread drives it at a time. Another one calls `enter` first."""
+    """The device of a worker. Not thread-safe: one thread drives it at a time. Another one calls `enter` first."""
 
     info: DeviceInfo
     comm: Communicator = Solo()
@@ -132,12 +131,13 @@ class Device(ABC):
     pads: bool = False
     """Every new shape of a batch costs a compilation, so batches come padded to a few."""
     warms: bool = False
-    """What a step launches is made when it is first met, and that takes long. So steps of every kind come to
-    `rehearse`, whether a bucket holds them or not."""
+    """Kernels of a step are prepared at first use, which is slow. Steps of every kind therefore come to `rehearse`, whether a
+    bucket holds them or not."""
     keeps_tables: bool = False
-    """It keeps block tables: batches name their rows and what changed (`TableRows`). Batches with copies are taken too."""
+    """The device keeps block tables: batches name their rows and the changes (`TableRows`). Batches with copies are accepted
+    too."""
     rounds: bool = False
-    """Weights that are rounded while they are loaded are rounded on it, by torch: they are put there dense first."""
+    """Weights rounded at load are rounded on the device, by torch. They are put there dense first."""
     bodies_invariant: bool = True
     """An op's reference body gives a row the same bits in any batch, as it does where it runs as written. False where a
     compiler decides the order of sums."""
@@ -153,18 +153,18 @@ class Device(ABC):
         return
 
     def memory_used(self) -> int:
-        """Bytes this process holds on the device now. Default: everything that is not free."""
+        """Bytes this process holds on the device now. Default: all but the free bytes."""
         now = self.memory()
         return now.total - now.free
 
     @abstractmethod
     def put(self, t: Array) -> Array:
         """A host array (numpy, or the framework's host tensor) on the device. May share memory with a read-only source.
-        An array that is on the device already stays as it is."""
+        An array already on the device stays as it is."""
 
     def arrive(self, parameters: Sequence[FileArray]) -> Generator[Array] | None:
-        """The parameters on the device, in this order, each when it is asked for. Files may be read ahead of that, on other
-        threads, into memory whose size has a bound. Closing the iterator ends that. Default: None, they are `put`."""
+        """The parameters on the device, in this order, each on request. Other threads may read files ahead, into memory of
+        bounded size. Closing the iterator ends that. Default: None, they are `put`."""
         return None
 
     def put_on(self, t: Array, rank: int) -> Any:
@@ -172,8 +172,8 @@ class Device(ABC):
         raise NotImplementedError(f"{self.info.kind}: put_on")
 
     def join(self, parts: Sequence[Any]) -> Any:
-        """One parameter made of what `put_on` placed, or a kernel packed of it: one nest of arrays per rank, all
-        alike. Inside a step every rank sees its own. Only where place.devices are several."""
+        """One parameter from arrays placed by `put_on`, or from weights a kernel packed from them: one nest of arrays per rank,
+        all alike. Inside a step every rank sees its own. Only where place.devices are several."""
         raise NotImplementedError(f"{self.info.kind}: join")
 
     def normal(self, shape: tuple[int, ...], dtype: str, *, std: float, seed: int) -> Array | None:
@@ -182,8 +182,8 @@ class Device(ABC):
         return None
 
     def blank(self, shape: tuple[int, ...], dtype: str) -> Array | None:
-        """Host memory, its contents unsaid, into which a parameter is read that is then `put` and kept as it is. Default:
-        None, wherever the framework takes it."""
+        """Uninitialised host memory into which a parameter is read, to be `put` and kept as it is. Default: None, the framework
+        allocates it."""
         return None
 
     @abstractmethod
@@ -191,17 +191,17 @@ class Device(ABC):
         """A zeroed cache of one layer: `blocks` blocks of `layout`, block 0 being scratch."""
 
     def alloc_caches(self, layouts: Sequence[KVLayout], blocks: Sequence[int]) -> list[Array]:
-        """The caches of a model, each as `alloc_kv` makes it. Default: one after another."""
+        """The caches of a model, each as `alloc_kv` makes it. Default: in sequence."""
         return [self.alloc_kv(layout, n) for layout, n in zip(layouts, blocks, strict=True)]
 
     def background(self) -> Background | None:
-        """A queue beside that of the steps. Called once. Default: None, there is only one."""
+        """A second queue, apart from that of the steps. Called once. Default: None, there is only one."""
         return None
 
     def populate(self, caches: Sequence[tuple[Array, range]]) -> bool:
-        """Nothing runs now: for a few milliseconds, get memory for blocks that will be used for the first time soon.
-        caches: what `alloc_caches` made, each with those blocks. Returns whether there is more to do. Default: False, all
-        memory is there from the start."""
+        """Nothing runs now: for a few milliseconds, get memory for blocks soon to be used for the first time. caches: the
+        arrays of `alloc_caches`, each with those blocks. Returns whether there is more to do. Default: False, all memory is
+        there from the start."""
         return False
 
     @abstractmethod
@@ -209,26 +209,26 @@ class Device(ABC):
         """A zeroed array that lives in the state (the token history, adapters)."""
 
     def write(self, array: Array, at: int, values: Array) -> Array:
-        """`array`, which `alloc` made, with `values` in row `at` of its first dimension. values: a host array of shape
-        array.shape[1:], converted to the array's type. Steps that were launched before read the old row, later ones the new
-        one. The host does not wait for them. What is returned replaces the array in the state: it may be another array."""
+        """`array`, from `alloc`, with `values` in row `at` of its first dimension. values: a host array of shape
+        array.shape[1:], converted to the array's type. Steps launched before read the old row, later ones the new one. The host
+        does not wait for them. The returned array, which may be another one, replaces it in the state."""
         raise NotImplementedError(f"{self.info.kind}: write")
 
     @abstractmethod
     def compile(
         self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None
     ) -> Executable:
-        """An executable of the step, for batches padded to `shape` whose features `features` covers. None = any:
-        what a platform whose Defaults.buckets is empty is asked for."""
+        """An executable of the step, for batches padded to `shape` with features within `features`. None = any: the only
+        request on a platform with empty Defaults.buckets."""
 
     def widen(self, features: Features) -> Features:
-        """What an executable is compiled for where these are asked for: a superset gives the same tokens, and few supersets
-        mean few executables. Default: nothing more."""
+        """The features of an executable compiled for these, a superset. A superset gives the same tokens, and few supersets
+        mean few executables. Default: the same."""
         return features
 
     def warmup_buckets(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
-        """The buckets whose executables are made before the first request because making one takes long, in the order
-        of work. Each runs once, on scratch rows. Default: none."""
+        """The buckets to compile before the first request, in the order of work, where compiling is slow. Each runs once, on
+        scratch rows. Default: none."""
         return ()
 
     def rehearse(self, steps: Sequence[Rehearsal]) -> None:
@@ -244,18 +244,18 @@ class Device(ABC):
 
     def peak(self, dtype: str) -> float | None:
         """Operations per second that the device's instructions do at most on numbers of this type: "float32",
-        "bfloat16", "int8" or "int4" (by int8). A multiplication and an addition are two. Measured now, without
-        reading memory, which takes a moment. Default: None, it is not known."""
+        "bfloat16", "int8" or "int4" (by int8). A multiplication and an addition are two. Measured now, without reading memory,
+        in a moment. Default: None, unknown."""
         return None
 
     def read_rate(self) -> float | None:
-        """Bytes per second of a plain read of memory, in the order in which it lies. Measured now. Default: None, it is not
-        known, and what kernels read is the ceiling."""
+        """Bytes per second of a plain read of memory, in address order. Measured now. Default: None, unknown: the rate at which
+        kernels read is the ceiling."""
         return None
 
     @contextlib.contextmanager
     def record_times(self) -> Iterator[Times | None]:
-        """Meanwhile, steps count where their time goes. That costs some of it. Default: None, it is not known."""
+        """Steps record where their time goes while this is open, at some cost. Default: None, unknown."""
         yield None
 
     def copy_blocks(self, kv: Array, source: np.ndarray, target: np.ndarray) -> Array:
@@ -268,8 +268,8 @@ class Device(ABC):
         raise NotImplementedError(f"{self.info.kind}: write_blocks")
 
     def export(self, caches: Sequence[Array], blocks: np.ndarray) -> Export:
-        """Copy blocks of a KV group to the host. The copy takes effect in order with the steps: it holds what the steps
-        launched before it wrote, whatever later steps do to the blocks. Only where `moves_blocks`.
+        """Copy blocks of a KV group to the host. The copy is ordered with the steps: it has the writes of steps launched before
+        it, and none of later ones. Only where `moves_blocks`.
 
         caches: every cache of the group. blocks: i32[N]. A row of the result is one block: its bytes in each cache, in the
         order of `caches`, in C order. Default: waits for the steps, and reads each cache."""
@@ -299,5 +299,5 @@ class Device(ABC):
 
 
 def row_bytes(kv: Array) -> int:
-    """Bytes of one block in a cache: an array, of any framework, whose first dimension counts blocks."""
+    """Bytes of one block in a cache: an array of any framework, with blocks as its first dimension."""
     return int(math.prod(kv.shape[1:])) * int(kv.dtype.itemsize)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from thalweg.errors import DeviceError
 from thalweg.hal import HAL_API
 
-if TYPE_CHECKING:  # listing names is what every command does first
+if TYPE_CHECKING:  # every command begins by listing names
     from thalweg.hal.platform import Platform, Probe
 
 GROUP = "thalweg.platforms"
@@ -19,7 +19,7 @@ GROUP = "thalweg.platforms"
 
 @cache
 def _everything() -> Any:
-    """Entry points of everything installed. Reading them takes as long as importing a platform, so it is done once."""
+    """Entry points of all installed packages. Reading them is as slow as importing a platform, so it is done once."""
     return metadata.entry_points()
 
 
@@ -40,8 +40,8 @@ def _platform_entry_points() -> dict[str, EntryPoint]:
 
 
 def load(name: str) -> Platform:
-    """The platform called `name`. "package.module:Class" is one that is not installed (in the making, or of a test).
-    DeviceError names what is installed, or which contract version does not fit."""
+    """The platform called `name`. "package.module:Class" is one not installed, in development or in a test. DeviceError names
+    the installed ones, or the contract version that does not fit."""
     if ":" in name:
         return _written_out(name)
     return _load(name, _platform_entry_points())

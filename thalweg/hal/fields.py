@@ -46,12 +46,12 @@ class Dim:
     fill: float
 
     def blank(self, sizes: Mapping[str, int]) -> np.ndarray:
-        """An array of nothing but what fills it. KeyError for a dimension whose length is not said."""
+        """An array of the fill value. KeyError for a dimension without a given length."""
         lengths = [int(a) if a.isdecimal() else sizes[a.lstrip("<")] for a in self.axes]
         return np.full(lengths, self.fill, self.dtype)
 
     def grow(self, a: Any, sizes: Mapping[str, int], least: int = LIST) -> Any:
-        """The array padded; the same one if it needs none. What stands in for an array pads itself."""
+        """The array padded, or the same one if it needs none. A substitute for an array pads itself."""
         if not isinstance(a, np.ndarray):
             return a.grown(sizes)
         want = [self._length(axis, n, sizes, least) for axis, n in zip(self.axes, a.shape, strict=True)]
@@ -72,7 +72,7 @@ class Dim:
 
 
 def dim(axes: str, dtype: Any, fill: float = 0) -> Any:
-    """A field that holds an array, or a tuple of them. axes: its dimensions, apart by spaces ("T", "S 2", "N hidden")."""
+    """A field with an array or a tuple of arrays. axes: its dimensions, separated by spaces ("T", "S 2", "N hidden")."""
     return field(metadata={"dim": Dim(tuple(axes.split()), np.dtype(dtype), fill)})
 
 
@@ -87,7 +87,7 @@ def _array_dims(kind: Any) -> Mapping[str, Dim]:
 
 
 def blank(kind: type[D], sizes: Mapping[str, int], **more: Any) -> D:
-    """One whose arrays hold nothing but what fills them."""
+    """An instance with arrays of fill values only."""
     return kind(**{name: d.blank(sizes) for name, d in dims(kind).items()}, **more)
 
 
@@ -118,23 +118,23 @@ def check(x: Any, name: str, sizes: Mapping[str, int]) -> None:
 
 
 class Static:
-    """What is no array, and stays as it is wherever a batch goes."""
+    """A value other than an array, the same wherever a batch goes."""
 
     __slots__ = ()
 
 
 @dataclass(slots=True)
 class Part:
-    """What one feature adds to a step: declared arrays (`dim`), present only in steps that need it.
+    """The arrays that one feature adds to a step, declared by `dim` and present only in steps that need it.
 
     The control plane fills it (`engine/control/parts`), the step reads it by `StepBatch.get`. docs/adding-a-feature.md is
     the recipe. Subclasses are `@dataclass(slots=True)`.
     """
 
     logits: ClassVar[bool] = False
-    """It changes logits before a token is drawn."""
+    """It changes logits before sampling."""
     drafts: ClassVar[bool] = False
-    """It has rows for drafts too. Nobody drafts for a sequence that asks for another part that changes logits."""
+    """It has rows for drafts too. A sequence with any other part that changes logits gets no drafts."""
     prompts: ClassVar[bool] = False
     """Only steps that compute part of a prompt have it."""
     level: int = field(default=0, kw_only=True)
@@ -142,7 +142,7 @@ class Part:
 
     @classmethod
     def blank(cls, sizes: Mapping[str, int], level: int = 0) -> Self:
-        """A part that changes nothing. KeyError for a dimension whose length is not said."""
+        """A part that changes nothing. KeyError for a dimension without a given length."""
         return blank(cls, sizes, level=level)
 
     def check(self, batch: StepBatch) -> None:
@@ -150,7 +150,7 @@ class Part:
 
 
 def map_arrays(x: Any, f: Callable[[str, Array], Any], name: str = "") -> Any:
-    """`x` with `f(dotted name, array)` in place of every array, in a fixed order. Numbers, and what is `Static`, stay."""
+    """`x` with every array replaced by `f(dotted name, array)`, in a fixed order. Numbers and `Static` values stay."""
     kind: Any = type(x)
     if hasattr(kind, "__dataclass_fields__") and dims(kind):
         dot = f"{name}." if name else ""

@@ -1,4 +1,4 @@
-"""What the engine and a backend agree on about the KV cache: blocks of tokens, in groups of layers.
+"""The KV cache as the engine and backends share it: blocks of tokens, in groups of layers.
 
 The engine knows `KVSpec` (how many bytes a block costs and which blocks a sequence may drop). An attention backend
 chooses `KVLayout` (how a block lies in memory). Neither knows the other's half.
@@ -17,7 +17,7 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "floa
 
 
 SCALE_BYTES = BYTES["float32"]
-"""Bytes of the scale that a cache of int8 keeps beside the codes of each key and value."""
+"""Bytes of the scale of each key and value in a cache of int8."""
 
 
 def kept_width(head_dim: int, dtype: str) -> int:
@@ -32,8 +32,7 @@ def kept_bytes(head_dim: int, dtype: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """One KV group: layers that share block tables because they keep the same tokens. Groups may have block sizes of
-    their own.
+    """One KV group: layers that share block tables because they keep the same tokens. Groups may differ in block size.
 
     The block table of a group of kind "state" has two columns. The first is the block with the state before a step's
     first token (where `context` is 0: zeros, whatever the block holds). The second is the block that the state after
@@ -48,14 +47,13 @@ class KVSpec:
     layers: tuple[int, ...]
     """Indices of their caches: a layer with two mixers has two, one with none has none."""
     window: int = 0
-    """kind "window": a token attends to itself and the window - 1 before it. Kind "chunked": to those of its own chunk of so
+    """kind "window": a token attends to itself and the window - 1 before it. Kind "chunked": to those of the same chunk of so
     many tokens, up to itself. Older blocks may be freed. 0 otherwise."""
     top: int = 0
-    """Tokens that a token reads at the most, of all that are kept: steps have the part `Sparse` for those that see more. 0 =
-    all."""
+    """The most kept tokens that one token reads. Steps have the part `Sparse` for tokens that see more. 0 = all."""
     spare: bool = False
-    """Kind "state", of an engine whose steps verify drafts: the table has a third column, a block of the sequence's own. A step
-    with drafts writes states there while it is not known how many of them are accepted."""
+    """Kind "state", of an engine with steps that verify drafts: the table has a third column, a private block of the sequence.
+    A step with drafts writes states there while the number of accepted ones is unknown."""
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1 or self.bytes_per_block < 0:
@@ -75,8 +73,8 @@ class KVLayout:
     signature: str
     """Equal signatures may exchange raw blocks (between processes, or with a store)."""
     apart: bool = False
-    """Blocks may lie apart: what reads them asks the array for the distance. So a device may put those of several layers side
-    by side."""
+    """Blocks need not be contiguous: readers ask the array for the distance. A device may therefore interleave those of several
+    layers."""
 
     @property
     def bytes_per_block(self) -> int:
@@ -88,8 +86,8 @@ class KVLayout:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """What a recurrent layer keeps of a sequence, on one rank: arrays whose size does not depend on its length, each in
-    a cache of its own. Ops read and write them, so there is one layout. Its group is of kind "state"."""
+    """State of a recurrent layer for one sequence, on one rank: arrays of sizes that do not depend on its length, each in a
+    separate cache. Ops read and write them, so there is one layout. Its group is of kind "state"."""
 
     parts: tuple[KVLayout, ...]
     kind: ClassVar[KVKind] = "state"
@@ -102,9 +100,9 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class CrossSpec:
-    """What a layer of cross attention keeps of a sequence, on one rank: keys and values of all that an encoder gave of its
-    source. They are written by the first step of a sequence's stay, and read by every step. Ops read and write them. Its
-    group is of kind "cross": one block a sequence, and a table of one column."""
+    """State of a cross-attention layer for one sequence, on one rank: keys and values of the whole encoder output of its
+    source. The first step of a sequence's stay writes them, and every step reads them. Ops read and write them. Its group is of
+    kind "cross": one block a sequence, and a table of one column."""
 
     heads: int
     head_dim: int

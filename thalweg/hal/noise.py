@@ -1,6 +1,6 @@
 """The noise of sampling, defined: an integer hash of (seed, position, token id), so a seed means the same on every
 device, in every batch and after a restart. This is the definition in numpy, independent of `hal.ops.sample`, which
-states the same in the tensor framework. Tests hold the two against each other. Knows no device.
+states the same in the tensor framework. Tests compare the two. Knows no device.
 
 All arithmetic is on 32-bit words and wraps around. `>>>` shifts in zeros. With
 

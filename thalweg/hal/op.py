@@ -76,19 +76,19 @@ def _yes(spec: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """How a kernel takes a weight: called once, at load, with the weight in canonical form. What it gives comes to `run` in the
-    weight's place. Ops that use one stored tensor and name equal packs share what one of them made."""
+    """How a kernel packs a weight: called once, at load, with the weight in canonical form. `run` gets the result as the
+    weight. Ops with one stored tensor and equal packs share one result."""
 
     make: Callable[[QTensor], Any]
     mapped: Callable[[Sequence[np.ndarray], WeightFormat], Any] | None = None
-    """The same of a dense weight that lies in several host arrays, the rows of one after those of another (numpy,
-    bfloat16 as uint16). It is first rounded to the format given, as `hal.ops.quantise` does. The arrays may be views
-    of a mapped file, so nothing of them may be kept. None, or where it gives None: `make` serves."""
+    """The same for a dense weight in several host arrays, their rows in sequence (numpy, bfloat16 as uint16). It is first
+    rounded to the format given, as by `hal.ops.quantise`. The arrays may be views of a mapped file, so no reference to them may
+    be kept. None, or where it gives None: `make` serves."""
     blocks: Callable[[Sequence[np.ndarray], str, int, WeightFormat], Any] | None = None
-    """The same of blocks of codes, scales and minima as a GGUF file has them, uint8 [rows, bytes], of the type named and
-    so many inputs, for kernels that unpack them themselves. Likewise None, or gives None, where `make` serves."""
+    """The same for blocks of codes, scales and minimums as in a GGUF file, uint8 [rows, bytes], of the type named and so many
+    inputs, for kernels that unpack them themselves. Likewise None, or gives None, where `make` serves."""
     keeps_dense: bool = False
-    """A dense weight stays where it is put, so that it may be read into what the device keeps (`Device.blank`)."""
+    """A dense weight stays where it is put, and may be read straight into the device's memory (`Device.blank`)."""
     at_rest: bool = False
     """Codes may come as `hal.ops.quantise.at_rest` keeps them."""
 
@@ -118,9 +118,9 @@ class Kernel:
 
     run: called as the reference body is: arrays by position, static arguments by name (fixed at bind).
     supports: given the bind-time spec, None or the reason it cannot.
-    pack: how it takes a weight, for ops that have one.
-    gains: asked where something else may serve in place of this use (`Binder.offer`, a choice among formats): None, or why that
-        is faster.
+    pack: how it packs a weight, for ops that have one.
+    gains: asked where an alternative may serve this use (`Binder.offer`, a choice among formats): None, or why the alternative
+    is faster.
     batch_invariant: a row's result is the same bits whatever else is in the batch.
     """
 
@@ -168,8 +168,8 @@ class Binder:
     def __init__(
         self, kernels: Sequence[Kernel], strict: bool = False, batch_invariant: bool = False, bodies_invariant: bool = True
     ) -> None:
-        """strict: a fallback to a reference body is an error. batch_invariant: kernels that are not are refused.
-        bodies_invariant: what `Device.bodies_invariant` says."""
+        """strict: a fallback to a reference body is an error. batch_invariant: other kernels are refused. bodies_invariant: as
+        in `Device.bodies_invariant`."""
         self.batch_invariant = batch_invariant
         self._bodies_invariant = bodies_invariant
         self._kernels: dict[str, list[Kernel]] = {}
@@ -210,31 +210,30 @@ class Binder:
         body = Kernel(op.name, "reference", op.reference, pack=OF_BODIES, batch_invariant=invariant)
         return self._build(op, spec, body, static, refused)
 
-    def offer(self, op: Op, beside: BoundOp | None = None, /, **spec: Any) -> BoundOp | None:
-        """`bind`, of an op that others can stand for: None where the device has no kernel for this use, or they are faster.
-        beside: an op that is bound already and whose packed weight this one reads, so that kernels of another `Pack` do not
-        do."""
-        kernel, refused = self._choose(op, spec, beside)
+    def offer(self, op: Op, partner: BoundOp | None = None, /, **spec: Any) -> BoundOp | None:
+        """`bind`, of an op with alternatives: None where the device has no kernel for this use, or an alternative is faster.
+        partner: an op bound before, to share its packed weight. Kernels of another `Pack` are refused."""
+        kernel, refused = self._choose(op, spec, partner)
         if kernel is None or kernel.gains(spec) is not None:
             return None
         return self._build(op, spec, kernel, {k: spec[k] for k in op.static if k in spec}, refused)
 
     def gains(self, op: Op, **spec: Any) -> bool:
-        """Has the device a kernel for this use that is worth choosing over what else there is? Nothing is bound."""
+        """Has the device a kernel for this use worth choosing over the alternatives? Nothing is bound."""
         kernel, _ = self._choose(op, spec)
         return kernel is not None and kernel.gains(spec) is None
 
     def _choose(
-        self, op: Op, spec: Mapping[str, Any], beside: BoundOp | None = None
+        self, op: Op, spec: Mapping[str, Any], partner: BoundOp | None = None
     ) -> tuple[Kernel | None, list[tuple[str, str]]]:
-        """The first kernel that takes this use, and why those before it do not."""
+        """The first kernel that supports this use, and the reasons of those before it."""
         refused: list[tuple[str, str]] = []
         for k in self._kernels.get(op.name, ()):
             why = k.supports(spec)
             if why is None and self.batch_invariant and not k.batch_invariant:
                 why = NOT_INVARIANT
-            if why is None and beside is not None and k.pack != beside.pack:
-                why = f"packs its weight otherwise than {beside.choice.kernel}, whose it would read"
+            if why is None and partner is not None and k.pack != partner.pack:
+                why = f"packs its weight otherwise than {partner.choice.kernel}, with which it would share it"
             if why is None:
                 return k, refused
             refused.append((k.name, why))

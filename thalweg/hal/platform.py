@@ -1,4 +1,4 @@
-"""What a backend is: a `Platform` (facts and rules, immutable), which opens a `Device` (hal/device.py).
+"""A backend is a `Platform` (facts and rules, immutable), which opens a `Device` (hal/device.py).
 
 A first backend implements probe, defaults and open. Everything else has a default here.
 """
@@ -25,7 +25,7 @@ address that rank 0 listens at."""
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Can this machine run the platform? score 0 = no. `--device auto` takes the highest. reason: one sentence,
+    """Can this machine run the platform? score 0 = no. `--device auto` selects the highest. reason: one sentence,
     either way."""
 
     score: int
@@ -34,7 +34,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a platform may know of a model when it chooses defaults."""
+    """Facts of a model that a platform may use when it chooses defaults."""
 
     architecture: str
     dtype: str
@@ -52,7 +52,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """What bounds the temporaries of one step, for `Platform.workspace`."""
+    """Sizes that bound the temporaries of one step, for `Platform.workspace`."""
 
     tokens: int
     """Most tokens of a step."""
@@ -68,12 +68,12 @@ class StepSizes:
     vocab: int
     dtype_bytes: int
     batch_invariant: bool = True
-    """Kernels whose rows depend on the rest of the batch are ruled out, and need no room."""
+    """Kernels with rows that depend on the rest of the batch are ruled out, and need no room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the platform would choose where the user said nothing. None = the global default."""
+    """The platform's choices where the user made none. None = the global default."""
 
     dtype: str | None = None
     block_tokens: int | None = None
@@ -92,7 +92,7 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What no step of this engine exceeds, for `Platform.buckets`: the resolved configuration."""
+    """Upper limits of every step of this engine, for `Platform.buckets`: the resolved configuration."""
 
     tokens: int
     seqs: int
@@ -105,7 +105,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One objection to a configuration, in words: which field, what is wrong, what to do."""
+    """One objection to a configuration, in words: the field, the problem and the fix."""
 
     field: str
     message: str
@@ -151,23 +151,23 @@ class CompiledKernel:
 
 
 class CrossCompiler(ABC):
-    """A device that is not here, for which kernels are compiled all the same. Steps that run on what `platform` opens
-    compute nothing. What they would have compiled is noted."""
+    """A device absent from this machine, for which kernels are compiled all the same. Steps on a device that `platform` opens
+    compute nothing. The kernels they would compile are noted."""
 
     platform: Platform
 
     @property
     @abstractmethod
     def cache(self) -> Path:
-        """The folder in which processes on a device that is there will look."""
+        """The folder in which processes on a real device will look."""
 
     @abstractmethod
     def kernels(self) -> list[tuple[str, str]]:
-        """(key, name) of what steps have asked for so far, in the order of asking. Keys are the same in every process."""
+        """(key, name) of the kernels that steps asked for so far, in that order. Keys are the same in every process."""
 
     @abstractmethod
     def compile(self, key: str) -> CompiledKernel:
-        """Into the cache. Raises what the compiler does, or says that the device cannot run it."""
+        """Into the cache. Raises the compiler's error, or an error that the device cannot run it."""
 
 
 class Platform(ABC):
@@ -176,7 +176,7 @@ class Platform(ABC):
     name: str
     api: int = HAL_API
     options: Any = None
-    """The platform's own knobs, an instance of a frozen dataclass: its defaults, or what `configured` was given. None: it has
+    """The platform's own knobs, an instance of a frozen dataclass: its defaults, or those given to `with_options`. None: it has
     none. Every method answers for these knobs."""
     runs_models: bool = True
     """False: compile() ignores step and params, so the worker builds no model and loads no tensor framework (null)."""
@@ -188,8 +188,8 @@ class Platform(ABC):
     """True: several processes may open its device at once, each with a part of its threads."""
 
     def with_options(self, options: Any) -> Self:
-        """This platform with the knobs a user set, of the class of `options`. None: itself. A platform whose knobs may hold
-        wrong values says so here. Raises thalweg.errors.DeviceError with the remedy."""
+        """This platform with the user's knobs, of the class of `options`. None: itself. A platform with knobs that may be wrong
+        rejects them here: thalweg.errors.DeviceError with the remedy."""
         if options is None:
             return self
         if self.options is None or not isinstance(options, type(self.options)):
@@ -212,21 +212,21 @@ class Platform(ABC):
 
     def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
         """Shapes to compile for, once every size is settled: some shape must hold every step within the limits.
-        Default: what `defaults` says."""
+        Default: those of `defaults`."""
         return defaults.buckets
 
     def describe(self) -> DeviceInfo | None:
-        """The device, as far as it is known without opening it or loading a framework: what memory is planned with.
-        Default: None, unknown until it is opened."""
+        """The device, as far as known without opening it or loading a framework, for the planning of memory. Default: None,
+        unknown until it is opened."""
         return None
 
     def unplannable_reason(self) -> str:
-        """Why `describe` said None, and what to do about it. Default: what `probe` says."""
+        """Why `describe` returned None, and the remedy. Default: the reason of `probe`."""
         return self.probe().reason
 
     def packs(self, dtype: str, format: WeightFormat = DENSE) -> bool:
         """Do this platform's kernels keep their own copy of the matrices they multiply by, of dtype or in codes of a format?
-        Then an embedding that is also the output matrix lies in memory twice. Default: no."""
+        Then an embedding tied to the output matrix is in memory twice. Default: no."""
         return False
 
     def dense_share(self, dtype: str) -> float:
@@ -235,8 +235,8 @@ class Platform(ABC):
 
     def workspace(self, s: StepSizes) -> int:
         """Temporaries of the largest step in bytes, an estimate, for planning. Default: that of an eager step, where
-        each layer's temporaries are freed before the next one's are made. It is the residual stream, and the largest
-        of what attention, the MLP and sampling need."""
+        each layer's temporaries are freed before the next one's are made. It is the residual stream, and the largest need of
+        attention, the MLP and sampling."""
         stream = 3 * s.tokens * s.hidden * s.dtype_bytes
         qkv = (s.heads + 2 * s.kv_heads) * s.head_dim
         attention = s.tokens * (2 * qkv + s.heads * s.head_dim) * s.dtype_bytes
@@ -249,21 +249,21 @@ class Platform(ABC):
         return []
 
     def begin(self) -> None:
-        """Begin, on other threads, what `preload` would otherwise spend time on, and return at once. Called as soon
-        as a process that will preload knows its platform, while it imports other things. Default: nothing."""
+        """Begin slow work of `preload` on other threads, and return at once. Called as soon as a process that will preload
+        knows its platform, while it imports other things. Default: nothing."""
         return
 
     def expect(self, weights: int) -> None:
-        """A device opened later will soon be given about `weights` bytes of parameters. Called before `preload`, and
-        only where they fit. A platform whose memory takes time to make ready may begin to, on a thread that ends by
-        itself, and count what it holds ready as free. It gives back what is not used once the first cache is
-        allocated or the device is closed, or where it is told of 0 bytes. Default: nothing."""
+        """A device opened later will soon be given about `weights` bytes of parameters. Called before `preload`, and only where
+        they fit. A platform may make slow memory ready ahead, on a thread that ends by itself, and count ready memory as free.
+        It returns unused memory once the first cache is allocated or the device is closed, or on a call with 0 bytes. Default:
+        nothing."""
         return
 
     def preload(self) -> None:
-        """Import what `open` and the device it returns will run (a tensor framework, kernels), so that a process
-        standing by starts quickly. Touch no driver and no device. Comes before the models are imported, in a process
-        that only serves, so a platform may decide how its framework is. Default: nothing."""
+        """Import everything that `open` and the device it returns will run (a tensor framework, kernels), so that a standby
+        process starts quickly. Touch no driver and no device. Comes before the models are imported, in a process that only
+        serves, so a platform may configure its framework. Default: nothing."""
         return
 
     def architectures(self) -> tuple[str, ...]:

@@ -4,12 +4,12 @@ A step is a pure function `step(params, state, batch) -> (state, result)`. `Step
 same dataclasses on both sides: numpy arrays on the host, the backend's own arrays on the device (`StepBatch.map`).
 This module knows no tensor framework.
 
-A batch is a core, which every step has, and parts: what a feature adds to the steps that need it (`hal/parts`, one file
+A batch is a core, which every step has, and parts: the arrays of a feature, in the steps that need it (`hal/parts`, one file
 each). Every array declares its dimensions (`hal/fields`), from which padding, checks and layouts follow.
 
 Vocabulary: T tokens computed this step, S sequences, B blocks per sequence in a table, V vocabulary, K tokens
 returned per sequence (1 unless speculating). A *slot* is the persistent device row of a sequence; slot 0 and
-block 0 are scratch: padding reads and writes there and nobody looks.
+block 0 are scratch: only padding reads and writes there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from thalweg.hal.fields import Array as Array
 from thalweg.hal.fields import Part, Static, arrays, blank, check, constants, dim, grown, map_arrays
 
 ON_DEVICE = -1
-"""Token id meaning "what this slot's history holds at this position": sampled by an earlier step, never left the device."""
+"""Token id meaning "this slot's history at this position": sampled by an earlier step, never left the device."""
 
 SCRATCH = 0
 """The slot and block that padding uses."""
@@ -34,7 +34,7 @@ P = TypeVar("P", bound=Part)
 
 @dataclass(frozen=True, slots=True)
 class Features(Static):
-    """What a step must do beyond greedy tokens. Static: part of what an executable is compiled for.
+    """Work of a step beyond greedy tokens. Static: an executable is compiled for its features.
 
     An executable compiled for a superset of features gives the same tokens; `covers` says so.
     """
@@ -59,7 +59,7 @@ class Features(Static):
 
     @property
     def plain(self) -> bool:
-        """Every row takes its argmax, and wants to know no more."""
+        """Every row returns its argmax, and nothing more."""
         return not self.random and self.logprobs < 0 and not any(kind.logits for kind, _ in self.parts)
 
     def covers(self, other: Features) -> bool:
@@ -93,7 +93,7 @@ class StepShape:
 
 @dataclass(slots=True)
 class SamplingArrays:
-    """How each sequence's token is drawn. A row with temperature 0 is greedy."""
+    """How each sequence's token is sampled. A row with temperature 0 is greedy."""
 
     temperature: Array = dim("S", np.float32)
     top_k: Array = dim("S", np.int32)  # 0 = every token
@@ -109,15 +109,15 @@ class SamplingArrays:
 
 @dataclass(frozen=True, slots=True)
 class TableRows(Static):
-    """Rows of a block table that a device keeps (`Device.keeps_tables`), in place of a copy of them: which rows, and what has
-    changed in the whole table since the batch before. Entries of a row beyond its sequence's tokens mean nothing."""
+    """Rows of a block table kept by the device (`Device.keeps_tables`), for batches without a copy: their numbers, and every
+    change of the whole table since the batch before. Entries of a row beyond its sequence's tokens mean nothing."""
 
     slots: Array  # i32[S]; the table's row of each sequence
     blocks: int
     """Columns of this batch."""
     size: tuple[int, int]
     """Rows (slots, with scratch) and columns of the whole table. Row 0 stays zero: it is the padding's."""
-    places: Array  # i64[N]; row * size[1] + column of what changed, each place once
+    places: Array  # i64[N]; row * size[1] + column of each change, each place once
     values: Array  # i32[N]; the block there now
 
     @property
@@ -137,7 +137,7 @@ class TableRows(Static):
 
 @dataclass(slots=True)
 class StepBatch:
-    """One step's work. Tokens are grouped by sequence, in order of position; sequence s owns `query[s]` of them.
+    """One step's work. Tokens are grouped by sequence, in order of position: `query[s]` for sequence s.
 
     The step writes every token of the batch, and every token it samples, into the state's history row of its slot,
     so that a later step can name it by `ON_DEVICE` and penalties can look back.
@@ -154,9 +154,9 @@ class StepBatch:
     block_tables: tuple[Array, ...] = dim("S B", np.int32, fill=SCRATCH)  # per KV group; TableRows where the device keeps them
     sampling: SamplingArrays = field(kw_only=True)
     uniform: int = 0  # static: every sequence has this many new tokens; 0 if they differ
-    last_alone: bool = False  # static, of one layer: of what attention gives only `last_row` is read. The rest may be anything
-    features: Features = field(default_factory=Features)  # static: what the step must do, or more
-    parts: tuple[Part, ...] = ()  # one of a kind, in any order; a kind that is absent is not asked for
+    last_alone: bool = False  # static, of one layer: only `last_row` of attention's output is read, the rest is any
+    features: Features = field(default_factory=Features)  # static: the features of the step, or more
+    parts: tuple[Part, ...] = ()  # one of a kind, in any order; an absent kind is not asked for
     metadata: tuple[Mapping[str, Array], ...] = ()  # AttentionBackend.metadata, one per KV group; filled by the runner
 
     def get(self, kind: type[P]) -> P | None:
@@ -167,12 +167,12 @@ class StepBatch:
         return None
 
     def under(self, features: Features) -> StepBatch:
-        """The batch as an executable made for these features takes it: its parts have the levels which that was made for."""
+        """The batch for an executable made for these features: its parts have the levels of that."""
         parts = tuple(replace(p, level=max(p.level, features.level(type(p)))) for p in self.parts)
         return replace(self, features=features, parts=parts)
 
     def infer_features(self, logprobs: int = -1) -> Features:
-        """What this (host) batch's arrays ask for; a logprob count is the caller's to say. For tests and small tools:
+        """The features that this (host) batch's arrays need. A logprob count comes from the caller. For tests and small tools:
         the scheduler keeps its features up to date as sequences come and go."""
         s = self.sampling
         truncate = bool(((s.top_k > 0) | (s.top_p < 1) | (s.min_p > 0)).any())
@@ -188,8 +188,8 @@ class StepBatch:
         return arrays(self)
 
     def pad(self, shape: StepShape) -> StepBatch:
-        """This (host) batch padded to a bucket. Padding tokens and sequences use the scratch slot and block. The flat lists
-        that are not empty grow to powers of two, so that there are few lengths of them."""
+        """This (host) batch padded to a bucket. Padding tokens and sequences use the scratch slot and block. Flat lists, unless
+        empty, grow to powers of two, so that they have few lengths."""
         t, s = self.tokens.shape[0], self.slots.shape[0]
         if shape.tokens < t or shape.seqs < s or (shape.tokens > t and shape.seqs == s):
             raise ValueError(f"batch of {t} tokens, {s} sequences does not pad to {shape}")
@@ -248,7 +248,7 @@ class Logprobs:
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step gives back, row by row as in the batch."""
+    """The output of a step, row by row as in the batch."""
 
     tokens: Array  # i32[S, K]
     counts: Array  # i32[S]; how many of the K are real: one more than guesses that were right (0 where emit was False)
@@ -262,7 +262,8 @@ class StepResult:
 
 
 State = Any
-"""What a step reads and returns: the KV cache per mixer of a layer and the token history. A pytree of the backend's arrays."""
+"""The input and output of every step: the KV cache per mixer of a layer and the token history. A pytree of the backend's
+arrays."""
 Params = Any
 """The weights: nested dicts of the backend's arrays or packed weights."""
 Step = Callable[[Params, State, StepBatch], tuple[State, StepResult]]
@@ -270,8 +271,8 @@ Step = Callable[[Params, State, StepBatch], tuple[State, StepResult]]
 
 @dataclass(slots=True)
 class StateBox:
-    """The one owner of the live state. Every executable of a device reads `value` and puts back what its step
-    returned; nobody else keeps a reference across a call (a backend may reuse the old state's memory)."""
+    """The one owner of the live state. Every executable of a device reads `value` and puts back the state from its step. No
+    other reference lives across a call (a backend may reuse the old state's memory)."""
 
     value: State
 
@@ -290,7 +291,7 @@ def lay_out(batch: StepBatch) -> tuple[Layout, int]:
 
 
 def pack(batch: StepBatch, layout: Layout, buffer: np.ndarray) -> None:
-    """The batch's bytes into `buffer` (u8, at least as long as `lay_out` says): then one copy moves all of it."""
+    """The batch's bytes into `buffer` (u8, at least as long as `lay_out` says): then one copy moves everything."""
     for (_, a), (_, _, _, at) in zip(batch.arrays(), layout, strict=True):
         buffer[at : at + a.nbytes] = np.ascontiguousarray(a).reshape(-1).view(np.uint8)
 
@@ -302,7 +303,8 @@ def unpack(batch: StepBatch, arrays: Mapping[str, Array]) -> StepBatch:
 
 
 def statics(batch: StepBatch) -> tuple[Any, ...]:
-    """What a step may depend on beside arrays: with an equal layout and equal statics, a captured step stays right."""
+    """Values other than arrays that a step may depend on: with an equal layout and equal statics, a captured step remains
+    valid."""
     widths = tuple(t.blocks for t in batch.block_tables if isinstance(t, TableRows))
     return (
         batch.uniform,

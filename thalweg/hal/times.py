@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """By what a device names its functions: how often they were called, and seconds."""
+    """By a device's names of its functions: number of calls, and seconds."""
 
     calls: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)

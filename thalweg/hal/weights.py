@@ -16,7 +16,7 @@ from thalweg.hal.step import Array
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """What a kernel must be able to run. `DENSE` is a plain matrix in the model's dtype."""
+    """The format of a weight, which a kernel must support to run it. `DENSE` is a plain matrix in the model's dtype."""
 
     kind: Literal["dense", "int", "float", "table"] = "dense"
     bits: int = 16
@@ -25,7 +25,7 @@ class WeightFormat:
     symmetric: bool = True
     """kind "int": False = every group has a zero point, or a minimum."""
     mins: bool = False
-    """kind "int", not symmetric: groups have a float32 minimum, which is no multiple of the scale, in place of a zero point."""
+    """kind "int", not symmetric: groups have a float32 minimum, not a multiple of the scale, and no zero point."""
     scale_dtype: str = ""
     """"" = float32. Otherwise scales are of this type, under one of the whole tensor (NVFP4: "float8_e4m3fn")."""
     act: str = ""
@@ -43,13 +43,13 @@ class WeightFormat:
     """Inputs are multiplied by one value each ("in_scale") before the product: AWQ and SmoothQuant of ModelOpt."""
 
     def bytes(self, outputs: int, inputs: int) -> int:
-        """Of a quantised matrix at rest: codes, scales and zero points or minima."""
+        """Of a quantised matrix at rest: codes, scales and zero points or minimums."""
         groups = {0: outputs, -1: 1}.get(self.group, outputs * -(-inputs // max(self.group, 1)))
         scales = groups * BYTES[self.scale_dtype] + 4 * outputs if self.scale_dtype else 4 * groups
         return outputs * -(-inputs * self.bits // 8) + scales + (0 if self.symmetric else groups * (4 if self.mins else 1))
 
     def shared_bytes(self, inputs: int) -> int:
-        """Of what a whole product holds once: its levels, and what is done to its inputs."""
+        """Bytes that a whole product holds once: its levels, and the data that changes its inputs."""
         each = 4 * inputs
         return 4 * len(self.levels) + each * (self.reordered + self.smoothed) + (4 if self.own_scale else 0)
 
@@ -60,12 +60,12 @@ class WeightFormat:
 
     @property
     def joins(self) -> bool:
-        """May weights of this format share one product? Not if each has inputs of its own."""
+        """May weights of this format share one product? Not if each changes its inputs."""
         return not (self.reordered or self.smoothed or self.own_scale)
 
     @property
     def product(self) -> WeightFormat:
-        """What a kernel runs, once a layer has reordered and smoothed the inputs."""
+        """The format that a kernel runs, once a layer has reordered and smoothed the inputs."""
         return replace(self, reordered=False, smoothed=False) if self.reordered or self.smoothed else self
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ DENSE = WeightFormat()
 
 
 INPUTS = ("perm", "in_scale")
-"""Data of a QTensor that says what layers do to inputs before a product."""
+"""Data of a QTensor for layers, which change the inputs before a product."""
 ONCE = ("levels", "input_scale", *INPUTS)
 """Data of a QTensor that all its rows share."""
 PER_GROUP = ("scales", "zeros", "mins")
@@ -101,7 +101,7 @@ class QTensor:
     kind "table": codes u8, weight = format.levels[code] * scale. data["levels"] has them in float32 [1, levels].
     groups = in / group, the last may be short. Scales are float32, or of `format.scale_dtype`. Then data["scale"], float32
     [out, 1], multiplies those of its row.
-    What is done to inputs, in this order: "perm" i32 [1, in] (reordered): input i of the weight is input perm[i] of the layer.
+    Changes to the inputs, in this order: "perm" i32 [1, in] (reordered): input i of the weight is input perm[i] of the layer.
     "in_scale" float32 [1, in] (smoothed): multiplies inputs of the weight. Layers do both, and no kernel sees them.
     "input_scale" float32 [1, 1] (`own_scale`): the static scale of rounded inputs. Of "nvfp4" it multiplies the groups'.
     """
@@ -110,4 +110,4 @@ class QTensor:
     shape: tuple[int, int]
     data: Mapping[str, Array]
     matrices: int = 1
-    """Matrices of equal size that it holds, one after another along its outputs: those of experts."""
+    """Matrices of equal size that it holds, in sequence along its outputs: those of experts."""

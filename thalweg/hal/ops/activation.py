@@ -1,4 +1,4 @@
-"""Activations of feed-forward layers, gated (Shazeer 2020) and not, and gates of what other layers give."""
+"""Activations of feed-forward layers, gated (Shazeer 2020) and plain, and gates on the outputs of other layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SWIGLU_OAI = "swiglu_oai"
 """Of experts alone."""
 OAI_ALPHA, OAI_LIMIT = 1.702, 7.0
 CUT = "silu_cut_"
-"""Of experts alone, and followed by a number: how large silu(gate) may be, and up either way (Step 3.5)."""
+"""For experts only, and followed by a number: the bound of silu(gate) from above, and of up on both sides (Step 3.5)."""
 UNGATED = (*ACTIVATIONS, "gelu_quick", "relu", "relu2")
 
 

@@ -1,4 +1,4 @@
-"""Short causal convolutions over a sequence, whose last inputs are kept in its block of a state group."""
+"""Short causal convolutions over a sequence. Its last inputs are kept in its block of a state group."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thalweg.hal.ops.activation import activate
 from thalweg.hal.ops.ragged import Ragged, ragged_sample
 
 NONE = "none"
-"""In place of an activation."""
+"""No activation."""
 
 
 def _sample(name: str, channels: int, kernel: int, act: str = "silu", biased: bool = False) -> Sample:
@@ -38,9 +38,9 @@ def causal_conv(
     (y [T, C], held).
 
     y[t, c] = act(bias[c] + weight[c, 0, K - 1] x[t, c] + weight[c, 0, K - 2] x[t - 1, c] + ...), of one sequence, summed in
-    float32 in that order and rounded before act, which is named as `ops.activation` does, or "none". What came before the
-    batch is in `held`: the last K - 1 inputs, oldest first; zeros before a sequence's first token. Facts at bind: dtype, and
-    biased, where there is a bias.
+    float32 in that order and rounded before act, which is named as `ops.activation` does, or "none". `held` has the inputs
+    before the batch: the last K - 1, oldest first, and zeros before a sequence's first token. Facts at bind: dtype, and biased,
+    where there is a bias.
 
     table i32[S, >= 2], context, query, last_row i32[S], token_seq i32[T]: as in a StepBatch. A sequence reads block
     table[s, 0], unless its context is 0, and writes its last K - 1 inputs to table[s, 1]. Kernels may write in place: use the
@@ -52,7 +52,7 @@ def causal_conv(
 def convolve(
     x: Tensor, weight: Tensor, held: Tensor, *batch: Tensor, bias: Tensor | None, act: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, the blocks to write i64[S], what is written to them [S, K - 1, C]). batch: five arguments of the op."""
+    """(y, the blocks to write i64[S], their new values [S, K - 1, C]). batch: five arguments of the op."""
     rows, taps = Ragged(*batch), weight.shape[2]
     before, each = rows.start(held), torch.arange(batch[0].shape[0], device=x.device)
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)

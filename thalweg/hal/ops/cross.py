@@ -1,4 +1,4 @@
-"""Attention to what an encoder gave of a sequence's source, kept whole in the sequence's block of a cross group."""
+"""Attention to the encoder output of a sequence's source, kept whole in the sequence's block of a cross group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from thalweg.hal.op import Sample, op
 
 PIECE = 16
-"""Tokens whose keys are gathered at once."""
+"""Tokens per gather of keys."""
 
 
 def _write_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
@@ -43,7 +43,7 @@ def _attend_sample(name: str, heads: int, sources: int, dim: int, query: tuple[i
 )
 def cross_attention(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, token_seq: Tensor, *, scale: float) -> Tensor:
     """softmax(q k^T * scale) v over all of a sequence's source: q [T, H, D], keys and values [blocks, H, n, D], table
-    i32[S, 1], token_seq i32[T] -> [T, H, D]. In float64, so that a token does not depend on what it was batched with."""
+    i32[S, 1], token_seq i32[T] -> [T, H, D]. In float64, so that a token does not depend on the rest of the batch."""
     block = table[:, 0].index_select(0, token_seq.long()).long()
     parts = []
     for rows, at in zip(torch.split(q, PIECE), torch.split(block, PIECE), strict=True):

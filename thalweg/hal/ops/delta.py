@@ -1,5 +1,5 @@
-"""The gated delta rule (Yang et al. 2024, https://arxiv.org/abs/2412.06464), a recurrence over a sequence whose state, one
-matrix a head, is kept in its block of a state group; and what goes into it and out of it."""
+"""The gated delta rule (Yang et al. 2024, https://arxiv.org/abs/2412.06464), its inputs and its output. It is a recurrence over
+a sequence with one state matrix per head, kept in its block of a state group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _gates_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
 
 @op(samples=[Sample("7x6", _gates_sample)], tolerances={"float32": 2e-6, "bfloat16": 2e-6})
 def delta_gates(b: Tensor, a: Tensor, log_rate: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """How much each head's state decays and how much of it a token overwrites: b, a [T, H], log_rate, bias f32[H] ->
+    """The decay of each head's state, and the share that a token overwrites: b, a [T, H], log_rate, bias f32[H] ->
     (decay f32[T, H] = exp(-exp(log_rate) * softplus(a + bias)), share f32[T, H] = sigmoid(b)), all in float32."""
     step = softplus(a.to(torch.float32) + bias)
     return exponential(-torch.exp(log_rate) * step), sigmoid(b.to(torch.float32))
@@ -58,8 +58,8 @@ def delta_rule(
         S = decay S;  S = S + k (share (v - S^T k))^T;  out = S^T q
 
     table and the rest are those of `ops.causal_conv`: a sequence's S is read from held[table[s, 0]], or zeros where its
-    context is 0, and written to held[table[s, 1]]. One token after the other, so that a state has the same bits however its
-    tokens were cut into steps. Kernels may write in place: use the result."""
+    context is 0, and written to held[table[s, 1]]. Tokens go in sequence, so a state has the same bits for any chunking of its
+    tokens. Kernels may write in place: use the result."""
     return rule_in_place(q, k, v, decay, share, held.clone(), table, context, query, last_row, token_seq)
 
 
@@ -71,7 +71,7 @@ def _channel_gates_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
 
 @op(samples=[Sample("7x3x16", _channel_gates_sample)], tolerances={"float32": 2e-6, "bfloat16": 2e-6})
 def channel_delta_gates(b: Tensor, step: Tensor, log_rate: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """`delta_gates` where channels decay each at a rate of their own: b [T, H], step [T, H, D], log_rate f32[H, 1], bias
+    """`delta_gates` with a rate of decay per channel: b [T, H], step [T, H, D], log_rate f32[H, 1], bias
     f32[H, D] -> (decay f32[T, H, D], share f32[T, H])."""
     return exponential(-torch.exp(log_rate) * softplus(step.to(torch.float32) + bias)), sigmoid(b.to(torch.float32))
 
@@ -86,7 +86,7 @@ def channel_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, share: Tensor, held: Tensor, table: Tensor, context: Tensor, query: Tensor,
     last_row: Tensor, token_seq: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`delta_rule` where each row of a state decays at a rate of its own (Kimi Team 2025, https://arxiv.org/abs/2510.26692):
+    """`delta_rule` with a rate of decay per row of a state (Kimi Team 2025, https://arxiv.org/abs/2510.26692):
     decay f32[T, H, D], the rest as there."""
     return rule_in_place(q, k, v, decay, share, held.clone(), table, context, query, last_row, token_seq)
 
@@ -95,7 +95,7 @@ def rule_in_place(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, share: Tensor, held: Tensor, *batch: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`delta_rule`, or with a decay of each channel `channel_delta_rule`, writing to `held`. A block is read before its
-    sequence's first token and then written by that sequence alone. batch: the last five arguments of the op."""
+    sequence's first token, and then only that sequence writes it. batch: the last five arguments of the op."""
     rows = Ragged(*batch)
     groups = v.shape[1] // q.shape[1]
     q, k = (_unit(x).repeat_interleave(groups, dim=1).unsqueeze(-1) for x in (q, k))

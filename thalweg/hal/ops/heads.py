@@ -1,4 +1,4 @@
-"""Products in which every head has a matrix of its own. Latent attention makes keys and values of latents so."""
+"""Products with a separate matrix per head. Latent attention computes keys and values from latents this way."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def _resolve_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
 
 @op(samples=[Sample("mixed", _resolve_sample)])
 def resolve_tokens(tokens: Tensor, history: Tensor, token_slots: Tensor, positions: Tensor) -> Tensor:
-    """ON_DEVICE ids replaced by what the history holds: tokens i32[T], history i32[slots, L], token_slots i32[T],
+    """ON_DEVICE ids replaced by ids of the history: tokens i32[T], history i32[slots, L], token_slots i32[T],
     positions i32[T] -> i32[T]."""
     known = history[token_slots.long(), positions.clamp(0, history.shape[1] - 1).long()]
     return torch.where(tokens == ON_DEVICE, known, tokens)

@@ -1,5 +1,5 @@
-"""Attention to a choice of tokens (DeepSeek-AI 2025, DeepSeek Sparse Attention): small keys of their own, kept in pages, say
-which tokens are worth reading, and attention reads those alone."""
+"""Sparse attention (DeepSeek-AI 2025, DeepSeek Sparse Attention): scores of small keys in separate pages select tokens, and
+attention reads only those."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def index_top(q: Tensor, weights: Tensor, held: Tensor, table: Tensor, seq: Tens
 
         score = sum_h weights_h relu(q_h . k)
 
-    In float64 and rounded to float32, so that a token's choice does not depend on what it was batched with."""
+    In float64 and rounded to float32, so that a token's selection does not depend on the rest of the batch."""
     keys = table.shape[1] * held.shape[1]
     at, parts = torch.arange(keys, device=q.device), []
     most = max(1, GATHER // (keys * held.shape[2]))
@@ -84,9 +84,9 @@ def _attend_sample(name: str, heads: int, dim: int, latent: int) -> Sample:
 def chosen_attention(
     q: Tensor, held: Tensor, table: Tensor, seq: Tensor, chosen: Tensor, *, scale: float, latent: int
 ) -> Tensor:
-    """softmax(q k^T * scale) v over chosen tokens: q [N, H, D], held [blocks, n, D], of which the first `latent` values are a
-    key's value, table i32[S, B], seq i32[N], chosen i32[N, K] (positions, -1 = none) -> [N, H, latent]. In float64, so that a
-    token does not depend on what it was batched with."""
+    """softmax(q k^T * scale) v over the selected tokens: q [N, H, D], held [blocks, n, D], of which the first `latent` values
+    are a key's value, table i32[S, B], seq i32[N], chosen i32[N, K] (positions, -1 = none) -> [N, H, latent]. In float64, so
+    that a token does not depend on the rest of the batch."""
     size, parts = held.shape[1], []
     most = max(1, GATHER // (chosen.shape[1] * held.shape[2]))
     for rows, of, picked in zip(*(torch.split(each, most) for each in (q, seq, chosen)), strict=True):

@@ -1,4 +1,4 @@
-"""What happens to logits before sampling: penalties, banned words, biases, masks. Knows nothing of requests."""
+"""Changes to logits before sampling: penalties, banned words, biases, masks. Knows nothing of requests."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _bad_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
 
 @op(samples=[Sample("match-miss-short", _bad_sample)])
 def bad_words(logits: Tensor, history: Tensor, slots: Tensor, lengths: Tensor, bad_row: Tensor, bad_words: Tensor) -> Tensor:
-    """The last token of each word becomes -inf in its row if the tokens before it are what the sequence ends with.
+    """The last token of each word becomes -inf in its row if the sequence ends with the tokens before it.
 
     logits f32[S, V], history i32[slots, L], slots and lengths i32[S], bad_row i32[W] (row in S), bad_words i32[W, N]
     padded on the left with -1 (a row of nothing but -1 does nothing) -> f32[S, V].

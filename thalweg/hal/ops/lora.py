@@ -10,7 +10,7 @@ from thalweg.hal.op import Sample, op
 from thalweg.hal.ops.matmul import linear
 
 NONE = 0
-"""The slot of tokens without an adapter. What lies there is not looked at."""
+"""The slot of tokens without an adapter. Its contents are not read."""
 SLOTS, RANK = 4, 8
 
 
@@ -43,8 +43,8 @@ def lora_shrink(x: Tensor, slots: Tensor, a: Tensor) -> Tensor:
 
 @op(samples=[_expand_sample(1, 48), _expand_sample(9, 200)], tolerances={"float32": 1e-5, "bfloat16": 1e-2})
 def lora_expand(y: Tensor, low: Tensor, slots: Tensor, b: Tensor) -> Tensor:
-    """y [T, N], low [T, rank], slots i32[T], b [slots, N, rank] -> y + each token's row of low through its adapter's B, as
-    rounded as a layer of its own would be. The adapter's scale (alpha / rank) is in B."""
+    """y [T, N], low [T, rank], slots i32[T], b [slots, N, rank] -> y + each token's row of low through its adapter's B, rounded
+    as a separate layer's output. The adapter's scale (alpha / rank) is in B."""
     return y + _through(low, slots, b)
 
 

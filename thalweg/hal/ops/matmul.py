@@ -23,8 +23,8 @@ def _embed_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
 
 @op(samples=[Sample("small", _embed_sample)], tolerances={"float32": 0, "bfloat16": 0})
 def embed(tokens: Tensor, weight: Tensor | Mapping[str, Tensor], *, group: int = 0, dtype: str = "float32") -> Tensor:
-    """Rows of the table: tokens i32[T], weight [V, H] -> [T, H]. Of a quantised table the rows that are meant are taken first,
-    and then turned back into dtype, the model's.
+    """Rows of the table: tokens i32[T], weight [V, H] -> [T, H]. Of a quantised table only these rows are dequantised, to
+    dtype, the model's.
 
     Facts at bind: vocab, size, dtype, and of a quantised table weight (its WeightFormat) and group. tied, where the table is
     the output matrix too, and both are in one form."""
@@ -95,15 +95,15 @@ NVFP4 = WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn")
 def linear(
     x: Tensor, weight: Tensor | Mapping[str, Tensor], bias: Tensor | None = None, *, act: str = "", group: int = 0
 ) -> Tensor:
-    """x @ weight.T + bias: x [..., in], weight [out, in] (or what the kernel's pack made of it), bias [out] -> [...,
+    """x @ weight.T + bias: x [..., in], weight [out, in] (or as the kernel packed it), bias [out] -> [...,
     out].
 
     Facts at bind: in_features, out_features, dtype, weight (a WeightFormat), and of a quantised one its act and
     group.
     Rows are padded to a multiple of 16, because matrix libraries sum in another order for one row, or few, or a
-    remainder. So a padded row's result does not depend on how many rows come with it.
-    Quantised weights are dequantised to the model's dtype first. With act, inputs are rounded to codes of that type
-    with one scale per row or group, or the weight's "input_scale", and dequantised too.
+    remainder. A padded row's result then does not depend on the number of other rows. Quantised weights are dequantised to the
+    model's dtype first. With act, inputs are rounded to codes of that type with one scale per row or group, or the weight's
+    "input_scale", and dequantised too.
     """
     rows = x.reshape(-1, x.shape[-1])
     if act:
@@ -140,7 +140,6 @@ def linear_argmax(
     """The argmax of `linear`, arguments and facts alike -> (place i32[...], value f32[...]). Of equals the first
     place counts. In a row with NaN the value is NaN and the place is any.
 
-    An optional op: layers that bound `linear` offer it beside that (`Binder.offer`), and kernels of both read one
-    weight."""
+    An optional op: layers that bound `linear` offer it too (`Binder.offer`), and kernels of both read one weight."""
     out = linear.reference(x, weight, bias, act=act, group=group).to(torch.float32)
     return out.argmax(-1).to(torch.int32), out.amax(-1)

@@ -1,5 +1,5 @@
-"""Mixtures of experts: which experts a token goes to, and what they make of it. Knows no shared experts, which are layers
-like any other, and no exchange between devices."""
+"""Mixture of experts: routing, and the experts' output. Knows no shared experts, which are layers like any other, and no
+exchange between devices."""
 
 from __future__ import annotations
 
@@ -118,10 +118,10 @@ def experts(
     f32[T, k] -> [T, H], the sum over its experts e, in float32, of weight * (down_e(act(gate_e(x)) * up_e(x)) + down_bias_e).
 
     gate_up [experts * 2 F, H] holds of each expert its F rows of gate, then those of up. down is [experts * H, F].
-    Each is one weight in a format of its own. bias [experts * 2 F] is that of gate_up, down_bias [experts * H] that of down.
+    The two weights may differ in format. bias [experts * 2 F] is that of gate_up, down_bias [experts * H] that of down.
     Both have the type of x. Facts at bind: dtype, weight and down_weight (their WeightFormats), of quantised ones group and
     down_group, biased, where there is a bias, down_biased, where there is a down_bias, and gated, where there is no gate:
-    gate_up [experts * F, H] then holds the rows of up alone, and an expert is down_e(act(up_e(x))).
+    gate_up [experts * F, H] then has only rows of up, and an expert is down_e(act(up_e(x))).
     """
     first = gate_up if isinstance(gate_up, Tensor) else dequantise(gate_up, group, x.dtype)
     second = down if isinstance(down, Tensor) else dequantise(down, down_group, x.dtype)

@@ -54,7 +54,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, off
 
 
 def _layer_norm_sample(*shape: int, eps: float = 1e-12, mean: float = 0.0, offset: float = 0.0, given: int = 2) -> Sample:
-    """given: 2 = weight and bias, 1 = weight alone, 0 = neither."""
+    """given: 2 = weight and bias, 1 = only the weight, 0 = neither."""
 
     def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         weight, bias = 1 - offset + 0.1 * rng.normal(size=shape[-1]), 0.3 * rng.normal(size=shape[-1])

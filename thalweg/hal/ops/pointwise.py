@@ -1,7 +1,7 @@
-"""Functions of single values whose bits depend on the value alone, not on where in an array it lies.
+"""Functions of single values with bits that depend only on the value, not on its place in an array.
 
-Torch's own take whole vectors of elements, and another routine for those left over at the end of an array or of a thread's
-share of it. The two round differently. So what they get here is an array with gaps, of which every element is left over."""
+Torch computes whole vectors of elements, and uses another routine for the rest at the end of an array or of a thread's share.
+The two round differently. Arrays passed here have gaps, which sends every element to that other routine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def _apart(x: Tensor) -> Tensor:
-    """The same values, none beside the next: torch's vectors do not reach them."""
+    """The same values with gaps between them: torch's vector routines do not reach them."""
     return torch.stack([x, x], -1)[..., 0]
 
 
@@ -37,7 +37,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
 
 
 def exponential(x: Tensor) -> Tensor:
-    """exp(x) of x <= 0: the shares of x and 0 in one softmax, divided. A softmax takes each row by itself. torch.exp has no
-    routine for what is left over, and copies arrays with gaps into others without."""
+    """exp(x) of x <= 0: the shares of x and 0 in one softmax, divided. A softmax computes each row separately. torch.exp has no
+    such second routine, and copies arrays with gaps into others without."""
     shares = torch.softmax(torch.stack([x, torch.zeros_like(x)], -1), -1)
     return shares[..., 0] / shares[..., 1]

@@ -19,9 +19,9 @@ PER = "_per_"
 UP_TO = "_upto"
 """Comes before the largest magnitude that counts: "float8_e4m3fn_upto1200.0"."""
 EVEN, UP = "_even", "_up"
-"""End the name of an act whose scales are powers of two: the nearest, where 1.75 counts as 2, or the next above."""
+"""Suffixes of an act with scales of powers of two: the nearest, where 1.75 counts as 2, or the next above."""
 BLOCKS = {"mxfp8": (32, 448.0), "mxfp4": (32, 6.0), "nvfp4": (16, 6.0)}
-"""Kinds of `WeightFormat.act` with groups of their own: inputs, and the largest value of the type."""
+"""Kinds of `WeightFormat.act` with a fixed group: its inputs, and the largest value of the type."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitudes of the 4-bit float (OCP Microscaling Formats, 1.0)."""
 
@@ -52,8 +52,8 @@ def round_rows(x: Tensor, act: str, group: int = 0, scale: Tensor | None = None)
 
 def quantise_rows(x: Tensor, act: str, most: float | None = None) -> tuple[Tensor, Tensor]:
     """x [rows, in] -> (codes [rows, in] of dtype act, scale float32 [rows, 1]). A row's scale is its largest
-    magnitude (or `most`, if that is less) over the largest of the type, 1 for a row of zeros. Codes are the nearest (ties to
-    even) of x / scale, the type's largest where that is more. Of "int4" (int8 codes) the scale is largest / 7.5, and -8 is
+    magnitude (or `most`, if less) over the largest of the type, 1 for a row of zeros. Codes are the nearest (ties to
+    even) of x / scale, clamped to the type's largest. Of "int4" (int8 codes) the scale is largest / 7.5, and -8 is
     a code: half a step is lost at the upper end, as compressed-tensors has it."""
     wide = x.to(torch.float32)
     largest = wide.abs().amax(-1, keepdim=True)
@@ -75,7 +75,7 @@ def _nearest(codes: Tensor, act: str) -> Tensor:
 
 
 def _in_groups(x: Tensor, group: int, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """x [rows, in], changed as [rows * groups, group]; a last group that is short is filled up with zeros."""
+    """x [rows, in], changed as [rows * groups, group]. A short last group is padded with zeros."""
     rows, width = x.shape
     parts = F.pad(x, (0, -width % group)).reshape(-1, group)
     return change(parts).reshape(rows, -1)[:, :width]
@@ -101,7 +101,7 @@ def _by_blocks(x: Tensor, act: str, rule: str, scale: Tensor | None) -> Tensor:
 
 
 def _power(largest: Tensor, top: float, rule: str) -> Tensor:
-    """The scale of groups with these largest magnitudes, of a type whose largest value is top: a power of two."""
+    """The scale of groups with these largest magnitudes, for a type with the largest value top: a power of two."""
     exponent = math.frexp(top)[1]
     if rule == UP[1:]:
         fraction, power = torch.frexp(largest / top)
@@ -114,7 +114,7 @@ def _power(largest: Tensor, top: float, rule: str) -> Tensor:
 
 
 def _to_e2m1(values: Tensor) -> Tensor:
-    """The nearest 4-bit float, the largest where that is more. A value in the middle goes to the one whose last bit is 0."""
+    """The nearest 4-bit float, clamped to the largest. A value in the middle goes to the code with last bit 0."""
     levels = torch.tensor(E2M1, device=values.device)
     middles = (levels[1:] + levels[:-1]) / 2
     middles[1::2] = middles[1::2].nextafter(levels[0])  # above these the last bit is 0: the middle itself goes up
@@ -139,7 +139,7 @@ def encode_kv(x: Tensor, kv_dtype: str) -> Tensor:
 
 
 def decode_kv(held: Tensor, kv_dtype: str, dtype: torch.dtype) -> Tensor:
-    """What `encode_kv` made -> [..., D], codes times scale in float32 and rounded to dtype."""
+    """Values from the codes of `encode_kv` -> [..., D], codes times scale in float32 and rounded to dtype."""
     if kv_dtype != "int8":
         return held.to(dtype)
     codes, scale = held[..., :-SCALE_BYTES].to(torch.float32), held[..., -SCALE_BYTES:].contiguous().view(torch.float32)
@@ -147,8 +147,8 @@ def decode_kv(held: Tensor, kv_dtype: str, dtype: torch.dtype) -> Tensor:
 
 
 def at_rest(w: QTensor) -> dict[str, Tensor]:
-    """The data of a quantised QTensor as bodies keep it. 4-bit codes lie two to a byte, the first in the lower half
-    ("pairs", u8 [out, in / 2], of floats "float_pairs"). So a 4-bit file stays 4-bit in memory. An odd row stays as
+    """The data of a quantised QTensor as bodies keep it. 4-bit codes are packed two to a byte, the first in the lower half
+    ("pairs", u8 [out, in / 2], of floats "float_pairs"). A 4-bit file thus stays 4-bit in memory. An odd row stays as
     it is."""
     data = dict(w.data)
     if w.format.bits != 4 or w.shape[1] % 2:
@@ -177,7 +177,7 @@ def _codes(data: Mapping[str, Tensor]) -> Tensor:
 
 
 def dequantise(data: Mapping[str, Tensor], group: int, dtype: torch.dtype) -> Tensor:
-    """The data of a quantised QTensor with this group, or what `at_rest` made of it -> weight [out, in]."""
+    """The data of a quantised QTensor with this group, or its form from `at_rest` -> weight [out, in]."""
     codes = _codes(data)
     if "levels" in data:
         codes = data["levels"].reshape(-1)[codes.to(torch.int32)]
@@ -199,11 +199,10 @@ def _per_input(groups: Tensor, group: int, fan_in: int) -> Tensor:
 
 def quantise(weight: Tensor, format: WeightFormat, top: Tensor | None = None) -> QTensor:
     """A dense weight [out, in] rounded to nearest in this format. Scales come from each group's largest magnitude
-    (symmetric) or its range, zero included (not symmetric). Of integers of 4 bits, and of groups whose inputs are rounded too,
-    they are bfloat16. A minimum is the range's lower end.
-    kind "float" with 4 bits rounds scales up to powers of two, the scales of MX formats. The rule of their
-    specification rounds down, and clamps what then exceeds the last level. With `scale_dtype` scales are rounded to
-    its nearest, as NVFP4 does. A scale of the tensor then puts the largest of them at the end of that type.
+    (symmetric) or its range, zero included (not symmetric). They are bfloat16 for integers of 4 bits, and for groups with
+    rounded inputs. A minimum is the range's lower end. kind "float" with 4 bits rounds scales up to powers of two, the scales
+    of MX formats. The rule of their specification rounds down, and clamps values beyond the last level. With `scale_dtype`
+    scales are rounded to its nearest, as NVFP4 does. A scale of the tensor then puts the largest scale at the end of that type.
     top: the largest magnitude of that tensor, float32 [], where `weight` is only some of its rows."""
     out, fan_in = weight.shape
     size = {0: fan_in, -1: fan_in}.get(format.group, format.group)
@@ -235,8 +234,8 @@ def _int_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
 
 
 def _scales(scales: Tensor, format: WeightFormat) -> Tensor:
-    """Those of groups whose inputs are rounded too, and of codes of 4 bits, are bfloat16. That costs next to nothing beside the
-    codes, and takes half the memory."""
+    """Scales of groups with rounded inputs, and of 4-bit codes, are bfloat16. The loss is small next to that of the codes, and
+    memory is halved."""
     half = format.bits == 4 or format.act.endswith(PER_GROUP)
     return _nonzero(scales.to(torch.bfloat16).to(torch.float32) if half else scales)
 

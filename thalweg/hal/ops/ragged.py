@@ -31,7 +31,7 @@ class Ragged:
 
 
 class _RaggedArrays(NamedTuple):
-    """What `Ragged` is made of."""
+    """The arrays of a `Ragged`."""
 
     table: np.ndarray
     context: np.ndarray
@@ -45,8 +45,8 @@ class _RaggedArrays(NamedTuple):
 
 
 def ragged_sample() -> _RaggedArrays:
-    """A decode, a chunk that goes on from a block it does not write, one shorter than most kernels' taps, and a sequence's
-    first tokens, whose block holds another's leavings."""
+    """A decode, a chunk that continues from a block it does not write, one shorter than most kernels' taps, and a sequence's
+    first tokens, in a block with another sequence's values."""
     query, context = np.array([1, 7, 2, 5], np.int32), np.array([9, 4, 6, 0], np.int32)
     table = np.array([[3, 3], [2, 5], [1, 1], [4, 4]], np.int32)
     return _RaggedArrays(

@@ -28,10 +28,9 @@ def _truncate_sample(tied: bool) -> Sample:
 def truncate(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """-inf where a token is cut: logits f32[S, V] (already divided by temperature), the rest [S] -> f32[S, V].
 
-    The order is min_p, top_k, top_p. min_p cuts what is less likely than min_p times the argmax. top_k (0 = off) cuts
-    what is below the k-th largest logit, and equals of the k-th stay. top_p (1 = off, Holtzman et al. 2019) cuts
-    tokens whose more likely ones already hold a probability of top_p of what is left, equals in order of their ids.
-    The argmax always stays.
+    The order is min_p, top_k, top_p. min_p cuts tokens less likely than min_p times the argmax. top_k (0 = off) cuts logits
+    below the k-th largest, and equals of the k-th stay. top_p (1 = off, Holtzman et al. 2019) cuts a token if the more likely
+    ones already hold a probability of top_p of the remaining tokens, equals in order of their ids. The argmax always stays.
     """
     top = logits.amax(-1, keepdim=True)
     logits = logits.masked_fill(torch.exp(logits - top) < min_p[:, None], float("-inf"))
@@ -56,7 +55,7 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 def mix(x: Tensor) -> Tensor:
-    """`thalweg.hal.noise.mix` on int32, whose products wrap around."""
+    """`thalweg.hal.noise.mix` on int32, with products that wrap around."""
     x = x ^ _shift(x, 16)
     x = x * _to_int32(MULTIPLY[0])
     x = x ^ _shift(x, 15)
@@ -96,7 +95,7 @@ def sample(logits: Tensor, temperature: Tensor, seed: Tensor, position: Tensor, 
     """One token per row: logits f32[S, V] (already divided by temperature), temperature f32[S], seed i32[S, 2],
     position i32[S] = index of the token being sampled -> i32[S].
 
-    A row of temperature 0 takes the argmax, of equals the lowest id. Any other row draws from softmax(logits): the
+    A row of temperature 0 gives the argmax, of equals the lowest id. Any other row draws from softmax(logits): the
     argmax of logit + noise(seed, position, id), with the noise of `thalweg.hal.noise`. random=False says that every
     row is of temperature 0.
     """

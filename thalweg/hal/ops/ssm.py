@@ -1,6 +1,6 @@
 """State-space models with steps that depend on their input: Mamba (Gu and Dao 2023, https://arxiv.org/abs/2312.00752) and
-Mamba-2 (Dao and Gu 2024, https://arxiv.org/abs/2405.21060). Recurrences over a sequence whose state is kept in its block of a
-state group; and the norm that follows Mamba-2's."""
+Mamba-2 (Dao and Gu 2024, https://arxiv.org/abs/2405.21060). Recurrences over a sequence with the state in its block of a state
+group, and the norm after Mamba-2's."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def selective_scan(
         S = exp(-exp(log_rate) d) S + b (d x);  out = (S . c + skip x) silu(gate)
 
     table and the rest are those of `ops.causal_conv`: a sequence's S is read from held[table[s, 0]], or zeros where its
-    context is 0, and written to held[table[s, 1]]. One token after the other, so that a state has the same bits however its
-    tokens were cut into steps. Kernels may write in place: use the result."""
+    context is 0, and written to held[table[s, 1]]. Tokens go in sequence, so a state has the same bits for any chunking of its
+    tokens. Kernels may write in place: use the result."""
     return scan_in_place(
         x, step, b, c, gate, log_rate, bias, skip, held.clone(), table, context, query, last_row, token_seq
     )  # fmt: skip
@@ -130,14 +130,14 @@ def ssd_in_place(
 
 
 def ssd_steps(step: Tensor, log_rate: Tensor, bias: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """(d f32[T, H], what each head's state is multiplied by f32[T, H])."""
+    """(d f32[T, H], the factor of each head's state f32[T, H])."""
     far = steps(step, bias, low, high)
     return far, exponential(-torch.exp(log_rate) * far)
 
 
 class _Walk:
-    """From a token's state to the next one's. A block is read before its sequence's first token, and then written by that
-    sequence alone."""
+    """From a token's state to the next one's. A block is read before its sequence's first token, and then only that sequence
+    writes it."""
 
     def __init__(self, held: Tensor, *batch: Tensor) -> None:
         rows = Ragged(*batch)

@@ -1,4 +1,4 @@
-"""Positions along several axes: time, rows and columns of what a prompt shows (M-RoPE)."""
+"""Positions along several axes: time, rows and columns of images and videos in a prompt (M-RoPE)."""
 
 from __future__ import annotations
 

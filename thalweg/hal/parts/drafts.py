@@ -19,7 +19,7 @@ class Drafts(Part):
 
     level: at most so many of a sequence. A step returns one token more per row."""
 
-    row: Array = dim("N", np.int32, fill=1)  # rows of T that are guesses
+    row: Array = dim("N", np.int32, fill=1)  # rows of T with guesses
     pick: Array = dim("S most", np.int32, fill=-1)  # [S, level + 1]: index in N of each guess of a sequence, in order; then -1
 
     def check(self, batch: StepBatch) -> None:
@@ -29,4 +29,4 @@ class Drafts(Part):
         ends = np.repeat(batch.last_row, counts) - np.repeat(np.cumsum(counts), counts) + 1
         known = batch.query - counts
         if (known < (counts > 0)).any() or not np.array_equal(self.row[: ends.size], ends + np.arange(ends.size)):
-            raise ValueError("StepBatch.Drafts.row: not the last tokens of their sequences, after one that is known")
+            raise ValueError("StepBatch.Drafts.row: not the last tokens of their sequences, after a known one")

@@ -1,4 +1,4 @@
-"""Tokens of which a pooling model gives each a result of its own."""
+"""Tokens for which a pooling model returns a separate result each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thalweg.hal.fields import Array, Part, dim
 
 @dataclass(slots=True)
 class EachToken(Part):
-    """The step ends with what the model makes of each of these rows, in `StepResult.each`."""
+    """The step ends with the model's output for each of these rows, in `StepResult.each`."""
 
     prompts = True
     row: Array = dim("N", np.int32)  # row in T

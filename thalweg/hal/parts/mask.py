@@ -1,4 +1,4 @@
-"""Tokens that are allowed: by allowed_token_ids, and by grammars."""
+"""Allowed tokens, by allowed_token_ids and by grammars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors in place of embedded tokens: prompts that are given as embeddings."""
+"""Vectors that replace embedded tokens: prompts given as embeddings."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from thalweg.hal.fields import Array, Part, dim
 
 ENCODED = 64 << 20
-"""Bytes of vectors of images and sounds that are kept for later requests with the same."""
+"""Bytes of image and audio vectors kept for later requests with the same input."""
 
 
 @dataclass(slots=True)
 class Overlays(Part):
-    """The ids of such tokens are placeholders. Nothing is read of them but that they are in the vocabulary."""
+    """The ids of such tokens are placeholders: they must be in the vocabulary, and are not read otherwise."""
 
     prompts = True
     pick: Array = dim("T", np.int32, fill=-1)  # index in N of each token's vector; -1: the token is embedded

@@ -1,4 +1,4 @@
-"""Patches of an image: what the step of an encoder has in place of tokens."""
+"""Patches of an image: an encoder's step has these, not tokens."""
 
 from __future__ import annotations
 

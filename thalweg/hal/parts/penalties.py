@@ -11,7 +11,7 @@ from thalweg.hal.fields import Array, Part, dim
 
 @dataclass(slots=True)
 class Penalties(Part):
-    """A row whose values are off is left alone. The step looks back at the history of every row."""
+    """A row with its values off is unchanged. The step looks back at the history of every row."""
 
     logits = True
     repetition: Array = dim("S", np.float32, fill=1)  # 1 = off; counts prompt and output

@@ -16,4 +16,5 @@ class Proposing(Part):
     level: drafts of a sequence, as many as every step proposes."""
 
     fresh: Array = dim("S", np.bool_, fill=1)
-    """bool[S]: the proposer starts anew, as what it keeps of the slot ends before this step's tokens, or is another's."""
+    """bool[S]: the proposer starts without state, as that of the slot ends before this step's tokens, or is another sequence's.
+    """

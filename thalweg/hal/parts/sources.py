@@ -11,7 +11,7 @@ from thalweg.hal.fields import Array, Part, dim
 
 @dataclass(slots=True)
 class Sources(Part):
-    """The step runs the encoder on each, and writes what cross attention keeps of it to the block of its sequence."""
+    """The step runs the encoder on each, and writes its keys and values for cross attention to the block of its sequence."""
 
     prompts = True
     row: Array = dim("sources", np.int32)  # in S, of the sequence that it is the source of

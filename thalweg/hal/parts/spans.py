@@ -14,4 +14,4 @@ class Spans(Part):
     """Such tokens are neighbours in one step, and no later token sees less far than they."""
 
     prompts = True
-    last: Array = dim("T one", np.int32)  # the last position that the token sees, if that is after its own
+    last: Array = dim("T one", np.int32)  # the last position that the token sees, if after its own

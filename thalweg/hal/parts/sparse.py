@@ -19,7 +19,7 @@ class Sparse(Part):
 
     @classmethod
     def of(cls, context: Any, query: Any, top: int) -> Self | None:
-        """That of (host) sequences whose tokens read at most `top`; None where no token sees more."""
+        """The part for (host) sequences with tokens that read at most `top`. None where no token sees more."""
         if not (context + query > top).any():
             return None
         ends = np.cumsum(query)

@@ -1,4 +1,4 @@
-"""Transcripts whose pieces stand between two times: which tokens may come next."""
+"""Transcripts with pieces between two times: which tokens may come next."""
 
 from __future__ import annotations
 

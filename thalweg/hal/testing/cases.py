@@ -1,4 +1,4 @@
-"""Running one op on a device through the contract alone, and comparing what it gives."""
+"""Runs one op on a device, only through the contract, and compares the results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS: Mapping[str, tuple[int, ...]] = {
     "head_linear": (0,), "delta_gates": (0, 1), "gated_rms_norm": (0, 1), "sigmoid_mul": (0, 1), "gated_group_norm": (0, 1),
     "channel_delta_gates": (0, 1), "index_top": (0, 1, 4, 5), "chosen_attention": (0, 3, 4),
 }  # fmt: skip
-"""Which arguments have one row per token or sequence, for ops whose result does too."""
+"""Arguments with one row per token or sequence, for ops with such a result."""
 
 
 WEIGHTS: Mapping[str, tuple[int, ...]] = {
@@ -39,7 +39,7 @@ WEIGHTS: Mapping[str, tuple[int, ...]] = {
 
 
 def rng(*name: object) -> np.random.Generator:
-    """A generator that depends on the case's name alone."""
+    """A generator that depends only on the case's name."""
     return np.random.default_rng(zlib.crc32(repr(name).encode()))
 
 
@@ -56,7 +56,7 @@ def host_arguments(op: Op, sample: Sample, dtype: str) -> list[torch.Tensor]:
 
 
 def spec(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str) -> dict[str, Any]:
-    """What a layer would say when it binds this op."""
+    """The facts of a layer that binds this op."""
     out: dict[str, Any] = {"dtype": dtype, **sample.static}
     if op.name in ("linear", "linear_argmax"):
         out = {"in_features": args[1].shape[1], "out_features": args[1].shape[0], "weight": DENSE} | out
@@ -86,7 +86,7 @@ def put(device: Device, op: Op, bound: BoundOp, args: Sequence[torch.Tensor]) ->
 
 
 def _format(op: Op, argument: int, facts: Mapping[str, Any]) -> WeightFormat:
-    """What this argument, a weight, is held in."""
+    """The format of this argument, a weight."""
     name = "down_weight" if op.name == "experts" and argument == WEIGHTS["experts"][1] else "weight"
     format: WeightFormat = facts.get(name, DENSE)
     return format
@@ -135,7 +135,7 @@ def empty_batch() -> StepBatch:
 
 
 def body_arguments(op: Op, sample: Sample, args: Sequence[torch.Tensor]) -> list[Any]:
-    """Copies of the arguments, the weight of a linear layer as the body takes it."""
+    """Copies of the arguments, the weight of a linear layer in the body's form."""
     out: list[Any] = [a.clone() for a in args]
     for i in WEIGHTS.get(op.name, ()):
         format = _format(op, i, sample.static)
@@ -145,7 +145,7 @@ def body_arguments(op: Op, sample: Sample, args: Sequence[torch.Tensor]) -> list
 
 
 def reference(op: Op, sample: Sample, args: Sequence[torch.Tensor]) -> list[np.ndarray]:
-    """What the op's body gives, on the host."""
+    """The results of the op's body, on the host."""
     out = op.reference(*body_arguments(op, sample, args), **{k: v for k, v in sample.static.items() if k in op.static})
     out = out if isinstance(out, tuple) else (out,)
     return [(x.to(torch.float32) if x.is_floating_point() else x).numpy() for x in out]

@@ -25,7 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Items without a mode marker run in mode test. --part counts what -k and -m left, as they come before."""
+    """Items without a mode marker run in mode test. --part counts the items left by -k and -m, in pytest's order."""
     want = config.getoption("--mode", "test")
     keep: list[pytest.Item] = []
     drop: list[pytest.Item] = []
@@ -71,7 +71,7 @@ def _open(config: pytest.Config) -> tuple[Platform, Device | None, str]:
 
 
 def _apply_options(platform: Platform, said: str) -> Platform:
-    """The platform with what --platform-options says, a JSON object."""
+    """The platform with the options of --platform-options, a JSON object."""
     given = json.loads(said) if said else {}
     if platform.options is None:
         if given:

@@ -1,4 +1,4 @@
-"""What a run of the kit has shown, kernel by kernel, as a file. The support matrix is made of such files, never typed.
+"""Results of a run of the kit, kernel by kernel, as a file. The support matrix is made of such files, never typed.
 
     pytest --pyargs thalweg.hal.testing --platform=NAME --evidence=FILE [--evidence-level LEVEL] [--evidence-for A,B] [-n 8]
 
@@ -42,8 +42,8 @@ def note(cells: Cells, what: tuple[str, str], outcome: str) -> None:
 
 
 class EvidenceCollector:
-    """Counts the reports of one run, in the process that gets all of them: the only one, or the one that xdist's
-    workers report to. A test whose worker dies has failed. The report of its set-up says what it was about."""
+    """Counts the reports of one run, in the process that gets them: the only one, or the controller of xdist's workers. A test
+    fails if its worker dies: the report of its set-up has named its kernel."""
 
     def __init__(self) -> None:
         self.cells: Cells = {}
@@ -78,6 +78,6 @@ def merge(files: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def write(path: Path, cells: Cells, level: str, platforms: list[str]) -> None:
     if level not in LEVELS:
-        raise ValueError(f"--evidence-level: {level!r} is none of {', '.join(LEVELS)}")
+        raise ValueError(f"--evidence-level: unknown level {level!r}; supported: {', '.join(LEVELS)}")
     report = {"level": level, "platforms": sorted(platforms), "cells": cells}
     path.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")

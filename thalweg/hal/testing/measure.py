@@ -1,4 +1,4 @@
-"""How long kernels take, every one of an op beside the others, and which one serves what: modes perf and support."""
+"""Times of kernels, compared with the others of the same op, and the kernel that serves each use: modes perf and support."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HIDDEN, FFN, VOCAB = 1024, 3072, 151_936
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One measured use. bytes: what must at least be read and written. flops: multiplications and additions."""
+    """One measured use. bytes: the least that must be read and written. flops: multiplications and additions."""
 
     op: Op
     sample: Sample
@@ -70,7 +70,7 @@ def _draw(op: Op, m: int, what: str, **static: Any) -> Workload:
 
 
 def workloads() -> list[Workload]:
-    """What a step of a small model does, at the batch sizes that matter."""
+    """The work of a small model's step, at the batch sizes that matter."""
     out = [_linear(m, k, n) for k, n in ((HIDDEN, 2 * FFN), (FFN, HIDDEN)) for m in (1, 16, 32, 128, 1024)]
     out += [_linear(m, HIDDEN, VOCAB) for m in (1, 16)]
     for m in (1, 32, 1024):
@@ -88,7 +88,7 @@ def workloads() -> list[Workload]:
 
 
 def perf(device: Device, work: Workload, dtype: str, repeats: int = 7) -> Iterator[dict[str, Any]]:
-    """One record per kernel that takes the case, the reference body last. Each run is one compiled step."""
+    """One record per kernel that supports the case, the reference body last. Each run is one compiled step."""
     args = cases.host_arguments(work.op, work.sample, dtype)
     choices: list[Kernel | None] = [k for k in cases.kernels_of(device, work.op) if k is not None]
     for kernel in [*choices, None]:
@@ -109,7 +109,7 @@ def median_seconds(device: Device, call: Callable[..., Any], args: Sequence[Any]
 
     def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
         out, tokens = call(*params), batch.slots[:, None]
-        if device.pads:  # it compiles steps, and a compiler leaves out what nothing depends on
+        if device.pads:  # it compiles steps, and a compiler drops unused results
             first = out[0] if isinstance(out, tuple) else out
             tokens = tokens + first.reshape(-1)[-1:].to(tokens.dtype)
         return state, StepResult(tokens, batch.query)

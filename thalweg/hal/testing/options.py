@@ -1,5 +1,5 @@
-"""The command line of the conformance kit. A plugin of its own, so that pytest knows the options before it has found
-the kit. It also writes what --evidence asks for, and does nothing for anybody else's tests."""
+"""The command line of the conformance kit. A separate plugin, so that pytest knows the options before it has found the kit. It
+also writes the file of --evidence, and does nothing for other tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random mixed batches over a paged cache, and what attention must give for them: a dense computation in float64."""
+"""Random mixed batches over a paged cache, and the attention expected for them: a dense computation in float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thalweg.hal.step import SamplingArrays, StateBox, StepBatch, StepResult, St
 
 @dataclass(frozen=True, slots=True)
 class SequenceCase:
-    """One sequence: what its tokens' q [n, heads, D], k and v [n, kv_heads, D] are (float32), and its new tokens."""
+    """One sequence: its tokens' q [n, heads, D], k and v [n, kv_heads, D] (float32), and its new tokens."""
 
     q: np.ndarray
     k: np.ndarray
@@ -61,9 +61,8 @@ def places(spec: AttnSpec, rows: int = 9) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def dense(s: SequenceCase, spec: AttnSpec, dtype: torch.dtype, ahead: np.ndarray | None = None) -> np.ndarray:
-    """softmax(q k^T * scale) v of the last `query` tokens -> [query, heads, D]. Computed in float64 from inputs
-    rounded to dtype, keys and values also to what the cache holds. ahead: the last position that each sees, if that is
-    after its own."""
+    """softmax(q k^T * scale) v of the last `query` tokens -> [query, heads, D]. Computed in float64 from inputs rounded to
+    dtype, keys and values also to the cache's type. ahead: the last position that each sees, if after its own."""
     q = torch.from_numpy(s.q).to(dtype).double().numpy()
     k, v = (_round_trip(torch.from_numpy(a).to(dtype), spec).double().numpy() for a in (s.k, s.v))
     v = k[..., : spec.latent] if spec.kind == "latent" else v
@@ -95,14 +94,14 @@ def _round_trip(x: torch.Tensor, spec: AttnSpec) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class QKPrologueCase:
-    """A prologue and the (host) arrays it takes. Norms have a weight for q and one for k."""
+    """A prologue and its (host) arrays. Norms have a weight for q and one for k."""
 
     prologue: QKPrologue
     cos_sin: torch.Tensor
     weights: tuple[torch.Tensor, ...]
 
     def of(self, s: SequenceCase) -> SequenceCase:
-        """The story with q and k as the ops give them, whose weights say the dtype."""
+        """The story with q and k after the ops. Their weights give the dtype."""
         q, k = (torch.from_numpy(a).to(self.weights[0].dtype) for a in (s.q, s.k))
         if self.prologue.eps is not None:
             q, k = (
@@ -152,7 +151,7 @@ def batch_of(table: np.ndarray, start: Sequence[int], query: Sequence[int]) -> S
 
 @dataclass(slots=True)
 class Heads(Part):
-    """What attention is given, where no model computes it. Padding is NaN: it must reach nobody."""
+    """The input of attention, where no model computes it. Padding is NaN: it must reach no result."""
 
     q: Array = dim("T heads head", np.float32, fill=np.nan)
     k: Array = dim("T kv_heads head", np.float32, fill=np.nan)
@@ -178,9 +177,8 @@ class Cache:
         self, batch: StepBatch, q: np.ndarray, k: np.ndarray, v: np.ndarray, shape: StepShape | None = None,
         fused: QKPrologueCase | None = None,
     ) -> np.ndarray:  # fmt: skip
-        """q, k, v of the batch's tokens (float32) -> [T, heads, D]. With a shape, or on a device whose batches are
-        always padded, the batch is padded, and the padding tokens' q, k and v are NaN. fused: the backend applies
-        RoPE to q and k."""
+        """q, k, v of the batch's tokens (float32) -> [T, heads, D]. With a shape, or on a device that always pads, the batch is
+        padded, and the padding tokens' q, k and v are NaN. fused: the backend applies RoPE to q and k."""
         tokens = batch.tokens.shape[0]
         if shape is None and self._device.pads:
             shape = roomy(batch)
@@ -196,7 +194,7 @@ class Cache:
         return np.asarray(self._made[key](batch).result().extras["out"])[:tokens]
 
     def _params(self, fused: QKPrologueCase | None) -> Any:
-        """As `_step` takes them. A prologue's arrays are those it is first used with."""
+        """As in `_step`. A prologue's arrays are those of its first use."""
         if fused is None:
             return self._sinks
         weights = () if fused.prologue.eps is None else fused.weights

@@ -33,7 +33,7 @@ SPECS = {
 }
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 4e-3}
 NEXT_CODE = {"float32": 1e-2, "bfloat16": 5e-2, "float16": 5e-2}
-"""In place of these where a key that is rounded to the type the other way gets the next code, an eighth or a quarter away."""
+"""Tolerances where a key may round to the type the other way and get the next code, an eighth or a quarter away."""
 PROLOGUES: Mapping[str, Callable[[int], QKPrologue]] = {
     "rope": QKPrologue,
     "norms-rope": lambda d: QKPrologue(d, eps=1e-6),
@@ -43,7 +43,7 @@ PROLOGUES: Mapping[str, Callable[[int], QKPrologue]] = {
 }
 """Prologues of heads of so many elements."""
 LARGE = 256
-"""Tokens of the blocks that only those are tested with who take no small ones."""
+"""Tokens of the large blocks, for backends that support no small ones only."""
 MIX = [(1, 1), (37, 1), (300, 1), (45, 20), (64, 64), (130, 2), (16, 16), (700, 1), (560, 30)]
 """(length, new tokens): decodes of many lengths, a whole prefill, chunks that continue, a block exactly full."""
 
@@ -62,7 +62,7 @@ def _ready(attention: AttentionBackend, spec: AttnSpec, dtype: str, size: int) -
 
 
 def _size(attention: AttentionBackend) -> int:
-    """Of blocks: a usual one, or the smallest of the large ones that it takes."""
+    """Tokens per block: a usual number, or the smallest large one supported."""
     return next((n for n in (16, 64, 128, 256) if attention.refuses_blocks(n) is None), 1024)
 
 
@@ -104,7 +104,7 @@ def test_mixed_batch_equals_dense_attention_whatever_the_blocks_held_before(
 def test_tokens_may_see_some_of_those_behind_them(
     device: Device, attention: Any, dtype: str, window: int, heeds: bool
 ) -> None:  # fmt: skip
-    """In layers that say so alone: a model may have others, whose steps bring the same spans."""
+    """Only in layers that say so: a model may have others, with the same spans in their steps."""
     if not attention.spans:
         pytest.skip(f"{attention.name} lets no token see those behind it")
     size, full = _size(attention), AttnSpec(8, 2, 64, 64**-0.5, dtype, spans=heeds)

@@ -1,4 +1,4 @@
-"""What a platform and its device promise beside arithmetic."""
+"""Promises of a platform and its device other than arithmetic."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_new_cache_executes_as_zeros(device: Device) -> None:
 
 
 def test_caches_of_a_model_executes_each_for_itself(device: Device) -> None:
-    """Those of equal layouts may lie side by side."""
+    """Caches of equal layouts may be interleaved."""
     alike, other = (KVLayout(shape, "float32", "test", apart=True) for shape in ((2, 4), (3,)))
     caches = device.alloc_caches([alike, alike, other], [6, 6, 5])
     data, every = np.arange(8, dtype=np.float32).tobytes(), [np.arange(n, dtype=np.int32) for n in (6, 6, 5)]
@@ -103,7 +103,7 @@ def test_caches_of_a_model_executes_each_for_itself(device: Device) -> None:
 
 
 def test_a_row_that_is_written_executes_from_the_next_step_on(device: Device) -> None:
-    """Steps in flight read what the row held when they were launched."""
+    """Steps in flight read the row as it was at their launch."""
     box = StateBox({"rows": device.alloc((3, 2, 4), "bfloat16"), "other": device.alloc((3,), "int32")})
 
     def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
@@ -163,14 +163,14 @@ def test_blocks_executes_out_and_in_again(device: Device) -> None:
 
 
 def test_exported_blocks_executes_on_from_there_after_import(device: Device) -> None:
-    """An export holds what the steps before it wrote, though a later one writes there, and steps go on from an import."""
+    """An export has the writes of the steps before it, though a later one writes there, and steps go on from an import."""
     if not device.moves_blocks:
         pytest.skip(f"{device.info.kind} moves no blocks")
     box = StateBox(device.alloc((5, 1, 2), "int32"))
     other = device.alloc_kv(KVLayout((3,), "bfloat16", "test"), 5)
 
     def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
-        # As caches are written: in place, but where a compiler makes new arrays of them.
+        # As caches are written: in place, but where a compiler makes new arrays.
         state = state.add_(params) if type(state) is torch.Tensor else state + params
         return state, StepResult(state.reshape(1, 10) + 0, batch.query)
 

@@ -43,7 +43,7 @@ def _ready(attention: AttentionBackend, spec: AttnSpec, dtype: str) -> AttnSpec:
 def _attend(
     device: Device, attention: AttentionBackend, spec: AttnSpec, stories: list[seq.SequenceCase], shape: StepShape | None = None
 ) -> list[np.ndarray]:
-    """What the tokens of each story get, computed in one step."""
+    """The outputs of each story's tokens, computed in one step."""
     table, blocks = seq.tables(rng("encoder tables"), stories, 16)
     start, query = [0] * len(stories), [s.length for s in stories]
     cache = seq.Cache(device, attention, spec, 16, blocks)
@@ -52,8 +52,7 @@ def _attend(
 
 
 def _dense(s: seq.SequenceCase, spec: AttnSpec, dtype: torch.dtype) -> np.ndarray:
-    """softmax(q k^T * scale + bias) v over the whole sequence, or each token's window, in float64 from inputs that are
-    rounded to dtype."""
+    """softmax(q k^T * scale + bias) v over the whole sequence, or each token's window, in float64, inputs rounded to dtype."""
     q, k, v = (torch.from_numpy(a).to(dtype).double().numpy() for a in (s.q, s.k, s.v))
     share = spec.heads // spec.kv_heads
     scores = np.einsum("qhd,khd->hqk", q, k.repeat(share, 1)) * spec.scale
