@@ -1,16 +1,17 @@
-"""Structured output: what a request may say of its text's form, judged, compiled, and turned into masks of allowed tokens.
+"""Structured output: validates and compiles the grammars of requests, and computes masks of allowed tokens.
 
-`asked` is what a client wants (JSON schema, regex, choices, EBNF, Lark, structural tags). `convert` turns that into a
-`source`: a grammar that llguidance compiles. Both run in a child process with limits (`judge`, `cell`), so nothing enters
-an engine that was not compiled before. The engine compiles it again (`compiled`) and follows each sequence with a
-`matcher`. A matcher's state is a function of the tokens: preemption, prefix hits and replay need nothing else.
+A `GrammarRequest` is a client's JSON schema, regex, choices, EBNF, Lark or structural tag. `convert` turns it into a
+`GrammarSource`: a grammar that llguidance compiles. It is converted and compiled in a child process with limits (`judge`,
+`cell`), so every grammar that enters an engine has been compiled once. The engine compiles it again (`compiled`) and follows
+each sequence with a `matcher`. A matcher's state is a function of the tokens: preemption, prefix hits and replay need nothing
+else.
 
-A source may begin with free text: `GrammarSource.free_until` names the token ids that end it. Up to and with the first of them
-every token is allowed, so the text before is that of a run without a grammar. The grammar begins with the token after.
-So reasoning, a marker and a schema are one object.
+A source may begin with free text: `GrammarSource.free_until` gives the token ids that end it. Every token is allowed up to
+and including the first such id, so the text before is that of a run without a grammar. The grammar begins with the next token.
+Reasoning, a marker and a schema are thus one object.
 
-What a grammar of JSON cannot say is taken out of its masks: `guard` keeps keys from coming twice, `keys` keeps objects from
-wanting a key that is not left. `regexes` simplifies expressions and lists what they match.
+Masks exclude two faults that JSON grammars cannot express: `guard` prevents repeated keys, and `keys` prevents objects that
+need a key when none is left. `regexes` simplifies expressions and lists their matches.
 
-Knows no framework, no server, no request. Only `compiled` imports llguidance.
+This room imports no tensor framework and no server. Only `compiled` imports llguidance.
 """

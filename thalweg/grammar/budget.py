@@ -1,4 +1,4 @@
-"""A bound on reasoning: so many tokens of it, and then the tokens that end it. A grammar may follow the sequence beside it."""
+"""A token limit for reasoning: at the limit, the tokens that end reasoning are forced. A grammar may constrain the rest."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ ALL = np.uint32(0xFFFFFFFF)
 
 
 class TokenMatcher(Protocol):
-    """Who says which tokens may come next in one sequence. Its state is a function of the tokens it was given."""
+    """Gives the tokens allowed next in one sequence. Its state is a function of the accepted tokens."""
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """The tokens that came. GrammarError."""
+        """Advance by the sampled tokens. GrammarError."""
 
     def mask(self, words: NDArray[np.uint32]) -> None:
-        """Which tokens may come next. Words: u32, bit t % 32 of word t // 32 is token t. GrammarError."""
+        """Write the mask of allowed tokens to u32[words]: bit t % 32 of word t // 32 is token t. GrammarError."""
 
     def forced_tokens(self) -> list[int]:
-        """Tokens that must come next, as far as that is known at once."""
+        """The forced next tokens, as far as they are cheap to know."""
 
     def copy(self) -> TokenMatcher:
-        """Another of the same text so far."""
+        """An independent matcher after the same tokens."""
 
 
 class BudgetMatcher:
-    """Reasoning of at most `budget.most` tokens in all, wherever it begins and ends. Text is free but for that, and for what
-    `inner` says."""
+    """Limits reasoning to `budget.most` tokens in all, wherever it begins and ends. Other text is free, or constrained by
+    `inner`."""
 
     def __init__(self, budget: Budget, inner: TokenMatcher | None) -> None:
         self._budget, self._inner = budget, inner
         self._inside, self._used = budget.begun >= 0, max(0, budget.begun)
         self._at = 0
-        """Tokens of the end that were forced so far."""
+        """Number of closing tokens forced so far."""
         self._last: list[int] = []
 
     def accept(self, tokens: Sequence[int]) -> None:
@@ -70,7 +70,7 @@ class BudgetMatcher:
 
     @property
     def _due(self) -> bool:
-        """Is it time for the end?"""
+        """Must reasoning end now?"""
         return self._inside and self._used >= self._budget.most
 
     def forced_tokens(self) -> list[int]:

@@ -1,10 +1,10 @@
-"""The process in which grammars are judged: `python -m thalweg.grammar.cell`. First a vocabulary comes, then jobs.
+"""The process that validates grammars: `python -m thalweg.grammar.cell`. It reads a vocabulary, then jobs.
 
-To judge is to convert what a client asked for, to compile it and to make its first mask. What takes too much time is
-killed, and what takes too much memory cannot have it: the library is native code, which nothing else interrupts.
+A job converts a client's grammar, compiles it and computes its first mask. Jobs over their time limit are killed, and the
+memory limit is the process's: the library is native code, which nothing else interrupts.
 
-Jobs are done by a fork. To make the library's view of a vocabulary takes longer than to judge most grammars, and so one that
-was killed costs the next none of it.
+A fork runs the jobs. Building the library's tokenizer costs more than most jobs, so a killed job must not cost the next one a
+new tokenizer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from thalweg.host.jobs import TaskRefusedError, serve
 from thalweg.host.processes import in_forks
 
 KEPT_BYTES = 128 << 20
-"""Bytes of growth after which a process retires: what it keeps counts against the next job."""
+"""Bytes of growth after which a process retires: retained memory counts against the next job."""
 TOO_DEEP = "nested too deeply"
 
 
@@ -39,7 +39,7 @@ def judge(asked: GrammarRequest, compiler: Compiler) -> GrammarSource:
 
 
 def _work(compiler: Compiler, asked: GrammarRequest) -> GrammarSource:
-    """As `judged`. TaskRefusedError."""
+    """As `judge`, with TaskRefusedError for every rejection."""
     try:
         return judge(asked, compiler)
     except GrammarError as e:
@@ -49,7 +49,7 @@ def _work(compiler: Compiler, asked: GrammarRequest) -> GrammarSource:
     except MemoryError:
         raise
     except BaseException as e:
-        # The library reports its own faults as exceptions that are no Exception. What it holds may be in disorder.
+        # The library's own faults do not derive from Exception. Its state may be inconsistent after one.
         raise TaskRefusedError("grammar", f"cannot be compiled ({type(e).__name__})", last=True) from None
 
 

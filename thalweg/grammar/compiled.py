@@ -1,6 +1,6 @@
-"""llguidance: grammars compiled for a vocabulary. The only file that imports it.
+"""Compiles grammars for a vocabulary with llguidance. No other file imports it.
 
-Its own limits are lowered: a request may not take hundreds of megabytes, nor a step tens of milliseconds.
+The library's limits are lowered: a request must not use hundreds of megabytes, nor a step tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from thalweg.grammar.source import GrammarError, GrammarVocabulary
 from thalweg.grammar.spelling import Speller
 
 Compiled = LLMatcher
-"""A grammar followed by tokens, as the library has it."""
+"""The library's matcher: a compiled grammar and its state."""
 KEPT = 64
-"""Compiled grammars kept."""
+"""Compiled grammars in the cache."""
 KEPT_BYTES = 4 << 20
-"""Bytes of the texts of those, together."""
+"""Total bytes of the texts of cached grammars."""
 LEXER_STATES = 25_000
-"""Of one matcher, 1 to 2 kB each."""
+"""Lexer states of one matcher, 1 to 2 kB each."""
 STEP_FUEL = 100_000
 """Lexer work for one mask, about 14,000 a millisecond."""
 STEP_ITEMS = 25_000
-"""Parser work for one mask, about 20,000 a millisecond. No place of a text may have more ways to go on either."""
+"""Parser items for one mask, about 20,000 a millisecond. It limits the items of one row too."""
 GRAMMAR_SIZE = 100_000
 """Symbols of a grammar."""
 TRIED = 8
-"""Tokens of a text that a grammar is followed by when it is judged. What is too complex mostly shows in the first few."""
+"""Tokens of a sample text that validation feeds to a grammar. Too complex grammars mostly fail in the first few."""
 _STRIDE = 7919
-"""Bytes of a mask, from one place to the next, where a token is looked for."""
+"""Step, in bytes of the mask, between the positions where the search for a token begins."""
 _LIMITS = (
     (re.compile(r"Current row has (\d+) items"), f"has {{}} ways to go on at one place; the limit is {STEP_ITEMS}"),
     (re.compile(r"Too many items"), f"has too many ways to go on at one place; the limit is {STEP_ITEMS}"),
@@ -46,9 +46,9 @@ _LIMITS = (
         f"is too complex: its regular expressions need more than {LEXER_STATES} states; use shorter ones",
     ),
 )
-"""What the library says where a limit above is reached, and what a client reads."""
+"""(the library's error at a limit, the message for clients)."""
 _NO_END = "NoExtensionBias"
-"""What the library says where no token may come next and the text may not end."""
+"""The library's error if no token is allowed and the text cannot end."""
 NEVER_ENDS = (
     "no text is a sentence of this grammar: a rule never ends, as in `root ::= root`, or nothing satisfies a part of it"
 )
@@ -56,8 +56,8 @@ _OWN = re.compile(r"GrammarError\(\"(.*?)\"\)")
 
 
 class _LLGuidanceTokenizer:
-    """A vocabulary as llguidance wants it. Where a grammar leaves one text alone, a mask holds the first token of its
-    spelling, and no other."""
+    """A vocabulary with llguidance's tokenizer interface. Where a grammar allows one text only, the mask has the first token of
+    its spelling, and no other."""
 
     def __init__(self, v: GrammarVocabulary) -> None:
         self.tokens, self.special_token_ids = v.tokens, v.special
@@ -69,12 +69,12 @@ class _LLGuidanceTokenizer:
 
 
 class Compiler:
-    """Compiles grammars, and keeps the latest. Thread-safe."""
+    """Compiles grammars, with a cache of the latest. Thread-safe."""
 
     def __init__(self, vocabulary: GrammarVocabulary) -> None:
-        """Takes a third of a second for 150,000 tokens."""
+        """Costs a third of a second for 150,000 tokens."""
         self.tokens, self._eos = vocabulary.tokens, vocabulary.eos
-        # No slices: they make masks of a few grammars faster, and twice as slow to start.
+        # No slices: they speed up masks of a few grammars, and double the start-up time.
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(_LLGuidanceTokenizer(vocabulary)), eos_token=list(vocabulary.eos), slices=[]
         )
@@ -85,10 +85,10 @@ class Compiler:
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
-        """Of what is kept. Not held to compile."""
+        """Protects the cache. Not held during compilation."""
 
     def compile(self, text: str) -> LLMatcher:
-        """A matcher at its start, the caller's own. GrammarError."""
+        """A new matcher at the start of a text, copied from the cached one. GrammarError."""
         found = self.lookup(text)
         if found is None:
             made = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
@@ -99,7 +99,7 @@ class Compiler:
         return found
 
     def lookup(self, text: str) -> LLMatcher | None:
-        """As `compile`, of what is kept."""
+        """As `compile`, from the cache. None: not cached."""
         with self._lock:
             found = self._kept.get(text)
             if found is not None:
@@ -107,12 +107,12 @@ class Compiler:
             return None if found is None else found.deep_copy()
 
     def keeps(self, text: str) -> bool:
-        """Is it compiled and kept?"""
+        """Is the grammar in the cache?"""
         with self._lock:
             return text in self._kept
 
     def try_first(self, text: str) -> None:
-        """Compile it, make its first mask, and follow one of its texts for `TRIED` tokens. GrammarError."""
+        """Compile the grammar, compute its first mask, and feed it `TRIED` tokens of a sample text. GrammarError."""
         made = self.compile(text)
         for place in range(TRIED + 1):
             mask = bytearray(made.compute_bitmask())
@@ -129,7 +129,7 @@ class Compiler:
             raise GrammarError("no text at all is a sentence of this grammar")
 
     def _one_of(self, mask: bytearray, start: int) -> int | None:
-        """A token that a mask allows and that ends no text, from byte `start` on, in a circle. None: there is no other."""
+        """A token of the mask other than end tokens, the first from byte `start` on, with wrap-around. None: there is none."""
         for token in self._eos:
             mask[token // 8] &= ~(1 << token % 8)
         start %= len(mask)
@@ -150,18 +150,18 @@ class Compiler:
 
 
 def lark(text: str, **others: str) -> str:
-    """A grammar in llguidance's form. others: grammars in Lark that it names as @name."""
+    """A Lark grammar in llguidance's JSON form. others: Lark grammars that it references as @name."""
     return json.dumps({"grammars": [{"name": n, "lark_grammar": t} for n, t in (("main", text), *others.items())]})
 
 
 def nest(text: str, inner: str) -> str:
-    """A grammar in Lark that names another, in the library's form, as @inner."""
+    """A Lark grammar that references another, in the library's JSON form, as @inner."""
     first, *others = json.loads(inner)["grammars"]
     return json.dumps({"grammars": [{"name": "main", "lark_grammar": text}, {**first, "name": "inner"}, *others]})
 
 
 def from_json(schema: object, options: dict[str, object]) -> str:
-    """The same for a JSON schema that `thalweg.grammar.schema` has prepared. options: as in a schema's x-guidance."""
+    """The grammar of a JSON schema prepared by `thalweg.grammar.schema`. options: as in a schema's x-guidance."""
     text = json.dumps(schema, ensure_ascii=False)
     return LLMatcher.grammar_from_json_schema(text, overrides=options)  # type: ignore[arg-type]
 
@@ -176,7 +176,7 @@ def regex_lark(text: str) -> str:
 
 
 def from_gbnf(text: str) -> str:
-    """EBNF as llama.cpp writes it, as Lark. GrammarError."""
+    """llama.cpp's EBNF (GBNF) as Lark. GrammarError."""
     try:
         return str(gbnf_to_lark(text))
     except RecursionError:
@@ -186,13 +186,13 @@ def from_gbnf(text: str) -> str:
 
 
 def exceeds(error: str) -> bool:
-    """Does the library say that one of the limits above is reached?"""
+    """Is it the library's error for one of the limits above?"""
     return any(known.search(error) for known, _ in _LIMITS)
 
 
 def words_of(error: str) -> str:
-    """What the library says went wrong, without pictures of where: its first line, and the one that says what it is. Or what
-    this package said when the library asked for a spelling."""
+    """A short message from the library's error, without its source excerpts: the first line and the "error:" line. An error
+    that this package raised within the library keeps its message."""
     if own := _OWN.search(error):
         return own[1]
     for known, words in _LIMITS:

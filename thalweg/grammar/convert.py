@@ -1,4 +1,4 @@
-"""From what a client asked for to a grammar that llguidance reads. Runs in the judge's child: its inputs are strangers'."""
+"""Converts a client's grammar to llguidance's form. Runs in the validator's child process, as inputs are untrusted."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from thalweg.grammar.schema.walk import children
 from thalweg.grammar.source import GrammarError, GrammarRequest, GrammarSource
 
 WHITESPACE = r"[ ]{1,2}|\n[ \t]{0,40}"
-"""Between tokens of JSON: what compact and indented writing need, and no more. A model in doubt writes spaces to the end."""
+"""White space between JSON tokens: enough for compact and indented style. Without a limit, an unsure model may write spaces to
+the end of its budget."""
 
 
 MOST_CHOICE = 10_000
-"""Characters of one text to choose. A compiled expression has a state for every byte of it."""
+"""Characters of one choice. The compiled expression has a state for every byte."""
 
 
 def source_of(asked: GrammarRequest) -> GrammarSource:
-    """GrammarError, with a pointer into a schema, for what is not served."""
+    """The grammar of a request. GrammarError, with a pointer into a schema, for unsupported features."""
     match asked.kind:
         case "json" | "json_object":
             schema = {"type": "object"} if asked.kind == "json_object" else read(asked.text)
@@ -43,7 +44,7 @@ def source_of(asked: GrammarRequest) -> GrammarSource:
 
 
 def json_options(asked: GrammarRequest) -> dict[str, object]:
-    """llguidance's, which nothing inside a schema can change."""
+    """llguidance's options for JSON. No schema can override them."""
     options: dict[str, object] = {"lenient": False, "coerce_one_of": False, "item_separator": ",", "key_separator": ":"}
     if asked.compact:
         return {**options, "whitespace_flexible": False}
@@ -51,7 +52,7 @@ def json_options(asked: GrammarRequest) -> dict[str, object]:
 
 
 def read(text: str) -> Any:
-    """JSON. GrammarError if it is none."""
+    """Parses JSON. GrammarError if it is malformed."""
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as e:
@@ -63,9 +64,9 @@ def _no_constant(name: str) -> None:
 
 
 def _choices(choices: Any) -> str:
-    """An expression for one of these texts. As alternatives of a rule, each would be an item of every step of the parser."""
+    """A regular expression for one of these texts. As alternatives of a rule, each would add an item to every parser step."""
     if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
-        raise GrammarError("must be a list of at least one text, none of them empty")
+        raise GrammarError("must be a list of at least one text, without empty ones")
     long = next((i for i, c in enumerate(choices) if len(c) > MOST_CHOICE), None)
     if long is not None:
         raise GrammarError(f"item {long} has {len(choices[long])} characters; the limit is {MOST_CHOICE}")
@@ -73,12 +74,12 @@ def _choices(choices: Any) -> str:
 
 
 MOST_LOCATED = 20_000
-"""Characters of a schema in which a fault of the compiler's is looked for."""
+"""Characters of a schema. In larger ones, compiler errors are not located."""
 MOST_TRIED = 60
 
 
 def locate_error(asked: GrammarRequest, compiler: compiled.Compiler, why: str) -> str:
-    """Where in a schema the compiler's error is: the innermost schema that has it alone. "#" if that is not found."""
+    """Pointer to the innermost schema with the compiler's error. "#": not found."""
     root, at, tries = read(asked.text), "#", 0
     if len(asked.text) > MOST_LOCATED or not isinstance(root, dict):
         return at

@@ -1,4 +1,4 @@
-"""Grammars as people write them: EBNF (GBNF, `root ::= ...`) or llguidance's Lark. Both become Lark."""
+"""Converts grammars in EBNF (GBNF, `root ::= ...`) or llguidance's Lark to Lark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _JSON = re.compile(r"%json\s*(?=\{)")
 
 
 def to_lark(text: str, options: dict[str, object] | None = None) -> str:
-    """GrammarError for EBNF that cannot be read. What Lark cannot say its compiler finds. options: of schemas inside."""
+    """The grammar in Lark. GrammarError for malformed EBNF. The compiler finds errors in Lark. options: for embedded
+    schemas."""
     if not text.strip():
         raise GrammarError("is empty")
     if _RULE.search(text):
@@ -26,7 +27,8 @@ def to_lark(text: str, options: dict[str, object] | None = None) -> str:
 
 
 def inner(schema: Any, options: dict[str, object] | None = None) -> str:
-    """A JSON schema as a part of Lark, where nothing watches its text. GrammarError, with a pointer into `schema`."""
+    """A JSON schema as a part of Lark, where `JsonGuard` does not watch the text. GrammarError, with a pointer into
+    `schema`."""
     try:
         made = order_keys(prepare_schema(schema))
     except GrammarError as e:
@@ -35,7 +37,7 @@ def inner(schema: Any, options: dict[str, object] | None = None) -> str:
 
 
 def _schemas(text: str, options: dict[str, object] | None) -> str:
-    """The schemas in Lark, prepared as those of requests are."""
+    """The Lark text with its embedded schemas prepared as requests' schemas are."""
     out, at, decoder = [], 0, json.JSONDecoder()
     for found in _JSON.finditer(text):
         if found.start() < at:

@@ -1,4 +1,4 @@
-"""The engine's side: grammars compiled where requests run. Each was judged before, so what compiling costs is known."""
+"""Compiles grammars in the engine. Each was validated before, so its cost is bounded."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from thalweg.grammar.matcher import Matcher
 
 STACK = 64 << 20
-"""Bytes for the thread that compiles. The judge's has the usual 8 MiB: what it took fits here."""
+"""Stack bytes of the compiling thread. The validator's has the usual 8 MiB: grammars that fit there fit here."""
 
 
 class Grammars:
-    """Makes matchers. Thread-safe. Compiling runs on a thread of its own with a deep stack: its caller waits, others do not."""
+    """Creates matchers. Thread-safe. A separate thread with a deep stack compiles them: only the caller waits."""
 
     def __init__(self, vocabulary: Callable[[], GrammarVocabulary]) -> None:
-        """vocabulary: asked when the first grammar is compiled."""
+        """vocabulary: called when the first grammar is compiled."""
         self._vocabulary = vocabulary
         self._one = threading.Lock()
-        """Held to compile."""
+        """Held during compilation."""
         self._made: tuple[Compiler, JsonGuard] | None = None
 
     def ready(self, source: GrammarSource) -> bool:
-        """Is it compiled and kept?"""
+        """Is the grammar compiled and cached?"""
         return not source.text or (self._made is not None and self._made[0].keeps(source.text))
 
     def refuse(self, source: GrammarSource) -> str | None:
-        """Compile it. Why it cannot be, or None."""
+        """Compile the grammar. Returns the reason if it fails, else None."""
         try:
             self.follower(source)
         except GrammarError as e:
@@ -41,13 +41,13 @@ class Grammars:
         return None
 
     def warm(self) -> None:
-        """Have the vocabulary read. The library holds Python's lock meanwhile, a quarter of a second for 150,000 tokens: every
-        thread of the process stands still."""
+        """Read the vocabulary now. The library holds the GIL meanwhile, for a quarter of a second with 150,000 tokens. Every
+        thread of the process stops."""
         with self._one:
             self._compiler()
 
     def follower(self, source: GrammarSource) -> TokenMatcher:
-        """Of a sequence, at the start of its text. GrammarError."""
+        """The matcher of a sequence, with its reasoning budget, at the start of the text. GrammarError."""
         inner = self.matcher(source) if source.text else None
         if source.budget is not None:
             return BudgetMatcher(source.budget, inner)
@@ -55,7 +55,7 @@ class Grammars:
         return inner
 
     def matcher(self, source: GrammarSource) -> Matcher:
-        """At the start of a text. GrammarError."""
+        """The grammar's matcher at the start of a text. GrammarError."""
         from thalweg.grammar.matcher import Matcher
 
         made = self._made
@@ -72,7 +72,7 @@ class Grammars:
         self._compiler().compile(text)
 
     def _compiler(self) -> Compiler:
-        from thalweg.grammar.compiled import Compiler  # loads the library, which few engines need
+        from thalweg.grammar.compiled import Compiler  # imports the library, which few engines need
         from thalweg.grammar.guard import JsonGuard
 
         if self._made is None:
@@ -82,7 +82,7 @@ class Grammars:
 
 
 def _deep(work: Callable[[], None]) -> None:
-    """Run `work` on a thread with a deep stack. Raises what it raises."""
+    """Run `work` on a thread with a deep stack. Its exceptions propagate."""
     failed: list[BaseException] = []
 
     def run() -> None:

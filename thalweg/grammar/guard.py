@@ -1,8 +1,8 @@
-"""What a JSON grammar cannot say, watched byte by byte: no object has a key twice, and no number is without end.
+"""Prevents repeated keys and unbounded numbers, which JSON grammars cannot express. Watches the text by byte.
 
-A grammar of any key allows one that was there before, and readers of JSON then keep one of the two values. And it bounds
-no number: a model that is in doubt may write digits to the end of its budget. Fractions have as many digits as readers hold
-apart in 64 bits, and exponents are none that they take for infinite. So this narrows a mask, never widens it.
+A grammar with free keys allows repeated ones, and JSON readers then keep one of the two values. It bounds no number either:
+an unsure model may write digits to the end of its budget. Fractions get as many digits as 64-bit readers distinguish, and
+exponents stay below those read as infinity. The guard narrows masks and never widens them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WHOLE, FRACTION, EXPONENT = range(3)
 MOST_DIGITS = (24, 15, 2)
-"""Of a number without a fraction, of one with it, and of an exponent."""
+"""Digits of a number without a fraction, of a number with one, and of an exponent."""
 _HUGE = re.compile(rb"(^|[0-9])[eE][+-]?[0-9]{3}")
 _OPENS_KEY = re.compile(rb',[ \t\r\n]*("(?:[^"\\]|\\.)*\\?)?$', re.DOTALL)
 _ESCAPED = re.compile(rb"\\(?:u[0-9a-fA-F]{4}|[^u])", re.DOTALL)
@@ -35,7 +35,7 @@ _QUOTE, _ESCAPE, _DIGITS, _SIGNS = ord('"'), ord("\\"), frozenset(b"0123456789")
 
 
 class JsonGuard:
-    """What is the same for every text of a vocabulary."""
+    """Tables of a vocabulary, shared by the states of all texts."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         self.tokens = tokens
@@ -47,19 +47,19 @@ class JsonGuard:
         for i, t in enumerate(tokens):
             begins.setdefault(len(t) - len(t.lstrip(b"0123456789")), []).append(i)
         self.longer = [self.mask([i for n in begins if n > most for i in begins[n]]) for most in range(max(begins, default=0))]
-        """By number of digits: the tokens that begin with more."""
+        """Number of digits -> mask of tokens that begin with more digits."""
         self.huge = self.mask([i for i, t in enumerate(tokens) if _HUGE.search(t)])
         self.escapes = self.mask([i for i, t in enumerate(tokens) if _ESCAPE in t.split(b'"')[0]])
         self.keys = [i for i, t in enumerate(tokens) if t.count(b'"') > 1]
-        """Tokens that may hold a whole key."""
+        """Tokens that may contain a whole key."""
         self.keys_mask = self.mask(self.keys)
         self.quoted = [i for i, t in enumerate(tokens) if b'"' in t]
         self.quoted_mask = self.mask(self.quoted)
         opening = [(i, t) for i, t in enumerate(tokens) if _OPENS_KEY.search(t)]
         self.openers = self.mask([i for i, _ in opening])
-        """Tokens after which an object may want a key, or be in one."""
+        """Tokens after which an object may need a key, or be within one."""
         self.openers_quoted = self.mask([i for i, t in opening if b'"' in t.partition(b",")[0]])
-        """Those that may do so from inside a string."""
+        """Tokens of `openers` that may start within a string."""
         self.begins_key = self.mask([i for i, t in enumerate(tokens) if t.lstrip(b" \t\r\n").startswith(b'"')])
         self.quote = next((i for i, t in enumerate(tokens) if t == b'"'), -1)
 
@@ -70,7 +70,7 @@ class JsonGuard:
         return out
 
     def beginning(self, with_: bytes) -> U32:
-        """The tokens that begin with these bytes."""
+        """Mask of tokens that begin with these bytes."""
         first = bisect_left(self._sorted, with_)
         last = first
         while last < len(self._sorted) and self._sorted[last].startswith(with_):
@@ -78,7 +78,7 @@ class JsonGuard:
         return self.mask(self._ids[first:last])
 
     def within(self, texts: Sequence[bytes]) -> list[int]:
-        """The tokens that these texts begin with, or are."""
+        """Ids of tokens equal to one of `texts` or to a prefix of one."""
         out: list[int] = []
         for part in {t[:n] for t in texts for n in range(1, len(t) + 1)}:
             at = bisect_left(self._sorted, part)
@@ -92,18 +92,18 @@ class JsonGuard:
 
 
 class JsonGuardState:
-    """One text."""
+    """The state of one text."""
 
     __slots__ = ("_digits", "_escaped", "_guard", "_key", "_keys", "_part", "_place", "_wants_key")
 
     def __init__(self, guard: JsonGuard) -> None:
         self._guard = guard
         self._keys: list[dict[str, bytes] | None] = []
-        """Keys of the open objects, each with its spelling; None: an array."""
+        """Keys of the open objects, each with its spelling. None: an array."""
         self._place, self._escaped, self._wants_key = OUT, False, False
         self._key = bytearray()
         self._part, self._digits = WHOLE, 0
-        """Of the number that is being written: where it is, and how many digits count there."""
+        """The current number's part, and its digits that count in that part."""
 
     @property
     def guard(self) -> JsonGuard:
@@ -121,17 +121,17 @@ class JsonGuardState:
 
     @property
     def key(self) -> bytes:
-        """What is written of the key, in KEY."""
+        """The key's bytes so far. Valid in KEY."""
         return bytes(self._key)
 
     @property
     def known_key(self) -> bytes:
-        """What is written of the key, in its plain spelling, up to an escape that is not complete."""
+        """The key's bytes so far, unescaped where possible, without an incomplete escape."""
         return _respelt(bytes(self._key)[: len(self._key) - len(self._half_escape)])
 
     @property
     def in_escape(self) -> bool:
-        """Is an escape begun that is not complete, in KEY?"""
+        """Is the key within an incomplete escape? Valid in KEY."""
         return bool(self._half_escape)
 
     @property
@@ -156,7 +156,7 @@ class JsonGuardState:
                 self._read(self._guard.tokens[token])
 
     def _read(self, text: bytes) -> bool:
-        """Go on by these bytes. False: an object has got a key again."""
+        """Advance by these bytes. False: an object's key was repeated."""
         fresh = True
         for byte in text:
             if self._place != OUT:
@@ -213,8 +213,8 @@ class JsonGuardState:
             self._part, self._digits = WHOLE, 0
 
     def narrow(self, words: U32) -> None:
-        """Take out of a mask what would repeat a key, or go on with a number that is long enough. GrammarError where every
-        sentence would have a key twice."""
+        """Remove tokens from a mask that would repeat a key, or extend a number beyond its limit. GrammarError if no token
+        remains: every text would repeat a key."""
         guard = self._guard
         if self._place == OUT:
             left = max(MOST_DIGITS[self._part] - self._digits, 0)
@@ -226,7 +226,7 @@ class JsonGuardState:
         if self._place == KEY:
             used, here = self._keys[-1] or {}, self.known_key
             if self.in_escape and used:
-                # A control character has two spellings: only what the token completes says which key it is.
+                # A control character has two spellings: the key is known only once the token completes the escape.
                 tried, tried_mask = guard.quoted, guard.quoted_mask
             else:
                 for spelt in used.values():
@@ -239,13 +239,13 @@ class JsonGuardState:
             raise GrammarError(USED_UP)
 
     def prefer_plain(self, words: U32) -> None:
-        """Take escapes out of a mask inside a key, where other tokens are left: keys are written plainly if the schema lets
-        them be."""
+        """Within a key, remove tokens with escapes from a mask if others remain. Keys are written plainly where the schema
+        permits."""
         if self._place == KEY:
             _prefer_without(words, self._guard.escapes)
 
     def _try_keys(self, words: U32, tried: Sequence[int], tried_mask: U32) -> None:
-        """Take out of a mask those of some tokens, each read to its end, that give an object a key again."""
+        """Remove from a mask those of `tried` that repeat a key. Each token is read to its end."""
         if not (words & tried_mask).any():
             return
         bad = [i for i in tried if words[i // 32] >> np.uint32(i % 32) & 1 and not self.copy()._read(self._guard.tokens[i])]
@@ -270,12 +270,12 @@ def _decode_key(key: bytes) -> str:
 
 
 def _spelt(name: str) -> bytes:
-    """A key as it is written where no escape is needed."""
+    """A key with only the necessary escapes."""
     return json.dumps(name, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")
 
 
 def _respelt(key: bytes) -> bytes:
-    """A key, or the beginning of one, with each escape as `_spelt` writes it. It has no escape that is not complete."""
+    """A key or its beginning with each escape as `_spelt` writes it. Incomplete escapes are not allowed."""
     if _ESCAPE not in key:
         return key
     return _ESCAPED.sub(lambda found: _spelt(_decode_key(found[0])), key)

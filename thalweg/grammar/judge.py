@@ -1,6 +1,6 @@
-"""Grammars judged before anything of them enters an engine: in a child process with limits, each once.
+"""Validates grammars before they enter an engine: in a child process with limits, each grammar once.
 
-Knows nothing of requests: what a client called its grammar, the caller adds.
+It knows no requests: the caller adds the name of the request's field to errors.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from thalweg.host.jobs import MEMORY as NO_MEMORY
 from thalweg.host.jobs import Jobs, TaskLimits, TaskRefusedError
 
 MOST_CHARS = 1 << 20
-"""Of a grammar's text. Larger ones are refused unread."""
+"""Characters of a grammar. Larger ones are rejected unread."""
 SECONDS = 0.5
-"""Processor time for one grammar. The slowest of 8,846 real schemas takes a third."""
+"""CPU seconds for one grammar. The slowest of 8,846 real schemas needs a third."""
 QUICK = 0.15
-"""Seconds of those that a grammar has at first. One that needs more is judged again, in a queue of such: others do not wait
-behind it."""
+"""CPU seconds of the first attempt. A grammar that needs more is validated again in a separate queue, where it delays no quick
+ones."""
 WALL = 30
-"""Seconds of the clock for a second of processor time."""
+"""Wall-clock seconds allowed per second of CPU time."""
 MEMORY = 256 << 20
-"""Bytes that one grammar may take while it is compiled."""
+"""Bytes of memory for compiling one grammar."""
 CHILDREN = 2
-"""One of them at most has a grammar that needs more than QUICK."""
+"""Child processes. At most one compiles a grammar that needs more than QUICK."""
 MOST_SLOW = 8
-"""Of those that wait, at once."""
+"""Slow grammars waiting at once."""
 KEPT = 256
-"""Verdicts kept, refusals too."""
+"""Cached results, including errors."""
 KEPT_CHARS = 16 << 20
-"""Characters of what was judged, together."""
+"""Total characters of cached grammars."""
 
 
 class GrammarValidator:
-    """Thread-safe. Its children start when first needed, and end with it or this process."""
+    """Validates grammars in child processes, which start on first use and end with it or this process. Thread-safe."""
 
     def __init__(self, vocabulary: Callable[[], GrammarVocabulary], *, seconds: float = SECONDS) -> None:
-        """vocabulary: of the model, asked once. seconds: of processor time for a grammar."""
+        """vocabulary: the model's, called once. seconds: CPU time for a grammar."""
         self._seconds = seconds
         self._vocabulary = vocabulary
         self._made: GrammarVocabulary | None = None
@@ -68,8 +68,8 @@ class GrammarValidator:
             return self._made
 
     def source(self, asked: GrammarRequest) -> GrammarSource:
-        """What the engine compiles. GrammarError says why there is none. UnavailableError: children were lost, or stood
-        still."""
+        """The source for the engine to compile. GrammarError gives the reason of a rejection. UnavailableError: child processes
+        were lost or stalled."""
         with self._lock:
             found = self._kept.get(asked)
             if found is not None:
@@ -92,7 +92,7 @@ class GrammarValidator:
         except CpuLimitError:
             return GrammarError(f"took longer than {self._seconds:g} seconds to compile; make it simpler", at)
         except CrashedError:
-            return GrammarError(f"is too deep, or takes more than {MEMORY >> 20} MiB to compile; make it simpler", at)
+            return GrammarError(f"is too deep, or needs more than {MEMORY >> 20} MiB to compile; make it simpler", at)
         except (StalledError, LostError):
             raise UnavailableError("the process that compiles grammars was lost; try again") from None
         except TaskRefusedError as e:
@@ -126,7 +126,7 @@ class GrammarValidator:
                 self._chars -= len(old.text)
 
     def pids(self) -> list[int]:
-        """Of the idle children."""
+        """Process ids of the idle children."""
         return self._jobs.pids()
 
     def close(self) -> None:

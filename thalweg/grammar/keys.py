@@ -1,8 +1,7 @@
-"""Objects whose keys must match a pattern: no comma and no letter of a key after which every key left is in the object already.
+"""Prevents dead ends in objects with keys of a pattern: tokens after which the object already has every possible key.
 
-A grammar knows no keys that were used. Where a pattern matches few, a mask would lead to a place from which no fresh key can be
-reached. So each token that could lead there is followed, through the letters of used keys only: any other letter makes a
-fresh key.
+A grammar does not track used keys. Where a pattern matches few keys, its mask may lead to a state without a fresh key. Every
+token that could lead there is therefore tried, through the letters of used keys only: any other letter makes a fresh key.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ ALL = np.uint32(0xFFFFFFFF)
 
 
 def leave_fresh(matcher: Matcher, words: U32) -> None:
-    """Take out of a mask the tokens after which an object wants a key and none is left. GrammarError if no token remains."""
+    """Remove tokens from a mask after which an object needs a key and none is left. GrammarError if no token remains."""
     watch = matcher.watch
     assert watch is not None
     guard = watch.guard
     known: dict[bytes, bool] = {}
-    # Keys are written without escapes, unless only a key that needs one is left.
+    # Escapes are removed unless every fresh key needs one.
     plain = words & ~guard.escapes if watch.place == KEY else words.copy()
     if plain.any():
         _leave_fresh(matcher, plain, known)
@@ -43,7 +42,7 @@ def leave_fresh(matcher: Matcher, words: U32) -> None:
 
 
 def _leave_fresh(matcher: Matcher, words: U32, known: dict[bytes, bool]) -> None:
-    """Take the tokens that go on to no fresh key out of a mask."""
+    """Remove tokens from a mask that lead to no fresh key."""
     watch = matcher.watch
     assert watch is not None
     guard = watch.guard
@@ -62,9 +61,9 @@ def _ids(words: U32) -> list[int]:
 
 
 def _uncertain(watch: JsonGuardState) -> U32:
-    """The tokens inside a key that may go on as a used key does, and do not end it. Any other makes a fresh key.
+    """Mask of tokens within a key that may continue like a used key, without ending it. Any other makes a fresh key.
 
-    An escape may be one of two spellings of a letter, so tokens of an escape are among them."""
+    A letter may be spelled as an escape, so tokens with escapes are included."""
     used = watch.keys_used()
     if watch.in_escape:
         return np.full(watch.guard.words, ALL, np.uint32) if used else watch.guard.mask([])
@@ -75,7 +74,7 @@ def _uncertain(watch: JsonGuardState) -> U32:
 
 
 def _goes_on(matcher: Matcher, token: int, known: dict[bytes, bool]) -> bool:
-    """Is there a fresh key after this token, if it leads to one?"""
+    """Is a fresh key possible after this token? True if the token needs no key."""
     assert matcher.watch is not None
     after = matcher.watch.copy()
     after.accept([token])
@@ -91,7 +90,7 @@ def _goes_on(matcher: Matcher, token: int, known: dict[bytes, bool]) -> bool:
 
 
 def _in_doubt(watch: JsonGuardState) -> bool:
-    """Does an object want a key, of which what is written is the beginning of a used one?"""
+    """Does an object need a key that may still become a used one?"""
     if watch.place == KEY:
         here = watch.known_key
         return any(k.startswith(here) for k in watch.keys_used())
@@ -99,7 +98,7 @@ def _in_doubt(watch: JsonGuardState) -> bool:
 
 
 def _fresh(matcher: Matcher, known: dict[bytes, bool]) -> bool:
-    """May a key come that is not used? The object wants one. known: answers by what is written of the key."""
+    """Is a fresh key possible where the object needs a key? known: results by the key's bytes so far."""
     watch = matcher.watch
     assert watch is not None
     if watch.place != KEY:
@@ -133,5 +132,5 @@ def _fresh_from_quote(matcher: Matcher) -> bool:
     except GrammarError:
         return False
     quoted = _ids(words & watch.guard.begins_key)
-    # A quote that is a token leads to every key. Longer tokens count where it is none.
+    # The quote token, if there is one, leads to every key. Otherwise longer tokens are tried.
     return any(_goes_on(matcher, t, {}) for t in ([watch.guard.quote] if watch.guard.quote in quoted else quoted))

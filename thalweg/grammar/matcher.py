@@ -1,4 +1,4 @@
-"""One sequence followed by a grammar: which tokens may come next. Its state is a function of the tokens it was given."""
+"""Follows one sequence with a grammar and gives the tokens allowed next. Its state is a function of the accepted tokens."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ ALL = np.uint32(0xFFFFFFFF)
 
 
 class Matcher:
-    """At the start of a text when made. Words of masks: u32, bit t % 32 of word t // 32 is token t."""
+    """Follows a text from its start. Masks are u32 words: bit t % 32 of word t // 32 is token t."""
 
     def __init__(self, inner: Compiled, source: GrammarSource, guard: JsonGuard) -> None:
-        """inner: the compiled grammar at its start, this one's own. guard: of the same vocabulary."""
+        """inner: the compiled grammar at its start, not shared. guard: of the same vocabulary."""
         self._inner = inner
         self._until = frozenset(source.free_until)
         self._free = bool(self._until)
         self.watch = guard.watch() if source.json else None
-        """What was written so far, if it is JSON."""
+        """State of the JSON text so far. None: not JSON."""
         self._few_keys = source.few_keys and self.watch is not None
 
     @property
     def free(self) -> bool:
-        """Is every token allowed, because the constrained part has not begun?"""
+        """Is every token allowed, as the constrained part has not begun?"""
         return self._free
 
     @property
@@ -44,8 +44,8 @@ class Matcher:
         return self._free or bool(self._inner.is_accepting())
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """The tokens that came. OutsideError if the grammar does not allow one, GrammarError if it became too complex. The
-        matcher is of no use then."""
+        """Advance by the sampled tokens. TokenRejectedError if the grammar does not allow one, GrammarError if it became too
+        complex. The matcher is unusable after either."""
         for at, token in enumerate(tokens):
             if self._free:
                 self._free = token not in self._until
@@ -59,8 +59,8 @@ class Matcher:
             return
 
     def mask(self, words: NDArray[np.uint32]) -> None:
-        """Which tokens may come next, written to u32[words]; those beyond the vocabulary may not. GrammarError if the grammar
-        became too complex."""
+        """Write the mask of allowed tokens to u32[words]. Tokens beyond the vocabulary are not allowed. GrammarError if the
+        grammar became too complex."""
         self.mask_once(words)
         if self.watch is None or self._free:
             return
@@ -70,7 +70,7 @@ class Matcher:
             self.watch.prefer_plain(words)
 
     def mask_once(self, words: NDArray[np.uint32]) -> None:
-        """As `mask`, without a look at the keys that an object may still get. Keys may have escapes that they do not need."""
+        """As `mask`, without looking ahead for fresh keys. Keys may have unnecessary escapes."""
         if self._free:
             words[:] = ALL
             return
@@ -87,11 +87,11 @@ class Matcher:
         return words_of(found)[:300] if found else ""
 
     def forced_tokens(self) -> list[int]:
-        """Tokens that must come next, as far as that is known."""
+        """The forced next tokens, as far as known."""
         return [] if self._free else list(self._inner.compute_ff_tokens())
 
     def copy(self) -> Matcher:
-        """Another of the same text so far."""
+        """An independent matcher after the same tokens."""
         new = copy(self)
         new._inner = self._inner.deep_copy()
         new.watch = None if self.watch is None else self.watch.copy()

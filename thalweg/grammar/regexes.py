@@ -1,7 +1,7 @@
-"""Regular expressions read just far enough to simplify them and to list what they match.
+"""Parses regular expressions, as far as necessary to simplify them and to list their matches.
 
-The syntax is the common part of ECMA-262 and of Rust's `regex`. Whatever lies outside it parses to None, and callers then leave
-the expression as it is.
+The supported syntax is the common part of ECMA-262 and Rust's `regex`. Other expressions parse to None, and callers then leave
+them unchanged.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MOST_DEPTH = 40
-"""Groups inside one another."""
+"""Depth of nested groups."""
 MOST_TEXTS = 256
-"""Texts that `texts` lists."""
+"""Most texts that `texts` lists."""
 MOST_TIMES = 1_000_000
-"""Repetitions that nested counts may be multiplied to."""
+"""Upper bound of a product of nested counts."""
 _COUNT = re.compile(r"\{(\d{1,7})(?:(,)(\d{0,7}))?\}")
 _GROUP = re.compile(r"\((?:\?(?:P?<[A-Za-z_]\w*>|s?:))?")
 _RANGE = re.compile(r"(.)-(.)|(.)", re.DOTALL)
@@ -27,7 +27,7 @@ _BEGIN, _END = "\x02", "\x03"
 
 @dataclass(frozen=True, slots=True)
 class RegexAtom:
-    """One atom. source: as it was written. texts: what it matches. None: too many to list."""
+    """One atom. source: its text in the pattern. texts: its matches. None: too many to list."""
 
     source: str
     texts: tuple[str, ...] | None
@@ -35,7 +35,7 @@ class RegexAtom:
 
 @dataclass(frozen=True, slots=True)
 class Alternation:
-    """Alternatives, each a sequence of parts. opening: how its group begins, "" for the whole expression."""
+    """Alternatives, each a sequence of parts. opening: the beginning of its group, "" for the whole expression."""
 
     ways: tuple[tuple[Node, ...], ...]
     opening: str
@@ -55,7 +55,7 @@ Node = RegexAtom | Alternation | Repeat
 
 
 def parse(pattern: str) -> Alternation | None:
-    """The expression as a tree. None: it uses syntax that is not known here."""
+    """The expression as a tree. None: unsupported syntax."""
     reader = _RegexParser(pattern)
     try:
         made = reader.choice("", 0)
@@ -65,7 +65,7 @@ def parse(pattern: str) -> Alternation | None:
 
 
 class _RegexParser:
-    """ValueError and IndexError for what it does not know."""
+    """Recursive descent parser. ValueError and IndexError for unsupported syntax."""
 
     def __init__(self, pattern: str) -> None:
         self._text, self.at = pattern, 0
@@ -128,7 +128,7 @@ class _RegexParser:
         raise ValueError
 
     def _class(self) -> RegexAtom:
-        """A class of single letters and ranges. Others, as nested ones, are not known."""
+        """A class of single letters and ranges. Nested classes and set operations are not supported."""
         begin = self.at
         end = self._text.index("]", begin + 1)
         inside = self._text[begin + 1 : end]
@@ -179,7 +179,7 @@ def _list_characters(inside: str) -> tuple[str, ...] | None:
 
 
 def simplify(pattern: str) -> str:
-    """An expression for the same texts, in which counts right inside counts are multiplied where that is the same.
+    """An equivalent expression with directly nested counts multiplied, where the product is exact.
 
     (a{1,9}){1,9} is a{1,81}. A compiler of derivatives has a state for every way to cut a text into such parts."""
     tree = parse(pattern)
@@ -187,14 +187,14 @@ def simplify(pattern: str) -> str:
 
 
 def _has_nested_count(node: Node) -> bool:
-    """Is there a count right inside a count?"""
+    """Is a count directly nested in a count?"""
     if isinstance(node, Alternation):
         return any(_has_nested_count(n) for way in node.ways for n in way)
     return isinstance(node, Repeat) and (isinstance(_only(node.node), Repeat) or _has_nested_count(node.node))
 
 
 def _only(node: Node) -> Node:
-    """The node inside groups that hold nothing else."""
+    """The node within groups that contain nothing else."""
     while isinstance(node, Alternation) and len(node.ways) == 1 and len(node.ways[0]) == 1:
         node = node.ways[0][0]
     return node
@@ -243,9 +243,9 @@ def _source(node: Node) -> str:
 
 
 def texts(pattern: str) -> list[str] | None:
-    """All texts that a pattern of JSON Schema matches, if anchors bound it and they are `MOST_TEXTS` at most.
+    """All texts that a pattern of JSON Schema matches, if anchored at both ends and at most `MOST_TEXTS`.
 
-    None: they are more, or not known."""
+    None: more, or unknown."""
     tree = parse(pattern)
     found = None if tree is None else _texts(tree)
     if found is None or any(t[:1] != _BEGIN or t[-1:] != _END or _has_anchor(t[1:-1]) for t in found):
@@ -297,7 +297,7 @@ def _concat_texts(heads: list[str], tails: list[str] | None) -> list[str] | None
 
 
 def endless(pattern: str) -> bool:
-    """Does every beginning of a match go on in infinitely many ways? False where that is not certain."""
+    """Does every prefix of a match continue in infinitely many ways? False if uncertain."""
     tree = parse(pattern)
     return tree is not None and all(_endless(way) for way in tree.ways)
 
@@ -333,7 +333,7 @@ def _may_be_empty(node: Node) -> bool:
 
 
 def literal(text: str) -> str:
-    """An expression for this text and no other."""
+    """An expression that matches only this text."""
     return "".join(_letters(text))
 
 

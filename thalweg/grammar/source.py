@@ -1,4 +1,4 @@
-"""What crosses between the rooms of structured output: plain data, with nothing of the library in it."""
+"""Plain data passed between the client, the validator and the engine for structured output."""
 
 from __future__ import annotations
 
@@ -11,61 +11,61 @@ Kind = Literal["json", "regex", "choice", "grammar", "json_object", "structural_
 
 
 class GrammarRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client wants, as text. json: a schema. choice: a JSON list of strings. structural_tag: a JSON object."""
+    """A client's grammar as text. json: a schema. choice: a JSON list of strings. structural_tag: a JSON object."""
 
     kind: Kind
     text: str
     compact: bool = False
     """No whitespace in JSON."""
     closed: bool = False
-    """Objects have no properties but those their schema names."""
+    """Objects have only the properties named in their schema."""
     whitespace: str | None = None
-    """A regex of the whitespace allowed between tokens of JSON, in place of ours."""
+    """A regex of the whitespace allowed between JSON tokens. None: the default."""
     inside: bool = False
-    """A schema of text inside other text, where nothing watches it (`thalweg.grammar.schema.ordered`)."""
+    """The schema's text is embedded in other text, where `JsonGuard` does not watch it (`thalweg.grammar.schema.ordered`)."""
     inner: GrammarRequest | None = None
-    """What `@inner` stands for in a grammar."""
+    """The grammar that `@inner` refers to."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """A bound on the tokens of reasoning (`thalweg.grammar.budget`)."""
+    """A limit on the tokens of reasoning (`thalweg.grammar.budget`)."""
 
     open: tuple[int, ...]
     close: tuple[int, ...]
     forced: tuple[int, ...]
-    """Token ids: what begins reasoning, what ends it, and what comes when no token is left."""
+    """Token ids: `open` begins reasoning, `close` ends it, and `forced` follows at the limit."""
     most: int
     begun: int = -1
-    """Tokens of reasoning that the prompt ends in. -1: it does not reason."""
+    """Tokens of reasoning at the end of the prompt. -1: the prompt does not end in reasoning."""
 
 
 class GrammarSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A grammar that was judged, as llguidance reads it, a bound on reasoning, or both."""
+    """A validated grammar in llguidance's form, a limit on reasoning, or both."""
 
     text: str
-    """"": there is no grammar."""
+    """"": no grammar."""
     budget: Budget | None = None
     json: bool = False
-    """The constrained part is one JSON value, and no more: `thalweg.grammar.guard` watches it."""
+    """The constrained part is exactly one JSON value: `thalweg.grammar.guard` watches it."""
     few_keys: bool = False
-    """An object in it may have used every key that it can have: `thalweg.grammar.keys` looks ahead."""
+    """An object may run out of possible keys: `thalweg.grammar.keys` looks ahead."""
     free_until: tuple[int, ...] = ()
-    """Token ids. Text is free up to and with the first of them. Empty: the grammar begins at once."""
+    """Token ids. Text is free up to and including the first such token. Empty: the grammar begins at once."""
 
 
 class GrammarVocabulary(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What a grammar must know of a tokenizer."""
+    """The data of a tokenizer that grammars need."""
 
     tokens: list[bytes]
-    """By id, as many as the model has rows: the bytes each adds to the text. b"": none."""
+    """Token id -> the bytes it adds to the text, for every row of the model's output. b"": none."""
     special: list[int]
-    """Ids that are no text: grammars name them (`<[ID]>`, `<|name|>`)."""
+    """Ids of special tokens, which grammars refer to by name (`<[ID]>`, `<|name|>`)."""
     eos: list[int]
     """Ids that end a text, at least one."""
 
 
 class GrammarError(ValueError):
-    """A grammar that is not served, and why. `pointer`: where in a schema (RFC 6901, as a URI fragment), "" if nowhere."""
+    """A rejected grammar, with the reason. `pointer`: the place in a schema (RFC 6901, as a URI fragment), "" if none."""
 
     def __init__(self, why: str, pointer: str = "") -> None:
         self.why, self.pointer = why, pointer
@@ -73,4 +73,4 @@ class GrammarError(ValueError):
 
 
 class TokenRejectedError(GrammarError):
-    """A token that the grammar does not allow was given to it. No client asks for that: the fault is the engine's."""
+    """A token outside the grammar was accepted. No request can cause this: it is a fault of the engine."""

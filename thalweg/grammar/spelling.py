@@ -1,8 +1,8 @@
-"""Text as a vocabulary spells it, known by its tokens alone: what a grammar forces is said in the tokens that a model expects.
+"""Tokenizes text from the vocabulary's tokens only, so that forced text uses the tokens that a model expects.
 
-Vocabularies made by merging number their tokens in the order of the merges. So the pair whose union has the least id is merged
-first, as the tokenizer does. Tokenizers cut text into words before that, which is not known here. It matters for digits, which
-many keep apart in groups of up to three, and for little else. A spelling is right in any case: its bytes are those of the text.
+BPE vocabularies number their tokens in the order of the merges. The pair with the least merged id is therefore merged first, as
+the tokenizer does. Tokenizers split text into words first, by rules that a vocabulary does not have. This matters for digits,
+which many split into groups of up to three, and for little else. Every result is valid: its bytes are those of the text.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ from itertools import pairwise
 from thalweg.grammar.source import GrammarError, GrammarVocabulary
 
 HEAD = 64
-"""Bytes that are spelled well: a grammar may force kilobytes, and asks again after each token."""
+"""Bytes spelled as the tokenizer would. A grammar may force kilobytes, and asks again after each token."""
 KEPT = 4096
-"""Spellings kept."""
+"""Spellings in the cache."""
 GROUP = 3
-"""A vocabulary whose numbers are no longer than this keeps digits in groups of that many."""
+"""A vocabulary with numbers up to this length splits digits into groups of its longest number."""
 
 
 class Speller:
-    """Of one vocabulary."""
+    """Tokenizes text with one vocabulary."""
 
     def __init__(self, vocabulary: GrammarVocabulary) -> None:
         special = set(vocabulary.special)
         known = [(t, i) for i, t in enumerate(vocabulary.tokens) if t and i not in special]
         self._ids = dict(reversed(known))
-        # A sentencepiece vocabulary has a letter twice, first as a byte. Models write the letter.
+        # A sentencepiece vocabulary has each letter twice, first as a byte. Models write the letter.
         self._ids |= {t: i for t, i in known if len(t) == 1}
         longest = max((len(t) for t in self._ids if t.isdigit()), default=0)
         self._words = re.compile(rb"[0-9]{1,%d}|[^0-9]+" % longest) if 0 < longest <= GROUP else re.compile(rb"(?s:.+)")
         self._spelt = lru_cache(KEPT)(self._head)
 
     def __call__(self, text: bytes) -> list[int]:
-        """Ids of tokens whose bytes are this text, its first HEAD bytes as the tokenizer would. GrammarError if none say it."""
+        """Token ids with exactly these bytes, the first HEAD bytes as the tokenizer would. GrammarError if a byte has no
+        token."""
         return [*self._spelt(text[:HEAD]), *(self._id(unit) for unit in self._units(text[HEAD:]))]
 
     def _head(self, text: bytes) -> tuple[int, ...]:
@@ -66,5 +67,5 @@ class Speller:
     def _id(self, token: bytes) -> int:
         found = self._ids.get(token)
         if found is None:
-            raise GrammarError(f"the model has no token for {token!r}, which the grammar asks for")
+            raise GrammarError(f"the model has no token for {token!r}, which the grammar requires")
         return found

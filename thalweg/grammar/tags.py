@@ -1,4 +1,4 @@
-"""Structural tags: text with constrained parts in it, as vLLM and xgrammar write them.
+"""Structural tags: text with constrained parts, in the notation of vLLM and xgrammar.
 
 Two forms: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}, and {"format": ...} made of const_string,
 json_schema, regex, grammar, any_text, sequence, or, tag, triggered_tags and tags_with_separator.
@@ -18,7 +18,7 @@ _TEXT = r"/(.|\n)*/"
 
 
 def to_grammar(tag: Any, asked: GrammarRequest) -> str:
-    """GrammarError names the part."""
+    """The grammar of a structural tag. GrammarError names the part."""
     from thalweg.grammar.convert import json_options
 
     if not isinstance(tag, dict):
@@ -40,7 +40,7 @@ def to_grammar(tag: Any, asked: GrammarRequest) -> str:
 
 
 class _Rules:
-    """Rules of Lark as they are made. A part is what can stand in the body of another."""
+    """Collects Lark rules. A part is text for the body of another rule."""
 
     def __init__(self, options: dict[str, object]) -> None:
         self.rules: list[str] = []
@@ -62,7 +62,7 @@ class _Rules:
                 return _literal(_text(form.get("value"), f"{at}/value"))
             case "json_schema":
                 if form.get("style", "json") != "json":
-                    raise GrammarError(f"{form['style']!r:.40} is not served; json is", f"{at}/style")
+                    raise GrammarError(f"{form['style']!r:.40} is not supported; supported: json", f"{at}/style")
                 return self._rule(self._schema(form.get("json_schema"), f"{at}/json_schema"))
             case "regex":
                 return self._other(compiled.regex_lark(regexes.simplify(_text(form.get("pattern"), f"{at}/pattern"))))
@@ -82,7 +82,7 @@ class _Rules:
             case "tags_with_separator":
                 return self._tags_with_separator(form, at)
             case other:
-                raise GrammarError(f"{other!r:.60} is not served", f"{at}/type")
+                raise GrammarError(f"{other!r:.60} is not supported", f"{at}/type")
 
     def _schema(self, schema: Any, at: str) -> str:
         try:
@@ -96,7 +96,7 @@ class _Rules:
         return self._rule(f"@{name}")
 
     def _tag(self, form: dict[str, Any], at: str, skip: int = 0) -> str:
-        """skip: characters of its beginning that are there already."""
+        """A tag. skip: characters of its beginning already written."""
         begin, end = _text(form.get("begin"), f"{at}/begin")[skip:], form.get("end", "")
         if isinstance(end, list):
             end = end[0] if len(end) == 1 else None
@@ -107,10 +107,10 @@ class _Rules:
         return self._rule(" ".join(filter(None, (_literal(begin), self.part(content, f"{at}/content"), _literal(ends)))))
 
     def _triggered_tags(self, form: dict[str, Any], at: str) -> str:
-        """Free text, and tags in it, each after its trigger."""
+        """Free text with tags, each after its trigger."""
         triggers = [_text(t, f"{at}/triggers/{i}") for i, t in enumerate(_list(form.get("triggers"), f"{at}/triggers"))]
         if form.get("excludes"):
-            raise GrammarError("is not served", f"{at}/excludes")
+            raise GrammarError("is not supported", f"{at}/excludes")
         tags = _list(form.get("tags"), f"{at}/tags")
         made = []
         for trigger in triggers:
@@ -148,5 +148,5 @@ def _text(value: Any, at: str, empty: bool = False) -> str:
 
 def _list(value: Any, at: str) -> Sequence[Any]:
     if not isinstance(value, list) or not value:
-        raise GrammarError("must be a list of at least one", at)
+        raise GrammarError("must be a list of at least one item", at)
     return value

@@ -1,4 +1,4 @@
-"""JSON schemas made ready for llguidance: the same, or a narrower one that it can compile. Never a wider one.
+"""Rewrites JSON schemas for llguidance into equivalent or narrower ones that it can compile, never wider ones.
 
-`walk` knows where schemas are inside schemas. `prepare` goes through them and calls what rewrites a keyword.
+`walk` finds the schemas within schemas. `prepare` goes through them and calls the rewriters of keywords.
 """

@@ -1,4 +1,4 @@
-"""anyOf and oneOf of values, as one enum. The compiler has a rule for each branch, and one expression for an enum."""
+"""Rewrites anyOf and oneOf of values as one enum. The compiler makes a rule per branch, but one expression per enum."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SILENT = frozenset({"title", "description", "$comment", "default", "examples", "
 
 
 def as_enum(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema, an anyOf or oneOf whose branches only name values as one enum. The same schema where it has none."""
+    """The schema with an anyOf or oneOf of listed values replaced by one enum. Other schemas are returned unchanged."""
     for key in ("anyOf", "oneOf"):
         if key in schema and "enum" not in schema and "const" not in schema:
             values = _values(schema[key], once=key == "oneOf")
@@ -21,7 +21,8 @@ def as_enum(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _values(branches: list[Any], once: bool) -> list[Any] | None:
-    """What the branches name. once: what more than one of them names is left out. None: they say more than values."""
+    """The values listed in the branches. once: without values listed in several branches. None: a branch has other keywords, or
+    lists or objects as values."""
     found: list[dict[tuple[str, Any], Any]] = []
     for branch in branches:
         values = enum_values(branch) if isinstance(branch, dict) and _only_values(branch) else None
@@ -33,7 +34,7 @@ def _values(branches: list[Any], once: bool) -> list[Any] | None:
 
 
 def _only_values(branch: dict[str, Any]) -> bool:
-    """Does it have one of const and enum, and no other keyword that refuses a value?"""
+    """Does the branch have const or enum, and no other keyword that rejects values?"""
     rest = branch.keys() - SILENT
     if rest in ({"const"}, {"enum"}):
         return True

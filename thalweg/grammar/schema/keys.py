@@ -1,8 +1,8 @@
-"""Objects that can have few keys: how many there are, and schemas that count their properties.
+"""Objects with few possible keys: lists the keys, and rewrites schemas that count properties.
 
-The compiler counts properties only where all that are named are required. So an optional one becomes a pattern that matches its
-name only, where minProperties or maxProperties count it. Such properties come in any order. And the compiler wants patterns of
-which no two match one name, so patterns of few names become one for each name.
+The compiler counts properties only where all named ones are required. Under minProperties or maxProperties, an optional
+property therefore becomes a pattern that matches only its name. Such properties come in any order. The compiler also requires
+that no two patterns match one name, so patterns of few names are split into one per name.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from thalweg.grammar.schema.walk import NonEvaluatingSchema, children
 
 COUNTS = ("minProperties", "maxProperties")
 MOST_NAMES = 64
-"""That patterns match together, of those that become one for each name."""
+"""Most names that all patterns together may match, to be split into one pattern per name."""
 
 
 def count_keys(schema: dict[str, Any]) -> dict[str, Any]:
-    """minProperties and maxProperties in a form that the compiler counts.
+    """The schema with minProperties and maxProperties in a form that the compiler can count.
 
-    No object satisfies a schema that wants more keys than it allows."""
+    No object satisfies a schema that requires more keys than are possible."""
     parts = parts_of(schema)
     names = possible_keys(parts)
     impossible = names is not None and max(p.get("minProperties", 0) for p in parts) > len(names)
@@ -42,7 +42,7 @@ def count_keys(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def parts_of(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """It, and the schemas of its allOf, and of theirs."""
+    """The schema and, recursively, the schemas of its allOf."""
     inner = [p for p in schema.get("allOf", ()) if isinstance(p, dict)]
     return [schema, *(part for p in inner for part in parts_of(p))]
 
@@ -55,7 +55,7 @@ def _in_parts(schema: dict[str, Any], change: Callable[[dict[str, Any]], dict[st
 
 
 def _without_optional(schema: dict[str, Any], required: set[str]) -> dict[str, Any]:
-    """A copy whose optional properties are patterns. It is `NonEvaluatingSchema` if the schema is."""
+    """A copy with optional properties as patterns. The copy is a `NonEvaluatingSchema` if the schema is one."""
     optional = [n for n in schema.get("properties", ()) if n not in required]
     new = type(schema)(schema)
     if optional:
@@ -66,7 +66,7 @@ def _without_optional(schema: dict[str, Any], required: set[str]) -> dict[str, A
 
 
 def _apart(schema: dict[str, Any], listed: Mapping[str, Sequence[str] | None]) -> dict[str, Any]:
-    """A copy with a pattern for each name that its patterns match. listed: those names, by pattern."""
+    """A copy with one pattern per name that its patterns match. listed: pattern -> names."""
     new = type(schema)(schema)
     patterns = schema.get("patternProperties") or {}
     if patterns:
@@ -79,7 +79,7 @@ def _apart(schema: dict[str, Any], listed: Mapping[str, Sequence[str] | None]) -
 
 
 def possible_keys(parts: Sequence[dict[str, Any]]) -> set[str] | None:
-    """The keys that an object can have that satisfies all these, and maybe more. None: they are many."""
+    """A superset of the keys possible in an object that satisfies all schemas. None: unlimited."""
     found: set[str] | None = None
     for part in parts:
         here = _keys_of(part)
@@ -89,7 +89,7 @@ def possible_keys(parts: Sequence[dict[str, Any]]) -> set[str] | None:
 
 
 def _may_have(schema: dict[str, Any], name: str) -> bool:
-    """May an object of this schema have this key? True where a pattern is not understood."""
+    """May an object of this schema have this key? True if a pattern is not supported."""
     named = schema.get("properties", {})
     if name in named:
         return named[name] is not False
@@ -100,7 +100,7 @@ def _may_have(schema: dict[str, Any], name: str) -> bool:
 
 
 def _may_match(pattern: str, name: str) -> bool:
-    """True where the pattern is not understood."""
+    """Does the pattern match the name? True if it is not supported."""
     listed = regexes.texts(pattern)
     if listed is not None:
         return name in listed
@@ -123,7 +123,7 @@ def _keys_of(schema: dict[str, Any]) -> set[str] | None:
 
 
 def may_run_out(schema: Any) -> bool:
-    """May an object of this schema, or one inside it, use up the keys that its patterns allow? schema: prepared."""
+    """May an object of this schema or a nested one run out of the keys that its patterns allow? schema: a prepared one."""
     limited, joined = 0, False
     for at in _inside(schema):
         joined |= "allOf" in at or "$ref" in at

@@ -1,5 +1,5 @@
-"""The opposite of a schema, as far as it can be said: what fails the schema, or a part of that. So a schema that holds where
-the opposite of another does never accepts what `not` forbids.
+"""Negates schemas. The negation may be narrower than exact: it accepts only values that fail the schema, maybe not all. A
+schema rewritten with it thus never accepts a value that `not` forbids.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SIZES = {"Length": "string", "Items": "array", "Properties": "object"}
 
 
 def opposite(schema: Any, look: Look, depth: int = 0) -> Any:
-    """A schema that accepts only what `schema` refuses. None: none is known. False: it refuses nothing."""
+    """A schema that accepts only values that `schema` rejects. None: unknown. False: `schema` rejects nothing."""
     if isinstance(schema, bool):
         return not schema
     if not isinstance(schema, dict) or depth > MOST_DEPTH:
@@ -44,7 +44,7 @@ _UNKNOWN = object()
 
 
 def _of(key: str, value: Any, schema: dict[str, Any], look: Look, depth: int) -> Any:
-    """What fails one keyword. False: nothing does. _UNKNOWN."""
+    """The negation of one keyword. False: no value fails it. _UNKNOWN: not supported."""
     if key == "type":
         return _types(_others(value))
     if key in ("const", "enum"):
@@ -97,7 +97,7 @@ _SILENT = frozenset(
     {"title", "description", "default", "examples", "$comment", "$id", "$schema", "$anchor", "$defs", "definitions",
      "deprecated", "readOnly", "writeOnly", "contentEncoding", "contentMediaType"}
 )  # fmt: skip
-"""Keywords that refuse nothing."""
+"""Keywords that reject no value."""
 
 
 def _any(ways: Iterable[Any]) -> Any:
@@ -110,7 +110,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _others(types: Any) -> list[str]:
-    """Every type but these. What is a number and no integer cannot be said: it is left out."""
+    """All other types. Numbers that are not integers have no type name, so they are omitted."""
     here = set(types) if isinstance(types, list) else {types}
     return [t for t in TYPES if t not in here and not (t == "number" and "integer" in here)]
 
@@ -120,7 +120,7 @@ def _types(types: list[str]) -> Any:
 
 
 def _values(values: list[Any]) -> Any:
-    """Everything but these values: of their types what can be said, and the other types whole."""
+    """Schema of other values: all of the other types, and of the values' types as far as expressible."""
     if len(values) > MOST_VALUES:
         return _UNKNOWN
     kinds = {kind_of(v) for v in values}
@@ -150,7 +150,7 @@ def kind_of(value: Any) -> str:
 
 
 def unlike(texts: list[str]) -> str:
-    """A regex for every text but these: the ways to leave their common tree of letters."""
+    """A regex for every text except these, built from the trie of their letters."""
     ends = "" in texts
     firsts = sorted({t[0] for t in texts if t})
     ways = [] if ends else [""]
@@ -164,7 +164,7 @@ def unlike(texts: list[str]) -> str:
 
 
 def disjoint(a: Any, b: Any, look: Look, depth: int = 0) -> bool:
-    """Is it certain that nothing satisfies both?"""
+    """Is it certain that no value satisfies both schemas?"""
     if a is False or b is False:
         return True
     if not isinstance(a, dict) or not isinstance(b, dict) or depth > MOST_DEPTH:
@@ -193,7 +193,7 @@ def disjoint(a: Any, b: Any, look: Look, depth: int = 0) -> bool:
 
 
 def kinds(schema: dict[str, Any]) -> set[str]:
-    """Types of what may satisfy it."""
+    """Types of the values that may satisfy the schema."""
     values = enum_values(schema)
     said = schema.get("type")
     here = set(TYPES)
@@ -204,12 +204,12 @@ def kinds(schema: dict[str, Any]) -> set[str]:
 
 
 def enum_values(schema: dict[str, Any]) -> list[Any] | None:
-    """The values it allows, if they are listed."""
+    """The values in the schema's const or enum. None: it has neither."""
     if "const" in schema:
         return [schema["const"]]
     return schema["enum"] if isinstance(schema.get("enum"), list) else None
 
 
 def same(a: Any, b: Any) -> bool:
-    """As JSON Schema compares values, on the safe side for lists and objects."""
+    """Are the values equal in JSON Schema? Any two lists or objects count as equal, which is safe."""
     return kind_of(a) == kind_of(b) and (kind_of(a) in ("array", "object") or a == b)

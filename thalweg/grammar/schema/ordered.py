@@ -1,7 +1,7 @@
-"""Objects of few keys where nothing watches the text: inside tags, calls of tools, and grammars with schemas in them.
+"""Orders the keys of objects in text that `thalweg.grammar.guard` does not watch: tags, tool calls, and schemas in grammars.
 
-A pattern allows a key again and again, and only `thalweg.grammar.guard` keeps it from that. So here patterns of few names are
-properties, each of which comes once, in an order. minProperties and maxProperties are the sets of keys that they allow.
+A pattern allows repeated keys, and only the guard prevents them. Here patterns of few names become properties, each once and in
+a fixed order. minProperties and maxProperties become alternatives, one for each set of keys that they allow.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from thalweg.grammar.schema.walk import children, put
 from thalweg.grammar.source import GrammarError
 
 MOST_SETS = 256
-"""Of keys, for one object. So many compile in a tenth of a second."""
+"""Most sets of keys for one object. This many compile in a tenth of a second."""
 OF_KEYS = frozenset({"properties", "patternProperties", "additionalProperties", "required", *COUNTS})
 
 
 class _UnknownError(Exception):
-    """A pattern that is not understood."""
+    """An unsupported pattern."""
 
 
 class _Shared(dict[str, Any]):
-    """Definitions that are added to a root, by names that it has not."""
+    """Definitions to add to a root schema, under unused names."""
 
     def __init__(self, known: dict[str, Any]) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _Shared(dict[str, Any]):
             self._prefix += "_"
 
     def reference(self, schema: Any) -> Any:
-        """A reference to a schema that is named many times."""
+        """Adds a schema used many times. Returns a reference to it."""
         if not isinstance(schema, dict):
             return schema
         name = f"{self._prefix}{len(self)}"
@@ -46,16 +46,16 @@ class _Shared(dict[str, Any]):
 
 
 def order_keys(schema: Any) -> Any:
-    """A prepared schema whose objects have no key twice, if their patterns match few names.
+    """A prepared schema rewritten so that objects cannot repeat a key, if their patterns match few names.
 
-    GrammarError, with a pointer, where properties must be counted and cannot be."""
+    GrammarError, with a pointer, where properties must be counted and the compiler cannot."""
     shared = _Shared(schema.get("$defs", {}) if isinstance(schema, dict) else {})
     made = _order_keys(schema, "#", shared)
     return {**made, "$defs": {**made.get("$defs", {}), **shared}} if shared else made
 
 
 def _order_keys(schema: Any, at: str, shared: _Shared, part: bool = False) -> Any:
-    """part: the schema is part of an allOf, which sees to its keys."""
+    """part: the schema is part of an allOf. The schema with the allOf orders its keys."""
     if not isinstance(schema, dict):
         return schema
     new = dict(schema)
@@ -77,7 +77,7 @@ def _of_keys(schema: dict[str, Any], at: str, shared: _Shared) -> dict[str, Any]
         return _list_properties(schema, parts, values, at, shared)
     patterns = any(p.get("patternProperties") for p in parts)
     if patterns and any(p.get("minProperties", 0) > 1 for p in parts):
-        why = "is served only where all properties are named, and other keys are few"
+        why = "is supported only where all properties are named, and other keys are few"
         raise GrammarError(why, _pointer(schema, at, "minProperties"))
     if "allOf" in schema:
         schema = {**schema, "allOf": [_of_keys(p, at, shared) if isinstance(p, dict) else p for p in schema["allOf"]]}
@@ -85,7 +85,7 @@ def _of_keys(schema: dict[str, Any], at: str, shared: _Shared) -> dict[str, Any]
 
 
 def _values(parts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The schemas of the keys that an object can have, by name, in order. None: there are many. _UnknownError."""
+    """Key -> schema of its value, for all possible keys in order. None: unlimited. _UnknownError."""
     names = possible_keys(parts)
     if names is None:
         return None
@@ -105,14 +105,14 @@ def _property_names(part: dict[str, Any]) -> Iterator[str]:
 
 
 def _value(part: dict[str, Any], name: str) -> list[Any]:
-    """Schemas that the value of a key must satisfy."""
+    """The schemas that the key's value must satisfy."""
     found = [part["properties"][name]] if name in part.get("properties", ()) else []
     found += [s for pattern, s in (part.get("patternProperties") or {}).items() if _matches(pattern, name)]
     return found or [part.get("additionalProperties", True)]
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """_UnknownError."""
+    """Does the pattern match the name? _UnknownError if it is not supported."""
     listed = regexes.texts(pattern)
     if listed is not None:
         return name in listed
@@ -132,7 +132,7 @@ def _both(schemas: list[Any]) -> Any:
 def _list_properties(
     schema: dict[str, Any], parts: Sequence[dict[str, Any]], values: dict[str, Any], at: str, shared: _Shared
 ) -> dict[str, Any]:
-    """The schema with its keys, and those of its parts, as properties. values: schemas of all keys."""
+    """The schema with the keys of all its parts as properties. values: key -> schema of its value."""
     required = list(dict.fromkeys(n for p in parts for n in p.get("required", ())))
     rest = _without_keys(schema)
     if not any(k in p for k in COUNTS for p in parts):
@@ -142,7 +142,10 @@ def _list_properties(
     most = min(min(p.get("maxProperties", len(values)) for p in parts) - len(required), len(free))
     if _number_of_sets(len(free), least, most) > MOST_SETS:
         key = next(k for k in COUNTS for p in parts if k in p)
-        raise GrammarError(f"more than {MOST_SETS} sets of keys would do, and they are listed here", _pointer(schema, at, key))
+        raise GrammarError(
+            f"more than {MOST_SETS} sets of keys are possible; the limit in embedded schemas is {MOST_SETS}",
+            _pointer(schema, at, key),
+        )
     named = {n: shared.reference(value) for n, value in values.items()}
     forms: list[Any] = [
         {
@@ -159,8 +162,8 @@ def _list_properties(
 
 
 def _sets(names: Sequence[str], least: int, most: int) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """(names that are there, names that may be) such that these are all sets of `least` to `most` names: the first `least` of
-    a set, and what may come after them."""
+    """Pairs (required names, optional names) that together cover all sets of `least` to `most` names. The first `least` names
+    of a set are required, and later ones optional."""
     if most < least:
         return
     for chosen in combinations(range(len(names)), least):
@@ -181,7 +184,7 @@ def _number_of_sets(names: int, least: int, most: int) -> int:
 
 
 def _without_keys(schema: dict[str, Any]) -> dict[str, Any]:
-    """What a schema and its parts say of other things than keys."""
+    """The schema and its parts without keywords about keys."""
     rest = {k: v for k, v in schema.items() if k not in OF_KEYS}
     if "allOf" in rest:
         inner = [_without_keys(p) if isinstance(p, dict) else p for p in rest.pop("allOf")]
@@ -191,7 +194,7 @@ def _without_keys(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pointer(schema: dict[str, Any], at: str, key: str) -> str:
-    """To a keyword of the schema, or of a part of it."""
+    """Pointer to a keyword of the schema or of its parts."""
     if key in schema:
         return f"{at}/{key}"
     inner = enumerate(schema.get("allOf", ()))

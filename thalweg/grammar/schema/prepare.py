@@ -1,5 +1,5 @@
-"""A schema as llguidance takes it: keywords of older drafts by their new names, annotations dropped, the rest rewritten by
-the files beside this one. What cannot be said is refused, with a pointer to it.
+"""Prepares a schema for llguidance: renames keywords of older drafts, drops annotations, and calls the rewriters. Unsupported
+keywords are errors, with a pointer.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from thalweg.grammar.schema.walk import children, find, put, references
 from thalweg.grammar.source import GrammarError
 
 FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"})
-"""What llguidance enforces. Another format is an annotation, as JSON Schema has it."""
+"""Formats that llguidance enforces. Other formats are annotations, as JSON Schema defines them."""
 SIZES = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties", "minContains", "maxContains")
 UNSERVED = ("uniqueItems", "$dynamicRef", "$recursiveRef")
 MOST_REFERENCES = 256
-"""From one to the next."""
+"""Longest chain of references."""
 MOST_DEPTH = 200
-"""Schemas inside one another."""
+"""Depth of nested schemas."""
 
 
 def prepare_schema(schema: Any, closed: bool = False) -> dict[str, Any]:
-    """A schema that accepts what `schema` does, or less. closed: objects have no properties but those named. GrammarError."""
+    """A schema that accepts the same values as `schema`, or fewer. closed: objects have only named properties. GrammarError."""
     if schema is False:
         raise GrammarError("nothing satisfies it", "#")
     if schema is True:
@@ -39,7 +39,7 @@ class _SchemaPreparer:
     def __init__(self, root: dict[str, Any], closed: bool) -> None:
         self._root, self._closed = root, closed
         self._open: list[str] = []
-        """References that are being looked up."""
+        """References being resolved."""
         self._known: dict[str, Any] = {}
 
     def whole(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class _SchemaPreparer:
         return made
 
     def _check_references(self) -> None:
-        """A chain of references is a recursion for the compiler."""
+        """GrammarError for a long chain of references, as the compiler recurses along it."""
         level = references({k: v for k, v in self._root.items() if k not in ("$defs", "definitions")})
         known: set[str] = set()
         for _ in range(MOST_REFERENCES):
@@ -61,7 +61,7 @@ class _SchemaPreparer:
             level = found - known
             if not level:
                 return
-        raise GrammarError(f"references lead on for more than {MOST_REFERENCES} steps", min(level))
+        raise GrammarError(f"a chain of references is longer than {MOST_REFERENCES} steps", min(level))
 
     def schema(self, schema: Any, at: str, depth: int) -> Any:
         if isinstance(schema, bool):
@@ -75,7 +75,7 @@ class _SchemaPreparer:
         except (TypeError, AttributeError, ValueError, LookupError) as e:
             if isinstance(e, GrammarError):
                 raise
-            raise GrammarError("a keyword of it has a value that it cannot have", at) from None
+            raise GrammarError("a keyword has an invalid value", at) from None
 
     def _rewritten(self, schema: dict[str, Any], at: str, depth: int) -> dict[str, Any]:
         raw = self._plain(schema, at)
@@ -89,18 +89,18 @@ class _SchemaPreparer:
             new = step(new, seen)
         for key in UNSERVED:
             if key in new:
-                raise GrammarError(f"{key} is not served", f"{at}/{key}")
+                raise GrammarError(f"{key} is not supported", f"{at}/{key}")
         return new
 
     def _again(self, at: str, depth: int, schema: Any) -> Any:
         return self.schema(schema, at, depth + 1)
 
     def _found(self, at: str, ref: str) -> Any:
-        """What a reference names, prepared. GrammarError if that needs itself."""
+        """The target of a reference, prepared. GrammarError if it needs itself."""
         if ref in self._known:
             return self._known[ref]
         if ref in self._open:
-            raise GrammarError(f"{ref:.100} leads to itself, and must be known first", at)
+            raise GrammarError(f"{ref:.100} leads to itself, which is not supported here", at)
         try:
             found = find(self._root, ref)
         except KeyError:
@@ -111,7 +111,7 @@ class _SchemaPreparer:
         return self._known[ref]
 
     def _plain(self, schema: dict[str, Any], at: str) -> dict[str, Any]:
-        """Names, and keywords that need nothing else."""
+        """The schema with current keyword names, and with keywords rewritten that depend on no others."""
         new = {k: v for k, v in schema.items() if k != "x-guidance"}
         for key in SIZES:
             value = new.get(key)
@@ -155,7 +155,7 @@ class _SchemaPreparer:
             new["$ref"] = new.pop("$dynamicRef")
 
     def _static(self, ref: Any) -> bool:
-        """Does a dynamic reference have one place to go?"""
+        """Does a dynamic reference have exactly one target?"""
         if not isinstance(ref, str):
             return False
         if ref.startswith("#/"):
@@ -172,7 +172,7 @@ class _SchemaPreparer:
 
 
 def _short(new: dict[str, Any]) -> bool:
-    """Has the array no room for two equal items?"""
+    """Is the array too short for two equal items?"""
     most = new.get("maxItems")
     return isinstance(most, int) and most <= 1
 

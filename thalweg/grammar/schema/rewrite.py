@@ -1,8 +1,8 @@
-"""What rewrites keywords that llguidance has not, each into those it has: a function of (schema, seen). The schemas inside
-are rewritten by then. Each gives the same schema, or a narrower one.
+"""Rewriters of keywords that llguidance lacks: functions of (schema, seen), called after the nested schemas were rewritten.
+Each returns an equivalent schema or a narrower one.
 
-The opposite of a narrower schema is a wider one. So opposites are made of the schema as it was (`Seen.raw`), and prepared
-themselves. contains: so many of the first items match, or of those after prefixItems.
+The opposite of a narrower schema is a wider one. Opposites are therefore built from the original schema
+(`RewriteContext.raw`), and prepared in turn. contains: the matching items are the first ones, or the first after prefixItems.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from thalweg.grammar.source import GrammarError
 
 @dataclass(frozen=True, slots=True)
 class RewriteContext:
-    """What a step knows beside the schema."""
+    """Context of a rewriting step."""
 
     raw: dict[str, Any]
-    """The schema, and those inside it, as they came."""
+    """The schema before rewriting, with its nested schemas."""
     look: Callable[[str], Any]
-    """What a reference names, as it came. KeyError."""
+    """Reference -> its target, before rewriting. KeyError."""
     prepared: Callable[[Any], Any]
-    """A schema of our making, rewritten too."""
+    """Rewrites a schema that a step has built."""
     found: Callable[[str], Any]
-    """What a reference names, rewritten. GrammarError if it leads to itself."""
+    """Reference -> its target, rewritten. GrammarError if it leads to itself."""
     at: str
     """Pointer to the schema."""
 
     def opposite(self, schema: Any) -> Any:
-        """Of a schema as it came: rewritten, and evaluating nothing. None: it cannot be said."""
+        """The opposite of an original schema, rewritten, as a `NonEvaluatingSchema`. None: not expressible."""
         other = opposite(schema, self.look)
         return other if other is None else _silent(self.prepared(other))
 
 
 Step = Callable[[dict[str, Any], RewriteContext], dict[str, Any]]
 MOST_COUNTED = 16
-"""Items that contains may count."""
+"""Most items that contains may count."""
 MOST_LISTED = 8
-"""Values of which all lists are made."""
+"""Most distinct values for uniqueItems, as all their lists are enumerated."""
 OF_NAMES = frozenset({"pattern", "enum", "const", "minLength", "maxLength", "title", "description"})
-"""Keywords of propertyNames that are served."""
+"""Supported keywords of propertyNames."""
 MOST_BRANCHES = 8
-"""Of oneOf, where each must exclude the others."""
+"""Most branches of oneOf where each must exclude the others."""
 
 
 def _with(schema: dict[str, Any], *more: Any) -> dict[str, Any]:
-    """The schema, and these too."""
+    """The schema in an allOf with `more`."""
     return {**schema, "allOf": [*schema.get("allOf", ()), *more]}
 
 
@@ -67,7 +67,7 @@ def _without(schema: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def names(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
-    """propertyNames: as patterns, or as a list of names."""
+    """Rewrites propertyNames as patterns, or as a list of names."""
     if "propertyNames" not in schema:
         return schema
     rest, asked = _without(schema, "propertyNames"), schema["propertyNames"]
@@ -78,16 +78,16 @@ def names(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
     if asked is False:
         return _with(rest, {"maxProperties": 0})
     if not isinstance(asked, dict):
-        raise GrammarError("is not served here", f"{seen.at}/propertyNames")
+        raise GrammarError("is not supported here", f"{seen.at}/propertyNames")
     for key, value in asked.items():
         if key not in OF_NAMES and not (key == "type" and value == "string"):
-            raise GrammarError(f"{key} is not served of names", f"{seen.at}/propertyNames/{key}")
+            raise GrammarError(f"{key} is not supported for names", f"{seen.at}/propertyNames/{key}")
     more = _of_names(asked, f"{seen.at}/propertyNames")
     return _with(rest, *map(_silent, more)) if more else rest
 
 
 def _of_names(asked: dict[str, Any], at: str) -> list[dict[str, Any]]:
-    """Schemas of objects whose names satisfy `asked`: a list of names, or a pattern, or bounds of their length."""
+    """Schemas of objects with names that satisfy `asked`: a list of names, a pattern, or bounds of their length."""
     low, high, pattern = asked.get("minLength", 0), asked.get("maxLength"), asked.get("pattern")
     lists = [asked["const"]] if "const" in asked else [], asked.get("enum") or [], regexes.texts(pattern) if pattern else None
     found = [
@@ -100,7 +100,7 @@ def _of_names(asked: dict[str, Any], at: str) -> list[dict[str, Any]]:
     elif low or high is not None:
         if pattern is not None:
             key = "minLength" if high is None else "maxLength"
-            raise GrammarError(f"{key} is not served with a pattern of names; say the length in the pattern", f"{at}/{key}")
+            raise GrammarError(f"{key} is not supported with a pattern of names; put the length in the pattern", f"{at}/{key}")
         out.append(_only_matched(f"^(?s:.){{{low},{'' if high is None else high}}}$"))
     if pattern is not None and (lists[2] is None or not found):
         out.append(_only_matched(pattern))
@@ -120,7 +120,7 @@ def _only_matched(pattern: str) -> dict[str, Any]:
 
 
 def dependents(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
-    """dependentRequired and dependentSchemas: the property is absent, or the rest holds."""
+    """Rewrites dependentRequired and dependentSchemas: the property is absent, or the rest holds."""
     more: list[Any] = []
     for name, needs in (schema.get("dependentRequired") or {}).items():
         if needs:
@@ -134,13 +134,13 @@ def dependents(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
 
 
 def contains(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
-    """contains, minContains and maxContains."""
+    """Rewrites contains, minContains and maxContains."""
     rest = _without(schema, "contains", "minContains", "maxContains")
     if "contains" not in schema:
         return rest
     wanted, least, most = schema["contains"], schema.get("minContains", 1), schema.get("maxContains")
     if not isinstance(least, int) or least > MOST_COUNTED or (most is not None and not isinstance(most, int)):
-        raise GrammarError(f"more than {MOST_COUNTED} items are not counted", f"{seen.at}/minContains")
+        raise GrammarError(f"counting more than {MOST_COUNTED} items is not supported", f"{seen.at}/minContains")
     prefix = len(schema.get("prefixItems", ()))
     if most is None:
         if not least:
@@ -160,7 +160,7 @@ def contains(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
 
 
 def unique(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
-    """uniqueItems, of items whose values are listed and few: the lists of them, in the order in which the values are named."""
+    """Rewrites uniqueItems for items with few listed values: as an enum of all lists, with values in their listed order."""
     items = schema.get("items")
     values = enum_values(items) if isinstance(items, dict) else None
     if schema.get("uniqueItems") is not True or values is None or "prefixItems" in schema:
@@ -176,31 +176,31 @@ def unique(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
 
 
 def negation(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
-    """not."""
+    """Rewrites not."""
     if "not" not in schema:
         return schema
     other = seen.opposite(seen.raw["not"])
     if other is None:
-        raise GrammarError("the opposite of this schema cannot be said", f"{seen.at}/not")
+        raise GrammarError("the opposite of this schema is not supported", f"{seen.at}/not")
     rest = _without(schema, "not")
     return rest if other is True or other == {} else _with(rest, other)
 
 
 def condition(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
-    """if, then and else: it and then, or its opposite and else."""
+    """Rewrites if, then and else: `if` and `then` hold, or the opposite of `if` and `else`."""
     rest = _without(schema, "if", "then", "else")
     if "if" not in schema or not ("then" in schema or "else" in schema):
         return rest
     asked, then, other = schema["if"], schema.get("then", True), schema.get("else", True)
     against = seen.opposite(seen.raw["if"])
     if against is None:
-        raise GrammarError("the opposite of this schema cannot be said", f"{seen.at}/if")
+        raise GrammarError("the opposite of this schema is not supported", f"{seen.at}/if")
     branches = [{"allOf": [asked, then]}, {"allOf": [against, other]}]
     return _with(rest, {"anyOf": [b for b in branches if False not in b["allOf"]] or [False]})
 
 
 def one_of(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
-    """oneOf: anyOf, where no two can hold. Else each with the opposites of the others."""
+    """Rewrites oneOf as anyOf if no two branches can hold. Otherwise each branch excludes the others by their opposites."""
     if "oneOf" not in schema:
         return schema
     rest = _without(schema, "oneOf")
@@ -209,33 +209,33 @@ def one_of(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
     if not all(disjoint(a, b, seen.look) for i, (_, a) in enumerate(pairs) for _, b in pairs[:i]):
         opposites = [seen.opposite(raw) for _, raw in pairs] if len(pairs) <= MOST_BRANCHES else [None]
         if any(o is None for o in opposites):
-            raise GrammarError("more than one of these may hold, and that cannot be kept from happening", f"{seen.at}/oneOf")
+            raise GrammarError("several of these may hold at once, which cannot be excluded", f"{seen.at}/oneOf")
         branches = [
             {"allOf": [b, *(o for j, o in enumerate(opposites) if j != i)]}
             for i, b in enumerate(branches)
             if not any(o is False for j, o in enumerate(opposites) if j != i)
         ]
     if not branches:
-        raise GrammarError("no one of these can hold alone", f"{seen.at}/oneOf")
+        raise GrammarError("no branch can hold without another", f"{seen.at}/oneOf")
     return _with(rest, {"anyOf": branches}) if "anyOf" in rest else {**rest, "anyOf": branches}
 
 
 def evaluation(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
-    """unevaluatedProperties and unevaluatedItems."""
+    """Rewrites unevaluatedProperties and unevaluatedItems."""
     return rewrite_unevaluated(schema, seen.found, seen.at)
 
 
 def read_back(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
-    """Numbers and dates that readers take for what the schema forbids."""
+    """Excludes numbers and dates that readers round to forbidden values or reject."""
     patterns = [NonEvaluatingSchema(pattern=p) for p in dates(schema)]
     rest = bounds(schema)
     return _with(rest, *patterns) if patterns else rest
 
 
 def counts(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
-    """minProperties and maxProperties."""
+    """Rewrites minProperties and maxProperties."""
     return count_keys(schema)
 
 
 STEPS: tuple[Step, ...] = (read_back, names, dependents, contains, unique, negation, condition, one_of, evaluation, counts)
-"""In the order in which they apply. What is evaluated is seen late, where only allOf, anyOf and references are left."""
+"""Steps in their order. `evaluation` comes late, as it requires that the only choices left are allOf, anyOf and references."""

@@ -1,9 +1,9 @@
-"""unevaluatedProperties and unevaluatedItems, as additionalProperties and items of each way in which a schema can hold.
+"""Rewrites unevaluatedProperties and unevaluatedItems as additionalProperties and items of each way that a schema can hold.
 
-It sees schemas whose other keywords are rewritten: allOf, anyOf and references are all that is left of choices. A schema's
-ways are its own keywords, those of all it refers to, and one branch of each choice. What a way evaluates is
-written in it. Where more than one branch holds, more is evaluated than one of them says: those instances are not accepted
-unless one branch alone evaluates enough. So the result is narrower, never wider.
+The other keywords are rewritten before: the only choices left are allOf, anyOf and references. A way consists of the schema's
+keywords, those of all referenced schemas, and one branch of each choice. A way lists everything that it evaluates. Where
+several branches hold, together they evaluate more than each: such instances are accepted only if a single branch evaluates
+enough. The result is thus narrower, never wider.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Way = list[Any]
 
 
 def rewrite_unevaluated(schema: dict[str, Any], look: Look, at: str) -> dict[str, Any]:
-    """The schema without either. GrammarError where its ways are too many, or not known."""
+    """The schema without either keyword. GrammarError if its ways are too many or unknown."""
     asked = [k for k in (PROPERTIES, ITEMS) if k in schema]
     rest = {k: v for k, v in schema.items() if k not in asked}
     asked = [k for k in asked if schema[k] is not True]
@@ -39,7 +39,7 @@ def rewrite_unevaluated(schema: dict[str, Any], look: Look, at: str) -> dict[str
 
 
 def _close_branch(key: str, way: Way, value: Any) -> dict[str, Any] | None:
-    """What a way must say for this keyword. None: everything is evaluated."""
+    """The schema that closes a way for this keyword. None: everything is evaluated."""
     way = [s for s in way if isinstance(s, dict) and not isinstance(s, NonEvaluatingSchema)]
     if key == PROPERTIES:
         if any("additionalProperties" in s or PROPERTIES in s for s in way):
@@ -55,15 +55,15 @@ def _close_branch(key: str, way: Way, value: Any) -> dict[str, Any] | None:
 
 
 def _ways(schema: Any, look: Look, at: str, depth: int) -> list[Way]:
-    """Lists of schemas without choices, of which one must hold as a whole."""
+    """Lists of schemas without choices. All schemas of one list must hold."""
     if not isinstance(schema, dict):
         return [] if schema is False else [[]]
     if isinstance(schema, NonEvaluatingSchema):
         return [[schema]]
     if depth > MOST_DEPTH:
-        raise GrammarError("what it refers to is too deep to know what is evaluated", at)
+        raise GrammarError("references are nested too deep to find all evaluated parts", at)
     if "$dynamicRef" in schema:
-        raise GrammarError("with a dynamic reference it is not known what is evaluated", at)
+        raise GrammarError("a dynamic reference is not supported with unevaluatedProperties or unevaluatedItems", at)
     plain = {k: v for k, v in schema.items() if k not in _CHOICES}
     ways: list[Way] = [[plain]] if plain else [[]]
     for part in schema.get("allOf", ()):
@@ -77,5 +77,5 @@ def _ways(schema: Any, look: Look, at: str, depth: int) -> list[Way]:
 
 def _product(a: list[Way], b: list[Way], at: str) -> list[Way]:
     if len(a) * len(b) > MOST_WAYS:
-        raise GrammarError(f"it can hold in more than {MOST_WAYS} ways", at)
+        raise GrammarError(f"it has more than {MOST_WAYS} combinations of branches", at)
     return [[*x, *y] for x in a for y in b]

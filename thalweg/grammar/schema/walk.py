@@ -1,4 +1,4 @@
-"""Where schemas are inside schemas, and what JSON pointers name."""
+"""Finds schemas within schemas, and resolves JSON pointers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords that hold schemas by name."""
+"""Keywords with a map of name -> schema."""
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 ONES = (
     "additionalProperties", "items", "not", "if", "then", "else", "contains", "propertyNames", "unevaluatedItems",
@@ -16,7 +16,7 @@ ONES = (
 
 
 class NonEvaluatingSchema(dict[str, Any]):
-    """A schema that came of rewriting and evaluates nothing, as unevaluatedProperties and -Items count it."""
+    """A schema built by rewriting. unevaluatedProperties and unevaluatedItems ignore it: it evaluates nothing."""
 
 
 def escape_pointer(name: str) -> str:
@@ -25,7 +25,7 @@ def escape_pointer(name: str) -> str:
 
 
 def children(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(pointer from this schema, schema) of each schema right inside one."""
+    """(pointer from this schema, schema) of each directly nested schema."""
     for key, value in schema.items():
         if key in MAPS and isinstance(value, dict):
             yield from ((f"{key}/{escape_pointer(name)}", inner) for name, inner in value.items())
@@ -40,7 +40,7 @@ def children(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def put(schema: dict[str, Any], pointer: str, value: Any) -> None:
-    """Replace a child, named as `children` names it. The containers on the way are made anew: the caller's stay as they are."""
+    """Replace a child at a pointer of `children`. Containers on the way are copied, so the caller's stay unchanged."""
     key, inside, rest = pointer.partition("/")
     if not inside:
         schema[key] = value
@@ -51,7 +51,7 @@ def put(schema: dict[str, Any], pointer: str, value: Any) -> None:
 
 
 def references(schema: Any) -> set[str]:
-    """What a schema, and those inside it, refer to."""
+    """The references of a schema and its nested schemas."""
     out, todo = set[str](), [schema]
     while todo:
         at = todo.pop()
@@ -63,7 +63,7 @@ def references(schema: Any) -> set[str]:
 
 
 def find(root: Any, ref: str) -> Any:
-    """What a reference within the document names: "#", "#/$defs/a", or "#name" of an anchor. KeyError if nothing."""
+    """The target of a reference within the document: "#", "#/$defs/a", or "#name" of an anchor. KeyError if there is none."""
     if not ref.startswith("#"):
         raise KeyError(ref)
     if ref != "#" and not ref.startswith("#/"):
