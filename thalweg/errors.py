@@ -55,5 +55,9 @@ class EngineDeadError(ThalwegError, RuntimeError):
     """The engine process ended. The message holds its last words."""
 
 
+class RankLostError(EngineDeadError):
+    """A rank's process was killed, or showed no life, through no fault of a request."""
+
+
 class NotSupportedError(ThalwegError, NotImplementedError):
     """A name of the field that this version knows and does not have. The message says why, and what to do instead."""

@@ -7,29 +7,31 @@ function has the EngineArgs as its argument and returns an `engine.control.execu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thalweg.errors import ConfigError
 from thalweg.plugins import PluginRegistry
 
+if TYPE_CHECKING:
+    from thalweg.config import EngineArgs
+
 _HERE = "thalweg.engine.executor"
 EXECUTORS: Mapping[str, str] = {
-    "mp": f"{_HERE}.inline:open_inline",
+    "mp": f"{_HERE}.processes:open_processes",
     "uni": f"{_HERE}.inline:open_inline",
 }
-"""mp and uni ask for the same while an engine has one rank: its worker runs in the engine's process."""
+"""mp: a process for each rank, of which the first is the engine's own. It is uni where there is one rank."""
 REFUSED = {
     "external_launcher": "the engine is started by the server or by LLM(...), and joins no ranks of a launcher; leave it out",
     "ray": "the engine has one process, beside the server or in yours, and none on a Ray cluster; leave it out",
 }
 """Names of the field that are not supported, and the way out."""
-DEFAULT = "uni"
 _LIST = PluginRegistry("thalweg.executors", EXECUTORS)
 
 
 def is_inline(name: str | None) -> bool:
-    """Does the worker run in the engine's process? Of an executor of another package nothing is known, so not."""
-    return (name or DEFAULT) in EXECUTORS
+    """Does the first rank run in the engine's process? Of an executor of another package nothing is known, so not."""
+    return name is None or name in EXECUTORS
 
 
 def find_problem(name: str | None) -> str | None:
@@ -41,9 +43,10 @@ def find_problem(name: str | None) -> str | None:
     return f"must be one of {', '.join(_LIST.names())}, or the name that an installed package adds, not {name!r}"
 
 
-def load_executor(name: str | None) -> Any:
-    """The function that opens an executor: (EngineArgs) -> Executor. ConfigError if `find_problem` finds one.
-    UnsupportedModelError if a package's function cannot be imported."""
+def load_executor(args: EngineArgs) -> Any:
+    """The function that opens the executor of these arguments: (EngineArgs) -> Executor. ConfigError if `find_problem` finds
+    one. UnsupportedModelError if a package's function cannot be imported."""
+    name = args.distributed_executor_backend
     if (problem := find_problem(name)) is not None:
         raise ConfigError(f"distributed_executor_backend: {problem}")
-    return _LIST.load(name or DEFAULT)
+    return _LIST.load(name or ("mp" if args.tensor_parallel_size > 1 else "uni"))

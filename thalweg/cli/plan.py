@@ -10,7 +10,7 @@ import msgspec
 
 from thalweg.cli import common
 from thalweg.engine.planning import checkpoint_config
-from thalweg.engine.planning.memory import Plan, gib, plan
+from thalweg.engine.planning.memory import Plan, fewest_ranks, gib, plan
 from thalweg.options.model import BUNDLED
 
 
@@ -19,11 +19,13 @@ def run(words: list[str]) -> int:
     namespace = common.parse("plan", words, _arguments, about="What serving a model needs, without a device.")
     args = common.engine_args(namespace, namespace.model_tag)
     path = checkpoint_config.find(args)
-    made = plan(msgspec.structs.replace(args, model=str(path)))
+    local = msgspec.structs.replace(args, model=str(path))
+    made = plan(local)
+    fewest = fewest_ranks(local) if made.devices > 1 or not made.fits else 1
     if namespace.json:
-        print(json.dumps(as_json(made), indent=2))
+        print(json.dumps(as_json(made) | {"fewest_devices": fewest}, indent=2))
     else:
-        print(as_text(made, args.model))
+        print(as_text(made, args.model, fewest))
     return 0 if made.fits else 1
 
 
@@ -37,7 +39,8 @@ def as_json(p: Plan) -> dict[str, Any]:
     return {n: getattr(p, n) for n in names} | {"total": p.total, "fits": p.fits}
 
 
-def as_text(p: Plan, name: str) -> str:
+def as_text(p: Plan, name: str, fewest: int | None = 1) -> str:
+    """fewest: tensor_parallel_size with which the model fits. None: there is none."""
     groups = ", ".join(map(_layers, p.groups))
     rows = [
         ("model", f"{name} ({p.architecture}), {p.dtype}"),
@@ -53,6 +56,10 @@ def as_text(p: Plan, name: str) -> str:
         ("total", f"{gib(p.total)}, beside the framework's own"),
         ("fits", f"{p.sequences} sequences of {p.max_model_len} tokens at once (--max-num-seqs {p.max_num_seqs})"),
     ]
+    if p.devices > 1 or fewest not in (1, p.devices):
+        least = f"{fewest} is the smallest that fits" if fewest else "no size that was tried fits"
+        each = "; sizes are those of each rank" if p.devices > 1 else ""
+        rows.insert(3, ("ranks", f"{p.devices} (--tensor-parallel-size){each}; {least}"))
     lines = [f"{a:10} {b}" for a, b in rows]
     lines += [f"does not fit: {x}" for x in p.problems] + [f"advice: {x}" for x in p.advice]
     return "\n".join(lines)

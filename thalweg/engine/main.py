@@ -1,22 +1,15 @@
 """The engine process: one worker, one core, one channel to the client that started it. Crash-only: it owns no truth."""
 
-# ruff: noqa: E402  (it ties itself to its parent, and sets things going, before it imports the rest)
 from __future__ import annotations
 
-import ctypes
 import gc
 import signal
 import sys
 
-
-def _die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the parent dies (Linux). Elsewhere the closed channel ends the process."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
 if __name__ == "__main__":
-    _die_with_parent()  # before the imports, which take a moment in which the parent may go
+    from thalweg.host.parent import die_with_parent
+
+    die_with_parent()  # before the imports, which take a moment in which the parent may go. The channel's end is noticed later
     gc.disable()  # imports and loading make next to no garbage, and walking what they make takes a tenth of their time
     from thalweg.engine.worker.ahead import begin
     from thalweg.host import lossy
@@ -41,10 +34,11 @@ from thalweg.engine.control.executor import Executor
 from thalweg.engine.control.loading import AdapterLoads, LoadedAdapter
 from thalweg.engine.control.profiles import Profiles
 from thalweg.engine.control.store.connect import check_store, connect, key_hash
+from thalweg.engine.executor.messages import describe_failure
 from thalweg.engine.ipc.codec import Codec, FrameError
 from thalweg.engine.ipc.socket import Channel, ChannelClosedError
 from thalweg.engine.worker.stages.open import prepare
-from thalweg.errors import RequestError, ThalwegError
+from thalweg.errors import RequestError
 from thalweg.executors import load_executor
 from thalweg.grammar.grammars import Grammars
 from thalweg.host import envs
@@ -67,7 +61,7 @@ def main(fd: int, device: str) -> int:
         prepare(device, _next(channel, m.StartHint).args)
         start = _next(channel, m.Start)
         check_store(start.args)
-        executor: Executor = load_executor(start.args.distributed_executor_backend)(start.args)
+        executor: Executor = load_executor(start.args)(start.args)
     except ChannelClosedError:
         return 0
     except Exception as e:
@@ -247,18 +241,9 @@ def _drain(inbox: queue.SimpleQueue[Any], wait: bool) -> Iterable[Any]:
 
 
 def _report(channel: Channel, e: Exception) -> None:
-    """The last words. Errors raised on purpose carry their own. Others are named, and the traceback goes to stderr."""
-    if isinstance(e, ThalwegError):
-        kind, words = type(e).__name__, str(e)
-    else:
-        import traceback
-
-        traceback.print_exc()
-        kind, words = "EngineDeadError", f"{type(e).__name__}: {e}"
-    try:
-        channel.send(m.EngineFailed(kind, words))
-    except ChannelClosedError:
-        return
+    """The last words."""
+    with contextlib.suppress(ChannelClosedError):
+        channel.send(describe_failure(e))
 
 
 if __name__ == "__main__":

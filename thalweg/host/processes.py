@@ -59,12 +59,29 @@ class Process:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(1.0)
 
+    def wait_for(self, seconds: float) -> int | None:
+        """The exit status. None if it still runs after so long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._popen.wait(seconds)
+        return None
+
     async def wait(self) -> None:
         """Until it has ended."""
         import asyncio  # slow to import: async callers have loaded it already, others must not
 
         while self.returncode is None:
             await asyncio.sleep(POLL_SECONDS)
+
+
+def is_running(pid: int) -> bool:
+    """Is there a process of this id? One that another user owns counts."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 class CommandProcess:

@@ -16,7 +16,7 @@ import torch
 from thalweg.hal import ops
 from thalweg.hal.device import Device
 from thalweg.hal.step import Array
-from thalweg.models.weights import Source, Weight, shard_shape
+from thalweg.models.weights import Source, Weight
 
 if TYPE_CHECKING:
     from thalweg.models.context import Context
@@ -64,7 +64,7 @@ class LinearAdapter:
         """columns: as in `Target`."""
         assert ctx.adapters is not None
         size = ctx.mesh.tensor.size
-        shapes = [shard_shape(s.shape, weight.shard, size) for s in weight.sources]
+        shapes = [s.shard_shape(weight.shard, size) for s in weight.sources]
         self.name, self._rank = weight.sources[0].name, ctx.adapters.rank
         self.target = Target(weight.sources, shapes[0][1], tuple(shape[0] for shape in shapes), columns and size > 1)
         known = ctx.adapters.targets.setdefault(self.name, self.target)

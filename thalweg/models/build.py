@@ -60,7 +60,7 @@ def build(
         if value < 1:
             raise ConfigError(f"{name}: must be at least 1, not {value}")
     spec = family(config)(config)
-    check_ranks(spec, mesh)
+    check_ranks(spec, mesh.sizes())
     use = resolve_scheme(scheme(config, quantization), binder, dtype, spec.hidden)
     ctx = Context(
         binder, attention, mesh, dtype, max_len, block_tokens, use, kv_dtype, tuple(kv_skip), state_tokens or block_tokens,

@@ -19,7 +19,7 @@ from thalweg.hal.ops.quantise import dequantise
 from thalweg.hal.weights import DENSE, ONCE, PER_GROUP, QTensor
 from thalweg.models.decoder import Decoder
 from thalweg.models.merged_adapter import MergedAdapter
-from thalweg.models.weights import ParamSpec, Source, TensorView, shard_shape, walk
+from thalweg.models.weights import ParamSpec, Source, TensorView, walk
 from thalweg.quantization.format import CACHE, Format
 from thalweg.quantization.online import concat_rows
 
@@ -53,7 +53,7 @@ class Files:
         at = 0
         for source in spec.sources:
             if source.absent:
-                rows = shard_shape(source.shape, spec.shard, self._size)[0]
+                rows = source.shard_shape(spec.shard, self._size)[0]
                 out[at : at + rows], at = 0, at + rows
                 continue
             values = self._values(spec, source, rank)
@@ -292,9 +292,8 @@ def _share(source: Source, shard: int | None, rank: int, size: int) -> tuple[sli
     if source.rows:
         mine[0] = slice(source.first, source.first + source.shape[0])
     if shard is not None and size > 1:
-        n = shard_shape(source.shape, shard, size)[shard]
-        at = rank * n + (source.first if shard == 0 else 0)
-        mine[shard] = slice(at, at + n)
+        part, first = source.shard(shard, rank, size), source.first if shard == 0 else 0
+        mine[shard] = slice(first + part.start, first + part.stop)
     return mine[0], mine[1]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -78,6 +79,10 @@ def _load(
     model: Model, specs: Sequence[tuple[tuple[str, ...], ParamSpec]], device: Device, read: Reader, packed: Packer,
     arriving: _DirectLoads, shared: set[tuple[Any, ...]], progress: bool, ranks: Sequence[int],
 ) -> Params:  # fmt: skip
+
+    def value(spec: ParamSpec, rank: int) -> Any:
+        return cut_share(spec.make(), spec, rank, model.mesh.tensor.size) if spec.make else read(spec, rank)
+
     spent = 0
     placed: dict[Any, Any] = {}  # shared values: by key as they are, by key, `pack` and form as that made them
     params: dict[Any, Any] = {}
@@ -96,7 +101,7 @@ def _load(
             continue
         if spec.shard is not None and len(ranks) > 1:
             puts = [functools.partial(device.put_on, rank=i) for i in range(len(ranks))]
-            shares = [_place_param(spec, read(spec, r), put) for r, put in zip(ranks, puts, strict=True)]
+            shares = [_place_param(spec, value(spec, r), put) for r, put in zip(ranks, puts, strict=True)]
             node[keys[-1]] = device.join(shares)
         elif (weight := packed(spec, ranks[0])) is not None:
             node[keys[-1]] = weight
@@ -109,7 +114,7 @@ def _load(
             if array is None:
                 array = arriving.take(spec)
             if array is None:
-                array = device.put(spec.make() if spec.make else read(spec, ranks[0]))
+                array = device.put(value(spec, ranks[0]))
             if key in shared:
                 placed[key] = array
             node[keys[-1]] = _place_param(spec, array, lambda a: a)
@@ -192,14 +197,29 @@ def _dummy_reader(model: Model, seed: int, device: Device) -> Reader:
     """Values are drawn on the device if it does that, else here."""
 
     def read(spec: ParamSpec, rank: int) -> Any:
-        shape = spec.shape(model.mesh.tensor.size)
         if spec.weight.fill != "normal":
+            shape = spec.shape(model.mesh.tensor.size)
             return torch.full(shape, 1.0 if spec.weight.fill == "ones" else 0.0, dtype=FLOATS[spec.dtype])
-        # A parameter's own seed on each rank, so that its values do not depend on the order of loading.
-        own = ((seed & 0xFFFFFFFF) << 31) ^ zlib.crc32(f"{spec.sources[0].name}{f' {rank}' if rank else ''}".encode())
-        drawn = device.normal(shape, spec.dtype, std=DUMMY_STD, seed=own)
-        if drawn is not None:
-            return drawn
-        return torch.empty(shape, dtype=FLOATS[spec.dtype]).normal_(0, DUMMY_STD, generator=torch.Generator().manual_seed(own))
+        # Drawn whole and cut, so that a model has the same values on any number of ranks. A parameter's own seed, so that they
+        # do not depend on the order of loading.
+        whole = spec.shape(1)
+        own = ((seed & 0xFFFFFFFF) << 31) ^ zlib.crc32(spec.sources[0].name.encode())
+        drawn = device.normal(whole, spec.dtype, std=DUMMY_STD, seed=own)
+        if drawn is None:
+            generator = torch.Generator().manual_seed(own)
+            drawn = torch.empty(whole, dtype=FLOATS[spec.dtype]).normal_(0, DUMMY_STD, generator=generator)
+        return cut_share(drawn, spec, rank, model.mesh.tensor.size)
 
     return read
+
+
+def cut_share(whole: Any, spec: ParamSpec, rank: int, size: int) -> Any:
+    """One rank's share of a parameter that is here whole, in memory of its own."""
+    if spec.shard is None or size == 1:
+        return whole
+    parts = [s.shard(spec.shard, rank, size) for s in spec.sources]
+    if spec.shard:
+        picked = np.arange(parts[0].start, parts[0].stop)
+        return whole[(slice(None),) * spec.shard + (picked,)]
+    firsts = np.cumsum([0, *(s.shape[0] for s in spec.sources)])
+    return whole[np.concatenate([first + np.arange(p.start, p.stop) for first, p in zip(firsts, parts, strict=False)])]

@@ -6,12 +6,11 @@ cannot be cut. `ci/refusals.py` prints the table, and finds layers that refuse b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from thalweg.errors import ConfigError
-from thalweg.hal.comm import Mesh
 from thalweg.models.fallback.spec import TransformersSpec
 from thalweg.models.spec import Attention, LightningAttention, ModelSpec, SparseMLP
 
@@ -49,13 +48,12 @@ TENSOR = (
 )  # fmt: skip
 
 
-def check_ranks(spec: ModelSpec | TransformersSpec, mesh: Mesh) -> None:
-    """ConfigError lists why this model cannot be divided so."""
-    sizes = mesh.sizes()
+def check_ranks(spec: ModelSpec | TransformersSpec, sizes: Mapping[str, int]) -> None:
+    """ConfigError lists why this model cannot be divided so. sizes: ranks of each axis of `hal.comm.Mesh`."""
     divided = [axis for axis, size in sizes.items() if size > 1 and axis != "tensor"]
     if divided:
         raise ConfigError(*(f"{axis}: models are divided by tensor parallelism only, not along this axis" for axis in divided))
-    if sizes["tensor"] > 1 and (found := refusals_of(spec)):
+    if sizes.get("tensor", 1) > 1 and (found := refusals_of(spec)):
         raise ConfigError(*(f"tensor_parallel_size: {r.why}: leave it at 1" for r in found))
 
 

@@ -23,7 +23,7 @@ from thalweg.models.spec import (
     ParallelMoE,
     ShortcutMoE,
 )
-from thalweg.models.weights import HEADS, MULTIPLIED, Weight, products, shard_shape, walk
+from thalweg.models.weights import HEADS, MULTIPLIED, Weight, products, walk
 from thalweg.quantization.format import Scheme
 from thalweg.quantization.online import CHUNK, DENSE_FORMATS
 
@@ -63,7 +63,7 @@ def held_bytes(
     total = 0
     for part in products(weight, use):
         form = use.of(part.role, part.sources[0].name)
-        shapes = [shard_shape(s.shape, weight.shard, ranks) for s in part.sources]
+        shapes = [s.shard_shape(weight.shard, ranks) for s in part.sources]
         if form == DENSE:
             kind = weight.dtype or dtype
             total += int(sum(map(prod, shapes)) * BYTES[kind] * share(kind))
@@ -116,7 +116,7 @@ def loading_bytes(spec: ModelSpec, dtype: str, ranks: int = 1, use: Scheme = DEN
     most = chunk = 0
     for weight in parameters(spec):
         held = held_bytes(weight, dtype, use, ranks)
-        dense = sum(prod(shard_shape(s.shape, weight.shard, ranks)) for s in weight.sources) * BYTES[weight.dtype or dtype]
+        dense = sum(prod(s.shard_shape(weight.shard, ranks)) for s in weight.sources) * BYTES[weight.dtype or dtype]
         most = max(most, held + dense)
         chunk = max(chunk, min(values(weight), CHUNK) if held != dense else 0)
     return most + TEMPORARIES * chunk * BYTES["float32"]

@@ -82,11 +82,28 @@ class Source:
     """Where to find it in checkpoints that have no tensor of this name."""
     absent: bool = False
     """No checkpoint has it: zeros."""
+    heads: int = 0
+    """Heads along the divided dimension, of which each rank has at least one: several ranks hold the same one where there are
+    fewer than ranks. 0: values are divided evenly, wherever that cuts."""
 
     @property
     def checkpoint_shape(self) -> tuple[int, ...]:
         """The shape that the checkpoint's tensor has."""
         return (self.rows or self.shape[0], *self.shape[1:])
+
+    def shard_shape(self, dim: int | None, size: int) -> tuple[int, ...]:
+        """One rank's part. IndivisibleError."""
+        return shard_shape(self.shape, dim, self._parts(size))
+
+    def shard(self, dim: int, rank: int, size: int) -> slice:
+        """Where one rank's part lies along `dim` of `shape`. IndivisibleError."""
+        n = self.shard_shape(dim, size)[dim]
+        first = n * (rank * self._parts(size) // size)
+        return slice(first, first + n)
+
+    def _parts(self, size: int) -> int:
+        """Different parts that so many ranks hold."""
+        return self.heads if 0 < self.heads < size and size % self.heads == 0 else size
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +121,12 @@ class Weight:
 
     def shape(self, size: int) -> tuple[int, ...]:
         """On one of `size` ranks."""
-        parts = [shard_shape(s.shape, self.shard, size) for s in self.sources]
+        parts = [s.shard_shape(self.shard, size) for s in self.sources]
         return (sum(p[0] for p in parts), *parts[0][1:])
+
+
+class IndivisibleError(ValueError):
+    """A parameter does not divide evenly among ranks."""
 
 
 Weights = Mapping[Any, "Weights | Weight"]
@@ -207,11 +228,11 @@ def products(weight: Weight, formats: Scheme) -> list[Weight]:
 
 
 def shard_shape(shape: tuple[int, ...], dim: int | None, size: int) -> tuple[int, ...]:
-    """One rank's part of `shape`. ValueError if it does not divide evenly."""
+    """One rank's part of `shape`. IndivisibleError if it does not divide evenly."""
     if dim is None or size == 1:
         return shape
     if shape[dim] % size:
-        raise ValueError(f"dimension {dim} of {shape} does not divide among {size} ranks")
+        raise IndivisibleError(f"dimension {dim} of {shape} does not divide among {size} ranks")
     return (*shape[:dim], shape[dim] // size, *shape[dim + 1 :])
 
 

@@ -65,7 +65,7 @@ class LLMEngine(NoWorkerCalls, NoVllmConfig):
     def _start(self) -> None:
         with pause_gc():
             args = self.frontend.args
-            self.executor: Executor = load_executor(args.distributed_executor_backend)(args)
+            self.executor: Executor = load_executor(args)(args)
         self._profiles = None if read_profiler_config(args) is None else Profiles(self.executor)
         self.client.connect(self.executor.config)
         structured = self.client.structured

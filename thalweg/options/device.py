@@ -53,9 +53,9 @@ class DeviceOptions(WeightOptions, kw_only=True, frozen=True):
     max_cudagraph_capture_size: Annotated[int | None, _option(
         "Largest captured batch size of a decode step; larger steps run uncaptured", group="CompilationConfig", ge=1,
     )] = None  # fmt: skip
-    threads: Annotated[
-        int | None, _option("Threads of the engine process; unset lets the platform choose", tier="own", ge=1)
-    ] = None
+    threads: Annotated[int | None, _option(
+        "Threads of the engine process, and of each further rank; unset lets the platform choose", tier="own", ge=1,
+    )] = None  # fmt: skip
     additional_config: Annotated[dict[str, Any] | None, _option(
         "Settings of the hardware platform, by name", group="General", tier="specialist",
     )] = None  # fmt: skip
@@ -64,7 +64,7 @@ class DeviceOptions(WeightOptions, kw_only=True, frozen=True):
         group="ParallelConfig", check=check_ids,
     )] = None  # fmt: skip
     tensor_parallel_size: Annotated[int, _option(
-        "Devices that split each layer; more than one only where one process drives them all", group="ParallelConfig",
+        "Devices (on cpu, processes) that split each layer, and with it the weights and the cache", group="ParallelConfig",
         tier="scale", aliases=("-tp",), ge=1,
     )] = 1  # fmt: skip
     data_parallel_size: Annotated[int, _option(
@@ -72,6 +72,7 @@ class DeviceOptions(WeightOptions, kw_only=True, frozen=True):
         tier="scale", aliases=("-dp",), ge=1, le=64,
     )] = 1  # fmt: skip
     distributed_executor_backend: Annotated[str | None, _option(
-        "What runs the steps: uni or mp (a worker in the engine's process), or the name of an installed package's executor; "
-        "default: uni", group="ParallelConfig", tier="scale", check=check_executor,
+        "What runs the steps: uni (the engine's process), mp (that and a process for each further rank), or the name of an "
+        "installed package's executor; default: mp where tensor_parallel_size is above 1, else uni", group="ParallelConfig",
+        tier="scale", check=check_executor,
     )] = None  # fmt: skip

@@ -93,8 +93,8 @@ def test_a_cache_is_divided_and_its_blocks_move_whole() -> None:
 def test_one_process_drives_all_devices_and_others_refuse_in_words() -> None:
     (place,) = TpuPlatform().topology(Parallel(tensor=4)).places
     assert place.devices == (0, 1, 2, 3)
-    with pytest.raises(ConfigError, match=r"tensor_parallel_size: 2 devices of platform 'cpu' need 2 processes"):
-        LLM(device="cpu", tensor_parallel_size=2, **SIZES)
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size: platform 'reference' divides no model among 2 processes"):
+        LLM(device="reference", tensor_parallel_size=2, **SIZES)
     with pytest.raises(ConfigError, match=r"tensor_parallel_size: 3 does not divide the model's"):
         LLM(device="tpu", additional_config=HOST, tensor_parallel_size=3, **SIZES)
     with pytest.raises(DeviceError, match=r"64 devices are asked for, and JAX sees 4"):
@@ -105,7 +105,7 @@ def test_one_process_drives_all_devices_and_others_refuse_in_words() -> None:
 def test_a_fresh_process_gets_as_many_host_devices_as_are_asked_for() -> None:
     code = (
         "from thalweg.backends.tpu import *;"
-        "p = TpuPlatform().configured(TpuOptions(jax_platform='cpu', compilation_cache=''));"
+        "p = TpuPlatform().with_options(TpuOptions(jax_platform='cpu', compilation_cache=''));"
         "d = p.open(Place(world=3, devices=(0, 1, 2)));"
         "print(d.comm.size, len(d._ranks.devices))"
     )

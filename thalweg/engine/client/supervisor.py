@@ -24,7 +24,7 @@ from thalweg.engine import messages as m
 from thalweg.engine.client.process import EngineProcess
 from thalweg.engine.client.recovery import Recovery, Verdict
 from thalweg.engine.client.standby import Standby
-from thalweg.errors import EngineDeadError, RequestError, ThalwegError, UnavailableError
+from thalweg.errors import EngineDeadError, RankLostError, RequestError, ThalwegError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -283,7 +283,8 @@ class Supervisor:
         """Another engine, and everything open given to it. EngineDeadError when the budget is used up."""
         dead = self._engine
         assert dead is not None
-        crashed = dead.stuck is None and dead.returncode != -signal.SIGKILL
+        lost = dead.stuck is not None or isinstance(why, RankLostError)
+        crashed = not lost and dead.returncode != -signal.SIGKILL
         if self.state == "starting":
             raise why
         logger.error("engine process %d is gone: %s", dead.pid, why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from typing import Any
@@ -25,7 +26,14 @@ class Channel:
 
     def send(self, message: Any) -> None:
         """ChannelClosedError if the other side is gone."""
-        frame = self._codec.encode(message)
+        self.send_frame(self._codec.encode(message))
+
+    def encode(self, message: Any) -> bytes:
+        """The frame of a message, for `send_frame` of any channel with this codec."""
+        return self._codec.encode(message)
+
+    def send_frame(self, frame: bytes) -> None:
+        """As `send`."""
         try:
             with self._sending:
                 self._sock.sendall(frame)
@@ -48,6 +56,11 @@ class Channel:
                 raise ChannelClosedError("end of stream")
             got += k
         return bytes(parts)
+
+    def shut(self) -> None:
+        """End the stream for both sides. A thread that receives gets ChannelClosedError, which `close` does not promise."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._sock.close()

@@ -7,10 +7,13 @@ Decides nothing of its own: sizes come from `resolve` and `models.sizes`, estima
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace as replace_args
 
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.weights import open_weights
@@ -25,7 +28,9 @@ from thalweg.hal.parts.overlays import ENCODED
 from thalweg.hal.platform import Defaults, ModelInfo, Platform, StepSizes
 from thalweg.models import registry, sizes
 from thalweg.models.fallback.spec import UNRELIABLE, TransformersSpec
+from thalweg.models.refusals import check_ranks
 from thalweg.models.spec import ModelSpec
+from thalweg.models.weights import IndivisibleError
 from thalweg.quantization import registry as formats
 
 
@@ -102,6 +107,19 @@ def plan(args: EngineArgs) -> Plan:
     return _plan(_gather_inputs(args, discovery.resolve_platform(args.device)))
 
 
+RANKS = (1, 2, 4, 8, 16, 32)
+"""Numbers of ranks that are tried for a plan."""
+
+
+def fewest_ranks(args: EngineArgs) -> int | None:
+    """The smallest tensor_parallel_size of `RANKS` with which the model fits. None: no such size is possible and fits."""
+    for n in RANKS:
+        with contextlib.suppress(ConfigError):
+            if plan(replace_args(args, tensor_parallel_size=n)).fits:
+                return n
+    return None
+
+
 def to_load(args: EngineArgs, platform: Platform) -> int:
     """Bytes of parameters that a device of `platform` will be given, computed ones left out; 0 if they do not fit beside what
     else is planned. `args` as for `plan`, and it raises the same."""
@@ -123,11 +141,22 @@ def _gather_inputs(args: EngineArgs, platform: Platform) -> _PlanInputs:
     info = platform.describe()
     if info is None:
         raise DeviceError(f"device: {platform.name!r} cannot be planned for: {platform.unplannable_reason()}")
-    ranks = len(resolve.place(args, platform).devices)
-    return _PlanInputs(args, hf, facts, spec, platform, info, platform.defaults(facts, info), ranks)
+    places = resolve.places(args, platform)
+    ranks = sum(len(p.devices) for p in places)
+    if ranks > 1:
+        check_ranks(spec, {"tensor": ranks})
+    info, defaults = resolve.share_of_device(platform, len(places), info, platform.defaults(facts, info))
+    return _PlanInputs(args, hf, facts, spec, platform, info, defaults, ranks)
 
 
 def _plan(k: _PlanInputs) -> Plan:
+    try:
+        return _plan_sizes(k)
+    except IndivisibleError as e:
+        raise ConfigError(f"tensor_parallel_size: {k.ranks} does not divide this model: {e}") from None
+
+
+def _plan_sizes(k: _PlanInputs) -> Plan:
     args = k.args
     dtype = resolve.dtype(args, k.facts, k.info, k.defaults)
     length = resolve.max_len(args, k.facts)

@@ -84,15 +84,34 @@ def _for_foreign(args: EngineArgs) -> EngineArgs:
     return msgspec.structs.replace(args, batch_invariant=False)
 
 
-def place(args: EngineArgs, platform: Platform) -> Place:
-    """Where the one process of this engine sits: it drives every device of the model, or the model is refused."""
-    places = platform.topology(Parallel(tensor=args.tensor_parallel_size)).places
-    if len(places) > 1:
+def places(args: EngineArgs, platform: Platform) -> tuple[Place, ...]:
+    """Where the processes of this engine sit, in order of ranks. ConfigError where the platform has no ranks."""
+    found = platform.topology(Parallel(tensor=args.tensor_parallel_size)).places
+    if len(found) > 1 and not platform.supports_ranks:
         raise ConfigError(
-            f"tensor_parallel_size: {args.tensor_parallel_size} devices of platform {platform.name!r} need {len(places)} "
-            "processes, and this version starts one: leave it at 1"
+            f"tensor_parallel_size: platform {platform.name!r} divides no model among {len(found)} processes: leave it at 1"
         )
-    return places[0]
+    return found
+
+
+def only_place(args: EngineArgs, platform: Platform) -> Place:
+    """The place of an engine with one process. ConfigError where it needs more."""
+    found = places(args, platform)
+    if len(found) > 1:
+        raise ConfigError(
+            f"distributed_executor_backend: tensor_parallel_size {args.tensor_parallel_size} on platform {platform.name!r} "
+            f"needs {len(found)} processes: name mp, or leave it out"
+        )
+    return found[0]
+
+
+def share_of_device(platform: Platform, processes: int, info: DeviceInfo, defaults: Defaults) -> tuple[DeviceInfo, Defaults]:
+    """Memory and cache of one of the processes of an engine, which may lie on one device."""
+    if processes == 1 or not platform.shares_device:
+        return info, defaults
+    cache = defaults.kv_cache_bytes
+    less = replace(defaults, kv_cache_bytes=None if cache is None else cache // processes)
+    return replace(info, memory_bytes=info.memory_bytes // processes), less
 
 
 def configure_platform(args: EngineArgs, platform: Platform) -> Platform:
@@ -100,7 +119,7 @@ def configure_platform(args: EngineArgs, platform: Platform) -> Platform:
     said = dict(args.additional_config or {})
     if args.threads is not None:
         said["threads"] = args.threads
-    if args.data_parallel_size > 1:
+    if args.data_parallel_size > 1 or (args.tensor_parallel_size > 1 and platform.shares_device):
         said = _share_of_threads(args, platform) | said
     if args.device_ids is not None:
         said |= _device(args.device_ids, platform)
@@ -132,8 +151,9 @@ def configure_platform(args: EngineArgs, platform: Platform) -> Platform:
 
 
 def _share_of_threads(args: EngineArgs, platform: Platform) -> dict[str, Any]:
-    """The knob of a platform with threads, for one of several engines on its device. ConfigError where only one can open it."""
-    if not platform.shares_device:
+    """The knob of a platform with threads, for one of several processes on its device. ConfigError where only one can open
+    it."""
+    if args.data_parallel_size > 1 and not platform.shares_device:
         raise ConfigError(
             f"data_parallel_size: {args.data_parallel_size} engines of platform {platform.name!r} would open one device; start "
             "a server per device (--device-ids), behind a load balancer"
@@ -141,7 +161,7 @@ def _share_of_threads(args: EngineArgs, platform: Platform) -> dict[str, Any]:
     facts = platform.describe()
     if facts is None or platform.options is None or "threads" not in get_type_hints(type(platform.options)):
         return {}
-    return {"threads": max(1, facts.cores // args.data_parallel_size)}
+    return {"threads": max(1, facts.cores // (args.data_parallel_size * args.tensor_parallel_size))}
 
 
 def _device(ids: Sequence[int], platform: Platform) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from thalweg.config import EngineArgs
 from thalweg.engine.worker.moves import block_operations, check_moves
@@ -15,20 +16,41 @@ from thalweg.engine.worker.stages.stand_in import build_without_model
 from thalweg.engine.worker.stages.steps import make_runner, rehearse_steps
 from thalweg.engine.worker.worker import Worker
 from thalweg.errors import ConfigError
-from thalweg.hal.platform import Platform
+from thalweg.hal.device import Device
+from thalweg.hal.platform import Place, Platform
 from thalweg.host.marks import mark
 from thalweg.options.observation import read_profiler_config
 
 
-def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
+class BuildGroup:
+    """What ranks of one engine settle while each builds its worker. This one is the group of a single rank."""
+
+    def join(self) -> None:
+        """The device is about to be opened, which waits for the other ranks."""
+
+    def joined(self, device: Device) -> None:
+        """The device is open."""
+
+    def least(self, room: int) -> int:
+        """The least over ranks of the bytes that each has for its KV cache."""
+        return room
+
+
+def build(
+    args: EngineArgs, platform: Platform | None = None, place: Place | None = None, group: BuildGroup | None = None
+) -> Worker:
     """A worker for the model in the local directory `args.model`.
 
-    platform: replaces the one that `args.device` names. Raises ConfigError, CheckpointError, UnsupportedModelError or
+    platform: replaces the one that `args.device` names. place: of one rank among several, which `group` connects. None: the
+    only one. Raises ConfigError, CheckpointError, UnsupportedModelError or
     DeviceError, cheap checks first: whatever can be refused without loading weights is refused before."""
     start = time.monotonic()
-    inputs = open_device(args, platform)
+    group = group or BuildGroup()
+    inputs = open_device(args, platform, place, group.join)
+    group.joined(inputs.device)
     try:
-        worker = _build_with_model(inputs) if inputs.platform.runs_models else build_without_model(inputs)
+        least = group.least
+        worker = _build_with_model(inputs, least) if inputs.platform.runs_models else build_without_model(inputs, least)
         problems = inputs.platform.validate(worker.config)
         if problems:
             raise ConfigError(*(f"{p.field}: {p.message}" for p in problems))
@@ -41,13 +63,13 @@ def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
     return worker
 
 
-def _build_with_model(inputs: BuildInputs) -> Worker:
+def _build_with_model(inputs: BuildInputs, least: Callable[[int], int]) -> Worker:
     from thalweg.engine.worker.adapters import AdapterStore
     from thalweg.models.step import make_step
 
     built = build_model(inputs)
     # Everything a user can have got wrong about sizes or kernels is refused before a weight is read.
-    plan = plan_cache(inputs, built)
+    plan = plan_cache(inputs, built, least)
     check_moves(inputs)
     step = make_step(built.model, built.binder, logprobs_mode=inputs.args.logprobs_mode, proposer=built.proposer)
     params = load_weights(inputs, built)

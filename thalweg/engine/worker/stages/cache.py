@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,10 +36,11 @@ class CachePlan:
         return self.schedule.max_seqs + 1
 
 
-def plan_cache(inputs: BuildInputs, built: BuiltModel) -> CachePlan:
-    """The cache that fits. Raises ConfigError, naming the flag to change."""
+def plan_cache(inputs: BuildInputs, built: BuiltModel, least: Callable[[int], int]) -> CachePlan:
+    """The cache that fits. least: of the bytes that each rank has, the fewest. Raises ConfigError, naming the flag to
+    change."""
     args, groups = inputs.args, built.model.groups
-    room = _cache_bytes(inputs, built)
+    room = least(_cache_bytes(inputs, built))
     schedule = resolve.with_states(args, groups, room, built.schedule)
     return CachePlan(resolve.cache_size(args, groups, room, built.max_len, schedule.max_seqs), schedule)
 

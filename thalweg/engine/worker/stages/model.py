@@ -112,7 +112,7 @@ def load_weights(inputs: BuildInputs, built: BuiltModel) -> Params:
     with ahead.reading(args):
         params = load_params(
             model, inputs.path, device, load_format=args.load_format, seed=args.seed, progress=args.use_tqdm_on_load,
-            ranks=range(device.comm.size),
+            ranks=inputs.ranks,
         )  # fmt: skip
     if isinstance(inputs.spec, TransformersSpec) and args.load_format != "dummy":
         model.check(params)

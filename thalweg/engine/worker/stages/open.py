@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from thalweg.errors import ConfigError, ThalwegError
 from thalweg.executors import is_inline
 from thalweg.hal import discovery
 from thalweg.hal.device import Device
-from thalweg.hal.platform import Defaults, ModelInfo, Platform
+from thalweg.hal.platform import Defaults, ModelInfo, Place, Platform
 from thalweg.host.marks import mark
 from thalweg.models import registry
 from thalweg.models.spec import ModelSpec
@@ -39,6 +39,12 @@ class BuildInputs:
     platform: Platform
     device: Device
     defaults: Defaults
+    place: Place
+
+    @property
+    def ranks(self) -> range:
+        """Those that the device computes: all where one process drives every device."""
+        return range(self.place.rank, self.place.rank + len(self.place.devices))
 
 
 def prepare(device: str, expected: EngineArgs | None = None) -> None:
@@ -88,8 +94,11 @@ def _expect(platform: Platform, args: EngineArgs) -> None:
             resolve.configure_platform(args, platform).expect(size)
 
 
-def open_device(args: EngineArgs, platform: Platform | None) -> BuildInputs:
-    """The inputs of all later stages. The caller closes the device. Errors as in `build`."""
+def open_device(
+    args: EngineArgs, platform: Platform | None, place: Place | None = None, join: Callable[[], None] = lambda: None
+) -> BuildInputs:
+    """The inputs of all later stages. The caller closes the device. join: called before the device is opened, which may wait
+    for other ranks. Errors as in `build`."""
     mark("engine started")
     check_args(args)
     path = Path(args.model)
@@ -103,15 +112,19 @@ def open_device(args: EngineArgs, platform: Platform | None) -> BuildInputs:
     resolve.check_values(args, platform)
     if platform.runs_models:
         args = _with_cache_type(args, hf, spec)
-    device = platform.open(resolve.place(args, platform))
+    processes = len(resolve.places(args, platform))
+    if place is None:
+        place = resolve.only_place(args, platform)
+    join()
+    device = platform.open(place)
     try:
-        defaults = platform.defaults(facts, device.info)
+        defaults = resolve.share_of_device(platform, processes, device.info, platform.defaults(facts, device.info))[1]
         if args.enforce_eager and device.pads:
             raise ConfigError(f"enforce_eager: on {platform.name} every step is compiled; leave the flag out")
     except BaseException:
         device.close()
         raise
-    return BuildInputs(args, path, hf, facts, spec, platform, device, defaults)
+    return BuildInputs(args, path, hf, facts, spec, platform, device, defaults, place)
 
 
 def _with_cache_type(args: EngineArgs, hf: dict[str, Any], spec: ModelSpec) -> EngineArgs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from thalweg.engine.planning import resolve
@@ -17,7 +18,7 @@ from thalweg.hal.step import StateBox, StepBatch
 from thalweg.models import sizes
 
 
-def build_without_model(inputs: BuildInputs) -> Worker:
+def build_without_model(inputs: BuildInputs, least: Callable[[int], int]) -> Worker:
     """See `sizes.stand_in_group`. Raises ConfigError for a model that gives vectors."""
     if inputs.spec.pooling is not None:
         raise ConfigError(f"device: platform {inputs.platform.name!r} runs no model, so it has no vectors to give")
@@ -26,7 +27,7 @@ def build_without_model(inputs: BuildInputs) -> Worker:
     schedule = resolve.scheduler(args, inputs.defaults, length)
     bt = resolve.block_tokens(args, inputs.defaults)
     group = sizes.stand_in_group(inputs.spec, bt)
-    memory = resolve.cache_bytes(args, inputs.defaults, device.memory(), 0, history(schedule, length))
+    memory = least(resolve.cache_bytes(args, inputs.defaults, device.memory(), 0, history(schedule, length)))
     size = resolve.cache_size(args, (group,), memory, length, schedule.max_seqs)
     config = engine_config(inputs, dtype="none", size=size, groups=(group,), schedule=schedule, vocab=facts.vocab)
     check_moves(inputs)

@@ -1,0 +1,260 @@
+"""The other ranks of an engine, as rank 0 sees them: child processes, what they have said, and what ended them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from thalweg.config import EngineArgs
+from thalweg.engine import messages as m
+from thalweg.engine.client.process import as_error
+from thalweg.engine.executor.messages import Answer, Beat, Begin, Call, FromRank, Launch
+from thalweg.engine.ipc.codec import Codec, FrameError
+from thalweg.engine.ipc.pair import pair
+from thalweg.engine.ipc.socket import Channel, ChannelClosedError
+from thalweg.errors import EngineDeadError, PeerError, RankLostError, ThalwegError
+from thalweg.hal.platform import RENDEZVOUS, Place
+from thalweg.host.processes import Process, is_running
+
+M = TypeVar("M")
+LOOK_SECONDS = 0.25
+SOONER = 0.9
+"""Part of hang_timeout after which a rank that holds up the others is named. The client ends a whole engine after all of it."""
+PATIENCE_SECONDS = 1.5
+"""Seconds in which the cause of a PeerError, another rank's end, becomes known."""
+FOLDER = "thalweg-ranks-"
+
+
+class Member:
+    """One other rank."""
+
+    def __init__(self, place: Place, words: str, process: Process, channel: Channel) -> None:
+        """words: how messages name it."""
+        self.place, self.words, self.process, self.channel = place, words, process, channel
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """What it said while it was built, or the error that ended the group."""
+        self.answers: dict[int, Future[Any]] = {}
+        self.heard = time.monotonic()
+        self.steps = 0
+
+    def expect(self, kind: type[M]) -> M:
+        """The next message, which must be of this kind. Raises what ended the group."""
+        message = self.inbox.get()
+        if isinstance(message, BaseException):
+            self.inbox.put(message)  # for the next who asks
+            raise message
+        if not isinstance(message, kind):
+            raise EngineDeadError(f"{self.words} sent {type(message).__name__}, not {kind.__name__}")
+        return message
+
+
+class RankGroup:
+    """Starts the other ranks. One of them that ends, fails or stands still ends them all, and `failure` says which it was."""
+
+    def __init__(self, args: EngineArgs, places: Sequence[Place]) -> None:
+        self.failure: ThalwegError | None = None
+        self.ready = False
+        """Every rank is built. Until then one may be silent for longer, as imports are."""
+        self.abort: Callable[[], None] = lambda: None
+        """Ends the collectives of rank 0. Set once its device is open."""
+        self.stepping: Callable[[], float | None] = lambda: None
+        """Since when a step of rank 0 has not ended. None: none runs."""
+        self._args = args
+        self._failed, self._closed = threading.Event(), threading.Event()
+        self._peer_failure: ThalwegError | None = None
+        """What a rank said that only waited for another."""
+        self._lock, self._sending = threading.Lock(), threading.Lock()
+        self._folder = _make_folder()
+        self.places = tuple(replace(p, environment={**p.environment, RENDEZVOUS: f"file://{self._folder}"}) for p in places)
+        self.members: list[Member] = []
+        try:
+            for place in self.places[1:]:
+                self.members.append(self._start(place))
+            self.send_each([Begin.at(each.place, _child_args(args)) for each in self.members])
+        except BaseException:
+            self.close()
+            raise
+        for each in self.members:
+            threading.Thread(target=self._read, args=(each,), name=each.words, daemon=True).start()
+        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+
+    # ------------------------------------------------------------ messages
+
+    def send(self, message: Launch | Call | Any) -> None:
+        """To every other rank, encoded once. Raises what ended the group."""
+        with self._sending:
+            if not self.members:
+                return
+            frame = self.members[0].channel.encode(message)
+            for each in self.members:
+                self._send(each, frame)
+
+    def send_each(self, messages: Sequence[Any]) -> None:
+        """To every other rank its own."""
+        with self._sending:
+            for each, message in zip(self.members, messages, strict=True):
+                self._send(each, each.channel.encode(message))
+
+    def _send(self, member: Member, frame: bytes) -> None:
+        try:
+            member.channel.send_frame(frame)
+        except ChannelClosedError:
+            raise self.explain(PeerError(f"{member.words} is gone", member.place.rank)) from None
+
+    def collect(self, kind: type[M]) -> list[M]:
+        """The next message of every other rank, in order. Raises what ended the group."""
+        return [each.expect(kind) for each in self.members]
+
+    def ask(self, call: Call) -> list[Future[Any]]:
+        """Send an operation. The replies come in order of ranks."""
+        replies: list[Future[Any]] = [Future() for _ in self.members]
+        with self._lock:
+            if self.failure is not None:
+                raise self.failure
+            for each, reply in zip(self.members, replies, strict=True):
+                each.answers[call.number] = reply
+        self.send(call)
+        return replies
+
+    # ------------------------------------------------------------ ends
+
+    def fail(self, error: ThalwegError) -> None:
+        """The first call decides: all ranks end, and everyone who waits for one gets this error."""
+        with self._lock:
+            if self.failure is not None or self._closed.is_set():
+                return
+            self.failure = error
+            waiting = [reply for each in self.members for reply in each.answers.values()]
+            for each in self.members:
+                each.answers.clear()
+                each.inbox.put(error)
+        for reply in waiting:
+            reply.set_exception(error)
+        for each in self.members:
+            each.process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)  # whoever still waits there for the others
+        self._failed.set()
+        self.abort()
+
+    def explain(self, error: BaseException) -> BaseException:
+        """What to raise for an error of rank 0. A rank that waited for another knows less than what is found out of that
+        one, which takes a moment."""
+        if not isinstance(error, PeerError):
+            return error
+        if not self._failed.wait(PATIENCE_SECONDS):
+            self.fail(self._peer_failure or error)
+        return self.failure or error
+
+    def close(self) -> None:
+        """End every other rank, and leave nothing behind. Safe to call twice."""
+        self._closed.set()
+        for each in self.members:
+            each.process.end()
+        for each in self.members:
+            each.channel.shut()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ------------------------------------------------------------ threads
+
+    def _start(self, place: Place) -> Member:
+        here, there = pair()
+        with there:
+            try:
+                fd = there.fileno()
+                tied = "tied" if threading.current_thread() is threading.main_thread() else "free"
+                process = Process("thalweg.engine.executor.rank", str(fd), self._args.device, tied, inherit=(fd,))
+            except BaseException:
+                here.close()
+                raise
+        words = f"rank {place.rank} of {place.world}"
+        return Member(place, words, process, Channel(here.detach(), Codec[Any](FromRank)))
+
+    def _read(self, member: Member) -> None:
+        try:
+            while True:
+                message = member.channel.receive()
+                member.heard = time.monotonic()
+                if isinstance(message, Beat):
+                    member.steps = message.steps
+                elif isinstance(message, m.EngineFailed):
+                    self._hear_failure(member, message)
+                elif isinstance(message, Answer):
+                    self._give(member, message)
+                else:
+                    member.inbox.put(message)
+        except ChannelClosedError:
+            self.fail(self._describe_end(member))
+        except FrameError as e:
+            self.fail(EngineDeadError(f"{member.words}: {e}"))
+
+    def _hear_failure(self, member: Member, failed: m.EngineFailed) -> None:
+        error = as_error(m.EngineFailed(failed.kind, f"{member.words}: {failed.message}"))
+        if isinstance(error, PeerError):
+            self._peer_failure = self._peer_failure or error
+            self.explain(error)
+        else:
+            self.fail(error)
+
+    def _describe_end(self, member: Member) -> ThalwegError:
+        code = member.process.wait_for(PATIENCE_SECONDS)
+        if code is None:
+            return EngineDeadError(f"{member.words} closed its channel")
+        if self._peer_failure is not None and code > 0:  # it has said why
+            return self._peer_failure
+        kind = RankLostError if code == -signal.SIGKILL else EngineDeadError
+        return kind(f"{member.words} ended: {signal.Signals(-code).name if code < 0 else f'exit status {code}'}")
+
+    def _give(self, member: Member, answer: Answer) -> None:
+        with self._lock:
+            reply = member.answers.pop(answer.number, None)
+        if reply is None:
+            return
+        if answer.failed is None:
+            reply.set_result(answer.value)
+        else:
+            reply.set_exception(as_error(m.EngineFailed(answer.failed.kind, f"{member.words}: {answer.failed.message}")))
+
+    def _watch(self) -> None:
+        """Name a rank that shows no life, or that the others wait for."""
+        last = time.monotonic()
+        while not (self._closed.wait(LOOK_SECONDS) or self._failed.is_set()):
+            now = time.monotonic()
+            slept, last = now - last, now
+            if slept > LOOK_SECONDS + 1.0:  # it was this process that stood still: first read what has come
+                continue
+            for each in self.members:
+                name = "heartbeat_timeout" if self.ready else "hang_timeout"
+                if (silent := now - each.heard) > getattr(self._args, name):
+                    self.fail(RankLostError(f"{each.words} has given no sign of life for {silent:.1f} s ({name})"))
+            since, behind = self.stepping(), min(self.members, key=lambda each: each.steps)
+            if since is not None and now - since > SOONER * self._args.hang_timeout:
+                self.fail(RankLostError(f"{behind.words} has finished no step for {now - since:.0f} s (hang_timeout)"))
+
+
+def _child_args(args: EngineArgs) -> EngineArgs:
+    return msgspec.structs.replace(args, use_tqdm_on_load=False)
+
+
+def _make_folder() -> Path:
+    """Where the ranks of this engine meet, in memory where the system has a place for that. Folders of engines that were
+    killed are removed."""
+    shared = Path("/dev/shm")
+    home = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+    for old in home.glob(f"{FOLDER}*"):
+        with contextlib.suppress(OSError, ValueError):
+            if old.stat().st_uid == os.getuid() and not is_running(int(old.name.split("-")[2])):
+                shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-", dir=home))

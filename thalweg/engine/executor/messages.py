@@ -1,0 +1,83 @@
+"""Messages between rank 0 of an engine and its other ranks, which are child processes of it."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import msgspec
+
+from thalweg.config import EngineArgs
+from thalweg.engine import messages as m
+from thalweg.errors import ThalwegError
+from thalweg.hal.platform import Place
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """The first message to a rank: what it builds, and where it sits (`hal.platform.Place`)."""
+
+    args: EngineArgs
+    rank: int
+    world: int
+    devices: list[int]
+    environment: dict[str, str]
+
+    @staticmethod
+    def at(place: Place, args: EngineArgs) -> Begin:
+        return Begin(args, place.rank, place.world, list(place.devices), dict(place.environment))
+
+    @property
+    def place(self) -> Place:
+        return Place(self.rank, self.world, tuple(self.devices), self.environment)
+
+
+class Joining(msgspec.Struct, frozen=True, tag=True):
+    """The rank opens its device next. Answered by Join, once every rank is there."""
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """Every rank opens its device now."""
+
+
+class Room(msgspec.Struct, frozen=True, tag=True):
+    """Bytes that a rank has for its KV cache. Answered by the least over ranks."""
+
+    bytes: int
+
+
+class Launch(msgspec.Struct, frozen=True, tag=True):
+    """A step, as `ipc.steps` writes it. Not answered: the result is that of rank 0."""
+
+    batch: Any
+
+
+class Call(msgspec.Struct, frozen=True, tag=True):
+    """An operation of the worker, after the steps launched so far. Answered by an Answer of this number."""
+
+    number: int
+    operation: str
+    arguments: list[Any]
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    value: Any
+    failed: m.EngineFailed | None = None
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """Sent all the time by a thread. steps: launched so far."""
+
+    steps: int
+
+
+ToRank = Begin | Join | Room | Launch | Call
+FromRank = Joining | Room | m.Ready | m.EngineFailed | Answer | Beat
+
+
+def describe_failure(e: BaseException) -> m.EngineFailed:
+    """Last words of a process. Errors raised on purpose carry their own. Of others the traceback goes to stderr."""
+    if isinstance(e, ThalwegError):
+        return m.EngineFailed(type(e).__name__, str(e))
+    traceback.print_exception(e)
+    return m.EngineFailed("EngineDeadError", f"{type(e).__name__}: {e}")

@@ -1,0 +1,157 @@
+"""The executor `mp`: rank 0 in the engine's process, and a child process for each other rank.
+
+A batch goes to the other ranks before rank 0 plans it, as plans depend on a rank's heads. Every rank draws the same tokens, so
+only the result of rank 0 is read. Encoders run on rank 0, and their vectors are part of the batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from thalweg.config import EngineArgs, EngineConfig
+from thalweg.engine import messages as m
+from thalweg.engine.control.encodings import Encoder
+from thalweg.engine.control.executor import Executor
+from thalweg.engine.executor.group import RankGroup
+from thalweg.engine.executor.inline import open_inline
+from thalweg.engine.executor.messages import Call, Join, Joining, Launch, Room
+from thalweg.engine.ipc.steps import write_step
+from thalweg.engine.planning import resolve
+from thalweg.engine.worker.build import BuildGroup, build
+from thalweg.engine.worker.worker import Worker
+from thalweg.errors import EngineDeadError
+from thalweg.hal import discovery
+from thalweg.hal.device import Device, Pending
+from thalweg.hal.step import StepBatch, StepResult
+
+
+class LeadingGroup(BuildGroup):
+    """What rank 0 settles with the others while it builds its own worker."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group = group
+
+    def join(self) -> None:
+        self._group.collect(Joining)
+        self._group.send(Join())
+
+    def joined(self, device: Device) -> None:
+        self._group.abort = device.comm.abort
+        if self._group.failure is not None:  # meanwhile
+            device.comm.abort()
+
+    def least(self, room: int) -> int:
+        least = min(room, *(r.bytes for r in self._group.collect(Room)))
+        self._group.send(Room(least))
+        return least
+
+
+class RankedStep:
+    """The step of rank 0."""
+
+    def __init__(self, executor: ProcessExecutor, pending: Pending) -> None:
+        self._executor, self._pending = executor, pending
+
+    def ready(self) -> bool:
+        return self._pending.ready()
+
+    def result(self) -> StepResult:
+        try:
+            return self._pending.result()
+        except Exception as e:
+            raise self._executor.group.explain(e) from e
+        finally:
+            self._executor.finish_step()
+
+
+class ProcessExecutor(Executor):
+    """Made once every rank is built."""
+
+    def __init__(self, worker: Worker, group: RankGroup) -> None:
+        self.worker, self.group = worker, group
+        self._numbers = itertools.count()
+        self._flying, self._progress = 0, 0.0
+        group.stepping = lambda: self._progress if self._flying else None
+
+    @property
+    def config(self) -> EngineConfig:
+        return self.worker.config
+
+    @property
+    def plan(self) -> list[str]:
+        return self.worker.plan
+
+    @property
+    def load_seconds(self) -> float:
+        return self.worker.load_seconds
+
+    @property
+    def encoder(self) -> Encoder | None:
+        return self.worker.encoder
+
+    @property
+    def launch(self) -> Callable[[StepBatch], Pending]:
+        return self._launch
+
+    def _launch(self, batch: StepBatch) -> Pending:
+        self._progress = time.monotonic()
+        self._flying += 1
+        self.group.send(Launch(write_step(batch)))
+        try:
+            return RankedStep(self, self.worker.launch(batch))
+        except Exception as e:
+            raise self.group.explain(e) from e
+
+    def finish_step(self) -> None:
+        self._flying -= 1
+        self._progress = time.monotonic()
+
+    def call(self, operation: str, /, *args: Any) -> list[Any]:
+        """The error of rank 0 comes before those of the others, which are mostly the same."""
+        replies = self.group.ask(Call(next(self._numbers), operation, list(args)))
+        first = self.worker.call(operation, *args)
+        return [first, *(reply.result() for reply in replies)]
+
+    def enter(self) -> None:
+        self.worker.device.enter()
+
+    def close(self) -> None:
+        self.group.close()
+        self.worker.close()
+
+
+def open_processes(args: EngineArgs) -> Executor:
+    """Build a worker per rank, all at once. Errors as in `build`. One of another rank is named with it. EngineDeadError if a
+    rank ended without words."""
+    platform = discovery.resolve_platform(args.device)
+    places = resolve.places(args, platform)
+    if len(places) == 1:
+        return open_inline(args)
+    group = RankGroup(msgspec.structs.replace(args, device=platform.name), places)
+    worker = None
+    try:
+        worker = build(args, place=group.places[0], group=LeadingGroup(group))
+        for member, ready in zip(group.members, group.collect(m.Ready), strict=True):
+            _check_alike(worker.config, ready.config, member.words)
+        group.ready = True
+        return ProcessExecutor(worker, group)
+    except BaseException as e:
+        cause = group.explain(e)
+        group.close()
+        if worker is not None:
+            worker.close()
+        if cause is e:
+            raise
+        raise cause from e
+
+
+def _check_alike(ours: EngineConfig, theirs: EngineConfig, words: str) -> None:
+    """EngineDeadError where a rank would run other steps."""
+    for name in ("model", "cache", "scheduler"):
+        if getattr(ours, name) != getattr(theirs, name):
+            raise EngineDeadError(f"{words} disagrees with rank 0: {name} {getattr(theirs, name)}, not {getattr(ours, name)}")

@@ -1,0 +1,165 @@
+"""One rank of an engine that is not the first: `python -m thalweg.engine.executor.rank FD DEVICE TIED`.
+
+It builds its share of the model, then runs the batches and operations of rank 0, in their order. It decides nothing. It ends
+with its channel, and so with rank 0.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+if __name__ == "__main__":
+    from thalweg.host.parent import die_with_parent
+
+    if sys.argv[3] == "tied":
+        die_with_parent()
+    gc.disable()  # as in engine.main
+    from thalweg.engine.worker.ahead import begin
+    from thalweg.host import lossy
+
+    lossy.install()
+    begin(sys.argv[2])
+
+import contextlib
+import logging
+import os
+import queue
+import signal
+import threading
+import time
+from collections import deque
+from typing import Any, TypeVar
+
+from thalweg.engine import messages as m
+from thalweg.engine.executor.messages import Answer, Beat, Begin, Call, Join, Joining, Launch, Room, ToRank, describe_failure
+from thalweg.engine.ipc.codec import Codec, FrameError
+from thalweg.engine.ipc.socket import Channel, ChannelClosedError
+from thalweg.engine.ipc.steps import read_step
+from thalweg.engine.worker.build import BuildGroup, build
+from thalweg.engine.worker.stages.open import prepare
+from thalweg.engine.worker.worker import Worker
+from thalweg.errors import ThalwegError
+from thalweg.hal.device import Pending
+from thalweg.host import envs
+
+M = TypeVar("M")
+BEAT_SECONDS = 0.5
+
+
+class Feed:
+    """Messages of rank 0. A thread reads them, so that the end of rank 0 ends this process in the middle of a step."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.steps = 0
+        threading.Thread(target=self._read, name="feed", daemon=True).start()
+        threading.Thread(target=self._beat, name="beat", daemon=True).start()
+
+    def next(self) -> Any:
+        message = self._inbox.get()
+        if isinstance(message, FrameError):
+            raise message
+        return message
+
+    def expect(self, kind: type[M]) -> M:
+        """The next message, which must be of this kind."""
+        message = self.next()
+        if not isinstance(message, kind):
+            raise FrameError(f"this rank was to be sent {kind.__name__}, not {type(message).__name__}")
+        return message
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._inbox.put(self._channel.receive())
+        except ChannelClosedError:
+            os._exit(0)  # whatever runs here, nobody is left to read its result
+        except FrameError as e:
+            self._inbox.put(e)
+
+    def _beat(self) -> None:
+        with contextlib.suppress(ChannelClosedError):
+            while True:
+                self._channel.send(Beat(self.steps))
+                time.sleep(BEAT_SECONDS)
+
+
+class JoinedGroup(BuildGroup):
+    """What this rank settles with rank 0."""
+
+    def __init__(self, channel: Channel, feed: Feed) -> None:
+        self._channel, self._feed = channel, feed
+
+    def join(self) -> None:
+        self._channel.send(Joining())
+        self._feed.expect(Join)
+
+    def least(self, room: int) -> int:
+        self._channel.send(Room(room))
+        return self._feed.expect(Room).bytes
+
+
+class RankLoop:
+    """Steps and operations, until the channel closes."""
+
+    def __init__(self, worker: Worker, channel: Channel, feed: Feed) -> None:
+        self._worker, self._channel, self._feed = worker, channel, feed
+        self._flying: deque[Pending] = deque()
+        self._depth = worker.config.scheduler.pipeline_depth
+
+    def run(self) -> None:
+        """Does not return. Raises what a step raised."""
+        while True:
+            message = self._feed.next()
+            if isinstance(message, Launch):
+                self._launch(message)
+            elif isinstance(message, Call):
+                self._channel.send(self._answer(message))
+            else:
+                raise FrameError(f"{type(message).__name__} is only for the start")
+
+    def _launch(self, message: Launch) -> None:
+        """A step's result is looked at for its error only, as late as rank 0 looks at its own."""
+        flying = self._flying
+        flying.append(self._worker.launch(read_step(message.batch)))
+        while flying and (len(flying) > self._depth or flying[0].ready()):
+            flying.popleft().result()
+        self._feed.steps += 1
+
+    def _answer(self, message: Call) -> Answer:
+        try:
+            return Answer(message.number, self._worker.call(message.operation, *message.arguments))
+        except (ThalwegError, OSError, ValueError) as e:
+            return Answer(message.number, None, m.EngineFailed(type(e).__name__, str(e)))
+
+
+def main(fd: int) -> int:
+    """Returns the exit status, where the process does not end with its channel."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides
+    channel = Channel(fd, Codec[Any](ToRank))
+    feed = Feed(channel)
+    told = feed.expect(Begin)
+    level = max(logging.getLevelName(envs.log_level()), logging.WARNING)  # what is said on every rank, rank 0 says
+    logging.basicConfig(
+        level=level, datefmt="%H:%M:%S", format=f"%(levelname)s %(asctime)s rank {told.rank} %(name)s: %(message)s"
+    )
+    try:
+        prepare(told.args.device, told.args)
+        worker = build(told.args, place=told.place, group=JoinedGroup(channel, feed))
+        channel.send(m.Ready(worker.config, worker.plan, worker.load_seconds))
+        gc.freeze()
+        gc.enable()
+        RankLoop(worker, channel, feed).run()
+    except ChannelClosedError:
+        return 0
+    except Exception as e:
+        with contextlib.suppress(ChannelClosedError):
+            channel.send(describe_failure(e))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))
