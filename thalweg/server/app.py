@@ -1,4 +1,4 @@
-"""The HTTP application: what surrounds the routes. Everything it needs is handed to `make_app`."""
+"""The HTTP application: everything around the routes. All its inputs are arguments of `make_app`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buckets of the histograms of /metrics, by family, and what --custom-histogram-buckets may put in their place."""
+"""Buckets of the histograms of /metrics, by family, and the check of --custom-histogram-buckets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST = 200
 
 
 def problems_of(said: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with buckets by family."""
+    """Problems of buckets by family."""
     for name, bounds in said.items():
         if name not in FAMILIES:
             yield f"{name!r:.60} is no family of histograms; there are {', '.join(FAMILIES)}"

@@ -1,4 +1,4 @@
-"""The API described: /openapi.json, and a page that shows it and asks nobody else for anything. Made when somebody looks."""
+"""Description of the API: /openapi.json, and a page that shows it without requests to other hosts. Made on first request."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-a
 
 @dataclass(frozen=True, slots=True)
 class RouteDescription:
-    """One route: POST where it takes a body, otherwise GET. Bodies are read by hand, within bounds. `bodies` describe
-    them."""
+    """One route: POST with a body, otherwise GET. Bodies are parsed by the route itself, within bounds. `bodies` has their
+    models."""
 
     path: str
     endpoint: Callable[[Request], Awaitable[Response]]
@@ -63,11 +63,11 @@ class RouteDescription:
     kinds: tuple[str, ...] = ("application/json",)
     """Content types of the answer."""
     needs: str = ""
-    """What the model must be able to do (`ModelConfig.tasks`); "": nothing."""
+    """The required ability of the model (`ModelConfig.tasks`). "": none."""
     said: str = ""
-    """The method, where it is another."""
+    """Another method, if any."""
     form: Any = None
-    """Model of the fields of a body that is a form with a file, or "module:class"."""
+    """Model of a form's fields, for a form with a file, or "module:class"."""
 
     @property
     def method(self) -> str:
@@ -77,7 +77,7 @@ class RouteDescription:
         return Route(self.path, self.endpoint, methods=[self.method])  # adds HEAD to GET
 
     def operation(self, definitions: dict[str, Any]) -> dict[str, Any]:
-        """As the document has it. What its schemas name goes to `definitions`."""
+        """Its operation object. Schemas it refers to are added to `definitions`."""
         name = re.sub(r"\W+", "_", re.sub(r":\w+", "", self.path)).strip("_")
         said: dict[str, Any] = {"operationId": f"{name}_{self.method.lower()}", "summary": self.says or self.path}
         if names := re.findall(r"{(\w+)", self.path):
@@ -113,13 +113,13 @@ def _schema(model: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
-"""Pydantic's words for bounds, which it leaves as they are on fields that may be written as text, and JSON Schema's."""
+"""Pydantic's words for bounds, which it keeps on fields that may be written as text, and JSON Schema's."""
 SIZES = {"maxLength": "maxProperties", "minLength": "minProperties"}
-"""What it says of the size of objects."""
+"""Its words for the size of objects."""
 
 
 def _standard(form: Any) -> Any:
-    """The same, in the words of JSON Schema alone."""
+    """The same, only in the words of JSON Schema."""
     if isinstance(form, list):
         return [_standard(f) for f in form]
     if not isinstance(form, dict):
@@ -151,7 +151,7 @@ def pages_of(described: list[RouteDescription]) -> list[BaseRoute]:
     made: dict[str, Any] = {}
 
     async def _describe() -> dict[str, Any]:
-        """On a thread the first time: it takes half a second."""
+        """On a thread the first time: it costs half a second."""
         if not made:
             made.update(await asyncio.to_thread(document, described))
         return made

@@ -21,7 +21,7 @@ from thalweg.params import StructuredOutputsParams
 
 log = logging.getLogger(__name__)
 stacks = logging.getLogger(f"{__name__}.stacks")
-"""Logger that says where errors that are answered come from, while its level is DEBUG (--log-error-stack)."""
+"""Logger for the origin of answered errors, at level DEBUG (--log-error-stack)."""
 
 GRAMMAR = "structured_outputs: "
 """How an engine's words about a grammar begin."""
@@ -60,8 +60,8 @@ class ApiError(Exception):
 
 
 def translate(error: BaseException) -> ApiError:
-    """Any exception as ApiError. An unexpected one is logged in full here and told to the client without detail."""
-    if stacks.isEnabledFor(logging.DEBUG):  # %r: a message may hold a client's text, and no line of it may pass for one of ours
+    """Any exception as ApiError. An unexpected one is logged in full here, and the client gets no detail."""
+    if stacks.isEnabledFor(logging.DEBUG):  # %r: a message may hold a client's text, and its lines must not look like ours
         stacks.info("answered with an error: %.1000r\n%s", error, "".join(traceback.format_tb(error.__traceback__)))
     if isinstance(error, ApiError):
         return error
@@ -86,7 +86,7 @@ def translate(error: BaseException) -> ApiError:
 
 @dataclass(frozen=True)
 class ErrorForm:
-    """How one dialect tells errors: a row of its own for names, types and shapes."""
+    """Error format of one dialect: its names, types and shapes."""
 
     body: Callable[[ApiError], Any]
     """The JSON of an answer."""

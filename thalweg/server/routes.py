@@ -1,5 +1,5 @@
-"""The routes, a row each, but the probes (core/lifecycle) and the description (description.py). What a route does is a
-function in a file of its own: `async def name(serving, http) -> Response`. Errors it raises become answers here."""
+"""The routes, a row each, but the probes (core/lifecycle) and the description (description.py). A route's function is in a
+separate file: `async def name(serving, http) -> Response`. Its errors become answers here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from thalweg.server.http.middleware import current_scope
 ROOM = "thalweg.server."
 JSON = ("application/json",)
 STREAMED = (*JSON, EVENTS)
-"""Content types of what can be streamed."""
+"""Content types of streamable answers."""
 TRANSCRIBED = (*STREAMED, "text/plain")
 AUDIO_FORM = "audio.protocol:AudioRequest"
 MESSAGES_ERRORS = "anthropic.errors:ERRORS"
@@ -41,11 +41,11 @@ class Row:
     """"module:function"."""
     says: str
     bodies: tuple[str, ...] = ()
-    """Pydantic models as "module:class". A body is one of them."""
+    """Pydantic models as "module:class". A body matches one."""
     kinds: tuple[str, ...] = JSON
     """Content types of the answer."""
     needs: str = ""
-    """What the model must be able to do (`ModelConfig.tasks`). "": nothing."""
+    """The required ability of the model (`ModelConfig.tasks`). "": none."""
     also: tuple[str, ...] = ()
     """Other paths of the same."""
     method: str = ""
@@ -53,7 +53,7 @@ class Row:
     errors: str = ""
     """An ErrorForm as "module:name". "": OpenAI's."""
     given: str = ""
-    """What must be true for the server to have the route: a field of ServerSettings, or of the engine. "": nothing."""
+    """The condition of the route: a true field of ServerSettings, or of the engine. "": always."""
     form: str = ""
     """Pydantic model of the fields of a form with a file, as "module:class"."""
 
@@ -154,7 +154,7 @@ TOKENS_ONLY = frozenset({"/inference/v1/generate", "/abort_requests", "/v1/model
 
 
 def describe_routes(serving: Serving) -> list[RouteDescription]:
-    """Every route, ready to serve. What the model cannot do is refused with what it can be asked."""
+    """Every route, ready to serve. A route the model cannot serve is refused, naming the routes it can."""
     given = [row for row in ROUTES if not row.given or _is_enabled(serving, row.given)]
     if serving.settings.tokens_only:
         given = [row for row in given if row.path in TOKENS_ONLY]
@@ -175,7 +175,7 @@ def describe_routes(serving: Serving) -> list[RouteDescription]:
 
 
 def lines_of(listed: list[RouteDescription], serving: Serving) -> LineRunner:
-    """What answers lines of batch files: the routes that the served model has something to give for."""
+    """The runner of lines of batch files, with the routes the served model supports."""
     paths = {d.path: d.endpoint for d in listed if d.bodies and d.needs and able(serving, d.needs)}
     return LineRunner(paths, serving.bodies)
 

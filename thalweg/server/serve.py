@@ -1,8 +1,8 @@
 """Running the server: the socket first, then the engine, then requests, then an orderly end. Knows no endpoint.
 
-The port answers probes from the start, and everything else once the engine is up. Told to stop (SIGTERM, SIGINT) it
-takes nobody new, lets open requests finish for --shutdown-timeout seconds, ends the rest with an error and leaves.
-Told twice, it skips the waiting.
+The port answers probes from the start, and everything else once the engine is up. On SIGTERM or SIGINT it accepts no new
+requests, lets open ones finish for --shutdown-timeout seconds, ends the rest with an error and exits. A second signal skips the
+wait.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 FAREWELL = 0.4
 """Seconds for the last answers to reach their clients, once every request has ended."""
 GIVE_UP = 0.5
-"""Seconds for the engine, or for what is still loading, to end by itself."""
+"""Seconds for the engine, or for a load in progress, to end by itself."""
 LOOK_EVERY = 0.005
 """Seconds between looks at whether the last connection is closed."""
 HEALTH_EVERY = 1.0
@@ -51,7 +51,7 @@ HEALTH_EVERY = 1.0
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Ciphers of TLS 1.2: forward secret, authenticated. TLS 1.3 has no others."""
 FAILED_SECONDS = 30.0
-"""Seconds a server whose engine is lost for good stays to say so to probes, before it ends."""
+"""Seconds that a server without an engine, lost for good, still answers probes before it ends."""
 
 
 class _AbandonedError(Exception):
@@ -61,8 +61,8 @@ class _AbandonedError(Exception):
 
 
 def serve(args: EngineArgs, settings: ServerSettings, sock: socket.socket, standby: Standby | None = None) -> int:
-    """Serve on `sock`, which listens, until told to stop. `standby` becomes the engine. Exit status: 0 stopped by a
-    signal, 1 the engine died. ConfigError before any model work if the chat template does not parse."""
+    """Serve on `sock`, which listens, until a signal. `standby` becomes the engine. Exit status: 0 stopped by a signal, 1 the
+    engine died. ConfigError before any model work if the chat template does not parse."""
     if settings.chat_template and not NAME.fullmatch(settings.chat_template):
         check_template(settings.chat_template)
     traces = Traces(exporter(settings.otlp_traces_endpoint)) if settings.otlp_traces_endpoint else None
@@ -120,7 +120,7 @@ async def _main(
     try:
         engine = await _unless_stopped(AsyncLLM.start(args, loggers=loggers, standby=standby), signals.first)
         app.open(engine, await load_modules(engine, settings))
-        gc.freeze()  # what lives as long as the process is not walked while it serves
+        gc.freeze()  # objects that live as long as the process are not walked while it serves
         gc.enable()  # see cli/serve.py
         log.info("serving %s on %s", ", ".join([*engine.model_names, *app.serving.adapters.names()]), where)
         status = await _until_told(engine, signals)
@@ -186,7 +186,7 @@ async def _until_dead(engine: AsyncLLM) -> str:
 
 
 async def _drain(app: Application, settings: ServerSettings, signals: _Signals) -> None:
-    """Nobody new, time for those inside, an error for those who need longer."""
+    """Accept no new requests, give open ones time, end the rest with an error."""
     life = app.lifecycle
     life.drain()
     if life.inside:
@@ -202,8 +202,8 @@ async def _drain(app: Application, settings: ServerSettings, signals: _Signals) 
 
 
 class _Server(uvicorn.Server):
-    """Signals are handled above, where the engine is ended too. It ends when it is told to, and when its last connection
-    is closed: uvicorn's own looks every tenth of a second."""
+    """Signals are handled above, where the engine is ended too. It ends on `leave`, when its last connection is closed:
+    uvicorn's own checks every tenth of a second."""
 
     def __init__(self, config: uvicorn.Config, handshake_seconds: float) -> None:
         super().__init__(config)
@@ -211,7 +211,7 @@ class _Server(uvicorn.Server):
         self._told = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's for sockets that listen, with a bound to TLS handshakes: before that a connection is nobody's."""
+        """As uvicorn's for sockets that listen, with a bound on TLS handshakes: before that no connection object exists."""
         await self.lifespan.startup()
         loop, config = asyncio.get_running_loop(), self.config
 
@@ -234,7 +234,7 @@ class _Server(uvicorn.Server):
                 await asyncio.wait_for(self._told.wait(), 1)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Nobody new, then the end of every connection that is open; `leave` says how long that may take."""
+        """Accept no new connections, and end every open one. `leave` limits the time."""
         for listening in (*self.servers, *(sockets or ())):
             listening.close()
         for connection in list(self.server_state.connections):
@@ -272,7 +272,7 @@ def _config(app: Any, s: ServerSettings) -> uvicorn.Config:
         lambda path: bool(probe_of(path.removeprefix(s.root_path.rstrip("/")))),
         s.h11_max_incomplete_event_size, s.h11_max_header_count,
     )  # fmt: skip
-    for read in (envs.audio_file_megabytes, envs.audio_seconds):  # a wrong value is told now, and not to who sends a sound
+    for read in (envs.audio_file_megabytes, envs.audio_seconds):  # fail now, not at the first audio request
         read()
     logged = uvicorn.config.LOGGING_CONFIG if s.log_config_file is None else None  # that file is in force already
     return uvicorn.Config(
@@ -289,7 +289,8 @@ def _config(app: Any, s: ServerSettings) -> uvicorn.Config:
         ssl_ca_certs=s.ssl_ca_certs,
         ssl_cert_reqs=s.ssl_cert_reqs,
         ssl_ciphers=s.ssl_ciphers or CIPHERS,
-        # Whose word is believed is who told the operator so: anybody else could claim a host, and with it a turn, per request.
+        # Only hosts named by the operator are trusted: any other client could claim a new host, and with it a turn, per
+        # request.
         proxy_headers=bool(trusted),
         forwarded_allow_ips=",".join(trusted),
     )

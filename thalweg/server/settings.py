@@ -1,6 +1,6 @@
 """The settings of the HTTP server, checked once. Field names are the flags' names with `_` for `-`.
 
-Only what this version honours is here: a flag that is in neither this class nor EngineArgs is refused by the command line.
+Only supported settings are fields: the command line refuses a flag in neither this class nor EngineArgs.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ def check_buckets(settings: ServerSettings) -> Iterator[str]:
 
 
 class ServerSettings(AnswerOptions, kw_only=True, frozen=True):
-    """See `thalweg serve --help=Frontend` for the meaning of each field. ConfigError lists everything that is wrong."""
+    """See `thalweg serve --help=Frontend` for the meaning of each field. ConfigError lists all problems."""
 
     RULES: ClassVar[Rules] = (check_logs, check_tls, check_fingerprint, check_parsers, check_roots, check_buckets)
 
     @property
     def hosts(self) -> frozenset[str] | None:
-        """Names this server answers to, beside addresses. None: any. Only a server on loopback without a key needs to
-        check names itself. Strangers cannot reach it, but a web page whose name is made to point here (DNS rebinding)
-        lets a browser do so for it."""
+        """Host names this server answers to, besides addresses. None: any. Only a server on loopback without a key checks names
+        itself. Remote clients cannot reach it, but a web page can through a browser, if its name resolves to this host (DNS
+        rebinding)."""
         if self.allowed_hosts:
             return None if "*" in self.allowed_hosts else frozenset(h.lower() for h in self.allowed_hosts)
         if self.api_key or self.uds or not _is_loopback(self.host):

@@ -119,9 +119,9 @@ def test_the_description(ear):
 def test_what_is_refused(ear):
     data = wav(0.2)
     wrong: list[tuple[str, dict[str, Any]]] = [
-        ("language: 'xx' is none of de, en", {"language": "xx"}),
+        ("language: unknown 'xx'; supported: de, en", {"language": "xx"}),
         ("cannot be streamed", {"response_format": "srt", "stream": True}),
-        ("times of words", {"response_format": "verbose_json", "timestamp_granularities": ["word", "segment"]}),
+        ("word timestamps", {"response_format": "verbose_json", "timestamp_granularities": ["word", "segment"]}),
         ("needs response_format verbose_json", {"timestamp_granularities": ["segment"]}),
         ("hotwords is not supported", {"extra_body": {"hotwords": "x"}}),
         ("use_beam_search is not supported", {"extra_body": {"use_beam_search": "true"}}),
@@ -147,10 +147,10 @@ def test_limits_and_other_models(start, monkeypatch):
     small = start(FakeEar(multilingual=False))
     assert ask(small, wav(0.2)).text == "a bc"
     assert small.engine.prompts[-1]["prompt_token_ids"] == [START, NO_TIMES]
-    for words, fields in (("English alone", {"language": "de"}), ("lasts 3 seconds", {"file": ("x.wav", wav(3.0))})):
+    for words, fields in (("English-only", {"language": "de"}), ("lasts 3 seconds", {"file": ("x.wav", wav(3.0))})):
         with pytest.raises(openai.BadRequestError, match=words):
             small.client().audio.transcriptions.create(**{"model": "fake", "file": ("x.wav", wav(0.2)), **fields})
-    with pytest.raises(openai.BadRequestError, match="translates nothing"):
+    with pytest.raises(openai.BadRequestError, match="translation is not supported"):
         small.client().audio.translations.create(model="fake", file=("x.wav", wav(0.2)))
     for seconds in (18, 40):  # beyond the file's limit, and beyond the body's
         with pytest.raises(openai.APIStatusError) as e:

@@ -235,7 +235,7 @@ def test_a_choice_of_no_tool_is_refused(start):
     running = start(Scripted())
     with pytest.raises(openai.BadRequestError, match="no function 'other'"):
         ask(running, tool_choice={"type": "function", "function": {"name": "other"}})
-    with pytest.raises(openai.BadRequestError, match="a name of its own"):
+    with pytest.raises(openai.BadRequestError, match="must be unique"):
         ask(running, tools=[TOOLS[0], TOOLS[0]])
 
 

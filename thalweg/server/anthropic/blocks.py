@@ -21,12 +21,12 @@ Json = dict[str, Any]
 class ContentBlockWriter:
     """Pieces of a turn as content_block events: indexes are dense, one block is open at a time, and none is blank.
 
-    A text that is white space alone makes no block, because clients may not send one back."""
+    Text of only white space makes no block, because clients may not send one back."""
 
     def __init__(self) -> None:
         self._index = -1
         self._open = ""
-        """The type of the block that is open."""
+        """The type of the open block."""
         self._held: list[str] = []
         self._holds = ""
         """White space that may begin a block of this type."""
@@ -46,7 +46,7 @@ class ContentBlockWriter:
                     yield self._delta({"type": "input_json_delta", "partial_json": text})
 
     def finish(self) -> Iterator[Json]:
-        """End the block that is open. The signature of thinking is a digest of its text: it proves nothing."""
+        """End the open block. The signature of thinking is a digest of its text: it proves nothing."""
         if self._open == "thinking":
             signature = base64.b64encode(self._digest.digest()).decode()
             yield self._delta({"type": "signature_delta", "signature": signature})

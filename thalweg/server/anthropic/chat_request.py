@@ -16,7 +16,7 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_of(request: MessagesRequest, effort: str | None = None) -> ChatRequest:
-    """ApiError names the field of `request`. effort: what it asks for with thinking disabled, unless it says so itself."""
+    """ApiError names the field of `request`. effort: `reasoning_effort` with thinking disabled, unless the request sets it."""
     choice, form = request.tool_choice, request.output_config and request.output_config.format
     fields: dict[str, Any] = {
         **_prompt_fields(request),
@@ -89,7 +89,7 @@ def _system(system: str | list[ContentBlock] | None) -> Any:
 
 
 def _text(blocks: list[ContentBlock]) -> Any:
-    """A text alone as it is, several as parts, which the template's form puts together."""
+    """A single text unchanged, several as parts for the template to join."""
     parts: list[dict[str, Any]] = [
         {"type": "text", "text": b.text} if b.source is None else {"type": "image_url", "image_url": {"url": b.source.as_url}}
         for b in blocks
@@ -136,5 +136,6 @@ def _assistant(blocks: list[ContentBlock]) -> list[dict[str, Any]]:
 
 
 def _arguments(given: Any) -> dict[str, Any] | str | None:
-    """The input of a call. Clients send the text of arguments that they could not read, or its value if that is no object."""
+    """The input of a call. For arguments a client could not parse it is their text. For arguments other than an object it is
+    their value."""
     return given if given is None or isinstance(given, dict | str) else orjson.dumps(given).decode()

@@ -1,4 +1,4 @@
-"""/v1/messages/count_tokens. It has no place in the queue: nothing of it goes to the engine."""
+"""/v1/messages/count_tokens. It needs no place in the queue: the engine is not involved."""
 
 from __future__ import annotations
 

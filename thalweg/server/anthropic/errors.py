@@ -35,7 +35,7 @@ def body_of(error: ApiError) -> dict[str, Any]:
 
 
 def _reword(error: ApiError) -> ApiError | None:
-    """A prompt that is too long, in the words by which clients know to shorten it."""
+    """The error for a too long prompt, in the words that make clients shorten it."""
     if error.param != "prompt":
         return None
     words = f"prompt is too long: {error.message.removeprefix('prompt: ')}"

@@ -45,7 +45,7 @@ class MessageReply(TurnReply):
         return {**self._message(), "content": content, **self._ending(choice), "usage": self._usage()}
 
     def begin(self) -> Iterator[bytes]:
-        """This event tells what the cache held, so it waits for the first output."""
+        """This event has the number of cached tokens, so it waits for the first output."""
         usage = {**self._usage(), "output_tokens": 0}
         yield typed_event({"type": "message_start", "message": {**self._message(), "usage": usage}})
 

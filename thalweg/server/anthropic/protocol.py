@@ -1,4 +1,4 @@
-"""Requests of the Messages API as clients may send them. Hints, such as cache_control, are fields nobody here knows."""
+"""Requests of the Messages API as clients may send them. Hints, such as cache_control, are unknown fields."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ContentBlock(WireModel):
     id: Label | None = None
     name: Text | None = None
     input: Annotated[Any, MaxBytes(2**20)] = None
-    """What a client made of the arguments of an answer: an object, or what there was of one."""
+    """A call's arguments as the client parsed them: an object, or its text or another value if that failed."""
     tool_use_id: Label | None = None
     content: Text | Annotated[list[ContentBlock], Field(max_length=MAX_BLOCKS)] | None = None
     is_error: Flag | None = None
@@ -114,7 +114,7 @@ class OutputConfig(WireModel):
 
 
 class CountRequest(WireModel):
-    """What decides the prompt."""
+    """The fields that decide the prompt."""
 
     model: Label
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -142,7 +142,7 @@ class CountRequest(WireModel):
             raise ApiError("system: its blocks must be of type text", "system")
         names = [t.name for t in self.tools or ()]
         if len(set(names)) < len(names):
-            raise ApiError("tools: every tool needs a name of its own", "tools")
+            raise ApiError("tools: names must be unique", "tools")
         choice = self.tool_choice
         if choice is None:
             return self
@@ -164,20 +164,22 @@ class MessagesRequest(CountRequest):
 
 
 def _refuse_blocks(content: Any, where: str, inside: bool = False) -> None:
-    """ApiError for a block of a type that is not here, such as a document. inside: the blocks are those of a tool's result."""
+    """ApiError for a block of an unsupported type, such as a document. inside: the blocks are in a tool's result."""
     for i, block in enumerate(content if isinstance(content, list) else ()):
         if not isinstance(block, dict):
             continue
         kind, at = block.get("type"), f"{where}[{i}]"
         if inside and kind == "image":
-            raise ApiError(f"{at}: an image in a tool's result is not supported by this version; send it beside the result", at)
+            raise ApiError(
+                f"{at}: an image in a tool's result is not supported by this version; send it outside the result", at
+            )
         if isinstance(kind, str) and kind not in BLOCKS:
             raise ApiError(f"{at}: blocks of type {kind[:64]!r} are not supported by this version; send text", at)
         _refuse_blocks(block.get("content"), f"{at}.content", True)
 
 
 def _rename_format(body: dict[str, Any]) -> None:
-    """`output_format` is what `output_config.format` was called before. ApiError if both are there."""
+    """`output_format` is the old name of `output_config.format`. ApiError if both are given."""
     form, config = body.pop("output_format", None), body.get("output_config")
     if form is None:
         return
@@ -187,7 +189,7 @@ def _rename_format(body: dict[str, Any]) -> None:
 
 
 def _drop_tools(body: dict[str, Any]) -> None:
-    """Take out tools that run at the copied API. Each counts as an unknown field, which is told."""
+    """Remove tools that run at the copied API. Each counts as an unknown field, and is reported."""
     tools = body.get("tools")
     if not isinstance(tools, list):
         return

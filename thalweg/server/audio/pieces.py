@@ -1,4 +1,4 @@
-"""Pieces of a transcript between two times, and the forms in which they are told."""
+"""Segments of a transcript between two timestamps, and their response formats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thalweg.text.tokenizer import Tokenizer
 @dataclass(slots=True)
 class TranscriptSegment:
     start: float
-    """Seconds, of the whole sound."""
+    """Seconds, in the whole audio."""
     end: float
     text: str
     tokens: list[int]
@@ -28,7 +28,8 @@ class TranscriptSegment:
 def cut(
     ids: Sequence[int], tokens: WhisperTokens, tokenizer: Tokenizer, offset: float, seconds: float, logprob: float
 ) -> Iterator[TranscriptSegment]:
-    """Pieces of one window, of what was drawn in it. seconds: length of the window. Text after the last time ends with it."""
+    """Segments of one window, from its sampled tokens. seconds: length of the window. Text after the last timestamp ends with
+    the window."""
     start, held, text = 0.0, list[int](), list[int]()
 
     def build_piece(end: float) -> TranscriptSegment:

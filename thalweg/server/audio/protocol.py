@@ -56,7 +56,7 @@ def fields_of(parts: Mapping[str, MultipartPart]) -> tuple[dict[str, Any], bytes
     """(the fields of a form, the file). ApiError."""
     file = parts.get("file")
     if file is None or file.filename is None:
-        raise ApiError("file: required field is missing: send the sound as a file of the form", "file")
+        raise ApiError("file: required field is missing: send the audio as a file of the form", "file")
     fields: dict[str, Any] = {}
     for name, part in parts.items():
         if name == "file":
@@ -80,7 +80,7 @@ def check(request: AudioRequest) -> None:
     if odd := sorted(asked - {"word", "segment"}):
         raise ApiError(f"{name}: {odd[0]!r:.40} is neither word nor segment", name)
     if "word" in asked:
-        raise ApiError(f"{name}: times of words are not supported by this version; ask for segment", name)
+        raise ApiError(f"{name}: word timestamps are not supported by this version; ask for segment", name)
     if asked and request.response_format != "verbose_json":
         raise ApiError(f"{name}: needs response_format verbose_json", name)
     if request.stream and request.has_timestamps:

@@ -1,4 +1,4 @@
-"""Tokens that tell the model what a transcript is to be, by the names that every Whisper tokenizer has."""
+"""Tokens that set the language and task of a transcript, by their names in every Whisper tokenizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIRST_WITHIN = 50
 NAMES = {"english": "en", "german": "de", "french": "fr", "spanish": "es", "italian": "it", "portuguese": "pt", "dutch": "nl",
          "russian": "ru", "chinese": "zh", "japanese": "ja", "korean": "ko", "arabic": "ar", "hindi": "hi", "turkish": "tr",
          "polish": "pl", "ukrainian": "uk", "swedish": "sv", "czech": "cs"}  # fmt: skip
-"""Names that clients write in place of codes. OpenAI takes codes alone."""
+"""Names that clients write instead of codes. OpenAI accepts only codes."""
 
 
 class WhisperTokens:
@@ -37,12 +37,12 @@ class WhisperTokens:
 
     @property
     def times(self) -> int:
-        """The first token that is a time."""
+        """The first timestamp token."""
         return self.no_times + 1
 
     @cached_property
     def languages(self) -> dict[str, int]:
-        """Code -> token. Of a model for English alone: none."""
+        """Code -> token. Empty for an English-only model."""
         if not self._multilingual:
             return {}
         last = self._tokenizer.vocab_size
@@ -55,19 +55,19 @@ class WhisperTokens:
         if not self.languages and code == "en":
             return code
         if not self.languages:
-            raise ApiError(f"language: this model knows English alone, not {asked!r}", "language")
+            raise ApiError(f"language: this model is English-only; got {asked!r}", "language")
         if code not in self.languages:
-            raise ApiError(f"language: {asked!r} is none of {', '.join(sorted(self.languages))}", "language")
+            raise ApiError(f"language: unknown {asked!r}; supported: {', '.join(sorted(self.languages))}", "language")
         return code
 
     def prompt(self, language: str, task: str, timed: bool, before: str) -> list[int]:
-        """What a transcript begins with. before: text that it goes on from. ApiError."""
+        """The prompt of a transcript. before: preceding text. ApiError."""
         ids = self._before(before) if before.strip() else []
         ids.append(self.start)
         if self.languages:
             ids += [self.languages[language], self._id(f"<|{task}|>")]
         elif task != "transcribe":
-            raise ApiError("model: it knows English alone, and translates nothing", "model")
+            raise ApiError("model: it is English-only; translation is not supported", "model")
         return ids if timed else [*ids, self.no_times]
 
     def _before(self, text: str) -> list[int]:

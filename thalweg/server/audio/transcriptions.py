@@ -1,5 +1,5 @@
-"""/v1/audio/transcriptions and /v1/audio/translations: a sound in windows, each of which the model hears by itself, all of them
-at once."""
+"""/v1/audio/transcriptions and /v1/audio/translations. Audio is split into windows. The model transcribes all windows at once
+and independently."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import DONE, or_disconnect, respond
 
 OVERHEAD = 256 * 1024
-"""Bytes of a form beside its file."""
+"""Bytes of a form besides its file."""
 DECODERS = 2
 ROUNDS = 30
-"""Times that what is left of a window is heard."""
+"""Most repetitions for the rest of a window."""
 LEAST = 0.2
-"""Seconds that are worth it."""
+"""Least seconds of a rest to transcribe."""
 
 
 class AudioServing:
-    """What the audio routes of a server share."""
+    """State shared by the audio routes of a server."""
 
     def __init__(self, serving: Serving) -> None:
         model = serving.engine.config.model
@@ -98,7 +98,7 @@ async def _answer(serving: Serving, http: Request, task: str) -> Response:
     language = ear.tokens.language(request.language) if request.language else ""
     if not ear.tokens.languages:
         language = "en"
-        ear.tokens.prompt(language, task, request.has_timestamps, "")  # refused before it is heard
+        ear.tokens.prompt(language, task, request.has_timestamps, "")  # rejected before it is decoded
     heard = await asyncio.to_thread(ear.hear, data)
     del data
     work = or_disconnect(http.receive, _detect_language(serving, request, ear, heard, ticket)) if not language else None
@@ -170,10 +170,10 @@ class TranscriptReply(TurnReply):
         self.ear, self.request, self.heard, self.language, self.task = ear, request, heard, language, task
         self._text = ""
         self._held = [""] * len(job.prompts)
-        """What windows said while earlier ones had not ended."""
+        """Text of windows held back until earlier ones end."""
         self._over = [False] * len(job.prompts)
         self._at = 0
-        """The window that is written."""
+        """The window being written."""
 
     async def transcript(self) -> Response:
         """The whole answer, in the form that was asked for."""
@@ -195,7 +195,7 @@ class TranscriptReply(TurnReply):
         return respond({"text": text, "usage": self._usage()})
 
     async def _transcribe_windows(self) -> list[pieces.TranscriptSegment]:
-        """Pieces of all windows, in order. What a window stops before is heard again, as a window of its own."""
+        """Segments of all windows, in order. A rest that a window did not transcribe is sent again, as a separate window."""
         found: list[list[pieces.TranscriptSegment]] = [[] for _ in self.heard.cuts]
         todo, job = list(enumerate(self.heard.cuts)), self.job
         for _ in range(ROUNDS):
@@ -212,8 +212,8 @@ class TranscriptReply(TurnReply):
         return [piece for window in found for piece in window]
 
     def _rest(self, window: AudioWindow, output: RequestOutput) -> AudioWindow | None:
-        """What of a window is to be heard again: all after the last time, where that stands twice. So the model was trained to
-        say that a piece begins there which it does not hear to its end."""
+        """The rest of a window to transcribe again: all after the last timestamp, if it is repeated. The model is trained to
+        repeat it where a segment begins that the window cuts off."""
         ids, times = [t for t in output.outputs[0].token_ids if t != self.ear.tokens.end], self.ear.tokens.times
         if len(ids) < 3 or min(ids[-2:]) < times:
             return None
@@ -232,7 +232,7 @@ class TranscriptReply(TurnReply):
         return {"type": "duration", "seconds": math.ceil(self.heard.seconds)}
 
     def write(self, i: int, output: RequestOutput) -> Iterator[bytes]:
-        """Windows in order: what a later one says waits until the earlier ones have ended."""
+        """Windows in order: text of a later one waits until the earlier ones end."""
         self._held[i] += output.outputs[0].text
         self._over[i] = output.finished
         while self._at < len(self._held):

@@ -1,1 +1,1 @@
-"""Files, and batches of requests that are read from them and answered into them."""
+"""Files, and batches: requests read from a file, with answers written to files."""

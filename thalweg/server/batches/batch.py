@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from thalweg.server.core.lines import LineRunner
 
 MOST_BYTES = 16 << 20
-"""Bytes of long lines that are under way at once. A key that has none of them gets one more."""
+"""Bytes of long lines in progress at once. A key without one gets one more."""
 WINDOW = 24 * 3600
 """Seconds that a batch may take."""
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
@@ -42,7 +42,7 @@ class Batch:
         self.errors: list[dict[str, Any]] = []
         self.total = self.completed = self.failed = 0
         self.files: dict[str, File] = {}
-        """What it wrote: output, error."""
+        """Files written: output, error."""
         self.task: asyncio.Task[None] | None = None
         self.writing = asyncio.Lock()
 
@@ -75,7 +75,7 @@ class BatchRunner:
     """Runs a server's batches. Keys take turns, and the batches of a key: for checking lines, and for answering them."""
 
     def __init__(self, files: FileStore, lines: LineRunner, together: int) -> None:
-        """together: lines of all batches that are under way at once. A key that has none of them gets one more."""
+        """together: lines in progress at once, of all batches. A key without one gets one more."""
         self._files, self._lines = files, lines
         self._places, self._room = FairSemaphore(together, spare=True), FairSemaphore(MOST_BYTES, spare=True)
         self._looks = FairSemaphore()
@@ -84,7 +84,7 @@ class BatchRunner:
         """By client: it has one file checked after another."""
 
     def start(self, batch: Batch, client: str) -> None:
-        """client: whose turns it takes."""
+        """client: the tenant that it counts against."""
         self._files.use(batch.source)
         batch.task = asyncio.create_task(self._run(batch, client))
         batch.task.add_done_callback(lambda _: self._close(batch))

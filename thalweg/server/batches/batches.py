@@ -56,7 +56,7 @@ async def listing(serving: Serving, http: Request) -> Response:
 
 
 async def cancel(serving: Serving, http: Request) -> Response:
-    """What was answered until then stays in the files."""
+    """Answers written until then stay in the files."""
     batch = kept_by(serving).batch(owner_of(http.scope), http.path_params["id"])
     if batch.status in ENDED and batch.status != "cancelled":
         raise ApiError(f"batch_id: that batch has ended before ({batch.status})", "batch_id")

@@ -1,4 +1,4 @@
-"""The lines of a file checked before a batch of them runs, a piece at a time."""
+"""Check the lines of a file before its batch runs, a piece at a time."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from thalweg.server.http.multipart import boundary_of, file_of
 
 MOST_LISTED = 10_000
 OVERHEAD = 64 * 1024
-"""Bytes of a body beside its file."""
+"""Bytes of a body besides its file."""
 
 
 async def upload(serving: Serving, http: Request) -> Response:
@@ -34,7 +34,7 @@ async def upload(serving: Serving, http: Request) -> Response:
     if name is None:
         raise ApiError("file: required field is missing", "file")
     if any(field.startswith("expires_after") for field in fields):
-        raise ApiError("expires_after: files stay until they are deleted; leave it out", "expires_after")
+        raise ApiError("expires_after: files stay until they are deleted; remove the field", "expires_after")
     return respond((await files.add(owner, name[:512], "batch", data)).describe())
 
 

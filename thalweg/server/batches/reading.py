@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 WINDOW = 1 << 15
-"""Bytes that one look reads. It takes a thread a few milliseconds at most."""
+"""Bytes read by one look. It costs a thread a few milliseconds at most."""
 NOT_BLANK = re.compile(rb"\S")
 
 
@@ -28,7 +28,7 @@ class Cursor:
         self._at = 0
         """Bytes looked at."""
         self._begun: int | None = None
-        """Where a line began whose end was not found yet."""
+        """Start of an incomplete line."""
         self._passed = 0
         """Line ends before that."""
 

@@ -57,7 +57,7 @@ def _build(serving: Serving) -> BatchRegistry:
 
 
 class Listable(Protocol):
-    """What can be in a list."""
+    """An item of a list."""
 
     id: str
 

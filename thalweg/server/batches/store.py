@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from thalweg.server.batches.check import BatchCheckResult
 
 PER_FILE = 512
-"""Bytes that a file counts for beside its own."""
+"""Bytes counted for a file besides its content."""
 PIECE = 1 << 18
-"""Bytes of a file that are read at once."""
+"""Bytes of a file read at once."""
 
 
 @dataclass(eq=False, slots=True)
@@ -39,7 +39,7 @@ class File:
     """Batches and downloads that read it."""
     deleted: bool = False
     checked: dict[str, BatchCheckResult] = field(default_factory=dict, repr=False)
-    """By endpoint: whether its lines are requests of it."""
+    """Endpoint -> whether the lines are its requests."""
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -122,7 +122,7 @@ class FileStore:
             os.close(descriptor)
 
     async def read(self, file: File, start: int, end: int) -> bytes:
-        """`piece`, off the event loop where that takes long."""
+        """`piece`, off the event loop for a long one."""
         if file.data is not None and end - start <= PIECE:
             return self.piece(file, start, end)
         return await asyncio.to_thread(self.piece, file, start, end)
@@ -142,7 +142,7 @@ class FileStore:
             self._release(file)
 
     def delete(self, file: File) -> None:
-        """Nobody finds it any more. Its bytes are given back when nobody reads them."""
+        """Remove it from lists. Its bytes are released after the last reader."""
         kept = self._kept[file.owner]
         del kept[file.id]
         if not kept:

@@ -42,7 +42,7 @@ async def embed(serving: Serving, http: Request) -> Response:
 
 
 def _before(serving: Serving, kind: str | None) -> str | None:
-    """What the model's files put before a text of this input_type; None: nothing."""
+    """The model's prefix for a text of this input_type. None: no prefix."""
     pooling = serving.engine.config.model.pooling
     if kind is None or pooling is None:
         return None

@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 
 class CohereContentWriter:
-    """Parts of the content and calls, each with an index of its own. One is open at a time. White space alone is none."""
+    """Parts of the content and calls, each with a separate index. One is open at a time. Only white space makes no part."""
 
     def __init__(self) -> None:
         self.content: list[Json] = []

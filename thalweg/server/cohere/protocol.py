@@ -1,5 +1,4 @@
-"""Requests of Cohere's API, version 2, as clients may send them. Hints, such as citation_options, are fields nobody here
-knows."""
+"""Requests of Cohere's API, version 2, as clients may send them. Hints, such as citation_options, are unknown fields."""
 
 from __future__ import annotations
 
@@ -134,7 +133,7 @@ class EmbedRequest(WireModel):
 
 
 def _refuse_parts(holder: Any, where: str) -> None:
-    """ApiError for a part of a type that is not here, such as an image."""
+    """ApiError for a part of an unsupported type, such as an image."""
     parts = holder.get("content") if isinstance(holder, dict) else None
     for j, part in enumerate(parts if isinstance(parts, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None

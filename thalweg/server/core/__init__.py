@@ -1,1 +1,1 @@
-"""What every dialect shares: admission, the probes and the end, and running requests on the engine. Knows no dialect."""
+"""Shared by every dialect: admission, probes and shutdown, and running requests on the engine. Knows no dialect."""

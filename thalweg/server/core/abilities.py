@@ -18,7 +18,7 @@ NEEDED = {
     "transcription": "a model that hears (WhisperForConditionalGeneration)",
     "pool": "a model that gives vectors or classes",
 }
-"""Which models a route is for, by what it needs."""
+"""Needed ability of a route -> the models that have it."""
 
 
 def able(serving: Serving, needs: str) -> bool:

@@ -37,7 +37,8 @@ INTERRUPTED = "the engine stopped before it had loaded the adapter; try again la
 
 
 async def load_modules(engine: AsyncLLM, settings: ServerSettings) -> list[LoRARequest]:
-    """Load the adapters of `--lora-modules`. ConfigError for a name that is taken, and what `AsyncLLM.add_lora` raises."""
+    """Load the adapters of `--lora-modules`. ConfigError for a name already in use. Errors of `AsyncLLM.add_lora` pass
+    through."""
     modules = read_modules(settings.lora_modules or [])
     taken = next((m.lora_name for m in modules if m.lora_name in engine.model_names), None)
     if taken is not None:
@@ -113,8 +114,8 @@ class ServedAdapters:
         return running, sorted({*waiting, *(name for name, a in self._served.items() if a.queued)})
 
     async def resolve(self, name: str | None) -> None:
-        """Ask the resolvers for an unknown name of a request, and load what the first finds. If none does, nothing happens.
-        ApiError if it cannot be served, without the path, which is not the client's."""
+        """Ask the resolvers for an unknown name of a request, and load the first one's result. No effect if none finds it.
+        ApiError if it cannot be served, without the path, which the client did not give."""
         if not self._resolvers or not name or name in self._served or name in self._engine.model_names or not is_name(name):
             return
         async with self._changing:
@@ -132,8 +133,8 @@ class ServedAdapters:
     # ------------------------------------------------------------------ operators
 
     async def load(self, name: str, path: str, inplace: bool, is_3d: bool) -> None:
-        """Serve the adapter at `path`, which is absolute or relative to a root. Returns when the engine has checked and
-        loaded it. inplace: it may replace the adapter of this name. ApiError says what is wrong, and changes nothing."""
+        """Serve the adapter at `path`, which is absolute or relative to a root. Returns when the engine has checked and loaded
+        it. inplace: it may replace the adapter of this name. ApiError gives the reason, and nothing changes."""
         self._check_name(name)
         async with self._changing:
             if name in self._served and not inplace:
@@ -169,14 +170,14 @@ class ServedAdapters:
 
     async def _add(self, request: LoRARequest) -> None:
         await self._engine.add_lora(request)
-        if self._engine.state != "ready":  # then nobody has checked it
+        if self._engine.state != "ready":  # then it is unchecked
             if request.lora_name not in self._served:
                 self._engine.retire_lora(request.lora_int_id)
             raise UnavailableError(INTERRUPTED)
 
     async def unload(self, name: str, number: int | None) -> None:
-        """New requests do not find the adapter any more. Those that were accepted finish with it. number: its `lora_int_id`,
-        if that is to be checked. ApiError 404 if there is no such adapter."""
+        """New requests no longer find the adapter. Accepted ones finish with it. number: its expected `lora_int_id`. None: any.
+        ApiError 404 for an unknown adapter."""
         async with self._changing:
             adapter = self._served.get(name)
             if adapter is None or number not in (None, adapter.request.lora_int_id):
@@ -243,10 +244,10 @@ def ask_resolver(resolver: Resolver, base: str, name: str, roots: Sequence[str])
 
 
 def resolve_path(path: str, roots: Sequence[str]) -> str:
-    """Where the adapter lies, without symbolic links. ApiError 400 if that is in no root, or a link of the folder leads out
-    of them; 404 if there is no adapter."""
+    """The adapter's folder, without symbolic links. ApiError 400 if it is in no root, or a link of the folder leads out of the
+    roots. 404 if there is no adapter."""
     if not roots:
-        raise ApiError("lora_path: start the server with --lora-root DIR, a folder whose adapters may be loaded", "lora_path")
+        raise ApiError("lora_path: start the server with --lora-root DIR, a folder of adapters to load", "lora_path")
     if not path or "\0" in path:
         raise ApiError("lora_path: must be the path of an adapter", "lora_path")
     real = [os.path.realpath(root) for root in roots]

@@ -1,13 +1,12 @@
-"""Who may go to the engine, and when: a bounded queue, and turns by tenant.
+"""Admission of requests to the engine: a bounded queue, and turns by tenant.
 
-A request is charged before it costs anything. It is charged with its place when its body has arrived (until then it
-costs the bytes of that, which are bounded elsewhere), and with its prompts and tokens when those are known. A full
-queue refuses at once (429 with Retry-After) rather than let everybody wait longer. The engine is given little more
-than it can run at once (`window`). The rest waits here, and the next is taken from the tenant that has the fewest sequences at
-the engine, among equals in turn. So a hundred requests of one tenant delay another's by one turn, not by a hundred. Where
-nobody's turn comes, because answers are long, `seats` says who makes room. A stream that is not read gives its place to others.
-Nor can one tenant fill the queue: it may hold SHARE times what it leaves free (the dynamic thresholds of Choudhury and
-Hahne, 1998).
+A request is charged before it costs anything. It is charged with its place when its body has arrived (until then it costs the
+body's bytes, which are bounded elsewhere), and with its prompts and tokens when they are known. A full queue refuses at once
+(429 with Retry-After) and keeps waits short. The engine gets little more than it can run at once (`window`). The rest waits
+here. The next request comes from the tenant with the fewest sequences at the engine, and from equal tenants in turn. A hundred
+requests of one tenant delay another's by one turn, not by a hundred. Where long answers free no turn, `seats` decides which
+sequences make room. A stream without a reader gives its place to others. One tenant cannot fill the queue: it may hold SHARE
+times the places left free (the dynamic thresholds of Choudhury and Hahne, 1998).
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ FEW = 4
 LONGEST_WAIT = 120
 """Retry-After promises no more than this many seconds."""
 LOOK_SECONDS = 0.05
-"""Seconds between looks at who has waited too long, while somebody waits."""
+"""Seconds between looks for too long waits, while a request waits."""
 MOST_TAKERS = 8
-"""Tenants for whom a look makes room: it is kept short however many wait."""
+"""Most tenants a look makes room for: it stays short however many wait."""
 
 
 class Ticket:
-    """A request's place in the queue: first one place, then (`charge`) one per prompt, given back as prompts start. While parts
-    of it are suspended, each has a place again."""
+    """A request's place in the queue: first one place, then (`charge`) one per prompt, given back as prompts start. Each
+    suspended part has a place again."""
 
     def __init__(self, admission: Admission, tenant: str) -> None:
         self._admission, self.tenant = admission, tenant
@@ -50,7 +49,7 @@ class Ticket:
         """The request turned out to be this big. ApiError 429 if others wait and it does not fit behind them."""
         a = self._admission
         if a.places > self.places and not a.fits(self.tenant, prompts - self.places, tokens - self.tokens):
-            raise a.busy()  # alone it would fit, however big
+            raise a.busy()  # an only request would fit, however big
         a.hold(self.tenant, prompts - self.places, tokens - self.tokens)
         self.places, self.tokens = prompts, tokens
 
@@ -97,7 +96,7 @@ class Admission:
         self._clock = clock
         self._drain = Drain(window, clock)
         self._seats: dict[AdmissionSeat, None] = {}
-        """Those that are held, the oldest grant first."""
+        """Held seats, the oldest grant first."""
         self._at: dict[str, int] = {}
         """Sequences at the engine, of each tenant that has any."""
         self._queues: OrderedDict[str, list[AdmissionSeat]] = OrderedDict()
@@ -120,8 +119,8 @@ class Admission:
 
     @property
     def most_together(self) -> int:
-        """Choices of one prompt that take one turn. Nobody passes a turn that does not fit yet, so its cost is what others wait
-        for: it is kept to a sixteenth of the window, or to the few that people ask for."""
+        """Choices of one prompt in one turn. No request passes a turn that does not fit yet, so others wait for its cost. It is
+        limited to a sixteenth of the window, or to a usual small number."""
         return max(1, self.window // 16, min(FEW, self.window // 4))
 
     def look(self, tenant: str) -> None:
@@ -158,9 +157,8 @@ class Admission:
     async def turn(
         self, ticket: Ticket, sequences: int, tokens: int, priority: int = 0, prompts: int = 1
     ) -> AsyncIterator[AdmissionSeat]:
-        """Waits until a prompt of `ticket`, or some choices of it, may run. While the block runs, they count as
-        running, unless the seat is left or taken. sequences: at most `most_together`. prompts: 0 for choices of a prompt that
-        has started."""
+        """Waits until a prompt of `ticket`, or some of its choices, may run. They count as running while the block runs, unless
+        the seat is left or taken. sequences: at most `most_together`. prompts: 0 for choices of a prompt that has started."""
         if self._closed is not None:
             raise self._closed
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -181,7 +179,7 @@ class Admission:
             self._end(seat)
 
     def close(self, error: ApiError) -> None:
-        """Nobody gets a turn any more: `error` for whoever waits or comes."""
+        """Grant no more turns: `error` for waiting and new requests."""
         self._closed = error
         for queue in self._queues.values():
             for seat in queue:
@@ -190,7 +188,8 @@ class Admission:
         self._queues.clear()
 
     def look_around(self) -> None:
-        """Make room for those who have waited too long, as `seats` has it. Called now and then while somebody waits."""
+        """Make room for tenants that have waited too long, by the rules of `seats`. Called periodically while a request
+        waits."""
         self._looking = None
         now = self._clock()
         for taker in self._impatient(now)[:MOST_TAKERS]:
@@ -201,7 +200,7 @@ class Admission:
 
     def _impatient(self, now: float) -> list[AdmissionSeat]:
         """Of each tenant, the seat that has waited too long: at the engine for a slot, or here. The most urgent comes first,
-        then who has least."""
+        then the tenant with the fewest sequences."""
         first: dict[str, AdmissionSeat] = {}
         if len(self._at.keys() | self._queues.keys()) == 1 and not any(s.begun for q in self._queues.values() for s in q[:1]):
             return []
@@ -226,8 +225,8 @@ class Admission:
             self._hungry.add(taker)
 
     def _limit(self) -> int:
-        """Sequences that may be at the engine now. No more than run there, until those have begun for whom others made room: or
-        more might come before them."""
+        """Sequences that may be at the engine now. Limited to the engine's slots until the seats with reserved room have begun,
+        so that no other passes them."""
         self._hungry = {seat for seat in self._hungry if seat.held and not (seat.holder is not None and seat.runs)}
         return self.slots if self._hungry else self.window
 
@@ -274,7 +273,7 @@ class Admission:
             del self._at[seat.tenant]
 
     def _rest(self, seat: AdmissionSeat) -> None:
-        """Nobody reads what the seat's request makes, and it was suspended."""
+        """The seat's output has no reader, and its request was suspended."""
         self._free(seat)
         self._call()
 
@@ -288,7 +287,8 @@ class Admission:
         self._call()
 
     def _call(self) -> None:
-        """Let in whoever fits now: the most urgent first, then who has least at the engine, then each tenant in turn."""
+        """Admit every seat that fits now: the most urgent first, then the tenant with the fewest sequences at the engine, then
+        each tenant in turn."""
         limit = self._limit()
         if self._queues and self.running < limit:
             self._let_in(limit)

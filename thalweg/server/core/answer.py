@@ -16,7 +16,7 @@ class Answer:
     def __init__(
         self, bound: BoundTurnFormat | None, request: ChatRequest, prompt: str, held: GrammarScope = GrammarScope.NOTHING
     ) -> None:
-        """held: what of the turn a grammar decides."""
+        """held: the parts of the turn under a grammar."""
         self._bound, self._request, self._prompt, self._held = bound, request, prompt, held
         self._schemas = {t.function.name: t.function.parameters or {} for t in request.tools or ()}
         self._readers: dict[int, Reader] = {}
@@ -29,7 +29,7 @@ class Answer:
         return self._bound is None
 
     def events(self, choice: CompletionOutput) -> list[Event]:
-        """What is new of a choice."""
+        """New events of a choice."""
         if self._bound is None:
             return [Content(choice.text)] if choice.text else []
         return self._events(choice, choice.finish_reason is not None)

@@ -1,4 +1,4 @@
-"""How the served model writes reasoning and tool calls, and what a request asks of that."""
+"""The served model's format of reasoning and tool calls, applied to a request."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ChatFormat:
             log.warning("--tool-strict-level has no effect: no token of this model begins a call, and nothing else")
 
     def select(self, request: ChatRequest) -> BoundTurnFormat | None:
-        """What reads the answer. None: it is content as it stands. ApiError if the tools cannot be had as asked."""
+        """The parser of the answer. None: all text is content. ApiError if the tools cannot be used as requested."""
         if request.choice == "none":
             turn = self._without.turn
             plain = turn.reasoning is None and turn.headers is None and not turn.wraps
@@ -62,8 +62,8 @@ class ChatFormat:
     def constrain(
         self, request: ChatRequest, bound: BoundTurnFormat | None, params: SamplingParams, prompt: str
     ) -> GrammarScope:
-        """Constrain the turn to what the request asks for. What of it is held, for its reader. RequestError or ApiError, naming
-        the field, where that cannot be."""
+        """Constrain the turn as the request asks. Returns the constrained parts, for the answer's parser. RequestError or
+        ApiError names a field that cannot be honoured."""
         if bound is None:
             return GrammarScope.NOTHING
         aside = aside_of(bound, prompt) if params.stop else None

@@ -1,4 +1,4 @@
-"""What a chat's answer is held to: calls that it must make, calls of strict tools, content of a form."""
+"""Grammar constraints of a chat's answer: required calls, calls of strict tools, content of a form."""
 
 from __future__ import annotations
 
@@ -44,10 +44,11 @@ class Constraint:
             name: (field, f"tools: parameters of {name!r}" if field == "tools" else field)
             for name, field in request.tool_fields.items()
         }
-        """By tool: the field of its schema, and what messages call it."""
+        """By tool: the field of its schema, and its name in error messages."""
 
     def hold(self, params: SamplingParams) -> GrammarScope:
-        """Constrain the turn as the request asks. What of it is held. RequestError names the field where that cannot be."""
+        """Constrain the turn as the request asks. Returns the constrained parts. RequestError names a field that cannot be
+        honoured."""
         form = params.structured_outputs
         if self._request.choice in ("required", "named"):  # a call that must be made leaves no room for content
             params.structured_outputs = self._must_call()
@@ -77,7 +78,7 @@ class Constraint:
         return self._build_params(source, "tool_choice", tools if named is None else {named: tools[named]})
 
     def _content(self, params: SamplingParams, form: StructuredOutputsParams) -> GrammarScope:
-        """Content alone."""
+        """Constrain only the content."""
         if self._in_header or (self._thinking and self._free is None):
             source = form_grammar(self._bound, {}, True, self._thinking)
             params.structured_outputs = self._build_params(source, form.asked_as or "structured_outputs", {}, form)
@@ -87,8 +88,8 @@ class Constraint:
         return GrammarScope.CONTENT
 
     def _strict(self, params: SamplingParams) -> GrammarScope:
-        """Tools that are strict: text is free up to a call, and calls follow their schemas. --tool-strict-level holds calls of
-        all tools so where a token begins them: "function" their names and form, "parameter" their schemas."""
+        """Strict tools: text is free up to a call, and calls follow their schemas. --tool-strict-level constrains the calls of
+        all tools where a token begins a call: "function" their names and form, "parameter" their schemas."""
         token, strict = beginning_of_calls(self._bound), self._strict_names()
         if self._request.choice != "auto" or not (strict or (self._level == "function" and token is not None)):
             return GrammarScope.NOTHING
@@ -107,7 +108,7 @@ class Constraint:
         return {t.function.name for t in self._request.tools or () if t.function.strict or every}
 
     def _tools(self) -> dict[str, Any]:
-        """Schemas by name. A tool that is not strict has any object, where the format says which keys a call has without the
+        """Schemas by name. A tool without `strict` allows any object, where the format defines the keys of a call without the
         schema."""
         calls, strict = self._bound.turn.calls, self._strict_names()
         named = calls is not None and isinstance(calls.body, JsonCalls | JsonArgs)

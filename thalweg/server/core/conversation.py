@@ -1,4 +1,4 @@
-"""From messages to a prompt: what the template gets to see, and its text as token ids."""
+"""From messages to a prompt: the template's inputs, and its text as token ids."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Conversation:
     """Renders chats with the server's template (--chat-template, else the model's), off the event loop."""
 
     def __init__(self, serving: Serving) -> None:
-        """CheckpointError if the model's template does not parse. (Who starts the server has checked --chat-template.)
-        ConfigError if that is a name and none of the model's."""
+        """CheckpointError if the model's template does not parse. (--chat-template is checked before the start.) ConfigError
+        for a template name the model does not have."""
         self.serving = serving
         own, tokenizer = serving.settings.chat_template, serving.engine.tokenizer
         self.chat = serving.engine.chat
@@ -42,7 +42,7 @@ class Conversation:
         self.chat_format = ChatFormat(serving, self.chat)
 
     async def prompt(self, request: ChatFields) -> dict[str, Any]:
-        """The rendered conversation and its token ids, as the engine takes them."""
+        """The rendered conversation and its token ids, as the engine expects them."""
         tokenizer, chat = self.serving.tokenizer("messages"), self.chat
         assert chat is not None, "there is a tokenizer"
         template, variables = chat.templates.read_kwargs(request.chat_template, self._variables(request))
@@ -89,10 +89,10 @@ class Conversation:
         media = self.serving.engine.media
         if media is None:
             words = load_kinds()[medium].plural
-            raise ApiError(f"{where}: this model takes text alone: {words} are not supported by it; send text parts", where)
+            raise ApiError(f"{where}: this model is text-only; {words} are not supported; send text parts", where)
         if cut:
             raise ApiError(
-                f"truncate_prompt_tokens: a prompt with {name_kinds('or')} is not cut; leave it out", "truncate_prompt_tokens"
+                f"truncate_prompt_tokens: not supported with {name_kinds('or')}; remove the field", "truncate_prompt_tokens"
             )
         messages, sources = media.apart([_plain(m) for m in request.messages])
         return messages, await media.read_async(sources, tenant_of(current_scope.get()))
@@ -121,7 +121,7 @@ def _prefer(template: str, templates: Templates) -> Templates:
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:
-    """As clients wrote it, less what only replies carry. Its reasoning stands under both names that templates read."""
+    """As the client wrote it, without fields of replies. Its reasoning stands under both names that templates read."""
     out = message.model_dump(exclude_none=True, exclude={"annotations", "audio", "function_call", "refusal"})
     if isinstance(message.content, list):
         out["content"] = [

@@ -1,7 +1,7 @@
-"""How long a queue will need to empty, from how long those before were served.
+"""Estimate of the time for a queue to empty, from the service times of earlier requests.
 
-By Little's law a server that always has `window` sequences serves window / (mean seconds each stays) of them per second. What
-was measured when there was little to do is soon replaced, and until then the time without any end counts as well.
+By Little's law a server with always `window` sequences serves window / (mean seconds each stays) per second. Measurements under
+low load are soon replaced. Until then the time since the last end counts as well.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Drain:
         """Time when one last ended, or the first began."""
 
     def start(self) -> float:
-        """A prompt is served from now on. What `ended` wants to know."""
+        """A prompt is served from now on. Returns `started` for `end`."""
         now = self._clock()
         if not self._running:
             self._since = now

@@ -1,9 +1,7 @@
-"""What becomes of a request's fields: honoured, refused because the answer would not be what was asked for, or not
-known.
+"""The fate of a request's fields: honoured, refused because the answer would differ from the request, or unknown.
 
-Clients send fields of their own and of servers to come. So unknown fields are ignored, logged once by name and never
-by value, and counted in a metric. --strict-requests refuses them. A field known to change the answer is never
-ignored.
+Clients send private fields and fields of newer servers. Unknown fields are therefore ignored, logged once by name and never by
+value, and counted in a metric. --strict-requests refuses them. A field known to change the answer is never ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ log = logging.getLogger(__name__)
 R = TypeVar("R", bound=WireModel)
 
 MOST_NAMES = 64
-"""Unknown names that are logged and counted one by one: clients choose them."""
+"""Unknown names logged and counted individually: clients choose them."""
 MOST_TOLD = 16
 """Unknown names that an answer's header tells."""
 OTHER = "other"
@@ -32,17 +30,16 @@ _SPEAKABLE = re.compile(r"[A-Za-z_][\w.\[\]-]{0,63}", re.ASCII)
 
 
 class RequestParser:
-    """What a server does with the fields of its requests. Thread-safe: long bodies are read on a thread."""
+    """Checks the fields of a server's requests. Thread-safe: long bodies are read on a thread."""
 
     def __init__(self, strict: bool = False, count: Callable[[str], None] = lambda name: None) -> None:
-        """strict: refuse unknown fields. count: told the name of every unknown field, one of a bounded number."""
+        """strict: refuse unknown fields. count: called with the name of every unknown field, one of a bounded number."""
         self._strict, self._count = strict, count
         self._names: set[str] = set()
         self._lock = threading.Lock()
 
     def parse(self, kind: type[R], body: dict[str, Any]) -> R:
-        """`body` checked as `kind`. ApiError for a feature that is not here yet. pydantic's ValidationError for the
-        rest."""
+        """`body` checked as `kind`. ApiError for an unsupported feature. pydantic's ValidationError for the rest."""
         kind.refuse(body)
         unknown = set()
         for path in _unknown(kind, body, ""):
@@ -80,10 +77,10 @@ class RequestParser:
 def refuse_asked(
     body: dict[str, Any], table: Mapping[str, tuple[Any, ...]], instead: Mapping[str, str], where: str = ""
 ) -> None:
-    """Take fields of `table` out of `body`. ApiError for one that asks for something.
+    """Remove fields of `table` from `body`. ApiError for one that asks for something.
 
-    table: fields that are not honoured, each with the values that ask for nothing. None always does. instead: what to
-    send in place of some."""
+    table: unsupported fields, each with its values without effect. None always is one. instead: alternatives for some
+    fields."""
     for name in table.keys() & body.keys():
         value = body.pop(name)
         if value is None or any(value == v and type(value) is type(v) for v in table[name]):
@@ -111,7 +108,7 @@ def _unknown(kind: type[BaseModel], value: dict[str, Any], path: str) -> Iterato
 
 @cache
 def _nested_models(kind: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
-    """The fields of `kind`, each with the model it holds, alone or in a list."""
+    """The fields of `kind`, each with its model, single or in a list."""
     return {name: next(_models(field.annotation), None) for name, field in kind.model_fields.items()}
 
 

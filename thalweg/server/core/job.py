@@ -13,7 +13,7 @@ from thalweg.server.core.admission import Ticket
 
 
 class AcceptedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What jobs of every kind have. `prompts` for the engine, in order, each with its token ids."""
+    """Base of jobs. `prompts` for the engine, in order, each with its token ids."""
 
     id: str
     model: str

@@ -1,7 +1,7 @@
-"""What the server can do now, and who is inside: loading, serving, draining. Answers the probes. Knows no endpoint.
+"""State of the server (loading, serving, draining), and its open requests. Answers the probes. Knows no endpoint.
 
-Probes tell the truth. /livez: this process answers. /readyz, /health and /ping: a request sent now would be served, which an
-engine loading, restarting, failed or draining is not.
+Probes report the actual state. /livez: this process answers. /readyz, /health and /ping: a request sent now would be served.
+They fail while the engine is loading, restarting, failed or draining.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REASONS = {
     "stopped": "the engine is stopped",
     "draining": "the server is shutting down",
 }
-"""The only words a probe says: no message of the engine reaches a stranger."""
+"""The only texts of a probe: no message of the engine reaches an untrusted client."""
 
 
 class Lifecycle:
@@ -38,7 +38,7 @@ class Lifecycle:
         self.engine: AsyncLLM | None = None
         self.draining = False
         self.cutting = False
-        """Past the deadline: what is still open ends with an error."""
+        """Past the deadline: open requests end with an error."""
         self.inside = 0
         """Requests accepted and not answered to the end."""
         self._empty = asyncio.Event()
@@ -48,7 +48,7 @@ class Lifecycle:
         self.engine = engine
 
     def drain(self) -> None:
-        """From now on nobody new is let in, on any connection."""
+        """From now on no new request is accepted, on any connection."""
         self.draining = True
 
     def why_not_ready(self) -> str:
@@ -69,13 +69,13 @@ class Lifecycle:
             self._empty.set()
 
     async def empty(self) -> None:
-        """Returns when nobody is inside."""
+        """Returns when no request is open."""
         await self._empty.wait()
 
 
 class RequestScope:
-    """One accepted request's belongings, kept under "thalweg.visit" in its scope: what must be given back when it has ended,
-    however it ended."""
+    """Resources of one accepted request, under "thalweg.visit" in its scope. They are released when it ends, however it
+    ends."""
 
     def __init__(self) -> None:
         self._last: list[Callable[[], None]] = []
@@ -84,7 +84,7 @@ class RequestScope:
         self._last.append(action)
 
     def handed_over(self) -> RequestScope:
-        """What belongs to it, for work that goes on after the answer."""
+        """Its resources, for work that continues after the answer."""
         other = RequestScope()
         other._last, self._last = self._last, []
         return other
@@ -101,7 +101,7 @@ class Gate:
         self.lifecycle, self.root_path = lifecycle, root_path
         self.app: ASGIApp | None = None
         self.early: Callable[[Scope], ASGIApp | None] = lambda scope: None
-        """Who answers a request that needs no engine. None: it does."""
+        """The application for a request that needs no engine. None: the request needs it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -25,7 +25,7 @@ from thalweg.server.http.bodies import MAX_VALUES, SMALL, Bodies, load
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 AROUND = 4096
-"""Bytes of a line beside its body."""
+"""Bytes of a line besides its body."""
 MOST_WAITS = 10_000
 """Times that a line waits for a place in the server's queue before its refusal is its answer."""
 
@@ -48,7 +48,7 @@ class LineAnswer:
 
 
 def read(raw: bytes, urls: Mapping[str, Endpoint], values: int = MAX_VALUES) -> Line:
-    """A line checked. ApiError names the key that is wrong. values: see http/bodies."""
+    """A checked line. ApiError names the wrong key. values: see http/bodies."""
     asked = load(raw, values)
     custom_id, method, url, body = (asked.get(k) for k in ("custom_id", "method", "url", "body"))
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= 512:
@@ -61,7 +61,7 @@ def read(raw: bytes, urls: Mapping[str, Endpoint], values: int = MAX_VALUES) -> 
         raise ApiError("body: must be an object, the request itself", "body")
     for name in ("stream", "background"):
         if body.get(name):
-            raise ApiError(f"body.{name}: an answer in a file cannot be asked for so; leave it out", f"body.{name}")
+            raise ApiError(f"body.{name}: not supported for an answer in a file; remove the field", f"body.{name}")
     return Line(custom_id, url, orjson.dumps(body))
 
 
@@ -84,8 +84,8 @@ class LineRunner:
         return read(raw, self.endpoints, self._bodies.values)
 
     async def answer(self, raw: bytes, client: str = "", owner: str = "") -> LineAnswer:
-        """The line that answers the line `raw`. Never fails: what is wrong becomes the answer. client, owner: who asks, as
-        the host and the key that a request over HTTP comes with."""
+        """The line that answers the line `raw`. Never fails: an error becomes the answer. client, owner: the client's host and
+        key, as of a request over HTTP."""
         line = await self._read(raw)
         if isinstance(line, LineAnswer):
             return line
@@ -96,7 +96,7 @@ class LineRunner:
         return await asyncio.to_thread(encode_line, line.custom_id, answer)
 
     async def _read(self, raw: bytes) -> Line | LineAnswer:
-        """The line, or what answers a wrong one. On a thread if it is long."""
+        """The line, or the answer to an invalid one. On a thread if it is long."""
         try:
             return await self._bodies.read(len(raw), lambda: self.read(raw))
         except Exception as e:
@@ -114,8 +114,8 @@ class LineRunner:
 
 
 async def in_order(lines: LineRunner, raws: Iterable[bytes], at_once: int) -> AsyncGenerator[LineAnswer, None]:
-    """An answer for each line, in the order of the lines. At most `at_once` lines are read ahead of the one whose answer is
-    awaited, run together, and held. Two lines of one custom_id are both answered. Closing it ends what runs."""
+    """An answer for each line, in the order of the lines. At most `at_once` lines are read ahead of the awaited answer, run
+    together, and held. Two lines of one custom_id are both answered. Closing it ends the running lines."""
     running: deque[asyncio.Task[LineAnswer]] = deque()
     try:
         for raw in raws:

@@ -1,7 +1,7 @@
-"""A request of many prompts or choices as parts that take turns at the engine one by one.
+"""A request of many prompts or choices, divided into parts with separate turns at the engine.
 
-The next part asks for its turn when the one before has got its own. So a request of 4,000 choices has one place in its tenant's
-queue, and other requests of that tenant come between. Nor does a part ask while the answers of those before it are not read.
+The next part asks for its turn when the one before has its turn. A request of 4,000 choices therefore has one place in its
+tenant's queue, and other requests of that tenant come between. A part does not ask while the answers before it are unread.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class ChoiceRange(NamedTuple):
 
 
 OnTurn = Callable[[], None]
-"""What a part calls when it may run."""
+"""Called by a part when it may run."""
 
 
 def divide(prompts: int, choices: int, most: int) -> list[ChoiceRange]:
-    """What takes turns: each prompt with at most so many of its choices."""
+    """The parts: each prompt with at most `most` of its choices."""
     return [ChoiceRange(i, first, min(most, choices - first)) for i in range(prompts) for first in range(0, choices, most)]
 
 
@@ -43,7 +43,7 @@ async def spread(
     room: asyncio.Event | None = None,
 ) -> AsyncIterator[asyncio.Future[None]]:
     """Runs `run(part, on_turn)` for each part. room: no part begins while it is not set. The future ends with the last part, or
-    raises the first error. Leaving the block cancels what runs."""
+    raises the first error. Leaving the block cancels running parts."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     tasks: list[asyncio.Task[None]] = []
     behind, left = len(parts), len(parts)
@@ -84,7 +84,7 @@ async def spread(
         await asyncio.gather(*tasks, return_exceptions=True)
         admission.behind -= behind
         if done.done():
-            done.exception()  # one who leaves early need not hear of it
+            done.exception()  # a caller that leaves early does not retrieve it
 
 
 async def run_all(
@@ -144,7 +144,7 @@ async def stream_all(
 
 
 def renumber(output: RequestOutput, first: int) -> None:
-    """Choices of a later part, numbered as in the request. What the cache held is told by the first part."""
+    """Number the choices of a later part as in the request. Only the first part reports cached tokens."""
     output.num_cached_tokens = None
     for choice in output.outputs:
         choice.index += first

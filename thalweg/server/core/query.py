@@ -1,4 +1,4 @@
-"""Whole numbers in the address of a request. The only reader of them: bounds are checked before a number is made."""
+"""Whole numbers in the address of a request. Only this module reads them: bounds are checked before a number is made."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ Json = Annotated[dict[str, Any], MaxBytes(2**20)]
 
 
 class OpenAIBody(WireModel):
-    """A body whose fields have OpenAI's names."""
+    """A body with OpenAI's field names."""
 
     @classmethod
     def refuse(cls, body: dict[str, Any]) -> None:
@@ -46,7 +46,7 @@ class StreamOptions(WireModel):
 
 
 class GenerationRequest(SamplingFields, RequestFields, OpenAIBody):
-    """What completions and chat share."""
+    """Fields of both completions and chat."""
 
     stream: Flag | None = False
     stream_options: StreamOptions | None = None
@@ -112,7 +112,7 @@ class DetailedMediaUrl(MediaUrl):
 
 
 class MediaFile(WireModel):
-    """A file in base64. The bytes say what format they have."""
+    """A file in base64. Its format is detected from the bytes."""
 
     data: Text
     format: Label | None = None
@@ -172,7 +172,7 @@ class ChatMessage(WireModel):
     tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_PARTS)] | None = None
     reasoning: Text | None = None
     reasoning_content: Text | None = None
-    # What replies carry, so that a reply can be sent back as history. They must be empty.
+    # Fields of replies, so that a reply can be sent back as history. They must be empty.
     refusal: Text | None = None
     annotations: Annotated[list[Any], MaxBytes(2**20), Field(max_length=1024)] | None = None
     audio: None = None
@@ -209,7 +209,7 @@ class NamedTool(WireModel):
 
 
 class ChatFields(OpenAIBody):
-    """What chat and tokenising a chat share."""
+    """Fields of both chat and tokenising a chat."""
 
     @classmethod
     def refuse(cls, body: dict[str, Any]) -> None:
@@ -248,7 +248,7 @@ class ChatRequest(GenerationRequest, ChatFields):
 
     @property
     def choice(self) -> str:
-        """none | auto | required | named: what may be called."""
+        """none | auto | required | named: the tools it may call."""
         if not self.tools:
             return "none"
         return "named" if isinstance(self.tool_choice, NamedTool) else self.tool_choice or "auto"
@@ -271,7 +271,7 @@ class ChatRequest(GenerationRequest, ChatFields):
         if self.tool_choice == "required" and not names:
             raise ApiError("tool_choice: 'required' needs a function in tools", "tool_choice")
         if len(set(names)) < len(names):
-            raise ApiError("tools: every function needs a name of its own", "tools")
+            raise ApiError("tools: names of functions must be unique", "tools")
         return self
 
     @model_validator(mode="after")

@@ -1,7 +1,6 @@
-"""Types of request fields, each bounded, and what every dialect's requests may say. Other fields are `fields`'
-business.
+"""Types of request fields, each bounded, and the fields of every dialect's requests. `fields` handles other fields.
 
-Numbers and switches may be written as text ("0.7", "true"), as in the field. true does not count as a number.
+Numbers and switches may be written as text ("0.7", "true"), as in vLLM. true does not count as a number.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ _WHOLE, _DECIMAL = re.compile(r"[+-]?\d+"), re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(
 
 
 def _to_bool(value: Any) -> Any:
-    """The text "true" and 1 as true. Anything that is not a switch stays as it is."""
+    """The text "true" and 1 as true. Other values are unchanged."""
     if isinstance(value, str):
         return {"true": True, "false": False}.get(value.lower(), value)
     return bool(value) if type(value) is int and value in (0, 1) else value
 
 
 def _to_int(value: Any) -> Any:
-    """The text "5" and 5.0 as 5. Anything that is not a whole number stays as it is."""
+    """The text "5" and 5.0 as 5. Other values are unchanged."""
     if isinstance(value, float):
         return int(value) if value.is_integer() else value
     whole = isinstance(value, str) and len(value) <= MAX_DIGITS and value.isascii() and _WHOLE.fullmatch(value)
@@ -56,7 +55,7 @@ Strings = Annotated[list[Annotated[str, Field(max_length=65536)]], Field(max_len
 
 @dataclass(frozen=True, slots=True)
 class MaxBytes:
-    """Bounds a field of any JSON type by the bytes it takes as JSON."""
+    """Bounds a field of any JSON type by its bytes as JSON."""
 
     most: int
 
@@ -65,7 +64,7 @@ class MaxBytes:
 
     def _check(self, value: Any) -> Any:
         if len(orjson.dumps(value)) > self.most:
-            raise ValueError(f"takes more than {self.most} bytes")
+            raise ValueError(f"is longer than {self.most} bytes")
         return value
 
 
@@ -76,7 +75,7 @@ class WireModel(BaseModel):
 
     @property
     def ignored_fields(self) -> tuple[str, ...]:
-        """Fields nobody here knows, some of them, by name."""
+        """Unknown fields by name, up to a limit."""
         return self._ignored
 
     @property
@@ -86,7 +85,7 @@ class WireModel(BaseModel):
 
     @classmethod
     def refuse(cls, body: dict[str, Any]) -> None:
-        """Take out of `body` what asks for nothing. ApiError for a field that would change the answer and is not honoured."""
+        """Remove fields without effect from `body`. ApiError for an unsupported field that would change the answer."""
 
 
 class SamplingFields(WireModel):
@@ -103,7 +102,7 @@ class SamplingFields(WireModel):
 
 
 class RequestFields(WireModel):
-    """What a request of any dialect may say of how it is run."""
+    """Fields of every dialect about running a request."""
 
     model: Label | None = None
     truncate_prompt_tokens: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None

@@ -1,15 +1,15 @@
-"""Seats: the right of some sequences to be at the engine. Who gives one up when another tenant waits.
+"""Seats: the right of some sequences to be at the engine, and the choice of seats to free when another tenant waits.
 
 The engine runs `slots` sequences at once. A tenant waits PATIENCE seconds for a seat to become free, then others make room.
 Their requests are suspended and go on later with the same text (`engine/client/seats.py`). Three rules, in this order:
 
-1. Tenants who hold more give to those who hold less, while that does not turn the difference round (max-min fairness). The
+1. Tenants with more seats give to tenants with fewer, while that does not reverse the difference (max-min fairness). The
    newest seat goes first: little was computed for it, or nothing.
-2. A request that was suspended takes the place of a newer one of its own tenant.
-3. Where everybody else holds as little, a tenant with no running sequence gets the seat that was held longest. That seat must
+2. A suspended request replaces a newer one of the same tenant.
+3. Where all others hold as few, a tenant with no running sequence gets the seat that was held longest. That seat must
    have been useful: computed for QUANTUM seconds, and WORTH times as long as its prompt took to compute again.
 
-Pure decisions over what is held. Knows no queue, no clock and no engine.
+Pure decisions over held seats. Knows no queue, no clock and no engine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from thalweg.server.core.admission import Ticket
 
 PATIENCE = 0.1
-"""Seconds a tenant waits for a seat before others make room. Short answers end within it, so that nobody is suspended."""
+"""Seconds a tenant waits for a seat before others make room. Short answers end within it, and none is suspended."""
 QUANTUM = 0.25
 """Seconds of computation, from a first token, that rule 3 leaves to a seat."""
 WORTH = 4
@@ -46,7 +46,7 @@ class AdmissionSeat:
     """Set when it is first given."""
     on_leave: Callable[[AdmissionSeat], None]
     on_ask: Callable[[AdmissionSeat], None]
-    """Whom its reader's `leave` and `ask` are passed to."""
+    """Callbacks for its reader's `leave` and `ask`."""
     since: float = 0.0
     """Monotonic seconds since when it has waited, or has been held."""
     held: bool = False
@@ -67,7 +67,7 @@ class AdmissionSeat:
 
     @property
     def runs(self) -> bool:
-        """Does the engine compute it? Without a holder nobody knows better."""
+        """Does the engine compute it? Assumed so without a holder."""
         return self.held and (self.holder is None or self.holder.scheduled_ts is not None)
 
     def seconds_held(self, now: float) -> float:
@@ -86,9 +86,9 @@ class AdmissionSeat:
 def choose_victims(
     seats: Iterable[AdmissionSeat], taker: AdmissionSeat, slots: int, crowded: bool, now: float
 ) -> list[AdmissionSeat] | None:
-    """The seats to take so that `taker` can run. None: it can as it is, or the rules do not free so many. seats: all that are
-    held, the oldest grant first: the engine begins them in that order. slots: sequences that run there at once. crowded: do
-    sequences wait there although slots are free? Then one that runs must leave. now: monotonic seconds."""
+    """The seats to take so that `taker` can run. None: it can run without, or the rules do not free enough. seats: all held
+    ones, the oldest grant first: the engine begins them in that order. slots: sequences that run there at once. crowded:
+    sequences wait there although slots are free, so a running one must leave. now: monotonic seconds."""
     held = list(seats)
     if taker.held:  # those behind it are not in its way
         place = held.index(taker)

@@ -1,4 +1,4 @@
-"""What every endpoint shares: turns, model names, request ids, tokenising, running prompts, usage. Holds the engine."""
+"""Shared by every endpoint: turns, model names, request ids, tokenising, running prompts, usage. Holds the engine."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 J = TypeVar("J", bound=AcceptedJob)
 MIN_BODY, MAX_BODY, BYTES_PER_TOKEN = 8 * 2**20, 64 * 2**20, 64
-"""Bytes of a request body where --max-body does not say: what a prompt that fills the context can need, within these."""
+"""Bytes of a request body without --max-body: enough for a prompt that fills the context, within these bounds."""
 HEAVY_TOKENS = 1024
 """Answers with log-probabilities of more tokens than this are written on a thread."""
 
 
 class RequestObserver(Protocol):
-    """Told which requests the engine has, by its ids, in the context of the HTTP request that asked."""
+    """Observes requests at the engine, by the engine's ids, in the context of the HTTP request."""
 
     def under_way(self, request_id: str) -> AbstractContextManager[None]:
         """While the engine has it."""
@@ -64,7 +64,7 @@ class RequestObserver(Protocol):
 class Serving:
     """The engine as the endpoints see it."""
 
-    # Set once, by who makes the application.
+    # Set once, by `make_app`.
     conversation: Conversation
     lines: LineRunner
 
@@ -100,14 +100,14 @@ class Serving:
         self.recent = recent
         self.watchers: list[RequestObserver] = [recent]
         self.running: set[str] = set()
-        """The engine's ids of what is under way."""
+        """The engine's ids of running requests."""
         self.owners: dict[str, str] = {}
-        """Whose each of them is (`owner_of`)."""
+        """Engine's id -> owner (`owner_of`)."""
         self._own: dict[Callable[[Serving], Any], Any] = {}
         self._count = itertools.count()
 
     def own(self, make: Callable[[Serving], R]) -> R:
-        """What a dialect keeps between requests, made by `make` when it is first asked for."""
+        """State of a dialect between requests, made by `make` on first use."""
         if make not in self._own:
             self._own[make] = make(self)
         found: R = self._own[make]
@@ -129,7 +129,7 @@ class Serving:
         return request, tickets[0]
 
     async def read_form(self, http: Request, limit: int) -> tuple[dict[str, FormPart], Ticket]:
-        """The same of a body that is multipart/form-data, of at most `limit` bytes: its parts by name."""
+        """The same for a multipart/form-data body of at most `limit` bytes: its parts by name."""
         tenant, boundary = tenant_of(http.scope), boundary_of(http.headers.get("content-type", ""))
         self.admission.look(tenant)
         data = await self.bodies.raw(http, limit)
@@ -138,7 +138,7 @@ class Serving:
         return await asyncio.to_thread(parts_of, data, boundary), ticket
 
     def model_name(self, asked: str | None) -> str:
-        """The name to answer with. ApiError 404 for a model that is not served."""
+        """The name to answer with. ApiError 404 for an unknown model."""
         names = [*self.engine.model_names, *self.adapters.names()]
         if asked and asked not in names:
             raise ApiError(f"model {asked!r} does not exist here; this server has {', '.join(names)}", "model", 404)
@@ -172,8 +172,8 @@ class Serving:
         ticket: Ticket,
         id: str = "",
     ) -> GenerationJob:
-        """A Job from its parts, after the checks that need the engine's configuration; its whole cost is charged. id: what
-        the answer is called, where clients have no say in it."""
+        """A job from its parts, after the checks that need the engine's configuration. Its whole cost is charged. id: the
+        answer's id, where clients cannot choose it."""
         if len(prompts) * params.n > MAX_N:
             raise ApiError(f"n times the number of prompts must not exceed {MAX_N}", "n")
         for prompt in prompts:
@@ -185,8 +185,8 @@ class Serving:
         self, form: type[J], kind: str, http: Request, request: RequestFields, prompts: list[dict[str, Any]],
         params: SamplingParams | PoolingParams, ticket: Ticket, id: str = "", choices: int = 1,
     ) -> J:  # fmt: skip
-        """A job of a request whose prompts and parameters are checked. Its cost is charged, and it is remembered and logged.
-        choices: of each prompt. ApiError 429 if others wait and it does not fit behind them."""
+        """A job of a request with checked prompts and parameters. Its cost is charged, and it is recorded and logged. choices:
+        of each prompt. ApiError 429 if others wait and it does not fit behind them."""
         self.check_priority(request.priority)
         if request.cache_salt is not None:
             for prompt in prompts:
@@ -223,7 +223,7 @@ class Serving:
             raise ApiError("priority needs a server started with --scheduling-policy priority", "priority")
 
     def request_id(self, kind: str, http: Request, given: str | None) -> str:
-        """What the answer is called: after its header, after the field, or at random."""
+        """The answer's id: from the header, from the field, or random."""
         asked = http.headers.get("x-request-id") or given or http.scope.get("thalweg.request_id")
         if asked is not None and not (len(asked) <= 256 and asked.isascii() and asked.isprintable()):
             raise ApiError("X-Request-Id must be at most 256 printable ASCII characters", "request_id")
@@ -237,7 +237,7 @@ class Serving:
             raise ApiError(f"truncate_prompt_tokens ({keep}) exceeds the context of {limit} tokens", "truncate_prompt_tokens")
         if keep == 0:
             raise ApiError(
-                "truncate_prompt_tokens must be at least 1, or -1 for what the context leaves", "truncate_prompt_tokens"
+                "truncate_prompt_tokens must be at least 1, or -1 for the rest of the context", "truncate_prompt_tokens"
             )
         if keep < 0:
             keep = max(1, limit - (params.max_tokens or 1))
@@ -347,7 +347,7 @@ class Serving:
     async def serialize_response(
         self, job: GenerationJob, outputs: list[RequestOutput], body: Callable[[list[RequestOutput]], dict[str, Any]]
     ) -> bytes:
-        """`body(outputs)` as JSON, made on a thread if that takes long."""
+        """`body(outputs)` as JSON, encoded on a thread if it is long."""
 
         def write() -> bytes:
             return orjson.dumps(body(outputs), option=orjson.OPT_NON_STR_KEYS)

@@ -1,5 +1,5 @@
-"""What a request says of its text's form, in any of the ways clients know: response_format, structured_outputs, and the
-guided_ fields that came before it. RequestError names the field as the client wrote it.
+"""The output format of a request, in any spelling: response_format, structured_outputs, and the older guided_ fields.
+RequestError names the field as the client wrote it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KNOWN = frozenset(
      "disable_additional_properties", "whitespace_pattern"}
 )  # fmt: skip
 UNUSED = frozenset({"disable_fallback", "_backend", "_backend_was_auto"})
-"""Keys that older clients send, about who compiles."""
+"""Keys of older clients, about the grammar backend."""
 
 
 def read_structured_outputs(request: GenerationRequest) -> StructuredOutputsParams | None:

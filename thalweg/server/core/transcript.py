@@ -1,4 +1,4 @@
-"""What was answered, for the log (--enable-log-outputs): put together from outputs as they pass by."""
+"""Text of answers for the log (--enable-log-outputs), collected from passing outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Transcript:
     """The choices of one prompt."""
 
     def __init__(self, params: SamplingParams, id: str = "", pieces: bool = False, most: int | None = None) -> None:
-        """pieces: log what is streamed at once, `most` characters of each piece."""
+        """pieces: log streamed text at once, `most` characters of each piece."""
         self._id, self._most = id, most
         self._delta = params.output_kind is RequestOutputKind.DELTA
         self._pieces = pieces and self._delta

@@ -1,4 +1,4 @@
-"""A turn of the model, from a checked request to the end of its answer. What a dialect adds is how it is written.
+"""A turn of the model, from a checked request to the end of its answer. A dialect only adds the format.
 
 `prepare_chat` translates a conversation into parameters and a prompt. `TurnReply` runs the job: it counts, begins, ends, and
 names errors as the client does. No other code does so for generated text.
@@ -24,7 +24,7 @@ from thalweg.server.http.answer import OPENAI, STARTED, EventStream, or_disconne
 
 
 async def prepare_chat(serving: Serving, request: ChatRequest) -> tuple[SamplingParams, dict[str, Any], Answer]:
-    """What a conversation asks of the engine: parameters, a prompt with its token ids, and the reader of the answer.
+    """The engine's inputs for a conversation: parameters, a prompt with its token ids, and the parser of the answer.
     RequestError or ApiError names the field, as ChatRequest has it."""
     params = chat_params(request, serving.engine.default_sampling)
     bound = serving.conversation.chat_format.select(request)
@@ -74,11 +74,11 @@ class TurnReply:
         return ()
 
     def write(self, i: int, output: RequestOutput) -> Iterable[bytes]:
-        """Frames of an output of prompt `i`, which holds only what is new."""
+        """Frames of an output of prompt `i`, a delta."""
         raise NotImplementedError
 
     async def settle(self) -> None:
-        """What takes long before the end can be written."""
+        """Slow work before the end can be written."""
 
     def end(self) -> Iterable[bytes]:
         """Frames after those of the last output."""
@@ -95,7 +95,8 @@ class TurnReply:
     # ------------------------------------------------------------ the run
 
     async def respond(self, http: Request, stream: bool, ignored: Sequence[str] = ()) -> Response:
-        """The answer over HTTP. A client that leaves ends the run. ignored: unknown fields of the request, told by name."""
+        """The answer over HTTP. A client that leaves ends the run. ignored: names of the request's unknown fields, for a
+        header."""
         fields = {"X-Ignored-Fields": ", ".join(ignored)} if ignored else {}
         if stream:
             return EventStream(self.frames(), fields, self.errors, self.stream_type)
@@ -117,7 +118,8 @@ class TurnReply:
         return await self.serving.serialize_response(self.job, outputs, self.write_body)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """The frames of a stream. The first waits for the first output, so that an error before it has a status of its own."""
+        """The frames of a stream. The first waits for the first output, so that an earlier error is answered with its
+        status."""
         outputs, begun = self.serving.stream(self.job), False
         try:
             async for i, output in outputs:

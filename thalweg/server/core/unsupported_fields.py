@@ -76,7 +76,7 @@ MEDIA = {name: (kind.name, part) for name, kind in map_part_types().items() if (
 
 
 def refuse(body: dict[str, Any]) -> None:
-    """Take what asks for nothing out of `body`. ApiError for the first field that asks for something."""
+    """Remove fields without effect from `body`. ApiError for the first field with one."""
     refuse_asked(body, NOT_YET, INSTEAD)
     messages = body.get("messages")
     for i, message in enumerate(messages if isinstance(messages, list) else ()):
@@ -85,8 +85,8 @@ def refuse(body: dict[str, Any]) -> None:
 
 
 def drop_tools(body: dict[str, Any]) -> None:
-    """Take out tools that are no functions: those run at the copied API. Each counts as an unknown field, which is
-    told. ApiError for a tool_choice that asks for one."""
+    """Remove tools other than functions: they run at the copied API. Each counts as an unknown field, and is reported. ApiError
+    for a tool_choice that asks for one."""
     tools, choice = body.get("tools"), body.get("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else "function"
     if kind != "function":
@@ -100,7 +100,7 @@ def drop_tools(body: dict[str, Any]) -> None:
 
 
 def refuse_parts(body: dict[str, Any]) -> None:
-    """ApiError for a part of a message that is neither text nor media of a kind that is here."""
+    """ApiError for a part of a message other than text and supported media."""
     for i, message in enumerate(body.get("messages") or () if isinstance(body.get("messages"), list) else ()):
         content = message.get("content") if isinstance(message, dict) else None
         for j, part in enumerate(content if isinstance(content, list) else ()):

@@ -1,1 +1,1 @@
-"""HTTP itself: the socket, a connection's bytes, bodies, answers, and what surrounds every route. Knows no endpoint."""
+"""HTTP itself: the socket, a connection's bytes, bodies, answers, and the middleware of every route. Knows no endpoint."""

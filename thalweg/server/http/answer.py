@@ -19,7 +19,7 @@ from thalweg.server.errors import ApiError, ErrorForm
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
-"""What readers of events skip, and proxies count as a sign of life."""
+"""A comment. Readers of events skip it, and proxies see activity."""
 SILENCE = "thalweg.silence"
 """Key of a scope: seconds of silence after which a stream sends COMMENT."""
 STARTED = b""
@@ -32,7 +32,7 @@ def respond(body: Any, status: int = 200) -> Response:
 
 
 OPENAI = ErrorForm(ApiError.body, lambda error: b"data: " + error.bytes() + b"\n\n" + DONE)
-"""The form of every route whose dialect has none."""
+"""The form of every route without another."""
 
 
 def typed_event(body: Mapping[str, Any]) -> bytes:
@@ -115,7 +115,7 @@ class EventStream(Response):
 
 
 class Download(Response):
-    """Bytes that are read as the client takes them."""
+    """Bytes read as fast as the client reads them."""
 
     def __init__(self, size: int, pieces: AsyncGenerator[bytes, None], media_type: str = "application/octet-stream") -> None:
         """size: bytes of all pieces together."""

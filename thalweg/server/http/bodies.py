@@ -55,14 +55,14 @@ class Bodies:
             return await self.read(len(data), lambda: parse(load(data, self.values)))
 
     async def read(self, size: int, work: Callable[[], T]) -> T:
-        """What `work` makes of `size` bytes of JSON: at once if they are few, otherwise on a thread, one at a time."""
+        """The result of `work` on `size` bytes of JSON: inline if they are few, otherwise on a thread, one at a time."""
         if size <= SMALL:
             return work()
         async with self._one:
             return await asyncio.to_thread(work)
 
     async def raw(self, request: Request, limit: int) -> bytearray:
-        """A body of any type, of at most `limit` bytes, and at most what all may have together. ApiError as `parse`."""
+        """A body of any type, of at most `limit` bytes, and at most the total for all bodies. ApiError as `parse`."""
         async with self._arriving(request, min(limit, self._most)) as data:
             return data
 
@@ -122,7 +122,7 @@ def load(data: bytes | bytearray, values: int = MAX_VALUES) -> dict[str, Any]:
         raise ApiError(f"the body must be a JSON object, not {type(body).__name__}")
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH:
         _check_depth(body)
-    json.loads(data, object_pairs_hook=_unique)  # a second reading, for what the first does not tell
+    json.loads(data, object_pairs_hook=_unique)  # a second reading, for duplicate keys
     return body
 
 
@@ -217,7 +217,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _not_finite(data: bytes | bytearray) -> str:
-    """The path of the first number that is none or too large for a double, if the body is JSON otherwise: "" if not."""
+    """The path of the first NaN, infinity or number beyond a double, if the body is JSON otherwise. "": none."""
     if len(data) > SMALL:
         return ""
     try:

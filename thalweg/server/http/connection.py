@@ -1,9 +1,8 @@
-"""A client's connection: bytes in, ASGI calls, bytes out, and every wait bounded. Used by uvicorn in place of its own
-protocol.
+"""A client's connection: bytes in, ASGI calls, bytes out, and every wait bounded. Replaces uvicorn's protocol.
 
-Requests on a connection are served one at a time, in order. What a client sends ahead waits unread (at most MAX_AHEAD
-bytes of it). A client that ends its side of the connection after a request is answered (half close). One that is gone
-is noticed, also before the first byte of the answer, and its request cancelled. Knows no route.
+Requests on a connection are served one at a time, in order. Bytes sent ahead wait unread (at most MAX_AHEAD). A client that
+closes its side of the connection after a request still gets the answer (half close). A disconnect is noticed, also before the
+first byte of the answer, and cancels the request. Knows no route.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ READ = 32 * 1024
 MAX_AHEAD = 1024 * 1024
 """Bytes a client may send ahead of the answer it waits for."""
 LINGER = 1.0
-"""Seconds a connection stays half open after an answer that came before the request was read. What still comes is read and
-dropped, so that a client that sends everything first gets to read it (RFC 9112, 9.6)."""
+"""Seconds a connection stays half open after an answer that came before the whole request was read. Further bytes are read and
+dropped, so that a client that sends everything first can read the answer (RFC 9112, 9.6)."""
 LINGER_PACE, LINGER_BYTES = 8 * 2**20, 64 * 2**20
 """Dropping this many bytes buys a client another second. No more than this many are dropped."""
 PROBE_SECONDS = 1.0
@@ -59,11 +58,11 @@ class ConnectionLimits:
     crowd: ConnectionRegistry = field(default_factory=lambda: ConnectionRegistry(8192), repr=False)
     """All connections."""
     is_probe: Callable[[str], bool] = lambda path: False
-    """Is it the path of a request that is answered however many connections there are?"""
+    """Is it a probe's path? Probes are answered however many connections there are."""
     head_bytes: int = MAX_HEAD
     head_fields: int = MAX_FIELDS
     scratch: bytearray = field(default_factory=lambda: bytearray(READ), repr=False)
-    """Buffer where bytes arrive, for all connections of an event loop. Each takes them out before the next one reads."""
+    """Buffer where bytes arrive, for all connections of an event loop. Each copies them before the next one reads."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -166,7 +165,7 @@ class Connection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------ requests
 
     def _advance(self) -> None:
-        """Take what the buffer holds: the rest of a body, then the next request if none is being answered."""
+        """Consume the buffer: the rest of a body, then the next request if none is being answered."""
         while True:
             if self._body is not None:
                 assert self._exchange is not None
@@ -261,7 +260,7 @@ class Connection(asyncio.BufferedProtocol):
             self._deadline(self._config.timeout_keep_alive, self._idle_late)
 
     async def drain(self) -> None:
-        """Returns when the client has taken enough of what was written, or is gone."""
+        """Returns when the client has read enough written bytes, or is gone."""
         await self._writable.wait()
 
     # ------------------------------------------------------------ bounds
@@ -279,15 +278,15 @@ class Connection(asyncio.BufferedProtocol):
         self._timer = self._loop.call_later(seconds, late) if late is not None else None
 
     def _idle_late(self) -> None:
-        """The client has asked nothing for long. What it asked just now may wait unread where the event loop was busy: to close
-        then would answer it with a reset."""
+        """The client has sent no request for long. A request may wait unread where the event loop was busy: closing would
+        answer it with a reset."""
         if self._readable():
             self._deadline(self._limits.head_seconds, self._head_late)
         else:
             self.give_way()
 
     def give_way(self) -> None:
-        """Close a connection that has sent no whole request. One for which there was no place is told so."""
+        """Close a connection without a whole request. One rejected for lack of a place gets an answer."""
         self._limits.crowd.leave(self)
         self._state.connections.discard(self)
         if not self._welcome and self._exchange is None and not (self._lingering or self.transport.is_closing()):
@@ -336,7 +335,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop.call_later(LOOKS[min(i, len(LOOKS) - 1)], self._look, i + 1)
 
     def _refuse(self, e: HttpRequestError) -> None:
-        """Answer what is no request (any more), and close. An answer under way is cut instead."""
+        """Answer an invalid or late request, and close. An answer in progress is cut instead."""
         if self.transport.is_closing() or self._lingering:
             return
         exchange = self._exchange
@@ -349,7 +348,7 @@ class Connection(asyncio.BufferedProtocol):
         self._linger(e.status != 408)
 
     def _linger(self, drop: bool = True) -> None:
-        """Close without losing the answer: unread bytes would turn a plain close into a reset. drop: read what still comes."""
+        """Close without losing the answer: unread bytes would turn a plain close into a reset. drop: read further bytes."""
         self._lingering = True
         self._dropped, self._linger_until = 0, self._loop.time() + LINGER
         self._buffer.clear()
@@ -360,7 +359,7 @@ class Connection(asyncio.BufferedProtocol):
         self._deadline(LINGER, self.transport.abort)
 
     def _drop(self, nbytes: int) -> None:
-        """Bytes nobody will read."""
+        """Count dropped bytes."""
         self._dropped += nbytes
         left = self._linger_until + self._dropped / LINGER_PACE - self._loop.time()
         if self._dropped > LINGER_BYTES or left <= 0:
@@ -399,13 +398,13 @@ class Exchange:
             self._news.set()
 
     def leave(self) -> None:
-        """The client is gone, or told that it will get no other answer."""
+        """The client is gone, or gets no other answer."""
         self._gone = True
         self._news.set()
 
     def probe(self) -> None:
-        """Send something that means nothing: a client that is gone answers with a reset. Once the answer has begun its own
-        bytes do this."""
+        """Send bytes without meaning: a disconnected client's system answers with a reset. Once the answer has begun, its bytes
+        do this."""
         if not self.started and not self._http10:
             self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -443,7 +442,7 @@ class Exchange:
         if not self._connection._writable.is_set():
             await self._connection.drain()
         if self._gone:
-            await asyncio.sleep(0)  # who writes on and on must hear of it
+            await asyncio.sleep(0)  # a writer that never stops must notice the cancellation
             return
         if message["type"] == "http.response.start":
             self._start(message["status"], list(message.get("headers", ())))

@@ -1,11 +1,11 @@
-"""How many connections there may be, from whom, and which one gives way to a new one.
+"""Limits of connections, in total and by address, and the choice of one to close for a new one.
 
-A connection is idle while no whole request of it is there: it has said nothing, or a part of one, or has had its answer. To
-close one then loses no work. So where there are too many, the one idle longest is closed, and the new one stays.
+A connection is idle without a whole request: it has sent nothing, or a part of one, or has had its answer. Closing it loses no
+work. With too many connections the one idle longest is closed, and the new one stays.
 
 - An address may have SHARE times as many connections as are free (the dynamic thresholds of Choudhury and Hahne, 1998): one
-  address never has all of them.
-- Where nobody is idle, a few more are let in for probes. They get an answer to a probe, and any other request is refused.
+  address never has all.
+- Where none is idle, a few more are accepted for probes. They get an answer to a probe, and any other request is refused.
 
 Knows no bytes and no routes.
 """
@@ -16,7 +16,7 @@ from ipaddress import IPv6Address, IPv6Network
 from typing import Protocol
 
 SHARE = 8
-"""Connections of one address for each one that is free: at most 8/9 of all."""
+"""Connections of one address for each free one: at most 8/9 of all."""
 MOST_PROBES = 64
 """Connections beyond the limit."""
 
@@ -76,7 +76,7 @@ class ConnectionRegistry:
             del self._counts[address]
 
     def busy(self, member: RegisteredConnection) -> None:
-        """A whole request of it is there."""
+        """It has a whole request."""
         address = self._addresses.get(member)
         if address is not None:
             self._forget_idle(member, address)
@@ -98,7 +98,7 @@ class ConnectionRegistry:
         return free > 0 and self._counts.get(address, 0) < max(1, SHARE * free)
 
     def _make_way(self, address: str) -> bool:
-        """Close the connection that is idle longest: of this address if it has its share, else of all."""
+        """Close the connection idle longest: of this address if it has its share, else of all."""
         mine, full = self._counts.get(address, 0), len(self._addresses) >= self.most
         candidates = self._idle if full and mine * (SHARE + 1) < self.most * SHARE else self._of.get(address, {})
         oldest = next(iter(candidates), None)
@@ -118,7 +118,7 @@ class ConnectionRegistry:
 
 
 def neighbourhood(host: str) -> str:
-    """What counts as one client: an IPv4 address, or an IPv6 network of 64 bits, all of which one client usually has."""
+    """The unit of one client: an IPv4 address, or an IPv6 /64, which one client usually has whole."""
     if ":" not in host:
         return host
     try:

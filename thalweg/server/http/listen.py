@@ -14,7 +14,7 @@ from thalweg.server.http.crowd import MOST_PROBES
 from thalweg.server.settings import ServerSettings
 
 SEND_BUFFER = 128 * 1024
-"""Bytes the system keeps of an answer whose reader is slow. What waits beyond that waits where it is bounded and seen."""
+"""Bytes the system buffers for a slow reader. Further bytes wait in this process, bounded and counted."""
 SPARE_FILES = 128 + MOST_PROBES
 """Descriptors kept back from connections: for probes beyond the limit, and for everything else."""
 MOST_CONNECTIONS = 8192
@@ -32,7 +32,7 @@ def connection_limit() -> int:
 
 @contextlib.contextmanager
 def listening(settings: ServerSettings) -> Iterator[socket.socket]:
-    """A bound, listening socket: whoever asks for a port that is taken learns it now."""
+    """A bound, listening socket. A port in use fails here."""
     sock = _unix(settings.uds) if settings.uds else _tcp(settings.host, settings.port)
     ours = _identity(settings.uds)
     try:
@@ -71,7 +71,7 @@ def _tcp(host: str, port: int) -> socket.socket:
     except OSError as e:
         sock.close()
         raise ConfigError(
-            f"--port: cannot listen on {host}:{port}: {e.strerror}; stop what uses it, or choose another with --port (0: any)"
+            f"--port: cannot listen on {host}:{port}: {e.strerror}; stop its user, or choose another with --port (0: any)"
         ) from None
     return sock
 
@@ -85,7 +85,7 @@ def _unix(path: str) -> socket.socket:
             with contextlib.suppress(ConnectionRefusedError):
                 sock.connect(path)
                 raise ConfigError(f"--uds: a server already listens on {path}; stop it, or choose another path")
-            Path(path).unlink()  # left behind by a server that is gone
+            Path(path).unlink()  # left behind by an ended server
             sock.close()
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind(path)

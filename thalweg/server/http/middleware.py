@@ -1,4 +1,4 @@
-"""What surrounds every route, as plain ASGI (so that streams and disconnects pass through untouched): keys, ids, counts."""
+"""Middleware of every route, as plain ASGI (so that streams and disconnects pass through untouched): keys, ids, counts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_ID = 256
 
 
 class KeyGuard:
-    """Refuses requests without one of the keys. Default deny: a new route is guarded without anyone thinking of it."""
+    """Refuses requests without one of the keys. Default deny: a new route is guarded without further code."""
 
     def __init__(
         self, app: ASGIApp, keys: Sequence[str], root_path: str = "", public: Callable[[Scope, str], bool] | None = None
@@ -65,7 +65,7 @@ class KeyGuard:
 
 
 def _keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-    """What was sent as a key: at most one of each header. Clients of the Messages API send x-api-key."""
+    """Keys of a request: at most one of each header. Clients of the Messages API send x-api-key."""
     bearer, plain = [], []
     for name, value in headers:
         if name == b"authorization":
@@ -77,8 +77,8 @@ def _keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 class HostGuard:
-    """Refuses requests to names that are not this server's. Addresses are: no page of another origin can have one of ours as
-    its name. Probes are answered whatever the name."""
+    """Refuses requests to host names other than this server's. Addresses pass: no page of another origin has one of ours as its
+    name. Probes are answered for any name."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], root_path: str = "") -> None:
         self.app, self._hosts, self.root_path = app, hosts, root_path
@@ -104,8 +104,8 @@ class HostGuard:
 
 
 class OriginGuard:
-    """Refuses what a web page of another origin sends without asking first, as a form does. A browser asks (CORS preflight)
-    before it sends JSON, and is refused there. So every route is closed to such pages, whatever its body.
+    """Refuses requests that a web page of another origin sends without a preflight, as a form does. A browser sends a CORS
+    preflight before JSON, and is refused there. Every route is closed to such pages, whatever its body.
 
     Sec-Fetch-Site and Origin are set by browsers, never by pages. Other clients send neither."""
 
@@ -131,17 +131,17 @@ class OriginGuard:
 
 
 def tenant_of(scope: Scope) -> str:
-    """Who is asking, for fairness: the key where there are several, else the client's host, or its network of IPv6."""
+    """The unit of fairness: the key where there are several, else the client's host, or its IPv6 network."""
     client = scope.get("client")
     return str(scope.get("thalweg.tenant") or (neighbourhood(client[0]) if client else ""))
 
 
-current_scope: ContextVar[Scope] = ContextVar("scope", default={})  # noqa: B039 - nobody changes it
-"""Of the request that is being answered, where it is not at hand."""
+current_scope: ContextVar[Scope] = ContextVar("scope", default={})  # noqa: B039 - it is never changed
+"""Scope of the current request, for code without access to it."""
 
 
 def owner_of(scope: Scope) -> str:
-    """Whose things are whose: the key where there are several. "" : everybody's."""
+    """The owner of stored things: the key where there are several. "": shared by all."""
     return str(scope.get("thalweg.tenant") or "")
 
 

@@ -1,4 +1,4 @@
-"""multipart/form-data (RFC 7578), of a body that is there as a whole. Few parts, bounded heads, nothing nested."""
+"""multipart/form-data (RFC 7578) of a complete body. Few parts, bounded heads, nothing nested."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MOST_PARTS = 16
 MOST_HEAD = 4096
 """Bytes of a part's head."""
 MOST_FIELD = 4096
-"""Bytes of a part beside the file of a form."""
+"""Bytes of a part other than the file of a form."""
 WINDOW = 1 << 20
-"""Bytes that are searched at once."""
+"""Bytes searched at once."""
 BOUNDARY = re.compile(r'multipart/form-data\s*;.*?\bboundary=(?:"([^"\r\n]{1,200})"|([^\s;,"]{1,200}))', re.ASCII | re.I)
 VALUE = rb'%s="((?:[^"\\\r\n]|\\.)*)"'
 NAME, FILENAME = (re.compile(rb"(?:^|[;\s])" + VALUE % n, re.I) for n in (b"name", b"filename"))
@@ -44,7 +44,7 @@ class PartSpan(NamedTuple):
 
 
 def spans_of(data: bytes | bytearray, boundary: bytes) -> Iterator[PartSpan]:
-    """Parts in their order. ApiError 400 for what is no such body, where that is found."""
+    """Parts in their order. An invalid body raises ApiError 400 where the error is found."""
     mark = b"\r\n--" + boundary
     if data.startswith(mark[2:]):
         at = len(mark) - 2
@@ -65,8 +65,8 @@ def spans_of(data: bytes | bytearray, boundary: bytes) -> Iterator[PartSpan]:
 
 
 def parts_of(data: bytes | bytearray, boundary: bytes) -> dict[str, MultipartPart]:
-    """Parts by name. Of lists (`name[]`) the values are joined by commas. ApiError 400 for another that is given twice, and for
-    what is no such body."""
+    """Parts by name. Values of lists (`name[]`) are joined by commas. ApiError 400 for another repeated name, and for an
+    invalid body."""
     out: dict[str, MultipartPart] = {}
     for key, filename, start, end in spans_of(data, boundary):
         content = bytes(memoryview(data)[start:end])
@@ -79,8 +79,8 @@ def parts_of(data: bytes | bytearray, boundary: bytes) -> dict[str, MultipartPar
 
 
 def file_of(data: bytearray, boundary: bytes, name: str) -> tuple[str | None, dict[str, bytes]]:
-    """Leaves in `data` the content of the part `name`, without a copy of it. Returns its filename (None: there is no such file)
-    and the other parts by name. ApiError 400 as `parts_of`, and for another part of more than MOST_FIELD bytes."""
+    """Reduces `data` in place to the content of the part `name`, without a copy. Returns its filename (None: there is no such
+    file) and the other parts by name. ApiError 400 as `parts_of`, and for another part of more than MOST_FIELD bytes."""
     found: PartSpan | None = None
     fields: dict[str, bytes] = {}
     for span in spans_of(data, boundary):

@@ -1,4 +1,4 @@
-"""The paths of probes: what load balancers ask, with no key and by any name."""
+"""The paths of probes, for load balancers: no key is required, and any host name is accepted."""
 
 from __future__ import annotations
 

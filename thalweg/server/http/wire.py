@@ -1,8 +1,8 @@
 """HTTP/1.1 messages as bytes: where a request begins and ends. It decides strictly, because two readings of one
 message are how requests are smuggled past a proxy. Ambiguous messages are refused, never repaired.
 
-Pure functions and a decoder. Knows no socket, no clock and no route. Rules: RFC 9110 and 9112 (sections cited below),
-less what they allow and nobody needs: line folding, chunk extensions, trailers, encodings of request bodies.
+Pure functions and a decoder. Knows no socket, no clock and no route. Rules: RFC 9110 and 9112 (sections cited below), without
+unneeded options: line folding, chunk extensions, trailers, encodings of request bodies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~%!$&'()*+,;=\-]*|\[[0-9A-Fa-f:.]+\])(?::\d{0,5})?")
 _BARE_LF = re.compile(rb"(?<!\r)\n|\r(?![\n])(?!\Z)")
 _SINGLE = (b"content-length", b"transfer-encoding", b"host", b"content-type", b"content-encoding", b"authorization", b"expect")
-"""Fields whose repetition would mean two things at once. (authorization: refused by the key check, not here.)"""
+"""Fields that would be ambiguous if repeated. (authorization: refused by the key check, not here.)"""
 
 
 class HttpRequestError(Exception):
@@ -64,7 +64,7 @@ def find_head(data: bytearray, most: int = MAX_HEAD) -> int:
 
 
 def parse_head(raw: bytes, most: int = MAX_FIELDS) -> Head:
-    """`raw`: what find_head delimited. HttpRequestError 431 if it has more than `most` fields."""
+    """`raw`: the bytes delimited by `find_head`. HttpRequestError 431 if it has more than `most` fields."""
     first, *lines = raw[:-4].split(b"\r\n")
     match = _REQUEST_LINE.fullmatch(first)
     if match is None:
@@ -144,7 +144,7 @@ def _length(one: dict[bytes, bytes], chunks: bool) -> int | None:
 
 
 class BodyDecoder:
-    """Takes a body's bytes off the front of a buffer. length None: chunked, without extensions or trailers."""
+    """Removes a body's bytes from the front of a buffer. length None: chunked, without extensions or trailers."""
 
     def __init__(self, length: int | None) -> None:
         self._chunked = length is None
@@ -154,7 +154,7 @@ class BodyDecoder:
         self.done = length == 0
 
     def take(self, buffer: bytearray) -> bytes:
-        """What `buffer` holds of the body, removed from it. `done` is set at the end. HttpRequestError 400."""
+        """The body's bytes in `buffer`, removed from the buffer. `done` is set at the end. HttpRequestError 400."""
         if not self._chunked:
             return self._cut(buffer)
         pieces = []

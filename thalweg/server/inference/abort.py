@@ -1,4 +1,4 @@
-"""/abort_requests: requests ended by name, for front-ends that serve clients of their own."""
+"""/abort_requests: requests ended by name, for front-ends with their own clients."""
 
 from __future__ import annotations
 

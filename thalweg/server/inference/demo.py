@@ -1,4 +1,5 @@
-"""/generate, as vLLM's first server had it: a prompt with parameters beside it in, whole texts out, each after its prompt."""
+"""/generate, as vLLM's first server had it: a prompt and parameters at the top level in, whole texts out, each after its
+prompt."""
 
 from __future__ import annotations
 
@@ -28,10 +29,10 @@ class PromptRequest(RequestFields):
 
     @classmethod
     def refuse(cls, body: dict[str, Any]) -> None:
-        """Takes them out of the body. None of them has the name of another field."""
+        """Move sampling parameters out of the body. Their names differ from those of all fields."""
         given = {name: body.pop(name) for name in list(body) if name not in cls.model_fields}
         if "sampling_params" in body:
-            raise ApiError("sampling_params: its members stand beside the prompt here", "sampling_params")
+            raise ApiError("sampling_params: give its members at the top level, next to the prompt", "sampling_params")
         body["sampling_params"] = given
 
 

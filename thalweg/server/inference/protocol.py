@@ -1,4 +1,4 @@
-"""A generation in tokens: what rendering gives, and /inference/v1/generate takes."""
+"""A generation request in tokens: the output of rendering, and the input of /inference/v1/generate."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def dump_params(params: SamplingParams) -> dict[str, Any]:
 
 
 def read(given: dict[str, Any], stream: bool) -> SamplingParams:
-    """ApiError names the parameter. One that is not known here may ask for nothing."""
+    """ApiError names the parameter. An unknown one may only have a value without effect."""
     given = {k: v for k, v in given.items() if k not in OURS}
     for name in sorted(given.keys() - FIELDS):
         if given.pop(name) not in (None, False, 0, "", [], {}):
             where = f"sampling_params.{name[:80]}"
-            raise ApiError(f"{where} is not supported by this version; leave it out", where)
+            raise ApiError(f"{where} is not supported by this version; remove it", where)
     try:
         params = SamplingParams.from_optional(**given)
     except RequestError as e:
         raise _sampling_params_error(str(e), e.param) from None
-    except TypeError as e:  # a name within structured_outputs that is none of its fields
+    except TypeError as e:  # an unknown name within structured_outputs
         raise ApiError(f"sampling_params: {e}", "sampling_params") from None
     params.detokenize = bool(params.stop)
     params.output_kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY

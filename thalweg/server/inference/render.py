@@ -1,4 +1,4 @@
-"""Prompts rendered and checked, and not run: what /inference/v1/generate would be sent. None has a place in the queue."""
+"""Render and check prompts without running them, for /inference/v1/generate. None needs a place in the queue."""
 
 from __future__ import annotations
 

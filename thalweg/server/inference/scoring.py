@@ -71,8 +71,8 @@ async def _prompts(serving: Serving, request: ScoringRequest, tenant: str) -> li
 async def _score_labels(
     serving: Serving, http: Request, request: ScoringRequest, prompts: list[dict[str, Any]], ticket: Ticket
 ) -> dict[str, Any]:
-    """A step for each label, one after the other: the chosen token's log-probability is exact, whatever its rank, and
-    the prompts are in the cache after the first."""
+    """A step for each label, in sequence: the chosen token's log-probability is exact, whatever its rank. The prompts are in
+    the cache after the first."""
     found: list[list[float]] = [[] for _ in prompts]
     used: list[dict[str, Any]] = []
     for label in request.label_token_ids:

@@ -1,1 +1,1 @@
-"""What the server tells of itself: metrics, and the line in the log."""
+"""The server's metrics, and its line in the log."""

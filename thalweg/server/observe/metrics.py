@@ -40,7 +40,7 @@ ENGINE = "0"
 MOST_TRACKED = 100_000
 UNCOUNTED = ("/metrics", "/health", "/livez", "/readyz", "/load", "/ping", "/version", "/page/state")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
-"""By level. The second is what level 1 is called elsewhere: here no level keeps weights in memory."""
+"""By level. The second is vLLM's name of level 1: here no level keeps weights in memory."""
 OWN = "thalweg:"
 PREFIXES = {"thalweg": (OWN,), "vllm": ("vllm:",), "both": (OWN, "vllm:")}
 """Values of --metrics-prefix."""
@@ -48,7 +48,7 @@ OLD_NAMES = {
     "vllm:inter_token_latency_seconds": "vllm:time_per_output_token_seconds",
     "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
 }
-"""Names that older dashboards of the field ask for, under that prefix alone."""
+"""Names for vLLM's older dashboards, only under that prefix."""
 
 
 class _Gaps:
@@ -87,10 +87,10 @@ class _Gaps:
 
 
 class EngineMetrics(Collector):
-    """A StatLogger. Made before the engine (which is told of it), bound to the registry when the engine is known."""
+    """A StatLogger. Made before the engine, passed to it, and bound to the registry when the engine is known."""
 
     def __init__(self, buckets: Mapping[str, Any] | None = None) -> None:
-        """buckets: upper bounds by family (`buckets.FAMILIES`), in place of ours."""
+        """buckets: upper bounds by family (`buckets.FAMILIES`), instead of ours."""
         self.registry = CollectorRegistry()
         self._buckets = buckets
         self._stats: Stats | None = None
@@ -164,7 +164,7 @@ class EngineMetrics(Collector):
             self._observe_pooling(output)
 
     def _observe_pooling(self, output: PoolingRequestOutput[Any]) -> None:
-        """What a request without tokens has of the same series: no first token, and no time between them."""
+        """The same series for a request without tokens: no first token, and no time between tokens."""
         reason = "stop" if output.error is None else "abort" if output.error == ABORTED else "error"
         self._success.labels(self._model, ENGINE, reason).inc()
         prompt, metrics = len(output.prompt_token_ids), output.metrics
@@ -208,7 +208,7 @@ class EngineMetrics(Collector):
             self._mean_gap.observe((last - first) / (total / params.n - 1))
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing to announce: it is registered once, and collect() names what there is."""
+        """Nothing to announce: it is registered once, and collect() names the metrics."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -292,7 +292,7 @@ def _cache_info(config: EngineConfig) -> dict[str, str]:
 
 
 class HttpMetrics:
-    """Requests of the server itself, by known path (others count as "other", so that strangers cannot make series)."""
+    """Requests of the server itself, by known path (others count as "other", so that untrusted clients cannot make series)."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -300,7 +300,7 @@ class HttpMetrics:
         """Requests in flight that go to the engine."""
         self.paths: frozenset[str] = frozenset()
         self.working: frozenset[str] = frozenset()
-        """Paths whose requests go to the engine."""
+        """Paths of requests to the engine."""
         self._requests = Counter("http_requests", "HTTP requests", ("method", "status", "handler"), registry=registry)
         self._seconds = Histogram(
             "http_request_duration_seconds", "HTTP request duration", ("method", "handler"), buckets=REQUEST, registry=registry

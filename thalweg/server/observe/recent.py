@@ -1,4 +1,4 @@
-"""What became of the latest requests: when each waited, for what, and how it was computed. Kept for a while, in bounds."""
+"""Records of recent requests: waits with their reasons, and the computation. Kept for a while, in bounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thalweg.server.http.middleware import current_scope, owner_of
 MOST_REQUESTS = 1024
 """Of all keys. The key that has most loses its oldest first."""
 MOST_PARTS = 32
-"""Parts of one request that are told. A part takes its turn at the door by itself: a prompt, or some choices of one."""
+"""Most recorded parts of one request. A part is admitted separately: a prompt, or some choices of one."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class EngineRecord:
     """One request of the engine's. Times are monotonic seconds."""
 
     began: float
-    """It had its turn at the door."""
+    """Time of admission."""
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -49,7 +49,7 @@ class Record:
     running: int
     """Sequences at the engine when it came."""
     ahead: int
-    """Prompts that waited at the door before it."""
+    """Prompts that waited for admission before it."""
     restarts: int
     """Of the engine, before it."""
     over: float = 0.0
@@ -58,11 +58,11 @@ class Record:
 
 
 class RecentRequests:
-    """A StatLogger and a Watcher. Made before the engine, which is told of it."""
+    """A StatLogger and a RequestObserver. Made before the engine, and passed to it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.progress: Callable[[str], RequestMetrics | None] = lambda request_id: None
-        """What the engine knows of an open request."""
+        """The engine's metrics of an open request."""
         self._clock = clock
         self._records: dict[str, OrderedDict[str, Record]] = {}
         """By key, then by id. Clients choose ids, so two keys may choose the same."""
@@ -121,7 +121,7 @@ class RecentRequests:
             yield
         finally:
             del self._open[request_id]
-            if not part.how:  # nobody was told an end: its reader went away, or it was refused
+            if not part.how:  # it ended without output: its reader disconnected, or it was refused
                 part.how, part.ended = "abort", self._clock()
 
     def record(self, outputs: Outputs) -> None:

@@ -95,7 +95,7 @@ class Traces:
         span.end(int((end + wall) * 1e9))
 
     def close(self) -> None:
-        """Send what is left, for at most LAST_SECONDS."""
+        """Send remaining spans, for at most LAST_SECONDS."""
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(LAST_SECONDS)
@@ -117,7 +117,7 @@ def _request(output: RequestOutput | PoolingRequestOutput[Any], params: Sampling
 
 
 def _latencies(m: RequestMetrics, end: float) -> dict[str, float]:
-    """Seconds. What was not reached is left out."""
+    """Seconds. Phases that were not reached are absent."""
     made = {"gen_ai.latency.e2e": end - m.arrival_time}
     if m.scheduled_ts:
         made["gen_ai.latency.time_in_queue"] = max(0.0, m.scheduled_ts - m.queued_ts)

@@ -1,4 +1,4 @@
-"""What the answers of completions and chat share, and a turn as messages and deltas."""
+"""Shared parts of completions' and chat's answers, and a turn as messages and deltas."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def usage_of(serving: Serving, request: GenerationRequest) -> tuple[bool, bool]:
 
 
 def timing(serving: Serving, job: GenerationJob, metrics: RequestMetrics | None) -> dict[str, Any]:
-    """{"metrics": times of the request} for its answer, where --enable-per-request-metrics asks for them. None of them where
-    several choices or prompts share the times, or there are none."""
+    """{"metrics": times of the request} for its answer, with --enable-per-request-metrics. The value is None where several
+    choices or prompts share the times, or there are none."""
     if not serving.settings.enable_per_request_metrics:
         return {}
     if metrics is None or len(job.prompts) > 1 or job.params.n > 1 or not metrics.first_token_ts:

@@ -125,13 +125,13 @@ class ChatReply(TurnReply):
         return self.serving.usage(self.job.prompt_tokens, made, self.cached_tokens) if self._every else None
 
     def _opening(self, index: int, made: int) -> bytes:
-        """The first chunk of a choice: who speaks."""
+        """The first chunk of a choice: the role."""
         ids = self.job.prompts[0]["prompt_token_ids"] if self.request.return_token_ids else None
         return self._chunks.choice(_choice(index, {"role": self.role, "content": self.echo}), self._usage_at(made), ids)
 
     def _deltas(self, choice: CompletionOutput) -> list[dict[str, Any]]:
-        """What is new of a choice, as bodies of chunks. Token ids and log-probabilities are told with the first, how it
-        ended with the last."""
+        """New parts of a choice, as bodies of chunks. The first has token ids and log-probabilities, the last the finish
+        reason."""
         ended = choice.finish_reason is not None
         if not choice.text and not ended and not choice.token_ids:
             return []

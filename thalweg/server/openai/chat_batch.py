@@ -42,7 +42,7 @@ async def chat_batch(serving: Serving, http: Request) -> Response:
 
 class ChatBatchReply(TurnReply):
     def __init__(self, serving: Serving, job: GenerationJob, replies: list[ChatReply]) -> None:
-        """replies: who writes each conversation's choice."""
+        """replies: the writers of each conversation's choice."""
         super().__init__(serving, job)
         self._replies = replies
 

@@ -1,4 +1,4 @@
-"""Writing stream events. What is the same in every chunk of a stream is encoded once, so a chunk costs one small dump."""
+"""Write stream events. Constant parts of a stream's chunks are encoded once, so a chunk costs one small dump."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class ChunkWriter:
         self, choice: dict[str, Any], usage: dict[str, Any] | None = None, prompt_token_ids: list[int] | None = None
     ) -> bytes:
         end = self._end(usage)
-        if prompt_token_ids is not None:  # beside choices, as in a whole answer
+        if prompt_token_ids is not None:  # next to choices, as in a whole answer
             end = b'],"prompt_token_ids":' + orjson.dumps(prompt_token_ids) + end.removeprefix(b"]")
         return self._head + orjson.dumps(choice) + end
 
     def usage(self, usage: dict[str, Any], more: dict[str, Any]) -> bytes:
-        """The last chunk of include_usage: no choices. more: other fields of it."""
+        """The last chunk of include_usage: no choices. more: its other fields."""
         return self._head + b'],"usage":' + orjson.dumps(usage) + (b"," + orjson.dumps(more)[1:] if more else b"}") + b"\n\n"
 
     def _end(self, usage: dict[str, Any] | None) -> bytes:

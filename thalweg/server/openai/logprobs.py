@@ -43,8 +43,8 @@ def chat(
 
 
 def completion(positions: Sequence[PositionLogprobs | None], first: str, offset: int, as_ids: bool) -> dict[str, Any]:
-    """CompletionLogProbs. A position that is None (the first prompt token, whose text is `first`) has no number.
-    `offset`: characters before the first token."""
+    """CompletionLogProbs. A None position has no number: it is the first prompt token, with the text `first`. `offset`:
+    characters before the first token."""
     tokens: list[str] = []
     values: list[float | None] = []
     tops: list[dict[str, float] | None] = []

@@ -1,4 +1,4 @@
-"""/v1/models: what is served, by every name it has."""
+"""/v1/models: the served models, by all their names."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ async def tokenize(serving: Serving, http: Request) -> Response:
     serving.model_name(request.model)
     if isinstance(request, TokenizeChat):
         ids = (await serving.conversation.prompt(request))["prompt_token_ids"]
-    else:  # of any length: who asks may want to know by how much it is too long
+    else:  # of any length: the client may want to know by how much it is too long
         tenant = tenant_of(http.scope)
         (ids,) = await serving.encode([request.prompt], request.add_special_tokens, tenant=tenant, bounded=False)
     out = {"count": len(ids), "max_model_len": serving.engine.config.model.max_len, "tokens": ids, "token_strs": None}

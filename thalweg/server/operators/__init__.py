@@ -1,1 +1,1 @@
-"""Routes for who runs the server, not for who uses it. Those that change something need --server-dev-mode."""
+"""Routes for operators of the server, not for its clients. Routes with an effect need --server-dev-mode."""

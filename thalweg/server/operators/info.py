@@ -1,4 +1,4 @@
-"""/server_info and /tokenizer_info: what this server runs with."""
+"""/server_info and /tokenizer_info: the configuration of this server."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from thalweg.server.http.answer import respond
 from thalweg.server.observe.metrics import exposition
 
 FRESH_SECONDS = 1.0
-"""An exposition is written at most once in so long, whoever asks: it takes milliseconds of the event loop."""
+"""Least seconds between two expositions, for all clients: one costs milliseconds of the event loop."""
 
 
 class Exposition:

@@ -15,9 +15,9 @@ from thalweg.server.operators.query import check_query, flag
 async def pause(serving: Serving, http: Request) -> Response:
     check_query(http, ("mode", "wait_for_inflight_requests", "clear_cache"))
     mode = http.query_params.get("mode", "abort")
-    if flag(http, "wait_for_inflight_requests", False):  # what mode=wait was called before
+    if flag(http, "wait_for_inflight_requests", False):  # the old name of mode=wait
         if "mode" in http.query_params and mode != "wait":
-            raise ApiError("wait_for_inflight_requests: means mode=wait; give one of them", "wait_for_inflight_requests")
+            raise ApiError("wait_for_inflight_requests: means mode=wait; give only one", "wait_for_inflight_requests")
         mode = "wait"
     await serving.engine.pause_generation(mode, clear_cache=flag(http, "clear_cache", True))
     return respond({"status": "paused"})
@@ -34,7 +34,7 @@ async def is_paused(serving: Serving, http: Request) -> Response:
 
 
 async def reset_prefix_cache(serving: Serving, http: Request) -> Response:
-    """Running requests go on. What they have computed is not found by others."""
+    """Running requests go on. Other requests do not find their blocks."""
     check_query(http, ("reset_running_requests", "reset_external"))
     if flag(http, "reset_running_requests", False):
         raise ApiError(

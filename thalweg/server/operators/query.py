@@ -1,4 +1,4 @@
-"""Reading what operators put into the address. Pages of other origins may not operate a server."""
+"""Read the query of operators' requests. Pages of other origins may not operate a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
 def check_query(http: Request, known: tuple[str, ...]) -> None:
-    """ApiError for an unknown name, and for a web page of another origin: no body means that a browser asks nobody first."""
+    """ApiError for an unknown name, and for a web page of another origin: without a body a browser sends no preflight."""
     unknown = sorted(set(http.query_params) - set(known))
     if unknown:
         raise ApiError(f"{unknown[0]}: not known here; known are {', '.join(known) or 'no parameters'}", unknown[0])

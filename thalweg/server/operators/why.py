@@ -26,7 +26,7 @@ HELD = {
     "adapter": "every slot for adapters was in use by running requests with others (--max-loras)",
     "interval": "prompts start in some steps only, beside sequences that run (--prefill-schedule-interval)",
 }
-"""By what the scheduler said last (`SequenceStarted.held`)."""
+"""By the scheduler's last reason (`SequenceStarted.held`)."""
 
 
 async def why(serving: Serving, http: Request) -> Response:

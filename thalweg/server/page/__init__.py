@@ -1,1 +1,1 @@
-"""The web page at `/`: a conversation with this server, and what the server is doing meanwhile."""
+"""The web page at `/`: a conversation with this server, and the server's current state."""

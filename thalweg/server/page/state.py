@@ -1,4 +1,4 @@
-"""/page/state: what the page shows of the server. Facts that stay, and gauges of this moment."""
+"""/page/state: the page's data about the server. Constant facts, and current gauges."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def facts(serving: Serving) -> dict[str, str]:
 
 
 def gauges(serving: Serving) -> dict[str, Any] | None:
-    """None: the engine has told nothing yet, or shall not (--disable-log-stats)."""
+    """None: the engine has sent no stats yet, or is not to (--disable-log-stats)."""
     stats = serving.engine.stats()
     if stats is None:
         return None

@@ -1,4 +1,4 @@
-"""What the page suggests to ask: what the model served can answer, and nothing where it answers nobody."""
+"""Suggested prompts of the page, for the served model. Empty where it generates no text."""
 
 from __future__ import annotations
 

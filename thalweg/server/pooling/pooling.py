@@ -1,4 +1,4 @@
-"""/pooling: what the model gives of each input, vectors or numbers of classes."""
+"""/pooling: the model's output for each input, vectors or class scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to pooling models: OpenAI's for vectors, vLLM's for the rest, for ranks what clients of Jina and Cohere send."""
+"""Requests to pooling models: OpenAI's for vectors, Jina's and Cohere's for ranks, vLLM's for the rest."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ INSTEAD = {
     "messages": "input", "data": "input", "softmax": "use_activation", "activation": "use_activation",
     "normalize": "use_activation", "instruction": "a query that begins with it",
 }  # fmt: skip
-"""What means the same here."""
+"""Supported alternatives."""
 
 
 class PoolingRequestBase(RequestFields):
-    """What requests to pooling models share."""
+    """Fields of all requests to pooling models."""
 
     user: Label | None = None
     truncation_side: Literal["left", "right"] | None = None
@@ -83,10 +83,10 @@ class PoolingRequest(EmbeddingRequest):
 
 
 class PairRequest(PoolingRequestBase):
-    """What requests that compare texts share."""
+    """Fields of requests that compare texts."""
 
     instruction: Text | None = None
-    """What the model is to look for, where its form of pairs has a place for that."""
+    """The task for the model, where its form of pairs has a place for one."""
 
 
 class ScoreRequest(PairRequest):

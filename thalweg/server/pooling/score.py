@@ -59,7 +59,7 @@ class Pairs:
         self, kind: str, http: Request, request: PairRequest, texts: tuple[list[str], list[str]], names: tuple[str, str],
         ticket: Ticket, most: tuple[int, int] = (0, 0),
     ) -> PoolingJob:  # fmt: skip
-        """most: tokens of a text of each list that are kept; 0 = all."""
+        """most: kept tokens of a text, by list. 0: all."""
         serving, shape = self._serving, work.cut_of(self._serving, request)
         form = FORMS.get(serving.engine.config.model.pooling.form)  # type: ignore[union-attr]
         if request.instruction and (form is None or form.instruction is None):
@@ -68,7 +68,7 @@ class Pairs:
             )
         if self._apart and request.use_activation is not None:
             raise ApiError(
-                "use_activation: this model's scores are of vectors whose length is one; leave it out", "use_activation"
+                "use_activation: this model's scores compare vectors of length one; remove the field", "use_activation"
             )
         if self._apart:
             prompts = []
@@ -82,7 +82,7 @@ class Pairs:
         return work.job(serving, kind, http, request, prompts, params, ticket)
 
     async def compute_scores(self, outputs: Sequence[work.Output]) -> list[float]:
-        """Of each pair, in order. What takes long is done on a thread."""
+        """Of each pair, in order. Slow work runs on a thread."""
         heavy = self._apart and sum(o.outputs.data.size for o in outputs) > work.HEAVY
         return await asyncio.to_thread(self.scores, outputs) if heavy else self.scores(outputs)
 

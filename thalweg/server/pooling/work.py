@@ -1,4 +1,4 @@
-"""Prompts of one request to a pooling model: read, run, and answered for. What every route of this dialect shares."""
+"""Prompts of one request to a pooling model: reading, running and answering. Shared by every route of this dialect."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class PoolingJob(AcceptedJob, frozen=True, kw_only=True):
 
 
 async def read(serving: Serving, http: Http, kind: type[R]) -> tuple[R, Ticket]:
-    """The request's body and its place in the queue. ApiError as `Serving.read`; 404 for a model that is not served."""
+    """The request's body and its place in the queue. ApiError as `Serving.read`, and 404 for an unknown model."""
     request, ticket = await serving.read(http, lambda body: serving.fields.parse(kind, body))
     serving.model_name(request.model)
     return request, ticket
 
 
 async def answer(http: Http, work: Awaitable[bytes]) -> Response:
-    """The body as JSON. Who leaves before it is there, stops the work."""
+    """The body as JSON. A client that disconnects before it is ready cancels the work."""
     body = await or_disconnect(http.receive, work)
     return Response(status_code=499) if body is None else Response(body, media_type="application/json")
 
@@ -91,7 +91,7 @@ async def texts_read(
     special: bool = True,
     most: int = 0,
 ) -> list[TokenizedText]:
-    """Each text's tokens. most: tokens of a text itself that are kept; 0 = all."""
+    """Each text's tokens. most: kept tokens of a text itself. 0: all."""
     tokenizer = serving.tokenizer(param)
     return await _encode(
         serving, texts, param, shape, tenant, lambda: [cut.read_text(tokenizer, t, shape, special, most) for t in texts]
@@ -144,7 +144,7 @@ def _check(serving: Serving, prompts: Sequence[dict[str, Any]], where: Callable[
             raise ApiError(f"{where(i)} must not be empty", where(i))
         if n > limit:
             raise ApiError(
-                f"{where(i)}: {n} tokens, and the model takes {limit}; shorten it, or send truncate_prompt_tokens=-1 to have "
+                f"{where(i)}: {n} tokens exceed the model's {limit}; shorten it, or send truncate_prompt_tokens=-1 to have "
                 "long texts cut",
                 where(i),
             )

@@ -1,1 +1,1 @@
-"""The Responses dialect: items in and out, typed events, and responses that are kept."""
+"""The Responses dialect: items in and out, typed events, and stored responses."""

@@ -13,7 +13,7 @@ from thalweg.server.responses.retrieve import found
 
 
 async def cancel(serving: Serving, http: Request) -> Response:
-    """The response as it is then. What was cancelled before is answered again."""
+    """The response as it is then. An already cancelled one is answered again."""
     turn = found(serving, http)
     if not turn.background:
         raise ApiError("response_id: only a response of background=true can be cancelled", "response_id")

@@ -105,7 +105,7 @@ async def truncate_items(serving: Serving, request: ResponsesRequest, tools: Too
     first = ("system", "developer")
     head = next((i for i, m in enumerate(items) if m.role not in first and m.type != "additional_tools"), len(items))
     turns = [i for i, item in enumerate(items) if item.role == "user" and i >= head] or [head]
-    low, high = 0, len(turns) - 1  # the turns that go: the fewest that are enough, at most all but the last
+    low, high = 0, len(turns) - 1  # turns to drop: the fewest that suffice, at most all but the last
     while low < high:
         middle = (low + high) // 2
         if await fits([*items[:head], *items[turns[middle] :]]):
@@ -123,4 +123,4 @@ def check_images(serving: Serving, request: InputTokensRequest) -> None:
         for j, part in enumerate(item.content if isinstance(item.content, list) else ()):
             if part.type == "input_image":
                 at = f"input[{i}].content[{j}]"
-                raise ApiError(f"{at}: this model takes text alone: images are not supported by it; send text", at)
+                raise ApiError(f"{at}: this model is text-only; images are not supported; send text", at)

@@ -18,7 +18,7 @@ TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}
 class ResponseItemWriter:
     """The items of one answer. Indexes are dense, one item is open at a time, and none is blank.
 
-    A text that is white space alone makes no item."""
+    Text of only white space makes no item."""
 
     def __init__(self, tools: Tools, response: str, encoding: bool = False) -> None:
         """response: its id. encoding: reasoning items carry their text in `encrypted_content` too."""
@@ -26,7 +26,7 @@ class ResponseItemWriter:
         self.items: list[Json] = []
         """As they are at the end. The last one may be open."""
         self._open = ""
-        """The type of the item that is open."""
+        """The type of the open item."""
         self._pieces: list[str] = []
         self._held: list[str] = []
         self._holds = ""
@@ -34,7 +34,7 @@ class ResponseItemWriter:
         self.thought: list[str] = []
         """All reasoning, in pieces."""
         self._scores: list[Json] = []
-        """Log-probabilities of tokens whose text has not come."""
+        """Log-probabilities of tokens without text yet."""
         self._all_scores: list[Json] = []
 
     def push(self, events: Iterable[Event], scores: Iterable[Json] = ()) -> Iterator[Json]:
@@ -57,7 +57,7 @@ class ResponseItemWriter:
                         yield self._at("response.function_call_arguments.delta", delta=text)
 
     def finish(self, status: str = "completed") -> Iterator[Json]:
-        """End the item that is open. status: completed | incomplete."""
+        """End the open item. status: completed | incomplete."""
         if not self._open:
             return
         kind, text, item = self._open, "".join(self._pieces), self.items[-1]

@@ -1,4 +1,4 @@
-"""GET /v1/responses/{id}/input_items: what went into one response, without the turns before it."""
+"""GET /v1/responses/{id}/input_items: the input of one response, without the turns before it."""
 
 from __future__ import annotations
 

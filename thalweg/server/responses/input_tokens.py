@@ -1,4 +1,4 @@
-"""POST /v1/responses/input_tokens. It has no place in the queue: nothing of it goes to the engine."""
+"""POST /v1/responses/input_tokens. It needs no place in the queue: the engine is not involved."""
 
 from __future__ import annotations
 

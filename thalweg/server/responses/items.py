@@ -31,14 +31,14 @@ def new_id(kind: str) -> str:
 
 
 def messages_of(items: Iterable[Item], instructions: str | None = None) -> list[Json]:
-    """Chat messages. What the assistant thinks, says and calls in a row is one message. System texts before everything
-    else are one message too, because many templates take no second one."""
+    """Chat messages. Consecutive reasoning, content and calls of the assistant are one message. Leading system texts are one
+    message too, because many templates accept no second one."""
     out: list[Json] = []
     systems: list[str] = [instructions] if instructions else []
     turn: Json | None = None
     for item in items:
         if item.type == "additional_tools" or (item.type == "reasoning" and not thought_of(item)):
-            continue  # it says nothing, or what nobody here can read
+            continue  # it is empty, or not readable here
         if item.type in ("reasoning", "function_call", "custom_tool_call") or item.role == "assistant":
             if turn is None or (item.type == "message" and turn["content"]):
                 turn = {"role": "assistant", "content": ""}
@@ -71,7 +71,7 @@ def _add(turn: Json, item: Item) -> None:
 
 
 def thought_of(item: Item) -> str:
-    """The text of a reasoning item: its content, else what was encoded here, else its summary."""
+    """The text of a reasoning item: its content, else its content as encoded by this server, else its summary."""
     if item.content:
         return text_of(item.content)
     return decode_thought(item.encrypted_content or "") or text_of(item.summary)
@@ -96,7 +96,7 @@ def text_of(content: str | list[ResponsePart] | None) -> str:
 
 
 def _content(content: str | list[ResponsePart] | None) -> Any:
-    """A text alone as it is, several as parts, which the template's form puts together."""
+    """A single text unchanged, several as parts for the template to join."""
     if isinstance(content, str) or content is None:
         return content or ""
     parts: list[Json] = [

@@ -1,4 +1,4 @@
-"""Requests of the Responses API as clients may send them. Hints, such as client_metadata, are fields nobody here knows."""
+"""Requests of the Responses API as clients may send them. Hints, such as client_metadata, are unknown fields."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ INCLUDABLE = frozenset(
         "code_interpreter_call.outputs",
     }
 )
-"""What may be asked to be included. All but the first two belong to items that an answer here never has."""
+"""Supported values of `include`. All but the first two belong to items that an answer here never has."""
 ITEMS = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name"),
@@ -99,7 +99,7 @@ class Item(WireModel):
     summary: Parts | None = None
     encrypted_content: Text | None = None
     tools: Annotated[list[Json], Field(max_length=1024)] | None = None
-    """Of additional_tools: tools that are offered from here on."""
+    """Of additional_tools: tools available from here on."""
 
     @model_validator(mode="after")
     def _rules(self) -> Item:
@@ -130,7 +130,7 @@ class ResponseStreamOptions(WireModel):
 
 
 class InputTokensRequest(RequestFields):
-    """What decides the prompt."""
+    """The fields that decide the prompt."""
 
     input: Text | Annotated[list[Item], Field(max_length=MAX_ITEMS)]
     instructions: Text | None = None
@@ -216,15 +216,15 @@ class ResponsesRequest(InputTokensRequest):
             raise ApiError("background: its answer is fetched later, which needs store; leave out store=false", "background")
         for name in self.include or ():
             if name not in INCLUDABLE:
-                raise ApiError(f"include: {name[:80]!r} is not supported by this version; leave it out", "include")
+                raise ApiError(f"include: {name[:80]!r} is not supported by this version; remove it", "include")
         return self
 
 
 def _refuse_item(item: dict[str, Any], where: str) -> None:
-    """ApiError for an item or a part of a type that is not here, such as an image."""
+    """ApiError for an item or a part of an unsupported type, such as an image."""
     kind = item.get("type", "message")
     if isinstance(kind, str) and kind not in ITEMS:
-        raise ApiError(f"{where}: items of type {kind[:64]!r} are not supported by this version; leave it out", where)
+        raise ApiError(f"{where}: items of type {kind[:64]!r} are not supported by this version; remove the item", where)
     for name in ("content", "output"):
         parts = item.get(name)
         for j, part in enumerate(parts if isinstance(parts, list) else ()):

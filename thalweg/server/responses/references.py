@@ -22,8 +22,8 @@ def item_id(response: str, kind: str, number: int) -> str:
 
 
 def resolve(store: ResponseStore, owner: str, items: list[Item]) -> list[Item]:
-    """`items`, each reference replaced by the output item that it names. ApiError 404 for one that `owner` has not kept, 400
-    for one that is named twice: so a short request cannot ask for more text than is kept."""
+    """`items`, each reference replaced by its output item. ApiError 404 for an item not stored for `owner`, 400 for a repeated
+    one: a short request must not expand to more text than is stored."""
     outputs: dict[str, dict[str, Any]] = {}
     """Output items of the responses that were read, by id."""
     out: list[Item] = []

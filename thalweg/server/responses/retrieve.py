@@ -1,4 +1,4 @@
-"""Responses that are kept: GET and DELETE /v1/responses/{id}."""
+"""Stored responses: GET and DELETE /v1/responses/{id}."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class ResponseReply(TurnReply):
         turn: StoredResponse,
         owner: str,
     ) -> None:
-        """turn: what is kept of this response. Its body is written here."""
+        """turn: the stored form of this response. Its body is written here."""
         super().__init__(serving, job)
         self.request, self.answer, self.turn = request, answer, turn
         self._owner = owner
@@ -174,7 +174,7 @@ class ResponseReply(TurnReply):
         }
 
     def _constant_fields(self) -> Json:
-        """What is the same from the beginning to the end."""
+        """The fields that never change."""
         r, params = self.request, self.job.params
         text: Json = {"format": (r.text and r.text.format) or {"type": "text"}}
         if r.text and r.text.verbosity:

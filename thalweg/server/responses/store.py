@@ -1,8 +1,8 @@
-"""Responses that are kept, for whoever asked for them, within a bound of bytes.
+"""Stored responses, by owner, within a bound of bytes.
 
-A response holds on to the turns before it: a conversation goes on although its first responses were deleted or pushed
-out. Turns are shared by the responses that follow them, and each is counted once. When there is no room, the owner who
-holds most loses what was used longest ago.
+A response keeps the turns before it: a conversation can continue although its first responses were deleted or evicted. Turns
+are shared by the responses that follow, and each is counted once. When there is no room, the largest owner loses its least
+recently used response.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 PER_TURN = 512
-"""Bytes that a kept turn takes beside its texts."""
+"""Bytes of a stored turn besides its texts."""
 SEGMENT = 256
-"""Frames that are packed together."""
+"""Frames packed together."""
 
 
 class EventLog:
-    """The frames of one stream, as they come. Any number of readers may follow, from any frame on."""
+    """The frames of one stream, in order of arrival. Any number of readers may follow, from any frame on."""
 
     def __init__(self) -> None:
         self._packed: list[bytes] = []
@@ -79,11 +79,11 @@ def _unpack_frames(packed: bytes) -> list[bytes]:
 
 @dataclass(eq=False, slots=True)
 class StoredResponse:
-    """One response: what went in, and what came out. Both are JSON."""
+    """One response: its input and its output, both JSON."""
 
     id: str
     input: bytes
-    """The items of this turn alone."""
+    """The items of only this turn."""
     body: bytes
     parent: StoredResponse | None = None
     background: bool = False
@@ -91,7 +91,7 @@ class StoredResponse:
     task: asyncio.Task[None] | None = None
     """Runs it, while it runs in the background."""
     holders: int = field(default=0)
-    """Responses that are kept, this one and those that follow it."""
+    """Number of stored responses that need this one, itself included."""
 
     @property
     def bytes(self) -> int:
@@ -121,7 +121,7 @@ class ResponseStore:
         self.limit = limit
         self.bytes = 0
         self._kept: dict[str, OrderedDict[str, StoredResponse]] = {}
-        """By owner. What was used last is at the end."""
+        """By owner. The most recently used is at the end."""
         self._counted: dict[StoredResponse, int] = {}
         """Bytes of each turn that something holds on to, as they were when counted."""
         self._of: dict[str, int] = {}
@@ -134,13 +134,13 @@ class ResponseStore:
         return kept.get(id)
 
     def put(self, owner: str, turn: StoredResponse) -> None:
-        """Keep `turn`, or count it anew if it has grown."""
+        """Store `turn`, or count it again if it has grown."""
         kept = self._kept.setdefault(owner, OrderedDict())
         if turn.id not in kept:
             at: StoredResponse | None = turn
             while at is not None:
                 at.holders += 1
-                if at.holders == 1:  # new, or pushed out while what follows it was made
+                if at.holders == 1:  # new, or evicted while the next turn was made
                     self._count(owner, at)
                 at = at.parent
         kept[turn.id] = turn
@@ -149,7 +149,7 @@ class ResponseStore:
         self._fit()
 
     def delete(self, owner: str, id: str) -> StoredResponse | None:
-        """Forget a response. What follows it keeps its turns."""
+        """Forget a response. Later responses keep its turns."""
         kept = self._kept.get(owner, OrderedDict())
         turn = kept.pop(id, None)
         if turn is None:

@@ -1,4 +1,4 @@
-"""Tools of the Responses API as functions that a model is told of, and back again by the names it calls."""
+"""Tools of the Responses API as functions for the model, and back again by the names it calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INPUT = {
     "required": ["input"],
     "additionalProperties": False,
 }
-"""The parameters of a custom tool, which takes free text."""
+"""The parameters of a custom tool: free text."""
 CHOICES = ("function", "custom", "allowed_tools")
 
 
@@ -41,8 +41,8 @@ def refuse_choice(body: dict[str, Any]) -> None:
 
 
 def drop_tools(holder: dict[str, Any], body: dict[str, Any], where: str = "tools") -> None:
-    """Take tools that run at the copied API out of the `tools` of `holder`. Each counts as an unknown field of `body`, which
-    is told. ApiError for a tool that lacks its name."""
+    """Remove tools that run at the copied API from the `tools` of `holder`. Each counts as an unknown field of `body`, and is
+    reported. ApiError for a tool that lacks its name."""
     tools = holder.get("tools")
     if not isinstance(tools, list):
         return
@@ -88,12 +88,12 @@ class Tools:
     """The tools of one request."""
 
     def __init__(self, tools: list[dict[str, Any]], choice: Any, more: Iterable[dict[str, Any]] = ()) -> None:
-        """tools, and more of them that items offer: as `drop_tools` left them. Of the latter the last of a name counts.
-        ApiError if the choice names none of them."""
+        """tools: as `drop_tools` left them. more: tools from items. The last of a name counts. ApiError if the choice names no
+        tool."""
         self.functions: list[dict[str, Any]] = []
         """As chat completions have them."""
         self.known: dict[str, KnownTool] = {}
-        """By the names that the model is told."""
+        """By the names in the model's prompt."""
         self.fields: dict[str, str] = {}
         """Of the request, by those names: where their schemas are."""
         for i, tool in enumerate(tools):
@@ -137,7 +137,7 @@ class Tools:
 
 
 def qualified_name(namespace: str | None, name: str) -> str:
-    """What the model is told that a tool is called."""
+    """The name of a tool in the model's prompt."""
     if not namespace:
         return name
     return f"{namespace.removesuffix('__')}__{name}"
