@@ -49,7 +49,7 @@ class Ticket:
         """The request turned out to be this big. ApiError 429 if others wait and it does not fit behind them."""
         a = self._admission
         if a.places > self.places and not a.fits(self.tenant, prompts - self.places, tokens - self.tokens):
-            raise a.busy()  # an only request would fit, however big
+            raise a.busy()  # without other requests it would fit, however big
         a.hold(self.tenant, prompts - self.places, tokens - self.tokens)
         self.places, self.tokens = prompts, tokens
 
