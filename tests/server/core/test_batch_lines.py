@@ -49,7 +49,7 @@ async def test_answers_come_in_order_and_are_those_of_the_routes():
         (line("a", "/v1/audio/speech"), "url: must be one of"),
         (line("a", method="GET"), "method: must be POST"),
         (line("a", body=[1]), "body: must be an object"),
-        (line("a", body={**CHAT, "stream": True}, url="/v1/chat/completions"), "body.stream: an answer in a file"),
+        (line("a", body={**CHAT, "stream": True}, url="/v1/chat/completions"), "body.stream: not supported"),
         (line(""), "custom_id: must be a string"),
         (line("a", body={"prompt": "x", "max_tokens": 0}), "max_tokens"),
         (line("a", body={"prompt": "x", "model": "other"}), "model 'other' does not exist"),
