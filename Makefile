@@ -3,15 +3,18 @@
 
 MODEL ?=
 ARGS ?=
+# For `make packages`: for example --debian, where no registry of images can be reached.
+IMAGE_ARGS ?=
 # One process per core, at most four: each takes up to 3 GB.
 PROCESSES ?= --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup serve test nightly check bench chaos eval docs
+.PHONY: help setup serve test nightly packages check bench chaos eval docs
 
 help:
 	@echo "make serve   serve thalweg-nano, the bundled model (MODEL=... for another) with an OpenAI-compatible API"
 	@echo "make test    every test, but for those of a minute or more"
 	@echo "make nightly those of a minute or more"
+	@echo "make packages  the x86-64 wheel and, where buildah is installed, the CPU image; each must answer a request"
 	@echo "make check   format, lint, types, import rules, device words, unit tests"
 	@echo "make bench   host cost, latency and throughput on this machine, as JSON under build/bench"
 	@echo "make chaos   faults and load against live servers: one table (ARGS='--budget full --seed 1 --rows C1 E')"
@@ -35,6 +38,10 @@ test:
 nightly:
 	@ci/env python hatch_build.py runnable --if-missing
 	@ci/env python -m pytest -m nightly --nightly $(PROCESSES) --durations 15 $(ARGS)
+
+packages:
+	@ci/env ci/wheels $(ARGS)
+	@if command -v buildah >/dev/null; then ci/images cpu $(IMAGE_ARGS); else echo "packages: no buildah, the image is not built"; fi
 
 check:
 	@ci/env python hatch_build.py runnable --if-missing
