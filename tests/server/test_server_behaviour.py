@@ -59,6 +59,14 @@ def test_a_path_cannot_dress_up_as_an_open_one(start):
         assert r.status_code == 401, path
 
 
+def test_metrics_are_public_only_where_the_flag_says_so(start):
+    running = start(api_key=["k"], public_metrics=True)
+    assert running.get("/metrics").status_code == 200
+    for path in ("/metrics/x", "//metrics", "/load", "/v1/models?x=/metrics"):
+        assert running.get(path).status_code == 401, path
+    assert httpx.post(running.url + "/metrics").status_code == 401
+
+
 def test_preflight_needs_no_key(start):
     running = start(api_key=["k"], allowed_origins=["http://a.example"])
     headers = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}

@@ -91,6 +91,9 @@ class AnswerOptions(HttpOptions, kw_only=True, frozen=True):
         "What series are called in /metrics: thalweg:name, vllm:name (what dashboards and gateways of vLLM ask for), or both",
         tier="own", choices=("thalweg", "vllm", "both"),
     )] = "both"  # fmt: skip
+    public_metrics: Annotated[
+        bool, _option("Answer /metrics without an API key, as vLLM does, for Prometheus and routers", tier="own")
+    ] = False
     custom_histogram_buckets: Annotated[dict[str, Any] | None, _option(
         'Upper bounds of histogram buckets in /metrics, by family: {"request_latency": [0.1, 0.5, 1]}',
         group="ObservabilityConfig",

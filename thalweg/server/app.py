@@ -22,7 +22,7 @@ from thalweg.server.description import pages_of
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import SILENCE, failure
 from thalweg.server.http.middleware import HostGuard, KeyGuard, OriginGuard, RequestCounter, RequestIds, RootPath
-from thalweg.server.http.probes import PROBES
+from thalweg.server.http.probes import PROBES, is_exposition
 from thalweg.server.observe.metrics import EngineMetrics, HttpMetrics
 from thalweg.server.observe.recent import RecentRequests
 from thalweg.server.observe.traces import TraceHeaders, Traces
@@ -110,7 +110,8 @@ def _surround(app: ASGIApp, settings: ServerSettings, http: HttpMetrics, traced:
     if not settings.api_key:  # a key goes with a header, before which a browser asks
         app = OriginGuard(app, settings.allowed_origins)
     else:
-        public = assets.is_asset if settings.webui else None
+        public = (assets.is_asset,) if settings.webui else ()
+        public += (is_exposition,) if settings.public_metrics else ()
         app = KeyGuard(app, keys=settings.api_key, root_path=settings.root_path.rstrip("/"), public=public)
     if settings.allowed_origins:  # outside the guard: a browser's preflight carries no key
         app = CORSMiddleware(

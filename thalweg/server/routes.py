@@ -130,7 +130,7 @@ ROUTES = (
     Row("/metrics", "operators.metrics:metrics", "Prometheus metrics", kinds=("text/plain",)),
     Row("/sleep", "operators.sleep:sleep", "Give the engine's memory back", method="POST", given=DEV),
     Row("/wake_up", "operators.sleep:wake_up", "Start the engine again", method="POST", given=DEV),
-    Row("/is_sleeping", "operators.sleep:is_sleeping", "Does the engine sleep?", given=DEV),
+    Row("/is_sleeping", "operators.sleep:is_sleeping", "Does the engine sleep?"),
     Row("/pause", "operators.pause:pause", "Start no step until /resume", method="POST", given=DEV),
     Row("/resume", "operators.pause:resume", "Go on after /pause", method="POST", given=DEV),
     Row("/is_paused", "operators.pause:is_paused", "Is the engine paused?", given=DEV),

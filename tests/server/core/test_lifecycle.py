@@ -12,7 +12,7 @@ from fake_engine import FakeEngine
 from thalweg.server.app import Application
 from thalweg.server.settings import ServerSettings
 
-PROBES = ("/livez", "/readyz", "/health", "/ping")
+PROBES = ("/livez", "/ready", "/readyz", "/health", "/ping")
 TEXT = "/v1/completions"
 
 
@@ -27,15 +27,15 @@ async def statuses(http: httpx.AsyncClient) -> list[int]:
 async def test_probes_follow_the_engine():
     app, engine = Application(ServerSettings()), FakeEngine()
     async with client(app) as http:
-        assert await statuses(http) == [200, 503, 503, 503]
+        assert await statuses(http) == [200, 503, 503, 503, 503]
         r = await http.post(TEXT, json={"prompt": "a"})
         assert (r.status_code, r.headers["retry-after"]) == (503, "1")
         assert "loading" in (await http.get("/readyz")).json()["reason"]
         app.open(engine)
-        assert await statuses(http) == [200, 200, 200, 200]
+        assert await statuses(http) == [200] * 5
         assert (await http.post(TEXT, json={"prompt": "a", "max_tokens": 1})).status_code == 200
         engine.dead = True
-        assert await statuses(http) == [503] * 4  # it does not come back: restart the server
+        assert await statuses(http) == [503] * 5  # it does not come back: restart the server
         assert (await http.head("/livez")).status_code == 503
         assert (await http.post("/readyz")).status_code == 405
 
@@ -45,7 +45,7 @@ async def test_an_engine_that_restarts_is_alive_and_not_ready(monkeypatch):
     monkeypatch.setattr(FakeEngine, "state", property(lambda self: "restarting"))
     app.open(FakeEngine())
     async with client(app) as http:
-        assert await statuses(http) == [200, 503, 503, 503]
+        assert await statuses(http) == [200, 503, 503, 503, 503]
         assert "restarting" in (await http.get("/health")).json()["reason"]
 
 
@@ -57,7 +57,7 @@ async def test_draining_lets_nobody_new_in_and_waits_for_those_inside():
         while not engine.running:
             await asyncio.sleep(0.001)
         app.lifecycle.drain()
-        assert await statuses(http) == [200, 503, 503, 503]
+        assert await statuses(http) == [200, 503, 503, 503, 503]
         for path in (TEXT, "/v1/chat/completions", "/nowhere"):
             r = await http.post(path, json={})
             assert (r.status_code, r.headers["connection"]) == (503, "close")

@@ -23,6 +23,9 @@ GRAFANA = [
     *(f"vllm:time_to_first_token_seconds_{s}" for s in HISTOGRAM),
     "vllm:kv_cache_usage_perc",
     "vllm:gpu_cache_usage_perc",  # likewise
+    "vllm:gpu_prefix_cache_hit_rate",  # read by production-stack's router, like the next two
+    "vllm:gpu_prefix_cache_hits_total",
+    "vllm:gpu_prefix_cache_queries_total",
     "vllm:request_prompt_tokens_bucket",
     "vllm:request_generation_tokens_bucket",
     "vllm:request_success_total",

@@ -30,9 +30,9 @@ class KeyGuard:
     """Refuses requests without one of the keys. Default deny: a new route is guarded without further code."""
 
     def __init__(
-        self, app: ASGIApp, keys: Sequence[str], root_path: str = "", public: Callable[[Scope, str], bool] | None = None
+        self, app: ASGIApp, keys: Sequence[str], root_path: str = "", public: Sequence[Callable[[Scope, str], bool]] = ()
     ) -> None:
-        """public(scope, root_path): is it one of the files anyone may read?"""
+        """public: (scope, root path) -> whether the request needs no key."""
         self.app, self.root_path, self._public = app, root_path, public
         self._digests = [hashlib.sha256(k.encode()).digest() for k in keys]
 
@@ -50,7 +50,7 @@ class KeyGuard:
         await failure(error)(scope, receive, send)
 
     def _is_public(self, scope: Scope) -> bool:
-        return self._public is not None and self._public(scope, self.root_path)
+        return any(is_public(scope, self.root_path) for is_public in self._public)
 
     def _is_authorized(self, scope: Scope) -> bool:
         found = [i for key in _keys(scope["headers"]) for i in self._matching(key)]

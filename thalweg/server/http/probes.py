@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-READINESS = frozenset(("/readyz", "/health", "/ping"))
+from starlette.types import Scope
+
+READINESS = frozenset(("/ready", "/readyz", "/health", "/ping"))
 PROBES = READINESS | {"/livez"}
 """The only paths that never need a key."""
+
+
+def is_exposition(scope: Scope, root_path: str = "") -> bool:
+    """Whether the request reads /metrics."""
+    return scope["method"] in ("GET", "HEAD") and scope["path"].removeprefix(root_path) == "/metrics"
 
 
 def probe_of(path: str) -> str:

@@ -38,7 +38,7 @@ HTTP_FINE = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
 MOST_TRACKED = 100_000
-UNCOUNTED = ("/metrics", "/health", "/livez", "/readyz", "/load", "/ping", "/version", "/page/state")
+UNCOUNTED = ("/metrics", "/health", "/livez", "/ready", "/readyz", "/load", "/ping", "/version", "/page/state")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 """By level. The second is vLLM's name of level 1: here no level keeps weights in memory."""
 OWN = "thalweg:"
@@ -47,6 +47,9 @@ PREFIXES = {"thalweg": (OWN,), "vllm": ("vllm:",), "both": (OWN, "vllm:")}
 OLD_NAMES = {
     "vllm:inter_token_latency_seconds": "vllm:time_per_output_token_seconds",
     "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
+    "vllm:prefix_cache_queries": "vllm:gpu_prefix_cache_queries",
+    "vllm:prefix_cache_hits": "vllm:gpu_prefix_cache_hits",
+    "vllm:prefix_cache_hit_rate": "vllm:gpu_prefix_cache_hit_rate",
 }
 """Names for vLLM's older dashboards, only under that prefix."""
 
@@ -219,6 +222,11 @@ class EngineMetrics(Collector):
             ("num_requests_running", "Requests in execution", s.running),
             ("num_requests_waiting", "Requests queued", s.waiting + queued + held),
             ("kv_cache_usage_perc", "KV cache use, 0 to 1", s.blocks_used / max(1, s.blocks_total)),
+            (
+                "prefix_cache_hit_rate",
+                "Prefix cache hits, 0 to 1",
+                s.prefix_hits / max(1, s.prefix_queries),
+            ),
         ):
             gauge = GaugeMetricFamily(f"{OWN}{name}", text, labels=LABELS)
             gauge.add_metric(labels, value)
