@@ -75,7 +75,7 @@ def test_wav_files(gate):
 
 def test_files_that_are_refused(gate):
     good = written(tones(RATE)[:, None], RATE, 2)
-    text = "no WAV file" if importlib.util.find_spec("soundfile") is None else "no sound"
+    text = "no WAV file" if importlib.util.find_spec("soundfile") is None else "no audio file"
     wrong = {
         "it is empty": b"", text: b"what is said", "without samples": good[:36], "before their format": good[:12] + good[36:],
         "lasts 4 seconds": written(np.zeros((4 * RATE, 1)), RATE, 2), "samples a second": good[:24] + b"\1\0\0\0" + good[28:],
@@ -107,7 +107,7 @@ def test_other_forms(form, gate):
     got = gate.decode(out.getvalue())
     assert abs(got.size - want.size) < 2000
     assert np.corrcoef(got[: want.size][2000:12000], want[2000:12000])[0, 1] > 0.99
-    with pytest.raises(RequestError, match=r"no sound that can be decoded"):
+    with pytest.raises(RequestError, match=r"no audio file that can be decoded"):
         gate.decode(out.getvalue()[:40])
 
 

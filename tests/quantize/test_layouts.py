@@ -120,7 +120,7 @@ def test_what_a_layout_does_not_hold_is_refused(tmp_path, monkeypatch):
         choose_format("W8A16", None, "awq")
     with pytest.raises(ConfigError, match=r"--layout: gptq holds .*, not FP8_BLOCK"):
         choose_format("FP8_BLOCK", None, "gptq")
-    with pytest.raises(ConfigError, match="--layout: 'marlin' is none of compressed-tensors, awq, gptq"):
+    with pytest.raises(ConfigError, match="--layout: unknown layout 'marlin'; supported: compressed-tensors, awq, gptq"):
         choose_format("W4A16", None, "marlin")
     monkeypatch.setitem(ALL, "odd", (LlamaConfig, {"intermediate_size": 84}))
     odd = make_checkpoint("odd", tmp_path)

@@ -241,8 +241,8 @@ def test_shards_and_what_lies_beside_the_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--format", "W5A16"], "--format: 'W5A16' is none of W4A16"),
-        (["--format", "W8A8", "--group-size", "64"], "--group-size: W8A8 has groups of its own"),
+        (["--format", "W5A16"], "--format: unknown format 'W5A16'; supported: W4A16"),
+        (["--format", "W8A8", "--group-size", "64"], "--group-size: the groups of W8A8 are fixed"),
         (["--format", "W4A16", "--group-size", "48"], "--group-size: must be one of 0, 32, 64, 128"),
         (["--format", "W4A16", "--method", "gptq"], "--calibration: --method gptq needs text"),
         (["--format", "W4A16", "--damp", "2"], "--damp: must be between 0 and 1"),

@@ -1,4 +1,4 @@
-"""The gate for sounds: bytes of a file in, samples out, decoded in a process that can do no harm and has limits."""
+"""The audio gate: bytes of a file in, samples out. Decoding runs in a sandboxed process with limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thalweg.media.resample import resample
 MEMORY = 768 << 20
 """Bytes that decoding may use, beyond the idle process."""
 SAMPLES_PER_SECOND = 48_000
-"""Of the longest sound that is taken. One at a higher rate may be as much shorter."""
+"""Rate at which the longest accepted clip is counted. Clips at higher rates must be proportionally shorter."""
 CPU_SECONDS, WALL = 30.0, 120.0
 PARAM = "file"
 
@@ -31,8 +31,8 @@ class AudioDecoder:
         self.prepare, self.close, self.pids = self._decoder.prepare, self._decoder.close, self._decoder.pids
 
     def decode(self, data: bytes, rate: int = RATE, at: str = PARAM) -> np.ndarray:
-        """f32[samples] of one channel at `rate`. at: the place in the request. RequestError: what is wrong with the file.
-        UnavailableError: the process was lost for no reason of the file's."""
+        """f32[samples] of one channel at `rate`. at: the place in the request. RequestError names the fault of the file.
+        UnavailableError: the process was lost and the file is not to blame."""
         if not data:
             raise RequestError(f"{at}: it is empty", at)
         most = int(self._most_seconds * SAMPLES_PER_SECOND)
@@ -64,5 +64,5 @@ def samples_of(given: Any, param: str) -> np.ndarray:
     if wave.ndim == 2:
         wave = wave.mean(int(np.argmin(wave.shape)))
     if not np.isfinite(wave).all():
-        raise RequestError(f"{param} holds values that are NaN or inf", param)
+        raise RequestError(f"{param} holds NaN or inf", param)
     return resample(wave, rate, RATE)

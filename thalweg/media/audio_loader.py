@@ -1,4 +1,4 @@
-"""Sounds of conversations: bytes of a file or samples in, spectra and a digest out."""
+"""Audio clips of conversations: bytes of a file or samples in, log-mel spectra and a digest out."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from thalweg.media.mel import RATE
 
 
 class ProcessedAudio(msgspec.Struct, frozen=True):
-    """What was made of one: its spectrum, and a digest that no other sound has. It covers the processor's settings, the
-    spectrum's shape and its bytes."""
+    """The spectrum of a clip and its unique digest. The digest covers the processor's settings, the spectrum's shape and its
+    bytes."""
 
     mel: np.ndarray  # f32[bins, frames]
     frames: int
-    """Of the sound itself; the spectrum may have more."""
+    """Frames of the clip itself; the spectrum may be padded."""
     digest: bytes
 
 
 class AudioLoader:
-    """Reads sounds for one model. Thread-safe. Its processes start when first needed, and end with it."""
+    """Reads audio clips for one model. Thread-safe. Its processes start on first use, and end with it."""
 
     def __init__(self, processor: AudioProcessor, cells: int) -> None:
         self._processor, self._gate = processor, AudioDecoder(cells, envs.audio_seconds())

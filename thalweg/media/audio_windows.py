@@ -1,4 +1,4 @@
-"""A long sound in windows that a model can take, cut where it is quietest."""
+"""Long audio, split at quiet points into windows of the model's length."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import NamedTuple
 import numpy as np
 
 SEARCH = 1.0
-"""Seconds at the end of a window in which a quiet place is looked for, at most an eighth of it."""
+"""Seconds at the end of a window that are searched for a quiet point, at most an eighth of the window."""
 LENGTH = 0.1
-"""Seconds of what counts as quiet together."""
+"""Seconds of the quiet stretch: windows are split in its middle."""
 
 
 class AudioWindow(NamedTuple):
     begin: int
     end: int
-    """Samples of the whole sound."""
+    """Samples of the whole clip."""
 
 
 def windows(sound: np.ndarray, most: int, rate: int) -> list[AudioWindow]:
-    """Windows of at most so many samples, in order, without gaps. A sound of no more is one."""
+    """Windows of at most `most` samples, in order, without gaps. A clip of at most `most` samples is one window."""
     out, begin = list[AudioWindow](), 0
     while sound.size - begin > most:
         search = min(most // 8, int(SEARCH * rate))

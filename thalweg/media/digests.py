@@ -1,4 +1,4 @@
-"""Names of what readers made of media: no two inputs of a client share one."""
+"""Digests of processed media: no two inputs of a client share one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ SIZE = 16
 
 
 class Digests:
-    """Of what one reader made. Keyed with a secret that is drawn here (BLAKE2b, RFC 7693), so nobody outside can aim for a
-    collision."""
+    """Digests for one reader. The secret key is drawn here (BLAKE2b, RFC 7693), so clients cannot construct a collision."""
 
     def __init__(self, kind: str, processor: Any) -> None:
         """processor: settings that the arrays depend on, a msgspec structure."""

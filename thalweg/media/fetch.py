@@ -22,15 +22,15 @@ PIECE = 1 << 16
 SAFE = frozenset("abcdefghijklmnopqrstuvwxyz0123456789.-:[]")
 """Characters of a host and port. One parser's user or path must not be another's host."""
 WEB_PORTS = (80, 443)
-"""Ports of a host that is allowed without one."""
+"""Ports allowed for a host without an explicit port."""
 
 
 class Fetcher:
     """Thread-safe."""
 
     def __init__(self, domains: Sequence[str], most_bytes: int) -> None:
-        """domains: HOST means its WEB_PORTS, HOST:PORT that port. An address, or localhost, allows that address. A name allows
-        public addresses alone. ConfigError for what is neither."""
+        """domains: HOST allows its WEB_PORTS, HOST:PORT that port. An address, or localhost, allows that address. A name
+        allows public addresses only. ConfigError for anything else."""
         self._allowed = frozenset(place for domain in domains for place in _places(domain))
         self._most = most_bytes
 
@@ -49,7 +49,7 @@ class Fetcher:
             if time.monotonic() >= until:
                 raise slow from None
             raise RequestError(f"{at}: could not be fetched from {host[:80]!r}", at) from None
-        if time.monotonic() >= until:  # what came was cut off
+        if time.monotonic() >= until:  # the body was truncated
             raise slow
         if not body:
             raise RequestError(f"{at}: is empty", at)
@@ -85,7 +85,7 @@ class Fetcher:
             raise RequestError(f"{at}: the host {host[:80]!r} is not known", at) from None
         named = literal == "localhost" or _is_address(literal)
         if not found or not (named or all(map(_public, found))):
-            raise RequestError(f"{at}: the host {host[:80]!r} has an address that is not public", at)
+            raise RequestError(f"{at}: the host {host[:80]!r} has a private address", at)
         return found[0]
 
     def _request(self, parts: SplitResult, host: str, port: int, address: str, at: str) -> bytes:
@@ -147,7 +147,7 @@ def _places(domain: str) -> list[tuple[str, int]]:
 
 
 def _parse_url(url: str, at: str) -> tuple[SplitResult, str, int]:
-    """Parts, host in lower case, port. RequestError for what two parsers could read in two ways."""
+    """Parts, host in lower case, port. RequestError for a URL that two parsers could read differently."""
     wrong = RequestError(f"{at}: is not a plain http or https URL without user, password and white space", at)
     if len(url) > 8192 or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
         raise wrong

@@ -1,4 +1,4 @@
-"""Fetches beside an event loop: a slow host delays its own items, and one caller's items delay no other caller's."""
+"""Concurrent fetches for an event loop: a slow host delays only its items, and one caller's items delay no other caller's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thalweg.host.turns import FairSemaphore, run_held
 from thalweg.media.gate import MediaConnector
 
 PER_HOST = 4
-"""Items of one host that are fetched at once."""
+"""Items fetched from one host at once."""
 TOGETHER = 16
 """Items in memory, from the beginning of their fetch until they are decoded."""
 THREADS = 128
@@ -29,8 +29,8 @@ class Fetches:
 
     @asynccontextmanager
     async def fetch(self, url: str, at: str, tenant: str) -> AsyncIterator[bytes]:
-        """The bytes of a URL while the block runs. Empty, where no host need be asked. tenant: whose turn it takes, of each
-        host and of all. RequestError names `at`."""
+        """The bytes of a URL while the block runs. Empty for a URL that needs no host. tenant: the caller, for fair turns on
+        each host and in total. RequestError names `at`."""
         host = self._gate.host(url, at) if url else ""
         if not host:
             yield b""

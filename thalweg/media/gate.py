@@ -29,8 +29,8 @@ class MediaConnector:
     """Thread-safe. A source is read by whichever thread asks, and may take as long as `Fetcher` allows."""
 
     def __init__(self, domains: Sequence[str] = (), folder: str | None = None) -> None:
-        """domains: hosts whose URLs may be fetched, as `Fetcher` has them. folder: files in it may be read. ConfigError if
-        it is none."""
+        """domains: hosts from which URLs may be fetched, as `Fetcher` has them. folder: files in it may be read. ConfigError
+        if it is not a directory."""
         self._fetcher = Fetcher(domains, MOST_BYTES)
         self._folder = None if folder is None else Path(folder).resolve()
         if self._folder is not None and not self._folder.is_dir():
@@ -105,7 +105,7 @@ def decode_base64(text: str, at: str) -> bytes:
 
 
 def _inline(url: str, at: str) -> bytes:
-    """RFC 2397. What the URL says of its type is not believed: the bytes say it."""
+    """RFC 2397. The type in the URL is ignored: the format is detected from the bytes."""
     head, comma, body = url.partition(",")
     if not comma or len(head) > 1024:
         raise RequestError(f"{at}: a data: URL reads data:image/png;base64,...", at)

@@ -18,14 +18,14 @@ from thalweg.media.processors import Processor, Size
 SECONDS = 5.0
 """Processor time for one image."""
 WALL = 60.0
-"""Seconds of the clock. An image cannot wait: it stands still with its machine alone."""
+"""Seconds of the clock. A task waits for nothing, so only a stalled machine reaches this."""
 MEMORY = 1 << 30
 """Bytes over an idle process: a few copies of the largest image."""
 
 
 class Image(msgspec.Struct, frozen=True):
-    """What was made of one: views u8[height, width, 3], its width and height before that, and a digest that no other image has.
-    It covers the processor, the size, each view's shape and its bytes."""
+    """A processed image: views u8[height, width, 3], its width and height before that, and a unique digest.
+    The digest covers the processor, the size, each view's shape and its bytes."""
 
     views: tuple[np.ndarray, ...]
     size: Size
@@ -37,7 +37,7 @@ class Image(msgspec.Struct, frozen=True):
 
 
 class _ImageCache:
-    """Images by key, at most so many bytes of them: who was asked for longest ago goes first. Thread-safe."""
+    """Images by key, up to a limit of bytes, least recently used first out. Thread-safe."""
 
     def __init__(self, most: int) -> None:
         self._most, self._bytes = most, 0
@@ -71,7 +71,7 @@ class ImageLoader:
     with this object or this process."""
 
     def __init__(self, processor: Processor, kept_bytes: int = 0, background: Colour = WHITE, readers: int = 2) -> None:
-        """kept_bytes: of images that were read, for when they come again. background: shows through what is transparent."""
+        """kept_bytes: size of the cache of processed images. background: replaces transparency."""
         self._processor, self._background = processor, background
         self._kept = _ImageCache(kept_bytes)
         self._digests = Digests("image", processor)
@@ -86,13 +86,13 @@ class ImageLoader:
         self._decoder.close()
 
     def forget(self) -> None:
-        """Read everything anew from now on."""
+        """Clear the cache: images are decoded again from now on."""
         self._kept.clear()
 
     def read(self, data: bytes, at: str, name: str = "") -> Image:
-        """at: the place in the request. name: what the caller calls an image. One that is kept under it is taken, whatever
-        the data, which may be empty then. RequestError says what is wrong with it. UnavailableError: children were lost or
-        stood still for no reason of ours."""
+        """at: the place in the request. name: the client's name for the image. An image cached under the name is returned
+        whatever the data, which may be empty then. RequestError names the fault of the image. UnavailableError: children were
+        lost or stalled, and the image is not to blame."""
         key = b"name" + name.encode() if name else self._digests.of_bytes(data)
         found = self._kept.get(key)
         if found is None and not data:

@@ -14,7 +14,7 @@ WINDOW, HOP = 400, 160
 """Samples of a window, and from one to the next."""
 FLOOR = 1e-10
 RANGE = 8.0
-"""Decades below the loudest that are told apart."""
+"""Decades below the maximum that are kept; lower values are clipped."""
 KNEE, STEP = 1000.0, np.log(6.4) / 27
 """The mel scale is linear up to this frequency, 15 mel, and logarithmic from there on."""
 FRAMES = 3000
@@ -22,14 +22,13 @@ FRAMES = 3000
 
 
 class LogMel(NamedTuple):
-    """A spectrum that is made already: f32[bins, frames]."""
+    """A precomputed spectrum: f32[bins, frames]."""
 
     values: np.ndarray
 
 
 def log_mel(sound: np.ndarray, bins: int, frames: int) -> np.ndarray:
-    """f32[samples] at RATE, in -1..1 -> f32[bins, frames]. What is shorter than the frames is followed by silence, what is
-    longer is cut."""
+    """f32[samples] at RATE, in -1..1 -> f32[bins, frames]. Shorter clips are padded with silence, longer ones truncated."""
     samples = frames * HOP
     wave = np.zeros(samples, np.float32)
     wave[: min(samples, sound.size)] = sound[:samples]
@@ -39,7 +38,7 @@ def log_mel(sound: np.ndarray, bins: int, frames: int) -> np.ndarray:
 def spectrum(wave: np.ndarray, bins: int) -> np.ndarray:
     """f32[samples], more than half of a window -> f32[bins, samples // HOP]."""
     frames = wave.size // HOP
-    # Windows are centred on multiples of HOP, and what lies before the first sample mirrors what follows it.
+    # Windows are centred on multiples of HOP: samples before the first are mirrored.
     padded = np.pad(wave, WINDOW // 2, mode="reflect")
     windows = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP][:frames]
     shape = np.hanning(WINDOW + 1)[:-1]

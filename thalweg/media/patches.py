@@ -32,7 +32,7 @@ class PatchInputs:
     lengths: Sequence[int]
     """Patches that see each other, in order."""
     keep: np.ndarray
-    """i32[N]: patches of which vectors are made, those that are merged side by side."""
+    """i32[N]: patches that yield vectors. Patches merged into one vector are adjacent."""
     place: np.ndarray | None = None
     """i32[T, near]: rows of the learned table that tell where a patch is."""
     share: np.ndarray | None = None
@@ -40,8 +40,8 @@ class PatchInputs:
     turn: np.ndarray | None = None
     """f32[T, head_dim]: cosines, then sines, of rotary positions."""
     mix: np.ndarray | None = None
-    """i32[placeholders, sorts]: of the vectors that are made, those that each placeholder's is mixed of. The one behind the
-    last is what is learned for the end of a row. None: each its own."""
+    """i32[placeholders, sorts]: indices of the computed vectors that each placeholder's vector is mixed from. The index after
+    the last means the learned end-of-row vector. None: each placeholder has one vector."""
     part: np.ndarray | None = None
     """f32[placeholders, sorts]: how much of each. None: all of the one."""
     windows: Sequence[int] = field(default_factory=tuple)
@@ -73,15 +73,15 @@ def cut(image: np.ndarray, patch: int) -> np.ndarray:
 
 
 def merge_order(rows: int, columns: int, merge: int) -> np.ndarray:
-    """i32[rows * columns]: patches in the order in which merge x merge of them are neighbours."""
+    """i32[rows * columns]: patches in an order in which merge x merge neighbours are adjacent."""
     each = np.arange(rows * columns, dtype=I32).reshape(rows, columns)
-    each = each[: rows // merge * merge, : columns // merge * merge]  # what is left over gives no vector
+    each = each[: rows // merge * merge, : columns // merge * merge]  # incomplete squares yield no vector
     return each.reshape(rows // merge, merge, columns // merge, merge).transpose(0, 2, 1, 3).reshape(-1)
 
 
 def square(p: ImageProcessor, views: Sequence[np.ndarray], classes: bool, whole: bool, merge: int = 1) -> PatchInputs:
-    """Squares, with a learned place for each patch. classes: of each the first is no patch, but stands for all of it. whole:
-    its vector is wanted, too. merge: patches along each edge that become one vector."""
+    """Squares, with a learned position embedding for each patch. classes: each square begins with a class token. whole: the
+    class token yields a vector, too. merge: patches along each edge of one vector."""
     parts = [cut(normalize(v, p), p.patch) for v in views]
     if classes:
         parts = [np.concatenate([np.zeros((1, v.shape[1]), F32), v]) for v in parts]
@@ -211,7 +211,7 @@ def shrunk(whole: StepBatch, group: int) -> StepBatch:
 
 
 def blocks(p: QwenVL, view: np.ndarray) -> PatchInputs:
-    """Patches in squares of those that are merged, and where layers see windows, window by window."""
+    """Patches in merged squares. Where layers attend within windows, window by window."""
     image = normalize(view, p)
     rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
     order = merge_order(rows, columns, p.merge)
@@ -260,8 +260,8 @@ def interpolate_corners(
 
 
 def spread(order: np.ndarray, rows: int, columns: int, side: int, cubic: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The nearest rows of a table of side x side places that is stretched over the image, middle on middle, and their shares:
-    sixteen for cubic curves, else four for straight lines. Beyond the table its edge goes on. order: of the patches."""
+    """Interpolation of a table of side x side positions stretched over the image, centre on centre: the nearest rows and their
+    shares, sixteen for bicubic, else four for bilinear. Beyond the table its edge is repeated. order: of the patches."""
     near, share = [], []
     for at, size in zip(np.divmod(order, columns), (rows, columns), strict=True):
         where = (at.astype(F32) + F32(0.5)) * F32(side) / F32(size) - F32(0.5)
@@ -303,8 +303,8 @@ def _near(size: int, side: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def nested_blocks(p: MiniCpmV, views: Sequence[np.ndarray]) -> PatchInputs:
-    """Patches in squares of four that are merged, and these in squares of four. Places are found by how far along the edges a
-    patch lies."""
+    """Patches in merged squares of four, which form squares of four again. Positions are found by the relative distance of a
+    patch along the edges."""
     parts, places = [], []
     for view in views:
         rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
@@ -320,7 +320,7 @@ def nested_blocks(p: MiniCpmV, views: Sequence[np.ndarray]) -> PatchInputs:
 
 
 def twice(rows: int, columns: int) -> np.ndarray:
-    """i32[rows * columns]: patches in the order in which squares of four are neighbours, and squares of four of these."""
+    """i32[rows * columns]: patches in an order in which squares of four are adjacent, and squares of four such squares."""
     each = np.arange(rows * columns, dtype=I32).reshape(rows // 4, 2, 2, columns // 4, 2, 2)
     return each.transpose(0, 3, 1, 4, 2, 5).reshape(-1)
 
@@ -332,8 +332,8 @@ def _bucket(size: int, side: int) -> np.ndarray:
 
 
 def together(parts: Sequence[PatchInputs], group: int, shrunk: int = 1) -> PatchInputs:
-    """Several images of one processor, none of which sees another. group: patches that become one vector. shrunk: patches that
-    become one on the way there, of which `keep` then counts what is left."""
+    """Several images of one processor, without attention among images. group: patches that become one vector. shrunk: patches
+    merged into one within the encoder, after which `keep` counts."""
     if len(parts) == 1:
         return parts[0]
     begins = np.cumsum([0, *(len(p.value) // shrunk for p in parts)], dtype=I32)
@@ -353,7 +353,7 @@ def together(parts: Sequence[PatchInputs], group: int, shrunk: int = 1) -> Patch
 
 
 def _mix(parts: Sequence[PatchInputs], group: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """(mix, part) of each image, of vectors that are counted through all of them. The row's end lies behind the last."""
+    """(mix, part) of each image, with vectors numbered over all images. The end-of-row vector has the index after the last."""
     counts = [len(p.keep) // group for p in parts]
     for p, n, begin in zip(parts, counts, np.cumsum([0, *counts], dtype=I32), strict=False):
         mix = np.arange(n, dtype=I32)[:, None] if p.mix is None else p.mix
@@ -361,7 +361,7 @@ def _mix(parts: Sequence[PatchInputs], group: int) -> Iterator[tuple[np.ndarray,
 
 
 def _pad(pairs: Sequence[tuple[np.ndarray | None, np.ndarray | None]]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of tables and their shares, one below the other. What an image has fewer of is filled up with shares of 0."""
+    """Rows of tables and their shares, concatenated. Images with fewer columns are padded with shares of 0."""
     tables = [(at, np.ones(at.shape, F32) if share is None else share) for at, share in pairs if at is not None]
     width = max(at.shape[1] for at, _ in tables)
     rows, shares = zip(*((np.pad(a, ((0, 0), (0, width - a.shape[1]))) for a in pair) for pair in tables), strict=True)
@@ -385,7 +385,7 @@ def concat_views(parts: Sequence[PatchInputs]) -> PatchInputs:
 
 
 def _cubic(far: np.ndarray) -> np.ndarray:
-    """How much of what is so far away, from 0 to 2 (Keys 1981, with -0.75)."""
+    """Bicubic weight at a distance from 0 to 2 (Keys 1981, with -0.75)."""
     a = F32(-0.75)
     made: np.ndarray = np.where(far <= 1, ((a + 2) * far - (a + 3)) * far * far + 1, ((far - 5) * far + 8) * far * a - 4 * a)
     return made

@@ -9,7 +9,7 @@ import numpy as np
 CROSSINGS = 24
 """Zero crossings of the sinc on each side."""
 BETA = 9.0
-"""Of the Kaiser window: what is cut off is 90 dB below the rest."""
+"""Of the Kaiser window: 90 dB attenuation in the stopband."""
 EDGE = 0.95
 """Of the lower band that passes; the window needs room for its slope."""
 ROWS = 1 << 15

@@ -12,11 +12,11 @@ MOST_CHANNELS = 64
 
 
 class AudioError(ValueError):
-    """What is wrong with a file, in words for who sent it."""
+    """The fault of a file, as an error message for the client."""
 
 
 class Wav(NamedTuple):
-    """What the header says."""
+    """Fields of the header."""
 
     kind: int
     channels: int
@@ -35,7 +35,7 @@ def is_wav(data: bytes) -> bool:
 
 
 def parse_wav(data: bytes) -> Wav:
-    """SoundError for a file that is cut, or of another kind."""
+    """AudioError for a truncated file, or one of another kind."""
     view, at, form = memoryview(data), 12, None
     while at + 8 <= len(data):
         name, size = bytes(view[at : at + 4]), struct.unpack_from("<I", data, at + 4)[0]
@@ -44,7 +44,7 @@ def parse_wav(data: bytes) -> Wav:
             form = _format(view[at : at + size])
         elif name == b"data":
             if form is None:
-                raise AudioError("a WAV file whose samples come before their format")
+                raise AudioError("a WAV file with samples before their format")
             kind, channels, rate, bits = form
             frame = channels * bits // 8
             # Streams leave the size open: then the samples go on to the end.
@@ -56,7 +56,7 @@ def parse_wav(data: bytes) -> Wav:
 
 def _format(chunk: memoryview) -> tuple[int, int, int, int]:
     if len(chunk) < 16:
-        raise AudioError("a WAV file whose format is cut off")
+        raise AudioError("a WAV file with a truncated format")
     kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", chunk)
     if kind == EXTENSIBLE and len(chunk) >= 26:
         kind = struct.unpack_from("<H", chunk, 24)[0]

@@ -1,5 +1,5 @@
 """`thalweg quantize`: a dense checkpoint written again in a quantised format, by rounding or by calibration.
 
-`formats` says what can be written, `grids` how values are rounded to it, `packing` how codes lie in files. `layers` runs a
-model layer by layer, and gathers what calibration needs. `awq` and `gptq` are the two ways to calibrate. `run` is the whole.
+`formats` lists the formats, `grids` rounds values to them, `packing` lays out codes in files. `layers` runs a model layer by
+layer, and gathers statistics for calibration. `awq` and `gptq` are the calibration methods. `run` combines all steps.
 """

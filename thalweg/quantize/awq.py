@@ -1,5 +1,5 @@
-"""AWQ (Lin et al. 2023, https://arxiv.org/abs/2306.00978): inputs that are large are given finer steps, by multiplying their
-weights, and dividing what makes them: the norm before the product, or the rows of the product before it.
+"""AWQ (Lin et al. 2023, https://arxiv.org/abs/2306.00978): large inputs get finer steps. Their weights are multiplied by a
+scale, and their producer is divided by it: the norm before the product, or the rows of the product before it.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ Round = Callable[[str, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A product whose inputs may be scaled, and what makes these inputs."""
+    """A product with scalable inputs, and the producer of these inputs."""
 
     keys: Keys
     """Of its weight among the layer's parameters."""
     sources: tuple[Source, ...]
     vectors: tuple[str, ...] = ()
-    """Tensors that are divided: a norm's weight, and its bias. The first one makes the inputs."""
+    """Tensors to divide: a norm's weight, and its bias. The first one makes the inputs."""
     offset: float = 0.0
     """Of the norm's weight."""
     rows: Source | None = None
-    """Or: rows of a matrix that are divided, and of its bias."""
+    """Or: rows to divide, of a matrix and of its bias."""
     heads: tuple[int, int] | None = None
     """Of q, and of v: heads of v that several of q share, in which case their inputs are scaled alike."""
 
 
 def folds(layer: declared.Layer, tree: Mapping[str, Any]) -> Iterator[Fold]:
-    """Where scales may go in this layer without changing what it computes."""
+    """Places in this layer for scales that leave its result unchanged."""
     mixer, ffn = layer.mixer, layer.ffn
     if isinstance(mixer, declared.Attention):
         yield from _after_norm(layer, tree, "mixer", "qkv")
@@ -66,8 +66,8 @@ def _after_norm(layer: declared.Layer, tree: Mapping[str, Any], part: str, produ
 def apply(
     fold: Fold, weights: dict[str, Tensor], stats: Mapping[Keys, InputStats], stored: Mapping[str, torch.dtype], as_held: Round
 ) -> None:
-    """Search the scales that lose least, and put them into the weights and the statistics. Vectors stay values of the type that
-    files keep them in: what a vector loses by that, the weights make up for."""
+    """Search the scales with the least loss, and fold them into the weights and the statistics. Vectors stay representable in
+    the dtype of the files: the weights compensate for the rounding error of a vector."""
     seen = stats.get(fold.keys)
     if seen is None or not seen.rows:
         return

@@ -1,5 +1,5 @@
-"""What `thalweg quantize` writes, under the names that the compressed-tensors library has for it: in its layouts, or those of
-AWQ and GPTQ. Loads no tensor framework."""
+"""Formats of `thalweg quantize`, under their names in the compressed-tensors library: in its layouts, or those of AWQ and GPTQ.
+Loads no tensor framework."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Kind = Literal["int", "float"]
 
 @dataclass(frozen=True, slots=True)
 class QuantizeFormat:
-    """How the weights of every quantised layer are held, and what their inputs are rounded to when it is served."""
+    """Storage of the weights of every quantised layer, and the dtype to which their inputs are rounded at inference."""
 
     layout: str
     """`format` of the library, or "awq" or "gptq"."""
@@ -58,7 +58,7 @@ class QuantizeFormat:
 
 
 WORDS = {"awq": ("W4A16", "W4A16_ASYM"), "gptq": ("W4A16", "W4A16_ASYM", "W8A16")}
-"""Other layouts, in which words hold several outputs: what they can hold."""
+"""Other layouts, which pack several outputs or inputs into a word -> the formats that they support."""
 LAYOUTS = ("compressed-tensors", *WORDS)
 FORMATS: Mapping[str, QuantizeFormat] = {
     "W4A16": QuantizeFormat("pack-quantized", "int", 4, 128),
@@ -74,25 +74,25 @@ HEAD = "lm_head"
 GROUPS = (0, 32, 64, 128)
 METHODS = ("rtn", "awq", "gptq")
 ORDERS = ("none", "static")
-"""Orders in which GPTQ takes inputs: as they come, or those that matter most first. Both leave groups where they are."""
+"""Orders of inputs in GPTQ: the file's order, or decreasing importance. Both keep the groups."""
 
 
 def choose_format(name: str, group: int | None, layout: str = LAYOUTS[0]) -> QuantizeFormat:
-    """ConfigError for a name, a group or a layout that is not written."""
+    """ConfigError for an unknown name, group or layout."""
     spelled = {n.lower().replace("_", "-"): n for n in FORMATS}.get(name.lower().replace("_", "-"))
     if spelled is None:
-        raise ConfigError(f"--format: {name!r} is none of {', '.join(FORMATS)}")
+        raise ConfigError(f"--format: unknown format {name!r}; supported: {', '.join(FORMATS)}")
     made = FORMATS[spelled]
     if layout not in LAYOUTS:
-        raise ConfigError(f"--layout: {layout!r} is none of {', '.join(LAYOUTS)}")
+        raise ConfigError(f"--layout: unknown layout {layout!r}; supported: {', '.join(LAYOUTS)}")
     if layout in WORDS:
         if spelled not in WORDS[layout]:
-            raise ConfigError(f"--layout: {layout} holds {', '.join(WORDS[layout])}, not {spelled}; leave it out")
+            raise ConfigError(f"--layout: {layout} holds {', '.join(WORDS[layout])}, not {spelled}; remove the flag")
         made = replace(made, layout=layout)
     if group is None:
         return made
     if not made.has_groups:
-        raise ConfigError(f"--group-size: {spelled} has groups of its own; leave it out")
+        raise ConfigError(f"--group-size: the groups of {spelled} are fixed; remove the flag")
     if group not in GROUPS:
         raise ConfigError(f"--group-size: must be one of {', '.join(map(str, GROUPS))} (0: a scale per output), not {group}")
     return replace(made, group=group)

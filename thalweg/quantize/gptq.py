@@ -1,5 +1,5 @@
-"""GPTQ (Frantar et al. 2022, https://arxiv.org/abs/2210.17323): inputs are rounded one after the other, and what each lost
-is made up for by those still to come, as the inverse Hessian of the outputs' squared error says."""
+"""GPTQ (Frantar et al. 2022, https://arxiv.org/abs/2210.17323): inputs are rounded in sequence. The error of each is
+compensated by the remaining ones, weighted by the inverse Hessian of the outputs' squared error."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 from thalweg.quantize.grids import Grid, Params, RoundedWeight, concat_groups
 
 BLOCK = 128
-"""Inputs whose errors are passed on to the rest at once."""
+"""Inputs between updates of the remaining columns."""
 
 
 def round_weight(weight: Tensor, grid: Grid, hessian: Tensor, *, damp: float, order: str) -> RoundedWeight:
     """weight float32 [out, in], hessian float32 [in, in]: the sum of x x^T over calibration inputs. damp: part of the mean
-    of its diagonal that is added to the diagonal. order: "static" takes the inputs with the largest diagonal first."""
+    of its diagonal, added to the diagonal. order: "static" rounds the inputs with the largest diagonal first."""
     w, h = weight.clone(), hessian.double()
     diagonal = h.diagonal()
     diagonal[diagonal == 0] = 1  # an input that was never seen: its weights are rounded to nearest

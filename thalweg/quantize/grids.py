@@ -1,6 +1,6 @@
-"""The values that a format can hold near a weight: scales fitted to some inputs, codes, and what the codes stand for.
+"""Rounding weights to a format: scales fitted to some inputs, codes, and the values of the codes.
 
-Scales are rounded to the type that files keep them in before any code is chosen, so that what is reported is what is served.
+Scales are rounded to the dtype of the files before any code is chosen, so the reported loss is that of the served weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from thalweg.quantize.formats import WORDS, QuantizeFormat
 FP8 = torch.float8_e4m3fn
 FP8_TOP, FP4_TOP = torch.finfo(FP8).max, E2M1[-1]
 SHRINKS = tuple(1 - 0.04 * i for i in range(11))
-"""Parts of the largest magnitude that a search tries to fit scales to: what lies beyond is clipped."""
+"""Fractions of the largest magnitude that the search fits scales to. Larger values are clipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Grid:
         self.group = form.group or weight.shape[1]
         top = weight.abs().amax().float()
         self.outer = FP8_TOP * FP4_TOP / top if top > 0 else torch.ones(())
-        """What scales of NVFP4 are multiplied by before they are rounded, and divided by when they are read."""
+        """Factor of NVFP4's scales before they are rounded. Readers divide by it."""
 
     def fit(self, w: Tensor, shrink: float | Tensor = 1.0) -> Params:
         """Scales for these inputs [out, n], all of one group."""
@@ -116,7 +116,7 @@ class RoundedWeight:
     codes: Tensor
     """float32 [out, in]."""
     values: Tensor
-    """float32 [out, in]: what the codes stand for."""
+    """float32 [out, in]: the values of the codes."""
     held: Tensor
     """Scales as files keep them, a column for each group."""
     zeros: Tensor | None
@@ -147,5 +147,5 @@ def _blocks(values: Tensor, size: int) -> list[Tensor]:
 
 
 def _replace_zeros(scales: Tensor) -> Tensor:
-    """Zeros, and what no file's type can hold, replaced by one."""
+    """Zeros, and scales that underflow in the dtype of files, replaced by one."""
     return torch.where(scales > 1e-30, scales, torch.ones_like(scales))

@@ -1,7 +1,7 @@
 """A model run layer by layer over calibration text: one layer's weights at a time, and the hidden states of every sample.
 
-The model is the engine's own (`models.build`) on the platform that defines every op. Its products go through a kernel that also
-gathers what enters them.
+The model is the engine's (`models.build`) on the platform that defines every op. A kernel for its products also gathers
+statistics of their inputs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from thalweg.models.flow import Flow
 from thalweg.models.weights import ParamSpec, Source, walk
 
 DEFINITION = "reference"
-"""The platform whose kernels are the definitions of their ops."""
+"""The platform with the defining kernel of every op."""
 BLOCK = 16
 """Tokens of a block of the KV cache."""
 Keys = tuple[Any, ...]
@@ -42,7 +42,7 @@ class InputStats:
     rows: int = 0
 
     def rescale(self, by: Tensor) -> None:
-        """The same of inputs that are divided by this, [in]."""
+        """Statistics of the inputs divided by `by`, [in]."""
         self.hessian = self.hessian / by / by[:, None]
         self.magnitude = self.magnitude / by
 
@@ -74,7 +74,7 @@ class Layers:
         self._flowing, self._flows = [(x, None) for x, _ in begun], [flow for _, flow in begun]
 
     def gather(self, layer: int, weights: Mapping[str, Tensor]) -> dict[Keys, InputStats]:
-        """What enters every product of this layer, by the keys of its weight. Hidden states stay where they are."""
+        """Statistics of the inputs of every product of this layer, by the keys of its weight. Hidden states are unchanged."""
         params = build_params(self.model.specs["layers"][layer], weights)
         self._seen = {}
         self._run(layer, params)
@@ -89,7 +89,7 @@ class Layers:
         blocks = -(-self._length // BLOCK) + 2
         with torch.inference_mode():
             for flow, (x, residual) in zip(self._flows, self._flowing, strict=True):
-                for at in block.places:  # a layer that reads another's cache stores what that one had in it
+                for at in block.places:  # a layer that reads another's cache stores the contents of that cache
                     layout = self.model.layouts[at.layer]
                     parts = layout if isinstance(layout, tuple) else (layout,)
                     cache = tuple(self._device.alloc_kv(part, blocks) for part in parts)

@@ -37,9 +37,9 @@ def tensors(form: QuantizeFormat, made: RoundedWeight) -> dict[str, Tensor]:
 
 
 def _by_outputs(form: QuantizeFormat, made: RoundedWeight) -> dict[str, Tensor]:
-    """Words of AWQ hold eight outputs of one input, those of GPTQ several inputs of one output. Both have zero points, which
-    are in the middle where weights are symmetric: readers of AWQ know no other files. GPTQ keeps one less than they are, but
-    not in the files of its version 2, because of those that are 0."""
+    """A word of AWQ holds eight outputs of one input, a word of GPTQ several inputs of one output. Both have zero points, which
+    are in the middle for symmetric weights: readers of AWQ support no other files. GPTQ stores each zero point minus one,
+    except in the files of its version 2, because zero points may be 0."""
     middle = 1 << (form.bits - 1)
     codes = made.codes if made.zeros is not None else made.codes + middle
     zeros = torch.full_like(made.held, middle, dtype=torch.float32) if made.zeros is None else made.zeros
@@ -60,8 +60,8 @@ def _interleave(codes: Tensor) -> Tensor:
 
 
 def words(codes: Tensor, bits: int) -> Tensor:
-    """Whole numbers [rows, n] -> int32 [rows, n * bits / 32]: one after the other from the lowest bit of the first word on.
-    The last word is filled up with zeros."""
+    """Whole numbers [rows, n] -> int32 [rows, n * bits / 32], packed from the lowest bit of the first word on. The last word is
+    padded with zeros."""
     per = WORD // bits
     rows, n = codes.shape
     wide = torch.zeros(rows, -(-n // per) * per, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""What would be written: which tensors are quantised, which stay, and why it cannot be. Loads no tensor framework."""
+"""The plan of `thalweg quantize`: tensors to quantise, tensors to copy, and reasons to reject. Loads no tensor framework."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class QuantizePlan:
     known: Mapping[str, str]
     """Names that layers use -> names of the file."""
     roles: Mapping[str, str]
-    """Tensors that are quantised, by the name that layers use: linear, experts or head."""
+    """Tensors to quantise, by the name that layers use: linear, experts or head."""
     ignore: tuple[str, ...]
     """Layers of the file that stay as they are and could be taken for quantised ones."""
 
 
 def build_plan(path: Path, form: QuantizeFormat, ignore: Sequence[str], calibrated: bool) -> QuantizePlan:
-    """ConfigError lists what is wrong with the model or the format for it."""
+    """ConfigError lists why the model or the format is unsupported."""
     if gguf.is_gguf(path):
         raise ConfigError(f"MODEL: {path} is a GGUF file; give a directory of safetensors files with dense weights")
     if is_native(path):
@@ -51,7 +51,7 @@ def build_plan(path: Path, form: QuantizeFormat, ignore: Sequence[str], calibrat
     config, spec = registry.declare(config, path)
     checkpoint = experts_apart(open_checkpoint(path))
     if calibrated and spec.speech is not None:
-        raise ConfigError("--method: a model that hears is not calibrated by texts; use --method rtn")
+        raise ConfigError("--method: speech models are not calibrated by texts; use --method rtn")
     if calibrated and (spec.pooling is not None or not spec.causal):
         raise ConfigError("--method: only models that generate text are calibrated; use --method rtn")
     known = {k: name for name in checkpoint.names if (k := spec.rename(name)) is not None}

@@ -1,4 +1,4 @@
-"""The whole of `thalweg quantize`: layer by layer from a dense checkpoint to a quantised one, and what each layer lost."""
+"""`thalweg quantize` as a whole: layer by layer from a dense checkpoint to a quantised one, with the loss of each layer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class LayerLoss:
-    """By one layer, relative to what it was: sqrt of squared error over squared value."""
+    """Loss of one layer relative to its dense weights: sqrt of squared error over squared value."""
 
     layer: str
     method: str
@@ -70,10 +70,10 @@ class QuantizeReport:
 
 
 def quantize(path: Path, out: Path, options: Options, progress: bool = True) -> QuantizeReport:
-    """Writes `out`. ConfigError for what cannot be done, before any weight is read."""
+    """Writes `out`. ConfigError for unsupported options, before any weight is read."""
     if options.method != "rtn" and options.calibration is None:
         raise ConfigError(
-            f"--calibration: --method {options.method} needs text: name a file of what the model will be used for"
+            f"--calibration: --method {options.method} needs text: name a file with texts like those the model will serve"
         )
     plan = build_plan(path, options.form, options.ignore, options.calibration is not None)
     samples = _samples(path, options) if options.calibration is not None else []
@@ -127,7 +127,7 @@ class _Run:
                 weight = self._read(known)
                 made = nearest(weight, Grid(self._options.form, weight, self._stored[known]))
                 self._write(known, made, weight, None)
-                if self._plan.roles[known] not in HEADS:  # a projection of what is embedded
+                if self._plan.roles[known] not in HEADS:  # a projection of embeddings
                     begins[known] = made.values
             else:
                 self._writer.add({name: self._raw(name)})
@@ -165,7 +165,7 @@ class _Run:
             self._layers.advance(i, weights)
 
     def _round(self, name: str, weight: Tensor, seen: InputStats | None) -> tuple[RoundedWeight, str]:
-        """Experts are rounded to nearest whatever the method: no product of this model gathers what enters one of them."""
+        """Experts are rounded to nearest whatever the method: no statistics are gathered of the inputs of single experts."""
         options = self._options
         grid = Grid(options.form, weight, self._stored[name])
         if seen is None or options.method == "rtn":

@@ -1,4 +1,4 @@
-"""A checkpoint written shard by shard into a folder that takes its name when it is whole."""
+"""A checkpoint written shard by shard into a temporary folder, which is renamed when complete."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thalweg.checkpoint.safetensors import INDEX, SINGLE
 from thalweg.errors import ConfigError
 
 COPIED = ("*.txt", "*.model", "*.jinja", "*.json")
-"""Files beside the weights that are copied: tokenizers, templates, settings."""
+"""Copied files of the source checkpoint: tokenizers, templates, settings."""
 LEFT = ("config.json", "*.index.json")
 
 
@@ -35,7 +35,7 @@ class Writer:
         self._shards: list[list[str]] = []
 
     def add(self, tensors: Mapping[str, Tensor]) -> None:
-        """What belongs to one layer stays in one shard."""
+        """The tensors of one layer stay in one shard."""
         size = sum(t.nbytes for t in tensors.values())
         if self._held and self._bytes + size > self._most:
             self._flush()
@@ -49,7 +49,7 @@ class Writer:
         self._held, self._bytes = {}, 0
 
     def finish(self, config: Mapping[str, Any], source: Path, report: Mapping[str, Any], report_name: str) -> None:
-        """Name the shards, copy what lies beside the weights of `source`, and give the folder its name."""
+        """Name the shards, copy the other files of `source`, and give the folder its name."""
         self._flush()
         count = len(self._shards)
         names = [SINGLE] if count == 1 else [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]

@@ -1,4 +1,4 @@
-"""How each family takes audio. A line here for each architecture."""
+"""Audio processors by architecture, one line each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thalweg.media.processors.base import FILE, outer
 __all__ = ["AUDIO_PROCESSORS", "AudioProcessor", "load_audio_processor"]
 
 LONGEST = 3600.0
-"""Seconds of a sound, of models that set no limit of their own."""
+"""Longest clip in seconds, for models without a limit in their settings."""
 BINS, SOURCES = 128, 1500
 
 
@@ -37,7 +37,7 @@ def _qwen2_audio(config: Config, said: Config) -> AudioProcessor:
 
 
 def _audio_flamingo3(config: Config, said: Config) -> AudioProcessor:
-    """Ten minutes, in parts of which each is a sound to the encoder."""
+    """Ten minutes, in chunks that the encoder reads as separate clips."""
     heard = _audio_config(config)
     chunk = 2 * integer(heard, "max_source_positions", high=1 << 16, default=SOURCES)
     return AudioProcessor(
@@ -47,7 +47,7 @@ def _audio_flamingo3(config: Config, said: Config) -> AudioProcessor:
 
 
 def _music_flamingo(config: Config, said: Config) -> AudioProcessor:
-    """The same, of twenty minutes, whose vectors turn with time."""
+    """The same for twenty minutes, with rotary time embeddings on the vectors."""
     around, made = outer(config), _audio_flamingo3(config, said)
     rope = {"partial_rotary_factor": 0.2, "rope_theta": 1200.0, **(around.get("rope_parameters") or {})}
     step = real(around, "audio_frame_step", 1e-6, 1, default=HOP / RATE) * 2 * made.group
@@ -70,7 +70,7 @@ def _voxtral(config: Config, said: Config) -> AudioProcessor:
 
 
 def _glm_asr(config: Config, said: Config) -> AudioProcessor:
-    """In parts as above, each heard with the silence behind it."""
+    """In chunks as above, each padded with silence that the encoder reads too."""
     heard = _audio_config(config)
     chunk = integer(said, "chunk_length", high=600, default=30, where=FILE) * RATE // HOP
     hidden, heads = _hidden_size(heard), integer(heard, "num_attention_heads", high=1 << 12, default=20)
@@ -123,25 +123,23 @@ AUDIO_PROCESSORS: Mapping[str, Callable[[Config, Config], AudioProcessor]] = {
     "Qwen3OmniMoeForConditionalGeneration": _qwen3_omni,
     "VoxtralForConditionalGeneration": _voxtral,
 }
-"""`architectures` entry of config.json -> what reads how it takes audio."""
+"""`architectures` entry of config.json -> the function that builds its audio processor."""
 
 
 def load_audio_processor(config: Config, path: Path) -> AudioProcessor | None:
-    """Of the model in this directory. None: it does not hear. CheckpointError or UnsupportedModelError."""
+    """The audio processor of the model in this directory. None: no audio input. CheckpointError or UnsupportedModelError."""
     read = AUDIO_PROCESSORS.get(architecture(config))
     if read is None or config.get("language_model_only") or not isinstance(outer(config).get("audio_config"), dict):
         return None
     said = _read_settings(folder(path))
     for key, ours in (("sampling_rate", RATE), ("hop_length", HOP), ("n_fft", WINDOW)):
         if said.get(key, ours) != ours:
-            raise UnsupportedModelError(
-                f"{FILE}: {key}: {said[key]!r:.40} is not supported by this version, which takes {ours}"
-            )
+            raise UnsupportedModelError(f"{FILE}: {key}: {said[key]!r:.40} is not supported by this version; supported: {ours}")
     return read(config, said)
 
 
 def _read_settings(where: Path) -> dict[str, Any]:
-    """The settings of spectra, in a file of their own, or among those of the whole processor (transformers 5)."""
+    """The settings of spectra, in a separate file or among those of the whole processor (transformers 5)."""
     if (where / FILE).is_file():
         return read_object(where / FILE)
     whole = where / "processor_config.json"

@@ -1,4 +1,4 @@
-"""How a model takes audio: how long a clip may be, what stands for it in the prompt, and the arrays that its encoder reads."""
+"""Audio processors: the longest clip, its placeholder text in the prompt, and the arrays for the encoder."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ F32, I32 = np.float32, np.int32
 
 
 class AudioProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Settings of one model. Its encoder sees a sound in chunks of frames, which it halves a few times."""
+    """Settings of one model. Its encoder reads a clip in chunks of frames, which it halves a few times."""
 
     token: int
     """The id that stands for one vector."""
     marker: str = ""
-    """What templates write for a sound. "": the token's own text."""
+    """The placeholder in templates. "": the token's own text."""
     bins: int
     hidden: int
     """Of the encoder."""
@@ -33,16 +33,16 @@ class AudioProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     group: int
     """Neighbours that become one vector."""
     most: float
-    """Seconds of the longest sound."""
+    """Seconds of the longest clip."""
     least: int
-    """Frames of the shortest; what is shorter is followed by silence, where `lengthen` says so."""
+    """Frames of the shortest clip. With `lengthen`, shorter clips are padded with silence; otherwise they are rejected."""
     lengthen: bool = False
     ends: Literal["silence", "zeros", "short"]
-    """What fills the last chunk up: silence as the spectrum has it, zeros, or nothing, unless there are chunks before it."""
+    """Padding of the last chunk: silence as the spectrum has it, zeros, or none unless earlier chunks exist."""
     whole: bool = False
-    """That is heard, too."""
+    """The encoder reads the padding, too."""
     given: bool = True
-    """And vectors are given of it."""
+    """The padding yields vectors, too."""
     sines: bool = False
     """Places are sines and cosines."""
     turned: int = 0
@@ -52,22 +52,22 @@ class AudioProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     spun: int = 0
     """Values of a vector that turn by its chunk, and as many by its place in it; 0 = none do."""
     spin: tuple[float, float] = (1200.0, 0.04)
-    """Of that: the base, and seconds from one vector to the next."""
+    """Rotary time embedding: the base, and seconds from one vector to the next."""
     edges: tuple[int, int] | None = None
-    """Ids that stand before and behind a sound's vectors."""
+    """Ids before and after a clip's vectors."""
     apart: bool = False
-    """Each chunk has a spectrum of its own."""
+    """Each chunk has a separate spectrum."""
     cut: bool = False
     """A last part of less than HOP samples is left out. Else silence follows it."""
 
     def frames(self, samples: int) -> int:
-        """Of a sound of so many samples at RATE."""
+        """Frames of a clip with `samples` samples at RATE."""
         if self.lengthen:
             samples = max(samples, self.least * HOP)
         return samples // HOP if self.cut else -(-samples // HOP)
 
     def problem(self, samples: int) -> str:
-        """What is wrong with a sound of so many samples, in words for who sent it; "" = nothing."""
+        """Why a clip of `samples` samples is rejected, as an error message for the client. "": accepted."""
         seconds = samples / RATE
         if seconds > self.most:
             return f"lasts {seconds:.1f} seconds, and this model hears {self.most:g} at once: send it in parts"
@@ -76,17 +76,17 @@ class AudioProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return ""
 
     def encoder_frames(self, frames: int) -> int:
-        """Frames of what layers see, of a sound of so many."""
+        """Frames that the encoder's layers read for a clip of `frames` frames."""
         return -(-frames // self.chunk) * self.chunk if self.whole else frames
 
     def states(self, frames: int) -> int:
-        """What convolutions give of so many frames of one chunk."""
+        """States after the convolutions, for `frames` frames of one chunk."""
         for _ in range(self.halvings):
             frames = -(-frames // 2)
         return frames
 
     def lengths(self, frames: int) -> list[int]:
-        """What they give of each chunk of a sound."""
+        """States of each chunk of a clip after the convolutions."""
         frames = self.encoder_frames(frames)
         return [self.states(min(self.chunk, frames - at)) for at in range(0, frames, self.chunk)]
 
@@ -97,7 +97,7 @@ class AudioProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return sum(self.lengths(frames)) // self.group
 
     def mel(self, sound: np.ndarray) -> np.ndarray:
-        """f32[samples] at RATE -> f32[bins, frames]: those of the sound, and of silence that the encoder sees behind it."""
+        """f32[samples] at RATE -> f32[bins, frames]: the clip's frames, and those of padding that the encoder reads."""
         step = self.chunk * HOP if self.apart else sound.size
         parts = [self._mel(sound[at : at + step], self.chunk * HOP / RATE if self.apart else self.most)
                  for at in range(0, sound.size, step)]  # fmt: skip
@@ -111,13 +111,13 @@ class AudioProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         heard = self.encoder_frames(self.frames(sound.size))
         last = heard if self.whole else int(most * RATE) // HOP
         wanted = min(heard + 2, last) if self.ends == "silence" else heard
-        # Silence follows what is not at the end, or a mirror of it would.
+        # Shorter clips are padded with silence, as reflect padding would mirror the clip.
         wave = np.zeros(min(wanted + 2, last) * HOP, F32)
         wave[: sound.size] = sound
         return np.ascontiguousarray(spectrum(wave, self.bins)[:, :wanted])
 
     def batch(self, mel: np.ndarray, frames: int) -> StepBatch:
-        """A sound as a step: a sequence for each stretch of it that layers see together. frames: of the sound itself."""
+        """A clip as a step: one sequence for each chunk that layers attend within. frames: of the clip itself."""
         heard, lengths = self.encoder_frames(frames), self.lengths(frames)
         short = len(lengths) == 1 and self.ends != "zeros"
         width = mel.shape[1] if short else self.chunk

@@ -1,1 +1,1 @@
-"""Files of media, decoded in processes of their own: for each kind its tasks and words, and the process that does them."""
+"""Media decoders in separate processes: for each kind its tasks and error messages, and the process that runs them."""

@@ -1,4 +1,4 @@
-"""Tasks of the process that decodes audio (`audio_process`), and what is said where one fails."""
+"""Tasks of the audio decoding process (`audio_process`), and the error messages of failed tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = FailureWords(
 class AudioTask(msgspec.Struct, frozen=True):
     data: bytes
     rate: int
-    """Samples a second that are wanted."""
+    """Samples a second of the output."""
     most_seconds: float
     most_samples: int
     """In the file, of one channel."""

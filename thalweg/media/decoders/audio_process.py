@@ -1,7 +1,7 @@
 """The process in which audio is decoded: `python -m thalweg.media.decoders.audio_process`.
 
-It opens no file once it runs, starts no process, and is killed by the kernel at its deadlines. What a library says of a file is
-not told: only that it is no such file.
+It opens no file once it runs, starts no process, and is killed by the kernel at its deadlines. Error texts of libraries are
+not passed on: the error only says that the file cannot be decoded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def decode(task: AudioTask) -> np.ndarray:
     except (soundfile.SoundFileError, RuntimeError, TypeError, ValueError) as e:
         if isinstance(e, AudioError):
             raise
-        raise AudioError("it is no sound that can be decoded: send WAV, FLAC, OGG or MP3") from None
+        raise AudioError("it is no audio file that can be decoded: send WAV, FLAC, OGG or MP3") from None
 
 
 def _mono(task: AudioTask, frames: int, rate: int, read: Callable[[int, int], Any]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The client's side of a decoder: tasks are sent to a process with limits, and what goes wrong is said in words."""
+"""The client's side of a decoder: tasks go to a process with limits, and failures become error messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thalweg.host.jobs import Jobs, Result, Task, TaskLimits, TaskRefusedError
 
 @dataclass(frozen=True, slots=True)
 class FailureWords:
-    """What a request is told, behind its place. Templates of str.format with `seconds`, `memory` (MiB) and `detail`."""
+    """Error messages, behind the place in the request. Templates of str.format with `seconds`, `memory` (MiB) and `detail`."""
 
     overran: str
     crashed: str
@@ -35,8 +35,8 @@ class MediaDecoder(Generic[Task, Result]):
         self.prepare, self.close, self.pids = self._jobs.prepare, self._jobs.close, self._jobs.pids
 
     def decode(self, task: Task, at: str, limits: TaskLimits, extra: int = 0) -> Result:
-        """at: the place in the request. extra: bytes of memory for the task itself. RequestError says what is wrong with the
-        file. UnavailableError: it is not the file's fault."""
+        """at: the place in the request. extra: bytes of memory for the task itself. RequestError names the fault of the file.
+        UnavailableError: the file is not to blame."""
         words, memory = self._words, limits.memory + extra
         facts = {"seconds": f"{limits.seconds:g}", "memory": limits.memory >> 20}
         try:

@@ -1,4 +1,4 @@
-"""Tasks of the process that decodes images (`image_process`), and what is said where one fails."""
+"""Tasks of the image decoding process (`image_process`), and the error messages of failed tasks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
     processor: Processor
     most_pixels: int = MOST_PIXELS
     background: Colour = WHITE
-    """Shows through what is transparent."""
+    """Replaces transparency."""
 
 
 class Picture(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class Picture(msgspec.Struct, frozen=True):
 
 
 class Views(msgspec.Struct, frozen=True):
-    """What the processor wants of the image. size: its width and height, upright."""
+    """Views that the processor requests of the image. size: its width and height, upright."""
 
     views: list[Picture]
     size: tuple[int, int]

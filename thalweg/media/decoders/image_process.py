@@ -1,7 +1,7 @@
 """The process in which images are decoded: `python -m thalweg.media.decoders.image_process`.
 
-A few codecs, all imported before the first task, because nothing can be opened afterwards. The size that a header announces is
-checked before a pixel is decoded. What a library says of a file is never passed on.
+A few codecs, all imported before the first task, because nothing can be opened afterwards. The size in the header is checked
+before a pixel is decoded. Error texts of libraries are never passed on.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def make_views(image: Image.Image, processor: Processor, background: Colour) -> 
 
 
 def _view(image: Image.Image, view: View, resample: int, resized: dict[tuple[Size, ...], Image.Image]) -> Picture:
-    """resized: what earlier views made of the image, by the sizes that it went through. Tiles are cut out of one."""
+    """resized: results of earlier views of the image, by the sizes that they went through. Tiles are cut from one result."""
     for n, size in enumerate(view.sizes, 1):
         made = resized.get(view.sizes[:n])
         if made is None:
@@ -79,7 +79,7 @@ def _view(image: Image.Image, view: View, resample: int, resized: dict[tuple[Siz
 
 
 def _opaque(image: Image.Image, background: Colour) -> Image.Image:
-    """Three channels of 8 bits. What is transparent shows the background."""
+    """Three channels of 8 bits. Transparency shows the background."""
     if image.mode.startswith("I;16") or image.mode == "I":
         image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
@@ -95,7 +95,7 @@ def work(task: ImageTask) -> Views:
 
 
 def load_codecs() -> None:
-    """Import what decodes, as nothing can be opened later."""
+    """Import the codecs, as nothing can be opened later."""
     if READY:
         Image.preinit()
 

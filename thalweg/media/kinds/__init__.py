@@ -26,12 +26,12 @@ def map_part_types() -> Mapping[str, MediaKind]:
 
 
 def load_processors(config: Config, path: Path) -> dict[str, Any]:
-    """By kind, how the model in this directory takes it. CheckpointError or UnsupportedModelError."""
+    """Kind -> processor of the model in this directory. CheckpointError or UnsupportedModelError."""
     found = {name: kind.load_processor(config, path) for name, kind in load_kinds().items()}
     return {name: each for name, each in found.items() if each is not None}
 
 
 def name_kinds(word: str = "and", *first: str) -> str:
-    """All kinds in words: "images and sounds". first: words before them."""
+    """Plural names of all kinds, joined by `word`, as "images and sounds". first: names before them."""
     words = [*first, *(kind.plural for kind in load_kinds().values())]
     return f" {word} ".join([", ".join(words[:-1]), words[-1]] if words[:-1] else words)

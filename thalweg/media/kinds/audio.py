@@ -1,5 +1,5 @@
-"""Audio in conversations: files, URLs and samples in, spectra and placeholders out. `media/audio_processors` says how each
-family takes it."""
+"""Audio in conversations: files, URLs and samples in, spectra and placeholders out. `media/audio_processors` has the settings
+of each family."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class AudioKind(MediaKind):
         return AudioReader(self.name, processor, settings)
 
     def read_part(self, part: Mapping[str, Any], at: str) -> MediaSource:
-        """What a request says of its format is not believed."""
+        """The format that a request names is ignored: the bytes decide."""
         kind = self.part_types[part["type"]]
         if kind.form == "file":
             found = part.get(kind.field)
@@ -77,7 +77,7 @@ class AudioKind(MediaKind):
             return MediaSource(self.name, at, url=read_url(part, kind.field, at, "data:audio/wav;base64,..."))
         found = next((part[key] for key in ("audio", "audio_url", "url") if part.get(key) is not None), None)
         if found is None:
-            raise RequestError(f"{at}: has no sound", at)
+            raise RequestError(f"{at}: has no audio", at)
         return self.read_object(found, at)
 
     def read_object(self, value: Any, at: str, name: str = "") -> MediaSource:

@@ -1,4 +1,4 @@
-"""What a kind of media is: how requests hold an item, who reads it, what stands for it in a prompt, what its encoder is given.
+"""The interface of a media kind: items in requests, their readers, their placeholders in prompts, and encoder batches.
 
 A kind has two sides. The process of the API opens a `MediaReader` for a model and makes inputs of items. The engine's process
 builds batches for the encoder from these inputs. Neither side imports a tensor framework.
@@ -20,7 +20,7 @@ from thalweg.errors import RequestError
 from thalweg.hal.step import StepBatch
 
 READERS = 2
-"""Items of a kind that are decoded at once, each in a process of its own."""
+"""Items of a kind that are decoded at once, each in a separate process."""
 MOST_ITEMS = 16
 """Of one kind in a prompt, unless --limit-mm-per-prompt says otherwise."""
 
@@ -46,7 +46,7 @@ class MediaSource:
     url: str = ""
     data: bytes = b""
     name: str = ""
-    """What the caller calls it. There may be nothing else of one that is kept."""
+    """The client's name for it. A cached item may have only this."""
     samples: np.ndarray | None = None
     """Of a recording that the caller decoded."""
 
@@ -61,8 +61,8 @@ class MediaItem:
 
 @dataclass(frozen=True, slots=True)
 class MediaSettings:
-    """What the operator said of media. limits: items of a prompt by kind. kept_bytes: of items that were read, kept for when
-    they come again. decoding: `media_io_kwargs` by kind. uncut: the tokens of an item are computed in one step."""
+    """The operator's media options. limits: items of a prompt by kind. kept_bytes: size of the cache of processed items.
+    decoding: `media_io_kwargs` by kind. uncut: the tokens of an item are computed in one step."""
 
     limits: Mapping[str, int] = field(default_factory=dict)
     kept_bytes: int = 0
@@ -71,7 +71,7 @@ class MediaSettings:
 
 
 class MediaProcessor(Protocol):
-    """How one model takes a kind. The kind's own methods know the rest of it."""
+    """The settings of a kind for one model. Only the kind's own methods know further fields."""
 
     @property
     def token(self) -> int:
@@ -79,14 +79,14 @@ class MediaProcessor(Protocol):
 
     @property
     def marker(self) -> str:
-        """What templates write for an item. "": the token's own text."""
+        """The placeholder in templates. "": the token's own text."""
 
 
 class MediaReader(ABC):
     """Reads the items of one kind for one model. Thread-safe. Its processes start when first needed and end with it."""
 
     number: str = ""
-    """What stands before `text`, with the item's number in its prompt in place of {}."""
+    """Text before `text`, with {} for the item's number in its prompt."""
 
     @abstractmethod
     def read(self, source: MediaSource, data: bytes) -> Any:
@@ -98,18 +98,18 @@ class MediaReader(ABC):
 
     @abstractmethod
     def write_text(self, value: Any, token_of: Callable[[int], str]) -> str:
-        """What stands for an item in the prompt: its placeholders, and what belongs around them. token_of: text of a token."""
+        """An item's text in the prompt: its placeholders, and the tokens around them. token_of: text of a token."""
 
     @abstractmethod
     def make_inputs(self, value: Any, positions: np.ndarray) -> list[Input]:
         """An item as the engine gets it, one input or several. positions: i32[count] of its placeholders."""
 
     def forget(self) -> None:
-        """Read everything anew from now on. Default: nothing is kept."""
+        """Clear the cache: items are read again from now on. Default: no cache."""
         return
 
     def close(self) -> None:
-        """End the processes that are idle. Default: there are none."""
+        """End the idle processes. Default: there are none."""
         return
 
 
@@ -118,9 +118,9 @@ class MediaKind(ABC):
 
     name: ClassVar[str]
     plural: ClassVar[str]
-    """Word for several of them, in errors."""
+    """Plural word in error messages."""
     unsupported: ClassVar[str]
-    """What a request is told whose model takes other media only."""
+    """Error message of requests to a model without this kind, but with other media."""
     part_types: ClassVar[Mapping[str, PartType]]
     encoder: ClassVar[str]
     """The encoder that makes its vectors: "vision" or "audio", as `ModelSpec` calls them."""
@@ -131,7 +131,7 @@ class MediaKind(ABC):
 
     @abstractmethod
     def load_processor(self, config: Config, path: Path) -> Any | None:
-        """How the model in this directory takes it: a `MediaProcessor`. None: it does not. CheckpointError or
+        """The `MediaProcessor` of the model in this directory. None: the model does not support this kind. CheckpointError or
         UnsupportedModelError."""
 
     @abstractmethod
@@ -139,18 +139,18 @@ class MediaKind(ABC):
 
     @abstractmethod
     def read_part(self, part: Mapping[str, Any], at: str) -> MediaSource:
-        """The item of a content part of one of `part_types`. RequestError for a part that has not what it says."""
+        """The item of a content part with one of `part_types`. RequestError for a part without its item."""
 
     @abstractmethod
     def read_object(self, value: Any, at: str, name: str = "") -> MediaSource:
-        """An item as programs hold it. RequestError for what is none."""
+        """An item as programs hold it. RequestError for other objects."""
 
     def split_items(self, value: Any) -> Sequence[Any]:
-        """The items of what "multi_modal_data" holds under the kind's name: one or a list."""
+        """The items in "multi_modal_data" under the kind's name: one or a list."""
         return value if isinstance(value, list | tuple) else [value]
 
     def check_decoding(self, given: Mapping[str, Any]) -> list[str] | None:
-        """What is wrong with its part of `media_io_kwargs`. None: it has no settings there."""
+        """Errors in its part of `media_io_kwargs`. None: the kind has no settings there."""
         return None
 
     def is_bidirectional(self, processor: Any) -> bool:
@@ -159,11 +159,11 @@ class MediaKind(ABC):
 
     @abstractmethod
     def build_batches(self, processor: Any, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
-        """What the encoder is given of items that are encoded together, one batch for each kind of its layers, the step's
+        """The encoder's input for items that are encoded together: one batch for each kind of its layers, the step's batch
         first. spec: the encoder as the model declares it."""
 
     def count_rows(self, processor: Any, item: Input) -> int | None:
-        """Rows of an item in a batch. Items are encoded together up to a limit of these. None: it is encoded by itself."""
+        """Rows of an item in a batch. Items are encoded together up to a limit of rows. None: it is encoded separately."""
         return None
 
 

@@ -127,7 +127,7 @@ IMAGE = ImageKind()
 
 
 def read_background(decoding: Mapping[str, Any]) -> tuple[int, int, int]:
-    """The colour behind what is transparent, of an image's part of `media_io_kwargs`."""
+    """The colour that replaces transparency, from an image's part of `media_io_kwargs`."""
     red, green, blue = decoding.get(BACKGROUND, WHITE)
     return red, green, blue
 
@@ -137,7 +137,7 @@ def read_size(item: Input) -> Size:
 
 
 def write_image(processor: Processor, size: Size, token_of: Callable[[int], str]) -> str:
-    """What stands for an image of this size in the prompt."""
+    """The text of an image of this size in the prompt."""
     before, behind = (token_of(each) for each in processor.edges) if processor.edges else ("", "")
     return f"{before}{processor.text(size, token_of(processor.token))}{behind}"
 
@@ -151,8 +151,8 @@ def make_image_input(kind: str, processor: Processor, image: Image, positions: n
 
 
 def compute_axes(processor: Processor, size: Size, positions: np.ndarray) -> tuple[np.ndarray | None, int]:
-    """`Input.axes` and `Input.extent` of an image of this size. It has the time of its first token, and what follows goes on
-    behind its longer edge."""
+    """`Input.axes` and `Input.extent` of an image of this size. Its time is that of its first token. The text after it
+    continues behind its longer edge."""
     grid = processor.grid(size)
     if grid is None:
         return None, 0

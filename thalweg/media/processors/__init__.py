@@ -113,9 +113,9 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "SkyworkR1VChatModel": internvl_chat,
     "SmolVLMForConditionalGeneration": idefics3,
 }
-"""`architectures` entry of config.json -> what reads the settings of its images."""
+"""`architectures` entry of config.json -> the function that reads its image settings."""
 WRITTEN: Mapping[str, str] = dict.fromkeys(("InternVLChatModel", "SkyworkR1VChatModel"), "<IMG_CONTEXT>")
-"""Of those whose configuration does not name the id that stands for a vector: its text."""
+"""Architecture -> text of the placeholder token, where the configuration does not name its id."""
 
 
 def processor(config: Config, path: Path) -> Processor | None:
@@ -130,17 +130,17 @@ def processor(config: Config, path: Path) -> Processor | None:
         return None
     if (name := WRITTEN.get(architecture(config))) is not None:
         config = {**config, BESIDE: {**outer(config), "image_token_id": token_id(folder(path), name)}}
-    if isinstance(own := said.get("media_proc_cfg"), dict):  # Kimi's authors keep them in an object of their own
+    if isinstance(own := said.get("media_proc_cfg"), dict):  # Kimi's authors keep them in a nested object
         said = {**said, **own}
     settings = _TrackedSettings({**said, **config.get("mm_processor_kwargs", {})})
     made = read(config, settings)
     if unread := sorted(set(config.get("mm_processor_kwargs", {})) - settings.read):
-        raise ConfigError(f"mm_processor_kwargs: {unread[0]!r:.60} is no setting of this model's images; leave it out")
+        raise ConfigError(f"mm_processor_kwargs: unknown setting {unread[0]!r:.60} for this model's images; remove it")
     return made
 
 
 class _TrackedSettings(dict[str, Any]):
-    """Settings, and which of them were looked at."""
+    """Settings, with a record of the keys that were read."""
 
     def __init__(self, said: Mapping[str, Any]) -> None:
         super().__init__(said)
@@ -170,7 +170,7 @@ def token_id(where: Path, text: str) -> int:
 
 
 def _read_settings(where: Path) -> dict[str, Any] | None:
-    """The settings, in a file of their own, or among those of the whole processor (transformers 5)."""
+    """The settings, in a separate file or among those of the whole processor (transformers 5)."""
     if not where.is_dir():
         return None
     if (where / FILE).is_file():

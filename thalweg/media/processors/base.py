@@ -1,4 +1,4 @@
-"""What a processor is: which views of an image a model wants, and what stands for them in the prompt."""
+"""The interface of an image processor: the views that a model needs of an image, and its text in the prompt."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ HALF = (0.5, 0.5, 0.5)
 BICUBIC, BILINEAR = 3, 2
 """Resampling filters, by PIL's numbers."""
 MOST_RATIO = 200
-"""An image that is so much longer than wide is no picture."""
+"""Largest accepted ratio of the longer to the shorter edge."""
 FILE = "preprocessor_config.json"
 
 
 class View(msgspec.Struct, frozen=True):
-    """What is made of an image: resized to each of these sizes in turn, then cut out."""
+    """A view of an image: resized to each of these sizes in turn, then cropped."""
 
     sizes: tuple[Size, ...]
     box: tuple[int, int, int, int] | None = None
-    """Left, top, right, bottom. What lies beyond the image is black."""
+    """Left, top, right, bottom. The area beyond the image is black."""
 
 
 class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -45,18 +45,18 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     scale: float
     resample: int
     marker: str = ""
-    """What templates write for an image. "": the token's own text."""
+    """The placeholder in templates. "": the token's own text."""
     coarse: bool = False
     """Values are rounded to bfloat16 after each step of their arithmetic."""
     number: str = ""
-    """What stands before `text`, with the number of the image in its prompt, from 0, in place of {}."""
+    """Text before `text`, with {} for the number of the image in its prompt, from 0."""
     edges: tuple[int, int] | None = None
-    """Ids that stand before and behind what `text` gives, of families that name them in their configuration."""
+    """Ids before and after the text of `text`, for families that name them in their configuration."""
     together: bool = False
     """The vectors of an image see each other, those behind too."""
 
     def views(self, width: int, height: int) -> tuple[View, ...]:
-        """Of an image of this size. ValueError, in words for who sent it, for one that cannot be taken."""
+        """Views of an image of this size. ValueError, with a message for the client, for an unsupported size."""
         raise NotImplementedError
 
     def first_view_size(self, size: Size) -> Size:
@@ -65,7 +65,7 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return view.sizes[-1] if view.box is None else (view.box[2] - view.box[0], view.box[3] - view.box[1])
 
     def text(self, size: Size, token: str) -> str:
-        """What stands in the prompt for an image of this size. token: the text of `self.token`."""
+        """The text of an image of this size in the prompt. token: the text of `self.token`."""
         return token * self.count(size)
 
     def count(self, size: Size) -> int:
@@ -73,11 +73,11 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         raise NotImplementedError
 
     def grid(self, size: Size) -> Size | None:
-        """Columns and rows of the vectors, of models whose positions have several axes. None: they have one."""
+        """Columns and rows of the vectors, for models with several position axes. None: positions have one axis."""
         return None
 
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
-        """Arrays that the encoder takes. views: u8[height, width, 3] each, of an image of this size."""
+        """Arrays for the encoder. views: u8[height, width, 3] each, of an image of this size."""
         raise NotImplementedError
 
 
@@ -117,7 +117,7 @@ def read_size(said: Config, key: str, names: Sequence[str], default: Mapping[str
 
 
 def edge(config: Config, key: str, default: int) -> int:
-    """A number, or two that are equal. UnsupportedModelError for what is no square."""
+    """A number, or two equal ones. UnsupportedModelError for a shape other than a square."""
     found = config.get(key)
     if isinstance(found, list):
         if len(found) != 2 or found[0] != found[1]:
@@ -148,7 +148,7 @@ def token(config: Config, default: int | None = None) -> int:
 
 
 def check_shape(width: int, height: int) -> None:
-    """ValueError for what is no picture."""
+    """ValueError for an unsupported shape."""
     if max(width, height) > MOST_RATIO * min(width, height):
         raise ValueError(f"is {width} x {height} pixels: more than {MOST_RATIO} times as long as wide")
 
@@ -174,7 +174,7 @@ def shuffle(config: Config, key: str) -> int:
 
 
 def cut(sizes: tuple[Size, ...], columns: int, rows: int, side: int) -> tuple[View, ...]:
-    """Squares of an image that is resized to `sizes` in turn, row by row."""
+    """Squares of an image after resizing to `sizes` in turn, row by row."""
     boxes = [(x * side, y * side, (x + 1) * side, (y + 1) * side) for y in range(rows) for x in range(columns)]
     return tuple(View(sizes, box) for box in boxes)
 
@@ -182,4 +182,4 @@ def cut(sizes: tuple[Size, ...], columns: int, rows: int, side: int) -> tuple[Vi
 def only(sizes: Iterable[int], side: int) -> None:
     """UnsupportedModelError if the files name another size of squares than the encoder's."""
     if set(sizes) != {side}:
-        raise UnsupportedModelError(f"{FILE}: size: the encoder takes squares of {side} pixels")
+        raise UnsupportedModelError(f"{FILE}: size: the encoder requires squares of {side} pixels")

@@ -1,4 +1,4 @@
-"""LLaVA 1.5: one square, the middle of an image whose shorter edge was fitted to it."""
+"""LLaVA 1.5: one square, the centre of an image after resizing its shorter edge."""
 
 from __future__ import annotations
 

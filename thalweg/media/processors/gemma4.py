@@ -23,7 +23,7 @@ class Gemma4(ImageProcessor, frozen=True, kw_only=True):
     vectors: int
     """At most, of an image."""
     pool: int
-    """Patches along each edge that are averaged."""
+    """Patches along each edge that are pooled by their mean."""
     rows: int
     """Of each of the two tables of places: columns and rows."""
     head_dim: int
@@ -55,7 +55,7 @@ def gemma4(config: Config, said: Config) -> Gemma4:
     if said.get("do_normalize") and (three(said, "image_mean", (0, 0, 0)), three(said, "image_std", (1, 1, 1))) != (
         (0.0,) * 3, (1.0,) * 3,
     ):  # fmt: skip
-        raise UnsupportedModelError(f"{FILE}: do_normalize: this encoder takes values from 0 to 1")
+        raise UnsupportedModelError(f"{FILE}: do_normalize: this encoder requires values from 0 to 1")
     vectors = integer(said, "max_soft_tokens", high=1 << 14, default=280)
     together = config.get("use_bidirectional_attention") == "vision"
     if together and integer(config, "sliding_window", default=512) < vectors:

@@ -111,7 +111,7 @@ def idefics3(config: Config, said: Config) -> Idefics3:
     side = integer(seen, "image_size", default=224)
     tile = read_size(said, "max_image_size", ("longest_edge",), {"longest_edge": side})["longest_edge"]
     if tile != side:
-        raise UnsupportedModelError(f"{FILE}: max_image_size: the encoder takes squares of {side} pixels")
+        raise UnsupportedModelError(f"{FILE}: max_image_size: the encoder requires squares of {side} pixels")
     if flag(said, "do_pad", True) is False:
         raise UnsupportedModelError(f"{FILE}: do_pad: false is not supported by this version")
     return Idefics3(

@@ -1,5 +1,5 @@
-"""Kimi-VL and Kimi K2.5: images keep their ratio, and are made smaller where they have too many patches. What is missing to a
-whole number of vectors is black."""
+"""Kimi-VL and Kimi K2.5: images keep their ratio, and are reduced where they have too many patches. Padding to a whole number
+of vectors is black."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def kimi(config: Config, said: Config) -> Kimi:
     size = said.get("size")
     longest = size.get("max_height") if isinstance(size, dict) else said.get("patch_limit_on_one_side")
     if said.get("fixed_output_tokens") is not None or said.get("pad_input") is False:
-        raise UnsupportedModelError(f"{FILE}: fixed_output_tokens, and images that are cut off, are not supported")
+        raise UnsupportedModelError(f"{FILE}: fixed_output_tokens and cropped images are not supported")
     token = "image_token_id" if around.get("image_token_id") is not None else "media_placeholder_token_id"
     return Kimi(
         token=integer(around, token, low=0, default=PAD), patch=integer(seen, "patch_size", default=14), merge=merge(seen),
@@ -86,5 +86,5 @@ def merge(seen: Config) -> int:
 def table(seen: Config) -> int:
     side = integer(seen, "pos_emb_height", high=1 << 12, default=64)
     if integer(seen, "pos_emb_width", default=64) != side:
-        raise UnsupportedModelError("config.json: vision_config: a table of places that is no square is not supported")
+        raise UnsupportedModelError("config.json: vision_config: position tables other than squares are not supported")
     return side

@@ -37,7 +37,7 @@ class Lfm2Vl(ImageProcessor, frozen=True, kw_only=True):
     """Rows of the table of places, and columns."""
     fewest: int
     most: int
-    """Vectors of an image that is not cut."""
+    """Range of the number of vectors of an untiled image."""
     over: float
     """Images of so many times the most are cut."""
     tile: int
@@ -45,7 +45,7 @@ class Lfm2Vl(ImageProcessor, frozen=True, kw_only=True):
     tiles: tuple[int, int]
     """Squares, at least and at most."""
     whole: bool
-    """An image that is cut is also shown whole."""
+    """A tiled image is also shown whole."""
 
     def views(self, width: int, height: int) -> tuple[View, ...]:
         check_shape(width, height)

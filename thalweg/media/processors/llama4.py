@@ -1,4 +1,4 @@
-"""Llama 4: an image is fitted to a grid of squares that has its ratio, with black beside it, and shown whole last."""
+"""Llama 4: an image is fitted to a grid of squares that has its ratio, padded with black, and shown whole last."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Llama4(ImageProcessor, frozen=True, kw_only=True):
         return min((grid for grid, scale in zip(every, scales, strict=True) if scale == best), key=lambda g: g[0] * g[1])
 
     def _fit_size(self, width: int, height: int) -> Size:
-        """What is smaller than a square is made as large as one, and no larger. Numbers are rounded as tensors round them,
-        where the grid sets the limit."""
+        """Images smaller than a square are enlarged to one, and no further. Numbers are rounded as tensors round them, where
+        the grid sets the limit."""
         columns, rows = self.tiling(width, height)
         wide, high = (
             (grid * self.side, True) if grid * self.side < max(had, self.side) else (max(had, self.side), False)

@@ -1,5 +1,5 @@
-"""LLaVA-NeXT and OneVision: an image is shown whole, and in tiles without what was added to fit them. A learned vector ends
-each row."""
+"""LLaVA-NeXT and OneVision: an image is shown whole, and in tiles with their padding removed. A learned vector ends each
+row."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757
 NEXT = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 ONEVISION = [[384 * high, 384 * wide] for high in range(1, 7) for wide in range(1, 7)]
 SHRINK = 1.1
-"""Only what is so much too long along each edge is made smaller."""
+"""Grids of vectors are reduced only where an edge, by geometric mean, exceeds the limit by more than this factor."""
 
 
 class LlavaNext(ImageProcessor, frozen=True, kw_only=True):
     side: int
     """Pixels of a tile."""
     pinpoints: tuple[Size, ...]
-    """Height and width of what tiles may make up, in pixels."""
+    """Height and width, in pixels, of the supported tile grids."""
     classes: bool
     """A vector of the whole tile is computed before those of its patches."""
     most: int = 0
-    """Tiles of whose size the vectors of an image may be. More are made smaller; 0 = they are not."""
+    """Tiles that limit the vectors of an image. Larger grids of vectors are reduced; 0 = no limit."""
 
     def views(self, width: int, height: int) -> tuple[View, ...]:
         check_shape(width, height)
@@ -59,7 +59,7 @@ class LlavaNext(ImageProcessor, frozen=True, kw_only=True):
         return (View(((side, side),)), *tiles)
 
     def _best(self, width: int, height: int) -> Size:
-        """Height and width of what shows most of the image's pixels, of those the one with least beside them."""
+        """Height and width of the grid that shows most of the image's pixels, and of these the one with least padding."""
         found, shown, wasted = self.pinpoints[0], 0, float("inf")
         for high, wide in self.pinpoints:
             scale = min(wide / width, high / height)
@@ -85,7 +85,7 @@ class LlavaNext(ImageProcessor, frozen=True, kw_only=True):
         return 0, rows, over, columns - 2 * over
 
     def grid_size(self, size: Size) -> Size:
-        """Rows and columns of them that are given."""
+        """Rows and columns of the vectors that remain."""
         _, rows, _, columns = self.rows(size)
         less = math.sqrt(rows * columns / (self.most * (self.side // self.patch) ** 2)) if self.most else 0
         return (int(rows // less), int(columns // less)) if less > SHRINK else (rows, columns)

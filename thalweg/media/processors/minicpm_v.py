@@ -1,4 +1,4 @@
-"""MiniCPM-V 4.6: an image is shown whole, and where it is large in slices of its own ratio too. Each image has its number
+"""MiniCPM-V 4.6: an image is shown whole, and a large one in slices with the image's ratio too. Each image has its number
 before it."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MiniCpmV(ImageProcessor, frozen=True, kw_only=True):
         return self._fit_size(_near(width, columns) / columns, _near(height, rows) / rows, more=True)
 
     def _fit_size(self, width: float, height: float, more: bool) -> Size:
-        """more: what is smaller is made larger."""
+        """more: smaller images are enlarged."""
         if more or height * width > self.edge**2:
             ratio = width / height
             height = int(self.edge / math.sqrt(ratio))
@@ -87,7 +87,7 @@ class MiniCpmV(ImageProcessor, frozen=True, kw_only=True):
 
 
 def _near(length: float, unit: int) -> int:
-    """The multiple that is nearest, one at least."""
+    """The nearest multiple, at least one."""
     return max(round(length / unit) * unit, unit)
 
 

@@ -39,10 +39,10 @@ class Pixtral(ImageProcessor, frozen=True, kw_only=True):
     head_dim: int
     theta: float
     rounds: bool = False
-    """An edge that is made shorter is rounded, as in Mistral's own code; else it is cut off."""
+    """A reduced edge is rounded, as in Mistral's own code; otherwise it is truncated."""
     unit: int = 0
-    """Both edges become multiples of so many pixels; 0 = of what becomes one vector. What is left over is seen by patches, and
-    gives none."""
+    """Both edges become multiples of this many pixels; 0 = of the pixels of one vector. The patches of incomplete vectors are
+    read by the encoder, and yield no vector."""
     rows: str = BREAK
     end: str = END
 

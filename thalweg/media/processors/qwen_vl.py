@@ -1,4 +1,4 @@
-"""Qwen2.5-VL and Qwen3-VL: images keep their ratio between two numbers of pixels. Four patches become one vector, whose
+"""Qwen2.5-VL and Qwen3-VL: images keep their ratio between two numbers of pixels. Four patches become one vector, and its
 position has a row and a column."""
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Glm4v(QwenVL, frozen=True, kw_only=True):
         return (View(((wide, high),)),)
 
     def enlarge(self, width: int, height: int, unit: int) -> Size:
-        """What is too short for one vector."""
+        """The size of an image that is too small for one vector."""
         if min(width, height) >= unit:
             return width, height
         more = max(unit / height, unit / width)
@@ -165,7 +165,7 @@ def glm_ocr(config: Config, said: Config) -> Glm4v:
 
 
 def qwen2_vl(config: Config, said: Config) -> QwenVL:
-    """Without windows. `hidden_size` there is what the encoder gives."""
+    """Without windows. `hidden_size` there is the encoder's output size."""
     seen = vision(config)
     return _build(config, said, {**seen, "hidden_size": integer(seen, "embed_dim", default=1280)}, 28 * 28 * 1280, window=0)
 

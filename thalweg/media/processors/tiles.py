@@ -111,7 +111,7 @@ def cohere2_vision(config: Config, said: Config) -> CommandAVision:
 def aya_vision(config: Config, said: Config) -> AyaVision:
     """Tiles whatever `crop_to_patches` says, as above."""
     if text(outer(config), "vision_feature_select_strategy", "full") != "full":
-        raise UnsupportedModelError("config.json: vision_feature_select_strategy: this encoder has vectors of patches alone")
+        raise UnsupportedModelError("config.json: vision_feature_select_strategy: this encoder only has vectors of patches")
     more = tile_settings(config, said, 384, 14) | {"merge": integer(outer(config), "downsample_factor", high=16, default=2)}
     return AyaVision(token=token(config, 255_036), marker="<image>", **more)
 
@@ -122,7 +122,7 @@ def internvl(config: Config, said: Config) -> TiledImages:
 
 
 def qianfan_ocr(config: Config, said: Config) -> TiledImages:
-    """Its template writes a sign of its own for an image."""
+    """Its template has a special marker for an image."""
     return TiledImages(token=token(config, 151_667), marker="<image>", **tile_settings(config, said, 448, 14))
 
 
