@@ -194,7 +194,7 @@ def test_no_spelling_reaches_another_host(url: str, monkeypatch: pytest.MonkeyPa
 def test_names_of_private_addresses_are_refused(addresses: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch.socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (a, 80)) for a in addresses])
     monkeypatch.setattr(fetch.socket, "create_connection", lambda *_, **__: pytest.fail("connected"))
-    with pytest.raises(RequestError, match="not public"):
+    with pytest.raises(RequestError, match="private address"):
         MediaConnector(["allowed.test"]).read("http://allowed.test/", AT)
 
 

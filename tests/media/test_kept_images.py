@@ -84,7 +84,7 @@ def test_settings_of_images_are_replaced_where_the_models_images_have_them(tmp_p
     assert less is not None
     assert plain.count((900, 900)) == 64
     assert less.count((900, 900)) == 16
-    with pytest.raises(ConfigError, match="'do_pan_and_scan' is no setting"):
+    with pytest.raises(ConfigError, match="unknown setting 'do_pan_and_scan'"):
         processor({**config, "mm_processor_kwargs": {"do_pan_and_scan": True}}, tmp_path)
 
 

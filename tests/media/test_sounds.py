@@ -80,7 +80,7 @@ def test_files_that_are_refused(gate):
         "it is empty": b"", text: b"what is said", "without samples": good[:36], "before their format": good[:12] + good[36:],
         "lasts 4 seconds": written(np.zeros((4 * RATE, 1)), RATE, 2), "samples a second": good[:24] + b"\1\0\0\0" + good[28:],
         "channels": good[:22] + b"\0\0" + good[24:], "12 bits": good[:34] + b"\x0c\0" + good[36:],
-        "cut off": good[:16] + b"\4\0\0\0" + good[20:24] + b"data\0\0\0\0",
+        "truncated": good[:16] + b"\4\0\0\0" + good[20:24] + b"data\0\0\0\0",
         "at a lower rate": written(np.zeros((400_000, 1)), 400_000, 1),
     }  # fmt: skip
     for words, data in wrong.items():

@@ -36,7 +36,7 @@ def test_the_names_users_give_are_those_there_are() -> None:
     assert set(QUANTIZATIONS) == {*ROUNDINGS, *SPELLINGS, *CHECKPOINT_FORMATS}
     with pytest.raises(ConfigError, match="quantization must be one of int8, int4"):
         LLM("thalweg-nano", device="reference", quantization="aqlm")
-    with pytest.raises(ConfigError, match="'gptq' is a format of checkpoints, and this one's weights are dense: leave it out"):
+    with pytest.raises(ConfigError, match="'gptq' is a format of checkpoints, and this one's weights are dense: remove it"):
         LLM("thalweg-nano", device="reference", quantization="gptq")
 
 

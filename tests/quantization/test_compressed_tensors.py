@@ -161,7 +161,7 @@ def test_inputs_in_another_order():
     placed = torch.empty(40, 96)
     placed[:, got.data["perm"][0].long()] = dense(got)
     assert torch.equal(placed, want)
-    with pytest.raises(UnsupportedModelError, match="not with experts"):
+    with pytest.raises(UnsupportedModelError, match="not for experts"):
         made.of("experts", f"{LAYER}.weight")
     tensors["weight_g_idx"][0] = tensors["weight_g_idx"][1]
     with pytest.raises(CheckpointError, match="weight_g_idx: its groups are not of 8 inputs"):

@@ -70,7 +70,7 @@ def test_only_experts_are_quantised(stored):
 
 def test_a_scale_that_is_no_number_is_refused(stored):
     stored[f"{MODULE}.down_proj_scales"][1, 0, 0] = 255
-    with pytest.raises(CheckpointError, match=r"experts.1.down_proj: a scale is not a number"):
+    with pytest.raises(CheckpointError, match=r"experts.1.down_proj: a scale is NaN"):
         read(made(stored), stored, f"{MODULE}.1.down_proj", (HIDDEN, 64))
 
 

@@ -175,7 +175,7 @@ def test_quantised_weights_are_not_rounded_again_and_damaged_ones_are_named(tmp_
     for name in ("compressed-tensors", None):
         assert registry.scheme(config, name).of("linear", "model.layers.0.mlp.up_proj.weight").bits == 4
     with pytest.raises(
-        ConfigError, match=r"'awq' is another format, and .* quantised already \(compressed-tensors\): leave it out"
+        ConfigError, match=r"'awq' is another format, and .* quantised already \(compressed-tensors\): remove it"
     ):
         registry.scheme(config, "awq")
     from safetensors.torch import load_file, save_file

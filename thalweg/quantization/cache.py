@@ -1,5 +1,5 @@
-"""Scales with which a checkpoint's keys and values are meant to be cached in float8: one for the keys of a layer, one for the
-values. What is cached is the value divided by the scale. Loads no tensor framework.
+"""A checkpoint's scales for a float8 KV cache: one for the keys of a layer, one for the values. The cache stores the value
+divided by the scale. Loads no tensor framework.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.quantization.format import Format, Scheme
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
-"""What caches hold, by `AttnSpec.kv_dtype`, for which scales are meant."""
+"""Cache dtypes, by `AttnSpec.kv_dtype`, to which the scales apply."""
 _NAMES = (
     "{kind}_scale", "attn.{kind}_scale", "{kind}_proj.{kind}_scale", "qkv_proj.{kind}_scale", "{kind}_proj.output_scale",
     "qkv_proj.output_scale", "{kind}_cache.scale", "kv_scale", "attn.kv_scale",
@@ -32,8 +32,8 @@ class CacheScales:
 
 
 def scales(formats: Scheme, attention: str) -> CacheScales | None:
-    """Those that the files have for this layer ("model.layers.0.self_attn"). None: none, or both are 1. A scale that is not
-    positive was never measured, and counts as 1. UnsupportedModelError, CheckpointError name the tensor."""
+    """The file's scales for this layer ("model.layers.0.self_attn"). None: none, or both are 1. A scale of 0 or less was never
+    calibrated, and counts as 1. UnsupportedModelError, CheckpointError name the tensor."""
     if not isinstance(formats, Format):
         return None
     found: dict[str, tuple[float, str]] = {}

@@ -1,7 +1,7 @@
-"""The contract between what checkpoints keep and what layers hold.
+"""The contract between checkpoint formats and layers.
 
-A `Scheme` says in which `WeightFormat` each parameter is held. A `Format` is a scheme that comes with a checkpoint, and the
-reader of its tensors: one file each in `formats/`, or an installed package. It knows no model, no device and no file.
+A `Scheme` assigns a `WeightFormat` to each parameter. A `Format` is the scheme of a checkpoint, and the reader of its tensors:
+one file each in `formats/`, or an installed package. It knows no model, no device and no file.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ QUANTISED = ("linear", "experts", "head")
 
 class Scheme(Protocol):
     def of(self, role: str, name: str) -> WeightFormat:
-        """What a parameter is held in. role: what it is for ("linear", "experts", "head", "tied", "embedding", "plain").
-        name: of the tensor that is, or would be, its weight: "model.layers.0.mlp.down_proj.weight"."""
+        """The format of a parameter. role: its use ("linear", "experts", "head", "tied", "embedding", "plain").
+        name: the tensor with its weight, present or not: "model.layers.0.mlp.down_proj.weight"."""
 
 
 CACHE = re.compile(
     r"\.((q|k|v|kv)_scale|[qkv]_zero_point|prob_output_scale|[kv]_cache\.scale|(q|k|v|qkv)_proj\.output_scale|[kv]_proj\.[kv]_bias)$"
 )
-"""Ends the names of tensors with which a checkpoint would have its KV cache scaled: those of keys and values, which
-`quantization.cache` reads, and some that are not used."""
+"""Ends the names of a checkpoint's KV cache scales: those of keys and values, which `quantization.cache` reads, and some unused
+ones."""
 FLOATS = ("bfloat16", "float16", "float32", "float64")
-"""What dense weights are stored in."""
+"""Dtypes of dense weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class WeightPart:
     """Those that it may have."""
     optional: bool = False
     dtypes: tuple[str, ...] = ()
-    """What it may be stored in, by torch's names. Empty: anything."""
+    """Accepted dtypes, by torch's names. Empty: any."""
     name: str = ""
     """Its whole name, where that does not begin with the layer's: a tensor of all experts."""
     at: int | None = None
@@ -59,13 +59,13 @@ Get = Callable[[str], "Tensor"]
 
 
 class Format(ABC):
-    """How one kind of quantised checkpoint keeps its weights. Made from the description that comes with it; the constructor
-    raises UnsupportedModelError, naming the key, for what it does not read."""
+    """A format of quantised checkpoints. Made from the checkpoint's description. The constructor raises UnsupportedModelError
+    with the key of an unsupported setting."""
 
     name: str
     marks: tuple[str, ...] = ()
-    """Tensors, by what follows the layer's name and a dot, of which every quantised layer has one and no dense one has any.
-    Where files are there, they decide which layers are quantised, and rules are held against them."""
+    """Suffixes of tensors, after the layer's name and a dot. Every quantised layer has one, and no dense layer has any.
+    Where files are available, they decide which layers are quantised, and rules are checked with them."""
 
     def __init__(self, description: Mapping[str, Any]) -> None:
         self.description = description
@@ -74,12 +74,12 @@ class Format(ABC):
 
     @abstractmethod
     def scheme(self, layer: str) -> WeightFormat | None:
-        """What the weight of this layer ("model.layers.0.mlp.down_proj") is held in; None: it is dense in the files."""
+        """The format of this layer's weight ("model.layers.0.mlp.down_proj"); None: it is dense in the files."""
 
     @abstractmethod
     def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
-        """The tensors that hold a quantised weight [outputs, inputs], by what follows the layer's name and a dot (or by names
-        of their own, where a part has a whole name)."""
+        """The tensors of a quantised weight [outputs, inputs], by their suffix after the layer's name and a dot. Parts with a
+        whole name have that."""
 
     @abstractmethod
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
@@ -87,12 +87,12 @@ class Format(ABC):
         weights may be joined and divided among ranks."""
 
     def blocks(self, layer: str) -> str:
-        """The GGUF type whose rows the tensor "weight" of this layer holds as they should be, so that a kernel may unpack them
-        itself. Default: "", it holds none."""
+        """The GGUF type of the rows in the tensor "weight" of this layer, if they are in order, so that a kernel may unpack
+        them itself. Default: "", no GGUF blocks."""
         return ""
 
     def ignores(self, name: str) -> bool:
-        """May a tensor that is no part of any weight be left unread? Default: scales of a quantised KV cache (CACHE)."""
+        """May this tensor, which is part of no weight, be left unread? Default: scales of a quantised KV cache (CACHE)."""
         return CACHE.search(name) is not None
 
     def cache(self) -> str:
@@ -101,8 +101,8 @@ class Format(ABC):
         return ""
 
     def apply_method(self, method: str) -> Format | None:
-        """The same weights, whose products take their inputs as an online method of this name does. None: not with this format.
-        Default: never."""
+        """The same weights with inputs as in the online method of this name. None: unsupported by this format. Default:
+        never."""
         return None
 
     def of(self, role: str, name: str) -> WeightFormat:
@@ -110,10 +110,10 @@ class Format(ABC):
         if role != "experts":
             return found
         if found.reordered or found.smoothed:
-            what = "another order (act-order)" if found.reordered else "values of their own (pre_quant_scale)"
+            what = "in another order (act-order)" if found.reordered else "times vectors (pre_quant_scale)"
             raise UnsupportedModelError(
-                f"quantization_config: {name} takes its inputs in or times {what}: this version does so with linear layers, "
-                "not with experts"
+                f"quantization_config: {name} reads its inputs {what}: this version supports that for linear layers only, "
+                "not for experts"
             )
         return replace(found, act="") if found.act else found  # their op rounds no inputs
 
@@ -122,17 +122,17 @@ class Format(ABC):
         return next((name for m in self.marks if self.entry(name := f"{layer}.{m}") is not None), None)
 
     def _layer_format(self, layer: str) -> WeightFormat | None:
-        """What `scheme` says, held against the files. UnsupportedModelError where a layer that rules leave out is quantised."""
+        """The format by `scheme`, checked with the files. UnsupportedModelError for a quantised layer that rules exclude."""
         said = self.scheme(layer)
         if self.stored is None or not self.marks:
             return said
         mark = self.mark(layer)
-        if mark is None:  # dense, unless it is neither: then whoever reads it says what is missing
+        if mark is None:  # dense, unless it is neither: then its reader names the missing tensor
             weight = self.entry(f"{layer}.weight")
             return said if weight is None or weight[0] not in FLOATS else None
         if said is None:
             raise UnsupportedModelError(
-                f"quantization_config: its rules leave {layer} dense, but the files hold {mark}: one of them is wrong"
+                f"quantization_config: its rules leave {layer} dense, but the files hold {mark}: fix the rules or the file"
             )
         return said
 

@@ -1,20 +1,20 @@
 """Rounding a 16- or 32-bit checkpoint while it is loaded: which matrices, to which formats.
 
-int8: layers hold int8 with a scale per output, and round each row of their input to int8 as well, so that products are of
-integers. w4a16: layers hold 4-bit codes with a scale and a zero point per 64 inputs; inputs keep their type. w4a8: the same
-weights, but each 64 inputs of a row are rounded to int8 by their largest, a small part of the noise that 4 bits make, so that
-products are of integers. "int4" is the first of w4a8 and w4a16 for which the device has a kernel.
+int8: layers hold int8 with a scale per output, and round each row of their input to int8 as well, for integer matmuls.
+w4a16: layers hold 4-bit codes with a scale and a zero point per 64 inputs; inputs keep their dtype. w4a8: the same weights,
+but each 64 inputs of a row are rounded to int8 by their largest, for integer matmuls. The error is small next to that of 4
+bits. "int4" is the first of w4a8 and w4a16 for which the device has a kernel.
 
 fp8: 8-bit floats with a scale per output. Each row of the input is rounded to 8-bit floats too. fp8_per_block: scales per
 128 inputs, of weights and of rows of the input. w8a16: int8 with a scale per output. mxfp4, nvfp4: 4-bit floats by groups
-of 32 and 16. In these three inputs keep their type.
+of 32 and 16. In these three inputs keep their dtype.
 
-In all, the output matrix holds int8. Every rounding there moves logits directly, so its inputs keep their type in most. int8
+In all, the output matrix holds int8. Every rounding there moves logits directly, so its inputs keep their dtype in most. int8
 and w4a8 round them too, where the device has a kernel that gains by it: inputs and weights alike have a scale per 64 inputs,
-far finer than what these methods do to layers.
+far finer than these methods' scales in layers.
 
-The embedding, of which a step reads a few rows, and norms and biases stay as they are. Values are rounded to nearest;
-nothing is calibrated.
+The embedding, of which a step reads a few rows, and norms and biases are not rounded. Values are rounded to nearest, without
+calibration.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class Formats:
     layers: WeightFormat = DENSE
     head: WeightFormat = DENSE
     plain_head: WeightFormat | None = None
-    """In place of `head` where the device gains nothing by that. It takes less memory."""
+    """Replaces `head` where the device gains nothing by that, and uses less memory."""
 
     def choose_head(self, gains: Callable[[WeightFormat], bool]) -> Formats:
-        """These, with the output matrix that is best on a device. gains: as in `chosen`."""
+        """The same formats with the best output matrix for a device. gains: as in `choose_method`."""
         if self.plain_head is None:
             return self
         return Formats(self.layers, self.head if gains(self.head) else self.plain_head)
 
     def of(self, role: str, name: str) -> WeightFormat:
-        """What a parameter is held in. role: what it is for ("linear", "experts", "head", ...); name: its first tensor."""
+        """The format of a parameter. role: its use ("linear", "experts", "head", ...); name: its first tensor."""
         if role == "linear":
             return self.layers
         if role == "experts":  # their op rounds no inputs
@@ -87,8 +87,8 @@ def formats(method: str | None) -> Formats:
 
 
 def choose_method(method: str | None, gains: Callable[[WeightFormat], bool]) -> str | None:
-    """The name of METHODS that is meant. gains: has the device a kernel for linear layers of this format, and is it the best
-    way there?"""
+    """The name in METHODS for this one. gains: has the device a kernel for linear layers of this format, and is the kernel
+    fastest there?"""
     method = canonical_name(method)
     if method is None or method not in CANDIDATES:
         return method
@@ -97,15 +97,15 @@ def choose_method(method: str | None, gains: Callable[[WeightFormat], bool]) -> 
 
 
 def linear_spec(format: WeightFormat) -> dict[str, Any]:
-    """What a linear layer says of its weight when it binds."""
+    """A linear layer's description of its weight for binding."""
     if format == DENSE:
         return {"weight": format}
     return {"weight": format.product, "act": format.act, "group": format.group}
 
 
 def round_weight(w: QTensor, format: WeightFormat) -> QTensor:
-    """A dense weight in another format, some rows at a time: rows depend on each other by the largest of all at most. Inputs
-    stay where they are, and what they are. A static scale is 1."""
+    """A dense weight in another format, some rows at a time: rows share at most their largest magnitude. Inputs keep their
+    order and their values. A static scale is 1."""
     import torch
 
     from thalweg.hal.ops.quantise import quantise

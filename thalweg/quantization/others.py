@@ -1,5 +1,5 @@
-"""Names of quantisation that stand for no reader here: formats that are refused, and flags and kernels of other engines that no
-checkpoint is written in. Each with what to do instead."""
+"""Quantisation names without a reader here: rejected formats, and flags and kernels of other engines that are no checkpoint
+format. Each with an alternative."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FORMATS: Mapping[str, str] = {
     "squeezellm": _CODEBOOKS,
     "vptq": _CODEBOOKS,
 }
-"""`quant_method` -> why it is not read, and what to do."""
+"""`quant_method` -> why it is not read, and an alternative."""
 FLAGS: Mapping[str, str] = {
     "awq_marlin": f'{_LEAVE} ("awq")',
     "gptq_marlin": f'{_LEAVE} ("gptq")',
@@ -48,5 +48,5 @@ FLAGS: Mapping[str, str] = {
 
 
 def answer(method: str) -> str:
-    """What to do about a checkpoint that says this method. "": it is unknown."""
+    """The alternative for a checkpoint with this method. "": the method is unknown."""
     return {**FORMATS, **FLAGS}.get(method.lower(), "")

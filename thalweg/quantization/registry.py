@@ -1,8 +1,8 @@
-"""Which quantised checkpoints this version reads, and what a model's weights are held in: as its checkpoint keeps them, or
-rounded while they are loaded. Loads no tensor framework.
+"""The supported formats of quantised checkpoints, and the formats of a model's weights: the checkpoint's, or rounded while they
+are loaded. Loads no tensor framework.
 
-A format may come from outside the repository: an installed package names it in the entry points of the group
-`thalweg.formats` (the checkpoint's `quant_method` -> "package.module:Class", a `Format`).
+A format may be third-party: an installed package names it in the entry points of the group `thalweg.formats` (the checkpoint's
+`quant_method` -> "package.module:Class", a `Format`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LAYOUTS = (
     "float-quantized", "int-quantized", "pack-quantized", "naive-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
     "mxfp6-pack-quantized", "mxfp8-quantized", "mixed-precision",
 )  # fmt: skip
-"""Older files of compressed-tensors name no method, only one of these."""
+"""Older files of compressed-tensors name no method, only one of these layouts."""
 FORMATS: Mapping[str, str] = {
     "auto-round": _AUTO_ROUND,
     "awq": f"{_FORMATS}.awq:Awq",
@@ -67,21 +67,21 @@ def check(described: QuantizationConfig) -> None:
 
 
 def of_checkpoint(config: Mapping[str, Any]) -> Format | None:
-    """The format of a checkpoint whose configuration `read_config` accepted with `check`; None: it is dense."""
+    """The format of a checkpoint with a configuration that `read_config` accepted with `check`; None: it is dense."""
     description = config.get("quantization_config")
     return _build_format(_plain(str(description["quant_method"])), description) if description else None
 
 
 def scheme(config: Mapping[str, Any], method: str | None) -> Scheme:
-    """What the weights of this checkpoint are held in. method: a name of `config.QUANTIZATIONS`, or of `online.METHODS`, or
-    None. Weights that are quantised already may take it for how inputs are multiplied. ConfigError where it is neither that
-    nor the checkpoint's own format."""
+    """The formats of this checkpoint's weights. method: a name of `config.QUANTIZATIONS`, or of `online.METHODS`, or
+    None. For quantised weights it may set the rounding of inputs. ConfigError where it is neither such a method nor the
+    checkpoint's format."""
     found = of_checkpoint(config)
     if found is None:
         if method is not None and method not in (*ROUNDINGS, *SPELLINGS):
             raise ConfigError(
-                f"quantization: {method!r} is a format of checkpoints, and this one's weights are dense: leave it out, or "
-                f"round them as they are loaded ({', '.join(ROUNDINGS)})"
+                f"quantization: {method!r} is a format of checkpoints, and this one's weights are dense: remove it, or "
+                f"round them while they are loaded ({', '.join(ROUNDINGS)})"
             )
         return formats(method)
     if method is None or found.name in CHECKPOINT_FORMATS.get(method, (method,)):
@@ -90,7 +90,7 @@ def scheme(config: Mapping[str, Any], method: str | None) -> Scheme:
     if made is None:
         said = "rounds dense weights" if method in (*ROUNDINGS, *SPELLINGS) else "is another format"
         raise ConfigError(
-            f"quantization: {method!r} {said}, and this checkpoint's are quantised already ({found.name}): leave it out"
+            f"quantization: {method!r} {said}, and this checkpoint's are quantised already ({found.name}): remove it"
         )
     return made
 

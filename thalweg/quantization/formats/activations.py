@@ -1,4 +1,4 @@
-"""What inputs of layers are rounded to, as compressed-tensors describes it: `WeightFormat.act`."""
+"""Rounding of layers' inputs, as compressed-tensors describes it: `WeightFormat.act`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MICRO = 32
 
 
 def act(where: str, said: Any, group: int) -> str:
-    """said: the settings, or nothing. group: inputs that share a scale in the weight. UnsupportedModelError names what is not
-    read. One dynamic scale for a whole batch becomes one per row: text must not depend on who else is served."""
+    """said: the settings, or nothing. group: inputs that share a scale in the weight. UnsupportedModelError names an
+    unsupported setting. One dynamic scale for a whole batch becomes one per row: text must not depend on other requests."""
     if not said:
         return ""
     if not isinstance(said, Mapping):

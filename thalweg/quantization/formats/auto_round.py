@@ -7,7 +7,7 @@
 | auto_round:auto_awq, auto_awq | AWQ |
 | auto_round:fp8 | float8 by blocks |
 
-Layers may have settings of their own (`extra_config`), by name, by the name's end, or by a regular expression.
+Layers may have separate settings (`extra_config`), by name, by the name's end, or by a regular expression.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from thalweg.quantization.formats.patterns import SPECIAL, searches, spellings
 from thalweg.quantization.formats.settings import names, tables
 
 GPTQ = {"auto_gptq": 1, "gptq": 1, "auto": 1, "": 0, "gptq_v2": 0}
-"""Packing, without "auto_round:" -> what is added to stored zero points."""
+"""Packing, without "auto_round:" -> the offset added to stored zero points."""
 AWQ = ("auto_awq", "awq")
 FP8 = ("fp8", "fp8_block")
 BLOCKS = ("block_name_to_quantize", "to_quant_block_names")
@@ -78,7 +78,7 @@ class AutoRound(Format):
         return Settings(bits, awq.group_size(said.get("group_size", 128)), bool(said.get("sym", True)))
 
     def _own(self, layer: str) -> Mapping[str, Any] | None:
-        """Of extra_config: the layer's name, then the end of it, then an expression. None: nothing there means it."""
+        """Of extra_config: the layer's name, then the end of it, then an expression. None: no entry matches it."""
         if layer not in self._found:
             ends = [name.split(".")[-n:] for n in range(layer.count(".") + 3, 0, -1) for name in spellings(layer, "qkv")]
             ways = (self._extra.get(".".join(words)) for words in ends)

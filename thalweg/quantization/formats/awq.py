@@ -51,7 +51,7 @@ class Awq(Format):
 
 
 def group_size(said: object) -> int:
-    """`WeightFormat.group` of what AWQ and GPTQ call group_size: -1 is a row."""
+    """`WeightFormat.group` for `group_size` of AWQ and GPTQ: -1 is a row."""
     return 0 if said == -1 else number(said, "group_size")
 
 

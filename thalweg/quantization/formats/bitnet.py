@@ -32,7 +32,7 @@ class BitNet(Format):
             raise UnsupportedModelError(f"quantization_config: linear_class: this version reads {', '.join(CLASSES)}")
         if kind == "autobitlinear" and description.get("quantization_mode", "offline") != "offline":
             raise UnsupportedModelError(
-                "quantization_config: quantization_mode: weights that are rounded in every step are not read by this version: "
+                "quantization_config: quantization_mode: rounding weights in every step is not supported by this version: "
                 "save the model with quantization_mode offline"
             )
         if description.get("use_rms_norm"):

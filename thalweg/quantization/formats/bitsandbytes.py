@@ -1,10 +1,10 @@
 """bitsandbytes, as transformers saves it.
 
-4 bits: `weight` holds two codes to a byte, the first in the upper half, of the flattened matrix. Codes are places in a table
-of 16 levels (nf4, fp4), and every `blocksize` of them share an absolute maximum (`absmax`). Blocks may cross rows. With double
-quantisation the maximum is itself a place in a table, times a maximum of 256 of them (`nested_*`), plus an offset.
+4 bits: `weight` holds two codes to a byte, the first in the upper half, of the flattened matrix. Codes are indices into a
+16-entry codebook (nf4, fp4). Every `blocksize` codes share an absolute maximum (`absmax`). Blocks may cross rows. With double
+quantisation the maximum is itself a codebook index, times a maximum of 256 maxima (`nested_*`), plus an offset.
 8 bits: `weight` int8 [out, in], weight = code * `SCB` / 127. LLM.int8() also rounds inputs, but for outliers above a threshold.
-Here inputs keep their type, so that there are no outliers to treat.
+Here inputs keep their dtype, so there are no outliers to treat.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class BitsAndBytes(Format):
         group = gcd(inputs, block)
         if group < LEAST:
             raise UnsupportedModelError(
-                f"{layer}: blocks of {block} run over rows of {inputs} inputs, so that {group} of them share a scale: this "
-                f"version reads no fewer than {LEAST}; use the model's bfloat16 checkpoint, and --quantization int4"
+                f"{layer}: blocks of {block} run over rows of {inputs} inputs, so that {group} inputs share a scale: this "
+                f"version needs at least {LEAST}; use the model's bfloat16 checkpoint, and --quantization int4"
             )
         return WeightFormat("table", 4, group, levels=TABLES[kind])
 
     def _state(self, layer: str) -> tuple[str, Mapping[str, Any]]:
-        """The table's name, and what the file says of this layer's blocks. CheckpointError if it is no such description."""
+        """The codebook's name, and the file's settings of this layer's blocks. CheckpointError for an invalid description."""
         kind = next((k for k in TABLES if self.entry(f"{layer}.{_STATE}{k}") is not None), self._kind)
         if layer not in self._settings:
             raw = self.value(f"{layer}.{_STATE}{kind}")

@@ -1,10 +1,9 @@
-"""Checkpoints of the compressed-tensors library (LLM Compressor): groups of layers, each with a way of its own to hold its
-weights: integers of 2 to 8 bits, packed in words ("pack-quantized") or a byte each ("int-quantized"), floats of 8 bits
-("float-quantized", "mxfp8-quantized"), of 6 ("mxfp6-pack-quantized") and of 4 ("mxfp4-pack-quantized",
-"nvfp4-pack-quantized").
+"""Checkpoints of the compressed-tensors library (LLM Compressor): groups of layers, each with a format of weights.
+Integers of 2 to 8 bits are packed in words ("pack-quantized") or stored a byte each ("int-quantized"). Floats have 8 bits
+("float-quantized", "mxfp8-quantized"), 6 ("mxfp6-pack-quantized") or 4 ("mxfp4-pack-quantized", "nvfp4-pack-quantized").
 
-Layouts are those that version 0.20 of the library writes (its `compressors`), and tests hold every one against it. Up to 0.17
-codes of 3, 5, 6 and 7 bits did not cross words. The width of a tensor tells, and the version where it does not.
+Layouts are those of version 0.20 of the library (its `compressors`), and tests compare every one with it. Up to 0.17 codes of
+3, 5, 6 and 7 bits did not cross words. The width of a tensor decides, and the version where the width does not.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _DENSE = (
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Of layers that are held alike."""
+    """A group of layers with the same format."""
 
     targets: tuple[str, ...]
     layout: str = ""
@@ -102,7 +101,7 @@ class CompressedTensors(Format):
         return replace(group.format, reordered=True) if ordered else group.format
 
     def _group(self, layer: str) -> _Group | None:
-        """The one whose target names the layer, else whose expression matches it, else whose class it is of."""
+        """The group with a target that names the layer, else with a matching expression, else with the layer's class."""
         if matches(layer, self._ignore):
             return None
         kinds: tuple[Callable[[str], bool], ...] = (
@@ -187,7 +186,7 @@ class CompressedTensors(Format):
         return data
 
     def _words(self, count: int, bits: int) -> tuple[int, ...]:
-        """How many words so many codes take: one after the other, or as many as fit whole in each."""
+        """Words for `count` codes: packed without gaps, or as many as fit whole in each word."""
         return words(count, bits), -(-count // (WORD // bits))
 
     def _of(self, layer: str) -> tuple[_Group, WeightFormat]:
@@ -208,8 +207,8 @@ def unpack(packed: Any, bits: int, count: int, padded: bool) -> Any:
 
 
 def group_permutation(groups: Any, size: int, layer: str) -> Any:
-    """The group of each input [in] -> "perm" int32 [1, in], in which groups lie one after the other. CheckpointError if they
-    are not of one size. -1: every input is where it was."""
+    """The group of each input [in] -> "perm" int32 [1, in], which sorts inputs by group. CheckpointError for groups of unequal
+    size. -1: every input is in its original place."""
     import torch
 
     groups = groups.to(torch.int64)
@@ -246,7 +245,7 @@ def _group(name: str, said: Any, default: str) -> _Group:
     if w is None and not inputs:
         return _Group(targets)
     if not isinstance(w, Mapping):
-        raise UnsupportedModelError(f"{where}: weights: this version reads groups whose weights are quantised")
+        raise UnsupportedModelError(f"{where}: weights: this version reads groups with quantised weights only")
     layout = str(said.get("format") or default)
     layout = _infer_layout(w, inputs) if layout in ("", "mixed-precision", "naive-quantized") else layout
     if layout not in STORED:
@@ -275,7 +274,7 @@ def _group(name: str, said: Any, default: str) -> _Group:
         )
     orders = w.get("actorder") in ("group", "dynamic")
     if orders and (layout != "pack-quantized" or strategy != "group"):
-        raise UnsupportedModelError(f"{where}: actorder: inputs in another order are read of pack-quantized groups alone")
+        raise UnsupportedModelError(f"{where}: actorder: reordered inputs are only supported for pack-quantized groups")
     inputs_act = activations.act(f"{where}: input_activations", inputs, group)
     form = WeightFormat(
         "int" if kind == "int" else "float", 4 if bits <= 4 else 8, group, symmetric,

@@ -1,4 +1,4 @@
-"""How files keep floats of fewer than 8 bits and scales that are powers of two, and what several formats do with scales."""
+"""Floats of fewer than 8 bits and power-of-two scales as files store them, and handling of scales shared by formats."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def float6(packed: Any, magnitudes: Sequence[float]) -> Any:
 
 
 def to_float8(codes: Any, magnitudes: Sequence[float]) -> Any:
-    """Codes of a small float, whose highest bit is the sign -> the same values as float8_e4m3fn, which has all of them."""
+    """Codes of a small float, with the sign in the highest bit -> the same values as float8_e4m3fn, which has all of them."""
     import torch
 
     table = torch.tensor([*magnitudes, *(-x for x in magnitudes)]).to(torch.float8_e4m3fn)
@@ -41,14 +41,14 @@ def to_float8(codes: Any, magnitudes: Sequence[float]) -> Any:
 
 
 def wide(scales: Any, layer: str) -> Any:
-    """Scales as files keep them -> float32. Bytes and float8_e8m0fnu are exponents: 2**(b - 127). CheckpointError for one that
-    is NaN."""
+    """Scales as files store them -> float32. Bytes and float8_e8m0fnu are exponents: 2**(b - 127). CheckpointError for a NaN
+    scale."""
     import torch
 
     if scales.dtype in (torch.uint8, torch.float8_e8m0fnu):
         bits = scales.view(torch.uint8).to(torch.int32)
         if bool((bits == 255).any()):
-            raise CheckpointError(f"{layer}: a scale is not a number (its exponent's byte is 255): the file is damaged")
+            raise CheckpointError(f"{layer}: a scale is NaN (its exponent's byte is 255): the file is damaged")
         made: Any = torch.where(bits == 0, 1 << 22, bits << 23).view(torch.float32)  # 2**-127 is subnormal
         return made
     return scales.to(torch.float32)

@@ -1,8 +1,9 @@
 """8-bit floats, as DeepSeek-V3 and many after it are published: `weight` float8_e4m3fn [out, in] and its scale, which
-multiplies whether it is called `weight_scale`, `weight_scale_inv` or `scale`. It is one of the tensor, of each output, or of
-each block [⌈out / rows⌉, ⌈in / columns⌉], whose last blocks may be partial. Scales are floats, or bytes of exponents (ue8m0).
+multiplies whether it is called `weight_scale`, `weight_scale_inv` or `scale`. There is one scale of the tensor, of each
+output, or of each block [⌈out / rows⌉, ⌈in / columns⌉]. The last blocks may be partial. Scales are floats, or bytes of
+exponents (ue8m0).
 
-DeepSeek-V4 keeps experts beside such layers as 4-bit floats: `weight` bytes [out, in / 2], a scale for each 32 inputs.
+DeepSeek-V4 also has experts in 4-bit floats: `weight` bytes [out, in / 2], a scale for each 32 inputs.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from thalweg.quantization.formats.patterns import matches
 from thalweg.quantization.formats.settings import names
 
 SCALES = (*FLOATS, "uint8", "float8_e8m0fnu")
-"""What scales are stored in."""
+"""Dtypes of scales."""
 BYTES = ("uint8", "int8")
-"""What 4-bit experts are stored in, two to a byte."""
+"""Dtypes of 4-bit experts, two codes to a byte."""
 MICRO = WeightFormat("float", 4, 32)
 
 
@@ -34,8 +35,8 @@ class Fp8(Format):
         scheme = description.get("activation_scheme") or "dynamic"
         if scheme not in ("dynamic", "static") or (scheme == "static" and self._block):
             raise UnsupportedModelError(
-                "quantization_config: activation_scheme: this version rounds inputs by scales of their own (dynamic), or by "
-                f"one of the checkpoint (static) where weight_block_size is absent, not {scheme!r:.80}"
+                "quantization_config: activation_scheme: this version rounds inputs by computed scales (dynamic), or by "
+                f"one scale of the checkpoint (static) where weight_block_size is absent, not {scheme!r:.80}"
                 f"{' with blocks' if self._block else ''}"
             )
         if (kind := description.get("fmt") or "e4m3") not in ("e4m3", "float8_e4m3fn"):
@@ -83,7 +84,7 @@ class Fp8(Format):
         return stored is not None and stored[0] in BYTES
 
     def _scale(self, layer: str) -> str:
-        """What the layer's scale is called."""
+        """The name of the layer's scale."""
         found = self.mark(layer)
         return found.rpartition(".")[2] if found else "weight_scale_inv" if self._block else "weight_scale"
 

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FLOATS = ("MXFP4", "NVFP4")
-"""Types whose codes are twice a 4-bit float."""
+"""Types with codes of twice a 4-bit float."""
 BY_METHOD = {"w4a8": "int8_per_group", "w4a16": "", "int4": ""}
 """Methods of `online` -> `WeightFormat.act`. The engine has resolved int4 where products are bound; memory is the same."""
 _BY_NAME = {t.name: t for t in TYPES.values()}
 
 
 def weight_format(name: str) -> WeightFormat:
-    """What layers hold blocks of this type in."""
+    """The format in which layers hold blocks of this type."""
     layout = LAYOUTS[name]
     if name in FLOATS:
         return WeightFormat("float", 4, layout.group)
@@ -60,7 +60,7 @@ class Gguf(Format):
         return made
 
     def of(self, role: str, name: str) -> WeightFormat:
-        """Embeddings too, whose rows are decoded as they are looked up."""
+        """Embeddings too: their rows are decoded at lookup."""
         form = (self.scheme(name.removesuffix(".weight")) if role != "plain" else None) or DENSE
         four = role == "linear" and (form.kind, form.bits) == ("int", 4)
         return replace(form, act=self._act) if four and self._act else form
@@ -90,7 +90,7 @@ class Gguf(Format):
 
 
 def _in_order(values: Tensor, tiles: Sequence[int], group: int, codes: bool) -> Tensor:
-    """Columns in the order that transformers has them in. codes: one for each input; else one for each group of them."""
+    """Columns in the order of transformers. codes: one for each input; else one for each group of inputs."""
     import torch
 
     keys, each, size = tiles

@@ -41,7 +41,7 @@ class Packing:
     ordered: bool = False
     """Groups in the order of inputs that act-order chose."""
     offset: int = 1
-    """What is added to stored zero points."""
+    """The offset added to stored zero points."""
     wraps: bool = True
     """Is a zero point of 2**bits read as 0? AutoGPTQ does so, but for 3 bits."""
 
@@ -131,7 +131,7 @@ class Gptq(Format):
 
 
 def _flat(said: Mapping[str, Any]) -> tuple[str, ...]:
-    """modules_in_block_to_quantize: names, or lists of those that are quantised together."""
+    """modules_in_block_to_quantize: names, or lists of names that are quantised together."""
     key = "modules_in_block_to_quantize"
     found = said.get(key)
     if not isinstance(found, list):
@@ -193,8 +193,8 @@ def _in_order(layer: str, groups: Tensor, codes: Tensor, packing: Packing) -> di
     if not packing.ordered:
         if not torch.equal(groups.long(), want):
             raise CheckpointError(
-                f"{layer}.g_idx: its inputs are in another order, and quantization_config says that desc_act is false: one of "
-                "them is wrong"
+                f"{layer}.g_idx: its inputs are in another order, and quantization_config says that desc_act is false: fix the "
+                "setting or the file"
             )
         return {}
     order = groups.argsort(stable=True)

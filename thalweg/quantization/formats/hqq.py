@@ -1,9 +1,9 @@
-"""HQQ: `W_q`, `scale` and `zero` of the matrix reshaped to [out * in / group, group] (axis 1). weight = (code - zero) * scale,
-with a zero point that is no whole number: it is held as a minimum, zero * scale.
+"""HQQ: `W_q`, `scale` and `zero` of the matrix reshaped to [out * in / group, group] (axis 1). weight = (code - zero) * scale.
+The zero point is a fraction, and is kept as a minimum, zero * scale.
 
 Codes are packed by parts of that matrix's rows. Of 4 bits the first half is in the upper half of a byte. Of 3 bits ten parts
 share 32 bits. The library computes (code - zero) * scale, here it is code * scale - zero * scale: equal but for the last bits
-of a float32.
+in float32.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PARTS = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}
-"""Bits of a code -> parts of rows that share a word. Words are bytes, but for 3 bits (32)."""
+"""Bits of a code -> parts of rows that share a word. Words are bytes, except for 3 bits (32)."""
 SETTINGS = (
     "axis", "channel_wise", "compute_dtype", "encoded_state_dict", "group_size", "nbits", "offload_meta", "optimize", "packing",
     "quant_scale", "quant_zero", "round_zero", "shape", "stores_quant_config", "unpack_view_dtype", "view_as_float",
 )  # fmt: skip
-"""Tensors beside W_q in which its settings are repeated."""
+"""Tensors of a layer that repeat its settings."""
 _REFUSED = ("quant_scale", "quant_zero", "view_as_float")
 _NUMBERS = ("nbits", "group_size", "axis", *_REFUSED)
 
@@ -46,7 +46,7 @@ class Hqq(Format):
         self._by_name = {name: _weights(v) for name, v in inner.items()}
         for key in ("scale_quant_params", "zero_quant_params"):
             if said.get(key):
-                raise UnsupportedModelError(f"quantization_config: {key}: this version reads scales and zeros that are floats")
+                raise UnsupportedModelError(f"quantization_config: {key}: this version requires floats as scales and zeros")
         self._dense = names(description, "skip_modules", default=("lm_head",))
         self._found: dict[str, WeightFormat | None] = {}
         for settings in filter(None, (self._default, *self._by_name.values())):

@@ -1,8 +1,8 @@
 """Checkpoints of NVIDIA ModelOpt: one algorithm for all layers, or one for each (MIXED_PRECISION). `weight_scale` and
 `weight_scale_2`, the scale of scales, multiply. `input_scale` is the static scale of a layer's inputs. `pre_quant_scale` [in]
-multiplies the inputs before that (AWQ, SmoothQuant). Layouts are those that version 0.47 writes (tests/quantization/modelopt).
+multiplies the inputs before that (AWQ, SmoothQuant). Layouts are those of version 0.47 (tests/quantization/modelopt).
 
-Of W4A8_AWQ the library rounds twice: what 4-bit codes stand for is a float8 with one scale. It is held as that.
+W4A8_AWQ rounds twice: the value of a 4-bit code is a float8 with one scale. Layers hold that float8.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Algo:
     codes: Callable[[Shape], Shape]
     """Shape of `weight`."""
     stored: str
-    """What that is stored in."""
+    """The dtype of `weight` in files."""
     scales: tuple[str, ...] = FLOATS
 
 
@@ -65,7 +65,7 @@ ALGOS: Mapping[str, _Algo] = {
     "W8A8_SQ_PER_CHANNEL": _Algo(replace(INT8, act="int8_static"), _as_is, "int8"),
     "W8A16": _Algo(INT8, _as_is, "int8"),
 }
-"""MXFP4: whether inputs were rounded too does not stand in the file. They keep their type."""
+"""MXFP4: files do not record whether inputs were rounded too. They keep their dtype."""
 MIXED = "MIXED_PRECISION"
 
 

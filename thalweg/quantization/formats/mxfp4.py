@@ -1,4 +1,4 @@
-"""4-bit floats with a power of two for each 32 inputs, as gpt-oss is published: experts alone. All of a layer's experts are
+"""4-bit floats with a power of two for each 32 inputs, as gpt-oss is published: experts only. All of a layer's experts are
 in one tensor: `experts.gate_up_proj_blocks` bytes [E, 2 F, H / 32, 16] and `_scales` [E, 2 F, H / 32], `down_proj_*` alike.
 Rows of gate and up alternate, gate first.
 """
@@ -60,6 +60,6 @@ class Mxfp4(Format):
 
 
 def _tensor(layer: str) -> str:
-    """What begins the names of the tensors that hold this expert's matrix."""
+    """Prefix of the names of the tensors that hold this expert's matrix."""
     module, _, matrix = EXPERT.fullmatch(layer).groups()  # type: ignore[union-attr]
     return f"{module}.{'gate_up' if matrix in FIRST else matrix}_proj"

@@ -1,17 +1,17 @@
-"""Which layers a rule of a quantised checkpoint means. One table of the spellings, shared by the formats that use them:
+"""Matching of layers by the rules of a quantised checkpoint. One table of the spellings, shared by the formats that use them:
 
-| function | rule | who writes it |
+| function | rule | written by |
 |---|---|---|
 | `matches` | the layer's whole name, a module it is in, a class, or "re:" and a regular expression | compressed-tensors, fp8 |
 | `contains` | a part of the name | AWQ, bitsandbytes, GPTQ's blocks |
 | `ends` | the end of the name, whole words | AutoRound |
 | `globs` | a pattern of `fnmatch` | ModelOpt, Quark |
 | `searched` | a regular expression that may begin anywhere | AutoRound |
-| `signed` | "+:" or "-:" and a regular expression: settings of their own, or dense | GPTQ's `dynamic` |
+| `signed` | "+:" or "-:" and a regular expression: separate settings, or dense | GPTQ's `dynamic` |
 
-A rule may use the name of the product that engines compute at once (qkv_proj), or that of a multimodal model's text part. So
-every rule is held against all `spellings` of a layer. A rule that means up_proj must not meet gate_proj as gate_up_proj: only
-rules that have a fused name in them are held against one.
+A rule may use the name of a fused product (qkv_proj), or that of a multimodal model's text part. Every rule is therefore
+matched with all `spellings` of a layer. A rule for up_proj must not match gate_proj as gate_up_proj: only rules with a fused
+name in them are matched with one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 """Names of products that engines compute at once -> those of their parts."""
 _IN_FUSED = {part: whole for whole, parts in FUSED.items() for part in parts}
 _WORDS = ("qkv", "gate_up")
-"""What a rule for a fused name has in it."""
+"""Parts of a rule for a fused name."""
 SPECIAL = frozenset("*+?^$()[]{}|\\")
 """A name with one of these is a regular expression, where formats do not say which of the two it is."""
 

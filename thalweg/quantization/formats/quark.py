@@ -1,9 +1,8 @@
-"""Checkpoints of AMD Quark: a configuration for all layers, and others for those that patterns or classes name. Read here:
-8-bit floats and integers with a scale of the tensor or of each output, 4- and 6-bit floats in groups (OCP MX, NVFP4), and int4
-in groups.
+"""Checkpoints of AMD Quark: a configuration for all layers, and exceptions by patterns or classes. Supported: 8-bit floats and
+integers with a scale of the tensor or of each output, 4- and 6-bit floats in groups (OCP MX, NVFP4), and int4 in groups.
 
-int4 lies as in AWQ: `weight` int32 [in, out / 8], of which `pack_method` says in what order a word holds its outputs. Without
-zero points a code is a number with a sign.
+int4 is laid out as in AWQ: `weight` int32 [in, out / 8], with the order of a word's outputs in `pack_method`. Without zero
+points a code is a signed number.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from thalweg.quantization.formats.settings import names, table, tables
 
 FLOAT8 = "float8_e4m3fn"
 PER_WORD, REORDER = 8, (0, 4, 1, 5, 2, 6, 3, 7)
-"""Outputs in a word of int4, and where each is of them with pack_method "reorder"."""
+"""Outputs in a word of int4, and their order with pack_method "reorder"."""
 MICRO = {"fp4": 4, "fp6_e2m3": 6, "fp6_e3m2": 6}
 """Bits of floats that have a power of two for each 32."""
 _READ = (
@@ -56,7 +55,7 @@ class Quark(Format):
         return None if found is None else found[1]
 
     def _kind(self, layer: str) -> tuple[str, WeightFormat] | None:
-        """What the layer's weight is written as, and held in."""
+        """Quark's name for the format of the layer's weight, and the format in memory."""
         expressions = [rule for rule in self._dense if rule.startswith("re:")]
         if matches(layer, expressions) or globs(layer, (rule for rule in self._dense if rule not in expressions)):
             return None
@@ -125,8 +124,8 @@ class Quark(Format):
 
 
 def _form(where: str, said: Any, cache: bool) -> tuple[str, WeightFormat] | None:
-    """What weights of these settings are written as, and held in; None: they are dense. cache: are outputs those that a KV
-    cache keeps?"""
+    """Quark's name for the format of weights with these settings, and the format in memory; None: they are dense. cache: are
+    outputs kept in a KV cache?"""
     where = f"quantization_config: {where}"
     for key in ("bias", *(() if cache else ("output_tensors",))):
         if said.get(key):

@@ -12,7 +12,7 @@ MOST = 1 << 31
 
 
 def names(said: Mapping[str, Any], *keys: str, default: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """A list of names or rules under the first of these keys that is there. null counts as absent."""
+    """A list of names or rules under the first of these keys with a value. null counts as absent."""
     for key in keys:
         value = said.get(key)
         if value is not None:

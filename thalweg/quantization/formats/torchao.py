@@ -61,7 +61,7 @@ class TorchAo(Format):
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
         form = self._of(layer)
         if self.entry(f"{layer}._weight_zero_point") is not None and bool(get("_weight_zero_point").any()):
-            raise CheckpointError(f"{layer}._weight_zero_point: this version reads int8 of torchao around zero alone")
+            raise CheckpointError(f"{layer}._weight_zero_point: this version only reads symmetric int8 of torchao")
         scales = get("_weight_scale").float()
         scales = scales.reshape(-1, scales.shape[-1] if scales.dim() == 2 else 1)
         return QTensor(form, shape, {"codes": get("_weight_qdata"), "scales": scales.expand(shape[0], -1).contiguous()})

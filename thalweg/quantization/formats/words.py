@@ -1,4 +1,4 @@
-"""Codes in words of 32 bits, as GPTQ, AWQ and what follows them write them."""
+"""Codes in words of 32 bits, in the layouts of GPTQ, AWQ and their successors."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def words(count: int, bits: int) -> int:
 
 
 def stream(packed: Tensor, bits: int, count: int) -> Tensor:
-    """int32 [rows, words] -> uint8 [rows, count]: codes lie one after the other from the lowest bit of the first word on. Those
-    of 3, 5, 6 and 7 bits may begin in one word and end in the next."""
+    """int32 [rows, words] -> uint8 [rows, count]: codes are packed from the lowest bit of the first word on. Codes of 3, 5, 6
+    and 7 bits may begin in one word and end in the next."""
     import torch
 
     mask = (1 << bits) - 1
