@@ -116,13 +116,15 @@ def choose_sets(word: str) -> tuple[str, ...] | None:
 
 
 def has_sets(names: tuple[str, ...] | None, library: Path = LIBRARY) -> bool:
-    """Does the compiled library have these sets, as far as this processor can run them? None, all sets: is it newer than its
-    sources?"""
+    """Has the compiled library this version's interface and these sets, as far as this processor can run them? None, all sets:
+    is it newer than its sources?"""
     if not library.exists():
         return False
     if names is None:
         return library.stat().st_mtime >= max(source.stat().st_mtime for source in SOURCES.iterdir())
     found = ctypes.CDLL(str(library))
+    if f"ABI = {found.thalweg_abi()};" not in (SOURCES / "api.cpp").read_text():
+        return False
     found.thalweg_levels.restype = ctypes.c_char_p
     return set(found.thalweg_levels().decode().split(",")) >= set(names)
 
@@ -145,7 +147,7 @@ def build(
     with tempfile.TemporaryDirectory() as scratch:
         known = [name for name, flags in flags_of.items() if _accepts(cxx, flags, Path(scratch))]
         jobs = {f"kernels_{name}": flags_of[name] for name in known} | {
-            n: [] for n in ("kernels_portable", "arena", "digest", "experts", "pack", "pool")
+            n: [] for n in ("kernels_portable", "arena", "digest", "experts", "pack", "pool", "ranks")
         }
         jobs["api"] = [f"-DHAS_{name.upper()}" for name in known]
         sources = {name: SOURCES / f"{name}.cpp" for name in jobs}

@@ -1,10 +1,12 @@
-"""What recorders of torch operations ask of arguments and results: which tensors are in them, and whose memory they use."""
+"""What recorders of torch operations ask of arguments and results (which tensors are in them, and whose memory they use), and
+what communicators do with the parts that ranks hold."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -23,3 +25,17 @@ def tensors_in(x: Any) -> Iterator[Tensor]:
 def memory_of(t: Tensor) -> int:
     """Equal for tensors that are views of the same memory."""
     return int(t.untyped_storage()._cdata)
+
+
+def sum_parts(parts: Tensor) -> Tensor:
+    """[n, ...] -> the sum of the n parts, in order. Types of less than float32 are summed in that."""
+    kind = torch.promote_types(parts.dtype, torch.float32) if parts.is_floating_point() else parts.dtype
+    total = parts[0].to(kind, copy=True)
+    for part in parts[1:]:
+        total += part
+    return total.to(parts.dtype)
+
+
+def join_parts(parts: Tensor, dim: int) -> Tensor:
+    """[n, ...] -> the n parts joined along `dim` of one part."""
+    return torch.cat(parts.unbind(0), dim)

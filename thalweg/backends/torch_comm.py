@@ -1,14 +1,16 @@
 """Collectives by torch.distributed: NCCL, RCCL (which goes by the same name), XCCL, and gloo on the host.
 
 One group serves the whole process. The calls enqueue on the current stream, as kernels do. So a graph holds them too
-where the library allows it (NCCL and RCCL do, XCCL does not yet). Gloo's calls are torch operations that end before they
-return, which a recorder of such operations sees.
+where the library allows it (NCCL and RCCL do, XCCL does not yet). Gloo's calls go on in threads after they return, and are
+waited for outside of what recorders of torch operations see. So here each call and its wait are one torch operation.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thalweg.backends.tensors import join_parts, sum_parts
 from thalweg.errors import DeviceError, PeerError
 from thalweg.hal.comm import Communicator
 from thalweg.hal.platform import RENDEZVOUS, Place
@@ -28,6 +31,35 @@ ORDERED = frozenset({"gloo"})
 """Backends whose sums are computed here, from what is gathered."""
 UNCAPTURED = frozenset({"xccl"})
 """Backends whose calls no graph can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """Of (output, input), both flat."""
+
+    gather: Callable[[Tensor, Tensor], Any]
+    exchange: Callable[[Tensor, Tensor], Any]
+
+
+@functools.cache
+def _synchronous() -> _Calls:
+    """The calls on tensors of the host as torch operations that end with the exchange."""
+    library: Any = torch.library.Library("thalweg_comm", "DEF")  # type: ignore[no-untyped-call]
+    calls: list[Any] = []
+    for name, call in (("gather", GATHER), ("exchange", dist.all_to_all_single)):
+        library.define(f"{name}(Tensor(a!) out, Tensor x) -> ()")
+        library.impl(name, functools.partial(_finish, call), "CPU")
+        calls.append(getattr(torch.ops.thalweg_comm, name).default)
+    _KEPT.append(library)
+    return _Calls(*calls)
+
+
+def _finish(call: Callable[[Tensor, Tensor], Any], out: Tensor, x: Tensor) -> None:
+    call(out, x)
+
+
+_KEPT: list[Any] = []
+"""Operations end with the library that defined them."""
 
 
 class TorchCommunicator(Communicator):
@@ -47,17 +79,18 @@ class TorchCommunicator(Communicator):
             raise DeviceError(f"device: rank {place.rank} of {place.world} could not join the others at {where}: {e}") from e
         self.size, self._rank = place.world, place.rank
         self.captures, self.ordered = backend not in UNCAPTURED, backend in ORDERED
+        self._calls = _synchronous() if self.ordered else _Calls(GATHER, dist.all_to_all_single)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x = x.contiguous()
         if self.ordered:
-            return _sum(self._gather(x))
+            return sum_parts(self._gather(x))
         with self._peers():
             dist.all_reduce(x)
         return x
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        return _join(self._gather(x), dim)
+        return join_parts(self._gather(x), dim)
 
     def part(self, x: Tensor, dim: int = -1) -> Tensor:
         size = self.part_size(x.shape, dim)
@@ -66,14 +99,14 @@ class TorchCommunicator(Communicator):
     def reduce_scatter(self, x: Tensor, dim: int = -1) -> Tensor:
         apart = self._divide(x, dim)
         if self.ordered:
-            return _sum(self._exchange(apart))
+            return sum_parts(self._exchange(apart))
         out = torch.empty_like(apart[0], memory_format=torch.contiguous_format)
         with self._peers():
             SCATTER(out.view(-1), apart.view(-1))
         return out
 
     def all_to_all(self, x: Tensor, dim: int = 0) -> Tensor:
-        return _join(self._exchange(self._divide(x, dim)), dim)
+        return join_parts(self._exchange(self._divide(x, dim)), dim)
 
     def abort(self) -> None:
         group = dist.group.WORLD
@@ -88,7 +121,7 @@ class TorchCommunicator(Communicator):
         parts = x.new_empty(self.size * x.numel())
         if x.numel():
             with self._peers():
-                GATHER(parts, x.contiguous().view(-1))
+                self._calls.gather(parts, x.contiguous().view(-1))
         return parts.view(self.size, *x.shape)
 
     def _exchange(self, apart: Tensor) -> Tensor:
@@ -96,7 +129,7 @@ class TorchCommunicator(Communicator):
         got = torch.empty_like(apart)
         if apart.numel():
             with self._peers():
-                dist.all_to_all_single(got.view(-1), apart.view(-1))
+                self._calls.exchange(got.view(-1), apart.view(-1))
         return got
 
     def _divide(self, x: Tensor, dim: int) -> Tensor:
@@ -116,17 +149,3 @@ def _store(where: str) -> str:
     """A folder is where ranks meet, of which torch wants a file."""
     path = Path(where.removeprefix("file://"))
     return f"file://{path / 'torch'}" if where.startswith("file://") and path.is_dir() else where
-
-
-def _sum(parts: Tensor) -> Tensor:
-    """[n, ...] -> the sum of the n parts, in order. Types of less than float32 are summed in that."""
-    kind = torch.promote_types(parts.dtype, torch.float32) if parts.is_floating_point() else parts.dtype
-    total = parts[0].to(kind, copy=True)
-    for part in parts[1:]:
-        total += part
-    return total.to(parts.dtype)
-
-
-def _join(parts: Tensor, dim: int) -> Tensor:
-    """[n, ...] -> the n parts joined along `dim` of one part."""
-    return torch.cat(parts.unbind(0), dim)

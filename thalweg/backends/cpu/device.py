@@ -149,7 +149,7 @@ class CpuDevice(EagerDevice):
             self._library.kept.tell()
         if self._library is None or self._arena is None:
             return super().compile(step, params, state, shape, features)
-        return RecordingExecutable(step, params, state, self._library, self._arena)
+        return RecordingExecutable(step, params, state, self._library, self._arena, self.comm)
 
     def peak(self, dtype: str) -> float | None:
         return peak(self._library, dtype) if self._library else None
@@ -197,16 +197,20 @@ def open_device(
         raise DeviceError(f"compress_weights: no kernel reads such weights here ({said}); leave it out")
     if library is not None and packed_weights:
         library.kept = _open_packed_weights(library, packed_weights)
-    comm = _open_communicator(place) if place is not None and place.world > 1 else None
+    comm = _open_communicator(place, library) if place is not None and place.world > 1 else None
     if library is None:
         return CpuDevice(info, (_absent(missing), *KERNELS), ATTENTION, None, comm=comm)
     return CpuDevice(info, *_made_of(library), library, graphs, comm)
 
 
-def _open_communicator(place: Place) -> Communicator:
-    from thalweg.backends.torch_comm import TorchCommunicator
+def _open_communicator(place: Place, library: NativeLibrary | None) -> Communicator:
+    if library is None:
+        from thalweg.backends.torch_comm import TorchCommunicator
 
-    return TorchCommunicator("gloo", place)
+        return TorchCommunicator("gloo", place)
+    from thalweg.backends.cpu.shm import ShmCommunicator
+
+    return ShmCommunicator(library, place)
 
 
 def _made_of(library: NativeLibrary) -> tuple[Sequence[Kernel], Sequence[AttentionBackend]]:

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporaril
 from thalweg.backends.cpu.native import REPLAYED, WORDS, NativeLibrary, alloc_zeros
 from thalweg.backends.eager import CompletedStep, EagerExecutable, to_numpy, to_torch
 from thalweg.backends.tensors import memory_of, tensors_in
+from thalweg.hal.comm import SOLO, Communicator
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import SCRATCH, Layout, Params, StateBox, Step, StepBatch, lay_out, pack, statics, unpack
 
@@ -161,14 +162,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def run() -> None:
             for part in parts:
+                failed = 0
                 if not isinstance(part, np.ndarray):
                     part()
                 elif library.times is None:
-                    replay(context, part.ctypes.data, len(part))
+                    failed = replay(context, part.ctypes.data, len(part))
                 else:
                     for entry in part:
                         with library.clock(library.times, REPLAYED[int(entry[0])], int(entry[1])):
-                            replay(context, entry.ctypes.data, 1)
+                            failed = failed or replay(context, entry.ctypes.data, 1)
+                if failed and library.describe_failure is not None:
+                    raise library.describe_failure(failed)
 
         return run
 
@@ -235,8 +239,11 @@ class _RecordedStep:
 class RecordingExecutable:
     """Uniform steps are recorded when a layout comes a second time. Others run as they are written."""
 
-    def __init__(self, step: Step, params: Params, state: StateBox, library: NativeLibrary, arena: Arena) -> None:
-        self._eager = EagerExecutable(step, params, state)
+    def __init__(
+        self, step: Step, params: Params, state: StateBox, library: NativeLibrary, arena: Arena, comm: Communicator = SOLO
+    ) -> None:
+        """comm: what the step exchanges with other ranks through."""
+        self._eager, self._comm = EagerExecutable(step, params, state), comm
         self._step, self._params, self._state, self._library, self._arena = step, params, state, library, arena
         self._tapes: OrderedDict[Any, _RecordedStep | str] = OrderedDict()
         """Recorded steps by layout and statics. A text says why there is no tape."""
@@ -283,6 +290,8 @@ class RecordingExecutable:
         return CompletedStep(to_numpy(tape.result, copy=True))
 
     def _record(self, key: Any, batch: StepBatch, layout: Layout, size: int) -> CompletedStep:
+        if not self._comm.captures:
+            raise UnrecordableError(f"{type(self._comm).__name__} exchanges with other ranks, unseen by the recorder")
         held = alloc_zeros(self._library, size)
         buffer = torch.frombuffer(held, dtype=torch.uint8).numpy()
         pack(batch, layout, buffer)

@@ -30,9 +30,10 @@ logger = logging.getLogger(__name__)
 
 
 class GpuDevice(Device):
-    """graphs: capture what can be captured (uniform buckets). Otherwise every step runs as it is written. prepare:
-    before the first request compile kernels and capture graphs ("graphs"), compile only ("kernels"), or neither
-    ("none"). readers: threads that read weights from files; 0: each is read by the caller and `put`."""
+    """graphs: capture what can be captured (uniform buckets, of ranks whose exchanges can be). Otherwise every step runs as it
+    is written. prepare: before the first request compile kernels and capture graphs ("graphs"), compile only
+    ("kernels"), or neither ("none"). readers: threads that read weights from files; 0: each is read by the caller and
+    `put`."""
 
     keeps_tables = rounds = moves_blocks = True
 
@@ -40,9 +41,10 @@ class GpuDevice(Device):
         self, info: DeviceInfo, runtime: Runtime, parts: KernelSet, *, graphs: bool = True, prepare: str = "none",
         comm: Communicator | None = None, readers: int = 0,
     ) -> None:  # fmt: skip
+        self.comm = comm or Solo()
+        graphs = graphs and self.comm.captures
         self.warms, self._ahead = prepare != "none", graphs and prepare == "graphs"
         self.info, self.kernels, self.attention = info, parts.kernels, parts.attention
-        self.comm = comm or Solo()
         self._runtime, self._graphs, self._readers = runtime, graphs, readers
         self._uploader = Uploader(runtime)
         eager, graph = (torch.empty(SMALLEST, dtype=torch.uint8, device=runtime.device) for _ in range(2))

@@ -27,6 +27,7 @@ class HostGpuPlatform(Platform):
     """Small buckets, so that tests meet padding, several graphs and shapes no bucket holds."""
 
     name = "host-gpu"
+    supports_ranks = True
     options: HostGpuOptions = HostGpuOptions()
 
     def probe(self) -> Probe:
@@ -45,6 +46,7 @@ class HostGpuPlatform(Platform):
         return (*(b for b in defaults.buckets if b.seqs <= limits.seqs), *verify, *more)
 
     def open(self, place: Place) -> Device:
+        from thalweg.backends.torch_comm import TorchCommunicator
         from thalweg.backends.torch_gpu.device import GpuDevice
         from thalweg.backends.torch_gpu.host import HostRuntime
         from thalweg.backends.torch_gpu.library import assemble
@@ -55,7 +57,10 @@ class HostGpuPlatform(Platform):
         parts = assemble("interpret", (), _no_triton)
         if options.mixed:
             parts = replace(parts, attention=(_token_by_token(),))
-        return GpuDevice(info, runtime, parts, graphs=options.graphs, prepare=options.prepare, readers=options.readers)
+        comm = TorchCommunicator("gloo", place) if place.world > 1 else None
+        return GpuDevice(
+            info, runtime, parts, graphs=options.graphs, prepare=options.prepare, comm=comm, readers=options.readers
+        )
 
 
 def _no_triton(arch: str) -> Any:

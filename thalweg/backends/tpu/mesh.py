@@ -82,7 +82,9 @@ class MeshCommunicator(Communicator):
         return in_jax(cut)(x)
 
     def reduce_scatter(self, x: Any, dim: int = -1) -> Any:
+        self.part_size(x.shape, dim)
         return in_jax(lambda a: lax.psum_scatter(a, AXIS, scatter_dimension=dim % a.ndim, tiled=True))(x)
 
     def all_to_all(self, x: Any, dim: int = 0) -> Any:
+        self.part_size(x.shape, dim)
         return in_jax(lambda a: lax.all_to_all(a, AXIS, dim % a.ndim, dim % a.ndim, tiled=True))(x)

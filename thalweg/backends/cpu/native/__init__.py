@@ -24,7 +24,7 @@ from thalweg.hal.weights import WeightFormat
 if TYPE_CHECKING:
     from thalweg.backends.cpu.native.weight_cache import PackedWeightCache
 
-ABI = 30
+ABI = 31
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
@@ -76,11 +76,18 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_experts": (None, (_P, _P, _P, _L, _L, _I, _I, _P, _L, _P, _P, _L, _P, _P)),
     "thalweg_route": (None, (_P, _P, _P, _L, _L, _L, _I, _I, _F, _L, _L, _L, _P, _P)),
     "thalweg_heads": (None, (_P, _P, _L, _L, _I, _P, _L, _L, _L, _P)),
-    "thalweg_replay": (None, (_P, _P, _L)),
+    "thalweg_ranks_bytes": (_L, (_I, _L)),
+    "thalweg_ranks_open": (_P, (_I, _I, _I, _L, _P)),
+    "thalweg_ranks_number": (_L, (_P,)),
+    "thalweg_ranks_abort": (None, (_P,)),
+    "thalweg_ranks_close": (None, (_P,)),
+    "thalweg_all_reduce": (_I, (_P, _P, _I, _P, _L, _P)),
+    "thalweg_all_gather": (_I, (_P, _P, _P, _L, _L, _P)),
+    "thalweg_replay": (_I, (_P, _P, _L)),
 }
 REPLAYED = (
     "linear", "attend", "norm", "gate", "turn", "best", "largest", "gather", "draw", "logprobs", "penalties", "experts",
-    "route", "gated_norm", "heads", "group_norm",
+    "route", "gated_norm", "heads", "group_norm", "all_reduce", "all_gather",
 )  # fmt: skip
 """Functions that make up a step, which `thalweg_replay` calls again from a list. They are numbered as there."""
 OTHERS = ("delta", "conv", "ssd", "scan")
@@ -129,6 +136,8 @@ class NativeLibrary:
     """Where packed weights are kept, if they are."""
     compresses: bool = False
     """Are dense weights of bfloat16 packed without loss in about 12 bits each, where they can be?"""
+    describe_failure: Callable[[int], Exception] | None = None
+    """What to raise where a replayed exchange with other ranks failed. A communicator sets it."""
     shapes: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Outputs and inputs of packed weights, by handle."""
 
@@ -146,20 +155,20 @@ class NativeLibrary:
     def _record_calls(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         number, kinds, run = REPLAYED.index(name), _SIGNATURES[f"thalweg_{name}"][1][1:], self._time_calls(name, function)
 
-        def call(context: int, *arguments: Any) -> None:
-            run(context, *arguments)
+        def call(context: int, *arguments: Any) -> Any:
+            result = run(context, *arguments)
             if self.tape is not None:
                 self.tape.note([number, *map(_word, kinds, arguments)])
+            return result
 
         return call
 
     def _time_calls(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(context: int, *arguments: Any) -> None:
+        def call(context: int, *arguments: Any) -> Any:
             if self.times is None:
-                function(context, *arguments)
-                return
+                return function(context, *arguments)
             with self.clock(self.times, name, arguments[0]):
-                function(context, *arguments)
+                return function(context, *arguments)
 
         return call
 

@@ -29,7 +29,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 30;
+constexpr int ABI = 31;
 
 #if defined(HAS_AMX)
 // Does the processor have tiles, of bfloat16 and of integers, and the system let this process use them? It does once it is asked.
@@ -552,8 +552,9 @@ float as_float(int64_t word) {
 
 }  // namespace
 
-// The calls of a recorded step once more, in order, without a word between them to whoever recorded them.
-EXPORT void thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
+// The calls of a recorded step once more, in order, without a word between them to whoever recorded them. 0, or the failure of an
+// exchange with other ranks, at which it ends.
+EXPORT int thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
     for (const int64_t *e = entries, *end = entries + n * WORDS; e < end; e += WORDS) {
         const int64_t* a = e + 1;
         auto at = [a](int i) { return (void*)a[i]; };
@@ -601,7 +602,14 @@ EXPORT void thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
             case 15:
                 thalweg_group_norm(c, int(a[0]), at(1), at(2), a[3], a[4], a[5], a[6], at(7), as_float(a[8]), int(a[9]), at(10));
                 break;
+            case 16:
+                if (const int failed = thalweg_all_reduce(c, (Ranks*)at(0), int(a[1]), at(2), a[3], at(4))) return failed;
+                break;
+            case 17:
+                if (const int failed = thalweg_all_gather(c, (Ranks*)at(0), at(1), a[2], a[3], at(4))) return failed;
+                break;
             default: abort();
         }
     }
+    return 0;
 }

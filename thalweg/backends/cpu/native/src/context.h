@@ -66,6 +66,10 @@ size_t make_ready(Context* c, const Weight* w, Type type, const void* x, int64_t
 
 }  // namespace thalweg
 
+namespace thalweg {
+struct Ranks;
+}
+
 // What recorded steps call, of other files than api.cpp, and what those call of it.
 EXPORT void thalweg_gate(thalweg::Context* c, int type, const void* x, int64_t rows, int64_t width, int act, void* y);
 EXPORT void thalweg_experts(thalweg::Context* c, const thalweg::Weight* gate_up, const thalweg::Weight* down, int64_t experts,
@@ -76,4 +80,6 @@ EXPORT void thalweg_route(thalweg::Context* c, const float* logits, const float*
                           int32_t* ids, float* weights);
 EXPORT void thalweg_heads(thalweg::Context* c, const thalweg::Weight* w, int64_t heads, int64_t n, int type, const void* x,
                           int64_t tokens, int64_t x_token, int64_t x_head, void* y);
+EXPORT int thalweg_all_reduce(thalweg::Context* c, thalweg::Ranks* g, int type, const void* x, int64_t n, void* y);
+EXPORT int thalweg_all_gather(thalweg::Context* c, thalweg::Ranks* g, const void* x, int64_t rows, int64_t bytes, void* y);
 EXPORT void thalweg_gather(thalweg::Context* c, const thalweg::Weight* w, int type, const int32_t* tokens, int64_t count, void* out);

@@ -8,15 +8,7 @@
 #include <vector>
 
 #include "core.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define RELAX() _mm_pause()
-#elif defined(__aarch64__)
-#define RELAX() __asm__ volatile("isb")  // waits for some cycles, where `yield` does nothing on most processors
-#else
-#define RELAX() std::this_thread::yield()
-#endif
+#include "relax.h"
 
 namespace thalweg {
 
