@@ -89,7 +89,7 @@ async def test_events_cut_anywhere_are_read_whole() -> None:
         ([HEAD, chunk(b'data: {"error":{"message":"no memory"}}\n\n' + DONE), b"0\r\n\r\n"], "no memory"),
         ([HEAD, chunk(DONE), b"0\r\n\r\n"], "no token"),
         ([b"HTTP/1.1 429 Too Many\r\nContent-Length: 4\r\n\r\nbusy"], "status 429: busy"),
-        ([b"nonsense\r\n\r\n"], "not what was expected"),
+        ([b"nonsense\r\n\r\n"], "unexpected answer"),
     ],
 )
 async def test_an_answer_that_is_not_whole_counts_as_failed_with_the_reason(answer: list[bytes | float], words: str) -> None:

@@ -69,7 +69,7 @@ def test_a_model_is_known_by_its_contents(tmp_path: Path) -> None:
         ),
         ({"kv_offloading_size": 1.0, "kv_transfer_config": {"kv_connector": "host"}}, "give only one"),
         ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "kv_offloading_backend: lmcache"),
-        ({"kv_offloading_size": 1.0, "enable_prefix_caching": False}, "leave enable_prefix_caching on"),
+        ({"kv_offloading_size": 1.0, "enable_prefix_caching": False}, "requires enable_prefix_caching"),
         ({"kv_key_secret": "/nowhere/secret"}, "kv_key_secret: /nowhere/secret: cannot be read"),
     ],
 )

@@ -179,7 +179,7 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, ValueError) as e:
-            self._end(f"the answer is not what was expected: {e}")
+            self._end(f"unexpected answer: {e}")
 
     def connection_lost(self, why: Exception | None) -> None:
         self.reusable = False

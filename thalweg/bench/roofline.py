@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input-len", type=int, default=512, help="prompt tokens (default 512)")
     parser.add_argument("--output-len", type=int, default=64, help="generated tokens (default 64)")
     parser.add_argument("--batch-size", type=int, default=1, help="requests at once (default 1)")
-    parser.add_argument("--num-iters", type=int, default=3, help="measured runs, after one that is not (default 3)")
+    parser.add_argument("--num-iters", type=int, default=3, help="measured runs, after a warm-up (default 3)")
     parser.add_argument("--output-json", metavar="FILE", help="write the results there too")
 
 
@@ -218,7 +218,7 @@ def table(result: dict[str, Any]) -> str:
     lines.append(f"ceilings before and after: {read['before'] / 1e9:.1f} and {read['after'] / 1e9:.1f} GB/s")
     lines.append(f"products reach {rate['before'] / 1e9:.0f} and {rate['after'] / 1e9:.0f} GFLOP/s")
     if _mean(**peak) is None:
-        lines.append("what the instructions do at most is not known of this device: products are the ceiling")
+        lines.append("this device reports no peak of its instructions: products are the ceiling")
     else:
         share = (rate["before"] + rate["after"]) / (peak["before"] + peak["after"])
         lines.append(

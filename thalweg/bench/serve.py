@@ -77,7 +77,7 @@ def _dataset_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("dataset").add_argument
     add("--dataset-name", default="random", help=f"{', '.join(DATASETS)} (default random)")
     add("--dataset-path", help="file of sharegpt or custom")
-    add("--input-len", type=int, help="prompt tokens, whatever the dataset's flag for that is")
+    add("--input-len", type=int, help="prompt tokens: short for the dataset's flag")
     add("--output-len", type=int, help="answer tokens, likewise")
     add("--random-input-len", type=int, default=1024, help="prompt tokens (default 1024)")
     add("--random-output-len", type=int, default=128, help="answer tokens (default 128)")

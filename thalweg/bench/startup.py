@@ -89,7 +89,7 @@ def table(result: dict[str, Any]) -> str:
             lines.append(f"until {name:18}" + "".join(f"{'' if c is None else f'{c:.3f}':>10}" for c in cells))
     totals = [float(np.median(result["total_startup_time"][k])) for k in kinds]
     lines.append(f"{'start to first byte':24}" + "".join(f"{t:10.3f}" for t in totals))
-    lines.append(f"floor: a process that only imports the tensor framework takes {result['framework_import']:.3f} s")
+    lines.append(f"floor: importing only the tensor framework: {result['framework_import']:.3f} s")
     return "\n".join(lines)
 
 

@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output-dir", default="results", help="(default results)")
     add("-e", "--experiment-name", help="folder in it (default: the time)")
     add("--num-runs", type=int, default=3, help="measurements of each pair (default 3)")
-    add("--show-stdout", action="store_true", help="show what the commands print")
+    add("--show-stdout", action="store_true", help="show the output of the commands")
     add("--dry-run", action="store_true", help="print the commands, and run none")
-    add("--resume", action="store_true", help="leave out what has results already")
+    add("--resume", action="store_true", help="skip pairs that have results")
     add = kinds.add_parser("plot", help="draw the results of a folder; needs matplotlib", allow_abbrev=False).add_argument
     add("experiment_dir", metavar="FOLDER", help="of a sweep")
     add("--var-x", default="request_throughput", help="a figure or flag of the results (default request_throughput)")

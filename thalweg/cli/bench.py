@@ -21,7 +21,7 @@ KINDS = {
     "roofline": "how much of the device's bandwidth and arithmetic a model's steps use",
     "sweep": "serve over a grid of servers and loads, and a plot",
     "front": "processor time of the server's own process, per request and per token",
-    "host": "what the control loop costs per step, with no model at all",
+    "host": "cost of the control loop per step, without a model",
 }
 NOT_HERE = ("mm-processor",)
 WITHOUT_ENGINE = ("front", "host", "serve", "sweep")

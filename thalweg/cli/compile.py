@@ -59,7 +59,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--arch", action="append", default=[], metavar="ARCH", help="for which device; may be given again")
     parser.add_argument("--jobs", type=int, default=_cores(), metavar="N", help="processes at once (default: %(default)s)")
-    parser.add_argument("--cache-dir", metavar="DIR", help="where to put what is compiled (default: where serving looks)")
+    parser.add_argument("--cache-dir", metavar="DIR", help="folder for compiled kernels (default: the one that serving reads)")
     parser.add_argument("--json", action="store_true", help="print a report as JSON")
 
 

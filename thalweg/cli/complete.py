@@ -37,7 +37,7 @@ def run(words: list[str]) -> int:
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="model to start; left out: thalweg-nano")
     chat.remote_arguments(parser)
-    parser.add_argument("-q", "--quick", metavar="TEXT", help="continue one text, print what comes, end")
+    parser.add_argument("-q", "--quick", metavar="TEXT", help="continue one text, print the completion, end")
     sampling.add(parser)
 
 

@@ -11,15 +11,16 @@ from thalweg.options.flag import Flag
 from thalweg.options.table import GONE, TIERS, table
 
 FATES = ("honoured", "refused")
-ABOUT = """Every flag of `vllm serve` that is known, and every flag of thalweg's own: honoured, or refused with why, and what
-to do instead. Tiers: core (a server on one machine), scale (many devices or machines), specialist (one model or vendor)."""
+ABOUT = """Every known flag of `vllm serve`, and every flag of thalweg: honoured, or refused with the reason and the
+alternative. Tiers: core (a server on one machine), scale (many devices or machines), specialist (one model or
+vendor)."""
 
 
 def run(words: list[str]) -> int:
     parser = Parser(prog="thalweg flags", description=" ".join(ABOUT.split()), allow_abbrev=False)
     parser.add_argument("name", nargs="?", metavar="NAME", help="a flag, a group, a tier, or a word of the text")
-    parser.add_argument("--status", action="store_true", help="the counts alone")
-    parser.add_argument("--only", choices=FATES, help="flags of one fate alone")
+    parser.add_argument("--status", action="store_true", help="only the counts")
+    parser.add_argument("--only", choices=FATES, help="only flags of one fate")
     own = {option for action in parser._actions for option in action.option_strings}
     namespace = parser.parse_args([w if w.partition("=")[0] in own else w.lstrip("-") for w in words])
     every = sorted(table().values(), key=lambda f: (f.option.group in GONE, f.name))
@@ -67,4 +68,4 @@ def summary(flags: Sequence[Flag]) -> str:
     sums = [sum(n) for n in zip(*by_tier.values(), strict=True)] or [0, 0]
     gone = sum(f.option.group in GONE for f in flags)
     beside = f", and {gone} that vLLM has removed are known" if gone else ""
-    return "\n".join([*lines, f"{'together':11} {sums[0]:4} of {sums[1]:4} honoured, the others refused in words{beside}"])
+    return "\n".join([*lines, f"{'together':11} {sums[0]:4} of {sums[1]:4} honoured, the others refused with a reason{beside}"])

@@ -138,7 +138,7 @@ def normalise(argv: list[str], parser: argparse.ArgumentParser) -> list[str]:
 
 def _unknown(parser: argparse.ArgumentParser, name: str, known: set[str]) -> NoReturn:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    parser.error(f"unknown flag {name}" + (f"; did you mean {near[0]}?" if near else "; --help=all lists what there is"))
+    parser.error(f"unknown flag {name}" + (f"; did you mean {near[0]}?" if near else "; --help=all lists every flag"))
 
 
 def check_given(namespace: argparse.Namespace) -> None:

@@ -10,8 +10,8 @@ import orjson
 from thalweg.cli.flags import Parser
 from thalweg.engine.planning.supported import FATES, counts, known_architectures
 
-ABOUT = """The architectures (config.json) that are known. native: served by a family of thalweg's. fallback: served through
-transformers' own module, where that library is installed. refused: not served, with why."""
+ABOUT = """The known architectures (config.json). native: served by a family of thalweg. fallback: served through transformers'
+own module, where that library is installed. refused: not served, with the reason."""
 
 
 def run(words: list[str]) -> int:
@@ -19,7 +19,7 @@ def run(words: list[str]) -> int:
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="a part of an architecture's name, or a word of its description"
     )
-    parser.add_argument("--only", choices=FATES, help="architectures of one fate alone")
+    parser.add_argument("--only", choices=FATES, help="only architectures of one fate")
     parser.add_argument("--counts", action="store_true", help="the counts alone")
     parser.add_argument("--json", action="store_true", help="machine-readable")
     args = parser.parse_args(words)

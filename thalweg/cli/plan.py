@@ -16,7 +16,7 @@ from thalweg.options.model import BUNDLED
 
 def run(words: list[str]) -> int:
     """0: it fits. 1: it does not, and the plan says which flag to change."""
-    namespace = common.parse("plan", words, _arguments, about="What serving a model needs, without a device.")
+    namespace = common.parse("plan", words, _arguments, about="Resources to serve a model, computed without a device.")
     args = common.engine_args(namespace, namespace.model_tag)
     path = checkpoint_config.find(args)
     local = msgspec.structs.replace(args, model=str(path))
@@ -53,7 +53,7 @@ def as_text(p: Plan, name: str, fewest: int | None = 1) -> str:
         ("history", gib(p.history)),
         ("workspace", f"{gib(p.workspace)}, estimated, for steps of {p.max_num_batched_tokens} tokens"),
         *([("adapters", f"{gib(p.adapters)}, all slots")] if p.adapters else []),
-        ("total", f"{gib(p.total)}, beside the framework's own"),
+        ("total", f"{gib(p.total)}, besides the framework's own"),
         ("fits", f"{p.sequences} sequences of {p.max_model_len} tokens at once (--max-num-seqs {p.max_num_seqs})"),
     ]
     if p.devices > 1 or fewest not in (1, p.devices):

@@ -31,9 +31,7 @@ def run(words: list[str]) -> int:
     parser.add_argument("--calibration", type=Path, metavar="FILE", help="text for awq and gptq, and to report outputs' errors")
     parser.add_argument("--num-samples", type=_positive, default=128, help="pieces of that text (default 128)")
     parser.add_argument("--seq-len", type=_positive, default=512, help="tokens of a piece (default 512)")
-    parser.add_argument(
-        "--actorder", choices=ORDERS, default="static", help="order in which gptq takes inputs (default static)"
-    )
+    parser.add_argument("--actorder", choices=ORDERS, default="static", help="order of inputs in gptq (default static)")
     parser.add_argument(
         "--damp", type=float, default=0.01, help="of gptq: part of the mean added to the Hessian (default 0.01)"
     )

@@ -49,7 +49,7 @@ def run(words: list[str]) -> int:
     common.say_bundled(args, "--model MODEL")
     with source.open("rb") as lines, target.open("wb") as out:
         answered, failed = asyncio.run(_run(args, settings, lines, out))
-    print(f"{answered} requests answered, {failed} of them with an error, in {target}", file=sys.stderr)
+    print(f"{answered} requests answered, {failed} with an error, in {target}", file=sys.stderr)
     return 0
 
 

@@ -20,7 +20,7 @@ HELP = """/help          this list
 /system TEXT   another system message; without TEXT, none
 /undo          forget the last message and its answer
 /retry         answer the last message again
-/set NAME=VALUE  a sampling parameter from now on (temperature=0.2); /set alone shows them
+/set NAME=VALUE  a sampling parameter from now on (temperature=0.2); only /set shows them
 /save FILE     the conversation as JSON
 /quit          end (as Ctrl-D)
 A line that ends with \\ goes on in the next. Lines between two lines of \"\"\" are one message."""

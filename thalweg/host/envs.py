@@ -28,7 +28,7 @@ TWINS = {
 AS_IT_IS = ("VLLM_DO_NOT_TRACK", "VLLM_NO_USAGE_STATS")
 """Variables without effect: usage is never reported."""
 INSTEAD = {
-    "VLLM_ATTENTION_BACKEND": "the device chooses; thalweg plan shows what",
+    "VLLM_ATTENTION_BACKEND": "the device chooses; thalweg plan shows its choice",
     "VLLM_CPU_KVCACHE_SPACE": "--kv-cache-memory-bytes, in bytes",
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "--threads",
     "VLLM_CPU_OMP_THREADS_BIND": "--threads, and taskset",

@@ -29,7 +29,7 @@ class AdapterOptions(SpeculationOptions, kw_only=True, frozen=True):
     enable_lora: Annotated[bool, _option("Accept LoRA adapters", none=True)] = False
     max_loras: Annotated[int, _option("Distinct adapters in one batch; requests with others wait", ge=1)] = 1
     max_lora_rank: Annotated[int, _option(
-        "Largest adapter rank accepted; each adapter takes memory for this rank", check=check_rank,
+        "Largest adapter rank accepted; each adapter uses memory for this rank", check=check_rank,
     )] = 16  # fmt: skip
     max_cpu_loras: Annotated[int | None, _option(
         "Adapters kept in host memory while no request uses them, at least max-loras; default: max-loras", ge=1,

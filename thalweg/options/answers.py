@@ -33,14 +33,14 @@ class AnswerOptions(HttpOptions, kw_only=True, frozen=True):
     """Rendering of prompts, and contents of answers."""
 
     lora_modules: Annotated[list[str] | None, _option(
-        "Adapters served at start under names of their own: name=path, or JSON (needs --enable-lora)", check=check_modules,
+        "Adapters served at start under separate names: name=path, or JSON (needs --enable-lora)", check=check_modules,
     )] = None  # fmt: skip
     lora_root: Annotated[list[str], _option(
-        "Folder whose adapters /v1/load_lora_adapter and resolvers may load; repeatable", tier="own", repeats=True,
+        "Folder of adapters that /v1/load_lora_adapter and resolvers may load; repeatable", tier="own", repeats=True,
         check=check_roots,
     )] = []  # fmt: skip
     lora_resolver: Annotated[list[str], _option(
-        "Resolver that finds adapters for model names that are not served: folder (of that name in a --lora-root), or that "
+        "Resolver that finds adapters for unknown model names: folder (of that name in a --lora-root), or that "
         "of an installed package; repeatable", tier="own", repeats=True,
     )] = []  # fmt: skip
     enable_lora_routes: Annotated[bool, _option(
@@ -88,7 +88,7 @@ class AnswerOptions(HttpOptions, kw_only=True, frozen=True):
     enable_force_include_usage: Annotated[bool, _option("Always return token usage; streams have it in every chunk")] = False
     enable_server_load_tracking: Annotated[bool, _option("Count in-flight requests for the load endpoint")] = False
     metrics_prefix: Annotated[str, _option(
-        "What series are called in /metrics: thalweg:name, vllm:name (what dashboards and gateways of vLLM ask for), or both",
+        "Names of series in /metrics: thalweg:name, vllm:name (for vLLM's dashboards and gateways), or both",
         tier="own", choices=("thalweg", "vllm", "both"),
     )] = "both"  # fmt: skip
     public_metrics: Annotated[
@@ -107,7 +107,7 @@ class AnswerOptions(HttpOptions, kw_only=True, frozen=True):
         group="ObservabilityConfig",
     )] = None  # fmt: skip
     strict_requests: Annotated[bool, _option(
-        "Refuse a request with a field that is not known here; else it is ignored, logged once and counted in "
+        "Refuse a request with an unknown field; else it is ignored, logged once and counted in "
         "unknown_request_fields_total", tier="own",
     )] = False  # fmt: skip
     return_tokens_as_token_ids: Annotated[bool, _option("Show logprob tokens as token_id:N strings")] = False

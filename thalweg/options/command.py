@@ -16,7 +16,7 @@ class CommandOptions(msgspec.Struct, kw_only=True, frozen=True):
 
     config: Annotated[str | None, _option("YAML file supplying flags; command line wins")] = None
     log_level: Annotated[str, _option(
-        "Least level of what server and engine log", choices=("debug", "info", "warning", "error", "critical"),
+        "Least log level of server and engine", choices=("debug", "info", "warning", "error", "critical"),
     )] = "info"  # fmt: skip
     fail_on_environ_validation: Annotated[
         bool, _option("Unknown/invalid environment variables become fatal", group="EngineArgs", tier="specialist")

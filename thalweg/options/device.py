@@ -36,7 +36,7 @@ class DeviceOptions(WeightOptions, kw_only=True, frozen=True):
         False
     )
     batch_invariant: Annotated[bool | None, _option(
-        "Only kernels whose rows do not depend on the rest of the batch: same seed, same text (default: where the device has "
+        "Only batch-invariant kernels: same seed, same text in any batch (default: where the device has "
         "them; given: refuse to start where it has not)", group="EngineArgs", tier="own",
     )] = None  # fmt: skip
     attention_backend: Annotated[str, _option(
@@ -72,7 +72,7 @@ class DeviceOptions(WeightOptions, kw_only=True, frozen=True):
         tier="scale", aliases=("-dp",), ge=1, le=64,
     )] = 1  # fmt: skip
     distributed_executor_backend: Annotated[str | None, _option(
-        "What runs the steps: uni (the engine's process), mp (that and a process for each further rank), or the name of an "
+        "Executor of the steps: uni (the engine's process), mp (that and a process for each further rank), or the name of an "
         "installed package's executor; default: mp where tensor_parallel_size is above 1, else uni", group="ParallelConfig",
         tier="scale", check=check_executor,
     )] = None  # fmt: skip

@@ -38,14 +38,14 @@ def check_prefix(path: str) -> Iterator[str]:
 def check_names(hosts: list[str]) -> Iterator[str]:
     for host in hosts:
         if not host or set(host) & set("/:[]@ "):
-            yield f"{host!r} is no name; give names alone, without scheme and port, or *"
+            yield f"{host!r} is no name; give only names, without scheme and port, or *"
 
 
 class HttpOptions(msgspec.Struct, kw_only=True, frozen=True):
     """Address, trust and limits of the HTTP server."""
 
     host: Annotated[str, _option("Address to bind; 127.0.0.1 answers this machine only, 0.0.0.0 every interface")] = "127.0.0.1"
-    port: Annotated[int, _option("TCP port to bind", ge=0, le=65535, note="0 takes a free one")] = 8000
+    port: Annotated[int, _option("TCP port to bind", ge=0, le=65535, note="0: any free port")] = 8000
     uds: Annotated[str | None, _option("Bind a Unix socket instead of TCP")] = None
     root_path: Annotated[str, _option("URL prefix behind a reverse proxy", check=check_prefix, none=True)] = ""
     api_key: Annotated[list[str], _option(
@@ -57,11 +57,11 @@ class HttpOptions(msgspec.Struct, kw_only=True, frozen=True):
         "else any", tier="own", check=check_names,
     )] = []  # fmt: skip
     forwarded_allow_ips: Annotated[list[str], _option(
-        "Reverse proxies (addresses, networks, *) whose X-Forwarded-For and -Proto are believed; nobody's by default",
+        "Reverse proxies (addresses, networks, *) trusted for X-Forwarded-For and -Proto; none by default",
         tier="own",
     )] = []  # fmt: skip
     allowed_origins: Annotated[
-        list[str], _option("CORS: origins whose pages may read answers (JSON list); none by default", kind="json")
+        list[str], _option("CORS: origins of pages that may read answers (JSON list); none by default", kind="json")
     ] = []
     allowed_methods: Annotated[list[str], _option("CORS: HTTP methods accepted (JSON list)", kind="json")] = msgspec.field(
         default_factory=lambda: ["*"]
@@ -94,7 +94,7 @@ class HttpOptions(msgspec.Struct, kw_only=True, frozen=True):
     disable_fastapi_docs: Annotated[bool, _option("Hide OpenAPI schema, Swagger and ReDoc pages")] = False
     webui: Annotated[bool, _option("A page to chat with at /, for browsers", tier="own")] = True
     log_config_file: Annotated[str | None, _option(
-        "JSON of logging.config.dictConfig for the server process; it names what it changes", aliases=("--logging-config",),
+        "JSON of logging.config.dictConfig for the server process; it lists only changes", aliases=("--logging-config",),
     )] = None  # fmt: skip
     log_error_stack: Annotated[bool, _option("Log the stack where an error response was decided")] = False
     enable_log_requests: Annotated[bool, _option("Log each request's id, parameters and prompt", group="AsyncEngineArgs")] = (
@@ -103,15 +103,15 @@ class HttpOptions(msgspec.Struct, kw_only=True, frozen=True):
     enable_log_outputs: Annotated[bool, _option(
         "Also log generated text, up to max-log-len characters; needs request logging",
     )] = False  # fmt: skip
-    enable_log_deltas: Annotated[
-        bool, _option("Log the pieces of a streamed answer as they come, where --enable-log-outputs is given")
-    ] = False
+    enable_log_deltas: Annotated[bool, _option("Log the pieces of a streamed answer at once; needs --enable-log-outputs")] = (
+        False
+    )
     max_log_len: Annotated[int | None, _option("Prompt characters or ids printed in logs", ge=0)] = None
     sse_keep_alive_interval: Annotated[
         float, _option("Comments in a silent stream, every so many seconds", ge=0, le=86400, unit="seconds", note="0: none")
     ] = 0.0
     shutdown_timeout: Annotated[int, _option(
-        "Seconds open requests get to finish when the server is told to stop (SIGTERM, SIGINT); what is left then ends with an "
+        "Seconds open requests get to finish after SIGTERM or SIGINT; requests left then end with an "
         "error. A second signal does not wait", group="EngineArgs", ge=0,
     )] = 30  # fmt: skip
     max_body: Annotated[int | None, _option(
@@ -138,7 +138,7 @@ class HttpOptions(msgspec.Struct, kw_only=True, frozen=True):
         "Folder where files of /v1/files are kept while the server runs; default: memory", tier="own", check=check_folder,
     )] = None  # fmt: skip
     slow_client_timeout: Annotated[float, _option(
-        "Seconds an answer waits for a client that takes nothing of it before the connection is cut", tier="own", ge=0.1,
+        "Seconds an answer waits for a client that reads nothing before the connection is cut", tier="own", ge=0.1,
         le=86400, unit="seconds",
     )] = 60.0  # fmt: skip
     header_timeout: Annotated[

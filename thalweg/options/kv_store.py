@@ -41,7 +41,7 @@ class TransferConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
 
 def check_transfer(args: "KvStoreOptions") -> Iterable[str]:
     if transfer(args) is not None and not args.enable_prefix_caching:
-        yield "kv_transfer_config: what is stored is found by the prefix cache: leave enable_prefix_caching on"
+        yield "kv_transfer_config: requires enable_prefix_caching, because the prefix cache finds stored blocks"
 
 
 class KvStoreOptions(CacheOptions, kw_only=True, frozen=True):

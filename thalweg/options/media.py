@@ -18,7 +18,7 @@ def check_counts(limits: dict[str, Any]) -> Iterator[str]:
         if not (kind in MEDIA_KINDS or kind == "video") or isinstance(count, bool) or not isinstance(count, int) or count < 0:
             yield f'{kind!r:.40}: {limit!r:.80} is not like {{"image": 4}}'
         elif kind not in MEDIA_KINDS and count:
-            yield f"{kind}: is not read by this version; leave it out, or say 0"
+            yield f"{kind}: is not read by this version; remove it, or give 0"
 
 
 def check_decoding(settings: dict[str, Any]) -> Iterator[str]:
@@ -35,7 +35,7 @@ class MediaOptions(RequestOptions, kw_only=True, frozen=True):
     """Media in prompts."""
 
     allowed_media_domains: Annotated[list[str] | None, _option(
-        "Hosts whose media URLs are fetched: HOST means ports 80 and 443, HOST:PORT that port; default: only data: URLs are "
+        "Hosts to fetch media URLs from: HOST means ports 80 and 443, HOST:PORT that port; default: only data: URLs are "
         "read", group="ModelConfig",
     )] = None  # fmt: skip
     allowed_local_media_path: Annotated[
@@ -60,4 +60,4 @@ class MediaOptions(RequestOptions, kw_only=True, frozen=True):
     disable_chunked_mm_input: Annotated[
         bool, _option("Never split one multimodal item across scheduler steps", group="SchedulerConfig")
     ] = False
-    language_model_only: Annotated[bool, _option("Do not load encoders of images and sounds, and refuse such inputs")] = False
+    language_model_only: Annotated[bool, _option("Do not load encoders of images and audio, and refuse such inputs")] = False

@@ -29,7 +29,7 @@ _option = partial(Option, group="ModelConfig")
 
 def check_code(trusted: bool) -> Iterator[str]:
     if trusted:
-        yield "code from model repositories is never run; leave it out"
+        yield "code from model repositories is never run; remove the flag"
 
 
 class TailOptions(msgspec.Struct, frozen=True):
@@ -46,8 +46,8 @@ class ModelOptions(msgspec.Struct, kw_only=True, frozen=True):
     model: Annotated[str, _option("Directory or hub id of the model (option form of the positional argument)")] = BUNDLED
     tokenizer: Annotated[str | None, _option("Tokenizer id or path if different")] = None
     tokenizer_mode: Annotated[str, _option(
-        "hf or slow: tokenizer.json, or what transformers reads; mistral: tekken.json or tokenizer.model.v*; auto: what is "
-        "there, tokenizer.json first", choices=("auto", "hf", "slow", "mistral"), refused=TOKENIZER_REFUSED,
+        "hf or slow: tokenizer.json, or files that transformers reads; mistral: tekken.json or tokenizer.model.v*; "
+        "auto: whichever exists, tokenizer.json first", choices=("auto", "hf", "slow", "mistral"), refused=TOKENIZER_REFUSED,
     )] = "auto"  # fmt: skip
     revision: Annotated[str | None, _option("Hub revision of the model")] = None
     tokenizer_revision: Annotated[str | None, _option("Hub revision of the tokenizer")] = None
@@ -60,11 +60,11 @@ class ModelOptions(msgspec.Struct, kw_only=True, frozen=True):
     hf_overrides: Annotated[dict[str, Any] | None, _option("Patch fields of the model's HF config")] = None
     hf_config_path: Annotated[str | None, _option("Take config.json from another directory")] = None
     config_format: Annotated[str, _option(
-        "hf: config.json; mistral: params.json and consolidated weights; auto: what is there, config.json first",
+        "hf: config.json; mistral: params.json and consolidated weights; auto: either, config.json first",
         choices=("auto", "hf", "mistral"),
     )] = "auto"  # fmt: skip
     model_impl: Annotated[str, _option(
-        "thalweg (or vllm): its own implementation; transformers: that library's module; auto: the first that is there",
+        "thalweg (or vllm): its own implementation; transformers: that library's module; auto: the first available",
         choices=("auto", "thalweg", "vllm", "transformers"),
         refused={"terratorch": "models of images of the earth are not served; leave it at auto"},
     )] = "auto"  # fmt: skip

@@ -38,7 +38,7 @@ class ObservationOptions(ReliabilityOptions, kw_only=True, frozen=True):
     """Measurements and logs."""
 
     profiler_config: Annotated[dict[str, Any] | None, _option(
-        'What /start_profile records: {"profiler": "torch", "torch_profiler_dir": "/folder"} and options',
+        'Content of a recording by /start_profile: {"profiler": "torch", "torch_profiler_dir": "/folder"} and options',
     )] = None  # fmt: skip
     disable_log_stats: Annotated[
         bool, _option("Stop periodic engine statistics (and stat-based metrics)", group="EngineArgs")

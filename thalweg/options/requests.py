@@ -23,8 +23,8 @@ def check_grammars(settings: dict[str, Any]) -> Iterator[str]:
         if key == "backend":
             if value not in ("auto", "guidance"):
                 yield (
-                    f"backend {value!r} is not here: this version has guidance (llguidance) alone, because it accepts"
-                    " nothing that a schema forbids; leave it out"
+                    f"unknown backend {value!r}: only guidance (llguidance) is supported, because it accepts"
+                    " nothing that a schema forbids; remove it"
                 )
         elif key in _SWITCHES:
             if not isinstance(value, bool):
@@ -32,7 +32,7 @@ def check_grammars(settings: dict[str, Any]) -> Iterator[str]:
         elif key not in _SAME_ALWAYS:
             yield f"{key!r:.60} is not known; known are backend, {', '.join(_SWITCHES)}"
         elif value not in _SAME_ALWAYS[key]:
-            yield f"{key}: reasoning is never constrained, and has flags of its own (--reasoning-parser); leave it out"
+            yield f"{key}: reasoning is never constrained, and has separate flags (--reasoning-parser); remove it"
 
 
 class RequestOptions(AdapterOptions, kw_only=True, frozen=True):

@@ -42,7 +42,7 @@ class SchedulerOptions(KvStoreOptions, kw_only=True, frozen=True):
     )] = None  # fmt: skip
     long_prefill_token_threshold: Annotated[int, _option("Prompt length regarded as long; zero disables", ge=0)] = 0
     scheduler_reserve_full_isl: Annotated[bool, _option(
-        "Start a prompt only if the cache has room for all of it, not just its first chunk",
+        "Start a prompt only if the cache has room for the whole prompt, not just its first chunk",
     )] = True  # fmt: skip
     watermark: Annotated[float, _option("Share of blocks kept free when prompts are admitted", ge=0, lt=1, none=True)] = 0.0
     prefill_schedule_interval: Annotated[int, _option("Start prompts in every so many steps only", ge=1)] = 1

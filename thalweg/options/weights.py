@@ -19,7 +19,7 @@ LOAD_REFUSED = {
     "tensorizer": f"its files are not read; {_DENSE}",
     "sharded_state": f"its files are cut for one number of ranks of another engine; {_DENSE}",
     "runai_streamer_sharded": f"its files are cut for one number of ranks of another engine; {_DENSE}",
-    "bitsandbytes": "leave it at auto, which reads what the checkpoint is; to round a dense one use --quantization int4",
+    "bitsandbytes": "leave it at auto, which detects the checkpoint's format; to round a dense one use --quantization int4",
 }
 """Unsupported values of `load_format` -> the alternative."""
 ROUNDINGS = ("int8", "int4", "w8a16", "w4a16", "w4a8", "fp8", "fp8_per_block", "mxfp4", "nvfp4")
@@ -60,12 +60,12 @@ class WeightOptions(ModelOptions, kw_only=True, frozen=True):
 
     download_dir: Annotated[str | None, _option("Where weights are downloaded and cached")] = None
     ignore_patterns: Annotated[list[str], _option(
-        "Shell patterns of repository files that are not downloaded; default: second copies of the weights",
+        "Shell patterns of repository files to skip when downloading; default: second copies of the weights",
     )] = msgspec.field(default_factory=lambda: ["original/*", "consolidated*"])  # fmt: skip
     quantization: Annotated[str | None, _option(
         "Round dense weights at load, or name the format of a quantised checkpoint to have it checked; unset reads the "
         "checkpoint", group="ModelConfig", aliases=("-q",), choices=QUANTIZATIONS,
-        note="a checkpoint that is quantised already says so itself, and needs no flag",
+        note="a quantised checkpoint is detected, and needs no flag",
     )] = None  # fmt: skip
     """ROUNDINGS and SPELLINGS round. CHECKPOINT_FORMATS are checked."""
     load_format: Annotated[
@@ -74,7 +74,7 @@ class WeightOptions(ModelOptions, kw_only=True, frozen=True):
     safetensors_load_strategy: Annotated[str | None, _option(
         "How weight files are read: mapped (lazy), read whole before the first tensor (eager), or ahead in the background "
         "(prefetch)", choices=("lazy", "eager", "prefetch"),
-        refused={"torchao": "torchao's checkpoints are known by their config.json; leave it out"},
+        refused={"torchao": "torchao's checkpoints are known by their config.json; remove the flag"},
     )] = None  # fmt: skip
     safetensors_prefetch_num_threads: Annotated[int, _option("Threads that read ahead", ge=1)] = 8
     safetensors_prefetch_block_size: Annotated[

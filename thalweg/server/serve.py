@@ -148,7 +148,7 @@ async def _unless_stopped(work: Any, stop: asyncio.Event) -> Any:
             return task.result()
         task.cancel()
         await asyncio.wait({task}, timeout=GIVE_UP)
-        log.info("told to stop while loading")
+        log.info("stopped while loading")
         raise _AbandonedError
     finally:
         told.cancel()

@@ -156,5 +156,5 @@ def test_limits_and_other_models(start, monkeypatch):
         with pytest.raises(openai.APIStatusError) as e:
             ask(small, wav(seconds))
         assert e.value.status_code == 413
-    with pytest.raises(openai.BadRequestError, match="needs a model that hears"):
+    with pytest.raises(openai.BadRequestError, match="needs a speech recognition model"):
         ask(start(FakeEngine()), wav(0.2))

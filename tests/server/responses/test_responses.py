@@ -418,7 +418,7 @@ def test_log_probabilities_of_text_alone(start):
     assert len(final) == 5
     thinking = start(Scripted("x"))
     for fields, param in (({"top_logprobs": 1}, "top_logprobs"), ({"include": asked["include"]}, "include")):
-        with pytest.raises(openai.BadRequestError, match="text alone") as e:
+        with pytest.raises(openai.BadRequestError, match="text-only") as e:
             ask(thinking, **fields)
         assert e.value.body["param"] == param
 

@@ -85,7 +85,7 @@ def refuse_asked(
         value = body.pop(name)
         if value is None or any(value == v and type(value) is type(v) for v in table[name]):
             continue
-        remedy = f"send {instead[name]} instead" if name in instead else "leave it out"
+        remedy = f"send {instead[name]} instead" if name in instead else "remove it"
         raise ApiError(f"{where}{name} is not supported by this version; {remedy}", where + name)
 
 

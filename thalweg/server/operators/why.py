@@ -19,12 +19,12 @@ HELD = {
     "": "it waited for the step in progress, or for those before it in the queue",
     "slots": "as many sequences ran as may (--max-num-seqs)",
     "tokens": "the tokens of each step went to those before it (--max-num-batched-tokens)",
-    "cache": "the KV cache had no room for its prompt beside those that ran",
+    "cache": "the KV cache had no room for its prompt next to running ones",
     "prefix": "another request was computing the same prefix, which it then found in the cache",
     "store": "a longer prefix of its prompt was on its way from the store (--kv-transfer-config)",
     "partial": "as many prompts were in progress as may (--max-num-partial-prefills, --max-long-partial-prefills)",
     "adapter": "every slot for adapters was in use by running requests with others (--max-loras)",
-    "interval": "prompts start in some steps only, beside sequences that run (--prefill-schedule-interval)",
+    "interval": "prompts start in some steps only, while sequences run (--prefill-schedule-interval)",
 }
 """By the scheduler's last reason (`SequenceStarted.held`)."""
 

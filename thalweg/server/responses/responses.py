@@ -22,10 +22,10 @@ from thalweg.server.responses.references import resolve
 from thalweg.server.responses.run import ResponseReply, missing
 from thalweg.server.responses.store import StoredResponse, store
 
-NO_STORE = "background: this server keeps no responses (--responses-store-bytes 0), so nobody could fetch the answer"
+NO_STORE = "background: this server keeps no responses (--responses-store-bytes 0), so no client could fetch the answer"
 
 NOT_SCORED = (
-    "log-probabilities are told of answers that are text alone, and this model's turns may have reasoning or calls; use "
+    "log-probabilities are supported for text-only answers, and this model's turns may have reasoning or calls; use "
     "/v1/chat/completions"
 )
 
