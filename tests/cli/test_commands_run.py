@@ -78,7 +78,7 @@ def test_a_batch_is_answered_in_order_without_a_port(tmp_path):
     source.write_text("\n".join([*lines, "{broken"]) + "\n\n")
     said = thalweg("run-batch", "-i", str(source), "-o", str(target), "--max-num-seqs", "2")
     assert said.returncode == 0, said.stderr
-    assert "10 requests answered, 4 of them with an error" in said.stderr
+    assert "10 requests answered, 4 with an error" in said.stderr
     done = [json.loads(line) for line in target.read_text().splitlines()]
     assert [d["custom_id"] for d in done] == [*(f"r{i}" for i in range(9)), None]
     assert [d["response"]["status_code"] for d in done] == [200, 200, 400] * 3 + [400]
