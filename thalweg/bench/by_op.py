@@ -38,7 +38,7 @@ def _run(llm: Any, prompts: list[dict[str, Any]], output_len: int) -> Times | No
     llm.reset_prefix_cache()
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=output_len, detokenize=False)
     times: Times | None
-    with llm.device.timed() as times:
+    with llm.device.record_times() as times:
         begun = time.perf_counter()
         llm.generate(prompts, params, use_tqdm=False)
         took = time.perf_counter() - begun
