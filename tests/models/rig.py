@@ -13,6 +13,7 @@ import numpy as np
 
 from thalweg.checkpoint.config import read_config
 from thalweg.hal.comm import Mesh
+from thalweg.hal.device import Device
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.parts.adapters import Adapters
@@ -45,14 +46,17 @@ class Rig:
     def __init__(
         self, path: Path, *, dtype: str = "float32", platform: str = "reference", max_len: int = 64, block: int = 4,
         slots: int = 9, invariant: bool = False, impl: str = "auto", adapters: AdapterPlan | None = None,
+        device: Device | None = None, rank: int = 0,
     ) -> None:  # fmt: skip
-        self.device = load(platform).open(Place())
+        """device: one that is open. rank: of those that its communicator joins."""
+        self.device = device or load(platform).open(Place())
         binder = Binder(self.device.kernels, batch_invariant=invariant)
         self.model = build(
             declare({**read_config(path), "model_impl": impl}, path)[0], binder=binder, attention=self.device.attention,
             mesh=Mesh(self.device.comm), dtype=dtype, max_len=max_len, block_tokens=block, adapters=adapters,
         )  # fmt: skip
-        self.params = load_params(self.model, path, self.device, progress=False)
+        ranks = (rank,) if device else range(self.device.comm.size)
+        self.params = load_params(self.model, path, self.device, progress=False, ranks=ranks)
         width = -(-max_len // block)
         blocks = (slots - 1) * width + 1
         state = make_state(self.model, self.device, blocks=[blocks] * len(self.model.groups), slots=slots, max_len=max_len)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from rig import Rig, Seq
 from safetensors.torch import load_file, save_file
+from thread_ranks import Ring
 from zoo import edit_config, make_checkpoint
 
 from thalweg import LLM
@@ -222,61 +222,30 @@ def _at(params, keys):
     return params
 
 
-class Ring(Communicator):
-    """Ranks as threads of this process: everyone puts its part in, everyone takes the same result."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self._barrier, self._parts = size, threading.Barrier(size, timeout=30), {}
-
-    def _meet(self, x: torch.Tensor) -> list[torch.Tensor]:
-        rank = int(threading.current_thread().name)
-        self._parts[rank] = x
-        self._barrier.wait()
-        parts = [self._parts[r] for r in range(self.size)]
-        self._barrier.wait()
-        return parts
-
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._meet(x)).sum(0)
-
-    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        return torch.cat(self._meet(x), dim)
-
-
-@pytest.mark.parametrize("name", ["llama-biased", "qwen2", "qwen3", "mistral"])
-def test_ranks_that_share_a_model_compute_what_one_computes(name, tmp_path):
-    """Tensor parallel over two threads: divided parameters, an all-reduce after every row-parallel product."""
-    path = make_checkpoint(name, tmp_path, tokenizer=False)
-    rig = Rig(path)
-    tokens = np.random.default_rng(0).integers(0, 288, 21).tolist()
-    batch = rig.batch([(Seq(1, tokens, len(tokens)), len(tokens))]).map(torch.from_numpy)
-    whole, _ = rig.model.forward(rig.params, batch, rig.box.value["kv"])
-    whole = rig.model.logits(rig.params, whole)
-    comm, got = Ring(2), {}
-
-    def rank(r: int) -> None:
-        part = model(path, comm)
-        params = load_params(part, path, DEVICE, progress=False, ranks=(r,))
-        for keys, spec in walk(part.specs):
-            if spec.sources:
-                assert _at(params, keys).shape == spec.shape(2)
-        kv = [DEVICE.alloc_kv(layout, 200) for layout in part.layouts]
-        x, _ = part.forward(params, batch, kv)
-        got[r] = part.logits(params, x)
-
-    threads = [threading.Thread(target=rank, args=(r,), name=str(r)) for r in range(2)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    for r in range(2):
-        torch.testing.assert_close(got[r], whole, atol=1e-4, rtol=1e-4)
+def test_dummy_weights_of_ranks_are_shares_of_those_of_one(tmp_path):
+    path = make_checkpoint("llama-biased", tmp_path, tokenizer=False)
+    whole = load_params(model(path), path, DEVICE, load_format="dummy", progress=False)
+    divided = model(path, Ring(2))
+    shares = [load_params(divided, path, DEVICE, load_format="dummy", progress=False, ranks=(r,)) for r in range(2)]
+    for keys, spec in walk(divided.specs):
+        if not spec.sources:
+            continue
+        parts = [_at(each, keys) for each in shares]
+        assert parts[0].shape == spec.shape(2)
+        if spec.shard is None:
+            joined = parts[0]
+        elif spec.shard:
+            joined = torch.cat(parts, 1)
+        else:  # each source is divided by itself
+            rows = [s.shard_shape(0, 2)[0] for s in spec.sources]
+            joined = torch.cat([p for pair in zip(*(each.split(rows) for each in parts), strict=True) for p in pair])
+        assert torch.equal(joined, _at(whole, keys))
 
 
 def test_a_model_that_does_not_divide_is_refused(tmp_path):
-    path = make_checkpoint("llama-tied", tmp_path, tokenizer=False)  # one key-value head
-    with pytest.raises(ConfigError, match="tensor_parallel_size: 2 does not divide the model's 1 key-value heads"):
-        model(path, Ring(2))
+    path = make_checkpoint("llama-tied", tmp_path, tokenizer=False)
+    with pytest.raises(ConfigError, match="tensor_parallel_size: 3 does not divide the model's 4 attention heads"):
+        model(path, Ring(3))
 
 
 @pytest.mark.parametrize("name", LOAD_REFUSED)

@@ -14,8 +14,8 @@ from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Place
 from thalweg.models.build import build
-from thalweg.models.refusals import TENSOR, refusals_of
-from thalweg.models.registry import family
+from thalweg.models.refusals import TENSOR, check_ranks, refusals_of
+from thalweg.models.registry import declare, family
 
 
 class Two(Communicator):
@@ -38,28 +38,15 @@ def refused(path: Path, mesh: Mesh) -> str:
     return str(e.value)
 
 
-ROWS = {
-    "bloom": "slopes of heads",
-    "olmo2": "cover all heads of",
-    "stablelm-12b": "a tensor for each head",
-    "gemma3n": "gates are cut",
-    "minimax": "linear attention",
-}
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_a_model_is_refused_by_its_row_of_the_table_and_by_no_other(name: str, tmp_path: Path) -> None:
-    path = make_checkpoint(name, tmp_path, tokenizer=False)
+def test_the_fallback_is_refused_and_families_are_not(tmp_path: Path) -> None:
+    path = make_checkpoint("olmo2", tmp_path, tokenizer=False)
     config = read_config(path)
-    (row,) = refusals_of(family(config)(config))
-    assert ROWS[name] in row.why
-    assert refused(path, Mesh(Two())) == f"tensor_parallel_size: {row.why}: leave it at 1"
-
-
-def test_every_row_but_the_fallback_is_tested_and_a_plain_model_has_none(tmp_path: Path) -> None:
-    assert [r.layer for r in TENSOR if not any(words in r.why for words in ROWS.values())] == ["fallback"]
-    config = read_config(make_checkpoint("llama", tmp_path, tokenizer=False))
     assert refusals_of(family(config)(config)) == []
+    config = {**config, "model_impl": "transformers"}
+    (row,) = refusals_of(declare(config, path)[1])
+    assert row in TENSOR
+    with pytest.raises(ConfigError, match=f"^tensor_parallel_size: {row.why}: leave it at 1$"):
+        check_ranks(declare(config, path)[1], {"tensor": 2})
 
 
 @pytest.mark.parametrize("axis", ["expert", "stage", "data"])

@@ -12,7 +12,7 @@ from thalweg.hal.comm import Mesh
 from thalweg.hal.op import Binder, BoundOp, Op
 from thalweg.hal.weights import WeightFormat
 from thalweg.models.adapters import AdapterPlan
-from thalweg.models.weights import Weight
+from thalweg.models.weights import IndivisibleError, Source, Weight
 from thalweg.quantization.format import Scheme
 from thalweg.quantization.online import DENSE_FORMATS
 
@@ -64,3 +64,15 @@ class Context:
         if n % self.mesh.tensor.size:
             raise ConfigError(f"tensor_parallel_size: {self.mesh.tensor.size} does not divide the model's {n} {what}")
         return n // self.mesh.tensor.size
+
+    def share_outputs(self, source: Source) -> int:
+        """Outputs of one rank, of a matrix. Raises as `share`."""
+        try:
+            return source.shard_shape(0, self.mesh.tensor.size)[0]
+        except IndivisibleError:
+            return self.share(source.shape[0], f"outputs of {source.name.removesuffix('.weight')}")
+
+    def share_heads(self, n: int, what: str) -> int:
+        """Heads of one rank. Where there are fewer than ranks, several ranks have the same one. Raises as `share`."""
+        size = self.mesh.tensor.size
+        return 1 if n < size and size % n == 0 else self.share(n, what)

@@ -12,7 +12,7 @@ from typing import Any
 
 from thalweg.errors import ConfigError
 from thalweg.models.fallback.spec import TransformersSpec
-from thalweg.models.spec import Attention, LightningAttention, ModelSpec, SparseMLP
+from thalweg.models.spec import ModelSpec
 
 ENCODERS = ("vision", "audio")
 """Fields of a ModelSpec that every rank computes whole."""
@@ -30,20 +30,6 @@ class Refusal:
 
 
 TENSOR = (
-    Refusal(
-        "attention", "slopes of heads (ALiBi) are not divided among ranks",
-        lambda p: isinstance(p, Attention) and bool(p.slopes),
-    ),
-    Refusal("attention", "the norms of q and k cover all heads of this model", lambda p: _has_qk_norm(p) and p.norm.whole),
-    Refusal(
-        "norm", "the norms of q and k have a tensor for each head of this model",
-        lambda p: _has_qk_norm(p) and p.norm.mean and "{}" in p.norm.q,
-    ),
-    Refusal("sparse", "this model's gates are cut by all of their values", lambda p: isinstance(p, SparseMLP)),
-    Refusal(
-        "lightning", "the norm of this model's linear attention covers all heads",
-        lambda p: isinstance(p, LightningAttention),
-    ),
     Refusal("fallback", "the fallback to transformers runs on one device", lambda p: isinstance(p, TransformersSpec)),
 )  # fmt: skip
 
@@ -61,10 +47,6 @@ def refusals_of(spec: ModelSpec | TransformersSpec) -> list[Refusal]:
     """Rows of the table that apply to a model, each once."""
     parts = [spec] if isinstance(spec, TransformersSpec) else list(_parts(spec, set()))
     return [r for r in TENSOR if any(r.applies(p) for p in parts)]
-
-
-def _has_qk_norm(part: Any) -> bool:
-    return isinstance(part, Attention) and part.norm is not None
 
 
 def _parts(value: Any, seen: set[int]) -> Iterator[Any]:

@@ -146,7 +146,7 @@ class ParamSpec:
     matrices: int = 1
     """As `QTensor` has it."""
     make: Callable[[], Array] | None = field(default=None, kw_only=True)
-    """A computed table instead of stored values; then there are no sources."""
+    """A computed table instead of stored values, whole. Its only source, where it is divided, is a `table_source`."""
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -160,6 +160,11 @@ class ParamSpec:
         return self.weight.shape(size)
 
 
+def table_source(name: str, *shape: int) -> Source:
+    """Of a computed table that is divided among ranks. name: no other table of the model has it."""
+    return Source(name, shape, absent=True)
+
+
 Specs = Mapping[Any, "Specs | ParamSpec"]
 """Nested dicts of ParamSpec; the loaded parameters have the same keys."""
 
@@ -169,10 +174,16 @@ def vector(name: str, size: int, *, shard: int | None = None, fill: Fill = "norm
     return Weight((Source(name, (size,)),), shard, fill=fill, dtype=dtype)
 
 
-def part_sources(name: str, parts: Sequence[int], *more: int) -> tuple[Source, ...]:
-    """The parts of one tensor [sum of parts, *more], each divided among ranks by itself."""
-    firsts = accumulate(parts, initial=0)
-    return tuple(Source(name, (n, *more), first, sum(parts)) for n, first in zip(parts, firsts, strict=False))
+def part_sources(name: str, parts: Sequence[int], *more: int, heads: Sequence[int] = ()) -> tuple[Source, ...]:
+    """The parts of one tensor [sum of parts, *more], each divided among ranks by itself. heads: of each part, as `Source` has
+    it."""
+    each = zip(parts, accumulate(parts, initial=0), heads or (0,) * len(parts), strict=False)
+    return tuple(Source(name, (n, *more), first, sum(parts), heads=of) for n, first, of in each)
+
+
+def heads_of_rank(heads: int, ranks: int) -> int:
+    """Heads that each rank has: at least one."""
+    return max(1, heads // ranks)
 
 
 def attach_views(weight: Weight, views: Sequence[TensorView]) -> Weight:
@@ -186,13 +197,14 @@ def matrices(parts: Mapping[str, int], inputs: int, *, shard: int, role: Role = 
 
 
 def linear(
-    parts: Mapping[str, int], inputs: int, *, shard: int | None, bias: bool = False, fused: str = "", turned: bool = False
-) -> dict[str, Weight]:
+    parts: Mapping[str, int], inputs: int, *, shard: int | None, bias: bool = False, fused: str = "", turned: bool = False,
+    heads: Sequence[int] = (),
+) -> dict[str, Weight]:  # fmt: skip
     """The parameters of a linear layer that computes several products at once.
 
     parts: prefix of a tensor's name -> outputs. fused: the prefix of the one tensor in which the checkpoint keeps all
     parts, one after the other. shard: 0 divides outputs among ranks, 1 inputs, None nothing. turned: the checkpoint has
-    [inputs, outputs]."""
+    [inputs, outputs]. heads: of each part, as `Source` has it."""
     kinds: dict[str, tuple[str, tuple[int, ...], int | None]] = {"weight": (".weight", (inputs,), shard)}
     if bias:
         kinds["bias"] = (".bias", (), 0 if shard == 0 else None)
@@ -211,6 +223,8 @@ def linear(
                 )
                 for name, s in zip(parts, sources, strict=True)
             ]
+        if heads:
+            sources = [replace(s, heads=n) for s, n in zip(sources, heads, strict=True)]
         made[kind] = Weight(tuple(sources), divided_by, "linear" if kind == "weight" else "plain")
     return made
 

@@ -27,8 +27,9 @@ from thalweg.models.context import Context
 from thalweg.models.flow import Flow, KeysValues, MixerRef
 from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.norm import HeadLayerNorm, RMSNorm, norm_facts
+from thalweg.models.layers.ranks import GatheredNorm, HeadParts
 from thalweg.models.spec.attention import PLACES
-from thalweg.models.weights import ParamSpec, Weight
+from thalweg.models.weights import ParamSpec, Weight, table_source
 from thalweg.quantization.cache import FLOAT8, CacheScales, scales
 
 SELDOM = ("spans", "reach", "placed", "index", "top")
@@ -43,12 +44,12 @@ class Attention:
     cuts = True
 
     def __init__(self, ctx: Context, spec: declared.Attention, weights: Mapping[str, Any], place: MixerRef) -> None:
-        self._head_dim, self._place, self._grouped, self._grows = spec.head_dim, place, spec.grouped, spec.grows
+        self._head_dim, self._place, self._grouped, self._grows = spec.head_dim, place, spec.groups_heads, spec.grows
         self._first, self._reads, self._own_gate = spec.first, spec.reads is not None, bool(spec.gate)
         self._value_dim, self._value_scale = spec.value_dim or spec.head_dim, spec.value_scale
-        self._slopes = _Slopes(ctx, spec) if spec.slopes else None
+        self._slopes = _Slopes(ctx, spec, place.layer) if spec.slopes else None
         ctx.share(spec.heads, "attention heads")
-        ctx.share(spec.kv_heads, "key-value heads")
+        (ctx.share if spec.groups_heads else ctx.share_heads)(spec.kv_heads, "key-value heads")
         self._qkv = Linear(ctx, weights["qkv"])
         self._out = RowLinear(ctx, weights["out"])
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
@@ -56,12 +57,15 @@ class Attention:
         self.layout = () if self._reads else self.backend.layout(self.spec, ctx.block_tokens)
         self.specs: dict[str, Any] = {"qkv": self._qkv.specs, "out": self._out.specs}
         norms = {k: weights[k] for k in ("q_norm", "k_norm") if k in weights}
-        self._wide: dict[str, RMSNorm | HeadLayerNorm] = {}
+        self._wide: dict[str, RMSNorm | HeadLayerNorm | GatheredNorm] = {}
         self._value_norm = None
         if spec.norm is not None and spec.norm.value and not self._reads:
             self._value_norm = ctx.bind(ops.rms_norm, size=spec.head_dim, **norm_facts(spec.norm.eps, 0.0))
         if spec.norm is not None and spec.norm.whole:
-            self._wide = {k: RMSNorm(ctx, _norm_of(spec.norm, w), w) for k, w in norms.items()}
+            whole = {k: RMSNorm(ctx, _norm_of(spec.norm, w), w) for k, w in norms.items()}
+            heads = {"q_norm": spec.heads, "k_norm": spec.kv_heads}
+            parts = {k: HeadParts(ctx.mesh.tensor, heads[k]) for k in norms}
+            self._wide = {k: norm if parts[k].whole else GatheredNorm(norm, parts[k]) for k, norm in whole.items()}
         if spec.norm is not None and spec.norm.mean:
             self._wide = {k: HeadLayerNorm(ctx, spec.norm, spec.head_dim, w) for k, w in norms.items()}
         self.specs |= {k: {"weight": ParamSpec(w["weight"], ctx.dtype)} for k, w in norms.items()}
@@ -157,9 +161,10 @@ class _Slopes:
     """Scores that fall with distance (ALiBi), as a part of the product of q and k: -slope * (i - j) is slope * j but for a
     number that all of a query's scores share. So every backend has them."""
 
-    def __init__(self, ctx: Context, spec: declared.Attention) -> None:
+    def __init__(self, ctx: Context, spec: declared.Attention, layer: int) -> None:
         self._more = spec.kept_dim - spec.head_dim
-        self.spec = ParamSpec(Weight(()), "float32", make=partial(_slope_table, spec, ctx.dtype))
+        weight = Weight((table_source(f"slopes of layer {layer}", spec.heads, self._more),), 0)
+        self.spec = ParamSpec(weight, "float32", make=partial(_slope_table, spec, ctx.dtype))
 
     def __call__(self, table: Array, q: Array, keys: KeysValues, positions: Array) -> tuple[Array, KeysValues]:
         """table f32[heads, n]: what `spec` makes."""

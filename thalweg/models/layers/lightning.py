@@ -17,30 +17,33 @@ from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.norm import RMSNorm
 from thalweg.models.layers.recurrent import advance
 from thalweg.models.spec import LightningAttention as Declared
-from thalweg.models.weights import ParamSpec, Weight
+from thalweg.models.weights import ParamSpec, Weight, table_source
 
 
 class LightningAttention:
-    """x [T, hidden] -> [T, hidden]."""
+    """x [T, hidden] -> [T, hidden]. Divided among ranks by heads, which they gather for the norm."""
 
     backend = None
     """It attends to nothing, so no attention backend plans for it."""
 
     def __init__(self, ctx: Context, spec: Declared, weights: Mapping[str, Any], place: MixerRef) -> None:
-        self._place, self._heads, self._dim = place, spec.heads, spec.head_dim
+        self._place, self._comm, self._dim = place, ctx.mesh.tensor, spec.head_dim
+        heads = self._heads = ctx.share(spec.heads, "heads of linear attention")
+        inner = heads * spec.head_dim
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.layout = self.spec.parts
         self._in, self._out = Linear(ctx, weights["in"]), RowLinear(ctx, weights["out"])
-        self._act = ctx.bind(ops.activation, act=spec.act, size=3 * spec.inner)
+        self._act = ctx.bind(ops.activation, act=spec.act, size=3 * inner)
         self._scan = ctx.bind(
-            ops.ssd_scan, heads=spec.heads, groups=spec.heads, head_dim=spec.head_dim, state=spec.head_dim, low=1.0, high=1.0
+            ops.ssd_scan, heads=heads, groups=heads, head_dim=spec.head_dim, state=spec.head_dim, low=1.0, high=1.0
         )
         self._norm = RMSNorm(ctx, spec.norm, weights["norm"])
-        self._gate = ctx.bind(ops.sigmoid_mul, size=spec.inner)
-        rates = {"log": [torch.tensor(spec.slopes).log()], "bias": [torch.zeros(spec.heads)], "skip": [torch.zeros(spec.heads)]}
+        self._gate = ctx.bind(ops.sigmoid_mul, size=inner)
+        rates = {"log": torch.tensor(spec.slopes).log(), "bias": torch.zeros(spec.heads), "skip": torch.zeros(spec.heads)}
+        tables = {k: Weight((table_source(f"{k} of layer {place.layer}", spec.heads),), 0) for k in rates}
         self.specs: dict[str, Any] = {
             "in": self._in.specs, "norm": self._norm.specs, "out": self._out.specs,
-            "rate": {k: ParamSpec(Weight(()), "float32", make=partial(torch.cat, made)) for k, made in rates.items()},
+            "rate": {k: ParamSpec(w, "float32", make=partial(torch.clone, rates[k])) for k, w in tables.items()},
         }  # fmt: skip
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
@@ -52,4 +55,5 @@ class LightningAttention:
             self._scan, v.contiguous(), steps, k.contiguous(), q.contiguous(), rate["log"], rate["bias"], rate["skip"]
         )
         out = advance(flow, self._place, 0, scan)
-        return self._out(p["out"], self._gate(self._norm(p["norm"], out.flatten(-2)), gate), flow)
+        normed = self._comm.part(self._norm(p["norm"], self._comm.all_gather(out.flatten(-2)))).contiguous()
+        return self._out(p["out"], self._gate(normed, gate), flow)

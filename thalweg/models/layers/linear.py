@@ -64,7 +64,7 @@ class Linear:
         self.outputs = [s.shape[0] for s in whole.sources]
         """This rank's outputs of each part."""
         if whole.shard is not None:
-            self.outputs = [ctx.share(s.shape[0], f"outputs of {s.name.removesuffix('.weight')}") for s in whole.sources]
+            self.outputs = [ctx.share_outputs(s) for s in whole.sources]
         clipped = "clip" in weights
         each = [replace(whole, sources=(s,)) for s in whole.sources] if clipped else [whole]
         parts = [part for weight in each for part in products(weight, ctx.formats)]

@@ -4,6 +4,7 @@ sequence lies in the block that the group's table names; it is passed through, n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,17 +22,19 @@ from thalweg.models.weights import ParamSpec
 
 
 class Mamba2:
-    """x [T, hidden] -> [T, hidden]. Divided among ranks by groups of heads."""
+    """x [T, hidden] -> [T, hidden]. Divided among ranks by groups of heads. Ranks that share a group gather it for the norm."""
 
     backend = None
     """It attends to nothing, so no attention backend plans for it."""
 
     def __init__(self, ctx: Context, spec: declared.Mamba2, weights: Mapping[str, Any], place: MixerRef) -> None:
         self._place, self._dims = place, (spec.head_dim, spec.state)
-        groups = ctx.share(spec.groups, "groups of a Mamba-2 layer")
+        groups = ctx.share_heads(spec.groups, "groups of a Mamba-2 layer")
         heads = ctx.share(spec.heads, "heads of a Mamba-2 layer")
         self._scales = spec.scales if any(by != 1 for by in spec.scales) else ()
-        self._parts = [n // ctx.mesh.tensor.size for n in spec.parts]
+        self._parts = spec.parts_of_rank(ctx.mesh.tensor.size)
+        self._comm, norm = ctx.mesh.tensor, {}
+        self._spans = spec.groups < ctx.mesh.tensor.size
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.layout = self.spec.parts
         self._in = Linear(ctx, weights["in"])
@@ -43,7 +46,10 @@ class Mamba2:
         self._normed = spec.norm
         if spec.norm:
             first = {"norm_first": True} if spec.norm_first else {}
-            self._gate = ctx.bind(ops.gated_group_norm, size=self._parts[0], groups=groups, eps=spec.eps, **first)
+            size, groups = (spec.inner, spec.groups) if self._spans else (self._parts[0], groups)
+            self._gate = ctx.bind(ops.gated_group_norm, size=size, groups=groups, eps=spec.eps, **first)
+            weight = weights["norm"]["weight"]
+            norm = {"weight": ParamSpec(replace(weight, shard=None) if self._spans else weight, ctx.dtype)}
         else:
             self._gate = ctx.bind(ops.act_and_mul, act="silu", size=self._parts[0])
         self._out = RowLinear(ctx, weights["out"])
@@ -51,7 +57,7 @@ class Mamba2:
             "in": self._in.specs,
             "conv": self._conv.specs,
             "rate": {name: ParamSpec(w, w.dtype) for name, w in weights["rate"].items()},
-            "norm": {name: ParamSpec(w, ctx.dtype) for name, w in weights["norm"].items()},
+            "norm": norm,
             "out": self._out.specs,
         }
 
@@ -68,5 +74,11 @@ class Mamba2:
         )
         out = advance(flow, self._place, 1, partial(self._scan, x, step, b, c, rate["log"], rate["bias"], rate["skip"]))
         out = out.flatten(-2)
-        out = self._gate(out, gate, p["norm"]["weight"]) if self._normed else self._gate(torch.cat((gate, out), -1))
+        if not self._normed:
+            out = self._gate(torch.cat((gate, out), -1))
+        elif self._spans:
+            whole = self._gate(self._comm.all_gather(out), self._comm.all_gather(gate.contiguous()), p["norm"]["weight"])
+            out = self._comm.part(whole).contiguous()
+        else:
+            out = self._gate(out, gate, p["norm"]["weight"])
         return self._out(p["out"], out, flow)

@@ -10,6 +10,7 @@ import torch
 from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
+from thalweg.models.layers.ranks import HeadParts
 from thalweg.models.spec import AnyNorm, HeadNorm, LayerNorm, Norm, Scale
 from thalweg.models.weights import ParamSpec
 
@@ -81,10 +82,13 @@ class HeadLayerNorm:
 
     def __init__(self, ctx: Context, spec: HeadNorm, head_dim: int, weights: Mapping[str, Any]) -> None:
         self._head_dim, self._eps = head_dim, spec.eps
+        tensors = len(weights["weight"].sources)  # one, which is divided, or one for each head, which are not
+        self._parts = HeadParts(ctx.mesh.tensor, tensors) if weights["weight"].shard is None else None
         self.specs = {name: ParamSpec(w, ctx.dtype) for name, w in weights.items()}
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
-        weight = p["weight"].reshape(-1, self._head_dim).to(torch.float32)
+        weight = p["weight"] if self._parts is None else self._parts.part(p["weight"])
+        weight = weight.reshape(-1, self._head_dim).to(torch.float32)
         wide = x.unflatten(-1, (-1, self._head_dim)).to(torch.float32)
         wide = wide - wide.mean(-1, keepdim=True)
         wide = wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self._eps) * weight

@@ -22,14 +22,15 @@ class SparseGatedMLP:
     def __init__(self, ctx: Context, spec: SparseMLP, weights: Mapping[str, Any]) -> None:
         self._deviations = NormalDist().inv_cdf(spec.sparsity)
         self._in = Linear(ctx, weights["gate_up"])
-        self._act = ctx.bind(ops.act_and_mul, act=spec.act, size=spec.inner)
+        self._comm = ctx.mesh.tensor
+        self._act = ctx.bind(ops.act_and_mul, act=spec.act, size=self._in.outputs[0])
         self._out = RowLinear(ctx, weights["down"])
         self.specs = {"gate_up": self._in.specs, "down": self._out.specs}
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         gate, up = self._in(p["gate_up"], x, flow).chunk(2, -1)
-        wide = gate.to(torch.float32)
+        wide = self._comm.all_gather(gate.contiguous()).to(torch.float32)
         mean = wide.mean(-1, keepdim=True)
         cut = mean + (wide - mean).square().mean(-1, keepdim=True).sqrt() * self._deviations
-        kept = torch.relu(wide - cut).to(gate.dtype)
+        kept = torch.relu(gate.to(torch.float32) - cut).to(gate.dtype)
         return self._out(p["down"], self._act(torch.cat([kept, up], -1)), flow)

@@ -10,7 +10,7 @@ from thalweg.hal.attention import AttnSpec
 from thalweg.hal.kv import KVKind
 from thalweg.models.spec.norm import HeadNorm, Norm
 from thalweg.models.spec.rope import Rope
-from thalweg.models.weights import Source, Weight, Weights, linear, vector
+from thalweg.models.weights import Source, Weight, Weights, heads_of_rank, linear, vector
 
 PLACES = 4
 """Values of a key that say its position, in layers with slopes: two numbers exact in any type, twice, for two parts of a
@@ -106,6 +106,11 @@ class Attention:
         return -(-(self.head_dim + PLACES) // STEP) * STEP if self.slopes else self.head_dim
 
     @property
+    def groups_heads(self) -> bool:
+        """`grouped`, where that is another order: of one head of keys, it is not."""
+        return self.grouped and self.kv_heads > 1
+
+    @property
     def slope_values(self) -> int:
         """Of the table that slopes are put into."""
         return self.heads * (self.kept_dim - self.head_dim)
@@ -122,14 +127,14 @@ class Attention:
         window = hides if hides < max_len else 0
         if not self.causal:
             return AttnSpec(
-                heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, head_dim=self.head_dim,
+                heads=self.heads // ranks, kv_heads=heads_of_rank(self.kv_heads, ranks), head_dim=self.head_dim,
                 scale=self.scale or self.head_dim**-0.5, dtype=dtype, kind="encoder", window=window, softcap=self.softcap,
                 reach=self.relative.distance if self.relative else 0,
             )  # fmt: skip
         kv_dtype = "" if self.slopes else kv_dtype
         kind: KVKind = "full" if not window else "chunked" if self.chunk else "window"
         return AttnSpec(
-            heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, head_dim=self.kept_dim,
+            heads=self.heads // ranks, kv_heads=heads_of_rank(self.kv_heads, ranks), head_dim=self.kept_dim,
             scale=self.scale or self.head_dim**-0.5, dtype=dtype, kind=kind, window=window,
             softcap=self.softcap, kv_dtype=kv_dtype, sinks=bool(self.sinks), spans=self.spans,
         )  # fmt: skip
@@ -141,12 +146,13 @@ class Attention:
         parts, fused = {f"{at}{self.parts[i]}": outputs[i] for i in range(projected)}, ""
         if self.gate:
             parts[f"{at}{self.gate}"] = self.heads if self.gate_heads else self.heads * d
-        if self.grouped:
-            parts = {f"{at}{self.fused}": sum(outputs)}
+        shared = (0, *[self.kv_heads] * (projected - 1), *[0] * bool(self.gate))
+        if self.groups_heads:
+            parts, shared = {f"{at}{self.fused}": sum(outputs)}, (0,)
         elif self.fused:
             fused = f"{at}{self.fused}"
         made: dict[str, Any] = {
-            "qkv": linear(parts, hidden, shard=0, bias=self.bias, fused=fused, turned=self.turned),
+            "qkv": linear(parts, hidden, shard=0, bias=self.bias, fused=fused, turned=self.turned, heads=shared),
             "out": linear({f"{at}{self.out}": hidden}, self.heads * v_dim, shard=1, bias=self.out_bias, turned=self.turned),
         }
         if self.bias and not self.key_bias:
@@ -155,7 +161,7 @@ class Attention:
         if self.norm is not None and self.norm.mean:
             for key, name, heads in (("q_norm", self.norm.q, self.heads), ("k_norm", self.norm.k, self.kv_heads)):
                 apart = tuple(Source(f"{at}{name.format(i)}.weight", (d,)) for i in range(heads)) if "{}" in name else ()
-                one = Source(f"{at}{name}.weight", (heads, d))
+                one = Source(f"{at}{name}.weight", (heads, d), heads=heads if key == "k_norm" else 0)
                 made[key] = {"weight": Weight(apart or (one,), None if apart else 0, fill="ones")}
         elif self.norm is not None and self.norm.weight:
             widths = (self.heads * d, self.kv_heads * d) if self.norm.whole else (d, d)

@@ -7,7 +7,7 @@ from math import inf
 from typing import ClassVar
 
 from thalweg.hal.kv import StateSpec, state_part
-from thalweg.models.weights import Weight, Weights, linear, part_sources, vector
+from thalweg.models.weights import Weight, Weights, heads_of_rank, linear, part_sources, vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,11 @@ class Mamba2:
         shared = self.groups * self.state
         return self.inner, shared, shared
 
+    def parts_of_rank(self, ranks: int) -> tuple[int, int, int]:
+        """`parts` on one of so many ranks. With fewer groups than ranks, several ranks have the same one."""
+        shared = heads_of_rank(self.groups, ranks) * self.state
+        return self.inner // ranks, shared, shared
+
     @property
     def widths(self) -> tuple[int, int, int]:
         """As attention's: all that is projected, in heads."""
@@ -64,18 +69,26 @@ class Mamba2:
     def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> StateSpec:
         """The last inputs of the convolution, and a matrix for each head."""
         return StateSpec((
-            state_part("conv", (self.kernel - 1, sum(self.parts) // ranks), dtype),
+            state_part("conv", (self.kernel - 1, sum(self.parts_of_rank(ranks))), dtype),
             state_part("ssd", (self.heads // ranks, self.state, self.head_dim), "float32"),
         ))  # fmt: skip
 
     def weights(self, at: str, hidden: int) -> Weights:
         at, heads, inner = f"{at}{self.name}.", self.heads, self.inner
         projected = dict(zip(("z", "x", "b", "c", "dt"), (inner, *self.parts, heads), strict=True))
-        conv = {"weight": Weight(part_sources(f"{at}conv1d.weight", self.parts, 1, self.kernel), 0)}
+        groups = (0, self.groups, self.groups)
+        conv = {"weight": Weight(part_sources(f"{at}conv1d.weight", self.parts, 1, self.kernel, heads=groups), 0)}
         if self.conv_bias:
-            conv["bias"] = Weight(part_sources(f"{at}conv1d.bias", self.parts), 0)
+            conv["bias"] = Weight(part_sources(f"{at}conv1d.bias", self.parts, heads=groups), 0)
         return {
-            "in": linear({f"{at}{k}": n for k, n in projected.items()}, hidden, shard=0, bias=self.bias, fused=f"{at}in_proj"),
+            "in": linear(
+                {f"{at}{k}": n for k, n in projected.items()},
+                hidden,
+                shard=0,
+                bias=self.bias,
+                fused=f"{at}in_proj",
+                heads=(0, *groups, 0),
+            ),
             "conv": conv,
             "rate": {
                 "log": vector(f"{at}A_log", heads, shard=0, dtype="float32"),

@@ -81,7 +81,7 @@ class HeadNorm:
     after: bool = False
     """After rotation, not before it."""
     whole: bool = False
-    """Over all heads at once, not each head's own. Its sum crosses ranks, so such a model runs on one."""
+    """Over all heads at once, not each head's own. Ranks gather all heads for it."""
     weight: bool = True
     value: bool = False
     """Each head of v is normed too, without a weight."""

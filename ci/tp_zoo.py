@@ -1,0 +1,89 @@
+"""Every tiny model of tests/models divided among ranks, against transformers: greedy tokens in float32.
+
+Starts the ranks as processes, each with one device of the platform, and runs the models one after another, in mixed batches of
+chunks and decodes. Prints a line for a model that is refused or differs, and the sums. Exit status 1: one differs.
+Run: python ci/tp_zoo.py [--ranks 2] [--platform cpu] [NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[1] / "tests" / "models"
+NEW = 8
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--platform", default="cpu")
+    parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank >= 0:
+        return run_rank(args)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, __file__, *sys.argv[1:], "--folder", folder, "--rank"]
+        others = [subprocess.Popen([*words, str(r)], env=environment) for r in range(1, args.ranks)]
+        try:
+            return subprocess.run([*words, "0"], env=environment, check=False).returncode
+        finally:
+            for each in others:
+                each.kill()
+                each.wait()
+
+
+def run_rank(args: Any) -> int:
+    sys.path.append(str(TESTS))
+    import torch
+    from rig import Rig
+    from test_families import prompts
+    from zoo import ALL, load_reference, make_checkpoint
+
+    from thalweg.errors import ConfigError
+    from thalweg.hal.discovery import load
+    from thalweg.hal.platform import RENDEZVOUS, Place
+
+    torch.set_num_threads(1)
+    folder, lead = Path(args.folder), args.rank == 0
+    names = args.names or sorted(ALL)
+    meet = folder / "meet"
+    for each in (meet, folder / str(args.rank)):
+        each.mkdir(exist_ok=True)
+    # Before torch knows of ranks, as transformers then writes files on the first one only.
+    paths = {name: make_checkpoint(name, folder / str(args.rank), tokenizer=False) for name in names}
+    device = load(args.platform).open(Place(args.rank, args.ranks, (args.rank,), {RENDEZVOUS: f"file://{meet}"}))
+    counts = {"equal": 0, "differ": 0, "failed": 0, "refused": 0}
+    for name, path in paths.items():
+        try:
+            seqs = Rig(path, device=device, rank=args.rank).generate(prompts(), NEW, chunk=6, budget=17)
+        except Exception as e:  # the same on every rank
+            said = "refused" if isinstance(e, ConfigError) else "failed"
+            words = f"{type(e).__name__}: {e}".replace("\n", "; ")
+        else:
+            device.comm.all_reduce(torch.zeros(1))
+            if not lead:
+                continue
+            oracle = load_reference(path, torch.float32)
+            with torch.inference_mode():
+                best = [oracle(torch.tensor([s.tokens])).logits[0, s.prompt - 1 : -1].argmax(-1).tolist() for s in seqs]
+            said = "equal" if all(s.tokens[s.prompt :] == b for s, b in zip(seqs, best, strict=True)) else "differ"
+            words = ""
+        counts[said] += 1
+        if lead and said != "equal":
+            print(f"{name}: {said} {words}", flush=True)
+    if lead:
+        print(f"{args.ranks} ranks of {args.platform}: " + ", ".join(f"{n} {said}" for said, n in counts.items()))
+    return 1 if counts["differ"] or counts["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

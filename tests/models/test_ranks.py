@@ -1,0 +1,48 @@
+"""Models divided among ranks give the text of one rank: a kind of layer each. `python ci/tp_zoo.py` runs every family, over
+processes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rig import Rig
+from test_families import prompts
+from thread_ranks import Ring, run_ranks
+from zoo import make_checkpoint
+
+from thalweg.hal.discovery import load
+from thalweg.hal.platform import Place
+
+KINDS = {
+    "llama-biased": 2,
+    "llama-tied": 4,  # a key-value head that every rank has
+    "bloom": 2,  # slopes of heads
+    "olmo2": 4,  # norms over all heads, and key heads that two ranks have
+    "stablelm-12b": 4,  # norms with a tensor for each head
+    "gemma3n": 2,  # gates cut by all of their values
+    "minimax": 2,  # a norm over all heads of linear attention
+    "bamba": 2,  # a group of Mamba-2 that every rank has
+    "qwen3-moe": 2,
+    "deepseek-v3": 4,
+    "qwen3-next": 2,
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.sampled(4)
+def test_ranks_that_share_a_model_give_the_text_of_one(name, tmp_path):
+    path = make_checkpoint(name, tmp_path, tokenizer=False)
+    ring = Ring(KINDS[name])
+
+    def generate(rank: int, comm: Ring | None = None):
+        device = load("reference").open(Place())
+        if comm is not None:
+            device.comm = comm
+        return Rig(path, device=device, rank=rank).generate(prompts(), 6, chunk=8, budget=24)
+
+    one = generate(0)
+    for seqs in run_ranks(ring, lambda rank: generate(rank, ring)):
+        for s, t in zip(seqs, one, strict=True):
+            assert s.tokens == t.tokens
+            np.testing.assert_allclose(s.logprobs, t.logprobs, atol=1e-4)
+            np.testing.assert_allclose(s.scores, t.scores, atol=1e-4)
