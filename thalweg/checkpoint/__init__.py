@@ -1,1 +1,1 @@
-"""Model files: the one place that finds, reads and distrusts them. No tensor framework, no device, no model code."""
+"""Finds, reads and validates model files, which are untrusted. No tensor framework, no device, no model code."""

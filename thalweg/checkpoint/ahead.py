@@ -1,5 +1,5 @@
-"""Weight files brought into the page cache before they are needed, in long reads by several threads. For network file
-systems, where a mapped file's pages come one by one. Reads bytes and keeps none."""
+"""Reads weight files into the page cache before use, in large blocks by several threads. It serves network file systems, where
+a mapped file is read page by page. The bytes are discarded."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SUFFIXES = (".safetensors", ".gguf")
 
 @contextmanager
 def reading(args: EngineArgs) -> Iterator[None]:
-    """Reads the files of `args.model` as `args.reading` says. eager: whole, before the caller goes on.
-    prefetch: while the caller loads. lazy or None: nothing. A read that fails is left to whoever needs the bytes."""
+    """Reads the files of `args.model` by the strategy of `args.reading`. eager: whole, before the caller continues. prefetch:
+    while the caller loads. lazy or None: nothing. Failed reads are ignored: the loader will report them."""
     strategy, threads = args.reading
     if strategy not in ("eager", "prefetch") or args.load_format == "dummy":
         yield
@@ -33,7 +33,7 @@ def reading(args: EngineArgs) -> Iterator[None]:
 
 
 def _parts(model: Path, block: int) -> Iterator[tuple[Path, int, int]]:
-    """(file, first byte, bytes) of everything, in the order in which weights are read."""
+    """(file, first byte, bytes) of all blocks, in the order in which weights are read."""
     files = [model] if model.is_file() else sorted(f for f in model.iterdir() if f.suffix in SUFFIXES)
     for file in files:
         for at in range(0, file.stat().st_size, block):
@@ -41,7 +41,7 @@ def _parts(model: Path, block: int) -> Iterator[tuple[Path, int, int]]:
 
 
 def _read(file: Path, at: int, count: int) -> int:
-    """How many bytes there were."""
+    """Number of bytes read."""
     with file.open("rb", buffering=0) as f:
         return len(os.pread(f.fileno(), count, at))
 

@@ -1,4 +1,4 @@
-"""The bounds of numbers in config.json, by key. Keys are absent whose bounds follow from other keys of the same file."""
+"""The bounds of numbers in config.json, by key. Keys with bounds that depend on other keys of the file are absent."""
 
 from __future__ import annotations
 
@@ -42,4 +42,4 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "state_size": (1, 1 << 16),
     "vocab_size": (1, 1 << 24),
 }
-"""Key -> the least and the largest value. `config.integer` and `config.real` read it."""
+"""Key -> (least value, largest value). Used by `config.integer` and `config.real`."""

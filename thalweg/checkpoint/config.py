@@ -1,5 +1,5 @@
-"""config.json and generation_config.json: read, checked, and turned into facts. This module decides which numbers
-make sense. `models/` decides what an architecture does with them. No tensor framework.
+"""Reads and checks config.json and generation_config.json. This module decides which numbers are valid. `models/` decides how
+an architecture uses them. No tensor framework.
 """
 
 from __future__ import annotations
@@ -47,17 +47,16 @@ def read_config(
     tail: TailOptions = AUTO,
     described_in: str | Path | None = None,
 ) -> dict[str, Any]:
-    """config.json of a model directory, or what a GGUF file or a params.json makes of one, with top-level keys replaced by
-    `overrides`. Of models that also see it is that of the text part, of which `text_config` replaces keys too. How a model
-    pools stands in `pooling`, as `tail` and what `sentence` finds beside the model have it. CheckpointError names file and key
-    for bad JSON, wrong types, and numbers out of range.
+    """config.json of a model directory, or the equivalent of a GGUF file or params.json, with top-level keys replaced by
+    `overrides`. For models with other modalities it is the text part's, where `text_config` of `overrides` replaces keys too.
+    `pooling` describes the pooling of hidden states, from `tail` and the files that `sentence` reads. CheckpointError names
+    file and key for bad JSON, wrong types, and numbers out of range.
 
-    accept: called with what the checkpoint says of quantised weights, if it has some, and raises if nobody reads them.
-    Default: they are refused. A description that is accepted stands in `quantization_config`, its name in `quant_method`, and
-    the tensors of the files (`TensorHeaders`) in `stored`, if there are files.
-    windows: what finds the sliding windows of a model's layers (0 = none). The context is made no longer than the least, so
-    that layers see everything.
-    described_in: the directory of config.json, and of the files about quantised weights beside it. None: the model's own."""
+    accept: called with the description of quantised weights, if there is one. It raises if no format reads them. Default: all
+    are rejected. An accepted description is in `quantization_config`, its name in `quant_method`, and the tensors of the files
+    (`TensorHeaders`) in `stored`, if there are files. windows: returns the sliding windows of a model's layers (0 = none). The
+    context is limited to the smallest, so that every layer attends to all of it. described_in: the directory of config.json and
+    of files about quantised weights. None: the model's directory."""
     file, config = _load_config(Path(path), Path(described_in) if described_in else None)
     for key, value in (overrides or {}).items():
         _finite(value, f"hf_overrides: {key}")
@@ -81,7 +80,7 @@ def read_config(
 
 
 def _load_config(path: Path, elsewhere: Path | None) -> tuple[Path, dict[str, Any]]:
-    """(the file that describes a model, what config.json says or would say). elsewhere: the directory of config.json."""
+    """(file that describes the model, content of config.json or its equivalent). elsewhere: the directory of config.json."""
     if gguf.is_gguf(path):
         return path, gguf.read_config(path)
     if native.is_native(path):
@@ -89,7 +88,7 @@ def _load_config(path: Path, elsewhere: Path | None) -> tuple[Path, dict[str, An
     file = (elsewhere or path) / "config.json"
     return file, canonical_config(
         read_object(file, infinite=True)
-    )  # only `settled` may find infinities: `_finite` refuses others
+    )  # only `canonical_config` handles infinities: `_finite` rejects others
 
 
 def _pooling(path: Path) -> dict[str, Any] | None:
@@ -97,13 +96,13 @@ def _pooling(path: Path) -> dict[str, Any] | None:
 
 
 def folder(path: Path) -> Path:
-    """That a model lies in: itself, but for one that is named by its params.json."""
+    """The model's directory: `path`, or its parent for a params.json."""
     return path.parent if native.is_native(path) else path
 
 
 def _describe_tensors(path: Path) -> dict[str, Any]:
-    """Of a quantised checkpoint, for its format: rules alone do not say which layers are dense. Whoever reads the weights says
-    what is wrong with the files."""
+    """{"stored": tensor headers} of a quantised checkpoint: rules do not determine which layers are dense. {}: the files are
+    faulty, which the loader will report."""
     try:
         return {"stored": TensorHeaders(path)}
     except CheckpointError:
@@ -111,7 +110,7 @@ def _describe_tensors(path: Path) -> dict[str, Any]:
 
 
 def _within_window(config: dict[str, Any], window: int) -> None:
-    """A context no longer than the window, where there is one: then it hides nothing."""
+    """Limit the context to the window, if there is one, so that the window hides no token."""
     length = max_len(config)
     if not 0 < window < length:
         return
@@ -119,7 +118,7 @@ def _within_window(config: dict[str, Any], window: int) -> None:
     if rope not in ("default", "llama3"):
         raise UnsupportedModelError(
             f"disable_sliding_window: not with positions scaled by {rope}, which depend on the context's length; "
-            f"leave it out, and set max_model_len to {window}"
+            f"remove the flag, and set max_model_len to {window}"
         )
     config["max_position_embeddings"] = window
 
@@ -133,7 +132,7 @@ def architecture(config: Config, where: str | Path = "config.json") -> str:
 
 
 def facts(config: Config, path: str | Path) -> ModelInfo:
-    """What platforms may know when they choose defaults. Reads the headers of the weights if there are any."""
+    """The properties of the model for platforms' choice of defaults. Reads the headers of weight files if there are any."""
     hidden, heads = integer(config, "hidden_size"), integer(config, "num_attention_heads", default=1)  # Mamba has none
     kv_heads = integer(config, "num_key_value_heads", default=heads)
     if heads % kv_heads:
@@ -157,21 +156,21 @@ def facts(config: Config, path: str | Path) -> ModelInfo:
 
 
 def max_len(config: Config) -> int:
-    """Tokens a sequence may have, prompt and output: the positions the model is made for.
+    """Most tokens of a sequence, prompt and output: the positions that the model supports.
 
-    Scaled by the factor where a scaling keeps the unscaled number in the configuration: linear (times factor), and
-    yarn (its original length times factor, if that is more). "dynamic" is not scaled, because its frequencies depend
-    on the longest sequence served (see models/layers/rotary.py). By default it is served as trained. `ModelInfo.longest` says
-    how much more a user may ask for."""
+    The number is multiplied by the factor where the configuration has the unscaled number: linear (times factor), and yarn
+    (original length times factor, if larger). "dynamic" is not scaled, because its frequencies depend on the longest sequence
+    served (see models/layers/rotary.py). Its default is the trained length. `ModelInfo.longest` is the longest that a user may
+    request."""
     key = "max_position_embeddings" if "max_position_embeddings" in config else "max_sequence_length"
     if key not in config:
         raise CheckpointError("config.json: max_position_embeddings: missing")
     length = integer(config, key)
     pooled = config.get("pooling")
-    if isinstance(pooled, dict):  # a text encoder is made for less than it has positions for
+    if isinstance(pooled, dict):  # text encoders are trained for fewer positions than they have
         length = min(length, integer(pooled, "max_len", default=length, where=sentence.LENGTHS))
     if _by_layer_type(config):
-        return min(length, 1 << 30)  # the families that differ by layer count positions as scaled
+        return min(length, 1 << 30)  # families with settings per layer type give the scaled number
     rope = rope_parameters(config)
     if rope["rope_type"] == "linear":
         length = int(length * real(rope, "factor", 1, 1e6, where="rope_parameters"))
@@ -182,16 +181,16 @@ def max_len(config: Config) -> int:
 
 
 def _longest(config: Config) -> int:
-    """Tokens that "dynamic" positions reach: those of the model, times the factor. 0: they are no others."""
+    """Tokens within reach of "dynamic" positions: the model's length times the factor. 0: not dynamic."""
     if _by_layer_type(config) or (rope := rope_parameters(config))["rope_type"] != "dynamic" or rope.get("alpha"):
         return 0
     return min(int(max_len(config) * real(rope, "factor", 1, 1e6, where="rope_parameters")), 1 << 30)
 
 
 def rope_parameters(config: Config, kind: str = "") -> dict[str, Any]:
-    """Rotary settings in one spelling, whichever the file uses: `rope_parameters`, or the older `rope_scaling` with
-    `rope_theta` beside it and `type` for `rope_type`. Always has rope_type and rope_theta, and partial_rotary_factor where
-    the file says so. kind: the layer type they are for, which families that differ by it must name."""
+    """RoPE settings in one spelling: from `rope_parameters`, or the older `rope_scaling` with a separate `rope_theta` and
+    `type` for `rope_type`. Always has rope_type and rope_theta, and partial_rotary_factor if the file has it. kind: the layer
+    type, required for families with settings per layer type."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         raise CheckpointError(f"config.json: rope_parameters: must be an object, not {rope!r:.80}")
@@ -199,12 +198,12 @@ def rope_parameters(config: Config, kind: str = "") -> dict[str, Any]:
     if any(isinstance(v, dict) for v in rope.values()):
         if not isinstance(rope.get(kind), dict):
             raise UnsupportedModelError(
-                "config.json: rope_parameters: settings per layer type are not what this family has"
+                "config.json: rope_parameters: this family has no settings per layer type"
                 if not kind
                 else f"config.json: rope_parameters: no settings for layers of type {kind!r}"
             )
         rope = rope[kind]
-    elif kind == "sliding_attention" and local is not None:  # as Gemma 3's files were written before transformers 5
+    elif kind == "sliding_attention" and local is not None:  # Gemma 3's files from before transformers 5
         rope = {"rope_theta": real(config, "rope_local_base_freq", 1e-3, 1e15)}
     out = dict(rope)
     kind = out.pop("type", None)
@@ -232,7 +231,7 @@ def _by_layer_type(config: Config) -> bool:
 
 
 def generation_defaults(path: str | Path) -> dict[str, Any]:
-    """generation_config.json of the directory (or the file itself), or what a GGUF file says. {} if there is none."""
+    """generation_config.json of the directory (or the file itself), or a GGUF file's equivalent. {} if there is none."""
     if gguf.is_gguf(path):
         return gguf.generation_defaults(path)
     file = folder(Path(path))
@@ -247,7 +246,7 @@ def generation_defaults(path: str | Path) -> dict[str, Any]:
 def eos_ids(
     path: str | Path, config: Config, tokenizer: Tokenizer | None = None, more: Mapping[str, Any] | None = None
 ) -> tuple[int, ...]:
-    """Token ids that end a sequence, each once: the union of what all of a model's files say, in this order.
+    """Distinct token ids that end a sequence: the union over a model's files, in this order.
 
     1. `more`, a generation config that the user names, where there is one.
     2. generation_config.json.
@@ -256,7 +255,7 @@ def eos_ids(
        of parts often keep a default of their class, which is an ordinary token of the model's vocabulary.
     5. `eos_token` of the tokenizer. Fine-tunes of base models often name their end of turn only there.
 
-    CheckpointError names the file and the value that is no token id."""
+    CheckpointError names the file and the invalid token id."""
     out: dict[int, None] = {}
     sources = (
         ("generation config", more or {}),
@@ -343,7 +342,7 @@ def text(config: Config, key: str, default: str) -> str:
 
 
 def _finite(value: Any, where: str) -> None:
-    """Refuse NaN and infinities: 1e999 is infinite without being spelled so."""
+    """CheckpointError for NaN and infinities. 1e999 parses as infinity too."""
     stack = [("", value)]
     while stack:
         name, v = stack.pop()
@@ -356,19 +355,19 @@ def _finite(value: Any, where: str) -> None:
 
 
 def _dtype(config: Config) -> str | None:
-    """`dtype`, or `torch_dtype` in older files, as a name used here."""
+    """Our name for `dtype`, or `torch_dtype` in older files."""
     value = config.get("dtype") or config.get("torch_dtype")
     if value is None or value == "auto":
         return None
     name = value.removeprefix("torch.") if isinstance(value, str) else value
     if not isinstance(name, str) or name not in DTYPES:
-        raise CheckpointError(f"config.json: dtype: {value!r:.80} is none of {', '.join(sorted(set(DTYPES.values())))}")
+        raise CheckpointError(f"config.json: dtype: {value!r:.80} is not one of {', '.join(sorted(set(DTYPES.values())))}")
     return DTYPES[name]
 
 
 def _weights(path: Path, known_to_be_quantised: bool) -> tuple[str | None, int]:
-    """(dtype of most of the weights, their bytes). (None, 0) where there are no safetensors to look at. A GGUF file's
-    configuration names the dtype."""
+    """(dtype of most weights, their bytes). (None, 0) without safetensors files. GGUF: dtype None, as the configuration has
+    it."""
     if gguf.is_gguf(path):
         return None, gguf.open_model(path).bytes
     if not any(folder(path).glob("*.safetensors")):

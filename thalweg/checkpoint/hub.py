@@ -1,5 +1,4 @@
-"""From what a user calls a model to a local directory or GGUF file. The only module that may touch the network, and only for
-hub ids."""
+"""Resolves a model's name to a local directory or GGUF file. Only this module may use the network, and only for hub ids."""
 
 from __future__ import annotations
 
@@ -16,15 +15,15 @@ from thalweg.errors import CheckpointError
 from thalweg.options.model import BUNDLED_FOLDERS
 
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.model.v*", "*.jinja")
-"""Files that are downloaded: weights, configuration, tokenizers, templates. Never code, never pickles."""
+"""Files to download: weights, configuration, tokenizers, templates. Never code, never pickles."""
 BESIDE = ("mmproj", "imatrix")
-"""Words in names of GGUF files that are no models."""
+"""Words in names of GGUF files without a language model."""
 _QUANT = re.compile(r"[A-Za-z0-9][\w.\-]{0,40}")
-"""What follows a hub id and a colon: the part of a GGUF file's name that tells how it is quantised."""
+"""The suffix of a hub id after a colon: the part of a GGUF file's name for its quantisation."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}/[A-Za-z0-9][\w.\-]{0,95}")
 _STORE = re.compile(r"([a-z][a-z0-9+.-]{0,15})://")
 _MOUNTS = {"s3": "mount-s3 or s3fs", "gs": "gcsfuse", "az": "blobfuse2", "abfs": "blobfuse2"}
-"""Schemes of addresses -> what mounts such a store."""
+"""Scheme of an object store -> the program that mounts it."""
 _ELSEWHERE = "give a local directory, or use the bundled model (--model thalweg-nano)"
 
 
@@ -32,13 +31,12 @@ def resolve_model(
     name: str | Path, *, revision: str | None = None, download_dir: str | None = None, token: str | bool | None = None,
     ignore: Sequence[str] = (), native: bool | None = None,
 ) -> Path:  # fmt: skip
-    """Where the model called `name` lies: "thalweg-nano", a local directory or GGUF file, or a hub id "org/name". A hub
-    id is downloaded unless cached, except files that match a pattern of `ignore`. "org/name:Q4_K_M" is the GGUF file of
-    that repository (or directory) whose name says so. CheckpointError says what is wrong with the name or the place,
-    and what to do.
+    """The path of a model. name: "thalweg-nano", a local directory or GGUF file, or a hub id "org/name". A hub id is downloaded
+    unless cached, except files that match a pattern of `ignore`. "org/name:Q4_K_M" is the GGUF file in that repository (or
+    directory) with this word in its name. CheckpointError gives the fault and the remedy.
 
-    native: True = as Mistral publishes it, by params.json; then model*.safetensors are not downloaded. False = by
-    config.json. None = by what is there, config.json first."""
+    native: True = Mistral's format, by params.json, without a download of model*.safetensors. False = by config.json. None = by
+    the files present, config.json first."""
     text = str(name)
     if text in BUNDLED_FOLDERS:
         return _found(Path(str(files("thalweg") / "nano" / BUNDLED_FOLDERS[text])))
@@ -102,8 +100,8 @@ def _found(path: Path, native: bool | None = None, downloaded: bool = False) -> 
 
 
 def _only_native(path: Path, downloaded: bool = False) -> bool:
-    """Is params.json all there is to go by: no config.json, or one without weights of its format? downloaded: Mistral's
-    weights were left out."""
+    """Is params.json the only usable description: no config.json, or one without weights of its format? downloaded: Mistral's
+    weights were not downloaded."""
     files = [f.name for f in path.glob("*.safetensors")]
     none = not files if downloaded else any(name.startswith(WEIGHTS) for name in files)
     ours = (path / "config.json").is_file() and (not none or any(name.startswith("model") for name in files))
@@ -111,13 +109,13 @@ def _only_native(path: Path, downloaded: bool = False) -> bool:
 
 
 def _models(path: Path) -> list[Path]:
-    """GGUF files that are models, of those in parts the first. Projectors for images and calibration data are none."""
+    """GGUF files with language models, and the first file of split models. Excludes image projectors and calibration data."""
     files = sorted(f for f in path.rglob("*") if f.is_file() and is_gguf(f))
     return [f for f in files if first_part(f) == f and not any(word in f.name.lower() for word in BESIDE)]
 
 
 def _find_gguf(path: Path, quant: str) -> Path:
-    """The one model whose name has `quant` as a word of its own."""
+    """The one model with `quant` as a whole word in its name."""
     word = re.compile(rf"(?<![A-Za-z0-9_]){re.escape(quant)}(?![A-Za-z0-9_])", re.IGNORECASE)
     models = _models(path)
     fit = [f for f in models if f.stem == quant] or [f for f in models if word.search(str(f.relative_to(path)))]

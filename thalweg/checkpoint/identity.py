@@ -1,4 +1,4 @@
-"""Which model a directory holds, told by its contents and not by its name."""
+"""Identifies a model by the contents of its directory, not by its name."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from thalweg.checkpoint.safetensors import Shard
 SAMPLE = 64
 """Bytes of a sample."""
 SAMPLES = 4096
-"""Of a file whose tensors are not known, at even distances."""
+"""Samples of a file with unknown tensors, at even distances."""
 HEADER = 1 << 20
-"""Bytes from the start of such a file that are read whole."""
+"""Bytes from the start of such a file, read whole."""
 SETTINGS = ("config.json", "params.json", "adapter_config.json")
 
 
 def model_digest(path: Path) -> bytes:
-    """32 bytes: of the model's configuration and of samples of its weights, two of each tensor. Any training changes nearly
-    every number of the tensors that it changes, so two models of one digest are one model. CheckpointError."""
+    """A digest of 32 bytes over the model's configuration and samples of its weights, two per tensor. Training changes nearly
+    every number of the tensors that it touches, so models with equal digests are equal. CheckpointError."""
     h = hashlib.blake2b(digest_size=32)
     folder = path.parent if path.is_file() else path
     for name in SETTINGS:
@@ -33,7 +33,7 @@ def model_digest(path: Path) -> bytes:
 
 
 def _add(h: hashlib.blake2b, *parts: bytes) -> None:
-    """Each with its length, so that no two lists of parts read alike."""
+    """Hash each part with its length, so that different lists of parts differ."""
     for part in parts:
         h.update(b"%d:" % len(part))
         h.update(part)

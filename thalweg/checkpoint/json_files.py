@@ -1,4 +1,4 @@
-"""JSON files beside weights, read whole, within a bound."""
+"""Reads JSON files of models whole, up to a size limit."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from thalweg.checkpoint.safetensors import strict_json
 from thalweg.errors import CheckpointError
 
 MAX_JSON = 16_000_000
-"""Bytes a configuration file may have."""
+"""Most bytes of a configuration file."""
 
 
 def read_object(file: Path, infinite: bool = False) -> dict[str, Any]:
-    """As `read_json`. CheckpointError too for what is no object."""
+    """As `read_json`, with CheckpointError for values other than objects too."""
     content = read_json(file, infinite)
     if not isinstance(content, dict):
         raise CheckpointError(f"{file}: must hold a JSON object, not {type(content).__name__}")
@@ -21,8 +21,8 @@ def read_object(file: Path, infinite: bool = False) -> dict[str, Any]:
 
 
 def read_json(file: Path, infinite: bool = False) -> Any:
-    """Its content. CheckpointError names a file that is missing, unreadable, too long, or bad JSON. infinite: Infinity is a
-    number, as Python writes it."""
+    """The content of a JSON file. CheckpointError names a file that is missing, unreadable, too long, or malformed. infinite:
+    accept Infinity, which Python writes."""
     try:
         if file.stat().st_size > MAX_JSON:
             raise CheckpointError(f"{file}: larger than {MAX_JSON} bytes; not a configuration file")

@@ -1,8 +1,8 @@
-"""Checkpoints as Mistral publishes them: `params.json` and `consolidated*.safetensors`, with names and orders of their own.
+"""Reads checkpoints in Mistral's format: `params.json` and `consolidated*.safetensors`, with other names and row orders.
 
-Such a folder is named by its params.json, as a GGUF model is by its file. What it holds becomes what transformers has for the
-same model: a configuration, and tensors whose q and k have the two halves of a head apart, where these files have the values
-that turn together side by side.
+The path of such a model is its params.json, as a GGUF model's is its file. The content is translated to transformers' form of
+the same model: a configuration, and tensors with the two halves of a head of q and k separate. Mistral's files interleave them,
+with the two values of a RoPE pair adjacent.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ logger = logging.getLogger(__name__)
 
 PARAMS = "params.json"
 WEIGHTS = "consolidated"
-"""Begins the names of the files that hold the weights."""
+"""Prefix of the names of weight files."""
 POSITIONS = 128_000
-"""Where no file says how long a context may be: what Mistral's own code computes positions for."""
+"""Default context length, if no file has one: the positions that Mistral's code computes."""
 _SAME = {
     "dim": "hidden_size", "n_layers": "num_hidden_layers", "hidden_dim": "intermediate_size", "head_dim": "head_dim",
     "n_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads", "norm_eps": "rms_norm_eps", "dtype": "dtype",
     "vocab_size": "vocab_size", "activation": "hidden_act", "tied_embeddings": "tie_word_embeddings",
 }  # fmt: skip
-"""Keys of params.json -> those of config.json."""
+"""Keys of params.json -> keys of config.json."""
 _READ = (
     "rope_theta",
     "sliding_window",
@@ -49,7 +49,7 @@ _MEAN_NOTHING = ("max_batch_size", "model_parallel", "causal", "ragged_attention
 _ELSEWHERE = {
     "multimodal": "sound", "llama_4_scaling": "queries scaled by position", "lora": "adapters", "use_biases": "biases",
 }  # fmt: skip
-"""Keys of what this version does not serve in these files, where they are not null or false."""
+"""Unsupported keys, unless null or false -> their meaning."""
 _ONE = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
 _LAYER = {
     "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attention.wq": "self_attn.q_proj",
@@ -64,12 +64,12 @@ _CACHE = re.compile(r"attention\.(kv|[qkv])_fake_quantizer")
 
 
 def is_native(path: str | Path) -> bool:
-    """Is this the name of such a folder's params.json?"""
+    """Is this the path of a params.json?"""
     return Path(path).name == PARAMS
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """What config.json would say. CheckpointError, UnsupportedModelError name the key."""
+    """The equivalent of config.json. CheckpointError and UnsupportedModelError name the key."""
     params = read_object(Path(path))
     own = ("llama_4_scaling",) if latent.is_latent(params) else ()
     for key, what in _ELSEWHERE.items():
@@ -95,7 +95,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def open_model(path: str | Path) -> SlicedCheckpoint:
-    """Every tensor by the name, and with the values, that transformers has for it."""
+    """Every tensor, with transformers' names and values."""
     path = Path(path)
     whole, params = open_consolidated(path), read_object(path)
     made: dict[str, TensorPiece] = {}
@@ -105,7 +105,7 @@ def open_model(path: str | Path) -> SlicedCheckpoint:
             continue
         target = _target(name, latent.is_latent(params))
         if target is None:
-            raise CheckpointError(f"{whole.file(name)}: tensor {name!r} is none that this version knows of Mistral's files")
+            raise CheckpointError(f"{whole.file(name)}: tensor {name!r} is unknown in Mistral's format")
         made[target] = TensorPiece(
             name, shape, heads=0 if latent.is_latent(params) else _interleaved_heads(path, name, shape, params)
         )
@@ -113,7 +113,7 @@ def open_model(path: str | Path) -> SlicedCheckpoint:
 
 
 def _interleaved_heads(path: Path, name: str, shape: tuple[int, ...], params: Mapping[str, Any]) -> int:
-    """The heads whose rows a tensor has in pairs; 0: it has none."""
+    """Number of heads with interleaved rows in a tensor. 0: rows are not interleaved."""
     found, seen = _NAME.fullmatch(name), native_images.interleaved_heads(name, params)
     keys = {"attention.wq": ("n_heads",), "attention.wk": ("n_kv_heads", "n_heads")}.get(found[2] if found else "", ())
     heads = next((params[k] for k in keys if params.get(k)), 0) if seen is None else seen
@@ -125,12 +125,12 @@ def _interleaved_heads(path: Path, name: str, shape: tuple[int, ...], params: Ma
 
 
 def open_consolidated(path: Path) -> Checkpoint:
-    """The files beside params.json, as they are."""
+    """The weight files in the directory of params.json, untranslated."""
     return open_checkpoint(path.parent, WEIGHTS)
 
 
 def _target(name: str, has_latents: bool = False) -> str | None:
-    """The name that transformers has for a tensor. None: there is none."""
+    """Transformers' name of a tensor. None: unknown."""
     if (seen := native_images.target(name)) is not None:
         return seen
     stem, _, kind = name.rpartition(".")
@@ -150,7 +150,7 @@ def _target(name: str, has_latents: bool = False) -> str | None:
 
 
 def _window(path: Path, params: Mapping[str, Any]) -> dict[str, Any]:
-    """One window for all layers, or a list that repeats itself: null where a layer sees everything."""
+    """One window for all layers, or a repeating list. null: the layer has full attention."""
     said = params.get("sliding_window")
     if isinstance(said, str) and said.isdecimal():
         said = int(said)
@@ -167,7 +167,7 @@ def _window(path: Path, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope(path: Path, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Without a base: 10,000 with a window, as the first of these models was published, and else a million."""
+    """RoPE settings. The default base is 10,000 with a window, as in the first of these models, and a million without."""
     made: dict[str, Any] = {"rope_type": "default", "rope_theta": params.get("rope_theta")}
     if made["rope_theta"] is None:
         made["rope_theta"] = 10_000.0 if params.get("sliding_window") else 1_000_000.0
@@ -187,7 +187,7 @@ def _rope(path: Path, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _positions(path: Path, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Of params.json, or of a config.json beside it."""
+    """The context length from params.json, or from config.json in the same directory."""
     key = "max_position_embeddings"
     found = params.get(key) or params.get("max_seq_len")
     beside = path.with_name("config.json")
@@ -210,7 +210,7 @@ def _mixture(path: Path, moe: Any) -> dict[str, Any]:
 
 
 def _quantization_config(path: Path, said: Any) -> dict[str, Any]:
-    """Weights in float8 with a scale for each tensor, and inputs by a scale of the file, or by their own."""
+    """Weights in float8 with a scale per tensor. Input scales are static, from the file, or dynamic."""
     acts = {"TENSOR": "static", None: "static", "NO_SCALES": "dynamic"}
     if not isinstance(said, dict) or said.get("qformat_weight") != "fp8_e4m3" or said.get("qscheme_act") not in acts:
         raise UnsupportedModelError(

@@ -1,5 +1,5 @@
-"""Images in Mistral's own format: what `vision_encoder` of params.json says, and the encoder's tensors, as transformers has
-them."""
+"""Vision encoders in Mistral's format: translates `vision_encoder` of params.json and the encoder's tensors to transformers'
+form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thalweg.errors import CheckpointError, UnsupportedModelError
 
 KEY = "vision_encoder"
 READS = "image_processor"
-"""Of the configuration made here: what preprocessor_config.json would say."""
+"""Key of the resulting configuration for the equivalent of preprocessor_config.json."""
 _SAME = (
     "hidden_size", "num_channels", "image_size", "patch_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "rope_theta",
@@ -39,7 +39,8 @@ _NAME = re.compile(r"vision_encoder\.transformer\.layers\.(\d{1,5})\.(.+)\.weigh
 
 
 def around(path: Path, said: Any, text: Mapping[str, Any]) -> dict[str, Any]:
-    """What config.json would say of a model whose text part is `text`. CheckpointError, UnsupportedModelError name the key."""
+    """The equivalent of config.json for a model with the text part `text`. CheckpointError and UnsupportedModelError name the
+    key."""
     if not isinstance(said, dict):
         raise CheckpointError(f"{path}: {KEY}: must be an object")
     if odd := sorted(key for key, value in said.items() if value and key not in {*_SAME, *_OTHER}):
@@ -48,7 +49,7 @@ def around(path: Path, said: Any, text: Mapping[str, Any]) -> dict[str, Any]:
     if said.get("mm_projector_id") not in (None, "", _MERGES) or bool(said.get("add_pre_mm_projector_layer_norm")) != merges:
         raise UnsupportedModelError(f"{path}: {KEY}: mm_projector_id: this version reads {_MERGES!r} with a norm before it")
     if text.get("model_type") != "mistral":
-        raise UnsupportedModelError(f"{path}: {KEY}: beside mixtures is not read by this version")
+        raise UnsupportedModelError(f"{path}: {KEY}: not supported with MoE models")
     longest = said.get("max_image_size") or said.get("image_size")
     return {
         "architectures": ["PixtralForConditionalGeneration"],
@@ -64,7 +65,7 @@ def around(path: Path, said: Any, text: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def target(name: str) -> str | None:
-    """The name that transformers has for a tensor. None: it is none of the encoder's."""
+    """Transformers' name of a tensor. None: not a tensor of the encoder."""
     stem, _, kind = name.rpartition(".")
     if stem in _ONE and (kind == "weight" or (kind == "bias" and "adapter" in stem)):
         return f"{_ONE[stem]}.{kind}"
@@ -75,7 +76,7 @@ def target(name: str) -> str | None:
 
 
 def interleaved_heads(name: str, params: Mapping[str, Any]) -> int | None:
-    """The heads whose rows a tensor has in pairs. None: it is none of the encoder's q and k."""
+    """Number of heads with interleaved rows in a tensor. None: not q or k of the encoder."""
     found = _NAME.fullmatch(name)
     if found is None or found[2] not in ("attention.wq", "attention.wk"):
         return None

@@ -1,4 +1,4 @@
-"""Of params.json what models with latent attention say (Mistral Large 3, Mistral Small 4), and names of their tensors."""
+"""Models with latent attention in Mistral's format (Mistral Large 3, Mistral Small 4): keys of params.json and tensor names."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from thalweg.errors import CheckpointError, UnsupportedModelError
 
 SIZES = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-"""Keys that both files have."""
+"""Keys common to both formats."""
 OTHERS = ("vision_encoder.", "vision_language_adapter.", "patch_merger.", "pre_mm_projector_norm.")
-"""Begin the names of tensors that encode images, of which this version reads none here."""
+"""Prefixes of the image encoders' tensors, which are not supported in these models."""
 _MOE = {
     "num_experts": "n_routed_experts", "num_experts_per_tok": "num_experts_per_tok",
     "expert_hidden_dim": "moe_intermediate_size",
@@ -36,7 +36,7 @@ def is_latent(params: Mapping[str, Any]) -> bool:
 
 
 def target(part: str) -> str | None:
-    """What transformers calls a part of a layer. None: it is none of these models' own."""
+    """Transformers' name for a part of a layer. None: not specific to these models."""
     if part in _ATTENTION:
         return _ATTENTION[part]
     found = _FFN.fullmatch(part)
@@ -44,7 +44,7 @@ def target(part: str) -> str | None:
 
 
 def config(path: str | Path, params: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Beyond what all models of the format have. rope: `rope_parameters` as those have it."""
+    """Keys of config.json specific to these models. rope: the `rope_parameters` common to all models of the format."""
     missing = [key for key in SIZES if not params.get(key)]
     if missing:
         raise CheckpointError(f"{path}: {missing[0]}: missing, in a model with latent attention")
@@ -62,7 +62,7 @@ def config(path: str | Path, params: Mapping[str, Any], rope: Mapping[str, Any])
 
 
 def _rope(path: str | Path, params: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Scores, not rotated values, are multiplied by YaRN's magnitude, if `apply_scale` says so."""
+    """RoPE settings. With `apply_scale`, YaRN's magnitude scales the attention scores, not the rotated values."""
     made = {**rope}
     yarn = params.get("yarn")
     if yarn:
@@ -76,5 +76,5 @@ def _rope(path: str | Path, params: Mapping[str, Any], rope: Mapping[str, Any]) 
     if not isinstance(grows, dict) or set(grows) != set(keys):
         raise UnsupportedModelError(f"{path}: llama_4_scaling: must be an object with {' and '.join(keys)}")
     if made.get(key, grows[key]) != grows[key]:
-        raise UnsupportedModelError(f"{path}: llama_4_scaling: {key}: this version has that of yarn")
+        raise UnsupportedModelError(f"{path}: llama_4_scaling: {key}: this version requires yarn's value")
     return made | {key: grows[key], "llama_4_scaling_beta": grows["beta"]}

@@ -1,6 +1,6 @@
-"""Tensors of a checkpoint under other names: parts of one, in another order of rows. Nothing is copied that lies as it should.
+"""Presents tensors of a checkpoint under other names, as parts, or in another order of rows. Rows in order are not copied.
 
-Here too: experts that a checkpoint keeps in one tensor for all of them, as transformers 5 does, taken apart by name.
+It also splits joint tensors of all experts, which transformers 5 writes, into one tensor per expert.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _EXPERTS = re.compile(r"(?P<at>.*\.experts)\.(?P<part>gate_up_proj|down_proj)")
 
 @dataclass(frozen=True, slots=True)
 class TensorPiece:
-    """A tensor by the name that it is asked for, and what it is made of."""
+    """The source of a tensor with a new name."""
 
     source: str
     shape: tuple[int, ...]
     index: int | None = None
-    """Which matrix of a tensor that holds several."""
+    """Index of the matrix in a tensor with several."""
     first: int = 0
-    """The first of its rows in the source's."""
+    """Index of its first row in the source."""
     heads: int = 0
-    """Whose rows were written in pairs, so that the two values that turn together lie side by side; 0 = as they should."""
+    """Number of heads with interleaved rows: the two values of a RoPE pair are adjacent. 0 = not interleaved."""
 
 
 class SlicedCheckpoint:
-    """As `safetensors.Checkpoint`, of tensors that are pieces of its."""
+    """Same interface as `safetensors.Checkpoint`, for pieces of its tensors."""
 
     def __init__(self, whole: Checkpoint, pieces: Mapping[str, TensorPiece], path: Path | None = None) -> None:
-        """path: what the model is called, where that is not the folder."""
+        """path: the model's path in messages, if not the folder."""
         self.path, self._whole, self._pieces = path or whole.path, whole, pieces
         self._left = {p.source: set[str]() for p in pieces.values()}
         for name, piece in pieces.items():
@@ -91,7 +91,7 @@ class SlicedCheckpoint:
         return raw
 
     def span(self, name: str, rows: slice | None = None) -> FileSpan | None:
-        """As `Checkpoint.span`. None where a piece's rows do not lie as they are asked for."""
+        """As `Checkpoint.span`. None: the piece's rows are not contiguous."""
         piece = self._pieces[name]
         span, shape = self._whole.span(piece.source), self._whole.entry(piece.source)[1]
         if piece.heads or span is None:
@@ -104,7 +104,7 @@ class SlicedCheckpoint:
         return span.part((before + piece.first + first) * row, max(0, last - first) * row)
 
     def forget(self, name: str) -> None:
-        """Pages of a tensor that holds several pieces are kept until the last of them is done with."""
+        """Release a piece. The source's pages are released with its last piece."""
         source = self._pieces[name].source
         self._left[source].discard(name)
         if not self._left[source]:
@@ -112,15 +112,14 @@ class SlicedCheckpoint:
 
 
 def neighbours_apart(rows: int, heads: int) -> np.ndarray:
-    """Where each row lies in a file that has row i of a head's first half and row i of its second side by side."""
+    """The file's row for each row, in a file that interleaves the two halves of each head."""
     found: np.ndarray = np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
     return found
 
 
 def experts_apart(whole: Checkpoint) -> Checkpoint | SlicedCheckpoint:
-    """The same checkpoint with a matrix of gate, up and down for each expert, where it keeps dense ones in one tensor.
-    What lies otherwise there (gpt-oss, which has biases beside them, and Llama 4, whose matrices are turned) is left as it
-    is."""
+    """The checkpoint with separate gate, up and down matrices per expert, where it has dense ones in a joint tensor. Other
+    joint tensors are unchanged: gpt-oss, which also has biases, and Llama 4, with transposed matrices."""
     made: dict[str, TensorPiece] = {}
     for name in whole.names:
         found, (dtype, shape) = _EXPERTS.fullmatch(name), whole.entry(name)
@@ -138,7 +137,7 @@ def experts_apart(whole: Checkpoint) -> Checkpoint | SlicedCheckpoint:
         elif shape[1] % 2 == 0:
             parts = {"gate_proj": (0, shape[1] // 2), "up_proj": (shape[1] // 2, shape[1] // 2)}
         else:
-            raise CheckpointError(f"{whole.file(name)}: tensor {name}: {shape[1]} rows are no gate and up of equal size")
+            raise CheckpointError(f"{whole.file(name)}: tensor {name}: {shape[1]} rows cannot be gate and up of equal size")
         for e in range(shape[0]):
             for part, (first, rows) in parts.items():
                 made[f"{found['at']}.{e}.{part}.weight"] = TensorPiece(name, (rows, shape[2]), e, first)
@@ -146,7 +145,7 @@ def experts_apart(whole: Checkpoint) -> Checkpoint | SlicedCheckpoint:
 
 
 def _is_transposed(whole: Checkpoint, at: str) -> bool:
-    """Are a layer's tensors [experts, hidden, 2 inner] and [experts, inner, hidden]? Their sizes leave no doubt."""
+    """Are a layer's tensors [experts, hidden, 2 inner] and [experts, inner, hidden]? Their sizes decide."""
     names = [f"{at}.{part}" for part in ("gate_up_proj", "down_proj")]
     if not all(name in whole for name in names):
         return False

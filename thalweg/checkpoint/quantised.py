@@ -1,8 +1,7 @@
-"""Is a checkpoint quantised, and how? None may pass for a dense one. Where nobody reads its format it is refused by
-the file and key, or the tensor, that says so. No tensor framework, and no format is known here.
+"""Detects quantised checkpoints, so that none is loaded as a dense one. An unsupported format is an error that names the file
+and key, or the tensor. This module knows no tensor framework and no format.
 
-The marks are those that the writers of such files leave: keys of config.json, files beside it, dtypes and names of
-tensors.
+It recognises keys of config.json, further files in its directory, and dtypes and names of tensors.
 """
 
 from __future__ import annotations
@@ -15,40 +14,41 @@ from typing import Any, NoReturn
 from thalweg.errors import UnsupportedModelError
 
 KEYS = ("quantization_config", "compression_config", "quantization")
-"""Keys of config.json, at its top or in the part of one modality (text_config ...). transformers, older
-compressed-tensors, MLX."""
+"""Keys of config.json, at the top or in the part of one modality (text_config ...): of transformers, older compressed-tensors,
+and MLX."""
 FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quantization_config.json")
-"""Files beside config.json. ModelOpt, GPTQ, AWQ, AutoRound."""
+"""Files in the directory of config.json: of ModelOpt, GPTQ, AWQ, AutoRound."""
 METHODS = {"hf_quant_config.json": "modelopt"}
-"""Of those that name an algorithm, and not the writer."""
+"""Writers of files that name only an algorithm."""
 SAYS = ("quant_method", "quant_algo", "quantization", "config_groups", "bits", "w_bit", "checkpoint_format")
-"""Keys of which such a file has one. The second name is also used for ONNX models, which lie beside dense weights."""
+"""Such a file has one of these keys. quantize_config.json is also a name for ONNX models' files, next to dense weights."""
 UNNAMED = {"desc_act": "gptq", "q_group_size": "awq", "w_bit": "awq"}
-"""Keys of descriptions that name no method, and whose they are: of files beside config.json, by AutoGPTQ, AutoAWQ, llm-awq."""
+"""Key of a description without a method -> the method. They occur in separate files of AutoGPTQ, AutoAWQ, llm-awq."""
 SUFFIXES = (
     "qweight", "qzeros", "g_idx", "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale",
     "weight_zero_point", "weight_qdata", "SCB", "absmax", "quant_map", "W_q", "trellis",
 )  # fmt: skip
-"""Last parts of names of tensors that only quantised layers have (and, of gpt-oss in MXFP4, whatever ends in _blocks)."""
+"""Last parts of tensor names that only quantised layers have. In gpt-oss with MXFP4, also every name ending in _blocks."""
 NARROW = ("float8_", "int", "uint")
-"""dtypes, by their beginning, that no dense weight is stored in."""
+"""Prefixes of dtypes not used for dense weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationConfig:
-    """What a checkpoint says of its quantised weights."""
+    """A checkpoint's description of its quantised weights."""
 
     where: str
     """File and key, for messages."""
     method: str
-    """Name that the description gives its format."""
+    """Name of the format in the description."""
     content: Mapping[str, Any]
 
 
 def find_quantization_config(
     config: Mapping[str, Any], file: Path, beside: Mapping[str, Mapping[str, Any]]
 ) -> QuantizationConfig | None:
-    """What config.json (`file`), or else one of the files beside it (by name, in FILES), says of quantised weights."""
+    """The description of quantised weights in config.json (`file`), or else in one of the further files (`beside`, by name in
+    FILES)."""
     for where, part in _parts(config):
         for key in KEYS:
             if part.get(key):
@@ -66,7 +66,8 @@ def _build_config(where: str, found: Any, method: str | None = None) -> Quantiza
 
 
 def refuse(found: QuantizationConfig, known: str = "", answer: str = "") -> NoReturn:
-    """known: the formats that are read, for the message. answer: why this one is not, and what to do."""
+    """Raise UnsupportedModelError. known: supported formats, for the message. answer: the reason and the remedy for this
+    format."""
     _refuse(found.where, found.method, known, answer)
 
 
@@ -87,7 +88,7 @@ def _parts(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]
 
 
 def _method(described: object) -> str:
-    """How a description names its format."""
+    """The format's name in a description."""
     if not isinstance(described, Mapping):
         return f"{described!r:.40}"
     for key in ("quant_method", "quant_algo", "format", "kv_cache_quant_algo"):

@@ -1,9 +1,9 @@
-"""A bounds-checked reader of safetensors files: every byte of a checkpoint is accounted for before one is used.
+"""A bounds-checked reader of safetensors files: every byte of a checkpoint is accounted for before any is used.
 
-Format: https://github.com/huggingface/safetensors ("Format"): u64 little-endian header length, a JSON header of
-`name -> {dtype, shape, data_offsets}`, then the tensors' bytes. Stricter than the format asks: duplicate names, holes,
-overlaps, bytes left over and numbers that are not plain integers are refused. Nothing is allocated by what a header
-claims, and pickled files are never opened. Knows no tensor framework: a tensor is a numpy view of its bytes.
+Format: https://github.com/huggingface/safetensors ("Format"): u64 little-endian header length, a JSON header of `name ->
+{dtype, shape, data_offsets}`, then the tensors' bytes. It is stricter than the format: duplicate names, holes, overlaps,
+trailing bytes and numbers other than plain integers are errors. A header's numbers cause no allocation, and pickled files are
+never opened. No tensor framework: a tensor is a numpy view of its bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from thalweg.errors import CheckpointError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_HEADER = 100_000_000
-"""Bytes. The limit of the format's own library."""
+"""Most bytes of a header, the limit of the format's library."""
 MAX_INDEX = 100_000_000
 MAX_DIM = 1 << 40
 MAX_RANK = 16
@@ -53,7 +53,7 @@ STORED = {
     "U8": ("uint8", np.uint8),
     "BOOL": ("bool", np.bool_),
 }
-"""Format name -> (dtype name used here, numpy type of the bytes: an unsigned integer of that width where numpy has none)."""
+"""Format name -> (our dtype name, numpy type, an unsigned integer of the same width where numpy has no such type)."""
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAGIC = (
@@ -79,7 +79,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """Bytes of a tensor that lie side by side in a file."""
+    """A contiguous range of a tensor's bytes in a file."""
 
     shard: Shard
     begin: int
@@ -89,7 +89,7 @@ class FileSpan:
         return FileSpan(self.shard, self.begin + at, count)
 
     def into(self, at: int, buffer: np.ndarray) -> None:
-        """Fill the buffer, u8[n], with the bytes from `at` on, without mapping them. Any thread may."""
+        """Fill the buffer, u8[n], with the bytes from `at` on, without mapping them. Thread-safe."""
         self.shard.into(self.begin + at, buffer)
 
 
@@ -113,7 +113,7 @@ class Shard:
         return np.frombuffer(self.data, e.stored, count, e.begin).reshape(e.shape)
 
     def into(self, begin: int, buffer: np.ndarray) -> None:
-        """The file's bytes from `begin` on, as many as the buffer takes."""
+        """Fill the buffer with the file's bytes from `begin` on."""
         left = buffer.data
         while left:
             try:
@@ -132,10 +132,10 @@ class Shard:
 
 
 class Checkpoint:
-    """Every tensor of a model directory, found by name."""
+    """The tensors of a model directory, by name."""
 
     def __init__(self, path: Path, homes: Mapping[str, Shard]) -> None:
-        """homes: the shard of each tensor."""
+        """homes: tensor name -> its shard."""
         self.path, self._home = path, dict(homes)
 
     @property
@@ -144,12 +144,12 @@ class Checkpoint:
 
     @property
     def bytes(self) -> int:
-        """Of all tensors."""
+        """Size of all tensors."""
         return sum(e.end - e.begin for _, _, e in self.tensors())
 
     @property
     def values(self) -> int:
-        """How many numbers all tensors hold, whatever their dtypes."""
+        """Number of values of all tensors, of any dtype."""
         return sum(math.prod(e.shape) for _, _, e in self.tensors())
 
     def __contains__(self, name: str) -> bool:
@@ -170,9 +170,8 @@ class Checkpoint:
         return e.dtype, e.shape
 
     def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> np.ndarray:
-        """A read-only view of the tensor, or of some rows (first dimension) and columns (second) of it. Only the
-        bytes of the view are read from disk, when they are used. dtypes numpy lacks come as unsigned integers of the
-        same width."""
+        """A read-only view of the tensor, or of a slice of its rows (first dimension) and columns (second). Only the view's
+        bytes are read from disk, on use. dtypes that numpy lacks are unsigned integers of the same width."""
         shape = self.entry(name)[1]
         view = self._home[name].read(name)
         if rows is not None:
@@ -184,7 +183,7 @@ class Checkpoint:
         return view
 
     def span(self, name: str, rows: slice | None = None) -> FileSpan | None:
-        """Where the bytes of the tensor, or of some rows of it, lie. None on a system that reads files by mapping alone."""
+        """The byte range of the tensor, or of a slice of its rows. None: the system can only map files."""
         if not hasattr(os, "preadv"):
             return None
         shard = self._home[name]
@@ -201,14 +200,13 @@ class Checkpoint:
         return ((name, shard.path, shard.entries[name]) for name, shard in self._home.items())
 
     def forget(self, name: str) -> None:
-        """The tensor's pages no longer count as this process's memory. Reading views of it brings them back."""
+        """Release the tensor's pages from this process's memory. Reading its views maps them again."""
         self._home[name].forget(name)
 
 
 def open_checkpoint(path: str | Path, stem: str = "model") -> Checkpoint:
-    """The safetensors of a model directory, one file or several with an index. CheckpointError names file and reason.
-
-    stem: begins the names of the files. Where it is "model", any single file will do."""
+    """The safetensors of a model directory, one file or several with an index. CheckpointError names file and reason. stem:
+    prefix of the file names. With "model", a single file of any name is accepted."""
     path, single = Path(path), f"{stem}.safetensors"
     index = path / f"{single}.index.json"
     if index.is_file():
@@ -220,7 +218,7 @@ def open_checkpoint(path: str | Path, stem: str = "model") -> Checkpoint:
         return _join(path, [Shard(file) for file in found], index.name)
     if found:
         raise CheckpointError(
-            f"{path}: {len(found)} safetensors files but no {index.name} that says what belongs together; add the index"
+            f"{path}: {len(found)} safetensors files but no {index.name} that lists their tensors; add the index"
         )
     pickled = sorted(p.name for p in path.glob("*") if p.suffix in PICKLED)
     if pickled:
@@ -243,7 +241,7 @@ def _open_sharded(path: Path, index: Path) -> Checkpoint:
     for name, file in weight_map.items():
         if not isinstance(file, str) or not file.endswith(".safetensors") or any(c in file for c in "/\\\0:"):
             raise CheckpointError(
-                f"{index}: weight_map[{name!r}]: {file!r} is not the name of a safetensors file beside the index"
+                f"{index}: weight_map[{name!r}]: {file!r} is not the name of a safetensors file in the index's directory"
             )
         wanted.setdefault(file, set()).add(name)
     homes: dict[str, Shard] = {}
@@ -254,14 +252,14 @@ def _open_sharded(path: Path, index: Path) -> Checkpoint:
         here = set(shard.entries)
         if names - here:
             raise CheckpointError(f"{path / file}: lacks {_some(names - here)}, which {index.name} says it holds")
-        if here - known:  # what it lists in another file is read there
+        if here - known:  # tensors indexed in another file are read there
             raise CheckpointError(f"{path / file}: holds {_some(here - known)}, which {index.name} does not list")
         homes |= dict.fromkeys(names, shard)
     return Checkpoint(path, homes)
 
 
 def _complete(files: list[Path]) -> bool:
-    """Whether these are all the parts of one model, by their names."""
+    """Are these all the parts of one model, by their names?"""
     first = PART.fullmatch(files[0].name) if files else None
     if first is None or int(first["count"]) != len(files):
         return False
@@ -270,7 +268,7 @@ def _complete(files: list[Path]) -> bool:
 
 
 def _join(path: Path, shards: list[Shard], index: str) -> Checkpoint:
-    """The tensors of all shards. Where two hold one name, they must hold the same bytes."""
+    """The tensors of all shards. Shards with the same name must have the same bytes for it."""
     homes: dict[str, Shard] = {}
     for shard in shards:
         for name in shard.entries:
@@ -296,8 +294,8 @@ def _same(one: Shard, other: Shard, name: str) -> bool:
 
 
 def strict_json(path: Path, text: bytes, infinite: bool = False) -> Any:
-    """JSON with duplicate keys, NaN and infinities refused. CheckpointError names the file. infinite: Infinity may be there,
-    for the caller to judge."""
+    """Parses JSON strictly: duplicate keys, NaN and infinities are errors. CheckpointError names the file. infinite: accept
+    Infinity, for the caller to judge."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         out = dict(pairs)
@@ -319,7 +317,7 @@ def strict_json(path: Path, text: bytes, infinite: bool = False) -> Any:
     except UnicodeDecodeError as e:
         raise CheckpointError(f"{path}: not UTF-8 text (byte {e.start})") from e
     except RecursionError as e:
-        raise CheckpointError(f"{path}: nested too deeply to be what it should be") from e
+        raise CheckpointError(f"{path}: nested too deeply") from e
     except ValueError as e:
         raise CheckpointError(f"{path}: not valid JSON: {e}") from e
 
@@ -327,7 +325,7 @@ def strict_json(path: Path, text: bytes, infinite: bool = False) -> Any:
 def _parse(path: Path, f: Any, size: int) -> dict[str, TensorEntry]:
     head = f.read(24)
     for magic, what in _MAGIC:
-        if head.startswith(magic) and head[8:9] != b"{":  # else they are the length of a header
+        if head.startswith(magic) and head[8:9] != b"{":  # otherwise these bytes are the length of a header
             raise CheckpointError(f"{path}: is {what}, not safetensors; it is not read")
     if len(head) < 8:
         raise CheckpointError(f"{path}: truncated: {size} bytes, too short for a header; download it again")
@@ -365,12 +363,12 @@ def _entry(path: Path, name: str, value: Any, start: int) -> TensorEntry:
     begin, end = offsets
     need = math.prod(shape) * np.dtype(stored).itemsize
     if end - begin != need:
-        raise CheckpointError(f"{where}: {dtype} {shape} takes {need} bytes, its data_offsets span {end - begin}")
+        raise CheckpointError(f"{where}: {dtype} {shape} needs {need} bytes, its data_offsets span {end - begin}")
     return TensorEntry(names, tuple(shape), start + begin, start + end, stored)
 
 
 def _account(path: Path, entries: dict[str, TensorEntry], start: int, size: int) -> None:
-    """The tensors cover the bytes after the header exactly once."""
+    """CheckpointError unless the tensors cover the bytes after the header exactly once."""
     at = start
     for name, e in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         if e.begin != at:

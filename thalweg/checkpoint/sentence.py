@@ -1,7 +1,7 @@
-"""What sentence-transformers keeps beside a model: how its hidden states become one vector, and the longest text it
-was made for. `modules.json` lists the steps. Each has a folder of its own.
+"""Reads sentence-transformers' files: the pooling of hidden states into one vector, and the longest text of the model.
+`modules.json` lists the steps, each with its folder.
 
-The words here are those of `Pooling` in models.spec: {"mode": "mean", "normalise": true, "max_len": 256}.
+The result has the fields of `Pooling` in models.spec: {"mode": "mean", "normalise": true, "max_len": 256}.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ MODULES = "modules.json"
 LENGTHS = "sentence_bert_config.json"
 PROMPTS = "config_sentence_transformers.json"
 COLBERT = "artifact.metadata"
-"""What ColBERT's own library keeps beside a model."""
+"""The file of ColBERT's library."""
 MODES = {
     "cls": "cls", "mean": "mean", "lasttoken": "last", "max": "max", "mean_sqrt_len": "mean_sqrt_len",
     "weightedmean": "weightedmean",
 }  # fmt: skip
-"""Modes of `1_Pooling/config.json` -> ours."""
+"""Modes of `1_Pooling/config.json` -> our modes."""
 
 MAX_FEATURES = 1 << 20
 ACTS = {
@@ -33,8 +33,8 @@ Read = Callable[[Path], Any]
 
 
 def read_pooling(path: Path, read: Read) -> dict[str, Any] | None:
-    """What a model directory says. None where it says nothing. read: a JSON file's content, or
-    CheckpointError. UnsupportedModelError names a step that is not done here."""
+    """The pooling of a model directory. None: it has no such files. read: reads a JSON file, or raises CheckpointError.
+    UnsupportedModelError names an unsupported step."""
     if not (path / MODULES).is_file():
         return _colbert(path / COLBERT, read)
     found: dict[str, Any] = {}
@@ -68,7 +68,7 @@ def read_pooling(path: Path, read: Read) -> dict[str, Any] | None:
         lengths = read(path / LENGTHS)
         if isinstance(lengths, dict) and lengths.get("max_seq_length") is not None:
             found["max_len"] = lengths["max_seq_length"]
-    if whole and (path / PROMPTS).is_file():  # else vectors are of what follows a prompt alone, which is not done here
+    if whole and (path / PROMPTS).is_file():  # otherwise vectors exclude the prompt's tokens, which is not implemented
         found["prompts"] = _prompts(path / PROMPTS, read)
     return found
 
@@ -81,7 +81,7 @@ def _colbert(file: Path, read: Read) -> dict[str, Any] | None:
 
 
 def _prompts(file: Path, read: Read) -> dict[str, str]:
-    """What is put before a text, by what it is for; empty ones are left out."""
+    """Name of a task -> its prompt. Empty prompts are omitted."""
     config = read(file)
     prompts = config.get("prompts") if isinstance(config, dict) else None
     if prompts is None:
@@ -99,7 +99,7 @@ def _dense(path: Path, name: Any, read: Read) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise CheckpointError(f"{file}: must hold a JSON object")
     if config.get("use_residual"):
-        raise UnsupportedModelError(f"{file}: use_residual: this version adds nothing to what a Dense step gives")
+        raise UnsupportedModelError(f"{file}: use_residual: this version does not support residuals of Dense steps")
     sizes = {key: config.get(key) for key in ("in_features", "out_features")}
     for key, value in sizes.items():
         if type(value) is not int or not 1 <= value <= MAX_FEATURES:
@@ -116,15 +116,15 @@ def _dense(path: Path, name: Any, read: Read) -> dict[str, Any]:
 
 
 def _inside(path: Path, name: Any) -> Path:
-    """A folder of the model's own: the name comes from a file that anybody may have written."""
+    """A subfolder of the model. The name is untrusted."""
     parts = PurePosixPath(name).parts if isinstance(name, str) else ()
     if not parts or ".." in parts or PurePosixPath(name).is_absolute():
-        raise CheckpointError(f"{path / MODULES}: path: {name!r:.80} is no folder of the model")
+        raise CheckpointError(f"{path / MODULES}: path: {name!r:.80} is not a folder of the model")
     return path.joinpath(*parts)
 
 
 def _mode(config: Any, file: Path) -> str:
-    """`pooling_mode`, or in older files one flag per mode."""
+    """The mode from `pooling_mode`, or from one flag per mode in older files."""
     if not isinstance(config, Mapping):
         raise CheckpointError(f"{file}: must hold a JSON object")
     named = config.get("pooling_mode")

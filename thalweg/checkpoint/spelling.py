@@ -1,5 +1,5 @@
-"""One spelling of config.json. A model of several modalities keeps the settings of its text part in an object of their own, and
-leaves out what its class takes for granted. Older families have names of their own for sizes."""
+"""Converts config.json to one spelling. Models of several modalities have a separate object for their text part, and omit the
+defaults of their class. Older families have other names for sizes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ OUTER = (
     "architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "pad_token_id", "quantization_config",
     "compression_config", "tie_word_embeddings", "torch_dtype", "transformers_version",
 )  # fmt: skip
-"""Keys that speak of the whole model, and so count where they stand beside the text part."""
+"""Keys of the whole model. They apply at the top level, outside the text part."""
 LIMITS = "time_step_limit"
-"""A list whose numbers may be infinite, which JSON has not: null is written there."""
+"""Key of a list that may contain infinity. JSON lacks infinity, so files have null."""
 TEXT_ENDS = "text_eos_token_id"
-"""Where `eos_token_id` of the text part is kept if the whole model names another. See `checkpoint.config.eos_ids`."""
+"""Key for the text part's `eos_token_id` if the whole model has another. See `checkpoint.config.eos_ids`."""
 BESIDE = "beside_text"
-"""Where what the file says beside its text part is kept, for whoever reads the other parts."""
+"""Key for the rest of the file outside the text part, for readers of the other parts."""
 _GPT = {
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
     "n_positions": "max_position_embeddings",
@@ -60,7 +60,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     },
     "whisper": _WHISPER,
 }  # fmt: skip
-"""By model_type: names that mean what others call so. Of several for one thing the first counts."""
+"""model_type -> {its name: common name}. If several names have one meaning, the first applies."""
 _ENDLESS = {"num_attention_heads": 1, "max_position_embeddings": 32_768}
 ABSENT: Mapping[str, Mapping[str, Any]] = {
     "mamba": _ENDLESS,
@@ -74,8 +74,8 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
         "rope_local_base_freq": 1e4,
     },
 }  # fmt: skip
-"""By model_type: sizes that published files leave out, as the family's configuration class has them. Models without attention
-have no longest sequence: the number here is what is served unless hf_overrides says another."""
+"""model_type -> sizes that published files omit, from the family's configuration class. Models without attention have no
+longest sequence: the number here is the default, which hf_overrides may change."""
 
 
 _LLAMA = {
@@ -111,25 +111,25 @@ INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "rms_norm_eps": 1e-5, "rope_theta": 1e8,
     },
 }  # fmt: skip
-"""By model_type of the whole and of its text part: the same."""
+"""(model_type of the whole, of its text part) -> the same for the text part."""
 PARTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "qwen2_5_omni_thinker": {"vision_config": {"hidden_size": 3584}},
     "qwen3_asr": {
         "audio_config": {"d_model": 1024, "encoder_layers": 24, "encoder_attention_heads": 16, "encoder_ffn_dim": 4096}
     },
 }  # fmt: skip
-"""By model_type of the whole and by part: sizes that encoders of this class have, and others of the same form have not."""
+"""model_type of the whole -> part -> sizes specific to this class's encoders."""
 THINKER = "thinker_config"
-"""Of models that speak too: the part that answers in text, which is a whole of text, images and sound."""
+"""Key in models with audio output: the part that generates text from text, images and audio."""
 
 TEXT = ("llm_config",)
 """Other names of `text_config`."""
 TIED_INSIDE = ("llava_onevision",)
-"""Models whose files may say only of the text part that its embedding is the output matrix."""
+"""model_types with tie_word_embeddings possibly only in the text part."""
 
 
 def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with its text part in place of it, common names for sizes, and the sizes that its class has."""
+    """The configuration with its text part at the top level, common names for sizes, and the defaults of its class."""
     ends = _inner_ends(config)
     if isinstance(thinker := config.get(THINKER), dict):
         around = {k: v for k, v in config.items() if k != THINKER and v is not None}
@@ -164,7 +164,7 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inner_ends(config: Mapping[str, Any]) -> list[Any]:
-    """Every `eos_token_id` of the parts that answer in text, at any depth of them, unchecked."""
+    """Every `eos_token_id` of the text-generating parts, at any depth, unchecked."""
     found: list[Any] = []
     for key in (THINKER, "text_config", *TEXT):
         part = config.get(key)
@@ -176,5 +176,5 @@ def _inner_ends(config: Mapping[str, Any]) -> list[Any]:
 
 
 def _endless(value: Any) -> bool:
-    """Infinity, as JSON of Python or as transformers 5 writes it."""
+    """Is it infinity, as written by Python's JSON or by transformers 5?"""
     return value in (inf, {"__float__": "Infinity"})

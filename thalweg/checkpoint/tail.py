@@ -1,5 +1,5 @@
-"""Whether a model generates text, or gives vectors or scores: what the user said, else what lies beside the model, else what
-its class is named for."""
+"""Decides whether a model generates text, or returns vectors or scores: by the user's options, else by the model's files, else
+by its class name."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from thalweg.errors import CheckpointError, ConfigError
 from thalweg.options.model import TailOptions
 
 GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
-"""Ends of class names. What generates text is served as that, unless somebody says otherwise."""
+"""Ends of the class names of generative models. They generate text unless options or files request pooling."""
 CLASSIFIES = ("ForSequenceClassification", "ForTokenClassification", "RewardModel")
 MODES = {"CLS": "cls", "LAST": "last", "MEAN": "mean"}
 """`pooling_type` of a pooler configuration -> `Pooling.mode` in models.tail."""
 MAX_TOKENS = 1024
 TOKENS = ("ALL", "STEP")
-"""`pooling_type` that is of results per token."""
+"""Values of `pooling_type` for results per token."""
 _TOKENS = ("step_tag_id", "returned_token_ids")
 _POOLER = ("pooling_type", "seq_pooling_type", "tok_pooling_type", "use_activation", "normalize", *_TOKENS)
 
@@ -25,14 +25,13 @@ _POOLER = ("pooling_type", "seq_pooling_type", "tok_pooling_type", "use_activati
 def decide(
     config: dict[str, Any], name: str, tail: TailOptions, beside: Callable[[], dict[str, Any] | None], override: Any = None
 ) -> None:
-    """Puts how the model pools into config["pooling"], for one that does; there is no such key for one that generates.
-
-    name: its architecture. beside: what sentence-transformers keeps beside it, None where there is nothing. override: what the
-    user says in its place. ConfigError where what was said does not go with the model."""
+    """Set config["pooling"] for a pooling model, and remove it for a generative one. name: the architecture. beside: returns
+    the pooling of sentence-transformers' files, or None. override: the user's replacement. ConfigError if the options do not
+    fit the model."""
     generates = name.endswith(GENERATES)
     _check(name, tail, generates)
     own = config.pop("pooling", None)
-    if isinstance(own, str):  # of families whose files name their way of pooling so
+    if isinstance(own, str):  # some families' files have the pooling type under this key
         config.setdefault("pooling_type", own)
     asked = override is not None or tail.runner == "pooling" or tail.convert == "embed"
     found: Any = override
@@ -40,7 +39,7 @@ def decide(
         found = beside()
     if generates and not asked and "mode" not in (found or {}):
         if tail.pooler is not None:
-            raise ConfigError(f"pooler_config: {name} generates text; add --runner pooling, or leave it out")
+            raise ConfigError(f"pooler_config: {name} generates text; add --runner pooling, or remove the flag")
         return
     pooler = _pooler(tail.pooler or {})
     if found is None and not asked and not pooler:
@@ -59,11 +58,11 @@ def _check(name: str, tail: TailOptions, generates: bool) -> None:
     if tail.convert == "classify" and not name.endswith(CLASSIFIES):
         raise ConfigError(f"convert: {name} has no head that was trained to classify; this version makes none")
     if tail.convert == "embed" and name.endswith(CLASSIFIES):
-        raise ConfigError(f"convert: {name} classifies, and this version makes no vectors of it; leave it at auto")
+        raise ConfigError(f"convert: {name} classifies, and this version cannot compute its embeddings; leave it at auto")
 
 
 def _pooler(said: Mapping[str, Any]) -> dict[str, Any]:
-    """--pooler-config in the words of `sentence`."""
+    """--pooler-config in the form of `sentence`."""
     made: dict[str, Any] = {}
     steps = False
     for key, value in said.items():
@@ -90,7 +89,7 @@ def _pooler(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ids(key: str, value: Any) -> Any:
-    """A token's id, or a list of numbers."""
+    """A token's id, or a list of integers. ConfigError names the key."""
     one = key == "step_tag_id"
     ids = [value] if one else value
     if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
@@ -99,8 +98,8 @@ def _ids(key: str, value: Any) -> Any:
 
 
 def token_ids(tokens: Any, path: Path) -> list[int]:
-    """The ids of `classifier_from_token`. CheckpointError where a token is no token of the model's tokenizer."""
-    from thalweg.checkpoint.tokenizer import load_tokenizer  # reads the vocabulary, which takes long
+    """The ids of `classifier_from_token`. CheckpointError for a token that the model's tokenizer lacks."""
+    from thalweg.checkpoint.tokenizer import load_tokenizer  # slow: it reads the vocabulary
 
     if not isinstance(tokens, list) or not tokens or not all(isinstance(t, str) for t in tokens) or len(tokens) > MAX_TOKENS:
         raise CheckpointError(f"config.json: classifier_from_token: must be a list of tokens as text, not {tokens!r:.80}")
@@ -108,5 +107,5 @@ def token_ids(tokens: Any, path: Path) -> list[int]:
     found = {t: tokenizer.id_of(t) for t in tokens}
     missing = [t for t, i in found.items() if i is None]
     if missing:
-        raise CheckpointError(f"config.json: classifier_from_token: {missing[0]!r:.80} is no token of the model's tokenizer")
+        raise CheckpointError(f"config.json: classifier_from_token: {missing[0]!r:.80} is not a token of the model's tokenizer")
     return [i for i in found.values() if i is not None]

@@ -1,4 +1,4 @@
-"""A model's tokenizer, from a directory or a GGUF file."""
+"""Loads a model's tokenizer from a directory or a GGUF file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _PIECES = re.compile(r"tokenizer\.model(?:\.v(?P<version>\d{1,3})(?:m\d{1,3})?)?
 
 
 def load_tokenizer(path: Path, mode: str = "auto", rows: int | None = None) -> tokenizer.Tokenizer:
-    """mode "mistral": of tekken.json or tokenizer.model.v*, which "auto" takes where there is no tokenizer.json; "hf": never.
-    rows: of the model's embedding, where it is known. CheckpointError or UnsupportedModelError names the file, what is wrong
-    with it and the remedy."""
+    """The tokenizer of a model. mode "mistral": from tekken.json or tokenizer.model.v*. "auto" reads these only without a
+    tokenizer.json, and "hf" never. rows: rows of the model's embedding, if known. CheckpointError and UnsupportedModelError
+    name the file, the fault and the remedy."""
     path = Path(path)
     if gguf.is_gguf(path):
         if mode == "mistral":
-            raise CheckpointError(f"tokenizer_mode: mistral: {path} is a GGUF file, with its own vocabulary; leave it out")
+            raise CheckpointError(f"tokenizer_mode: mistral: {path} is a GGUF file, with its own vocabulary; remove the flag")
         from thalweg.text.gguf import from_vocabulary
 
         return from_vocabulary(gguf.read_vocabulary(path))
@@ -47,8 +47,8 @@ def load_tokenizer(path: Path, mode: str = "auto", rows: int | None = None) -> t
 
 
 def _mistral(folder: Path, *, versioned: bool) -> Path | None:
-    """The file of Mistral's that says how text becomes tokens: tekken.json, or the newest sentencepiece file, which must
-    have a version where any library's could be meant."""
+    """Mistral's tokenizer file: tekken.json, or the newest sentencepiece file. versioned: the sentencepiece file must have a
+    version in its name, as other libraries use the plain name."""
     if (folder / FILE).is_file():
         return folder / FILE
     files = {f: m for f in folder.glob("tokenizer.model*") if (m := _PIECES.fullmatch(f.name)) and f.is_file()}

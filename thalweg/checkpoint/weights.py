@@ -1,4 +1,4 @@
-"""What every kind of checkpoint gives its readers, and the one way to open any of them."""
+"""The interface of all checkpoint formats, and the function that opens any of the formats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thalweg.checkpoint.safetensors import FileSpan
 
 
 class Weights(Protocol):
-    """Every tensor of a model, found by name."""
+    """The tensors of a model, by name."""
 
     path: Path
 
@@ -23,7 +23,7 @@ class Weights(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Of all tensors."""
+        """Size of all tensors."""
 
     def file(self, name: str) -> Path:
         """The file that holds the tensor, for messages."""
@@ -32,19 +32,19 @@ class Weights(Protocol):
         """(dtype name, shape). CheckpointError if there is no such tensor."""
 
     def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> np.ndarray:
-        """The tensor, or some rows (first dimension) and columns (second) of it. dtypes numpy lacks come as unsigned integers
-        of the same width."""
+        """The tensor, or a slice of its rows (first dimension) and columns (second). dtypes that numpy lacks are unsigned
+        integers of the same width."""
 
     def span(self, name: str, rows: slice | None = None) -> FileSpan | None:
-        """The bytes of the tensor, or of some rows of it, where they lie side by side in a file as `read` gives them."""
+        """The byte range of the tensor, or of a slice of its rows, in a file. None: `read`'s bytes are not contiguous there."""
 
     def forget(self, name: str) -> None:
-        """The tensor's pages no longer count as this process's memory; reading it brings them back."""
+        """Release the tensor's pages from this process's memory. Reading it maps them again."""
 
 
 class TensorHeaders(Mapping[str, tuple[str, tuple[int, ...]]]):
-    """What headers say of a checkpoint's tensors: name -> (dtype, shape). Small ones may be read: orders of inputs, settings.
-    It travels between processes as the path of its files."""
+    """Headers of a checkpoint's tensors: name -> (dtype, shape). Small tensors may be read: orders of inputs, settings. Between
+    processes it is pickled as its path."""
 
     def __init__(self, path: str | Path) -> None:
         self._files = open_weights(path)
@@ -63,14 +63,14 @@ class TensorHeaders(Mapping[str, tuple[str, tuple[int, ...]]]):
         return TensorHeaders, (self._files.path,)
 
     def read(self, name: str) -> np.ndarray:
-        """A copy of the values, of dtypes that numpy lacks as unsigned integers."""
+        """A copy of the values. dtypes that numpy lacks are unsigned integers."""
         found = self._files.read(name).copy()
         self._files.forget(name)
         return found
 
 
 class CombinedWeights:
-    """The tensors of a model and of folders of its own, those of a folder as FOLDER/NAME."""
+    """The tensors of a model and its subfolders. Those of a folder are named FOLDER/NAME."""
 
     def __init__(self, model: Weights, folders: Mapping[str, Weights]) -> None:
         self.path = model.path
@@ -110,8 +110,8 @@ class CombinedWeights:
 
 
 def open_weights(path: str | Path, folders: Sequence[str] = ()) -> Weights:
-    """Of a model directory, a GGUF file, or the params.json of a folder of Mistral's. folders: of the directory's own, which
-    hold tensors too. CheckpointError names file and reason."""
+    """The tensors of a model directory, a GGUF file, or a params.json in Mistral's format. folders: subfolders with further
+    tensors. CheckpointError names file and reason."""
     if gguf.is_gguf(path):
         return gguf.open_model(path)
     if native.is_native(path):

@@ -1,7 +1,7 @@
-"""Adapters of linear layers in files. A reader for each format turns a folder into `AdapterWeights`, which name the matrices
-that change. Knows no model: whether every matrix is there, and of that shape, is judged by the engine (`worker.adapters`).
+"""Reads adapters of linear layers from files. A reader for each format turns a folder into `AdapterWeights`, which name the
+changed matrices. It knows no model: the engine checks the names and shapes of the matrices (`worker.adapters`).
 
-A format is one file here and a line of `FORMATS`. One of another package is named by an entry point of the group
+A format is one file here and a line of `FORMATS`. A third-party format is an entry point of the group
 `thalweg.adapter_formats`.
 """
 
@@ -18,8 +18,8 @@ FORMATS = PluginRegistry("thalweg.adapter_formats", {"peft": "thalweg.checkpoint
 
 
 def read_adapter(path: str | Path) -> AdapterWeights:
-    """The adapter in a folder or file. CheckpointError names the file and the reason: no format reads it, a tensor is of no
-    use, a shape or a value is wrong. UnsupportedModelError names the part of it that is not served."""
+    """The adapter in a folder or file. CheckpointError names the file and the reason: unknown format, useless tensor, wrong
+    shape or value. UnsupportedModelError names the unsupported part."""
     path = Path(path)
     try:
         if not path.exists():
@@ -33,7 +33,7 @@ def read_adapter(path: str | Path) -> AdapterWeights:
 
 
 def find_format(path: str | Path) -> AdapterFormat | None:
-    """The format that reads this folder or file, judged by names of files. None: none does."""
+    """The format that reads this folder or file, found by file names. None: there is none."""
     for name in FORMATS.names():
         form: AdapterFormat = FORMATS.load(name)
         if form.holds(Path(path)):

@@ -1,4 +1,4 @@
-"""What an adapter is, whatever its files look like, and what readers of formats share."""
+"""Adapters independent of their file format, and helpers of the formats' readers."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ DIGEST = 32
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What an adapter adds to one matrix of the base model [outputs, inputs]: scale * b @ a (LoRA, Hu et al. 2021)."""
+    """The update of one matrix of the base model [outputs, inputs]: scale * b @ a (LoRA, Hu et al. 2021)."""
 
     a: np.ndarray  # f32[rank, inputs]
     b: np.ndarray  # f32[outputs, rank]
     scale: float
-    """alpha / rank, or what the format has in its stead."""
+    """alpha / rank, or the format's equivalent."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """An adapter as it was read and checked."""
+    """An adapter, read and checked."""
 
     modules: Mapping[str, LowRank]
-    """By the name of the base model's tensor, as its checkpoint has it: "model.layers.0.self_attn.q_proj.weight"."""
+    """Name of the base model's tensor in its checkpoint -> update: "model.layers.0.self_attn.q_proj.weight"."""
     digest: bytes
-    """Of names, scales and values. Equal adapters have equal digests, whatever files they lie in."""
+    """Digest of names, scales and values. Equal adapters have equal digests, independent of their files."""
 
     @property
     def rank(self) -> int:
-        """The largest of its modules."""
+        """The largest rank of its modules."""
         return max(len(m.a) for m in self.modules.values())
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFormat:
-    """A reader, as the registry has it. `holds`: is this folder or file one of the format's? It looks at names, and raises
-    nothing. `read`: its matrices by the names of base tensors; CheckpointError or UnsupportedModelError."""
+    """A registered reader. `holds`: does this folder or file have the format? It checks names only, and raises nothing. `read`:
+    name of the base tensor -> update. It raises CheckpointError or UnsupportedModelError."""
 
     holds: Callable[[Path], bool]
     read: Callable[[Path], Mapping[str, LowRank]]
 
 
 def read_floats(path: Path) -> dict[str, np.ndarray]:
-    """Every tensor of a safetensors file, in float32. Its header is checked as that of a checkpoint is. CheckpointError names a
-    tensor that holds no floating-point numbers."""
+    """Every tensor of a safetensors file, in float32. The header is checked like a checkpoint's. CheckpointError names a tensor
+    without floating-point numbers."""
     shard = Shard(path)
     return {name: widen(path, name, entry.dtype, shard.read(name)) for name, entry in shard.entries.items()}
 
@@ -68,8 +68,8 @@ def widen(path: Path, name: str, dtype: str, values: np.ndarray) -> np.ndarray:
 
 
 def check_modules(path: Path, modules: Mapping[str, LowRank]) -> AdapterWeights:
-    """The adapter of what a reader found. CheckpointError names a module whose arrays do not belong together, or hold NaN or
-    infinity, and an adapter without modules."""
+    """Checks the matrices that a reader found. CheckpointError names a module with mismatched arrays, NaN or infinity, or an
+    adapter without modules."""
     if not modules:
         raise CheckpointError(f"{path}: the adapter changes no matrix")
     hashed = blake2b(digest_size=DIGEST)

@@ -1,8 +1,8 @@
-"""Folders of the library peft: adapter_config.json and adapter_model.safetensors. Plain LoRA, rsLoRA (alpha / sqrt(rank)), and
-ranks and alphas by module. Variants that mean something else are refused by name.
+"""Reads peft's folders: adapter_config.json and adapter_model.safetensors. Supported: plain LoRA, rsLoRA (alpha / sqrt(rank)),
+and ranks and alphas by module. Other variants are rejected by name.
 
-What lies in the file is what is adapted: `target_modules` is not read. Patterns are compared as text, never run as regular
-expressions: those of a stranger's file can take for ever.
+The tensors in the file determine the adapted modules: `target_modules` is ignored. Patterns are compared as text, never run as
+regular expressions: those of an untrusted file may not terminate.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ REFUSED = {
     "monteclora_config": "another kind of adapter",
     "megatron_config": "it is of a model that is divided already",
 }
-"""Fields that are plain where they are empty -> what they mean."""
+"""Fields that must be empty in plain LoRA -> their meaning."""
 INITS = (None, True, False, "gaussian", "eva", "orthogonal", "mica", "lora_ga")
-"""Values of init_lora_weights that leave the base model as it is. Others (pissa, olora, corda, loftq) change it."""
+"""Values of init_lora_weights that do not change the base model. Others (pissa, olora, corda, loftq) change it."""
 BIASES = ("none", "lora_only", "all")
-"""Values of bias. The last two add tensors where the base model has biases. Those are not served. A file without them is plain
-LoRA."""
+"""Values of bias. The last two add tensors where the base model has biases, which is not supported. A file without such tensors
+is plain LoRA."""
 TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>[^\0]+)\.lora_(?P<part>[AB])(?:\.[\w-]+)?\.weight")
 LITERAL = re.compile(r"\^?[\w.-]+\$?")
 
@@ -89,7 +89,7 @@ def _module(path: Path, said: Mapping[str, Any], module: str, arrays: Mapping[st
 
 
 def _of_module(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
-    """The value of the first pattern that names the module: all of it, or its end after a dot."""
+    """The value of the first pattern that matches the module's whole name, or the end of the name after a dot."""
     for pattern, value in (patterns or {}).items():
         whole, end = pattern.startswith("^"), pattern.removeprefix("^").removesuffix("$")
         if module == end or (not whole and module.endswith(f".{end}")):
@@ -98,7 +98,7 @@ def _of_module(patterns: Mapping[str, Any] | None, module: str, default: Any) ->
 
 
 def _check(file: Path, said: Mapping[str, Any]) -> None:
-    """CheckpointError for values of a wrong kind, UnsupportedModelError for what is no plain LoRA."""
+    """CheckpointError for values of a wrong type, UnsupportedModelError for anything except plain LoRA."""
     if (kind := said.get("peft_type", "LORA")) != "LORA":
         raise UnsupportedModelError(f"{file}: peft_type: {kind!r:.80} is not served, LORA only; {MERGE}")
     for key, why in REFUSED.items():
@@ -113,7 +113,7 @@ def _check(file: Path, said: Mapping[str, Any]) -> None:
             "(peft: save_pretrained(..., path_initial_model_for_weight_conversion=...))"
         )
     if unknown := next((k for k, v in said.items() if k.startswith("use_") and v and k != "use_rslora"), None):
-        raise UnsupportedModelError(f"{file}: {unknown[:80]}: this version does not know what it means; {MERGE}")
+        raise UnsupportedModelError(f"{file}: {unknown[:80]}: unknown to this version; {MERGE}")
     if not _is_rank(said.get("r")):
         raise CheckpointError(f"{file}: r: must be a whole number of at least 1, not {said.get('r')!r:.80}")
     if not _is_number(said.get("lora_alpha")):
@@ -133,7 +133,7 @@ def _is_rank(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Is it a finite number, as a float too?"""
+    """Is it a finite number, also after conversion to float?"""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     try:

@@ -1,8 +1,8 @@
-"""GGUF files as checkpoints: parsed and distrusted here, and translated to the names, values and configuration that the files
-of transformers have, so that models never learn of them. No tensor framework, no device.
+"""Reads GGUF files as checkpoints. They are validated, and translated to transformers' names, values and configuration, so that
+model code needs no GGUF support. No tensor framework, no device.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. What reads them is
-imported when one is met.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. The readers are imported on
+first use.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["generation_defaults", "is_gguf", "open_model", "pooling", "read_conf
 
 
 def open_model(path: str | Path) -> GGUFCheckpoint:
-    """The tensors of such a model."""
+    """The tensors of a GGUF model."""
     from thalweg.checkpoint.gguf.model import GGUFCheckpoint
 
     return GGUFCheckpoint(Path(path))
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """What config.json of such a model would hold."""
+    """The equivalent of config.json for a GGUF model."""
     from thalweg.checkpoint.gguf.translate import translate
     from thalweg.checkpoint.gguf.vocabulary import ends
 
@@ -39,7 +39,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def pooling(path: str | Path) -> dict[str, Any] | None:
-    """How such a model makes vectors, in the words of `checkpoint.sentence`. None: the file does not say."""
+    """The pooling of a GGUF model, in the form of `checkpoint.sentence`. None: the file does not have it."""
     from thalweg.checkpoint.gguf.files import open_files
     from thalweg.checkpoint.gguf.vectors import read_pooling
 

@@ -1,6 +1,6 @@
-"""Blocks of quantised values to whole numbers and what they count: value = code * scale - min, in float32, equal bit for bit to
-what the `gguf` package and llama.cpp make of them. One function per type. Numpy alone; the layouts are those of llama.cpp's
-`ggml-common.h`, in whose names "d" is a scale and "m" a minimum.
+"""Decodes blocks of quantised values to integer codes, scales and minimums: value = code * scale - min. The float32 values
+equal those of the `gguf` package and llama.cpp bit for bit. One function per type. Numpy only. The layouts are those of
+llama.cpp's `ggml-common.h`, where "d" is a scale and "m" a minimum.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from thalweg.checkpoint.gguf.types import TYPES, Type
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Of some blocks: codes int8, or uint8 where there are mins, [blocks, values]; scales and mins float32 [blocks, groups]."""
+    """Decoded blocks. codes: int8 [blocks, values], or uint8 with mins. scales, mins: float32 [blocks, groups]."""
 
     codes: np.ndarray
     scales: np.ndarray
@@ -25,23 +25,23 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What decoding a type gives."""
+    """The decoded form of a type."""
 
     bits: int
-    """That its codes need."""
+    """Bits of a code."""
     group: int
     """Values that share a scale."""
     decode: Callable[[np.ndarray], Codes]
-    """uint8 [blocks, bytes of one]."""
+    """uint8 [blocks, bytes per block] -> codes."""
     mins: bool = False
 
 
 CHUNK = 1 << 18
-"""Bytes decoded at once: what is made on the way stays in a cache."""
+"""Bytes decoded at once, so that intermediate arrays stay in cache."""
 
 
 def decode_blocks(kind: Type, raw: np.ndarray) -> Codes:
-    """Whole rows, uint8 [rows, bytes of a row], as codes [rows, values] and scales and mins [rows, groups]."""
+    """Decodes whole rows, uint8 [rows, bytes of a row], to codes [rows, values], and scales and mins [rows, groups]."""
     layout, blocks = LAYOUTS[kind.name], np.ascontiguousarray(raw).reshape(-1, kind.bytes)
     groups = kind.values // layout.group
     codes = np.empty((len(blocks), kind.values), np.uint8 if layout.mins else np.int8)
@@ -59,7 +59,7 @@ def decode_blocks(kind: Type, raw: np.ndarray) -> Codes:
 
 
 def dense(kind: Type, raw: np.ndarray) -> np.ndarray:
-    """The same as float32 [rows, values]."""
+    """Decodes whole rows to float32 [rows, values]."""
     made, group = decode_blocks(kind, raw), LAYOUTS[kind.name].group
     values = made.codes.reshape(len(raw), -1, group).astype(np.float32)
     with np.errstate(invalid="ignore"):
@@ -77,7 +77,8 @@ def _half(blocks: np.ndarray, at: int) -> np.ndarray:
 
 
 def _parts(x: np.ndarray, width: int) -> list[np.ndarray]:
-    """Unsigned integers as several of `width` bits, the lowest first. One array each: numpy is fast on whole arrays."""
+    """Splits unsigned integers into fields of `width` bits, the lowest first. One array per field, as numpy is fast on whole
+    arrays."""
     mask = x.dtype.type((1 << width) - 1)
     return [x >> x.dtype.type(shift) & mask for shift in range(0, 8 * x.itemsize, width)]
 
@@ -88,7 +89,7 @@ def _bits(x: np.ndarray, width: int) -> np.ndarray:
 
 
 def _planes(x: np.ndarray, run: int, width: int) -> np.ndarray:
-    """uint8 [blocks, n]: of each `run` bytes first all lowest parts, then all next ones -> [blocks, n * 8 / width]."""
+    """uint8 [blocks, n] -> [blocks, n * 8 / width]: for each run of bytes, first all lowest fields, then all next ones."""
     parts = _parts(np.ascontiguousarray(x).reshape(len(x), -1, run), width)
     return np.stack(parts, 2).reshape(len(x), -1)
 
@@ -109,7 +110,7 @@ def _q4_1(b: np.ndarray) -> Codes:
 
 
 def _fifth_bits(b: np.ndarray) -> np.ndarray:
-    """Of 32 values, in four bytes."""
+    """The fifth bits of 32 values, from four bytes."""
     return _bits(b, 1).reshape(len(b), -1) << np.uint8(4)
 
 
@@ -135,7 +136,7 @@ def _q2_0(b: np.ndarray) -> Codes:
 
 
 def _tq1_0(b: np.ndarray) -> Codes:
-    """Five digits of base 3 in a byte, as a fraction of 256: multiplied, the next digit comes to the top."""
+    """A byte has five base-3 digits as a fraction of 256. Multiplying it by 3 moves the next digit to the top."""
 
     def digits(part: np.ndarray, run: int, count: int) -> np.ndarray:
         powers = np.array([3**i for i in range(count)], np.uint8)[:, None]
@@ -150,7 +151,7 @@ def _tq2_0(b: np.ndarray) -> Codes:
     return Codes(_planes(b[:, :64], 32, 2).view(np.int8) - np.int8(1), _half(b, 64))
 
 
-# ------------------------------------------------------------------ blocks of 256 with scales of their own inside
+# ------------------------------------------------------------------ blocks of 256 with inner scales
 
 
 def _q2_k(b: np.ndarray) -> Codes:
@@ -164,13 +165,13 @@ def _q3_k(b: np.ndarray) -> Codes:
     low = _planes(b[:, 96:104], 8, 4)
     high = _bits(b[:, 104:108], 2).swapaxes(-1, -2).reshape(len(b), 16)
     scales = (low | high << np.uint8(4)).view(np.int8) - np.int8(32)
-    unset = _planes(b[:, :32], 32, 1) ^ np.uint8(1)  # the mask says where nothing is taken away
+    unset = _planes(b[:, :32], 32, 1) ^ np.uint8(1)  # the mask marks values without the subtraction
     codes = _planes(b[:, 32:96], 32, 2).view(np.int8) - (unset << np.uint8(2)).view(np.int8)
     return Codes(codes, _half(b, 108) * scales.astype(np.float32))
 
 
 def _scales_of_k(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Twelve bytes -> eight scales and eight minima of six bits."""
+    """Twelve bytes -> eight scales and eight minimums of six bits."""
     a, b, c = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = np.concatenate([a & 63, c & 15 | a >> 2 & 48], 1)
     mins = np.concatenate([b & 63, c >> 4 | b >> 2 & 48], 1)
@@ -194,7 +195,7 @@ def _q6_k(b: np.ndarray) -> Codes:
     return Codes(codes.view(np.int8) - np.int8(32), _half(b, 208) * scales)
 
 
-# ------------------------------------------------------------------ tables of levels
+# ------------------------------------------------------------------ codebooks of 16 entries
 
 _NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 _E2M1_TWICE = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
@@ -211,14 +212,14 @@ def _iq4_xs(b: np.ndarray) -> Codes:
 
 
 def _mxfp4(b: np.ndarray) -> Codes:
-    """The scale is a power of two, halved here because codes are twice the 4-bit float."""
+    """The scale is a power of two, halved here, as codes are twice the 4-bit float."""
     e = b[:, :1].astype(np.uint32)
     bits = np.where(e < 2, np.uint32(0x00200000) << np.minimum(e, 1), (np.maximum(e, 1) - 1) << 23).astype(np.uint32)
     return Codes(_E2M1_TWICE[_planes(b[:, 1:], 16, 4)], bits.view(np.float32))
 
 
 def _nvfp4(b: np.ndarray) -> Codes:
-    """Scales are 8-bit floats (e4m3) without a sign, halved as those of `_mxfp4`."""
+    """Scales are unsigned 8-bit floats (e4m3), halved as in `_mxfp4`."""
     x = b[:, :4]
     exponent, fraction = (x >> 3 & 15).astype(np.int32), (x & 7).astype(np.float32)
     normal = np.ldexp(1 + fraction / np.float32(8), exponent - 8)
@@ -226,7 +227,7 @@ def _nvfp4(b: np.ndarray) -> Codes:
     return Codes(_E2M1_TWICE[_planes(b[:, 4:], 8, 4)], np.where(x == 0x7F, np.float32(0), scales).astype(np.float32))
 
 
-# ------------------------------------------------------------------ points of grids
+# ------------------------------------------------------------------ grid points (IQ types)
 
 
 def _quarter(d: np.ndarray, scales: np.ndarray, share: float = 0.25) -> np.ndarray:
@@ -244,13 +245,13 @@ def _apply_signs(points: np.ndarray, sign: np.ndarray) -> np.ndarray:
 
 
 def _stored_signs(x: np.ndarray) -> np.ndarray:
-    """A bit for each value: 1 is minus."""
+    """One bit per value: 1 is minus."""
     made: np.ndarray = np.int8(1) - np.int8(2) * _bits(x, 1).reshape(len(x), -1).view(np.int8)
     return made
 
 
 def _packed_signs(words: np.ndarray) -> np.ndarray:
-    """Four times seven bits of each 32-bit word."""
+    """Signs from four 7-bit fields of each 32-bit word."""
     index = words[..., None] >> np.array([0, 7, 14, 21], np.uint32) & 127
     made: np.ndarray = signs()[index].reshape(len(words), -1)
     return made
@@ -286,7 +287,7 @@ def _iq3_s(b: np.ndarray) -> Codes:
 
 
 def _eighths(points: np.ndarray, minus: np.ndarray, d: np.ndarray) -> Codes:
-    """(point +- 1/8) * d, as whole numbers of d / 8. points [blocks, parts, values], minus [blocks, parts]."""
+    """(point +- 1/8) * d as integer codes with scale d / 8. points [blocks, parts, values], minus [blocks, parts]."""
     shift = np.int8(1) - np.int8(2) * minus.astype(np.int8)
     return Codes((points * np.int8(8) + shift[..., None]).reshape(len(points), -1), d / np.float32(8))
 
@@ -335,5 +336,5 @@ LAYOUTS: Mapping[str, Layout] = {
     "IQ1_S": Layout(5, 32, _iq1_s),
     "IQ1_M": Layout(5, 16, _iq1_m),
 }
-"""By the names of types whose values come in blocks."""
+"""Name of a block type -> layout."""
 assert LAYOUTS.keys() == {t.name for t in TYPES.values() if not t.dense}

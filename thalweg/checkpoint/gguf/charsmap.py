@@ -1,7 +1,7 @@
-"""Sentencepiece's compiled table of characters and what replaces them: a double array of uint32, and texts after it.
+"""Validates sentencepiece's compiled table of character replacements: a double array of uint32, then the texts.
 
 Layout: https://github.com/google/sentencepiece, `normalizer.cc`, over Darts-clone's units. The library that applies the table
-trusts it, so each state that a text can reach is visited here first."""
+trusts it, so each reachable state is visited here first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thalweg.errors import CheckpointError
 
 
 def check_charsmap(table: bytes, where: str) -> bytes:
-    """The table. CheckpointError names what is wrong with the table."""
+    """Returns the table if it is valid. CheckpointError names the fault."""
     size = int.from_bytes(table[:4], "little")
     if len(table) < 8 or size % 4 or not 4 <= size <= len(table) - 4:
         raise CheckpointError(f"{where}: precompiled_charsmap: says {size} bytes of states, and has {max(0, len(table) - 4)}")
@@ -26,7 +26,7 @@ def check_charsmap(table: bytes, where: str) -> bytes:
 
 
 def _reaches(units: np.ndarray, texts: np.ndarray) -> bool:
-    """Does every text of bytes lead to states that are there, and to replacements that begin where a character does?"""
+    """Does every byte string lead to existing states, and to replacements that begin at a character?"""
     offset = (units >> 10) << ((units & (1 << 9)) >> 6)
     seen = np.zeros(len(units), bool)
     states, byte = offset[:1], np.arange(1, 256)

@@ -1,4 +1,4 @@
-"""The one file, or the several of a split model, that make up a checkpoint."""
+"""The file or files of a GGUF checkpoint: split models have several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAXPARTS = 10_000
 
 
 class GGUFFiles:
-    """Metadata of the first file, tensors of all."""
+    """A checkpoint: the metadata of the first file, and the tensors of all files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,8 +49,8 @@ class GGUFFiles:
 
 
 def open_files(path: str | Path) -> GGUFFiles:
-    """Parsed once for each state that the file is in: configuration, tokenizer and weights are asked for one after the other.
-    CheckpointError names file and reason."""
+    """Opens a checkpoint. The result is cached until the file changes, as configuration, tokenizer and weights are read in
+    sequence. CheckpointError names file and reason."""
     path = first_part(Path(path))
     try:
         state = os.stat(path)
@@ -66,7 +66,7 @@ def _read_files(path: Path, *state: int) -> GGUFFiles:
 
 def _others(path: Path, first: GGUFHeader) -> list[GGUFHeader]:
     if first.metadata.get("general.architecture") == "clip":
-        raise UnsupportedModelError(f"{path}: is a projector for images or sound (mmproj), not a language model")
+        raise UnsupportedModelError(f"{path}: is a projector for images or audio (mmproj), not a language model")
     count = first.metadata.get("split.count", 1)
     found = PART.fullmatch(path.name)
     if count in (0, 1):
@@ -84,7 +84,7 @@ def _others(path: Path, first: GGUFHeader) -> list[GGUFHeader]:
     for i in range(1, count):
         part = path.with_name(f"{found['stem']}-{i + 1:05}-of-{count:05}{path.name[-len(SUFFIX) :]}")
         if not part.is_file():
-            raise CheckpointError(f"{part}: missing: {path.name} is the first of {count} files; download all of them")
+            raise CheckpointError(f"{part}: missing: {path.name} is the first of {count} files; download all files")
         header = GGUFHeader(part)
         if (header.metadata.get("split.no"), header.metadata.get("split.count")) != (i, count):
             raise CheckpointError(f"{part}: does not say that it is file {i} of {count} (split.no, split.count)")

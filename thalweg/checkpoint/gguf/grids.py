@@ -1,5 +1,5 @@
-"""The points that IQ types choose among, as llama.cpp's `ggml-common.h` tabulates them (MIT licence): eight or four values at a
-time. Written as indices into the values that occur, two or four bits each from the lowest of a byte on, in base 85.
+"""The grid points of IQ types, from llama.cpp's `ggml-common.h` (MIT licence): eight or four values per point. The tables are
+indices into the occurring values, two or four bits each from the lowest bits of a byte on, in base 85.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ _GRIDS: Mapping[str, tuple[tuple[int, int], tuple[int, ...], str]] = {
     "W~phZkg1lb0ICA22&xLIAgUs&D5@%|QL0p`R;qxif~ttBimH{WpsJ#(sH&=}"
     )),
 }  # fmt: skip
-"""Shape, values that occur, and which."""
+"""Name -> (shape, occurring values, indices in base 85)."""
 
 
 @lru_cache(maxsize=16)
@@ -147,7 +147,7 @@ def grid(name: str) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def signs() -> np.ndarray:
-    """int8 [128, 8]: seven signs from the bits of the index, and the eighth that makes the number of minuses even."""
+    """int8 [128, 8]: seven signs from the bits of the index. The eighth makes the number of minus signs even."""
     index = np.arange(128, dtype=np.uint8)
     bits = index[:, None] >> np.arange(7, dtype=np.uint8) & 1
     bits = np.concatenate([bits, bits.sum(1, keepdims=True, dtype=np.uint8) & 1], 1)

@@ -1,8 +1,8 @@
-"""A bounds-checked reader of GGUF headers: every length is held against what is left of the file before anything is made of
-it, so that no header makes more memory than the file has bytes.
+"""A bounds-checked reader of GGUF headers. Every length is compared with the rest of the file before use, so that a header
+cannot allocate more memory than the file has bytes.
 
-Stricter than the format asks: duplicate names, numbers beyond the file, and tensors that do not lie one after the other are
-refused, with the file and the place named. Arrays of text stay in the mapped file until they are asked for.
+It is stricter than the format: duplicate names, numbers beyond the file, and tensors with gaps or overlaps are errors that name
+the file and the place. Arrays of text stay in the mapped file until they are requested.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = "general.alignment"
 MAX_NAME = 63
-"""Bytes of a tensor's name, as llama.cpp has it."""
+"""Bytes of a tensor's name, as in llama.cpp."""
 MAX_KEY = 65_535
 MAX_DIMS = 4
 MAX_DIM = (1 << 63) - 1
 LEAST_PAIR, LEAST_TENSOR = 13, 24
-"""Bytes that a metadata entry, and the description of a tensor, have at least."""
+"""Least bytes of a metadata entry, and of a tensor's description."""
 
 _SCALARS = {
     0: ("B", np.uint8), 1: ("b", np.int8), 2: ("H", np.uint16), 3: ("h", np.int16), 4: ("I", np.uint32), 5: ("i", np.int32),
@@ -41,7 +41,7 @@ _UINT32, _TEXT, _ARRAY = 4, 8, 9
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """Where a tensor lies. shape: the outermost dimension first, as numpy has it."""
+    """A tensor's type, shape and bytes [begin, end) in the file. shape: the outermost dimension first, as in numpy."""
 
     name: str
     type: Type
@@ -52,7 +52,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """An array of text in the file, whose lengths have been checked."""
+    """An array of text in the file, with its lengths checked."""
 
     data: mmap.mmap
     begin: int
@@ -62,11 +62,11 @@ class Texts:
         return self.count
 
     def __iter__(self) -> Iterator[str]:
-        """Bytes that are no UTF-8 come as U+FFFD."""
+        """Invalid UTF-8 becomes U+FFFD."""
         return (text for _, text in self.some(range(self.count)))
 
     def some(self, wanted: Sequence[int]) -> Iterator[tuple[int, str]]:
-        """Those at these places, in order, each with its place."""
+        """(index, text) for the given indices, which must be ascending."""
         at, place, size = self.begin, 0, struct.Struct("<Q").unpack_from
         for i in wanted:
             for _ in range(place, i):
@@ -100,7 +100,7 @@ class GGUFHeader:
         version, self._tensors, self._pairs = struct.unpack_from("<IQQ", head, 4)
         if version not in VERSIONS:
             swapped = struct.unpack(">I", struct.pack("<I", version))[0] in VERSIONS
-            why = "big-endian files are not read" if swapped else "this version reads 2 and 3; convert the model anew"
+            why = "big-endian files are not read" if swapped else "this version reads 2 and 3; convert the model again"
             raise CheckpointError(f"{self.path}: GGUF version {version}: {why}")
         for what, count, least in (("tensors", self._tensors, LEAST_TENSOR), ("metadata entries", self._pairs, LEAST_PAIR)):
             if count > (size - 24) // least:
@@ -115,14 +115,14 @@ class GGUFHeader:
         return np.frombuffer(self.data, kind, math.prod(shape), tensor.begin).reshape(shape)
 
     def forget(self, tensor: GGUFTensor) -> None:
-        """The tensor's pages no longer count as this process's memory; reading it brings them back."""
+        """Release the tensor's pages from this process's memory. Reading it maps them again."""
         begin = tensor.begin // mmap.PAGESIZE * mmap.PAGESIZE
         if tensor.end > begin and hasattr(mmap, "MADV_DONTNEED"):
             self.data.madvise(mmap.MADV_DONTNEED, begin, tensor.end - begin)
 
 
 class _Reader:
-    """Reads on from after the counts. Every method leaves `at` behind what it read, or raises CheckpointError."""
+    """Reads the file from behind the counts on. Every method advances `_at`, or raises CheckpointError."""
 
     def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
         self.path, self._data, self._size, self._at = path, data, size, 24
@@ -139,7 +139,7 @@ class _Reader:
         return out
 
     def tensors(self, count: int, alignment: int) -> dict[str, GGUFTensor]:
-        """Their data begins after the last description, at a multiple of `alignment`, as does each tensor's."""
+        """The tensors by name. Data begins after the last description, and each tensor at a multiple of `alignment`."""
         found: list[tuple[str, Type, tuple[int, ...], int]] = []
         for i in range(count):
             found.append(self._read_tensor_info(f"tensor {i}"))
@@ -171,7 +171,7 @@ class _Reader:
         if any(n > MAX_DIM for n in shape) or math.prod(shape) > MAX_DIM:
             raise self._fault(f"{where} has the shape {list(shape)}, more values than there can be")
         if number not in TYPES:
-            known = f" ({GONE[number]}, which llama.cpp no longer has: convert the model anew)" if number in GONE else ""
+            known = f" ({GONE[number]}, removed from llama.cpp: convert the model again)" if number in GONE else ""
             raise self._fault(f"{where} has type {number}{known}, which this version does not know")
         kind = TYPES[number]
         if shape[-1] % kind.values:
@@ -206,7 +206,7 @@ class _Reader:
         return values != 0 if code == "?" else values
 
     def _after_texts(self, at: int, count: int, where: str) -> int:
-        """Vocabularies have hundreds of thousands, so this is one loop of few words."""
+        """The offset after `count` texts. A tight loop, as vocabularies have hundreds of thousands of texts."""
         data, last, length = self._data, self._size - 8, struct.Struct("<Q").unpack_from
         for _ in range(count):
             if at > last:
@@ -221,7 +221,7 @@ class _Reader:
 
     def _code(self, kind: int, where: str) -> str:
         if kind not in _SCALARS:
-            raise self._fault(f"{where} has type {kind}, which is none that values have")
+            raise self._fault(f"{where} has type {kind}, which is not a type of values")
         return _SCALARS[kind][0]
 
     def _text(self, where: str, most: int = 1 << 30) -> str:

@@ -14,7 +14,7 @@ from thalweg.checkpoint.gguf.header import Texts
 from thalweg.errors import CheckpointError, UnsupportedModelError
 
 MAX_TEXTS = 1 << 23
-"""Of an array of text that is read: no vocabulary has more tokens, or merges."""
+"""Most entries of an array of text. No vocabulary has more tokens or merges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class Keys:
     path: Path
     metadata: Mapping[str, Any]
     prefix: str = ""
-    """Before the names that are asked for: of the architecture, with a dot."""
+    """Prefix of all names: the architecture and a dot."""
 
     def __contains__(self, name: str) -> bool:
         return self.prefix + name in self.metadata
 
     def integer(self, name: str, default: int | None = None, low: int = 0, high: int = 2**31 - 1) -> int:
-        """A number; of an array with one for each layer that which all have."""
+        """An integer. An array with one per layer must have equal entries."""
         value = self._one(name)
         if value is None:
             return int(self._absent(name, default))
@@ -39,7 +39,7 @@ class Keys:
         return value
 
     def each(self, name: str, count: int, default: int | None = None) -> list[int]:
-        """A number for each of so many layers: an array, or one number that all have."""
+        """An integer for each of `count` layers: from an array, or one integer for all."""
         found = self.metadata.get(self.prefix + name)
         if not isinstance(found, np.ndarray):
             return [self.integer(name, default)] * count
@@ -72,7 +72,7 @@ class Keys:
         return value
 
     def texts(self, name: str) -> list[str] | None:
-        """None if there is no such key."""
+        """An array of text. None: there is no such key."""
         value = self.metadata.get(self.prefix + name)
         if value is None:
             return None
@@ -81,7 +81,7 @@ class Keys:
         return list(value)
 
     def numbers(self, name: str, kinds: str) -> np.ndarray | None:
-        """An array whose dtype is of one of these kinds of numpy's ("i", "u", "f", "b"); None if there is no such key."""
+        """An array with one of these numpy kinds ("i", "u", "f", "b"). None: there is no such key."""
         value = self.metadata.get(self.prefix + name)
         if value is None:
             return None
@@ -110,6 +110,6 @@ class Keys:
 
 
 def _shortest(value: float) -> float:
-    """The double that a float32 was written for: 1e-05, and not the 9.99999974e-06 that it holds."""
+    """The shortest decimal that rounds to this float32: 1e-05, not its exact value 9.99999974e-06."""
     near = np.float32(value)
     return float(str(near)) if float(near) == value else float(value)

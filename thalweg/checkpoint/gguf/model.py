@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file, under the names and with the values that transformers has for them."""
+"""The tensors of a GGUF file, with transformers' names and values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class GGUFCheckpoint:
-    """Every tensor, found by the name that transformers has for it. As `checkpoint.safetensors.Checkpoint`."""
+    """Every tensor, by transformers' name. Same interface as `checkpoint.safetensors.Checkpoint`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,7 +40,7 @@ class GGUFCheckpoint:
 
     @property
     def bytes(self) -> int:
-        """Of all tensors, in the files."""
+        """Size of all tensors in the files."""
         return sum(t.end - t.begin for t in self._files.tensors.values())
 
     def __contains__(self, name: str) -> bool:
@@ -54,7 +54,8 @@ class GGUFCheckpoint:
         return self._files.file(self._pieces[name].source)
 
     def entry(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """(dtype name, shape); of what is kept in blocks uint8 and their bytes. CheckpointError if there is no such tensor."""
+        """(dtype name, shape). Tensors in blocks are uint8, with bytes as the last dimension. CheckpointError for an unknown
+        tensor."""
         if name not in self._pieces:
             raise CheckpointError(f"{self.path}: has no tensor {name!r}")
         piece = self._pieces[name]
@@ -64,8 +65,8 @@ class GGUFCheckpoint:
         return pieces.dtype(self._files, piece), piece.shape
 
     def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> np.ndarray:
-        """The tensor, or some rows (first dimension) and columns (second) of it: a view of the file where its values lie there
-        as they are wanted, and else made."""
+        """The tensor, or a slice of its rows (first dimension) and columns (second). A view of the file if its layout fits,
+        else a copy."""
         piece = self._pieces[name]
         raw = pieces.read(self._files, piece, rows)
         if cols is None:
@@ -75,10 +76,10 @@ class GGUFCheckpoint:
         return raw[:, cols]
 
     def span(self, name: str, rows: slice | None = None) -> None:
-        """Values are taken out of blocks, or lie in another order."""
+        """None: values are in blocks, or in another order."""
 
     def forget(self, name: str) -> None:
-        """The tensor's pages no longer count as this process's memory; reading it brings them back."""
+        """Release the tensor's pages from this process's memory. Reading it maps them again."""
         piece = self._pieces[name]
         for part in piece.parts or (piece,):
             self._files.forget(part.source)

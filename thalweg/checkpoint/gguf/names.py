@@ -1,4 +1,4 @@
-"""Names of GGUF files. Loads nothing that reads them."""
+"""Names of GGUF files. Imports no reader."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 SUFFIX = ".gguf"
 PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
-"""Of one of the files of a split model."""
+"""Name of a file of a split model."""
 
 
 def is_gguf(path: str | Path) -> bool:
@@ -16,7 +16,7 @@ def is_gguf(path: str | Path) -> bool:
 
 
 def first_part(path: Path) -> Path:
-    """The file that a split model begins with, whichever of its files is named."""
+    """The first file of a split model, given any of its files."""
     found = PART.fullmatch(path.name)
     if found is None or int(found["number"]) == 1:
         return path

@@ -1,4 +1,4 @@
-"""What a tensor of transformers is made of: one of the file's, or some of its rows, and what the converter changed in it."""
+"""The source of a tensor of transformers: a tensor of the file or some rows, and the inverse of the converter's changes."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.types import Type
 
 Order = Callable[[], np.ndarray]
-"""Which row of the file's tensor each row is: made when it is read."""
+"""Returns the file's row for each row. Called when the tensor is read."""
 Tiles = tuple[int, int, int]
-"""Heads of keys, heads of values for each, and values of a head. Files have the first head of values of every head of keys,
-then the second of each, where transformers has all of one head of keys together."""
+"""(key heads, value heads per key head, values per head). Files store the first value head of every key head, then the second
+of each. Transformers groups all value heads of a key head."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GGUFPiece:
     source: str
     shape: tuple[int, ...]
-    """As transformers has it. The file's may have the same values in other dimensions."""
+    """Shape in transformers. The file may have the same values in other dimensions."""
     index: int | None = None
-    """Which matrix of a tensor that holds several."""
+    """Index of the matrix in a tensor with several."""
     first: int = 0
-    """The first of its rows in the source's."""
+    """Index of its first row in the source."""
     order: Order | None = None
-    """Rows in another order; then `first` says nothing."""
+    """Order of the rows. If set, `first` is not used."""
     tiles: Tiles | None = None
-    """Columns, of heads of values, that lie as files have those."""
+    """Columns of value heads, in the files' order."""
     value: Callable[[np.ndarray], np.ndarray] | None = None
-    """What undoes the converter's change, value by value, in float32."""
+    """Inverse of the converter's change, elementwise in float32."""
     by_head: bool = False
-    """The source has a matrix for each head, which become one."""
+    """The source has a matrix per head. They are joined."""
     swapped: bool = False
-    """Each lies on its side."""
+    """Each of those matrices is transposed."""
     coded: bool = False
-    """Kept as the file's blocks."""
+    """Stored as the file's blocks."""
     parts: tuple[GGUFPiece, ...] = ()
-    """Pieces that are joined, one after the other; then only the shape, `coded` and the first one's source are said here."""
+    """Pieces to concatenate. If set, only `shape`, `coded` and `source` (of the first piece) are valid here."""
 
 
 PART = "#"
-"""Follows the name of a tensor that several pieces make, before the number of the piece."""
+"""Separates the name of a tensor made of several pieces from the number of a piece."""
 
 
 def subtract_one(values: np.ndarray) -> np.ndarray:
-    """Of norms whose weights were raised by 1."""
+    """Undoes the 1 added to norms' weights."""
     return values - np.float32(1)
 
 
 def logarithm(values: np.ndarray) -> np.ndarray:
-    """Of rates that were written as -exp(A_log)."""
+    """A_log from rates stored as -exp(A_log)."""
     found: np.ndarray = np.log(-values)
     return found
 
 
 def deinterleave_rows(rows: int, heads: int) -> Order:
-    """Row i of a head's first half and row i of its second were put side by side."""
+    """Undoes the interleaving of a head's two halves."""
     return partial(_deinterleave_rows, rows, heads)
 
 
@@ -71,7 +71,7 @@ def _deinterleave_rows(rows: int, heads: int) -> np.ndarray:
 
 
 def tile(tiles: Tiles, first: int = 0) -> Order:
-    """Rows of heads of values, after so many that lie as they should."""
+    """Order of rows of value heads, after `first` rows in their usual order."""
     return partial(_tile, tiles, first)
 
 
@@ -82,12 +82,12 @@ def _tile(tiles: Tiles, first: int) -> np.ndarray:
 
 
 def columns(tiles: Tiles) -> np.ndarray:
-    """Where each column lies in the file."""
+    """The file's column for each column."""
     return _tile(tiles, 0)
 
 
 def group_qkv(kv: int, each: int, size: int) -> Order:
-    """q, k and v of all heads one after the other, where transformers has for every head of keys its q, then its k and v."""
+    """Order of rows for files with all of q, then k, then v. Transformers has the q of each KV head, then its k and v."""
     return partial(_group_qkv, kv, each, size)
 
 
@@ -98,19 +98,19 @@ def _group_qkv(kv: int, each: int, size: int) -> np.ndarray:
 
 
 def alike(files: GGUFFiles, piece: GGUFPiece) -> bool:
-    """Is all of it of one type?"""
+    """Do all parts of the piece have one type?"""
     return len({files.tensors[p.source].type.name for p in piece.parts}) < 2
 
 
 def dtype(files: GGUFFiles, piece: GGUFPiece) -> str:
-    """Of what `read` gives, but for blocks."""
+    """The dtype of `read`'s result, except for blocks."""
     kind = files.tensors[piece.source].type.dense
     return kind if kind and piece.value is None and alike(files, piece) else "float32"
 
 
 def read(files: GGUFFiles, piece: GGUFPiece, rows: slice | None) -> np.ndarray:
-    """The values, or some rows of them: float32 where something is changed or decoded, blocks where they are kept, and else
-    a view of the file if rows lie in order."""
+    """The values, or a slice of their rows: float32 if changed or decoded, blocks if stored as such, else a view of the file if
+    rows are in order."""
     kind = files.tensors[piece.source].type
     if piece.parts:
         same = alike(files, piece)
@@ -122,7 +122,7 @@ def read(files: GGUFFiles, piece: GGUFPiece, rows: slice | None) -> np.ndarray:
     if piece.index is not None:
         raw = raw[piece.index]
     decoded = not kind.dense and not piece.coded
-    if decoded and len(piece.shape) != 2:  # few: vectors, and what convolutions multiply by
+    if decoded and len(piece.shape) != 2:  # few: vectors and convolution weights
         raw, decoded = _dequantize(raw, kind), False
     if not decoded and not piece.coded and raw.size == math.prod(piece.shape):
         raw = raw.reshape(piece.shape)
@@ -154,7 +154,7 @@ def _wide(raw: np.ndarray, kind: Type) -> np.ndarray:
 
 
 def _merge_heads(raw: np.ndarray, piece: GGUFPiece, kind: Type) -> np.ndarray:
-    """The matrices of all heads as one."""
+    """Joins the matrices of all heads."""
     if not kind.dense:
         raw = _dequantize(raw, kind)
     return (raw.swapaxes(1, 2) if piece.swapped else raw).reshape(piece.shape)

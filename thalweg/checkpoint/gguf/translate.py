@@ -1,8 +1,7 @@
-"""A GGUF file as a model of transformers: its configuration, and what each of its tensors is made of.
+"""Translates a GGUF file to a model of transformers: its configuration, and the source of each tensor.
 
-What layers hold in codes is kept as the file's blocks, uint8 [rows, bytes of a row]: which those are, and of what type,
-stands in the configuration's `quantization_config`, for the format `gguf` to read. Everything else is dense, decoded where
-it has to be.
+Quantised matrices of layers stay in the file's blocks, uint8 [rows, bytes of a row]. The configuration's `quantization_config`
+has their names and types, for the format `gguf`. All other tensors are dense, decoded if necessary.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from thalweg.checkpoint.gguf.pieces import PART, GGUFPiece, Order, alike, deinte
 from thalweg.errors import CheckpointError, UnsupportedModelError
 
 METHOD = "gguf"
-"""`quant_method` of such a configuration."""
+"""`quant_method` of the configuration."""
 _LAYER = re.compile(r"blk\.(\d{1,5})\.([\w.]+?)(?:\.(weight|bias|scale|input_scale))?")
 _READ_APART = ("rope_freqs.weight", "attn_rot_embd.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Ends of names of tensors whose values stand in the configuration, or can be computed."""
+"""Ends of names of tensors that the configuration replaces, or that can be computed."""
 EXPERTS = ".experts."
-"""In the names of experts' tensors, after the layer's part that they belong to."""
+"""Occurs in the names of experts' tensors, after the part of the layer."""
 DOWN = ".ffn_down"
-"""In the names that files give their down projections."""
+"""Occurs in the files' names of down projections."""
 _EXPERT = re.compile(r"(ffn_(?:gate|up|down))\.(\d{1,4})")
-"""One expert's, as files of before April 2024 have them."""
+"""Tensor of one expert, in files from before April 2024."""
 _COMPANIONS = (".scale", ".input_scale")
-"""Ends of names of what NVFP4 keeps beside its blocks."""
+"""Ends of names of NVFP4's separate scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class GGUFTranslation:
 
 
 def translate(path: str | Path) -> GGUFTranslation:
-    """CheckpointError, UnsupportedModelError name the file and the key or tensor that is wrong, or not read."""
+    """The translation of a GGUF file. CheckpointError and UnsupportedModelError name the file and the key or tensor."""
     return _translate(open_files(path))
 
 
@@ -79,13 +78,13 @@ def _alias(name: str, architecture: Architecture) -> str:
 
 
 def _describe_tiles(pieces: Mapping[str, GGUFPiece]) -> dict[str, Any]:
-    """Layers whose blocks have columns in another order."""
+    """Layers with columns in another order, in quantised blocks."""
     found = {n.removesuffix(".weight"): list(p.tiles) for n, p in pieces.items() if p.coded and p.tiles}
     return {"tiles": found} if found else {}
 
 
 def _dtype(files: GGUFFiles) -> str:
-    """Of most dense matrices, or what suits blocks where there are more of those."""
+    """The dtype of most dense matrices, or bfloat16 if blocks outnumber them."""
     count: dict[str, int] = {}
     for t in files.tensors.values():
         kind = t.type.dense or "bfloat16"
@@ -102,7 +101,7 @@ def _pieces(files: GGUFFiles, architecture: Architecture, config: Mapping[str, A
             continue
         make = architecture.special.get(name if found is None else name.partition(".")[2].partition(".")[2])
         if make is None and name.endswith(_COMPANIONS):
-            raise UnsupportedModelError(f"{files.path}: tensor {name!r}: scales beside NVFP4 are not read by this version")
+            raise UnsupportedModelError(f"{files.path}: tensor {name!r}: separate scales of NVFP4 are not supported")
         if make is not None:
             where = architecture.layers.format(int(found[1]), "") if found else ""
             made: Sequence[tuple[str, GGUFPiece]] | None = [(where + target, piece) for target, piece in make(tensor, config)]
@@ -110,9 +109,7 @@ def _pieces(files: GGUFFiles, architecture: Architecture, config: Mapping[str, A
             made = _of_layer(tensor, found, architecture, config) if found else _of_model(tensor, architecture)
         if not made or (found is not None and int(found[1]) >= count):
             where = files.metadata["general.architecture"]
-            raise CheckpointError(
-                f"{files.file(name)}: tensor {name!r} is none that this version knows of the architecture {where}"
-            )
+            raise CheckpointError(f"{files.file(name)}: tensor {name!r} is unknown in the architecture {where}")
         part = found[2] if found else name.rpartition(".")[0]
         if not all(_fits(tensor, piece) for _, piece in made):
             raise CheckpointError(f"{files.file(name)}: tensor {name!r} has shape {list(tensor.shape)}, which cannot be right")
@@ -123,7 +120,7 @@ def _pieces(files: GGUFFiles, architecture: Architecture, config: Mapping[str, A
 
 
 def _fits(tensor: GGUFTensor, piece: GGUFPiece) -> bool:
-    """Has the tensor what the piece is made of?"""
+    """Does the tensor contain the piece?"""
     stored = tensor.shape
     if piece.index is not None:
         if len(stored) < 2 or piece.index >= stored[0]:
@@ -142,7 +139,7 @@ def _keeps(tensor: GGUFTensor, piece: GGUFPiece) -> bool:
 
 
 def _further(files: GGUFFiles, layer: int) -> bool:
-    """Is this one of the layers that predict further tokens, which come last?"""
+    """Is this layer, beyond the main ones, one of those that predict further tokens (MTP)?"""
     arch = files.metadata["general.architecture"]
     return layer < Keys(files.path, files.metadata, f"{arch}.").integer("block_count")
 
@@ -197,7 +194,7 @@ def _of_layer(
 def _parts_of_qkv(
     tensor: GGUFTensor, target: Callable[[str], str], architecture: Architecture, heads: Sequence[int], head_dim: int
 ) -> list[tuple[str, GGUFPiece]] | None:
-    """Of one tensor that holds all three. None if its rows are not theirs."""
+    """Splits a joint tensor of q, k and v. None: its number of rows does not fit."""
     made, first = [], 0
     for part, count in zip(("attn_q", "attn_k", "attn_v"), heads, strict=True):
         rows = count * head_dim
@@ -219,7 +216,7 @@ def _rope_heads(architecture: Architecture, part: str, heads: int, kv: int) -> i
 
 
 def _join_pieces(files: GGUFFiles, pieces: dict[str, GGUFPiece]) -> dict[str, GGUFPiece]:
-    """Pieces of one tensor made one."""
+    """Joins the pieces of one tensor."""
     out: dict[str, GGUFPiece] = {}
     kept: dict[str, dict[str, GGUFPiece]] = {}
     for name, piece in pieces.items():
@@ -237,8 +234,7 @@ def _join_pieces(files: GGUFFiles, pieces: dict[str, GGUFPiece]) -> dict[str, GG
 
 
 def _alike(files: GGUFFiles, pieces: dict[str, GGUFPiece]) -> dict[str, GGUFPiece]:
-    """Gate and up of all experts of a layer are one parameter, and down another. Where gate and up are of two types, they
-    become dense."""
+    """Decodes gate and up of a layer's experts if their types differ, as they form one parameter. Likewise down."""
 
     def parameter(name: str, piece: GGUFPiece) -> tuple[str, bool]:
         return name.partition(EXPERTS)[0], DOWN in piece.source

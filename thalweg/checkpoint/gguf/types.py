@@ -1,4 +1,4 @@
-"""The types of tensors in GGUF files: how many values a block holds, and in how many bytes."""
+"""The types of tensors in GGUF files: values and bytes of a block."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 class Type:
     name: str
     values: int
-    """Of a block; 1 = the type is no blocks."""
+    """Values of a block. 1: not a block type."""
     bytes: int
-    """Of a block."""
+    """Bytes of a block."""
     dense: str = ""
-    """The dtype name of a type that is no blocks; "" = its blocks have to be decoded."""
+    """The dtype name of a dense type. "": a block type, which must be decoded."""
 
     def row(self, values: int) -> int:
-        """Bytes of so many values. ValueError where they are no whole number of blocks."""
+        """Bytes of this number of values. ValueError if it is not a multiple of the block."""
         if values % self.values:
             raise ValueError(f"{values} values are no whole number of {self.name} blocks of {self.values}")
         return values // self.values * self.bytes
@@ -28,7 +28,7 @@ STORED = {
     "float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "float64": np.float64, "int8": np.int8,
     "int16": np.int16, "int32": np.int32, "int64": np.int64,
 }  # fmt: skip
-"""numpy's types of dense values: an unsigned integer of that width where it has none."""
+"""dtype name -> numpy type, an unsigned integer of the same width where numpy has no such type."""
 
 TYPES = {
     0: Type("F32", 1, 4, "float32"),
@@ -65,10 +65,10 @@ TYPES = {
     41: Type("Q1_0", 128, 18),
     42: Type("Q2_0", 64, 18),
 }
-"""By the number that files have for them."""
+"""Number of the type in files -> type."""
 
 GONE = {
     4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4",
     37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8",
 }  # fmt: skip
-"""Types that llama.cpp has given up, or never writes into files."""
+"""Types that llama.cpp removed, or never writes to files."""

@@ -1,4 +1,4 @@
-"""How a GGUF file says that hidden states become one vector: `{architecture}.pooling_type`, a number."""
+"""Reads the pooling of a GGUF file: `{architecture}.pooling_type`, a number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _MODES = {1: "mean", 2: "cls", 3: "last"}
 
 
 def read_pooling(files: GGUFFiles) -> dict[str, Any] | None:
-    """None where the file says nothing. Vectors are normalised, as llama.cpp's server has them; files do not say."""
+    """The pooling, or None if the file does not have it. Vectors are normalised, as in llama.cpp's server: files have no key
+    for it."""
     keys = Keys(files.path, files.metadata, f"{files.metadata.get('general.architecture')}.")
     found = keys.integer("pooling_type", default=_UNSAID)
     if found == _UNSAID:

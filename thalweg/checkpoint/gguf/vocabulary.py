@@ -1,5 +1,5 @@
-"""The vocabulary in a GGUF file's metadata: tokens and their kinds, merges or scores, special ids, chat templates. What
-llama.cpp assumes where a key is missing is assumed here. How text is cut into tokens is `thalweg.text.gguf`'s to say.
+"""Reads the vocabulary in a GGUF file's metadata: tokens and their kinds, merges or scores, special ids, chat templates.
+Missing keys have llama.cpp's defaults. `thalweg.text.gguf` implements the tokenization.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from thalweg.params import NUMBERS, OF_MODEL
 from thalweg.text.vocabulary import CONTROL, NORMAL, SENTENCEPIECE, UNIGRAM, USER_DEFINED, WORDPIECE, Vocabulary
 
 _SPECIALS = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask", "cls")
-"""tokenizer.ggml.{}_token_id, spelled as files do."""
+"""Names in tokenizer.ggml.{}_token_id, in the files' spelling."""
 _DEFAULTS: Mapping[str, Mapping[str, int]] = {
     SENTENCEPIECE: {"bos": 1, "eos": 2, "unknown": 0},
     WORDPIECE: {"bos": 101, "seperator": 102, "unknown": 100, "padding": 0, "mask": 103},
@@ -31,16 +31,16 @@ _ENDS = frozenset({
     "<|tool_response>", "[e~[",
     "<｜end▁of▁sentence｜>",
 })  # fmt: skip
-"""Control tokens that end an answer, as llama.cpp finds them: many files name no other end than that of a text."""
+"""Control tokens that end an answer, as in llama.cpp. Many files name only the end of a text."""
 _HARMONY = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
-"""Beside these, "<|end|>" ends a part of an answer and not the whole."""
+"""Vocabularies with one of these sets, where "<|end|>" ends only a part of an answer."""
 _SPELLED = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
 _SAMPLING = {_SPELLED.get(name, name): name for name in OF_MODEL}
-"""general.sampling.{} -> generation_config.json's word."""
+"""Name in general.sampling.{} -> key of generation_config.json."""
 
 
 def vocabulary(files: GGUFFiles) -> Vocabulary:
-    """CheckpointError names the key that is missing or wrong."""
+    """The vocabulary. CheckpointError names the missing or wrong key."""
     keys = Keys(files.path, files.metadata, "tokenizer.ggml.")
     model, tokens = keys.text("model"), keys.texts("tokens")
     if not tokens:
@@ -69,7 +69,7 @@ _FLAGS = {
 
 
 def _specials(keys: Keys, model: str, size: int) -> dict[str, int]:
-    """A number beyond the vocabulary is as good as none."""
+    """Name -> id of special tokens. Ids beyond the vocabulary are ignored."""
     found = {
         n: keys.integer(f"{n}_token_id", default=_DEFAULTS.get(model, {}).get(n, -1), low=-1, high=1 << 33) for n in _SPECIALS
     }
@@ -77,7 +77,7 @@ def _specials(keys: Keys, model: str, size: int) -> dict[str, int]:
 
 
 def _templates(files: GGUFFiles) -> dict[str, str]:
-    """`tokenizer.chat_template`, and those with a name after it and a dot."""
+    """Chat templates: `tokenizer.chat_template` ("default"), and `tokenizer.chat_template.NAME`."""
     start = "tokenizer.chat_template"
     named = {"default": files.metadata.get(start)}
     named |= {k.removeprefix(f"{start}."): v for k, v in files.metadata.items() if k.startswith(f"{start}.")}
@@ -86,7 +86,7 @@ def _templates(files: GGUFFiles) -> dict[str, str]:
 
 @lru_cache(maxsize=2)
 def ends(files: GGUFFiles) -> tuple[int, ...]:
-    """Ids of tokens after which nothing more is said; the end of a text first. None where there is no vocabulary."""
+    """Ids of tokens that end generation, the end of a text first. (): no vocabulary."""
     keys = Keys(files.path, files.metadata, "tokenizer.ggml.")
     tokens = files.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, Texts) or len(tokens) > MAX_TEXTS:
@@ -102,7 +102,7 @@ def ends(files: GGUFFiles) -> tuple[int, ...]:
 
 
 def sampling(files: GGUFFiles) -> dict[str, Any]:
-    """What the file says of how to sample, in the words of generation_config.json."""
+    """The file's sampling parameters, with the keys of generation_config.json."""
     keys = Keys(files.path, files.metadata, "general.sampling.")
     said = {name: ours for name, ours in _SAMPLING.items() if name in keys}
     return {ours: keys.integer(name) if NUMBERS[ours].kind is int else keys.real(name) for name, ours in said.items()}

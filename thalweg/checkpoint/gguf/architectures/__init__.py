@@ -1,5 +1,5 @@
-"""One file per architecture of GGUF files: the configuration and the names that transformers has for it, and what llama.cpp's
-converter changed in its values. `TABLE` is the list of them.
+"""The architectures of GGUF files, one per file: transformers' configuration and names, and the changes that llama.cpp's
+converter made to the values. `TABLE` lists the architectures.
 """
 
 from __future__ import annotations
@@ -98,4 +98,4 @@ TABLE: Mapping[str, Architecture] = {
     "smollm3": SMOLLM3,
     "starcoder2": STARCODER2,
 }
-"""By `general.architecture`. The first of Mistral's models are of the architecture llama."""
+"""`general.architecture` -> architecture. Mistral's first models have the architecture llama."""

@@ -1,5 +1,5 @@
-"""BERT and what is converted as BERT: all-MiniLM, BGE, E5, and RoBERTa and XLM-RoBERTa, whose rows before the first position
-were cut off, so that their positions begin at 0 as well."""
+"""BERT and models converted as BERT: all-MiniLM, BGE, E5, RoBERTa and XLM-RoBERTa. The converter removed the rows before the
+first position of RoBERTa, so that its positions begin at 0 too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thalweg.errors import CheckpointError, UnsupportedModelError
 
 
 def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
-    """Files do not name the activation, which is the exact GELU in all models that are converted as BERT."""
+    """Files do not name the activation. All models converted as BERT have the exact GELU."""
     if any(name.startswith("cls.") for name in files.tensors):
         raise UnsupportedModelError(
             f"{files.path}: has a head that classifies (cls.*), which this version does not read from GGUF; use the model's "

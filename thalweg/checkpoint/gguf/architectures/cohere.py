@@ -1,4 +1,4 @@
-"""Command R, Command R7B and Aya: positions turn neighbouring pairs, as in transformers."""
+"""Command R, Command R7B and Aya: RoPE rotates neighbouring pairs, as in transformers."""
 
 from __future__ import annotations
 

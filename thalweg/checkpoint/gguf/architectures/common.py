@@ -1,4 +1,4 @@
-"""What architectures have in common: the row of the table, names, and the keys that all of them use."""
+"""Shared by the architectures: the row of the table, tensor names, and common keys."""
 
 from __future__ import annotations
 
@@ -28,65 +28,65 @@ LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""Those of Llama's layers."""
+"""Tensors of Llama's layers."""
 EXPERTS = {f"ffn_{part}_exps": f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")}
-"""Of an expert, by the names that most have."""
+"""Tensors of an expert, by their most common names."""
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 AROUND = {
     "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }  # fmt: skip
-"""Norms before and after each part, as Gemma has them."""
+"""Norms before and after each part, as in Gemma."""
 LAYERS = "model.layers.{}.{}"
 FULL, WINDOWED = "full_attention", "sliding_attention"
-"""Of `layer_types`."""
+"""Values of `layer_types`."""
 SOFTMAX, SIGMOID = 1, 2
-"""`expert_gating_func`."""
+"""Values of `expert_gating_func`."""
 Make = Callable[[GGUFTensor, Mapping[str, Any]], Sequence[tuple[str, GGUFPiece]]]
-"""A tensor, and the configuration -> the tensors that transformers has for it, by their whole names within the layer."""
+"""(tensor, configuration) -> transformers' tensors for it: (whole name within the layer, piece)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """config: keys and files -> what config.json would say of this architecture alone; `configuration` adds what all have."""
+    """config: (keys, files) -> the keys of config.json specific to this architecture. `configuration` adds the common ones."""
 
     config: Callable[[Keys, GGUFFiles], dict[str, Any]]
     layer: Mapping[str, str]
-    """Names of tensors in a layer, and those that transformers has, relative to the layer."""
+    """Name of a tensor in a layer -> transformers' name, relative to the layer."""
     experts: Mapping[str, str] | None = None
-    """The same of tensors that hold a matrix for each expert; {} is its number."""
+    """The same for tensors with a matrix per expert. {} is the expert's number."""
     whole: Mapping[str, str] = field(default_factory=lambda: WHOLE)
-    """The same of tensors outside layers."""
+    """The same for tensors outside layers."""
     layers: str = LAYERS
-    """What stands before a layer's names; {} are the layer and its part."""
+    """Format of a whole name: {} are the number of the layer and the name within it."""
     dense: tuple[str, ...] = ()
-    """Tensors that are never held in codes."""
+    """Tensors always stored dense."""
     layer_norm: bool = False
-    """Norms subtract the mean: their epsilon has another key."""
+    """Norms subtract the mean. Their epsilon has another key."""
     turned: bool = False
-    """The converter wrote the rows of q and k so that the two values that turn together lie side by side."""
+    """The converter interleaved the rows of q and k: the two values of a rotated pair are adjacent."""
     raised: bool = False
-    """The converter added 1 to the weights of norms."""
+    """The converter added 1 to the norms' weights."""
     plain: tuple[str, ...] = ()
-    """Norms that it left alone."""
+    """Norms without the added 1."""
     by_head: Mapping[str, bool] = field(default_factory=dict)
-    """Tensors that hold a matrix for each head, and whether it lies on its side."""
+    """Tensor with a matrix per head -> is the matrix transposed?"""
     bare: tuple[str, ...] = ()
-    """Tensors whose name in transformers has no further end."""
+    """Tensors without a suffix (weight, bias) in transformers' name."""
     latent: bool = False
-    """Keys and values are made of latents, and `config` says how long they are."""
+    """Keys and values are computed from latents, and `config` sets their widths."""
     uneven: bool = False
-    """Layers differ in numbers of heads, and in widths. The configuration has the greatest."""
+    """Layers differ in numbers of heads and in widths. The configuration has the largest."""
     attends: bool = True
-    """Has attention at all."""
+    """The architecture has attention."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Parts of names that the model itself has otherwise than checkpoints."""
+    """Parts of names in checkpoints -> parts of names in the model."""
     special: Mapping[str, Make] = field(default_factory=dict)
-    """What is made of a tensor where that is more than a name, by the end of the tensor's name."""
+    """End of a tensor's name -> its conversion, where that is more than a new name."""
 
 
 def configuration(keys: Keys, files: GGUFFiles, architecture: Architecture) -> dict[str, Any]:
-    """The part of config.json that every architecture has."""
+    """The keys of config.json common to every architecture."""
     hidden = keys.integer("embedding_length", low=1)
     table = files.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
@@ -112,12 +112,12 @@ def _heads(keys: Keys, files: GGUFFiles, architecture: Architecture) -> dict[str
 
 
 def _width(keys: Keys) -> int | None:
-    """What an absent `feed_forward_length` means: none is needed where all layers have experts."""
+    """Default of `feed_forward_length`: 0 if experts replace it in all layers. None: the key is required."""
     return 0 if "expert_feed_forward_length" in keys else None
 
 
 def most(keys: Keys, name: str, uneven: bool, default: int | None = None, low: int = 0) -> int:
-    """A number that layers have in common, or the greatest of theirs."""
+    """A number common to all layers, or the largest if layers may differ (`uneven`)."""
     if not uneven:
         return keys.integer(name, default=default, low=low)
     found = max(keys.each(name, layers(keys), default))
@@ -127,7 +127,7 @@ def most(keys: Keys, name: str, uneven: bool, default: int | None = None, low: i
 
 
 def head_width(keys: Keys) -> int:
-    """Values of one head."""
+    """Width of one head."""
     return _width_of(keys, keys.integer("attention.head_count", low=1))
 
 
@@ -141,8 +141,8 @@ def _width_of(keys: Keys, heads: int) -> int:
 
 
 def layer_types(keys: Keys, every: int) -> list[str]:
-    """Layers with a window and those without, as `attention.sliding_window_pattern` says. every: of so many layers the last
-    has none, where the file does not say."""
+    """The type of each layer, with or without a window, from `attention.sliding_window_pattern`. every: the default period. The
+    last layer of each period has no window."""
     name, count = "attention.sliding_window_pattern", layers(keys)
     said = keys.metadata.get(keys.prefix + name)
     if isinstance(said, np.ndarray):
@@ -154,37 +154,37 @@ def layer_types(keys: Keys, every: int) -> list[str]:
 
 
 def rename(name: str) -> Make:
-    """A tensor whose whole name is this."""
+    """A tensor with this whole name."""
     return lambda tensor, config: [(name, GGUFPiece(tensor.name, tensor.shape))]
 
 
 def flatten(name: str, value: Callable[[np.ndarray], np.ndarray] | None = None) -> Make:
-    """Values in one dimension, which files have in two."""
+    """Values in one dimension, stored in two."""
     return lambda tensor, config: [(name, GGUFPiece(tensor.name, (int(np.prod(tensor.shape)),), value=value))]
 
 
 def conv1d_weight(name: str) -> Make:
-    """[channels, 1, taps], of which files leave out the middle."""
+    """[channels, 1, taps], stored without the middle dimension."""
     return lambda tensor, config: [(name, GGUFPiece(tensor.name, (tensor.shape[0], 1, tensor.shape[-1])))]
 
 
 def row(name: str) -> Make:
-    """A matrix of one row, which may be a vector in files."""
+    """A matrix of one row, possibly stored as a vector."""
     return lambda tensor, config: [(name, GGUFPiece(tensor.name, (1, int(np.prod(tensor.shape)))))]
 
 
 def join_part(name: str, part: int) -> Make:
-    """Rows of a tensor that files have in several; part: which of them comes when."""
+    """Some rows of a tensor that files split into several. part: the position of these rows."""
     return lambda tensor, config: [(f"{name}{PART}{part}", GGUFPiece(tensor.name, tensor.shape))]
 
 
 def with_tensor(files: GGUFFiles, keys: Keys, name: str) -> list[bool]:
-    """Of each layer: has it this tensor?"""
+    """For each layer: does it have this tensor?"""
     return [f"blk.{i}.{name}" in files.tensors for i in range(layers(keys))]
 
 
 def gating(keys: Keys, default: int, known: tuple[int, ...]) -> int:
-    """`expert_gating_func`: how experts are chosen."""
+    """`expert_gating_func`: the router's function. UnsupportedModelError if it is not in `known`."""
     found = keys.integer("expert_gating_func", default=0) or default
     if found not in known:
         names = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
@@ -196,12 +196,12 @@ def gating(keys: Keys, default: int, known: tuple[int, ...]) -> int:
 
 
 def layers(keys: Keys) -> int:
-    """Those that predict further tokens, at the end, are left out."""
+    """Number of layers, without the last ones that predict further tokens (MTP)."""
     return keys.integer("block_count", low=1, high=10_000) - keys.integer("nextn_predict_layers", default=0)
 
 
 def rope(keys: Keys, files: GGUFFiles, head_dim: int) -> dict[str, Any]:
-    """`rope_parameters`. Where a file says nothing, llama.cpp's own values stand."""
+    """`rope_parameters`. Defaults are those of llama.cpp."""
     made: dict[str, Any] = {"rope_theta": keys.real("rope.freq_base", default=10_000.0), "rope_type": "default"}
     turning = keys.integer("rope.dimension_count", default=head_dim, low=2)
     if "rope.dimension_count" in keys:
@@ -242,12 +242,12 @@ def _yarn(keys: Keys, factor: float) -> dict[str, Any]:
 
 
 def _magnitude(factor: float, by: float) -> float:
-    """Of what is scaled by YaRN."""
+    """YaRN's attention factor."""
     return 0.1 * by * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 def _long(keys: Keys, files: GGUFFiles, turning: int) -> dict[str, Any]:
-    """Frequencies divided one by one, by other numbers where texts are long (Phi)."""
+    """LongRoPE: frequencies have individual divisors, and others for long texts (Phi)."""
     trained = keys.integer("context_length", low=1)
     made: dict[str, Any] = {
         "rope_type": "longrope",
@@ -271,8 +271,8 @@ def _factors(files: GGUFFiles, name: str, turning: int) -> np.ndarray:
 
 
 def _by_factors(files: GGUFFiles, theta: float, turning: int) -> dict[str, Any]:
-    """Frequencies divided one by one. The tensor is how Llama 3.1's scaling is written: where its numbers can be found again
-    the scaling is told by them, and else as the list that it is."""
+    """Frequencies with individual divisors. Files store Llama 3.1's scaling in this tensor: if its parameters can be recovered,
+    the result has them, else it has the list of divisors."""
     factors = _factors(files, "rope_freqs.weight", turning)
     factor = float(factors[-1])
     for original in (8192, 4096, 2048, 16384, 32768, 65536, 131072):
@@ -286,19 +286,19 @@ def _by_factors(files: GGUFFiles, theta: float, turning: int) -> dict[str, Any]:
 
 
 def _llama3(theta: float, dim: int, factor: float, original: int, low: float = 1.0, high: float = 4.0) -> np.ndarray:
-    """What frequencies are divided by: 1 for short wavelengths, the factor for long ones (Llama 3.1)."""
+    """Divisors of the frequencies: 1 for short wavelengths, the factor for long ones (Llama 3.1)."""
     wavelength = 2 * np.pi * theta ** (np.arange(0, dim, 2) / dim)
     smooth = np.clip((original / wavelength - low) / (high - low), 0, 1)
     return 1 / ((1 - smooth) / factor + smooth)
 
 
 def has(files: GGUFFiles, *names: str) -> bool:
-    """Has the first layer one of these tensors?"""
+    """Does the first layer have one of these tensors?"""
     return any(f"blk.0.{name}" in files.tensors for name in names)
 
 
 def mixture(keys: Keys, count: str = "num_experts", inner: str = "moe_intermediate_size") -> dict[str, Any]:
-    """Numbers of experts and of those that each token goes to, and their width, by these keys of the configuration."""
+    """Numbers of experts in total and per token, and their width, under these keys of the configuration."""
     used = keys.integer("expert_used_count", low=1)
     name = "expert_feed_forward_length"
     even = None if name in keys else keys.integer("feed_forward_length") // used
@@ -309,12 +309,12 @@ def mixture(keys: Keys, count: str = "num_experts", inner: str = "moe_intermedia
 
 
 def scale(keys: Keys) -> float:
-    """Of the chosen experts' weights; 0 = there is none."""
+    """Scale of the routing weights. A stored 0 means 1."""
     return keys.real("expert_weights_scale", default=1.0) or 1.0
 
 
 def inner(files: GGUFFiles) -> int:
-    """Values inside a feed-forward part, of which some converters write what they suppose."""
+    """Inner width of a feed-forward part, from its tensor: some converters write a guess into the metadata."""
     tensor = files.tensors.get("blk.0.ffn_up.weight")
     if tensor is None or len(tensor.shape) != 2:
         raise CheckpointError(f"{files.path}: has no blk.0.ffn_up.weight, of which every layer has one")

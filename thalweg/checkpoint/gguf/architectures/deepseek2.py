@@ -1,5 +1,5 @@
-"""DeepSeek-V2, V3, R1, Kimi K2 and GLM-4.7-Flash, and Youtu, which has no mixtures. Up-projections of latents are stored apart
-and by head, that of keys on its side; files of before April 2025 hold both in one tensor."""
+"""DeepSeek-V2, V3, R1, Kimi K2, GLM-4.7-Flash, and Youtu, which has no MoE layers. The up-projections of latents are separate
+tensors by head, with the keys' transposed. Files from before April 2025 have both in one tensor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 GLM_VOCAB = 154_880
-"""Of GLM-4.7-Flash, whose first files do not say how experts are chosen."""
+"""Vocabulary of GLM-4.7-Flash. Its first files do not name the router's function."""
 
 
 def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     key = keys.integer("attention.key_length_mla", default=keys.integer("attention.key_length", low=1), low=turned + 1)
     value = keys.integer("attention.value_length_mla", default=keys.integer("attention.value_length", low=1), low=1)
     positions = rope(keys, files, turned)
-    if "rope.scaling.yarn_log_multiplier" in keys:  # a tenth of it is what the files hold
+    if "rope.scaling.yarn_log_multiplier" in keys:  # files store a tenth
         every = round(keys.real("rope.scaling.yarn_log_multiplier") * 10, 6)
         positions = {k: v for k, v in positions.items() if k != "attention_factor"} | {"mscale": every, "mscale_all_dim": every}
     heads = keys.integer("attention.head_count", low=1)

@@ -1,4 +1,4 @@
-"""Ernie 4.5, dense and mixtures: positions turn neighbouring pairs, as in transformers."""
+"""Ernie 4.5, dense and MoE: RoPE rotates neighbouring pairs, as in transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EXAONE 4: a norm after each part. Of the larger (64 layers) some have a window, and those without are told no positions."""
+"""EXAONE 4: a norm after each part. The larger model (64 layers) has windows on some layers, and NoPE on the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Falcon 7B, 40B, 180B and Falcon 2: both parts read the same x, through one norm or two."""
+"""Falcon 7B, 40B, 180B and Falcon 2: attention and MLP are parallel, after one norm or two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 2. Its files leave out the scale of queries, which of the largest alone (46 layers) is not that of a head's width."""
+"""Gemma 2. Its files omit the scale of queries. Only in the largest (46 layers) does it differ from the head width's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Gemma 3, text. Its files leave out what llama.cpp knows by itself: the base of local positions, which layers see everything,
-and the scale of queries, which of the largest alone (62 layers) is not that of a head's width."""
+"""Gemma 3, text. Its files omit constants of llama.cpp: the RoPE base of windowed layers, the layers with full attention, and
+the scale of queries. Only in the largest (62 layers) does that scale differ from the head width's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 EVERY = 6
-"""Of so many layers the last sees everything."""
+"""Period of layers. The last layer of each has full attention."""
 LARGEST = 62
 
 

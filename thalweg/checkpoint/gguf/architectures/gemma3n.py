@@ -1,5 +1,5 @@
-"""Gemma 3n, text. Its files leave out what llama.cpp knows by itself: that 20 layers have keys of their own, and that the first
-ten keep a twentieth of what their MLPs compute."""
+"""Gemma 3n, text. Its files omit constants of llama.cpp: 20 layers have separate keys and values, and the first ten keep a
+twentieth of their MLPs' activations."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from thalweg.checkpoint.gguf.pieces import GGUFPiece
 from thalweg.errors import CheckpointError
 
 OWN, SPARSE = 20, 10
-"""Layers with keys of their own, and those whose MLPs keep few values, where files do not say."""
+"""Defaults: the number of layers with separate keys and values, and of layers with sparse MLP activations."""
 SHARE = 0.95
-"""Of values that such an MLP leaves out."""
+"""Share of activations that a sparse MLP drops."""
 
 
 def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     count, local = layers(keys), keys.real("rope.freq_base_swa", default=10_000.0)
     low = files.tensors.get("blk.0.laurel_l.weight")
     if low is None:
-        raise CheckpointError(f"{files.path}: has no blk.0.laurel_l.weight, of which every layer has one")
+        raise CheckpointError(f"{files.path}: has no blk.0.laurel_l.weight, which every layer must have")
     return {
         "architectures": ["Gemma3nForCausalLM"], "model_type": "gemma3n_text", "hidden_activation": "gelu_pytorch_tanh",
         "layer_types": layer_types(keys, 5), "sliding_window": keys.integer("attention.sliding_window", low=1),
@@ -55,7 +55,7 @@ def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
 
 
 def _shares(keys: Keys, count: int) -> list[float]:
-    """Files say above how many standard deviations a value is kept; -inf = always."""
+    """Sparsity of each layer, from the files' thresholds in standard deviations. -inf: not sparse."""
     said = keys.numbers("activation_sparsity_scale", "f")
     if said is None:
         return [SHARE if i < SPARSE else 0.0 for i in range(count)]
@@ -65,7 +65,7 @@ def _shares(keys: Keys, count: int) -> list[float]:
 
 
 def _streams(name: str) -> Make:
-    """A matrix for each stream but the first."""
+    """One matrix for each stream except the first."""
     return lambda tensor, config: [
         (name.format(i), GGUFPiece(tensor.name, tensor.shape[1:], i))
         for i in range(tensor.shape[0] if len(tensor.shape) == 3 else 0)

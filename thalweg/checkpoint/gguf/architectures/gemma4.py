@@ -1,5 +1,5 @@
-"""Gemma 4, text: layers that see everything have heads of their own, of whose values a share turns. Which turn is told by a
-tensor of 1 and 1e30, by which frequencies are divided."""
+"""Gemma 4, text. Layers with full attention have other heads than windowed ones, with partial RoPE. A tensor of divisors gives
+the rotated share: frequencies divided by 1 rotate, and by 1e30 do not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from thalweg.checkpoint.gguf.keys import Keys
 from thalweg.errors import UnsupportedModelError
 
 NEVER = 1e30
-"""What frequencies are divided by that do not turn."""
+"""Divisor of frequencies without rotation."""
 INPUTS = {
     "per_layer_token_embd": "model.embed_tokens_per_layer", "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
@@ -32,7 +32,7 @@ INPUTS = {
 INPUT = {
     "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection", "post_norm": "post_per_layer_input_norm",
 }  # fmt: skip
-"""Inputs that each layer has of its own: tensors outside layers, and in them."""
+"""Tensors of the per-layer inputs, outside layers and within them."""
 
 
 def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
 
 
 def inputs(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
-    """Widths of the inputs that each layer has of its own."""
+    """Widths of the per-layer inputs."""
     table = files.tensors.get("per_layer_token_embd.weight")
     rows = {"vocab_size_per_layer_input": table.shape[0]} if table is not None else {}
     return {"hidden_size_per_layer_input": keys.integer("embedding_length_per_layer_input", default=0), **rows}
@@ -77,7 +77,7 @@ def _positions(keys: Keys, files: GGUFFiles, head_dim: int) -> dict[str, Any]:
     turns = int((factors == 1).sum())
     if factors.shape != (head_dim // 2,) or (factors[:turns] != 1).any() or (factors[turns:] < NEVER / 10).any():
         raise UnsupportedModelError(
-            f"{files.path}: rope_freqs.weight: this version reads {head_dim // 2} values, 1 for those that turn, and then 1e30"
+            f"{files.path}: rope_freqs.weight: must have {head_dim // 2} values, 1 for those with rotation, and then 1e30"
         )
     return made | {"partial_rotary_factor": turns / (head_dim // 2)}
 

@@ -13,9 +13,7 @@ from thalweg.errors import UnsupportedModelError
 def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     sections = keys.numbers("rope.dimension_sections", "iu")
     if sections is not None and sections.any():
-        raise UnsupportedModelError(
-            f"{files.path}: {keys.prefix}rope.dimension_sections: this version reads GLM-4 for text alone"
-        )
+        raise UnsupportedModelError(f"{files.path}: {keys.prefix}rope.dimension_sections: this version reads text-only GLM-4")
     hidden, heads = keys.integer("embedding_length", low=1), keys.integer("attention.head_count", low=1)
     return {
         "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "hidden_act": "silu",

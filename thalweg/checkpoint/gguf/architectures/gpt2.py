@@ -1,4 +1,4 @@
-"""GPT-2, with learned positions. Transformers has its matrices on their side; they are given as files have them."""
+"""GPT-2, with learned positions. Transformers has transposed matrices. Here they have the files' orientation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""gpt-oss: experts with biases, in MXFP4 as published, a window on every other layer, and logits that join the softmax of
-scores."""
+"""gpt-oss: experts with biases, in MXFP4 as published, a window on every other layer, and attention sinks."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from thalweg.checkpoint.gguf.keys import Keys
 
 
 def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
-    """Of YaRN's bounds files do not say that they are not rounded."""
+    """YaRN's bounds are not rounded, which files do not record."""
     positions = rope(keys, files, head_width(keys))
     if positions["rope_type"] == "yarn":
         positions["truncate"] = False

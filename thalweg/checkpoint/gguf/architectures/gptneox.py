@@ -1,4 +1,4 @@
-"""GPT-NeoX, Pythia and Dolly: of each head q, k and v lie together in transformers, and apart in files."""
+"""GPT-NeoX, Pythia and Dolly: transformers groups q, k and v by head, and files do not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
 
 
 def together(name: str) -> Make:
-    """q, k and v of all heads, which are grouped by heads of keys; name: of that tensor."""
+    """q, k and v of all heads, grouped by KV head. name: of the joint tensor."""
 
     def make(tensor: GGUFTensor, config: Mapping[str, Any]) -> Sequence[tuple[str, GGUFPiece]]:
         kv, size = config["num_key_value_heads"], config["head_dim"]

@@ -1,4 +1,4 @@
-"""Granite 3 and 4, dense, mixtures, and with Mamba-2's layers."""
+"""Granite 3 and 4: dense, MoE, and hybrid with Mamba-2 layers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _ROUTER = {"ffn_gate_inp": "block_sparse_moe.router.layer"}
 
 
 _ALIASES = {".shared_mlp.": ".block_sparse_moe.shared_mlp."}
-"""Of models with experts."""
+"""Aliases in models with experts."""
 
 
 def _shared_expert(end: str) -> dict[str, Make]:
-    """The expert that every token goes to, whose gate and up are one tensor; end: of its names in files."""
+    """The shared expert, with gate and up in one tensor. end: suffix of its names in files."""
     return {
         f"ffn_gate{end}.weight": join_part("shared_mlp.input_linear.weight", 0),
         f"ffn_up{end}.weight": join_part("shared_mlp.input_linear.weight", 1),
@@ -27,7 +27,7 @@ def _shared_expert(end: str) -> dict[str, Make]:
 
 
 def _multipliers(keys: Keys) -> dict[str, Any]:
-    """0 says that there is none."""
+    """Multipliers of activations. A stored 0 means none."""
     return {
         "attention_multiplier": keys.real("attention.scale", default=0.0) or head_width(keys) ** -0.5,
         "embedding_multiplier": keys.real("embedding_scale", default=1.0) or 1.0,
@@ -38,7 +38,7 @@ def _multipliers(keys: Keys) -> dict[str, Any]:
 
 def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     if not keys.flag("rope.scaling.finetuned", default=True):
-        raise UnsupportedModelError(f"{files.path}: {keys.prefix}rope.scaling.finetuned: Granite without positions is not read")
+        raise UnsupportedModelError(f"{files.path}: {keys.prefix}rope.scaling.finetuned: Granite with NoPE is not supported")
     return {
         "architectures": ["GraniteForCausalLM"], "model_type": "granite", "hidden_act": "silu", **_multipliers(keys),
         "attention_bias": anywhere(files, "attn_q.bias"), "mlp_bias": anywhere(files, "ffn_up.bias"),
@@ -61,7 +61,7 @@ def _numbers(keys: Keys) -> dict[str, Any]:
 
 
 def _hybrid(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
-    """Without experts, the one that every token goes to is the feed-forward part."""
+    """Without experts, the shared expert is the feed-forward part."""
     said = _numbers(keys)
     if not said["shared_intermediate_size"]:
         said["shared_intermediate_size"] = max(keys.each("feed_forward_length", keys.integer("block_count")))

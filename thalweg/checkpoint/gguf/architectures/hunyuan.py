@@ -1,4 +1,4 @@
-"""HunYuan, dense: norms of q and k after rotation. The converter made the base of its positions of their alpha."""
+"""HunYuan, dense: QK-norm after RoPE. The converter computed the RoPE base from the configuration's alpha."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jamba: Mamba's layers with norms inside, attention that is told no positions, and mixtures on some layers."""
+"""Jamba: Mamba layers with inner norms, attention with NoPE, and MoE on some layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LFM2, dense and mixtures: short convolutions, and a few layers of attention."""
+"""LFM2, dense and MoE: short convolutions, and a few layers of attention."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
 
 
 def _mixtures(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
-    """llama.cpp always divides the shares of the chosen experts by their sum."""
+    """llama.cpp always normalises the routing weights of the selected experts."""
     gating(keys, SIGMOID, (SIGMOID,))
     return _config(keys, files) | mixture(keys) | {
         "architectures": ["Lfm2MoeForCausalLM"], "model_type": "lfm2_moe", "norm_topk_prob": True,

@@ -1,4 +1,4 @@
-"""Llama 1 to 3.3, Mistral, Mixtral, and the many models that are converted as Llama."""
+"""Llama 1 to 3.3, Mistral, Mixtral, and the many models converted as Llama."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
         "mlp_bias": has(files, "ffn_up.bias"),
     }  # fmt: skip
     window = keys.integer("attention.sliding_window", default=0)
-    if window:  # as Mistral 7B 0.1 has it
+    if window:  # Mistral 7B 0.1
         made |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
     experts = keys.integer("expert_count", default=0, high=1 << 16)
     return made | _mixture(keys, files, experts, made) if experts else made
 
 
 def _mixture(keys: Keys, files: GGUFFiles, experts: int, made: dict[str, Any]) -> dict[str, Any]:
-    """What a file of Mixtral says besides. llama.cpp always divides the shares of the chosen experts by their sum."""
+    """Additional keys of Mixtral. llama.cpp always normalises the routing weights of the selected experts."""
     if made["attention_bias"] or made["mlp_bias"]:
         raise UnsupportedModelError(f"{files.path}: llama.expert_count: mixtures of experts with biases are not read")
     plain = [i for i in range(layers(keys)) if f"blk.{i}.ffn_gate_inp.weight" not in files.tensors]

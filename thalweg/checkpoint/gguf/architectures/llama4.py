@@ -1,4 +1,4 @@
-"""Llama 4, text. Its files leave out the length of chunks, and how scores grow with the length of a text."""
+"""Llama 4, text. Its files omit the chunk length, and the scaling of attention with position."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 CHUNK, EVERY = 8192, 4
-"""Tokens of a chunk, and of so many layers the last that has none, and no positions."""
+"""Tokens of a chunk, and a period of layers. The last layer of each period has full attention and NoPE."""
 UNNORMED = 128
-"""Experts of Maverick, whose q and k have no norms."""
+"""Number of Maverick's experts. Maverick has no QK-norm."""
 _FEED_FORWARD = {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
 _SHARED = {f"ffn_{part}_shexp": f"feed_forward.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
 
 
 def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
-    """A window of 0 says that every layer sees everything, and has positions."""
+    """A window of 0 means that every layer has full attention and RoPE."""
     whole = keys.integer("attention.sliding_window", default=CHUNK) == 0
     said = mixture(keys, "num_local_experts", "intermediate_size")
     return {

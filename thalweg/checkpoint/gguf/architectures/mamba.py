@@ -1,4 +1,4 @@
-"""Mamba and FalconMamba: selective scans alone."""
+"""Mamba and FalconMamba: selective scans only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mamba-2 and Codestral Mamba: state-space duality alone."""
+"""Mamba-2 and Codestral Mamba: state-space duality only."""
 
 from __future__ import annotations
 

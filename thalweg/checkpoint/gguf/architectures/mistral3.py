@@ -1,5 +1,4 @@
-"""Mistral Small 3.1 and later, and Ministral 3, text: Llama's layers, and where files say so queries that grow with the length
-of a text."""
+"""Mistral Small 3.1 and later, and Ministral 3, text: Llama's layers, with queries scaled by position where files have it."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from thalweg.checkpoint.gguf.keys import Keys
 
 
 def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
-    """Growth is counted in the length that the model was first trained on."""
+    """The scaling of queries is relative to the original training length."""
     positions = rope(keys, files, head_width(keys))
     if growth := keys.real("attention.temperature_scale", default=0.0):
         trained = keys.integer("rope.scaling.original_context_length", default=keys.integer("context_length", low=1), low=1)

@@ -1,4 +1,4 @@
-"""Nemotron-H and Nemotron 3: layers of one part each, which is Mamba-2, attention, an MLP or a mixture."""
+"""Nemotron-H and Nemotron 3: layers of one part each: Mamba-2, attention, an MLP or an MoE."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thalweg.errors import CheckpointError
 _PARTS = {
     "ssm_in": "mamba", "attn_q": "attention", "ffn_gate_inp": "moe", "ffn_up": "mlp",
 }  # fmt: skip
-"""What a layer is, by a tensor that only such have."""
+"""A tensor specific to a kind of layer -> the kind."""
 _LAYER = {
     "attn_norm": "norm", **names("mixer"), **{f"attn_{part}": f"mixer.{part}_proj" for part in "qkv"},
     "attn_output": "mixer.o_proj", "ffn_up": "mixer.up_proj", "ffn_down": "mixer.down_proj", "ffn_gate_inp": "mixer.gate",
@@ -52,7 +52,7 @@ def _kinds(keys: Keys, files: GGUFFiles) -> list[str]:
     has = {kind: with_tensor(files, keys, f"{name}.weight") for name, kind in _PARTS.items()}
     found = [next((kind for kind in has if has[kind][i]), "") for i in range(layers(keys))]
     if "" in found:
-        raise CheckpointError(f"{files.path}: layer {found.index('')} has tensors of none of {', '.join(has)}")
+        raise CheckpointError(f"{files.path}: layer {found.index('')} has no tensors of {', '.join(has)}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: a norm after each part. OLMo 3 has windows, and layers with one have positions that are not scaled."""
+"""OLMo 2 and 3: a norm after each part. OLMo 3 has windowed layers, with unscaled positions."""
 
 from __future__ import annotations
 

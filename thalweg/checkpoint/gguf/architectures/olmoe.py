@@ -1,4 +1,4 @@
-"""OLMoE. llama.cpp does not divide the shares of the chosen experts by their sum."""
+"""OLMoE. llama.cpp does not normalise the routing weights of the selected experts."""
 
 from __future__ import annotations
 

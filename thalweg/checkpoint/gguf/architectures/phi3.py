@@ -1,5 +1,5 @@
-"""Phi-3, Phi-3.5 and Phi-4: q, k and v in one tensor, gate and up in another. llama.cpp ignores the window that files name.
-Here it counts, as in transformers."""
+"""Phi-3, Phi-3.5 and Phi-4: q, k and v in one tensor, gate and up in another. llama.cpp ignores the files' window. It applies
+here, as in transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thalweg.checkpoint.gguf.keys import Keys
 
 
 def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
-    """A window of 0 is none."""
+    """A window of 0 means none."""
     return {
         "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_act": "silu",
         "sliding_window": keys.integer("attention.sliding_window", default=0) or None,

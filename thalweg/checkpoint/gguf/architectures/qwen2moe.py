@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-57B-A14B. llama.cpp does not divide the shares of the chosen experts by their sum."""
+"""Qwen1.5-MoE and Qwen2-57B-A14B. llama.cpp does not normalise the routing weights of the selected experts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from thalweg.checkpoint.gguf.files import GGUFFiles
 from thalweg.checkpoint.gguf.keys import Keys
 
 SHARED = {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
-"""The expert that every token goes to."""
+"""Tensors of the shared expert."""
 
 
 def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:

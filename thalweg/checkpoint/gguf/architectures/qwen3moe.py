@@ -1,4 +1,4 @@
-"""Qwen3, mixtures of experts. llama.cpp always divides the shares of the chosen experts by their sum."""
+"""Qwen3 MoE. llama.cpp always normalises the routing weights of the selected experts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Qwen3-Next, Qwen3.5 and its mixtures: gated delta nets. Rates are written as -exp(A_log). Of Qwen3.5 heads of values lie in
-another order, where they are more than heads of keys."""
+"""Qwen3-Next, Qwen3.5 and its MoE variants: gated delta nets. Decay rates are stored as -exp(A_log). Value heads of Qwen3.5
+have another order where they outnumber key heads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _DENSE = ("ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_alpha", "ssm_beta", "ssm_ba
 
 
 def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
-    """Of the text: its positions are the same along each of the axes that images have."""
+    """Configuration of the text part: text has equal positions on all axes of M-RoPE."""
     inner, heads = keys.integer("ssm.inner_size", low=1), keys.integer("ssm.time_step_rank", low=1)
     recurrent = with_tensor(files, keys, "ssm_conv1d.weight")
     return {
@@ -59,7 +59,7 @@ def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
 
 
 def _mixtures(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
-    """llama.cpp always divides the shares of the chosen experts by their sum."""
+    """llama.cpp always normalises the routing weights of the selected experts."""
     said = mixture(keys)
     shared = keys.integer("expert_shared_feed_forward_length", default=said["moe_intermediate_size"], low=1)
     return _config(keys, files) | said | {
@@ -68,7 +68,7 @@ def _mixtures(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
 
 
 def _next(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
-    """The first files have the projections as Qwen3-Next itself has them. Later ones have them apart, as Qwen3.5."""
+    """The first files have joint projections, like Qwen3-Next itself. Later files have separate ones, like Qwen3.5."""
     made = _mixtures(keys, files)
     if any(name.endswith(".ssm_in.weight") for name in files.tensors):
         made |= {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "decoder_sparse_step": 1}
@@ -81,7 +81,7 @@ def _tiles(config: Mapping[str, Any]) -> Tiles:
 
 
 def _rows(name: str, width: int = 0, part: str = "") -> Make:
-    """Rows of heads of values. width: of one; 0 = as the configuration says. part: "v" = rows of q and k come first."""
+    """Rows of value heads. width: rows of one head, or 0 for the configuration's. part: "v" = rows of q and k come first."""
 
     def make(tensor: GGUFTensor, config: Mapping[str, Any]) -> Sequence[tuple[str, GGUFPiece]]:
         heads, each, size = _tiles(config)
@@ -103,7 +103,7 @@ def _columns(tensor: GGUFTensor, config: Mapping[str, Any]) -> Sequence[tuple[st
 
 
 def _apart(tensor: GGUFTensor, config: Mapping[str, Any]) -> Sequence[tuple[str, GGUFPiece]]:
-    """Of each head of keys its heads of values' b, then their a."""
+    """Splits rows grouped by key head: b of its value heads, then a."""
     if config["model_type"] == "qwen3_next":
         return [("linear_attn.in_proj_ba.weight", GGUFPiece(tensor.name, tensor.shape))]
     heads, each, _ = _tiles(config)

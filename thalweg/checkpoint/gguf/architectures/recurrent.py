@@ -1,4 +1,4 @@
-"""What architectures with Mamba's layers have in common. Rates are written as -exp(A_log)."""
+"""Shared by architectures with Mamba layers. Decay rates are stored as -exp(A_log)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from thalweg.errors import UnsupportedModelError
 
 
 def names(at: str) -> dict[str, str]:
-    """Of matrices of either generation; at: the name of the part that they are in."""
+    """Names of the matrices of both generations. at: the name of their part in a layer."""
     return {
         "ssm_in": f"{at}.in_proj", "ssm_out": f"{at}.out_proj", "ssm_x": f"{at}.x_proj", "ssm_dt": f"{at}.dt_proj",
     }  # fmt: skip
 
 
 def first(at: str) -> dict[str, Make]:
-    """Of Mamba, whose channels have rates each."""
+    """Conversions for Mamba, with several rates per channel."""
 
     def rates(tensor: GGUFTensor, config: Mapping[str, Any]) -> Sequence[tuple[str, GGUFPiece]]:
         return [(f"{at}.A_log", GGUFPiece(tensor.name, tensor.shape, value=logarithm))]
@@ -33,7 +33,7 @@ def first(at: str) -> dict[str, Make]:
 
 
 def second(at: str) -> dict[str, Make]:
-    """Of Mamba-2, whose heads have one. Files have some vectors in two dimensions."""
+    """Conversions for Mamba-2, with one rate per head. Files store some vectors in two dimensions."""
     return {
         "ssm_a": flatten(f"{at}.A_log", logarithm), "ssm_d": flatten(f"{at}.D"), "ssm_dt.bias": rename(f"{at}.dt_bias"),
         "ssm_norm.weight": flatten(f"{at}.norm.weight"), "ssm_conv1d.weight": conv1d_weight(f"{at}.conv1d.weight"),
@@ -42,7 +42,7 @@ def second(at: str) -> dict[str, Make]:
 
 
 def sizes(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
-    """Of Mamba-2, by the names that models have for them which have attention too."""
+    """Sizes of Mamba-2, under the keys of hybrid models."""
     inner, heads = keys.integer("ssm.inner_size", low=1), keys.integer("ssm.time_step_rank", low=1)
     return {
         "mamba_n_heads": heads, "mamba_d_head": inner // heads, "mamba_n_groups": keys.integer("ssm.group_count", low=1),
@@ -53,12 +53,13 @@ def sizes(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
 
 
 def anywhere(files: GGUFFiles, name: str) -> bool:
-    """Has some layer this tensor?"""
+    """Does any layer have this tensor?"""
     return any(known.endswith(f".{name}") for known in files.tensors)
 
 
 def period(keys: Keys, files: GGUFFiles, name: str) -> tuple[int, int]:
-    """Of which layers have this tensor: every so many, beginning at one. None: a period that no layer reaches."""
+    """(period, first layer) of the layers with this tensor. Without such layers, the period and the first are beyond the last
+    layer."""
     has = with_tensor(files, keys, name)
     if not any(has):
         return len(has) + 1, len(has)
@@ -66,4 +67,4 @@ def period(keys: Keys, files: GGUFFiles, name: str) -> tuple[int, int]:
     for every in range(at + 1, len(has) + 1):
         if has == [i % every == at for i in range(len(has))]:
             return every, at
-    raise UnsupportedModelError(f"{files.path}: layers with {name} are not so many apart each: this version reads those alone")
+    raise UnsupportedModelError(f"{files.path}: layers with {name} are not evenly spaced, which this version requires")

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama's layers, of which every fourth is told no positions."""
+"""SmolLM3: Llama's layers, with NoPE on every fourth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StarCoder 2. Its files name no window, and llama.cpp has none."""
+"""StarCoder 2. Its files name no window, and llama.cpp applies none."""
 
 from __future__ import annotations
 
