@@ -79,7 +79,7 @@ def test_overrides_replace_keys(tmp_path):
         ("rms_norm_eps", "1e-5", "rms_norm_eps: must be a number"),
         ("rms_norm_eps", -1, "rms_norm_eps: must be between"),
         ("rope_theta", "big", "rope_theta: must be a number"),
-        ("torch_dtype", "int3", "dtype: 'int3' is none of"),
+        ("torch_dtype", "int3", "dtype: 'int3' is not one of"),
         ("torch_dtype", 16, "dtype: 16"),
         ("architectures", None, "architectures: must be a list"),
         ("architectures", [], "architectures: must be a list"),

@@ -106,7 +106,7 @@ BAD = {
     "truncated": ({"a": tensor(0, 8)}, 7, "truncated"),
     "left-over": ({"a": tensor(0, 8)}, 9, "1 bytes after the last tensor"),
     "reversed": ({"a": tensor(8, 0)}, 8, "data_offsets span -8"),
-    "wrong-size": ({"a": tensor(0, 8, shape=(3,))}, 8, "takes 12 bytes"),
+    "wrong-size": ({"a": tensor(0, 8, shape=(3,))}, 8, "needs 12 bytes"),
     "negative": ({"a": tensor(-8, 0)}, 8, "not two byte positions"),
     "float-offset": ({"a": tensor(0, 8.0)}, 8, "not two byte positions"),
     "bool-shape": ({"a": tensor(0, 4, shape=[True])}, 4, "not a list of sizes"),

@@ -30,7 +30,7 @@ def test_merged_experts_are_the_model_with_one_tensor_each(name, tmp_path):
 
 def test_rows_that_are_no_gate_and_up_are_refused_by_name(tmp_path):
     save_file({"model.layers.0.mlp.experts.gate_up_proj": np.zeros((2, 5, 4), np.float32)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="gate_up_proj: 5 rows are no gate and up"):
+    with pytest.raises(CheckpointError, match="gate_up_proj: 5 rows cannot be gate and up"):
         open_weights(tmp_path)
 
 

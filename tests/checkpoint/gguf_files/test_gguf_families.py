@@ -130,7 +130,7 @@ def keyed(name: str, directory: Path, **said) -> Path:
     ("name", "said", "error", "why"),
     [
         ("minimax-m2", {"expert_gating_func": 1}, UnsupportedModelError, r"expert_gating_func: 1 is not read .* 2 \(sigmoid\)"),
-        ("granite", {"rope.scaling.finetuned": False}, UnsupportedModelError, "finetuned: Granite without positions is not"),
+        ("granite", {"rope.scaling.finetuned": False}, UnsupportedModelError, "finetuned: Granite with NoPE is not"),
         ("lfm2", {"attention.head_count_kv": [0, 0, 0, 0]}, CheckpointError, "head_count_kv: must be at least 1 in some layer"),
         ("lfm2", {"attention.head_count_kv": [0, 2]}, CheckpointError, "head_count_kv: must be a number for each of the 4"),
     ],

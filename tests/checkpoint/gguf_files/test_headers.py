@@ -111,7 +111,7 @@ CORRUPT = {
     "TENSORS_NBYTES_TOO_BIG": ({"tensors": [tensor("t", [1 << 62], 27)]}, "truncated: tensor 't' ends at byte"),
     "TENSORS_NBYTES_PAD_WRAP": ({"tensors": [tensor("t", [(1 << 30) + 1, (1 << 30) - 1, 4])]}, "truncated: tensor 't'"),
     "TENSORS_BAD_TYPE": ({"tensors": [tensor("t", [4], 99)]}, "has type 99"),
-    "TENSORS_GONE_TYPE": ({"tensors": [tensor("t", [32], 31)]}, "has type 31 .Q4_0_4_4, which llama.cpp no longer has"),
+    "TENSORS_GONE_TYPE": ({"tensors": [tensor("t", [32], 31)]}, "has type 31 .Q4_0_4_4, removed from llama.cpp"),
     "TENSORS_BAD_BLOCKS": ({"tensors": [tensor("t", [48], 2)]}, "has rows of 48 values, and Q4_0 holds 32 in a block"),
     "TENSORS_BAD_OFFSET": ({"tensors": [TENSORS[0], tensor("two", [4], 0, 32)]}, "begins at byte 32 of the data"),
     "TENSORS_DUPLICATE_NAME": ({"tensors": [TENSORS[0], tensor("one", [4], 0, 64)]}, "tensor 'one' appears twice"),

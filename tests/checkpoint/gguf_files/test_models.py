@@ -328,11 +328,11 @@ def _with(key: str, value: Any):
     ("edit", "error", "why"),
     [
         (_with("general.architecture", "rwkv6"), UnsupportedModelError, "architecture: 'rwkv6' is not read by this version"),
-        (_with("general.architecture", "clip"), UnsupportedModelError, "projector for images or sound"),
+        (_with("general.architecture", "clip"), UnsupportedModelError, "projector for images or audio"),
         (_without("general.architecture"), CheckpointError, "general.architecture: missing"),
         (_without("llama.block_count"), CheckpointError, "llama.block_count: missing"),
         (_with("llama.block_count", "two"), CheckpointError, "llama.block_count: must be an integer, not 'two'"),
-        (_with("llama.block_count", 1), CheckpointError, "tensor 'blk.1.* is none that this version knows"),
+        (_with("llama.block_count", 1), CheckpointError, "tensor 'blk.1.* is unknown in the architecture"),
         (_with("llama.block_count", 0), CheckpointError, "llama.block_count: must be between 1 and 10000, not 0"),
         (_with("llama.expert_count", 8), UnsupportedModelError, "layer 0 has no router"),
         (_with("llama.rope.scaling.type", "longrope"), UnsupportedModelError, "rope.scaling.type: 'longrope' is not read"),
@@ -351,7 +351,7 @@ def test_tensors_that_nobody_knows_are_refused(tmp_path):
         w.add_tensor("blk.0.attn_sinks.weight", np.zeros(4, np.float32))
 
     file = convert(make_checkpoint("llama", tmp_path), tmp_path / "m.gguf", edit=edit)
-    with pytest.raises(CheckpointError, match=r"tensor 'blk\.0\.attn_sinks\.weight' is none that this version knows of"):
+    with pytest.raises(CheckpointError, match=r"tensor 'blk\.0\.attn_sinks\.weight' is unknown in the architecture"):
         read_config(file, None, registry.check)
 
 

@@ -157,7 +157,7 @@ def test_unknown_keys_are_named_and_unknown_tensors_refused(tmp_path, caplog):
     read_config(tmp_path / "params.json")
     assert "not honoured: gamma" in caplog.text
     save(tmp_path, {**weights, "layers.0.attention.sinks.weight": torch.zeros(4)})
-    with pytest.raises(CheckpointError, match=r"tensor 'layers\.0\.attention\.sinks\.weight' is none that this version knows"):
+    with pytest.raises(CheckpointError, match=r"tensor 'layers\.0\.attention\.sinks\.weight' is unknown in Mistral's format"):
         told(tmp_path)
 
 

@@ -155,7 +155,7 @@ def test_the_text_part_is_read_of_a_model_that_also_sees(tmp_path):
         ({"llama_4_scaling": {"beta": 0.1}}, UnsupportedModelError, "llama_4_scaling: must be an object"),
         (
             {"llama_4_scaling": {"beta": 0.1, "original_max_position_embeddings": 9}}, UnsupportedModelError,
-            "llama_4_scaling: original_max_position_embeddings: this version has that of yarn",
+            "llama_4_scaling: original_max_position_embeddings: this version requires yarn's value",
         ),
     ],
 )  # fmt: skip
