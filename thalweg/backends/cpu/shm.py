@@ -151,7 +151,7 @@ class ShmCommunicator(Communicator):
                 self._files.callback(os.close, opened)
                 return opened
             for other, lock in enumerate(locks()):
-                if other != self._rank and not _held(lock):
+                if other != self._rank and not _is_locked(lock):
                     raise DeviceError(f"device: rank {other} of {self.size} ended while the ranks met")
             if time.monotonic() > deadline:
                 raise DeviceError(
@@ -194,7 +194,7 @@ def _reserve(file: int, size: int, folder: Path) -> None:
         raise DeviceError(f"device: {folder} has no room for {size:,} bytes that ranks share: {e.strerror}") from None
 
 
-def _held(lock: int) -> bool:
+def _is_locked(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -21,7 +21,7 @@ import msgspec
 from thalweg.config import EngineArgs
 from thalweg.engine import messages as m
 from thalweg.engine.client.process import as_error
-from thalweg.engine.executor.messages import Answer, Beat, Begin, Call, FromRank, Launch
+from thalweg.engine.executor.messages import Beat, Begin, FromRank, Launch, RankAnswer, RankCall
 from thalweg.engine.ipc.codec import Codec, FrameError
 from thalweg.engine.ipc.pair import pair
 from thalweg.engine.ipc.socket import Channel, ChannelClosedError
@@ -93,7 +93,7 @@ class RankGroup:
 
     # ------------------------------------------------------------ messages
 
-    def send(self, message: Launch | Call | Any) -> None:
+    def send(self, message: Launch | RankCall | Any) -> None:
         """To every other rank, encoded once. Raises what ended the group."""
         with self._sending:
             if not self.members:
@@ -118,7 +118,7 @@ class RankGroup:
         """The next message of every other rank, in order. Raises what ended the group."""
         return [each.expect(kind) for each in self.members]
 
-    def ask(self, call: Call) -> list[Future[Any]]:
+    def ask(self, call: RankCall) -> list[Future[Any]]:
         """Send an operation. The replies come in order of ranks."""
         replies: list[Future[Any]] = [Future() for _ in self.members]
         with self._lock:
@@ -191,7 +191,7 @@ class RankGroup:
                     member.steps = message.steps
                 elif isinstance(message, m.EngineFailed):
                     self._hear_failure(member, message)
-                elif isinstance(message, Answer):
+                elif isinstance(message, RankAnswer):
                     self._give(member, message)
                 else:
                     member.inbox.put(message)
@@ -217,7 +217,7 @@ class RankGroup:
         kind = RankLostError if code == -signal.SIGKILL else EngineDeadError
         return kind(f"{member.words} ended: {signal.Signals(-code).name if code < 0 else f'exit status {code}'}")
 
-    def _give(self, member: Member, answer: Answer) -> None:
+    def _give(self, member: Member, answer: RankAnswer) -> None:
         with self._lock:
             reply = member.answers.pop(answer.number, None)
         if reply is None:

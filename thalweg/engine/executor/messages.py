@@ -51,15 +51,15 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     batch: Any
 
 
-class Call(msgspec.Struct, frozen=True, tag=True):
-    """An operation of the worker, after the steps launched so far. Answered by an Answer of this number."""
+class RankCall(msgspec.Struct, frozen=True, tag=True):
+    """An operation of the worker, after the steps launched so far. Answered by a RankAnswer of this number."""
 
     number: int
     operation: str
     arguments: list[Any]
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True):
+class RankAnswer(msgspec.Struct, frozen=True, tag=True):
     number: int
     value: Any
     failed: m.EngineFailed | None = None
@@ -71,8 +71,8 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     steps: int
 
 
-ToRank = Begin | Join | Room | Launch | Call
-FromRank = Joining | Room | m.Ready | m.EngineFailed | Answer | Beat
+ToRank = Begin | Join | Room | Launch | RankCall
+FromRank = Joining | Room | m.Ready | m.EngineFailed | RankAnswer | Beat
 
 
 def describe_failure(e: BaseException) -> m.EngineFailed:

@@ -19,7 +19,7 @@ from thalweg.engine.control.encodings import Encoder
 from thalweg.engine.control.executor import Executor
 from thalweg.engine.executor.group import RankGroup
 from thalweg.engine.executor.inline import open_inline
-from thalweg.engine.executor.messages import Call, Join, Joining, Launch, Room
+from thalweg.engine.executor.messages import Join, Joining, Launch, RankCall, Room
 from thalweg.engine.ipc.steps import write_step
 from thalweg.engine.planning import resolve
 from thalweg.engine.worker.build import BuildGroup, build
@@ -40,7 +40,7 @@ class LeadingGroup(BuildGroup):
         self._group.collect(Joining)
         self._group.send(Join())
 
-    def joined(self, device: Device) -> None:
+    def on_open(self, device: Device) -> None:
         self._group.abort = device.comm.abort
         if self._group.failure is not None:  # meanwhile
             device.comm.abort()
@@ -113,7 +113,7 @@ class ProcessExecutor(Executor):
 
     def call(self, operation: str, /, *args: Any) -> list[Any]:
         """The error of rank 0 comes before those of the others, which are mostly the same."""
-        replies = self.group.ask(Call(next(self._numbers), operation, list(args)))
+        replies = self.group.ask(RankCall(next(self._numbers), operation, list(args)))
         first = self.worker.call(operation, *args)
         return [first, *(reply.result() for reply in replies)]
 

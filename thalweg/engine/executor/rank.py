@@ -32,7 +32,18 @@ from collections import deque
 from typing import Any, TypeVar
 
 from thalweg.engine import messages as m
-from thalweg.engine.executor.messages import Answer, Beat, Begin, Call, Join, Joining, Launch, Room, ToRank, describe_failure
+from thalweg.engine.executor.messages import (
+    Beat,
+    Begin,
+    Join,
+    Joining,
+    Launch,
+    RankAnswer,
+    RankCall,
+    Room,
+    ToRank,
+    describe_failure,
+)
 from thalweg.engine.ipc.codec import Codec, FrameError
 from thalweg.engine.ipc.socket import Channel, ChannelClosedError
 from thalweg.engine.ipc.steps import read_step
@@ -115,7 +126,7 @@ class RankLoop:
             message = self._feed.next()
             if isinstance(message, Launch):
                 self._launch(message)
-            elif isinstance(message, Call):
+            elif isinstance(message, RankCall):
                 self._channel.send(self._answer(message))
             else:
                 raise FrameError(f"{type(message).__name__} is only for the start")
@@ -128,11 +139,11 @@ class RankLoop:
             flying.popleft().result()
         self._feed.steps += 1
 
-    def _answer(self, message: Call) -> Answer:
+    def _answer(self, message: RankCall) -> RankAnswer:
         try:
-            return Answer(message.number, self._worker.call(message.operation, *message.arguments))
+            return RankAnswer(message.number, self._worker.call(message.operation, *message.arguments))
         except (ThalwegError, OSError, ValueError) as e:
-            return Answer(message.number, None, m.EngineFailed(type(e).__name__, str(e)))
+            return RankAnswer(message.number, None, m.EngineFailed(type(e).__name__, str(e)))
 
 
 def main(fd: int) -> int:

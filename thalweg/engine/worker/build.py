@@ -28,7 +28,7 @@ class BuildGroup:
     def join(self) -> None:
         """The device is about to be opened, which waits for the other ranks."""
 
-    def joined(self, device: Device) -> None:
+    def on_open(self, device: Device) -> None:
         """The device is open."""
 
     def least(self, room: int) -> int:
@@ -47,7 +47,7 @@ def build(
     start = time.monotonic()
     group = group or BuildGroup()
     inputs = open_device(args, platform, place, group.join)
-    group.joined(inputs.device)
+    group.on_open(inputs.device)
     try:
         least = group.least
         worker = _build_with_model(inputs, least) if inputs.platform.runs_models else build_without_model(inputs, least)
