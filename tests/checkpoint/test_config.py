@@ -127,7 +127,7 @@ def test_what_this_version_lacks_is_refused_in_words(tmp_path):
     for change, words in (
         ({"architectures": ["DbrxForCausalLM"]}, "'DbrxForCausalLM' is not supported.*`thalweg models`"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantised checkpoints \(awq\)"),
-        ({"hidden_act": "relu"}, "hidden_act: 'relu' is none of"),
+        ({"hidden_act": "relu"}, "hidden_act: unknown 'relu'; supported: "),
         ({"architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
     ):
         with pytest.raises(UnsupportedModelError, match=words):

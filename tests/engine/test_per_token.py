@@ -343,7 +343,7 @@ def test_a_colbert_that_says_no_size_is_refused(tmp_path: Path) -> None:
     path = make_encoder("bert", tmp_path)
     make_colbert(path, "HF_ColBERT")
     (path / "artifact.metadata").unlink()
-    with pytest.raises(CheckpointError, match="dim: nothing says how long"):
+    with pytest.raises(CheckpointError, match="dim: the length of this model's vectors is missing"):
         opened(path, "reference")
     llm = opened(path, "reference", hf_overrides={"dim": 16})
     assert llm.encode([[5, 6]], use_tqdm=False)[0].outputs.data.shape == (2, 16)

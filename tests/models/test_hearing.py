@@ -263,7 +263,7 @@ def test_sounds_and_images_in_one_prompt(name: str, tmp_path: Path) -> None:
 
 def test_qwen3_asr_as_its_authors_publish_it_is_refused_in_words() -> None:
     outer = {"thinker_config": True, "audio_config": {}}
-    with pytest.raises(UnsupportedModelError, match="ends in -hf"):
+    with pytest.raises(UnsupportedModelError, match="named with -hf"):
         hearing_families.qwen3_asr({"architectures": ["Qwen3ASRForConditionalGeneration"], "beside_text": outer})
 
 

@@ -16,7 +16,7 @@ from thalweg.models.spec import Attention, AudioSpec, ModelSpec, Names
 
 ENCODER = ("audio_tower.", "multi_modal_projector.")
 SPEECH = ("talker.", "token2wav.", "code2wav.")
-"""Prefixes of what turns an answer into sound."""
+"""Prefixes of the speech output's tensors."""
 RENAMED = (
     ("thinker.model.", "model."), ("thinker.lm_head.", "lm_head."), ("thinker.", "model."), *multimodal.PREFIXES,
 )  # fmt: skip
@@ -48,10 +48,10 @@ def glm_asr(config: Config) -> ModelSpec:
 
 
 def qwen3_asr(config: Config) -> ModelSpec:
-    """As transformers has it. Its embedding is also the output matrix, unless the outer configuration says otherwise."""
+    """In transformers' layout. Its embedding is also the output matrix, unless the outer configuration says otherwise."""
     if outer_config(config).get(THINKER):
         raise UnsupportedModelError(
-            "config.json: thinker_config: Qwen3-ASR is served as transformers has it: take a repository whose name ends in -hf"
+            "config.json: thinker_config: Qwen3-ASR is only served in transformers' layout: use a repository named with -hf"
         )
     said = {**config, "tie_word_embeddings": flag(outer_config(config), "tie_word_embeddings", True)}
     return _with_audio(multimodal.of_kind(said, "qwen3"), config, lambda c: audio_encoders.qwen3(c, within=False))
@@ -71,7 +71,7 @@ def qwen3_omni_moe(config: Config) -> ModelSpec:
 
 
 def _split_qkv(config: Config) -> multimodal.Tower:
-    """Qwen2.5-VL's encoder with q, k and v in tensors of their own."""
+    """Qwen2.5-VL's encoder with separate q, k and v tensors."""
     vision, unread = qwen_vl.qwen2_5_vl(config)
     layers = []
     for layer in vision.layers:
@@ -81,7 +81,7 @@ def _split_qkv(config: Config) -> multimodal.Tower:
 
 
 def _is_text_only(config: Config) -> bool:
-    """Is the text part alone asked for, or all there is?"""
+    """Is only the text part requested, or present?"""
     return bool(config.get("language_model_only")) or not isinstance(outer_config(config).get("audio_config"), dict)
 
 

@@ -33,7 +33,7 @@ def cohere2_vision(config: Config) -> ModelSpec:
 
 
 def post_norm_tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-    """What leaves the encoder is normed, and what is joined is not."""
+    """The encoder's output is normalised; the concatenated vectors are not."""
     config = with_defaults(config, **{**SIGLIP, **COMMAND})
     said, around = vision_config(config), outer_config(config)
     wide = size(said, "hidden_size", 1152) * integer(around, "downsample_factor", default=2) ** 2

@@ -1,5 +1,5 @@
-"""Ling and Ring, 1 and 2: mixture of experts with a shared expert. In the second, norms of every head's q and k, positions on
-a part of each head, and experts that are chosen by sigmoids and a correction within groups."""
+"""Ling and Ring, 1 and 2: MoE with a shared expert. The second has QK-norm, partial rotary positions, and a sigmoid router with
+expert bias and groups."""
 
 from __future__ import annotations
 

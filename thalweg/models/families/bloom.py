@@ -23,7 +23,7 @@ def slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
 def bloom(config: Config) -> ModelSpec:
     if flag(config, "apply_residual_connection_post_layernorm", False):
         raise UnsupportedModelError(
-            "config.json: apply_residual_connection_post_layernorm: this version adds what is not normed"
+            "config.json: apply_residual_connection_post_layernorm: this version only adds the residual before the norm"
         )
     hidden, heads = hidden_size(config), integer(config, "num_attention_heads")
 
@@ -67,7 +67,7 @@ def mpt(config: Config) -> ModelSpec:
     if other is None and not flag(config, "no_bias", True):
         other, where = "no_bias", "config.json"
     if other is not None:
-        raise UnsupportedModelError(f"{where}: {other}: this version serves MPT with ALiBi, heads of their own, and no biases")
+        raise UnsupportedModelError(f"{where}: {other}: this version serves MPT with ALiBi, full MHA, and no biases")
 
     def norm(name: str) -> LayerNorm:
         return LayerNorm(name, hidden, real(config, "layer_norm_epsilon", default=1e-5), bias=False)

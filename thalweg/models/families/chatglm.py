@@ -11,7 +11,7 @@ ONLY = {
     "rmsnorm": True, "add_bias_linear": False, "apply_residual_connection_post_layernorm": False, "post_layer_norm": True,
     "pre_seq_len": None, "vision_config": None, "interleaved_qkv": False,
 }  # fmt: skip
-"""What files may say of parts that this family has here in one form alone."""
+"""Keys of parts with one supported form in this family -> that form."""
 
 
 def chatglm(config: Config) -> ModelSpec:

@@ -1,5 +1,5 @@
 """Command R, Command R+, Command R7B and Aya: parallel attention and MLP, layer norms without bias, interleaved RoPE, scaled
-logits. Of the second generation, layers that see everything are told no positions."""
+logits. In the second generation, layers with full attention are NoPE."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def cohere2_moe(config: Config) -> ModelSpec:
         ]  # fmt: skip
     made, moe, mixed = cohere2(config), _mixture(config), sparse(config, first)
     plain = mlp(config, inner=integer(config, "prefix_dense_intermediate_size", high=1 << 24)) if not all(mixed) else None
-    # A dense layer that sees everything is told positions too, where all of them do.
+    # A dense layer with full attention has positions too, where all dense layers do.
     told = integer(config, "prefix_dense_sliding_window_pattern", default=1) == 1
     layers = [
         replace(each, ffn=moe if chosen or plain is None else plain) for each, chosen in zip(made.layers, mixed, strict=True)

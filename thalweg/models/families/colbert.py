@@ -43,15 +43,15 @@ def _tail(config: Config) -> Pooling:
     size = next((integer(s, key, high=1 << 20) for s in sources for key in SIZES if s.get(key) is not None), 0)
     if not size:
         raise CheckpointError(
-            "config.json: dim: nothing says how long this model's vectors are (config.json, or dim of artifact.metadata); "
-            "give --hf-overrides '{\"dim\": 128}', or what it was trained with"
+            "config.json: dim: the length of this model's vectors is missing (config.json, or dim of artifact.metadata); "
+            "give --hf-overrides '{\"dim\": 128}', or the length of its training"
         )
     dense = Dense("", hidden_size(config), size, bias=False, act="none", name="linear")
     return replace(pooling(config, default="cls"), each=True, dense=(dense,))
 
 
 def _of_each(spec: ModelSpec) -> ModelSpec:
-    """With a Dense step beside the model."""
+    """With an additional Dense step."""
     assert spec.pooling is not None
     if not spec.pooling.dense:
         raise CheckpointError("modules.json: this architecture needs a Dense step, as PyLate writes it")

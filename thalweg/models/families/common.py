@@ -1,4 +1,4 @@
-"""What the configurations of many families have in common, read once here. A family changes what it has otherwise."""
+"""Configuration keys shared by many families, read once here. A family overrides its differences."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def eps(config: Config, default: float = 1e-6) -> float:
 def act(config: Config, key: str = "hidden_act", default: str = "silu", known: Mapping[str, str] = ACTIVATIONS) -> str:
     name = text(config, key, default)
     if name not in known:
-        raise UnsupportedModelError(f"config.json: {key}: {name!r:.80} is none of {', '.join(known)}")
+        raise UnsupportedModelError(f"config.json: {key}: unknown {name!r:.80}; supported: {', '.join(known)}")
     return known[name]
 
 
@@ -75,7 +75,7 @@ _rope = rope
 
 
 def both_ways(config: Config, **more: Any) -> Attention:
-    """Attention of a text encoder, each head with keys of its own. more: fields of `spec.Attention` that the family decides."""
+    """MHA of a text encoder. more: fields of `spec.Attention` that the family decides."""
     hidden, heads = hidden_size(config), integer(config, "num_attention_heads")
     if hidden % heads:
         raise CheckpointError(f"config.json: hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads})")
@@ -118,20 +118,20 @@ def decoder(config: Config, layers: Iterable[Layer], **more: Any) -> ModelSpec:
 
 
 def llama_decoder(config: Config, windows: Sequence[int], mlp: MLP, **heads: Any) -> ModelSpec:
-    """Llama's layers, each with a window of its own (0 = none). heads: as `attention` takes them."""
+    """Llama's layers, with a window per layer (0 = none). heads: arguments of `attention`."""
     norms = pre_norms(config)
     kinds = {w: Layer(attention(config, window=w, **heads), mlp, norms) for w in dict.fromkeys(windows)}
     return decoder(config, [kinds[w] for w in windows])
 
 
 def sliding_window(config: Config) -> int:
-    """`sliding_window` in tokens: null = 0, none; absent = 4096, what the families that have the key assume."""
+    """`sliding_window` in tokens: null = 0, none; absent = 4096, the default of families with the key."""
     return 0 if config.get("sliding_window", 4096) is None else integer(config, "sliding_window", default=4096)
 
 
 def layer_windows(config: Config) -> tuple[int, ...]:
-    """Windows of the families that choose per layer: `layer_types`, or where that is absent every layer from
-    `max_window_layers` on; all of it only if `use_sliding_window` says so."""
+    """Windows of the families that choose per layer: by `layer_types`, or without it for every layer from `max_window_layers`
+    on. All windows require `use_sliding_window`."""
     layers = layer_count(config)
     window = sliding_window(config) if flag(config, "use_sliding_window", False) else 0
     first = integer(config, "max_window_layers", default=28)
@@ -155,13 +155,13 @@ def layer_types(
 
 
 def pooling(config: Config, default: str) -> Pooling:
-    """How a model makes vectors: as the files beside it say, or by `default`, normalised, where they say nothing."""
+    """Pooling of a model: as its other files say, or `default` with normalised vectors where they say nothing."""
     said = config.get("pooling")
     if not isinstance(said, dict):
         said = {}
     mode = text(said, "mode", default)
     if mode not in POOLING:
-        raise UnsupportedModelError(f"config.json: pooling: mode {mode!r:.80} is none of {', '.join(POOLING)}")
+        raise UnsupportedModelError(f"config.json: pooling: unknown mode {mode!r:.80}; supported: {', '.join(POOLING)}")
     try:
         dense = tuple(Dense(**each) for each in said.get("dense", ()))
         prompts = tuple(sorted(dict(said.get("prompts", {})).items()))
@@ -203,12 +203,12 @@ def classes(config: Config, **more: Any) -> Pooling:
 
 
 def token_classes(config: Config, **more: Any) -> Pooling:
-    """The tail of a classifier of tokens: a number per class of each token's state. more: as `classes` takes it."""
+    """The tail of a classifier of tokens: a number per class of each token's state. more: arguments of `classes`."""
     return classes(config, each=True, **{"bias": True, **more})
 
 
 def _of_tokens(config: Config) -> dict[str, Any]:
-    """Which results per token are told of, as the user says (`checkpoint.tail`)."""
+    """The user's choice of returned results per token (`checkpoint.tail`)."""
     said = config.get("pooling")
     if not isinstance(said, dict):
         return {}
@@ -220,7 +220,7 @@ def _of_tokens(config: Config) -> dict[str, Any]:
 
 
 def _labels(config: Config) -> tuple[str, ...]:
-    """`id2label` in order of the ids; LABEL_0 ... where it is absent, two of them unless `num_labels` says how many."""
+    """`id2label` in order of the ids. Without it LABEL_0 ..., `num_labels` names, or two."""
     named = config.get("id2label")
     if named is None:
         return tuple(f"LABEL_{i}" for i in range(integer(config, "num_labels", high=MAX_LABELS, default=2)))
@@ -235,12 +235,14 @@ _MODULES = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 
 
 def _activation(config: Config, labels: int) -> str:
-    """What a classifier's numbers go through: by `problem_type`, by what sentence-transformers noted of a cross-encoder, else
-    a sigmoid of one number, a softmax of several."""
+    """The activation of a classifier's numbers: by `problem_type`, by the cross-encoder settings of sentence-transformers, else
+    a sigmoid for one number, a softmax for several."""
     problem = text(config, "problem_type", "")
     if problem:
         if problem not in _PROBLEMS:
-            raise UnsupportedModelError(f"config.json: problem_type: {problem!r:.80} is none of {', '.join(_PROBLEMS)}")
+            raise UnsupportedModelError(
+                f"config.json: problem_type: unknown {problem!r:.80}; supported: {', '.join(_PROBLEMS)}"
+            )
         return "sigmoid" if problem == "single_label_classification" and labels == 1 else _PROBLEMS[problem]
     beside = config.get("sentence_transformers")
     name = beside.get("activation_fn") if isinstance(beside, dict) else config.get("sbert_ce_default_activation_function")

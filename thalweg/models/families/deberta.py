@@ -13,7 +13,7 @@ from thalweg.models.spec import DisentangledAttention, Distances, Layer, LayerNo
 from thalweg.models.tail import ACTS, Pooling
 
 FIRST: dict[str, Any] = {"fused": "self.in_proj", "places": ("self.pos_proj", "self.pos_q_proj")}
-"""What differs in the first version."""
+"""Differences of the first version."""
 
 
 def deberta(config: Config, first: bool = True) -> ModelSpec:
@@ -23,7 +23,9 @@ def deberta(config: Config, first: bool = True) -> ModelSpec:
 def deberta_classifier(config: Config, first: bool = True) -> ModelSpec:
     name = text(config, "pooler_hidden_act", "gelu")
     if name not in ACTS or config.get("pooler_hidden_size", config["hidden_size"]) != config["hidden_size"]:
-        raise UnsupportedModelError(f"config.json: pooler_hidden_act: {name!r:.80} is none of {', '.join(ACTS)}, or its size")
+        raise UnsupportedModelError(
+            f"config.json: pooler_hidden_act: unknown {name!r:.80}, or another size; supported: {', '.join(ACTS)}"
+        )
     return _encoder(config, classes(config, dense="pooler.dense", act=name), first)
 
 
@@ -54,7 +56,7 @@ def _encoder(config: Config, tail: Pooling, first: bool, skip: Sequence[str] = (
         ("attention_head_size", hidden // heads),
     ):
         if config.get(key, only) not in (only, None):
-            raise UnsupportedModelError(f"config.json: {key}: {config[key]!r:.80}: this version has {only} alone")
+            raise UnsupportedModelError(f"config.json: {key}: {config[key]!r:.80}: this version only supports {only}")
     layer = Layer(
         DisentangledAttention(
             heads=heads, head_dim=hidden // heads, distances=distances, keys="c2p" in ways, queries="p2c" in ways,

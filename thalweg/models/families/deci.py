@@ -11,7 +11,7 @@ from thalweg.models.families.common import attention, decoder, hidden_size, laye
 from thalweg.models.spec import MLP, Attention, Layer, ModelSpec, Norms
 
 STEP = 256
-"""Widths are multiples of it."""
+"""Widths are multiples of this."""
 _KNOWN = {
     "attention": {"no_op", "n_heads_in_group", "replace_with_linear", "unshifted_sink", "use_prefill_window_in_sink_attention"},
     "ffn": {"no_op", "ffn_mult", "replace_with_linear", "sparsify"},
@@ -38,7 +38,7 @@ def deci(config: Config) -> ModelSpec:
 
 
 def _blocks(config: Config) -> list[dict[str, Any]]:
-    """What each layer is; of DeciLM 7B heads of keys alone."""
+    """The configuration of each layer; for DeciLM 7B its KV heads only."""
     count, blocks, heads = layer_count(config), config.get("block_configs"), config.get("num_key_value_heads_per_layer")
     if blocks is None and isinstance(heads, list) and len(heads) == count:
         blocks = [{"attention": {"kv": n}, "ffn": {}} for n in heads]

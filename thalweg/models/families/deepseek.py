@@ -16,7 +16,7 @@ from thalweg.models.spec import LatentAttention, Layer, Mixer, ModelSpec, MoE, N
 def deepseek(config: Config) -> ModelSpec:
     """DeepSeek-MoE, the first: Llama's attention."""
     if text(config, "scoring_func", "softmax") != "softmax":
-        raise UnsupportedModelError("config.json: scoring_func: DeepSeek-MoE has a softmax alone")
+        raise UnsupportedModelError("config.json: scoring_func: DeepSeek-MoE only supports softmax")
     config = {"n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "num_nextn_predict_layers": 0, **config}
     bias = flag(config, "attention_bias", False)
     moe = mixture(config, renormalise=flag(config, "norm_topk_prob", False))
@@ -46,7 +46,7 @@ def deepseek_v3(config: Config) -> ModelSpec:
         "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4, "num_nextn_predict_layers": 1, **config,
     }  # fmt: skip
     if text(config, "topk_method", "noaux_tc") != "noaux_tc" or text(config, "scoring_func", "sigmoid") != "sigmoid":
-        raise UnsupportedModelError("config.json: topk_method, scoring_func: this family has noaux_tc and sigmoid alone")
+        raise UnsupportedModelError("config.json: topk_method, scoring_func: this family only supports noaux_tc and sigmoid")
     return layers(
         config, latent(config, interleaved=flag(config, "rope_interleave", True)), sigmoid_mixture(config),
         dense=integer(config, "first_k_dense_replace", default=3),
@@ -60,7 +60,7 @@ def sarvam_mla(config: Config) -> ModelSpec:
     if kind == "deepseek_yarn":
         config = {**config, "rope_parameters": None, "rope_scaling": {**said, "rope_type": "yarn"}}
     if text(config, "score_function", "sigmoid") != "sigmoid":
-        raise UnsupportedModelError("config.json: score_function: this family has sigmoids alone")
+        raise UnsupportedModelError("config.json: score_function: this family only supports sigmoid")
     moe = sigmoid_mixture(config, experts="num_experts", shared="num_shared_experts")
     return layers(config, latent(config, interleaved=True), moe, dense=integer(config, "first_k_dense_replace", default=1))
 
@@ -83,7 +83,7 @@ def latent(config: Config, *, interleaved: bool, keys: Sequence[str] = (), **mor
 
 
 def _sharper(rope: Rope) -> float:
-    """What scaled positions multiply scores by, where they say so: the square of YaRN's magnitude for all values of a head."""
+    """Factor of scores under scaled positions, where they have one: the square of YaRN's magnitude for all values of a head."""
     parameters = rope.parameters
     every = real(parameters, "mscale_all_dim", 0, 1e6, default=0.0, where="rope_parameters")
     if parameters["rope_type"] == "default" or not every:

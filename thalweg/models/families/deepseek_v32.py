@@ -1,5 +1,5 @@
-"""DeepSeek-V3.2: DeepSeek-V3 with sparse attention (DSA), an indexer in every layer. GLM-5 and its kin, where some layers read
-what the layer before them chose."""
+"""DeepSeek-V3.2: DeepSeek-V3 with sparse attention (DSA), an indexer in every layer. In GLM-5 and its variants some layers
+reuse the indices of the layer before them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Ernie 4.5: Llama with interleaved RoPE and optional biases. Its mixtures choose experts by a softmax and a correction, and
-begin at a layer of their own."""
+"""Ernie 4.5: Llama with interleaved RoPE and optional biases. Its MoE has a softmax router with expert bias, and begins at a
+configured layer."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from thalweg.models.spec import HeadNorm, Layer, ModelSpec, Norm, Norms
 
 
 def gemma3_text(config: Config) -> ModelSpec:
-    """A bare decoder: EmbeddingGemma, whose tokens see both ways."""
+    """A bare decoder: EmbeddingGemma, with bidirectional attention."""
     return embedder(gemma3(config, both_ways=flag(config, "use_bidirectional_attention", False)), config)
 
 
@@ -48,7 +48,7 @@ def sandwich_decoder(
     inner = mlp(config, act=act(config, "hidden_activation", "gelu_pytorch_tanh"))
     window = sliding_window(config)
     if both_ways and window:
-        window = window // 2 + 1  # which then is half of what the file says
+        window = window // 2 + 1  # half of the file's window, in each direction
     kinds = {
         kind: Layer(
             attention(
@@ -77,5 +77,5 @@ def causal_only(config: Config) -> None:
 
 
 def _cap(config: Config, key: str, absent: float) -> float:
-    """null = none, which is not what an absent key means."""
+    """null = no cap, unlike an absent key."""
     return 0.0 if config.get(key, absent) is None else real(config, key, 0, 1e6, default=absent)

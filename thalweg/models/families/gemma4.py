@@ -1,5 +1,5 @@
 """Gemma 4 (text): sliding-window and full layers with different head sizes. The last ones may read an earlier layer's cache;
-tokens may give each layer an input of its own, and an MLP may have a mixture beside it."""
+tokens may add a separate input to each layer, and an MLP may have a parallel MoE."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ ROPES = {
 SKIP = tuple(
     root + part for root in ("", "model.") for part in ("audio_tower.", "vision_embedder.", "embed_vision.", "embed_audio.")
 )
-"""Tensors of other modalities, beside those of `multimodal.BLIND`."""
+"""Tensors of other modalities, in addition to `multimodal.BLIND`."""
 ROOTS = ("model.", "model.language_model.", "language_model.model.", "language_model.")
-"""What layers' names may begin with in files."""
+"""Possible prefixes of layers' names in files."""
 
 
 def gemma4(config: Config) -> ModelSpec:
@@ -154,7 +154,7 @@ def _own(config: Config, layer: int, kind: str) -> Mapping[str, Any]:
 
 
 def _norms(config: Config, before: bool) -> Norms:
-    """before: one of what enters the feed-forward part."""
+    """before: with a norm of the feed-forward input."""
     hidden, e = hidden_size(config), eps(config)
     return Norms(
         mixer=Norm("input_layernorm", hidden, e), mixer_out=Norm("post_attention_layernorm", hidden, e),

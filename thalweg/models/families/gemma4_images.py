@@ -13,7 +13,7 @@ from thalweg.models.families.towers.gemma4 import gemma4 as tower
 from thalweg.models.spec import Attention, Layer, ModelSpec
 
 READ = ("vision_tower.", "embed_vision.")
-"""Prefixes of tensors that the text part alone leaves unread."""
+"""Prefixes of tensors that the text part does not read."""
 
 
 def gemma4_images(config: Config) -> ModelSpec:

@@ -27,7 +27,7 @@ def glm4v_moe(config: Config) -> ModelSpec:
 
 
 def glm_ocr(config: Config) -> ModelSpec:
-    """Positions turn whole heads, whose size the file may say. What drafts stands behind the last layer."""
+    """Positions rotate whole heads, of the file's size where it has one. The drafter's tensors follow the last layer."""
     config = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "attention_bias": False, "partial_rotary_factor": 1.0, **config}
     spec = dense.glm4(one_axis({**config, "head_dim": head_size(config)}))
     drafts = f"model.language_model.layers.{len(spec.layers)}."

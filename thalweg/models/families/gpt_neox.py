@@ -20,7 +20,7 @@ from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Names, Norms
 
 
 def gpt_neox(config: Config) -> ModelSpec:
-    # Their own names for what others call rope_theta and partial_rotary_factor.
+    # GPT-NeoX's names for rope_theta and partial_rotary_factor.
     older: dict[str, Any] = {
         "rope_theta": real(config, "rotary_emb_base", default=10_000.0),
         "partial_rotary_factor": real(config, "rotary_pct", 0, 1, default=0.25),

@@ -26,7 +26,7 @@ def granite_moe(config: Config) -> ModelSpec:
 
 
 def granite_moe_shared(config: Config) -> ModelSpec:
-    """Beside the experts one that every token goes to, of files a part of its own."""
+    """With a shared expert, a separate part in files."""
     inner = integer(config, "shared_intermediate_size", low=0, high=1 << 24, default=0)
     made = granite_moe(config)
     if not inner:
@@ -37,7 +37,7 @@ def granite_moe_shared(config: Config) -> ModelSpec:
 
 
 def hyperclovax(config: Config) -> ModelSpec:
-    """HyperCLOVA X: also a norm after each part, and logits are multiplied by what Granite divides them by."""
+    """HyperCLOVA X: also a norm after each part, and logits are multiplied by Granite's divisor."""
     said = {**config, "attention_multiplier": config.get("attention_multiplier") or head_size(config) ** -0.5}
     hidden, e = hidden_size(config), eps(config)
     made = replace(granite(said), logit_scale=multiplier(config, "logits_scaling"))

@@ -1,4 +1,4 @@
-"""Groups of settings inside config.json, whose keys must all be known: an unread one may change what a model computes."""
+"""Groups of settings inside config.json. All of their keys must be known: an unread one may change the model's results."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ ANY_CONFIG = frozenset(
 
 
 def check_rope(config: Mapping[str, Any], more: Collection[str] = ()) -> None:
-    """UnsupportedModelError names an unknown key of any group of rotary settings in the configuration, whether or not a layer
-    reads the group: of the text part, and of the encoders of images and sound unless they are switched off. more: keys that
-    the family reads."""
+    """UnsupportedModelError names an unknown key of a group of rotary settings in the configuration, read by a layer or not.
+    Checked: the text part, and the vision and audio encoders unless they are switched off. more: keys that the family
+    reads."""
     known, types = ROPE_KEYS | set(more), _layer_types(config)
     groups = dict(_rope_groups(config, types))
     for name, group in groups.items():
@@ -84,7 +84,7 @@ def _rope_groups(config: Mapping[str, Any], types: Collection[str]) -> Iterator[
     for name in ("rope_parameters", "rope_scaling"):
         group = config.get(name)
         if not isinstance(group, Mapping):
-            continue  # whoever reads it says what is wrong
+            continue  # its reader raises the error
         inner = {key: value for key, value in group.items() if key in types and isinstance(value, Mapping)}
         yield name, _without_neutral({key: value for key, value in group.items() if key not in inner})
         yield from ((f"{name}: {key}", _without_neutral(value)) for key, value in inner.items())
@@ -101,12 +101,12 @@ def _without_neutral(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_keys(group: Mapping[str, Any], known: Collection[str], name: str, fix: str = "") -> None:
-    """UnsupportedModelError names a key of a group of config.json that is not known and not null. name: of the group, after
-    those it is in. fix: what a user may do about it. Default: override the group."""
+    """UnsupportedModelError names an unknown key of a group of config.json with a value other than null. name: of the group,
+    after its parents' names. fix: the remedy for the user. Default: override the group."""
     odd = sorted(str(key) for key, value in group.items() if value is not None and key not in known)
     if odd:
         fix = fix or f"give {name.partition(': ')[0]} without it by --hf-overrides"
         raise UnsupportedModelError(
-            f"config.json: {name}: {odd[0]!r:.80} is not known to this version, and may change what the model computes; if it "
+            f"config.json: {name}: {odd[0]!r:.80} is not known to this version, and may change the model's results; if it "
             f"does not, {fix}"
         )

@@ -24,7 +24,7 @@ INSIDE = (
     (".embeddings.position_embedding", ".embeddings.position_embeddings"),
     (".embeddings.patch_embedding.", ".embeddings.patch_embeddings.projection."),
 )  # fmt: skip
-"""Names of its own format."""
+"""Names in InternVL's format."""
 
 
 def internvl(config: Config) -> ModelSpec:
@@ -42,7 +42,7 @@ def internvl_chat(config: Config) -> ModelSpec:
     around = outer_config(config)
     said = vision_config(config) if isinstance(around.get("vision_config"), dict) else {}
     if text(around, "ps_version", "v2") != "v2":
-        raise UnsupportedModelError("config.json: ps_version: this version knows v2 alone")
+        raise UnsupportedModelError("config.json: ps_version: this version only supports v2")
     own = {
         "attention_bias": flag(said, "qkv_bias", False), "use_qk_norm": flag(said, "qk_normalization", True),
         "norm_type": text(said, "norm_type", "rms_norm"),
@@ -55,7 +55,7 @@ def internvl_chat(config: Config) -> ModelSpec:
 
 
 def fused_tower(config: Config, own: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-    """With q, k and v in one tensor. own: what counts in place of, or for want of, keys of transformers' format."""
+    """With q, k and v in one tensor. own: defaults of transformers' keys, from the keys of InternVL's format."""
     around = outer_config(config)
     made, unread = tower({**config, BESIDE: {**around, "vision_config": {**own, **vision_config(config)}}})
     layers = tuple(replace(each, mixer=replace(each.mixer, fused="qkv")) for each in made.layers)  # type: ignore[type-var]

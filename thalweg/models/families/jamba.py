@@ -1,5 +1,4 @@
-"""Jamba: Mamba layers with inner norms, one NoPE attention layer among several of them, a mixture of experts on every other
-layer."""
+"""Jamba: Mamba layers with inner norms, one NoPE attention layer per several layers, an MoE on every other layer."""
 
 from __future__ import annotations
 

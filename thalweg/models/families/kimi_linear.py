@@ -25,7 +25,7 @@ def kimi_linear(config: Config) -> ModelSpec:
     check_keys(said, _KEYS, "linear_attn_config")
     if config.get("mla_use_nope", True) is not True or config.get("moe_router_activation_func", "sigmoid") != "sigmoid":
         raise UnsupportedModelError(
-            "config.json: mla_use_nope, moe_router_activation_func: this family has attention without positions, and sigmoids"
+            "config.json: mla_use_nope, moe_router_activation_func: this family only supports NoPE attention, and sigmoid"
         )
     config = {
         "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 1024, "routed_scaling_factor": 2.446, **config,

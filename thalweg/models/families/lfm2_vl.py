@@ -24,7 +24,7 @@ TEXT = {"lfm2": lfm2.lfm2, "lfm2_moe": lfm2.lfm2_moe}
 def lfm2_vl(config: Config) -> ModelSpec:
     kind = text(config, "model_type", "lfm2")
     if kind not in TEXT:
-        raise UnsupportedModelError(f"config.json: text_config: model_type {kind!r:.80} is none of {', '.join(TEXT)}")
+        raise UnsupportedModelError(f"config.json: text_config: unknown model_type {kind!r:.80}; supported: {', '.join(TEXT)}")
     tied = flag(outer_config(config), "tie_embedding", flag(outer_config(config), "tie_word_embeddings", True))
     return seeing(TEXT[kind]({**config, "tie_embedding": tied}), config, tower)
 

@@ -23,12 +23,12 @@ def pangu_embedded(config: Config) -> ModelSpec:
 
 
 def llama_both_ways(config: Config) -> ModelSpec:
-    """An embedder whose tokens see both ways."""
+    """An embedder with bidirectional attention."""
     return bidirectional(embedder(llama(config), config, default=_mode(config)))
 
 
 def llama_both_ways_classifier(config: Config) -> ModelSpec:
-    """A reranker whose tokens see both ways."""
+    """A reranker with bidirectional attention."""
     tail = classes(config, mode=_mode(config), out="score", bias=False)
     return bidirectional(attach_tail(llama(config), replace(tail, form="nemotron-rerank")))
 
@@ -36,5 +36,5 @@ def llama_both_ways_classifier(config: Config) -> ModelSpec:
 def _mode(config: Config) -> str:
     modes, said = {"avg": "mean", "cls": "cls", "last": "last"}, text(config, "pooling_type", "avg")
     if said not in modes:
-        raise UnsupportedModelError(f"config.json: pooling: {said!r:.80} is none of {', '.join(modes)}")
+        raise UnsupportedModelError(f"config.json: pooling: unknown {said!r:.80}; supported: {', '.join(modes)}")
     return modes[said]

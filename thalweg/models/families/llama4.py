@@ -1,5 +1,5 @@
-"""Llama 4: chunked attention on three of four layers, QK-norm after RoPE. The fourth sees everything, without positions.
-Experts' inputs are multiplied by their weights, beside one that every token goes to."""
+"""Llama 4: chunked attention on three of four layers, QK-norm after RoPE. The fourth has full attention and NoPE. Experts'
+inputs are multiplied by their weights, with one shared expert."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def llama4(config: Config) -> ModelSpec:
 
 
 def _numbers(config: Config, key: str, absent: list[int]) -> list[int]:
-    """A list of integers; one that is empty or null counts as absent."""
+    """A list of integers. An empty or null one counts as absent."""
     value = config.get(key) or absent
     if not isinstance(value, list) or not all(isinstance(n, int) for n in value):
         raise CheckpointError(f"config.json: {key}: must be a list of numbers, not {value!r:.80}")

@@ -32,7 +32,7 @@ def llava_onevision(config: Config) -> ModelSpec:
 
 def _model(config: Config, kind: str, defaults: dict[str, object], layer: int) -> ModelSpec:
     spec = of_kind(config, kind)
-    scale = spec.embed_scale if text(config, "model_type", kind) == "granite" else 1.0  # what is laid over tokens, too
+    scale = spec.embed_scale if text(config, "model_type", kind) == "granite" else 1.0  # vectors of images are scaled, too
 
     def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
         config = with_defaults(config, **defaults)

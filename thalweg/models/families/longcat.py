@@ -1,5 +1,5 @@
-"""LongCat-Flash: two blocks of latent attention (MLA) and MLP per layer, and a shortcut-connected mixture from the first MLP
-to after the second. Some of its experts give a token back as it is."""
+"""LongCat-Flash: two blocks of latent attention (MLA) and MLP per layer, and a shortcut-connected MoE from the first MLP to
+after the second. Some experts are zero-computation (identity)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from thalweg.models.families.common import act, decoder, hidden_size, layer_coun
 from thalweg.models.spec import Layer, Mamba, Mixer, ModelSpec, Names, Norm, Norms
 
 SILU = {"silu": "silu", "swish": "silu"}
-"""What recurrent layers have after their convolutions."""
+"""Activations after the convolutions of recurrent layers."""
 
 
 def mamba(config: Config) -> ModelSpec:
@@ -22,7 +22,7 @@ def falcon_mamba(config: Config) -> ModelSpec:
 
 
 def backbone(config: Config, mixer: Mixer, tied: bool = True) -> ModelSpec:
-    """Layers of nothing but this mixer, by Mamba's names. tied: what an absent key means."""
+    """Layers of this mixer only, by Mamba's names. tied: the default of the key."""
     hidden, e = hidden_size(config), real(config, "layer_norm_epsilon", default=1e-5)
     layer = Layer(mixer, None, Norms(mixer=Norm("norm", hidden, e)))
     return decoder(

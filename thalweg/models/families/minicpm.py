@@ -11,7 +11,7 @@ from thalweg.models.spec import Layer, ModelSpec
 
 
 def minicpm(config: Config) -> ModelSpec:
-    """What is added to the stream is multiplied by scale_depth over the root of the number of layers."""
+    """Additions to the stream are multiplied by scale_depth over the root of the number of layers."""
     for key, what in (("num_experts", "experts"), ("sparse_config", "sparse attention")):
         if config.get(key):
             raise UnsupportedModelError(f"config.json: {key}: this version serves MiniCPM without {what}")

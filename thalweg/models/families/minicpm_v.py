@@ -34,7 +34,7 @@ def minicpm_v(config: Config) -> ModelSpec:
 
 
 def _places(config: Config) -> tuple[int, int]:
-    """Layers before the merger, and all of them but the merger's."""
+    """Layers before the merger, and the total without the merger's layers."""
     said, around = vision_config(with_defaults(config, **SIGLIP)), outer_config(config)
     count = size(said, "num_hidden_layers", 12)
     if text(around, "downsample_mode", "16x") != "16x" or integer(around, "merger_times", default=1) != 1:

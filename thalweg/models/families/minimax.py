@@ -49,7 +49,7 @@ def _lightning(config: Config, heads: int, head_dim: int, depth: float) -> Light
 
 
 def _factors(config: Config, part: str) -> tuple[float, float]:
-    """Of the stream and of what is added to it, in both spellings."""
+    """Factors of the stream and of additions to it, in both spellings."""
     short, long = {FULL: ("full_attn", "full_attention"), LINEAR: ("linear_attn", "linear_attention")}.get(part, (part, part))
     return tuple(  # type: ignore[return-value]
         real(config, f"layernorm_{long}_{k}", 1e-6, 1e6, default=real(config, f"{short}_{k}_factor", 1e-6, 1e6, default=1.0))

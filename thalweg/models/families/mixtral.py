@@ -1,5 +1,5 @@
-"""Mixtral: Mistral's layers with a mixture of experts in each, and a window only where the configuration has one. Experts have
-names of their own: w1 is gate, w3 up, w2 down."""
+"""Mixtral: Mistral's layers with an MoE in each, and a window only where the configuration has one. Names of experts: w1 is
+gate, w3 up, w2 down."""
 
 from __future__ import annotations
 

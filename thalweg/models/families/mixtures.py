@@ -1,4 +1,4 @@
-"""Mixtures that several families share: experts chosen within groups, beside some that every token goes to."""
+"""MoE settings shared by several families: a router with groups, and shared experts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def mixture(
     config: Config, *, experts: str = "n_routed_experts", shared: str = "n_shared_experts",
     scale: str = "routed_scaling_factor", most: int = 128, top: int = 8, inner: int = 1408, **more: Any,
 ) -> MoE:  # fmt: skip
-    """As DeepSeek has it. experts, shared, scale: the configuration's keys. most, top, inner: what absent ones mean. more:
+    """DeepSeek's MoE. experts, shared, scale: the configuration's keys. most, top, inner: defaults of absent keys. more:
     fields of `spec.MoE` that the family decides."""
     count = integer(config, experts, high=1 << 16, default=most)
     each = integer(config, "moe_intermediate_size", default=inner)
@@ -33,8 +33,8 @@ def mixture(
 
 
 def sigmoid_mixture(config: Config, *, renormalise: bool = True, **more: Any) -> MoE:
-    """As DeepSeek V3 has it: chosen by sigmoids and a correction, within groups that their best two stand for. renormalise:
-    what an absent norm_topk_prob means. more: as `mixture` takes them."""
+    """DeepSeek V3's MoE: a sigmoid router with expert bias, and groups scored by their best two experts. renormalise: the
+    default of norm_topk_prob. more: arguments of `mixture`."""
     said: dict[str, Any] = {
         "scores": "sigmoid", "renormalise": flag(config, "norm_topk_prob", renormalise),
         "correction": "gate.e_score_correction_bias", "groups": integer(config, "n_group", default=1),

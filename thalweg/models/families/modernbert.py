@@ -24,7 +24,7 @@ from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Names, Norms
 from thalweg.models.tail import Pooling
 
 KINDS = {"full_attention": ("global_rope_theta", 160_000.0), "sliding_attention": ("local_rope_theta", 10_000.0)}
-"""Layer type -> where older files have the base of its rotary positions, and what that is where none is said."""
+"""Layer type -> the key of its rotary base in older files, and its default."""
 
 
 def modernbert(config: Config) -> ModelSpec:
@@ -40,7 +40,7 @@ def modernbert_of_tokens(config: Config) -> ModelSpec:
 
 
 def _head(config: Config) -> dict[str, Any]:
-    """What comes before the numbers."""
+    """The prediction head before the classifier."""
     if flag(config, "norm_bias", False):
         raise CheckpointError("config.json: norm_bias: this version reads classifiers of this family without it")
     return {

@@ -47,7 +47,7 @@ BLIND = Names(
         )
     ),
 )  # fmt: skip
-"""Of the text part alone."""
+"""Names of the text part."""
 TEXT: dict[str, Callable[[Config], ModelSpec]] = {
     "gemma": gemma.gemma,
     "gpt_oss": gpt_oss.gpt_oss,
@@ -138,12 +138,12 @@ def qwen3_5_moe(config: Config) -> ModelSpec:
 def of_kind(config: Config, default: str, known: tuple[str, ...] = tuple(TEXT)) -> ModelSpec:
     kind = text(config, "model_type", default)
     if kind not in known:
-        raise UnsupportedModelError(f"config.json: text_config: model_type {kind!r:.80} is none of {', '.join(known)}")
+        raise UnsupportedModelError(f"config.json: text_config: unknown model_type {kind!r:.80}; supported: {', '.join(known)}")
     return TEXT[kind](config)
 
 
 def is_blind(config: Config) -> bool:
-    """Is the text part alone asked for, or all there is?"""
+    """Is only the text part requested, or present?"""
     return bool(config.get("language_model_only")) or not isinstance(outer_config(config).get("vision_config"), dict)
 
 
@@ -152,8 +152,8 @@ def blind(spec: ModelSpec) -> ModelSpec:
 
 
 def seeing(spec: ModelSpec, config: Config, tower: Callable[[Config], Tower], **names: Any) -> ModelSpec:
-    """With its encoder, unless the text part alone is asked for. names: fields of `Names`, before those that all
-    have."""
+    """With its encoder, unless only the text part is requested. names: fields of `Names`, before those shared by all
+    models."""
     before, inside, skip = (names.get(key, ()) for key in ("replace", "inside", "skip"))
     if is_blind(config):
         return replace(spec, names=Names(replace=(*before, *PREFIXES), inside=inside, skip=(*BLIND.skip, *skip)))

@@ -42,7 +42,7 @@ def _kinds(config: Config) -> list[str]:
         raise CheckpointError(f"config.json: hybrid_override_pattern: must name {layers} layers, not {len(said)}")
     odd = sorted({str(kind) for kind in said} - set(known))
     if odd:
-        raise UnsupportedModelError(f"config.json: layers: {odd[0]!r:.80} is none of {', '.join(known)}")
+        raise UnsupportedModelError(f"config.json: layers: unknown {odd[0]!r:.80}; supported: {', '.join(known)}")
     return [known[kind] for kind in said]
 
 

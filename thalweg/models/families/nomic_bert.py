@@ -15,7 +15,7 @@ PLAIN = {
     "mlp_fc2_bias": False, "rotary_emb_interleaved": False, "rotary_emb_fraction": 1.0, "rotary_scaling_factor": None,
     "moe_every_n_layers": 0, "num_experts": 0,
 }  # fmt: skip
-"""What the published files may say of parts that this family has here in one form alone."""
+"""Keys of parts with one supported form in this family -> that form in the published files."""
 
 
 def nomic_bert(config: Config) -> ModelSpec:
@@ -44,7 +44,7 @@ def rotary_encoder(
     norm: str, **more: Any,
 ) -> ModelSpec:  # fmt: skip
     """BERT with rotary positions. parts: names of attention, of its two matrices, of the norms after both parts. base: of the
-    rotary positions, and types: of tokens, where the configuration does not say. norm: of what enters the first layer."""
+    rotary positions, and types: of tokens, where the configuration has none. norm: of the first layer's input."""
     hidden, eps = hidden_size(config), real(config, "layer_norm_eps", default=1e-12)
     theta = real(config, "rotary_emb_base", default=base)
     mixer, fused, out, first, second = parts

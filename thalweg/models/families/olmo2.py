@@ -1,5 +1,5 @@
-"""OLMo 2 and 3: post-norm layers, QK-norm over all heads at once. OLMo 3 has a window on three of four layers, whose positions
-are not scaled."""
+"""OLMo 2 and 3: post-norm layers, QK-norm over all heads at once. OLMo 3 has a window and unscaled positions on three of four
+layers."""
 
 from __future__ import annotations
 

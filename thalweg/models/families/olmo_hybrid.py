@@ -51,6 +51,6 @@ def _delta(config: Config) -> DeltaNet:
 
 
 def _turns(config: Config) -> bool:
-    """A null says that positions are not told. An absent base is the class's own."""
+    """A null means NoPE. An absent base is the class's default."""
     said = config.get("rope_parameters")
     return not (isinstance(said, dict) and said.get("rope_theta", 0) is None)

@@ -7,7 +7,7 @@ from thalweg.models.families.common import act, attention, decoder, eps, head_si
 from thalweg.models.spec import Layer, LayerNorm, ModelSpec, MoE, Norms
 
 _MAGNITUDES = ("short_mscale", "long_mscale")
-"""What cos and sin are multiplied by, with short factors and with long ones."""
+"""Factors of cos and sin, with short factors and with long ones."""
 
 
 def phimoe(config: Config) -> ModelSpec:

@@ -1,5 +1,5 @@
-"""Qwen3-Next: gated delta nets, gated attention with quarter-rotary RoPE on every fourth layer, (1 + w) RMSNorm, a mixture
-with a shared expert. And Qwen3.5 (text), with or without mixtures, with its projections in tensors of their own."""
+"""Qwen3-Next: gated delta nets, gated attention with quarter-rotary RoPE on every fourth layer, (1 + w) RMSNorm, an MoE with a
+shared expert. And Qwen3.5 (text), dense or MoE, with separate projection tensors."""
 
 from __future__ import annotations
 

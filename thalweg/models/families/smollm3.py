@@ -25,7 +25,7 @@ def smollm3(config: Config) -> ModelSpec:
 
 
 def _turns(config: Config) -> list[bool]:
-    """`no_rope_layers`, whose 1 means that a layer does turn: for each layer."""
+    """`no_rope_layers` for each layer: 1 means that the layer has RoPE."""
     layers, every = layer_count(config), integer(config, "no_rope_layer_interval", default=4)
     said = config.get("no_rope_layers")
     if said is None:

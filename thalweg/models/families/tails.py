@@ -1,4 +1,4 @@
-"""Models that generate, with another tail: what a decoder's last state becomes where no token is to be sampled."""
+"""Generative models with another tail: the use of a decoder's last state where no token is sampled."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from thalweg.models.spec import Attention, ModelSpec
 from thalweg.models.tail import Pooling
 
 METHODS = ("from_2_way_softmax", "no_post_processing")
-"""What becomes of logits of tokens: one number of two, or one each."""
+"""Uses of the tokens' logits: one number of two, or one each."""
 
 
 def embedder(spec: ModelSpec, config: Config, default: str = "last") -> ModelSpec:
-    """A vector per sequence: of its last token (or by another `default`), unless the files beside the model say otherwise."""
+    """A vector per sequence: of its last token (or by another `default`), unless the model's other files say otherwise."""
     return attach_tail(spec, pooling(config, default=default))
 
 
@@ -28,7 +28,7 @@ def classifier(spec: ModelSpec, config: Config) -> ModelSpec:
 
 
 def bidirectional(spec: ModelSpec) -> ModelSpec:
-    """The same whose tokens see both ways."""
+    """The same model with bidirectional attention."""
     layers = []
     for layer in spec.layers:
         assert isinstance(layer.mixer, Attention)
@@ -49,14 +49,12 @@ def _from_tokens(spec: ModelSpec, config: Config) -> ModelSpec:
     original = flag(config, "is_original_qwen3_reranker", False)
     method = text(config, "method", METHODS[0] if original else METHODS[1])
     if method not in METHODS:
-        raise UnsupportedModelError(f"config.json: method: {method!r:.80} is none of {', '.join(METHODS)}")
+        raise UnsupportedModelError(f"config.json: method: unknown {method!r:.80}; supported: {', '.join(METHODS)}")
     one = method == METHODS[0]
     if one and len(ids) != 2:
         raise CheckpointError(f"config.json: classifier_from_token: {method} is of two tokens, no and yes, not of {len(ids)}")
     if spec.head_bias or spec.logit_softcap or spec.logit_scale != 1.0:
-        raise UnsupportedModelError(
-            "config.json: classifier_from_token: not with logits that are scaled, capped or have a bias"
-        )
+        raise UnsupportedModelError("config.json: classifier_from_token: scaling, caps or biases of logits are not supported")
     labels = ("LABEL_0",) if one else tuple(map(str, config["classifier_from_token"]))
     tail = classes(
         {**config, "id2label": dict(enumerate(labels))}, mode="last", bias=False, tokens=tuple(ids), vocab=spec.vocab,
@@ -69,6 +67,6 @@ def _from_tokens(spec: ModelSpec, config: Config) -> ModelSpec:
 def attach_tail(spec: ModelSpec, tail: Pooling) -> ModelSpec:
     """The model with this tail: the output matrix is not needed, whether the files have it or not."""
     if spec.speech is not None:
-        raise UnsupportedModelError("runner: this model writes down what it hears, and gives no vectors: leave it at auto")
+        raise UnsupportedModelError("runner: this speech model only writes transcripts, and gives no vectors: leave it at auto")
     names = replace(spec.names, skip=(*spec.names.skip, f"{spec.head}."))
     return replace(spec, pooling=tail, tied=False, names=names)

@@ -1,5 +1,4 @@
-"""Encoders of sounds, most of them Whisper's with another end: two convolutions over time, or three over time and
-frequency."""
+"""Audio encoders, most with Whisper's layers and another end: two convolutions over time, or three over time and frequency."""
 
 from __future__ import annotations
 
@@ -103,7 +102,7 @@ def glm_asr(config: Config) -> AudioSpec:
 
 
 def downsample_factor(said: Config) -> int:
-    """How many neighbours Voxtral's projector takes. said: `heard`."""
+    """Neighbours in one vector of Voxtral's projector. said: `audio_config`."""
     hidden, inner = size(said, "d_model", 1280), size(said, "encoder_ffn_dim", 5120)
     if inner % hidden:
         raise CheckpointError(
@@ -113,7 +112,7 @@ def downsample_factor(said: Config) -> int:
 
 
 def qwen2_5_omni(config: Config) -> AudioSpec:
-    """Places are sines, counted in each chunk anew, and chunks do not see each other."""
+    """Sinusoidal positions, counted from 0 in each chunk, and no attention between chunks."""
     said = audio_config(config)
     hidden = size(said, "d_model", 1280)
     projector = ProjectorSpec(

@@ -12,7 +12,7 @@ from thalweg.models.spec.vision import ProjectorSpec
 
 
 def clip(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-    """The encoder as LLaVA takes it, and prefixes of tensors that it leaves unread."""
+    """The encoder for LLaVA, and prefixes of its unread tensors."""
     return features(config, 24, -2)
 
 
@@ -25,7 +25,7 @@ def features(config: Config, layers: int, default: int) -> tuple[VisionSpec, tup
 
 
 def encoder(config: Config, run: int, projector: ProjectorSpec, normed: bool = False) -> tuple[VisionSpec, tuple[str, ...]]:
-    """run: layers that are computed. normed: what they give is normed."""
+    """run: layers that are computed. normed: their output is normalised."""
     said = vision_config(config)
     whole = said.get("model_type", "clip_vision_model") == "clip_vision_model"
     hidden, patch = size(said, "hidden_size", 1024 if whole else 1152), size(said, "patch_size", 14 if not whole else 32)

@@ -1,4 +1,4 @@
-"""What the configurations of encoders have in common."""
+"""Settings shared by encoders' configurations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ACTS = {**UNGATED, "quick_gelu": "gelu_quick"}
 
 
 def outer_config(config: Config) -> Config:
-    """What the file says beside the text part."""
+    """The file's settings outside the text part."""
     found = config.get(BESIDE)
     return found if isinstance(found, dict) else config
 
@@ -30,7 +30,7 @@ def vision_config(config: Config) -> Config:
 def act(config: Config, key: str, default: str) -> str:
     name = text(config, key, default)
     if name not in ACTS:
-        raise UnsupportedModelError(f"config.json: {key}: {name!r:.80} is none of {', '.join(ACTS)}")
+        raise UnsupportedModelError(f"config.json: {key}: unknown {name!r:.80}; supported: {', '.join(ACTS)}")
     return ACTS[name]
 
 
@@ -48,27 +48,26 @@ def sees_all(heads: int, hidden: int, *, turned: bool = False, head_dim: int = 0
 
 
 def feature_layers(config: Config, layers: int, default: int) -> tuple[int, ...]:
-    """Layers that are read, counted from 1: `vision_feature_layer` names hidden states, of which there is one more than
-    layers."""
+    """Layers to read, counted from 1. `vision_feature_layer` counts hidden states, one more than layers."""
     said = outer_config(config).get("vision_feature_layer", default)
     found = said if isinstance(said, list) and said else [said]
     if any(isinstance(n, bool) or not isinstance(n, int) or not -layers <= n <= layers or n == 0 for n in found):
         raise UnsupportedModelError(
-            f"config.json: vision_feature_layer: {said!r:.40} is not supported by this version: it takes layers from 1 to "
-            f"{layers}, or from the last; --language-model-only serves the text part"
+            f"config.json: vision_feature_layer: {said!r:.40} is not supported by this version: give layers from 1 to "
+            f"{layers}, or negative ones from the last; --language-model-only serves the text part"
         )
     return tuple(n if n > 0 else layers + 1 + n for n in found)
 
 
 def with_defaults(config: Config, **defaults: Any) -> Config:
-    """The same with what `vision_config` does not say."""
+    """The same with defaults for keys absent from `vision_config`."""
     return {**config, BESIDE: {**outer_config(config), "vision_config": {**defaults, **vision_config(config)}}}
 
 
 def two_layers(
     config: Config, inputs: int, hidden: int, default_bias: bool, first: ProjectorLayer | None = None, **more: Any
 ) -> ProjectorSpec:
-    """linear_1, an activation, linear_2: what LLaVA began with. first: a layer before them."""
+    """LLaVA's projector: linear_1, an activation, linear_2. first: a layer before them."""
     around = outer_config(config)
     bias = flag(around, "multimodal_projector_bias", default_bias)
     steps: tuple[ProjectorLayer, ...] = (

@@ -1,4 +1,4 @@
-"""Gemma 3's encoder: SigLIP's, whose vectors are averaged in squares."""
+"""Gemma 3's encoder: SigLIP with average pooling in squares."""
 
 from __future__ import annotations
 

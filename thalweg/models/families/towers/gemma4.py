@@ -11,7 +11,7 @@ from thalweg.models.spec import MLP, AnyNorm, HeadNorm, Layer, Norm, Norms, Scal
 from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 
 INSIDE = ((".linear.weight", ".weight"), ("vision_tower.std_", "embed_vision.std_"))
-"""How files name what is declared here."""
+"""Names in files -> names declared here."""
 
 
 def gemma4(config: Config) -> VisionSpec:

@@ -1,5 +1,5 @@
-"""GLM-4.1V's encoder: Qwen's order of patches, learned places stretched smoothly, a convolution that merges, a gated merger.
-GLM-OCR's has norms of q and k in place of those places."""
+"""GLM-4.1V's encoder: Qwen's order of patches, learned positions with bicubic interpolation, a merging convolution, a gated
+merger. GLM-OCR's replaces those positions by QK-norm."""
 
 from __future__ import annotations
 

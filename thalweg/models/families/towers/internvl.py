@@ -1,4 +1,4 @@
-"""InternVL's encoder: layers whose parts are scaled value by value, tiles apart from each other, four patches to a vector."""
+"""InternVL's encoder: layers with a learned scale per value, tiles encoded separately, four patches to a vector."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def internvl(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
         edge(said, "patch_size", 14),
     )
     if not flag(said, "use_absolute_position_embeddings", True) or flag(said, "use_mask_token", False):
-        raise UnsupportedModelError("config.json: vision_config: places that are not learned, and masks, are not supported")
+        raise UnsupportedModelError("config.json: vision_config: fixed position embeddings and masks are not supported")
     bias = flag(said, "attention_bias", False)
 
     def norm(name: str) -> AnyNorm:
@@ -44,7 +44,7 @@ def internvl(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     )  # fmt: skip
     group, (run, *more) = merge_size(config) ** 2, feature_layers(config, layers, -1)
     if more:
-        raise UnsupportedModelError("config.json: vision_feature_layer: this version takes one layer of this encoder")
+        raise UnsupportedModelError("config.json: vision_feature_layer: this version supports one layer of this encoder")
     projector = two_layers(
         config, hidden * group, hidden_size(config), True, group=group, after=(LayerNorm("layer_norm", hidden * group, EPS),)
     )

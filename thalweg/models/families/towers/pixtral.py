@@ -38,7 +38,7 @@ def pixtral(config: Config, merges: bool) -> tuple[VisionSpec, tuple[str, ...]]:
         projector = two_layers(config, hidden, hidden_size(config), True)
     run, *more = feature_layers(config, layers, -1)
     if more:
-        raise UnsupportedModelError("config.json: vision_feature_layer: this version takes one layer of this encoder")
+        raise UnsupportedModelError("config.json: vision_feature_layer: this version supports one layer of this encoder")
     made = VisionSpec(
         hidden=hidden, layers=(each,) * run, projector=projector, patch="patch_conv",
         kernel=(size(said, "num_channels", 3), patch, patch), layer="transformer.layers.{}.",

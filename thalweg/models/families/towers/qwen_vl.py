@@ -17,7 +17,7 @@ ROOT = "model.visual."
 
 
 def qwen2_vl(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-    """`hidden_size` there is what the encoder gives."""
+    """`hidden_size` there is the encoder's output size."""
     said = vision_config(config)
     hidden, depth = size(said, "embed_dim", 1280), size(said, "depth", 32)
     wider = real(said, "mlp_ratio", 0.01, 100, default=4.0)
