@@ -1,5 +1,5 @@
-"""From an adapter's matrices, under the names of a checkpoint, to the arrays that layers take. Nothing of it may be left over:
-an adapter of which a part acts on nothing is not the adapter that was trained."""
+"""From an adapter's matrices, under checkpoint names, to the arrays of layers. Every matrix must be used: an adapter without
+one of its matrices differs from the trained one."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from thalweg.models.weights import Source
 
 @dataclass(slots=True)
 class TargetArrays:
-    """What one slot of a target holds, as `Target.allocate` has it. On the host."""
+    """Arrays of one slot of a target, shaped as in `Target.allocate`. On the host."""
 
     a: torch.Tensor
     b: list[torch.Tensor]
 
     @classmethod
     def zeros(cls, target: Target, rank: int, dtype: torch.dtype) -> TargetArrays:
-        """What a slot holds of an adapter that does not change the target."""
+        """Arrays of a slot for an adapter that does not change the target."""
         return cls(
             torch.zeros(len(target.sources) * rank, target.inputs, dtype=dtype),
             [torch.zeros(rows, rank, dtype=dtype) for rows in target.rows],
@@ -37,8 +37,8 @@ def lay_out(
     """The arrays of every target that the adapter changes, by its name. B holds the scale: it is multiplied in float32, then
     rounded to dtype. rename: the layers' name of a checkpoint's tensor (`Model.rename`), None for tensors they do not have.
 
-    CheckpointError names a matrix that is none of the model's, of another shape, given twice, or too large for dtype.
-    UnsupportedModelError names one that this version does not adapt, and an adapter of too large a rank."""
+    CheckpointError names a matrix unknown to the model, of another shape, given twice, or too large for dtype.
+    UnsupportedModelError names an unsupported target, and an adapter of too large a rank."""
     if adapter.rank > room.rank:
         raise UnsupportedModelError(
             f"the adapter has rank {adapter.rank} and the engine has room for {room.rank}: start it with --max-lora-rank "

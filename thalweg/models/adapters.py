@@ -1,8 +1,7 @@
 """Low-rank adapters of linear layers (LoRA, Hu et al. 2021): y + B (A x), each token with the adapter of its sequence.
 
-A linear layer that is built where a `AdapterPlan` is planned has a `Target`. The adapters themselves lie in the state,
-several per
-target, so that an executable is compiled once and adapters come and go between its steps.
+A linear layer built with an `AdapterPlan` has a `Target`. The adapters themselves are in the state, several per target, so an
+executable is compiled once and adapters come and go between its steps.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class AdapterPlan:
-    """What is planned for adapters, and the targets found while a model is built."""
+    """The plan for adapters, and the targets found while a model is built."""
 
     adapters: int
     """At most so many in the state at once."""
@@ -58,7 +57,7 @@ class Target:
 
 
 class LinearAdapter:
-    """What a linear layer adds to its product. y [T, outputs], x [T, inputs] -> [T, outputs]."""
+    """The adapter's addition to a linear layer's product. y [T, outputs], x [T, inputs] -> [T, outputs]."""
 
     def __init__(self, ctx: Context, weight: Weight, *, columns: bool) -> None:
         """columns: as in `Target`."""
@@ -72,7 +71,7 @@ class LinearAdapter:
         self._shrink, self._expand = ctx.bind(ops.lora_shrink), ctx.bind(ops.lora_expand)
 
     def __call__(self, y: Array, x: Array, flow: Flow | None, read: bool = False) -> Array:
-        """y itself where the step adapts no sequence. read: x has only the rows that are read."""
+        """y itself where the step adapts no sequence. read: x has only the sampled rows."""
         if flow is None or flow.slots is None:
             return y
         slots, pair = flow.cut(flow.slots) if read else flow.slots, flow.adapters[self.name]

@@ -1,7 +1,7 @@
 """One layer of a model: mixers and a feed-forward part, with norms and a residual stream around them.
 
-What a layer is made of is looked up by the kind of its declaration: `MIXERS`, `FFNS` and `AROUND` are the lists that a new
-kind of layer adds a line to.
+The builder of a part is looked up by the type of its declaration. A new type of layer adds a line to `MIXERS`, `FFNS` or
+`AROUND`.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ AROUND: Mapping[type, Callable[..., Any]] = {spec.LayerEnding: LayerEnding, spec
 
 
 class Block:
-    """One layer. What is to be added to the residual stream, and the stream, in; the same out. No stream: what would be
-    added is all of it."""
+    """One layer. In and out: the addition to the residual stream, and the stream. Without a stream, the addition is the
+    whole."""
 
     def __init__(self, ctx: Context, layer: spec.Layer, weights: Mapping[str, Any], places: Sequence[MixerRef]) -> None:
         """places: of its mixers."""
@@ -110,7 +110,7 @@ class Block:
         return (x, stream) if self._ffn is None else self._only(p, x, stream, flow)
 
     def _only(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array | None]:
-        """The feed-forward part, of what the layer has before it."""
+        """The feed-forward part, applied to the layer's input so far."""
         entered, residual = _add_and_norm(self._ffn_enter, p.get("norms", {}).get("ffn"), x, residual)
         x = self._scale(self._last(p, entered, flow))
         if self._ffn_sum is not None:
@@ -118,7 +118,7 @@ class Block:
         return x, residual
 
     def _mix(self, p: Mapping[Any, Any], x: Array, flow: Flow) -> Array:
-        """The sum of what the mixers give, of the rows that are read."""
+        """The sum of the mixers' outputs, for the sampled rows."""
         parts = []
         for i, (mixer, (before, after)) in enumerate(zip(self.mixers, self._mixer_scales, strict=True)):
             out = mixer(p[i] if self._several else p, _times(x, before), flow)
@@ -135,7 +135,7 @@ class Block:
 
 
 def build_layer(ctx: Context, layer: spec.Layer, weights: Mapping[str, Any], places: Sequence[MixerRef]) -> Any:
-    """A block, in what it is wrapped in."""
+    """A block with its wrapper, if it has one."""
     block = Block(ctx, layer, weights, places)
     if layer.around is None:
         return block
@@ -147,14 +147,14 @@ def _times(x: Array, by: float) -> Array:
 
 
 def _for(ctx: Context, layer: int, mixer: spec.Mixer) -> Context:
-    """What a mixer is built with: its cache may hold the model's own type, where others' do not."""
+    """Context of a mixer: its cache may hold the model's dtype, unlike those of other layers."""
     reads = getattr(mixer, "reads", None)
     skipped = ctx.kv_dtype and sizes.is_skipped(layer if reads is None else reads, mixer, ctx.kv_skip)
     return replace(ctx, kv_dtype="") if skipped else ctx
 
 
 def _add_and_norm(norm: BoundNorm | None, p: Any, x: Array, residual: Array | None) -> tuple[Array, Array]:
-    """What enters a part of a layer, and the residual stream it is made of."""
+    """The input of a layer's part after its norm, and the residual stream."""
     if norm is not None:
         return norm.add(p, x, residual)
     total = x if residual is None else x + residual

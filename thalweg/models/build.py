@@ -25,9 +25,9 @@ from thalweg.quantization.online import Formats, linear_spec
 from thalweg.quantization.registry import scheme
 
 FOREIGN = "thalweg.models.fallback.module:TransformersModel"
-"""Of models that transformers' own modules compute. Loading it loads transformers."""
+"""Module of models that run transformers' own modules. Importing it imports transformers."""
 Model = Any
-"""A `Decoder`, or what stands in its place for classes of transformers. Public parts: spec, groups, layouts, layer_group,
+"""A `Decoder`, or a `TransformersModel` with the same interface. Public parts: spec, groups, layouts, layer_group,
 attention, vocab, hidden, dtype, adapters, max_len, specs, rename, forward, logits, and where it `has_argmax`, argmax."""
 
 
@@ -83,5 +83,5 @@ def resolve_scheme(use: Scheme, binder: Binder, dtype: str, width: int) -> Schem
 
 
 def gains(binder: Binder, dtype: str, width: int, form: WeightFormat) -> bool:
-    """Would linear layers of this format be run by a kernel that is the best way there? width: of their inputs."""
+    """Does a kernel run linear layers of this format, faster than its alternatives? width: of their inputs."""
     return binder.gains(linear, dtype=dtype, in_features=width, out_features=width, **linear_spec(form))

@@ -1,4 +1,4 @@
-"""What layers are built with: the device's kernels and attention, the mesh of ranks that divides them, and the sizes."""
+"""The build context of layers: the device's kernels and attention, the mesh of ranks, and sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from thalweg.quantization.online import DENSE_FORMATS
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Layers read it while they are built and keep only what they bound."""
+    """Layers read it while they are built and keep only their bound ops."""
 
     binder: Binder
     attention: Sequence[AttentionBackend]
@@ -29,25 +29,25 @@ class Context:
     """Longest sequence served, in tokens."""
     block_tokens: int
     formats: Scheme = DENSE_FORMATS
-    """What linear layers hold their weights in."""
+    """Formats of linear layers' weights."""
     kv_dtype: str = ""
-    """What caches hold (`AttnSpec.kv_dtype`)."""
+    """The dtype of caches (`AttnSpec.kv_dtype`)."""
     kv_skip: tuple[str, ...] = ()
-    """Layers whose caches hold the model's type, as `sizes.skipped` has them."""
+    """Layers with caches of the model's dtype, as in `sizes.skipped`."""
     state_tokens: int = 1
     """The distance, in tokens, at which states of recurrent layers are kept for others: a multiple of block_tokens."""
     spare_states: bool = False
     """Steps verify drafts: sequences have spare blocks for states of recurrent layers (`KVSpec.spare`)."""
     encoders: Context | None = None
-    """What encoders of images and sounds are built with, where they do not run in the queue of the steps."""
+    """Context of the vision and audio encoders, where they do not run in the queue of the steps."""
     adapters: AdapterPlan | None = None
-    """What is planned for low-rank adapters of linear layers. None: they have none."""
+    """The plan for low-rank adapters of linear layers. None: no adapters."""
 
     def bind(self, op: Op, **spec: Any) -> BoundOp:
         return self.binder.bind(op, dtype=self.dtype, **spec)
 
     def format(self, weight: Weight) -> WeightFormat:
-        """What a parameter is held in. UnsupportedModelError if its tensors differ and it must be one."""
+        """The format of a parameter. UnsupportedModelError if its tensors differ and it must have one format."""
         found = {self.formats.of(weight.role, s.name): s.name for s in weight.sources}
         if len(found) > 1:
             (a, first), (b, second), *_ = found.items()

@@ -77,10 +77,10 @@ def _build_ends(ctx: Context, s: spec.ModelSpec, weights: Mapping[str, Any]) -> 
 
 
 class Decoder:
-    """A model: what `build` returns. Holds no tensors; parameters and caches are passed."""
+    """A model: the result of `build`. Holds no tensors; parameters and caches are passed."""
 
     reader = None
-    """What reads its parameters from files, where that is not `models.files.Files`."""
+    """Reader of its parameters from files, if other than `models.files.Files`."""
 
     def __init__(self, ctx: Context, s: spec.ModelSpec) -> None:
         self.spec, self.mesh, self.max_len, self.formats = s, ctx.mesh, ctx.max_len, ctx.formats
@@ -114,7 +114,7 @@ class Decoder:
         self._pooler = None if s.pooling is None else Pooler(ctx, s.pooling, s.hidden)
         self._classes, self._dense, self._lexical = ends.get("classes"), ends.get("dense"), ends.get("lexical")
         self.vision, self.audio, self._speech = ends.get("vision"), ends.get("audio"), ends.get("speech")
-        """Encoders. The steps of the first two are executables of their own, over the parameters under their keys."""
+        """Encoders. Steps of the first two are separate executables, with the parameters under their keys."""
         self.specs: dict[str, Any] = {
             "rope": {i: _table_spec(rope, ctx.max_len) for i, rope in enumerate(ropes)},
             "embed": self._embed.specs,
@@ -144,7 +144,7 @@ class Decoder:
         return all(b.mixers[0].spec.spans for layer, b in zip(self.spec.layers, self.blocks, strict=True) if _spans(layer))
 
     def rename(self, name: str) -> str | None:
-        """A checkpoint's tensor name as the layers know it; None for tensors that hold nothing of their own."""
+        """A checkpoint's tensor name as the layers know it; None for redundant tensors."""
         return self.spec.rename(name)
 
     def forward(
@@ -158,12 +158,12 @@ class Decoder:
         taps: dict[int, Array] | None = None,
     ) -> tuple[Array, list[Array]]:
         """The hidden states [T, hidden] after the final norm, and the new caches, one per mixer. Token ids are known:
-        batch.tokens holds no ON_DEVICE. Where the model tells types of tokens apart, one of type n is its id + n * vocab.
+        batch.tokens holds no ON_DEVICE. Where the model has token types, a token of type n is encoded as its id + n * vocab.
 
-        rows i32[R]: those that are read, [R, hidden]. What follows the last mixer of tokens is computed of no others.
+        rows i32[R]: sampled rows, for a result [R, hidden]. After the last mixer, only these rows are computed.
         adapters: those in the state, where the model is built with some. replays: of a step that verifies drafts, filled with
-        what `layers.recurrent.settle` needs to take the states of recurrent layers to the accepted tokens. taps: its keys are
-        layers; it gets the hidden states [T, hidden] after each, before any final norm. Not with rows."""
+        the inputs of `layers.recurrent.settle`, which moves the states of recurrent layers to the accepted tokens. taps: its
+        keys are layers; it gets the hidden states [T, hidden] after each, before any final norm. Not with rows."""
         x, flow = self.prepare_inputs(params, batch, kv, params.get("rope", {}))
         flow.replays = replays
         if adapters:
@@ -193,8 +193,8 @@ class Decoder:
     def prepare_inputs(
         self, params: Any, batch: StepBatch, kv: Sequence[Array], tables: Mapping[int, Any]
     ) -> tuple[Array, Flow]:
-        """What enters the first layer, [T, hidden] or all streams [T, n, hidden], and what flows beside it. tables: as Flow
-        has them."""
+        """The first layer's input, [T, hidden] or all streams [T, n, hidden], and the step's `Flow`. tables: as Flow has
+        them."""
         laid = _overlay_vectors(batch)
         x, inputs = self._embed_tokens(params, batch, laid), None
         if self._inputs is not None:
@@ -212,7 +212,7 @@ class Decoder:
         return x, flow
 
     def _along_axes(self, params: Any, flow: Flow) -> None:
-        """Where positions have several axes, each token has a row of its own in the rotary tables."""
+        """With several position axes, each token has a separate row in the rotary tables."""
         batch, axes = flow.batch, flow.batch.get(Axes)
         if axes is None or "axes" not in params:
             return
@@ -239,8 +239,8 @@ class Decoder:
         return x
 
     def metadata(self, batch: StepBatch, shape: StepShape | None) -> tuple[Mapping[str, Any], ...]:
-        """Host work for each group, as `AttentionBackend.metadata` does it: what `batch.metadata` is filled with. ValueError:
-        the step lacks a part that the model cannot do without."""
+        """Host work for each group, as in `AttentionBackend.metadata`: the values of `batch.metadata`. ValueError: the step
+        lacks a part that the model requires."""
         top = max(g.top for g in self.groups)
         if top and batch.get(Sparse) is None and (batch.context + batch.query > top).any():
             raise ValueError(f"StepBatch.parts: tokens see more than the {top} that they read, and Sparse is missing")
@@ -250,7 +250,7 @@ class Decoder:
 
     @property
     def pools(self) -> bool:
-        """Does the model give a vector per sequence, or a number per class, in place of tokens?"""
+        """Is the output a vector per sequence, or a number per class, rather than tokens?"""
         return self._pooler is not None
 
     def pooled_rows(self, batch: StepBatch) -> Array | None:
@@ -287,15 +287,15 @@ class Decoder:
         return self._head is not None and self._head.has_argmax
 
     def argmax(self, params: Any, x: Array) -> tuple[Array, Array]:
-        """x [N, hidden] of `forward` -> (tokens i32[N] of the largest logits, these f32[N]): what `logits` would give, but
-        faster. Only where the model `has_argmax`."""
+        """x [N, hidden] of `forward` -> (tokens i32[N] of the largest logits, these f32[N]): equal to the argmax of `logits`,
+        but faster. Only where the model `has_argmax`."""
         assert self._head is not None
         return self._head.argmax(params["head"], x)
 
 
 def _overlay_vectors(batch: StepBatch) -> Array | None:
-    """The vector of each token that has one, f32[T, hidden * n], zeros for others; None if no token has. Beyond the first
-    `hidden` values there are those that are added to what the first layers give."""
+    """The vector of each token that has one, f32[T, hidden * n], zeros for others; None if no token has. Values after the first
+    `hidden` are added to the outputs of the first layers."""
     overlays = batch.get(Overlays)
     if overlays is None:
         return None

@@ -1,6 +1,6 @@
-"""The attention function that transformers' modules call in place of theirs, and what it may be told.
+"""The attention function that replaces the one of transformers' modules, and its supported arguments.
 
-Whatever a class passes to its attention and is not known here refuses the class: what is ignored would make another model.
+An unknown argument of a class's attention rejects the class: without it the model would compute something else.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from thalweg.errors import UnsupportedModelError
 NAME = "thalweg"
 """Of the attention implementation that served modules have. There is no mask function of this name, so no masks are made."""
 PROBED = "thalweg-probed"
-"""The same while a class is looked at: its masks are made, and read."""
+"""The same for probing: masks are made, and read."""
 HANDED = "thalweg_sink"
-"""Name of the argument in which a call of the module hands on who takes its attention."""
+"""Argument of the module's call that passes the `AttentionHandler` on to its layers."""
 UNDERSTOOD = frozenset({"sliding_window", "softcap", "s_aux", "is_causal"})
-"""Arguments that change what attention computes, and are heeded."""
+"""Supported arguments that change attention."""
 WITHOUT_MEANING = frozenset({
     "cache_position", "output_attentions", "output_hidden_states", "output_router_logits", "position_ids", "return_dict",
     "use_cache", "position_embeddings", "logits_to_keep", "deterministic", "num_items_in_batch", "layer_idx",
@@ -30,7 +30,7 @@ WITHOUT_MEANING = frozenset({
 
 
 class AttentionHandler(Protocol):
-    """Who takes the attention of a module's layers."""
+    """The handler of a module's attention layers."""
 
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, said: Mapping[str, Any]
@@ -42,15 +42,15 @@ def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: Any = None,
     dropout: float = 0.0, **said: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """As transformers calls it. UnsupportedModelError names an argument that is not known."""
+    """As transformers calls it. UnsupportedModelError names an unknown argument."""
     sink: AttentionHandler | None = said.pop(HANDED, None)
     if sink is None:
-        raise UnsupportedModelError("its layers do not hand on what a call of the model is given")
+        raise UnsupportedModelError("its layers do not pass the arguments of the model's call on")
     if dropout:
         raise UnsupportedModelError(f"its attention drops weights (dropout {dropout!r:.20})")
     for name, value_of in said.items():
         if name not in UNDERSTOOD and name not in WITHOUT_MEANING and value_of is not None and value_of is not False:
-            raise UnsupportedModelError(f"its attention is told {name!r}, which this version does not know")
+            raise UnsupportedModelError(f"its attention has the argument {name!r}, which this version does not support")
     return sink.attend(module, query, key, value, attention_mask, {**said, "scaling": scaling}), None
 
 

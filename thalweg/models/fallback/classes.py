@@ -1,4 +1,4 @@
-"""Classes of transformers: found by name, made without memory, with what they compute for themselves."""
+"""Classes of transformers: found by name, and built on the meta device, with real values for the buffers that they compute."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OURS = (
 """Keys of a configuration that were put there by this engine, are refused before, or are not the file's to say: which code
 runs."""
 CHANGING = ("dynamic", "longrope")
-"""Rotary positions whose frequencies follow the longest sequence at hand. Here they follow the longest served."""
+"""Rotary positions with frequencies that follow the longest sequence in the batch. Here they follow the longest served."""
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -74,7 +74,7 @@ def find(name: str) -> type[PreTrainedModel]:
         raise LookupError(f"transformers {transformers.__version__} has no class of this name that generates text either")
     if name.endswith("ForConditionalGeneration"):
         raise UnsupportedModelError(
-            f"config.json: architectures: {name}: the fallback to transformers serves models of text alone, and this is one of "
+            f"config.json: architectures: {name}: the fallback to transformers only serves text-only models, and this one has "
             "several modalities"
         )
     found: type[PreTrainedModel] = getattr(transformers, name)
@@ -82,8 +82,8 @@ def find(name: str) -> type[PreTrainedModel]:
 
 
 def make(config: Mapping[str, Any], dtype: str, length: int = 0) -> MetaModel:
-    """The model of a config.json. length: of the longest sequence served; 0 = what the model is made for. CheckpointError
-    where the class does not take the configuration."""
+    """The model of a config.json. length: of the longest sequence served; 0 = the model's maximum. CheckpointError where the
+    class rejects the configuration."""
     architecture = str(config["architectures"][0])
     kind = find(architecture)
     attention.register()
@@ -117,19 +117,19 @@ def make(config: Mapping[str, Any], dtype: str, length: int = 0) -> MetaModel:
 
 
 def head_alone(model: Any) -> nn.Module:
-    """A model's head with what surrounds it: called with `inputs_embeds`, the hidden states [1, N, hidden], it gives an output
-    with `logits`. So scales and caps of logits are the class's own."""
+    """A model's head with its surroundings: called with `inputs_embeds`, the hidden states [1, N, hidden], it gives an output
+    with `logits`. Scales and caps of logits are those of the class."""
     alone = object.__new__(type(model))
     alone.__dict__ = dict(model.__dict__)
     alone._modules = dict(model._modules)
     if model.base_model_prefix not in alone._modules:
-        raise UnsupportedModelError(f"{type(model).__name__}: its head cannot be told from the rest")
+        raise UnsupportedModelError(f"{type(model).__name__}: its head cannot be separated from the rest")
     alone._modules[model.base_model_prefix] = _Given(alone._modules[model.base_model_prefix])
     return alone  # type: ignore[no-any-return]
 
 
 class _Given(nn.Module):
-    """In place of a model without its head, and of models that this is made of: gives what it is given."""
+    """Replaces a headless model, and models that it contains: returns its input."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ from thalweg.models.registry import WRAPPERS
 from thalweg.models.weights import Role
 
 ATTENDING = frozenset({"full_attention", "sliding_attention"})
-"""Types of layers that attend, and keep keys and values alone."""
+"""Types of layers with attention only: their state is keys and values."""
 
 
 def build_spec(config: Mapping[str, Any]) -> TransformersSpec:
@@ -58,7 +58,7 @@ def _build_spec(text: str) -> TransformersSpec:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a model without memory showed."""
+    """Findings of a probe on the meta device."""
 
     calls: list[probe.AttentionCall]
     """Attention of its layers, in order."""
@@ -67,8 +67,8 @@ class ProbeResult:
 
 
 def looked_at(made: classes.MetaModel, name: str) -> ProbeResult:
-    """Attention as a run with masks shows it, and one without repeats, which is how it is served. Linear layers whose weight
-    nothing else takes, but for the embedding's."""
+    """Attention by a run with masks, and by a run without masks or repeats, which is how it is served. Linear layers with a
+    weight that no other module reads, except the embedding."""
     entry, seen = made.model.get_input_embeddings().weight, LinearUsage()
     try:
         with stub_linears(made.model, seen):
@@ -82,8 +82,8 @@ def looked_at(made: classes.MetaModel, name: str) -> ProbeResult:
         raise UnsupportedModelError(f"{name}: the fallback to transformers does not serve it: {e}") from e
     except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError, KeyError, IndexError) as e:
         raise UnsupportedModelError(
-            f"{name}: the fallback to transformers does not serve it: it cannot run without looking at values, or by tokens "
-            f"alone ({' '.join(str(e).split())[:160]})"
+            f"{name}: the fallback to transformers does not serve it: it cannot run without looking at values, or with tokens "
+            f"only ({' '.join(str(e).split())[:160]})"
         ) from e
     differ = next((a for a, b in zip(calls, served, strict=False) if a != b), None)
     if differ is not None or len(calls) != len(served):
@@ -128,7 +128,7 @@ def _width(model: Any, settings: Any) -> int:
 
 
 def _collect_tensors(model: Any, exchanged: tuple[str, ...]) -> tuple[tuple[ModuleParameter, ...], tuple[ModuleParameter, ...]]:
-    """Every tensor of the state, a tied one once, and the weights of products that are computed elsewhere."""
+    """Every tensor of the state, a tied one once, and the weights of the layers that ops compute."""
     entry, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     kept, first, made, products = (
         classes.float32_kept(model),

@@ -1,7 +1,7 @@
-"""The experts function that transformers' modules call in place of their own loops, whose shapes depend on values.
+"""The experts function that replaces the loops of transformers' modules, which have shapes that depend on values.
 
-Where a module's experts are what `ops.experts` computes, and the device has a kernel for it, that is called. Others are sorted
-by expert, and all products with one expert are made at once, as transformers does it.
+Where `ops.experts` can compute a module's experts, and the device has a kernel for it, the op is called. Other experts are
+sorted, and all products with one expert are computed at once, as in transformers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers.integrations import moe
 
 NAME = "thalweg"
 OWN = "thalweg_experts"
-"""Attribute of a module whose experts are computed by `ops.experts`."""
+"""Attribute of a module with experts computed by `ops.experts`."""
 PARTS = ("gate_up_proj", "down_proj")
 _ACTS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
@@ -41,7 +41,7 @@ def exchange(model: Any) -> None:
 
 
 def expert_activations(model: nn.Module) -> Mapping[str, str]:
-    """Of the modules whose experts are what `ops.experts` computes, by name: the activation."""
+    """Name of each module with experts that `ops.experts` can compute -> its activation."""
     found = {name: _act(m) for name, m in model.named_modules() if hasattr(m, "is_concatenated")}
     return {name: act for name, act in found.items() if act}
 

@@ -29,13 +29,13 @@ class _ConversionGroup:
     """Tensors of a checkpoint that together make one or several parameters."""
 
     target: str
-    """The first of these."""
+    """The first target parameter."""
     converter: Any
-    """What transformers converts them with, as it was before any tensor."""
+    """Transformers' converter for them, before it has read any tensor."""
     parts: list[tuple[str, str]] = field(default_factory=list)
     """(pattern, name in the files), in the order of conversion."""
     wanted: int = 0
-    """Parameters that are still to be asked for."""
+    """Parameters not yet requested."""
 
     def convert(self, model: Any, read: Read) -> dict[str, Tensor]:
         converter = copy.deepcopy(self.converter)
@@ -73,10 +73,10 @@ class ConvertedFiles:
         return value.to(kind).reshape(spec.shape(1)).contiguous()
 
     def locate(self, spec: ParamSpec, rank: int) -> None:
-        """Values are made anew."""
+        """Nothing to do: values are computed again."""
 
     def read_packed(self, spec: ParamSpec, rank: int) -> None:
-        """Nothing is packed: the module's products take weights as they are."""
+        """Nothing to do: the module's products use unpacked weights."""
 
     def _read_tensor(self, name: str) -> Tensor:
         return as_tensor(self._checkpoint.read(name), self._checkpoint.entry(name)[0])
@@ -86,7 +86,7 @@ class ConvertedFiles:
         return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
 
     def _assign(self, spec: Any) -> list[str]:
-        """Every tensor of the files to the parameter it is part of. Names that are part of none."""
+        """Assign every tensor of the files to its parameter. Returns names without a parameter."""
         mapping = get_model_conversion_mapping(self._model)
         renamings = [m for m in mapping if isinstance(m, WeightRenaming)]
         converters = [m for m in mapping if isinstance(m, WeightConverter)]
@@ -147,7 +147,7 @@ class ConvertedFiles:
                 self._of[name] = self._of[other]
 
     def _tied_parameters(self) -> dict[str, list[str]]:
-        """Parameter -> the others that are the same tensor."""
+        """Parameter -> other names of the same tensor."""
         same: dict[int, list[str]] = {}
         for name, tensor in self._model.state_dict(keep_vars=True).items():
             same.setdefault(id(tensor), []).append(name)

@@ -1,4 +1,4 @@
-"""What a class's mask lets a token see, read from the function that transformers makes the mask of."""
+"""The attention pattern of a class, read from the mask function that transformers calls."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from thalweg.errors import UnsupportedModelError
 from thalweg.models.fallback.attention import PROBED
 
 FULL, BOTH = 0, -1
-"""Kinds of masks beside windows, which are their number of tokens: all before a token, and all of its sequence."""
+"""Kinds of masks other than windows (a number of tokens): causal, and bidirectional."""
 _MARK = "thalweg_sees"
 _FAR = 64
 """Positions tried of masks that name no size."""
 
 
 def read_mark(mask: Tensor | None) -> int | None:
-    """What was read of a mask that a layer is given. None: it is none of those that were made here. UnsupportedModelError: it
-    means nothing that is served. Some classes make masks that no layer uses."""
+    """The pattern of a layer's mask. None: the mask was not made here. UnsupportedModelError: the pattern is not supported. It
+    is raised here, because some classes make masks that no layer uses."""
     found = getattr(mask, _MARK, None)
     if isinstance(found, UnsupportedModelError):
         raise found
@@ -34,7 +34,7 @@ def _build_mask(
     mask_function: Callable[..., Any] | None = None, attention_mask: Tensor | None = None, local_size: int | None = None,
     device: Any = "meta", **more: Any,
 ) -> Tensor:  # fmt: skip
-    """As transformers calls it for a mask: one without values, that is marked with what it means."""
+    """As transformers calls it for a mask: a mask without values, marked with its pattern."""
     mask = torch.empty(batch_size, 1, q_length, kv_length, dtype=torch.bool, device="meta")
     try:
         meant: int | UnsupportedModelError = read(mask_function, local_size)
@@ -45,7 +45,7 @@ def _build_mask(
 
 
 def read(function: Callable[..., Any] | None, size: int | None) -> int:
-    """FULL, BOTH, or tokens of a window. size: that the class names. UnsupportedModelError: it is none of these."""
+    """FULL, BOTH, or tokens of a window. size: the class's window. UnsupportedModelError: another pattern."""
     if function is None:
         return FULL
     edge = min(size or 0, 1 << 20)

@@ -1,4 +1,4 @@
-"""A model that transformers' own module computes, on the paged step: what `models.decoder.Decoder` is for families."""
+"""A model computed by transformers' own module, on the paged step: the counterpart of `models.decoder.Decoder`."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ class TransformersModel:
 
     @torch.inference_mode()
     def check(self, params: Any) -> None:
-        """Two sequences side by side, twice: what the second gives must not depend on the first, nor on tokens after it.
-        UnsupportedModelError if it does. This is a run of the loaded module, so it sees what a look at its class may miss."""
+        """Two concatenated sequences, twice: the result of the second must not depend on the first, nor on later tokens.
+        UnsupportedModelError if it does. This runs the loaded module, and finds faults that probing its class may miss."""
         where = next(iter(params["module"].values()))
         if not isinstance(where, Tensor):
             return
@@ -139,8 +139,8 @@ class TransformersModel:
         difference, size = (rows[0] - rows[1]).abs().max(), rows[0].abs().max()
         if not difference <= 0.02 * size:  # NaN too
             raise UnsupportedModelError(
-                f"{type(self.module).__name__}: the fallback to transformers does not serve it: run beside other requests it "
-                "gives something else than alone"
+                f"{type(self.module).__name__}: the fallback to transformers does not serve it: its results change with other "
+                "requests in the batch"
             )
 
     def _inside(self, params: Any) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class TransformersModel:
         return x.index_select(0, row).to(torch.float32)
 
     def _tied_parameters(self) -> list[tuple[str, str]]:
-        """Parameters of the head that are the embedding too: (name there, name held)."""
+        """Parameters of the head that share the embedding's tensor: (name there, name held)."""
         state = self.module.state_dict(keep_vars=True)
         held = {id(state[h.name]): h.name for h in self.spec.held}
         outside = ((n, held.get(id(t), n)) for n, t in state.items() if not n.startswith(self._prefix))
@@ -199,7 +199,7 @@ class TransformersModel:
 
 
 class _Paged:
-    """Takes the attention of one step's layers: keys and values go to the caches, queries see what is in their sequence."""
+    """Handles the attention of one step's layers: keys and values go to the caches, queries attend within their sequence."""
 
     def __init__(self, model: TransformersModel, batch: StepBatch, caches: list[Array]) -> None:
         self._model, self._batch, self.caches = model, batch, caches
@@ -223,7 +223,7 @@ class _Paged:
 
 
 class UncachedAttention:
-    """Takes attention of sequences that lie side by side, whole, and computes it plainly: no caches."""
+    """Handles attention over whole concatenated sequences, and computes it plainly, without caches."""
 
     def __init__(self, lengths: Sequence[int], sees: Sequence[int], at: Mapping[int, int]) -> None:
         self._lengths, self._sees, self._at = lengths, sees, at

@@ -1,5 +1,5 @@
-"""What a class of transformers does, seen by running it once on arrays without memory: which attention it has, layer by layer,
-and whether its shapes follow from those of a step."""
+"""Probing of a transformers class by a run on the meta device: the attention of each layer, and whether its shapes follow from
+those of a step."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class AttentionCall:
 
 @dataclass(slots=True)
 class AttentionProbe:
-    """Takes the attention of a probed module, and writes it down."""
+    """Handles the attention of a probed module, and records the calls."""
 
     names: Mapping[int, str]
     known: Mapping[str, int] | None
-    """What the tokens of each layer see, as an earlier run with masks showed it. None: this is that run."""
+    """The attention pattern of each layer, from an earlier run with masks. None: this is that run."""
     calls: list[AttentionCall] = field(default_factory=list)
 
     def attend(
@@ -59,7 +59,7 @@ class AttentionProbe:
         name = self.names.get(id(module), type(module).__name__)
         sees = _sees(mask, module, said) if self.known is None else self.known.get(name, masks.FULL)
         if self.known is not None and mask is not None:
-            raise UnsupportedModelError("it makes or changes masks of its own")
+            raise UnsupportedModelError("it makes or changes masks by itself")
         made = read(name, q, k, v, said, sees)
         if any(c.name == name for c in self.calls):
             raise UnsupportedModelError(f"{name} attends more than once in a step")
@@ -68,7 +68,7 @@ class AttentionProbe:
 
 
 def read(name: str, q: Tensor, k: Tensor, v: Tensor, said: Mapping[str, Any], sees: int) -> AttentionCall:
-    """One call as it is declared. UnsupportedModelError where tokens are not what a step has, or a factor is an array."""
+    """The declaration of one call. UnsupportedModelError for another number of tokens than the step's, or an array as scale."""
     tokens = q.shape[2]
     if q.dim() != 4 or q.shape[0] != 1 or k.shape[2] != tokens or v.shape[2] != tokens:
         raise UnsupportedModelError(
@@ -87,7 +87,7 @@ def read(name: str, q: Tensor, k: Tensor, v: Tensor, said: Mapping[str, Any], se
 
 
 def _sees(mask: Tensor | None, module: nn.Module, said: Mapping[str, Any]) -> int:
-    """What a token of this layer sees: what its mask says, or where it has none, its arguments."""
+    """Attention pattern of this layer: by its mask, or without one by its arguments."""
     window = said.get("sliding_window") or masks.FULL
     causal = said.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
@@ -95,14 +95,14 @@ def _sees(mask: Tensor | None, module: nn.Module, said: Mapping[str, Any]) -> in
         return window if causal else masks.BOTH
     sees = masks.read_mark(mask)
     if sees is None:
-        raise UnsupportedModelError("it makes or changes masks of its own")
+        raise UnsupportedModelError("it makes or changes masks by itself")
     if window not in (masks.FULL, sees):
         raise UnsupportedModelError(f"its mask and its arguments differ: a window of {window}, and {sees}")
     return sees
 
 
 class TokenMixDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """UnsupportedModelError for operations that mix tokens. Sees whether positions are read, or counted anew."""
+    """UnsupportedModelError for operations that mix tokens. Records whether positions are read, or recounted."""
 
     def __init__(self, positions: Tensor | None, products: LinearUsage | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -123,8 +123,8 @@ class TokenMixDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def run(base: nn.Module, known: Mapping[str, int] | None = None, products: LinearUsage | None = None) -> list[AttentionCall]:
     """The attention calls of one step of `TOKENS` tokens, in order. base: on the meta device, without its head. known: as in
-    `AttentionProbe`; where it is given the model runs as it will be served, without masks. products: is told what tensors are
-    taken."""
+    `AttentionProbe`. With it the model runs as it will be served, without masks. products: records the linear layers' use of
+    tensors."""
     conv = next((name for name, m in base.named_modules() if isinstance(m, nn.Conv1d)), None)
     if conv is not None:
         raise UnsupportedModelError(f"it has {MIXES['convolution']} ({conv}), which would mix requests")

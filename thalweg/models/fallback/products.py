@@ -1,5 +1,5 @@
-"""Products of a module that thalweg's own ops compute, and so its kernels: those of plain `nn.Linear` layers whose weight
-nobody else reads, and of experts."""
+"""Products of a module computed by thalweg's ops and kernels: plain `nn.Linear` layers with a weight that no other module
+reads, and experts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from thalweg.models.weights import ParamSpec
 
 
 def plain(model: nn.Module) -> dict[str, nn.Linear]:
-    """Linear layers that are nothing else, by name."""
+    """Linear layers of the exact class, by name."""
     return {name: m for name, m in model.named_modules() if type(m) is nn.Linear}
 
 
 @dataclass(slots=True)
 class LinearUsage:
-    """What became of linear layers while a model without memory ran."""
+    """Use of linear layers' weights during a run on the meta device."""
 
     called: dict[str, int] = field(default_factory=dict)
     """Name -> identity of the weight, of those that were called."""
@@ -34,7 +34,7 @@ class LinearUsage:
     """Identities of tensors that other operations took."""
 
     def exchangeable(self, may: int) -> tuple[str, ...]:
-        """Names of layers whose weight served for nothing else. may: of the one weight that may (an embedding's)."""
+        """Names of layers with a weight of no other use. may: id of the one weight with other uses allowed (an embedding's)."""
         return tuple(name for name, weight in self.called.items() if weight not in self.others or weight == may)
 
 
@@ -54,7 +54,7 @@ def stub_linears(model: nn.Module, seen: LinearUsage) -> Iterator[None]:
 def _shape(name: str, layer: nn.Linear, seen: LinearUsage) -> Any:
     def forward(input: Tensor) -> Tensor:
         if input.shape[-1] != layer.in_features:
-            raise RuntimeError(f"{name} takes {layer.in_features} values, not {input.shape[-1]}")
+            raise RuntimeError(f"{name} expects {layer.in_features} values, not {input.shape[-1]}")
         seen.called[name] = id(layer.weight)
         return input.new_empty(*input.shape[:-1], layer.out_features)
 
@@ -107,7 +107,7 @@ class Products:
 
     @contextmanager
     def bind_params(self, params: Mapping[str, Any]) -> Iterator[None]:
-        """params: what `specs` were loaded to."""
+        """params: the loaded values of `specs`."""
         self._now = params
         try:
             yield

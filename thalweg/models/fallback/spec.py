@@ -13,12 +13,12 @@ UNRELIABLE = (
     "served through transformers' own module: batch invariance, seeds across batches and exact reuse of cached prefixes do not "
     "hold"
 )
-"""What a plan and the log say of every such model."""
+"""Warning in the plan and the log of every such model."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpaqueFFN:
-    """What lies between attention layers, as far as a step's temporaries are counted by it."""
+    """The part between attention layers, as far as it counts for a step's temporaries."""
 
     width: int
 
@@ -35,11 +35,11 @@ class ModuleParameter:
     """(): a single number, which is read as a vector of one."""
     role: Role = "plain"
     dtype: str = ""
-    """What it is kept in, whatever the model's dtype; "" = that."""
+    """The dtype in memory, whatever the model's dtype; "" = the model's."""
     source: str = ""
     """The parameter that it is too, and is read as; "" = itself."""
     act: str = ""
-    """Of the weights of experts, whose shape is [experts, outputs, inputs]: their activation, as `ops.experts` names it."""
+    """Activation of experts by this weight, [experts, outputs, inputs], as `ops.experts` names it."""
 
     @property
     def weight(self) -> Weight:
@@ -61,8 +61,8 @@ class ModuleParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersSpec(ModelSpec):
-    """The spec of a class of transformers. What its layers are made of is the module's own; declared is what is kept of a
-    sequence, and what is read of a checkpoint."""
+    """The spec of a class of transformers. The module defines its layers. Declared are the state per sequence, and the
+    tensors read from a checkpoint."""
 
     config: dict[str, Any] = field(default_factory=dict, compare=False)
     """config.json, as it was read."""
