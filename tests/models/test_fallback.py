@@ -170,7 +170,7 @@ def test_settings_that_a_module_cannot_honour_are_refused(args, words, tmp_path)
         ({"architectures": ["BartForCausalLM"], "decoder_layers": 1, "d_model": 64}, "counts the tokens of a step"),
         ({"architectures": ["BertLMHeadModel"]}, "see those after them"),
         ({"architectures": ["MambaForCausalLM"]}, r"a convolution over tokens \(layers\.0\.mixer\.conv1d\)"),
-        ({"architectures": ["DogeForCausalLM"]}, "masks of its own"),
+        ({"architectures": ["DogeForCausalLM"]}, "masks by itself"),
         ({"architectures": ["DiffLlamaForCausalLM"]}, "attends more than once"),
         ({"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention"]}, "layers of type linear_attention"),
         ({"architectures": ["LlavaForConditionalGeneration"]}, "several modalities|not supported"),
@@ -194,13 +194,13 @@ def test_an_argument_of_attention_that_is_not_known_is_refused_by_its_name():
     seen = probe.AttentionProbe({}, None)
     call = {"scaling": 1.0, attention.HANDED: seen}
     for said, words in (
-        ({"position_bias": q}, "'position_bias', which this version does not know"),
+        ({"position_bias": q}, "'position_bias', which this version does not support"),
         ({"dropout": 0.1}, "drops weights"),
         ({"softcap": q}, "softcap is a Tensor"),
     ):
         with pytest.raises(UnsupportedModelError, match=words):
             attention.attend(torch.nn.Module(), q, q, q, None, **{**call, **said})
-    with pytest.raises(UnsupportedModelError, match="do not hand on"):
+    with pytest.raises(UnsupportedModelError, match="do not pass the arguments"):
         attention.attend(torch.nn.Module(), q, q, q, None)
     assert not seen.calls
     attention.attend(torch.nn.Module(), q, q, q, None, position_bias=None, use_cache=False, **call)
@@ -228,7 +228,7 @@ def test_a_module_that_mixes_requests_is_found_when_it_is_loaded(tmp_path):
     norm = rig.model.module.model.layers[0].input_layernorm
     for mixed in (lambda m, i, o: o + o.mean(1, keepdim=True), lambda m, i, o: o + o.roll(1, 1), lambda m, i, o: o * np.nan):
         handle = norm.register_forward_hook(mixed)
-        with pytest.raises(UnsupportedModelError, match="beside other requests"):
+        with pytest.raises(UnsupportedModelError, match="change with other requests"):
             rig.model.check(rig.params)
         handle.remove()
 

@@ -212,7 +212,7 @@ def test_dummy_weights_are_reproducible_and_need_no_files(tmp_path):
         if spec.sources and spec.weight.fill == "normal":
             assert not torch.equal(x, z)
             assert x.std() < 0.03
-    with pytest.raises(ConfigError, match="load_format: 'pt' is none of"):
+    with pytest.raises(ConfigError, match="load_format: unknown format 'pt'; supported: "):
         load_params(model(path), path, DEVICE, load_format="pt")
 
 

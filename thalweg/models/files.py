@@ -39,7 +39,7 @@ class Files:
         self._stored = _stored_names(checkpoint, model)
         self._adapted = MergedAdapter(model.spec.adapter, self._stored, model.rename)
         if self._format is not None and self._adapted.names:
-            raise CheckpointError(f"{checkpoint.path}: this version adds adapters to dense matrices alone")
+            raise CheckpointError(f"{checkpoint.path}: this version adds adapters to dense matrices only")
         self._check(model)
 
     def read(self, spec: ParamSpec, rank: int) -> torch.Tensor | QTensor:
@@ -129,7 +129,7 @@ class Files:
             self._checkpoint.forget(name)
 
     def _quantized_source(self, source: Source) -> Source | None:
-        """The quantised matrix of whose rows a dense source is made, where the checkpoint has no tensor of its name."""
+        """The quantised matrix with the rows of a dense source, where the checkpoint has no tensor of its name."""
         view = source.within
         if self._format is None or view is None or not view.run or source.name in self._stored:
             return None
@@ -319,7 +319,7 @@ def _cut(w: QTensor, rows: slice | None, columns: slice | None, name: str) -> QT
 
 
 def _undone(w: QTensor) -> torch.Tensor:
-    """The float32 matrix that gives of a layer's inputs what w gives of them reordered and smoothed."""
+    """The float32 matrix that maps a layer's plain inputs as w maps them reordered and smoothed."""
     dense = dequantise(w.data, w.format.group, torch.float32)
     if "in_scale" in w.data:
         dense = dense * w.data["in_scale"].reshape(1, -1)
@@ -329,7 +329,7 @@ def _undone(w: QTensor) -> torch.Tensor:
 
 
 def as_tensor(values: np.ndarray, dtype: str) -> torch.Tensor:
-    """Stored values as a tensor of their own type, which numpy may lack."""
+    """Stored values as a tensor of the stored dtype, which numpy may lack."""
     raw = torch.from_numpy(np.require(values, requirements=["C", "ALIGNED"]).copy())
     return raw.view(getattr(torch, dtype)) if values.ndim else raw.reshape(1).view(getattr(torch, dtype)).reshape(())
 
@@ -347,5 +347,5 @@ def _copy(out: torch.Tensor, part: np.ndarray, dtype: torch.dtype) -> None:
 
 
 def some(names: list[str], most: int = 4) -> str:
-    """Names for a message, the first few of them."""
+    """Names for a message: the first `most`."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

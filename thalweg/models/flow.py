@@ -1,4 +1,4 @@
-"""What flows through the layers of one step beside the hidden states: the one context that every layer is called with."""
+"""The context of one step that every layer is called with, in addition to the hidden states."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ class KeysValues:
 
 @dataclass(slots=True)
 class Flow:
-    """Made for one run of a step and gone with it. A layer reads what it knows of and leaves the rest alone."""
+    """Created for one run of a step. A layer reads the fields that it supports, and ignores the rest."""
 
     batch: StepBatch
     caches: list[Array]
-    """One per mixer, of recurrent ones a tuple of several. A mixer puts what was returned in place of what it was given."""
+    """One per mixer; a recurrent mixer has a tuple of several. A mixer replaces its cache by the returned one."""
     tables: Mapping[int, Any]
     """Rotary tables f32[positions, rotary_dim], in the order of `ModelSpec.ropes`."""
     inputs: Array | None = None
-    """[T, layers, n]: what each layer is given of its own beside the hidden states, in models whose layers are."""
+    """[T, layers, n]: per-layer inputs, in models with them."""
     keys: dict[int, KeysValues] = field(default_factory=dict)
-    """Of layers whose caches later layers read, by the index of their cache."""
+    """Keys and values of layers whose caches later layers read, by the index of their cache."""
     rows: Array | None = None
-    """i32[T], of steps whose positions have several axes: then the tables have a row for each token, and this says which.
+    """i32[T], of steps with several position axes: the row of each token in the tables, which then have one per token.
     None: a token's row is its position."""
     laid: Array | None = None
-    """f32[T, hidden * n]: what lies over embedded tokens, and beyond `hidden` what is added to what the first layers give."""
+    """f32[T, hidden * n]: replaces embeddings of tokens. Values beyond `hidden` are added to the first layers' outputs."""
     distances: Array | None = None
-    """[rows, hidden]: what stands for how far apart two tokens are, in models whose layers read that."""
+    """[rows, hidden]: embeddings of token distances, in models whose layers read them."""
     carried: Array | None = None
-    """[T, hidden]: what a layer's mixture gave that a later layer adds."""
+    """[T, hidden]: an MoE output that a later layer adds."""
     chosen: Array | None = None
-    """i32[N, top], of steps with `Sparse`: what the last layer with an indexer chose."""
+    """i32[N, top], of steps with `Sparse`: the indices from the last layer with an indexer."""
     sources: Any = None
-    """[N, sources, hidden]: what the encoder gave of the sounds of this step."""
+    """[N, sources, hidden]: the speech encoder's output in this step."""
     slots: Array | None = None
     """i32[T]: where each token's adapter lies. None: the step adapts no sequence."""
     adapters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -52,17 +52,17 @@ class Flow:
     replays: list[Any] | None = None
     """Of steps that verify drafts: the ops over recurrent states, which `layers.recurrent.settle` runs again."""
     read: Array | None = None
-    """i32[R], from the last layer on that mixes tokens: the rows that are read of what it gives. None: all are. A mixer that
-    `cuts` gives these rows alone."""
+    """i32[R]: sampled rows, set from the last token-mixing layer on. None: all rows are read. A mixer that `cuts` returns only
+    these rows."""
 
     def cut(self, x: Array) -> Array:
-        """The rows of x [T, ...] that are read."""
+        """The sampled rows of x [T, ...]."""
         return x if self.read is None else x.index_select(0, self.read)
 
 
 @dataclass(frozen=True, slots=True)
 class MixerRef:
-    """Where a mixer finds what is its own in a `Flow`."""
+    """The place of a mixer's data in a `Flow`."""
 
     layer: int = 0
     """Index of its cache, which may be an earlier layer's."""

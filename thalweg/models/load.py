@@ -33,7 +33,7 @@ from thalweg.quantization.online import round_weight
 
 DUMMY_STD = 0.02
 TRIM = 1 << 21
-"""Weights unpacked or rounded, whose temporaries are 4 bytes each and more, after which freed memory is given back."""
+"""Weights unpacked or rounded between returns of freed memory. Their temporaries are 4 bytes each and more."""
 Reader = Callable[[ParamSpec, int], Any]
 """One rank's share of a parameter, on the host or on the device: values, or codes where a checkpoint keeps those."""
 Packer = Callable[[ParamSpec, int], Any]
@@ -65,7 +65,7 @@ def load_params(
         files = (model.reader or Files)(model, open_weights(path, model.spec.folders), device)
         read, packed, lying = files.read, files.read_packed, files.locate
     else:
-        raise ConfigError(f"load_format: {load_format!r} is none of {', '.join(LOAD_FORMATS)}")
+        raise ConfigError(f"load_format: unknown format {load_format!r}; supported: {', '.join(LOAD_FORMATS)}")
     specs = list(walk(model.specs))
     shared = _shared_keys([s for _, s in specs], model.mesh.tensor.size)
     arriving = _DirectLoads(device, specs, lying, shared, model.mesh.tensor.size, ranks)
@@ -125,8 +125,8 @@ def _load(
 
 
 class _DirectLoads:
-    """Parameters that the device reads from files itself, in the order in which they will be asked for. None of them where it
-    does not, or where values are converted on the host."""
+    """Parameters that the device reads from files itself, in order of their requests. Empty where the device does not, or where
+    values are converted on the host."""
 
     def __init__(
         self, device: Device, specs: Iterable[tuple[Any, ParamSpec]], lying: Callable[[ParamSpec, int], FileArray | None],
@@ -214,7 +214,7 @@ def _dummy_reader(model: Model, seed: int, device: Device) -> Reader:
 
 
 def cut_share(whole: Any, spec: ParamSpec, rank: int, size: int) -> Any:
-    """One rank's share of a parameter that is here whole, in memory of its own."""
+    """One rank's share of a whole parameter, in new memory."""
     if spec.shard is None or size == 1:
         return whole
     parts = [s.shard(spec.shard, rank, size) for s in spec.sources]

@@ -1,1 +1,1 @@
-"""Tails other than sampling: what a step makes of hidden states."""
+"""Tails other than sampling: results of a step from hidden states."""

@@ -22,8 +22,8 @@ ACTS = {
 
 
 class Projection:
-    """x [S, inputs] in the model's dtype -> [S, outputs]: act(linear(x)). Every rank has all of it, unrounded: it is small, and
-    its numbers are the answer, or become it."""
+    """x [S, inputs] in the model's dtype -> [S, outputs]: act(linear(x)). Every rank has the whole matrix, unrounded: it is
+    small, and its outputs are the result, or become it."""
 
     def __init__(self, ctx: Context, weights: Mapping[str, Weight], act: str = "none") -> None:
         self._act = ACTS[act]

@@ -1,4 +1,4 @@
-"""A weight per word of the vocabulary: what SPLADE makes of a text."""
+"""A weight per word of the vocabulary, as in SPLADE."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thalweg.models.tail import Lexical
 from thalweg.models.weights import ParamSpec
 
 ROWS = 256
-"""Tokens whose weights are computed at once: bounds the [rows, vocab] logits, whatever the text's length."""
+"""Tokens per pass. Bounds the [rows, vocab] logits, whatever the text's length."""
 
 
 class WordWeights:

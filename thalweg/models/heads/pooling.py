@@ -21,7 +21,7 @@ class Pooler:
         self._max = ctx.bind(ops.max_pool, size=hidden) if spec.mode == "max" else None
 
     def rows(self, batch: StepBatch) -> Array | None:
-        """i32[S]: those that are read, where that is one of each sequence. None: all are."""
+        """i32[S]: the row of each sequence that pooling reads, if it reads one. None: pooling reads all rows."""
         if self._mode == "last":
             return batch.last_row
         if self._mode != "cls":

@@ -1,6 +1,8 @@
-"""Several residual streams of which layers compute one, and the low-rank path beside attention. Streams are [T, n, hidden].
+"""AltUp: several residual streams of which layers compute one, and LAuReL, a low-rank path parallel to attention. Streams are
+[T, n, hidden].
 
-Sums over the few streams are written out, so that a token's do not depend on how many come with it."""
+Sums over the few streams are written out, so that a token's sum does not depend on the batch size.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def _alike(x: Array, to: Array) -> Array:
 
 
 class AltUp:
-    """A layer, and what predicts and corrects the streams around it: [T, n, hidden] -> the same."""
+    """A layer with the prediction and correction of the streams around it: [T, n, hidden] -> the same shape."""
 
     def __init__(self, ctx: Context, spec: declared.AltUp, inner: Inner, weights: Mapping[str, Any], number: int) -> None:
         self._inner, self.mixers, self.places = inner, inner.mixers, inner.places

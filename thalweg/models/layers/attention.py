@@ -1,8 +1,8 @@
-"""Self-attention with grouped queries: projections, optional norms of q and k, rotary positions, and the attention backend
-the device offers for it. The cache is passed through, never kept.
+"""Self-attention with grouped queries: projections, optional norms of q and k, rotary positions, and the device's attention
+backend. The cache is passed through, never kept.
 
-A layer that reads another's cache stores the same keys and values there again: backends store what they attend to, so none
-has to know of such layers."""
+A layer that reads another's cache stores the same keys and values there again. Backends always store the keys that they attend
+to, so they need no special case for such layers."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from thalweg.models.weights import ParamSpec, Weight, table_source
 from thalweg.quantization.cache import FLOAT8, CacheScales, scales
 
 SELDOM = ("spans", "reach", "placed", "index", "top")
-"""What the kernel plan says of attention only where there is some."""
+"""Facts that the kernel plan prints only where they are set."""
 PAGE = 256
-"""Positions are told as so many times one number, and another below it: both are exact in bfloat16."""
+"""Positions are split into a multiple of this and a remainder: both are exact in bfloat16."""
 
 
 class Attention:
-    """x [T, hidden] -> [T, hidden], or the rows that are read."""
+    """x [T, hidden] -> [T, hidden], or only the sampled rows."""
 
     cuts = True
 
@@ -113,7 +113,7 @@ class Attention:
         return self._out(p["out"], out if self._gate is None else self._gate(out, flow.cut(gate)), flow, read=True)
 
     def _keys(self, p: Mapping[str, Any], kv: Sequence[Array], flow: Flow) -> KeysValues:
-        """This layer's, or those of the layer whose cache it reads."""
+        """Keys and values of this layer, or of the layer whose cache it reads."""
         if self._reads:
             return flow.keys[self._place.layer]
         k = kv[0].unflatten(-1, (-1, self._head_dim))
@@ -129,7 +129,7 @@ class Attention:
         return keys
 
     def _apart(self, qkv: Array) -> Sequence[Array]:
-        """What the projection gives, as much of it as there is: q, k, v and a gate, [T, heads * head_dim] each."""
+        """Split the projection's output into q, k, v and a gate, [T, heads * head_dim] each, as far as present."""
         if not self._grouped:
             parts: Sequence[Array] = qkv.split(self._qkv.outputs, dim=-1)
             return parts
@@ -158,8 +158,8 @@ def _heads_mul(mul: BoundOp, x: Array, gate: Array) -> Array:
 
 
 class _Slopes:
-    """Scores that fall with distance (ALiBi), as a part of the product of q and k: -slope * (i - j) is slope * j but for a
-    number that all of a query's scores share. So every backend has them."""
+    """Scores that decrease with distance (ALiBi), as a part of the product of q and k: -slope * (i - j) equals slope * j plus
+    a number that all of a query's scores share. Every backend therefore supports them."""
 
     def __init__(self, ctx: Context, spec: declared.Attention, layer: int) -> None:
         self._more = spec.kept_dim - spec.head_dim
@@ -167,7 +167,7 @@ class _Slopes:
         self.spec = ParamSpec(weight, "float32", make=partial(_slope_table, spec, ctx.dtype))
 
     def __call__(self, table: Array, q: Array, keys: KeysValues, positions: Array) -> tuple[Array, KeysValues]:
-        """table f32[heads, n]: what `spec` makes."""
+        """table f32[heads, n]: as `spec` declares it."""
         high = torch.div(positions, PAGE, rounding_mode="floor")
         place = torch.stack([high, positions - high * PAGE] * 2, -1).to(q.dtype)
         place = F.pad(place, (0, self._more - PLACES))[:, None]
@@ -177,7 +177,7 @@ class _Slopes:
 
 
 def _slope_table(spec: declared.Attention, dtype: str) -> torch.Tensor:
-    """f32[heads, kept_dim - head_dim]: what q holds against positions, each slope as two numbers of dtype that add up to it."""
+    """f32[heads, kept_dim - head_dim]: q's factors of positions, each slope as two numbers of dtype with the slope as sum."""
     exact = torch.tensor(spec.slopes, dtype=torch.float64) / (spec.scale or spec.head_dim**-0.5)
     large = exact.to(getattr(torch, dtype)).to(torch.float64)
     small = (exact - large).to(getattr(torch, dtype)).to(torch.float64)
@@ -211,7 +211,7 @@ class _Fused:
 
 
 class _Ops:
-    """The same with an op for each, for backends that attend and no more. prologue None: positions are not told."""
+    """The same with separate ops, for backends without fused attention. prologue None: NoPE."""
 
     def __init__(
         self, ctx: Context, backend: AttentionBackend, spec: AttnSpec, prologue: QKPrologue | None, norm: QKPrologue | None,
@@ -275,7 +275,7 @@ def _placed_buckets(buckets: int, distance: int, device: torch.device) -> Array:
 
 
 class _Either:
-    """What the backend fuses, but in steps whose positions have several axes: it reads the table at the positions by which it
+    """The backend's fused op, except in steps with several position axes: it reads the table at the positions by which it
     finds the cache."""
 
     def __init__(self, fused: _Fused, apart: _Ops) -> None:
@@ -286,8 +286,8 @@ class _Either:
 
 
 def _scale_qkv(scales: CacheScales | None, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
-    """Keys and values as they are cached. The scale of keys goes into q, so that scores stay what they are; that of values
-    is owed by what attention gives."""
+    """Keys and values as they are cached. q is multiplied by the scale of keys, so that scores are unchanged. The caller
+    multiplies attention's output by the scale of values."""
     return (q, k, v) if scales is None else (q * scales.key, k / scales.key, v / scales.value)
 
 
@@ -302,7 +302,7 @@ def _attending(
     eps, offset = (per_head.eps, per_head.offset) if per_head else (None, 0.0)
     rope = spec.rope
     prologue = QKPrologue(rope.dim if rope else 0, rope.interleaved if rope else False, eps, offset)
-    between = scales is not None and eps is not None  # norms would undo what comes before them
+    between = scales is not None and eps is not None  # norms would cancel scales applied before them
     after = per_head is not None and per_head.after
     alone = after or between or (per_head is not None and not per_head.weight)
     if rope is not None and not rope.given and not alone and _can_fuse(ctx, backend, attn, prologue):

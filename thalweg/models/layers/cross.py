@@ -1,5 +1,5 @@
-"""Attention to what an encoder gave of a sequence's source. Keys and values are computed in the step that hears the source, and
-kept in the block that the group's table names."""
+"""Cross-attention to the encoder's output. Keys and values are computed in the step that encodes the audio, and kept in the
+block of the group's table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CrossAttention:
     """x [T, hidden] -> [T, hidden]."""
 
     backend = None
-    """Ops read and write what it keeps, so no attention backend plans for it."""
+    """None: ops read and write its cache, so no attention backend plans for it."""
 
     def __init__(self, ctx: Context, spec: declared.CrossAttention, weights: Mapping[str, Any], place: MixerRef) -> None:
         self._place, self._head_dim = place, spec.head_dim

@@ -1,5 +1,5 @@
-"""The gated delta net: projections, short convolutions, the delta rule, a gated norm of every head. What it keeps of a sequence
-lies in the block that the group's table names; it is passed through, never kept."""
+"""The gated delta net: projections, short convolutions, the delta rule, a gated norm of every head. The state of a sequence
+is in the block of the group's table; it is passed through, never kept."""
 
 from __future__ import annotations
 

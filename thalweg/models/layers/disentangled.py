@@ -1,4 +1,4 @@
-"""Attention whose scores also depend on how far apart two tokens are, through vectors of distances (DeBERTa)."""
+"""Attention with scores that also depend on the distance between two tokens, through distance embeddings (DeBERTa)."""
 
 from __future__ import annotations
 

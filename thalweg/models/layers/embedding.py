@@ -25,7 +25,7 @@ class Embedding:
         here = ctx.share(spec.hidden, "hidden units")
         table = weights["weight"]
         form = ctx.format(table)
-        # Of a table that is the output matrix too, in one form, the two need the same.
+        # A tied table has one packing for both uses only if their formats are equal.
         same = form == ctx.formats.of("tied", table.sources[0].name)
         one = {"tied": True} if spec.tied and ctx.mesh.tensor.size == 1 and same else {}
         said = {} if form == DENSE else {"weight": form, "group": form.group}
@@ -40,7 +40,7 @@ class Embedding:
 
 
 class AddedEmbedding:
-    """A learned table whose rows are added to embedded tokens: those of their positions, or of their types."""
+    """A learned table with rows that are added to embeddings: by positions, or by token types."""
 
     def __init__(self, ctx: Context, spec: LearnedEmbedding, hidden: int, weights: Mapping[str, Any]) -> None:
         if spec.by == "position" and spec.positions < ctx.max_len:
@@ -68,7 +68,7 @@ class LMHead:
         form = ctx.format(weights["weight"])
         said = {"in_features": spec.hidden, "out_features": here, **linear_spec(form)}
         self._op = ctx.bind(ops.linear, **said)
-        # A positive scale and a cap change no order, but the logits that are given.
+        # A positive scale and a cap keep the order, but change the reported logits.
         plain = ctx.mesh.tensor.size == 1 and spec.logit_scale == 1.0 and not spec.logit_softcap and not spec.head_bias
         self._argmax = ctx.binder.offer(ops.linear_argmax, self._op, dtype=ctx.dtype, **said) if plain else None
         self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack, form)}

@@ -1,4 +1,4 @@
-"""The indexer of sparse attention: what each token reads, where it sees more than that."""
+"""The indexer of sparse attention: it selects the tokens that a token reads, where more are visible."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from thalweg.models.layers.norm import build_norm
 
 
 class Indexer:
-    """Keeps a key of every token, and of tokens that see more than they read says what they do."""
+    """Caches a key of every token. Selects the tokens to read for tokens that see more than `top`."""
 
     def __init__(
         self, ctx: Context, spec: declared.Indexer, weights: Mapping[str, Any], rotary: int, attn: AttnSpec, place: MixerRef
     ) -> None:
-        """rotary: values of a head that turn. attn: what the layer keeps."""
+        """rotary: rotary dimensions of a head. attn: the layer's cache spec."""
         self._place, self._heads, self._dim = place, spec.heads, spec.dim
         self._q, self._down = Linear(ctx, weights["q"]), Linear(ctx, weights["down"])
         self._norm = build_norm(ctx, spec.norm, weights["norm"])
@@ -38,7 +38,7 @@ class Indexer:
         self.specs: dict[str, Any] = {"q": self._q.specs, "down": self._down.specs, "norm": self._norm.specs}
 
     def __call__(self, p: Mapping[str, Any], x: Array, latent: Array, held: Array, flow: Flow) -> Array:
-        """x [T, hidden], latent [T, q_latent], held: the cache of keys -> the cache. What is chosen goes to `flow.chosen`."""
+        """x [T, hidden], latent [T, q_latent], held: the cache of keys -> the cache. The indices go to `flow.chosen`."""
         batch, at, sparse = flow.batch, self._place, flow.batch.get(Sparse)
         key, weights = self._down(p["down"], x, flow).split((self._dim, self._heads), dim=-1)
         key = self._norm(p["norm"], key.contiguous()).unsqueeze(1)

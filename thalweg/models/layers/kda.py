@@ -1,5 +1,5 @@
 """Kimi Delta Attention: projections, short convolutions, the delta rule with a decay for each channel, a gated norm of every
-head. What it keeps of a sequence is passed through, never kept."""
+head. The state of a sequence is passed through, never kept."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Multi-head latent attention (DeepSeek-AI 2024, https://arxiv.org/abs/2405.04434). The up-projection of keys is applied to q,
-and that of values to what attention gives. So attention meets the latents themselves, and no head's keys are ever made."""
+and that of values to attention's output. Attention therefore reads the latents themselves, and no head's keys are computed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from thalweg.models.weights import ParamSpec
 
 
 class LatentAttention:
-    """x [T, hidden] -> [T, hidden], or the rows that are read. Heads are divided among ranks, latents are not."""
+    """x [T, hidden] -> [T, hidden], or only the sampled rows. Heads are divided among ranks, latents are not."""
 
     cuts = True
 
@@ -67,11 +67,11 @@ class LatentAttention:
             self._sparse(ctx, spec)
 
     def _sparse(self, ctx: Context, spec: declared.LatentAttention) -> None:
-        """What it takes to read a choice of tokens. Where no sequence is that long, none of it is there."""
+        """Bind the op of sparse attention. Not called where no sequence is that long."""
         if ctx.kv_dtype not in ("", ctx.dtype):
             raise ConfigError(
-                "kv_cache_dtype: this model attends to a choice of tokens, whose keys this version keeps in the model's type "
-                f"alone: leave it out, or set max_model_len to at most {spec.top}"
+                "kv_cache_dtype: this model has sparse attention (DSA), and this version only caches its keys in the model's "
+                f"dtype: remove the flag, or set max_model_len to at most {spec.top}"
             )
         self._chosen = ctx.bind(
             ops.chosen_attention, scale=self.spec.scale, latent=spec.latent, heads=self._heads, size=self.spec.head_dim

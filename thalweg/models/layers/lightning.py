@@ -1,5 +1,5 @@
-"""Linear attention that forgets at a fixed rate: it is Mamba-2's recurrence, with steps of one and no skip. What it keeps of a
-sequence lies in the block that the group's table names; it is passed through, never kept."""
+"""Linear attention with a fixed decay: Mamba-2's recurrence, with steps of one and no skip. The state of a sequence is in the
+block of the group's table; it is passed through, never kept."""
 
 from __future__ import annotations
 

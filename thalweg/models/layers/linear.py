@@ -30,7 +30,7 @@ class Product:
         self.spec = ParamSpec(weight, ctx.dtype, self._op.pack, form)
 
     def __call__(self, x: Array, p: Any, bias: Array | None) -> Array:
-        """p: what the kernel packed. Where inputs are prepared, a dict of that ("weight"), "perm" and "in_scale"."""
+        """p: the kernel's packed weight. With prepared inputs, a dict with that ("weight"), "perm" and "in_scale"."""
         if not self._prepares:
             return self._op(x, p, bias)
         if "perm" in p:
@@ -41,7 +41,7 @@ class Product:
 
 
 class ActivationClamp:
-    """What enters and leaves each part of a linear layer, kept between limits: p f32[4 * parts]."""
+    """Clamps inputs and outputs of each part of a linear layer: p f32[4 * parts]."""
 
     def __init__(self, ctx: Context, weight: Weight) -> None:
         self.spec = ParamSpec(weight, "float32")
@@ -52,12 +52,12 @@ class ActivationClamp:
 
 
 class Linear:
-    """Outputs divided among ranks ("column parallel"): each rank computes its own share of every part. Or not divided, where
-    the weight is not.
+    """Outputs divided among ranks ("column parallel"): each rank computes its share of every part. Not divided where the weight
+    is not.
 
-    weights: "weight", and "bias" where there is one. Its sources (q, k, v; gate, up) share one product, their outputs side
-    by side; those that a checkpoint holds in different formats stay products of their own.
-    x [T, inputs] -> [T, outputs on this rank]. flow: of the step; None where x holds rows that are no tokens."""
+    weights: "weight", and "bias" where there is one. Its sources (q, k, v; gate, up) share one product, with concatenated
+    outputs. Sources with different formats in the checkpoint have separate products.
+    x [T, inputs] -> [T, outputs on this rank]. flow: of the step; None where the rows of x are not tokens."""
 
     def __init__(self, ctx: Context, weights: Mapping[str, Weight]) -> None:
         whole = weights["weight"]
@@ -100,8 +100,8 @@ class Linear:
 class RowLinear:
     """Inputs divided among ranks ("row parallel"): each rank adds up its share, then all ranks sum.
 
-    x [T, inputs on this rank] -> [T, outputs], whole on every rank. flow: as in `Linear`. read: x has only the rows that are
-    read (`Flow.cut`)."""
+    x [T, inputs on this rank] -> [T, outputs], whole on every rank. flow: as in `Linear`. read: x has only the sampled rows
+    (`Flow.cut`)."""
 
     def __init__(self, ctx: Context, weights: Mapping[str, Weight]) -> None:
         self._comm = ctx.mesh.tensor

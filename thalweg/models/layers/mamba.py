@@ -1,5 +1,5 @@
-"""Mamba: projections, a short convolution, a selective scan whose steps depend on its input. What it keeps of a sequence lies
-in the block that the group's table names; it is passed through, never kept."""
+"""Mamba: projections, a short convolution, a selective scan with input-dependent steps. The state of a sequence is in the block
+of the group's table; it is passed through, never kept."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Mamba-2: one projection, a short convolution, the recurrence of state-space duality, a gated norm. What it keeps of a
-sequence lies in the block that the group's table names; it is passed through, never kept."""
+"""Mamba-2: one projection, a short convolution, the recurrence of state-space duality, a gated norm. The state of a sequence is
+in the block of the group's table; it is passed through, never kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: a router, of all experts those that it chooses for a token, and one that every token goes to."""
+"""MoE: a router that selects experts for each token, and an optional shared expert."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Experts:
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         ids, shares = self._select_experts(p, x)
         same = None
-        if self._matrices:  # such a choice costs what the first expert does, of which nothing is taken
+        if self._matrices:  # a zero-computation expert costs an expert's product, with a weight of 0
             real = ids < self._matrices
             same = x * torch.where(real, 0, shares).sum(-1, keepdim=True).to(x.dtype)
             ids, shares = torch.where(real, ids, 0), torch.where(real, shares, 0)
@@ -113,7 +113,7 @@ class Experts:
         return (out + more) / 2 if self._average else out + more
 
     def _project(self, p: Mapping[str, Any], key: str, x: Array) -> Array:
-        """Into the space that the experts see, or out of it."""
+        """Project into or out of the space of the experts."""
         return self._latent[key](x, p[key]["weight"], p[key].get("bias")) if key in self._latent else x
 
     def _select_experts(self, p: Mapping[str, Any], x: Array) -> tuple[Array, Array]:
@@ -130,19 +130,19 @@ class Experts:
         return ids, shares
 
     def _inwards(self, x: Array, ids: Array, shares: Array, *matrices: Array) -> Array:
-        """Each choice is a row of its own, multiplied before it enters its expert."""
+        """Each token-expert pair is a separate row, multiplied by its weight before the expert."""
         rows = (x.unsqueeze(1) * shares.to(x.dtype).unsqueeze(-1)).flatten(0, 1)
         out = self._experts(rows, ids.reshape(-1, 1), torch.ones_like(shares).reshape(-1, 1), *matrices)
         first, *others = out.unflatten(0, (-1, self._top_k)).unbind(1)
-        return sum(others, first)  # one after the other, in any batch
+        return sum(others, first)  # in the same order in any batch
 
 
 def bind_experts(ctx: Context, spec: MoE, **facts: Any) -> tuple[BoundOp, tuple[str, ...]]:
     """`ops.experts` with these facts, and the names of the layer's biases that it adds.
 
-    The bias of down is among them where a kernel of the device adds it. Otherwise the layer does, after the op. So it does
-    where each of several ranks would add it, where a projection follows the op, and where the op does not know the weights
-    of the choices."""
+    The bias of down is among them where a kernel of the device adds it. Otherwise the layer adds it after the op. The layer
+    also adds it where each of several ranks would add it, where a projection follows the op, and where the op does not know
+    the weights of the choices."""
     if not spec.biases:
         return ctx.bind(ops.experts, **facts), ()
     if ctx.mesh.tensor.size == 1 and not (spec.latent or spec.inward):
@@ -155,8 +155,8 @@ def bind_experts(ctx: Context, spec: MoE, **facts: Any) -> tuple[BoundOp, tuple[
 def sparsemixer(logits: Array, jitter: float) -> tuple[Array, Array]:
     """Two experts of each token and their weights: logits f32[T, E] -> (ids i32[T, 2], weights f32[T, 2]).
 
-    An expert's weight is its share among those whose logit is near the best: within 2 * jitter, of the larger of that and
-    their own size. The second is found where the first no longer counts (Liu et al., 2024, arXiv 2409.12136)."""
+    An expert's weight is its share among the experts with a logit near the best: within 2 * jitter, relative to the larger of
+    the best and their own size. The second is selected without the first (Liu et al., 2024, arXiv 2409.12136)."""
     ids, weights, left = [], [], logits
     for _ in range(2):
         best, index = left.max(-1, keepdim=True)

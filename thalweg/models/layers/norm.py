@@ -1,4 +1,4 @@
-"""Norms, of what it is given or of the residual stream after an addition, which is one pass over memory, not two."""
+"""Norms of an input, or of the residual stream after an addition, which is one pass over memory, not two."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thalweg.models.weights import ParamSpec
 
 
 def norm_facts(eps: float, offset: float) -> dict[str, Any]:
-    """What norms say when they bind. An offset is named only where there is one: most kernels have none."""
+    """Facts of a norm for binding. An offset is named only where there is one: most kernels have none."""
     return {"eps": eps, "offset": offset} if offset else {"eps": eps}
 
 

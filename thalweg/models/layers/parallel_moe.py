@@ -1,4 +1,4 @@
-"""An MLP beside a mixture of experts, each between norms of its own."""
+"""An MLP parallel to an MoE, each with norms before and after it."""
 
 from __future__ import annotations
 

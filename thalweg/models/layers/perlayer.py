@@ -1,4 +1,4 @@
-"""Inputs that each layer has of its own (per-layer embeddings): made once in a step, and added at each layer's end."""
+"""Per-layer embeddings: a separate input for each layer, computed once in a step, and added at each layer's end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class LayerInputs:
 
 
 class LayerInput:
-    """x [T, hidden] -> [T, hidden], what is added to it."""
+    """x [T, hidden] -> [T, hidden], the addition to it."""
 
     def __init__(self, ctx: Context, spec: declared.LayerInput, weights: Mapping[str, Any], number: int) -> None:
         self._number = number
@@ -75,7 +75,7 @@ class LayerInput:
 
 
 class LayerEnding:
-    """A layer, and what happens to the residual stream where it ends."""
+    """A layer with its final operation on the residual stream."""
 
     def __init__(self, ctx: Context, spec: declared.LayerEnding, inner: Inner, weights: Mapping[str, Any], number: int) -> None:
         self._inner, self.mixers, self.places = inner, inner.mixers, inner.places

@@ -1,8 +1,8 @@
 """How recurrent layers go on from the state of a sequence: their ops read it from one block and write it to another.
 
-A step that verifies drafts runs them twice. Layers write the states after all tokens to spare blocks, as nobody knows yet how
-many drafts are accepted. When that is known, `settle` runs the same ops over the accepted tokens only, from the old states to
-the live blocks. A state has the same bits however its tokens were cut into steps, so the text is that of steps without drafts.
+A step that verifies drafts runs them twice. Layers write the states after all tokens to spare blocks, as the number of accepted
+drafts is not known yet. When it is known, `settle` runs the same ops over the accepted tokens only, from the old states to
+the live blocks. A state has the same bits for any chunking of its tokens, so the text equals that of steps without drafts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Replay:
 
 
 def advance(flow: Flow, place: MixerRef, part: int, run: Run) -> Array:
-    """What an op gives for the tokens of a step. Its cache is put in place of the one it was given."""
+    """The output of an op for the tokens of a step. The new cache replaces the old one."""
     batch, caches = flow.batch, flow.caches[place.layer]
     table = batch.block_tables[place.group]
     if flow.replays is not None:
@@ -42,9 +42,9 @@ def advance(flow: Flow, place: MixerRef, part: int, run: Run) -> Array:
 
 
 def settle(replays: Sequence[Replay], caches: list[Array], batch: StepBatch, kept: Array) -> list[Array]:
-    """The caches once every sequence has gone on by its first `kept` tokens i32[S] of this step, each at least 1.
+    """The caches after the first `kept` tokens i32[S] of every sequence in this step, each at least 1.
 
-    Every sequence becomes two: the tokens that are kept, and the others, which go from nothing to the scratch block."""
+    Every sequence becomes two: its accepted tokens, and the others, which go from no state to the scratch block."""
     seq, none = batch.token_seq, torch.zeros_like(batch.context)
     first = batch.last_row + 1 - batch.query
     rows = torch.arange(seq.shape[0], dtype=torch.int32, device=seq.device)

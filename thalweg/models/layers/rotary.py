@@ -1,9 +1,9 @@
 """Rotary position tables (Su et al. 2021, https://arxiv.org/abs/2104.09864) with the scalings checkpoints ask for.
 
 A table row holds cos, then sin, of position x frequency. Which frequencies: `rope_type` of the configuration, as named by
-transformers' documentation of rope parameters. Tables are computed once, so what other engines decide by the length of
-the batch at hand ("dynamic", "longrope") is decided here by the longest sequence the engine serves: a cached key must
-stay right while its sequence grows, and a sequence's text must not depend on its neighbours.
+transformers' documentation of rope parameters. Tables are computed once. Other engines choose "dynamic" and "longrope"
+frequencies by the length of the batch. Here the longest sequence served decides: a cached key must remain valid while its
+sequence grows, and a sequence's text must not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _yarn(rope: Mapping[str, Any], dim: int, trained: int, length: int) -> Frequ
     base = rope["rope_theta"]
 
     def turning(rotations: float) -> float:
-        """The dimension whose frequency makes this many full turns over the original length."""
+        """The dimension with a frequency of this many full turns over the original length."""
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
     fast, slow = (real(rope, k, 1e-6, 1e6, where=_WHERE, default=v) for k, v in (("beta_fast", 32.0), ("beta_slow", 1.0)))
@@ -121,7 +121,7 @@ def _longrope(rope: Mapping[str, Any], dim: int, trained: int, length: int) -> F
 
 
 def _proportional(rope: Mapping[str, Any], dim: int, trained: int, length: int) -> Frequencies:
-    """Pairs lie half a head apart, as where the whole head turns, but only a share of them, the fastest, do (Gemma 4)."""
+    """Pairs are half a head apart, as in full rotation, but only a share of them, the fastest, is rotated (Gemma 4)."""
     pairs = int(real(rope, "partial_rotary_factor", 0, 1, where=_WHERE, default=1.0) * dim // 2)
     inv_freq = torch.zeros(dim // 2)
     inv_freq[:pairs] = 1.0 / _powers(rope["rope_theta"], dim)[:pairs]

@@ -1,4 +1,4 @@
-"""A short convolution between two gates, whose last inputs are all that is kept of a sequence."""
+"""A short convolution between two gates. Its last inputs are the whole state of a sequence."""
 
 from __future__ import annotations
 

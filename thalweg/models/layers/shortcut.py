@@ -1,4 +1,4 @@
-"""An MLP, and a mixture of the same x whose result skips a layer."""
+"""An MLP, and an MoE of the same x with a result that skips a layer."""
 
 from __future__ import annotations
 

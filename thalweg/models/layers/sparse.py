@@ -1,4 +1,4 @@
-"""The gated MLP whose gates below a cut are zero: down(act(relu(gate(x) - cut)) * up(x))."""
+"""The gated MLP with activation sparsity: down(act(relu(gate(x) - cut)) * up(x))."""
 
 from __future__ import annotations
 

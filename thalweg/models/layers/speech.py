@@ -1,5 +1,5 @@
-"""The encoder of sounds. It runs within the step that begins a sequence's stay, one sound after the other, so that what a step
-needs does not grow with how many sequences begin."""
+"""The speech encoder. It runs within the first step of a sequence, one clip at a time, so that a step's memory does not grow
+with the number of starting sequences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SpeechEncoder:
     def __init__(
         self, ctx: Context, spec: declared.SpeechEncoder, weights: Mapping[str, Any], block: Callable[..., Any]
     ) -> None:
-        """block: what makes a layer of a declaration (`decoder.Block`)."""
+        """block: builder of a layer from its declaration (`decoder.Block`)."""
         self._spec, self._dtype = spec, getattr(torch, ctx.dtype)
         self._layers = [block(ctx, each, weights["layers"][i], [MixerRef(i)]) for i, each in enumerate(spec.layers)]
         self._norm = build_norm(ctx, spec.norm, weights["norm"])
@@ -53,7 +53,7 @@ class SpeechEncoder:
 
 
 def _whole(n: int, x: Array) -> StepBatch:
-    """One sequence of n tokens, all of them new, as layers take it."""
+    """One sequence of n tokens, all of them new, as a step."""
 
     def of(*values: int) -> Array:
         return torch.tensor(values, dtype=torch.int32, device=x.device)

@@ -1,4 +1,4 @@
-"""The feed-forward part of Apertus, whose activation has two learned numbers."""
+"""The feed-forward part of Apertus, with two learned numbers in its activation."""
 
 from __future__ import annotations
 

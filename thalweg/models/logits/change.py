@@ -1,4 +1,4 @@
-"""What changes logits by a part of the step, and what it may look at."""
+"""The interface of a change of logits by a part of the step, and its context."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from thalweg.hal.op import BoundOp
 
 @dataclass(frozen=True, slots=True)
 class LogitRows:
-    """The sequences whose logits they are."""
+    """The sequences of the logits."""
 
     history: Tensor
     """i32[slots, L]: token ids by slot and position. It holds this step's tokens already."""
     slots: Tensor
     """i32[S]; each sequence's row of the history."""
     lengths: Tensor
-    """i32[S]; tokens of each sequence so far: the token to be drawn takes this position."""
+    """i32[S]; tokens of each sequence so far: the position of the next token."""
 
 
 class OpBinder(Protocol):
@@ -33,7 +33,7 @@ class LogitsProcessor(Protocol):
 
     def __call__(self, logits: Tensor, part: Any, rows: LogitRows) -> Tensor:
         """logits f32[S, V], of each sequence's last row, before temperature -> the same, changed. Pure: no argument is
-        written to, and what runs never depends on a value in an array."""
+        written to, and no operation depends on a value in an array."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Tokens that are not allowed."""
+"""Masks of forbidden tokens."""
 
 from __future__ import annotations
 
