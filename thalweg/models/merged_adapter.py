@@ -13,7 +13,7 @@ DOWN, UP, BASE = ".lora_A.weight", ".lora_B.weight", "base_model.model."
 
 
 class MergedAdapter:
-    """What an adapter changes. CheckpointError names a tensor of it that changes nothing of the model."""
+    """The changes of an adapter. CheckpointError names an adapter tensor that changes no tensor of the model."""
 
     def __init__(self, adapter: Adapter | None, stored: Mapping[str, str], rename: Callable[[str], str | None]) -> None:
         """stored: names that the layers know -> those of the files. rename: the second to the first."""
@@ -36,7 +36,7 @@ class MergedAdapter:
         return name in self._parts
 
     def change(self, name: str, read: Callable[[str], torch.Tensor], rows: slice | None, columns: slice | None) -> torch.Tensor:
-        """What is added to a matrix, or to these rows and columns of it, in float32. read: a tensor of the files."""
+        """The addition to a matrix, or to these rows and columns, in float32. read: a tensor of the files."""
         down, up = (read(part).to(torch.float32) for part in self._parts[name])
         down, up = down if columns is None else down[:, columns], up if rows is None else up[rows]
         return up @ down * self._scale

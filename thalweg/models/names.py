@@ -1,7 +1,7 @@
-"""Names of architectures that are known and have no family here, with what is missing. Loads no framework.
+"""Known names of architectures without a family here, with the missing feature. Loads no framework.
 
-The list (`assets/models.json`) groups names by what they lack. A name that gets a family needs no change there: what is served
-is asked first.
+The list (`assets/models.json`) groups names by their missing feature. A name with a new family needs no change there: served
+architectures are looked up first.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ class ArchitectureName:
 
 @cache
 def table() -> dict[str, ArchitectureName]:
-    """Every known name, without regard to what is served now. A row is [why, does the fallback serve them, names of the field,
-    more names]."""
+    """Every known name, served now or not. A row is [why, does the fallback serve them, tags, more names]."""
     rows = json.loads((files("thalweg") / "assets" / "models.json").read_text(encoding="utf-8"))
     made: dict[str, ArchitectureName] = {}
     for why, fallback, field, more in rows:
@@ -45,6 +44,6 @@ def table() -> dict[str, ArchitectureName]:
 
 
 def missing(name: str) -> MissingReason | None:
-    """None: nobody has said anything of this name."""
+    """None: the name is unknown."""
     found = table().get(name)
     return None if found is None else found.missing

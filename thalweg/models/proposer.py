@@ -28,8 +28,8 @@ class Proposer(ABC):
     """Layers after which it reads the hidden states."""
 
     def __init__(self, model: Any, binder: Binder, config: SpeculationConfig) -> None:
-        """model: a `models.build.Model`. binder: for ops of the proposer's own. Raises ConfigError for a model it does not fit.
-        Subclasses keep what they need."""
+        """model: a `models.build.Model`. binder: for the proposer's ops. Raises ConfigError for an incompatible model.
+        Subclasses keep the arguments that they need."""
         self.most = config.tokens
         """K: drafts of a sequence."""
 
@@ -38,7 +38,7 @@ class Proposer(ABC):
         return {}
 
     def allocate(self, device: Device, slots: int, max_len: int) -> Mapping[str, Any]:
-        """What it keeps from step to step. slots: scratch included. Default: nothing."""
+        """The proposer's arrays between steps. slots: scratch included. Default: nothing."""
         return {}
 
     @abstractmethod
@@ -47,10 +47,10 @@ class Proposer(ABC):
     ) -> tuple[Array, State]:
         """(drafts i32[S, K], the state): tokens that may follow each sequence, in order. -1 ends them.
 
-        params, state: of the whole step, its own under KEY. The state has this step's keys, values and history. batch has the
-        part `Proposing`, and all token ids are known. taps: [T, hidden] after each layer of `taps`, before any final norm.
-        tokens, counts: as in StepResult, i32[S, 1 + drafts verified] and i32[S]. Nobody reads the drafts of sequences whose
-        count is 0."""
+        params, state: of the whole step, the proposer's under KEY. The state has this step's keys, values and history. batch
+        has the part `Proposing`, and all token ids are known. taps: [T, hidden] after each layer of `taps`, before any final
+        norm. tokens, counts: as in StepResult, i32[S, 1 + drafts verified] and i32[S]. Drafts of sequences with count 0 are
+        not read."""
 
 
 def accepted_row(batch: StepBatch, counts: Array) -> Array:

@@ -1,8 +1,8 @@
-"""Which architectures this version serves, and the function that reads each one's configuration. Imports no tensor
-framework, so that an unsupported model is refused before anything heavy is loaded.
+"""The supported architectures, and the function that reads the configuration of each. Imports no tensor framework, so that an
+unsupported model is rejected before anything heavy is loaded.
 
-A family may come from outside the repository: an installed package names it in the entry points of the group
-`thalweg.models` ("MyModelForCausalLM" -> "package.module:function"). The function turns a configuration into a `ModelSpec`.
+A family may be third-party: an installed package names it in the entry points of the group `thalweg.models`
+("MyModelForCausalLM" -> "package.module:function"). The function turns a configuration into a `ModelSpec`.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ ARCHITECTURES: Mapping[str, str] = {
 
 _LIST = PluginRegistry("thalweg.models", ARCHITECTURES)
 FALLBACK = "thalweg.models.fallback.declare:build_spec"
-"""What reads a configuration where there is no family for it. It loads transformers."""
+"""The function for configurations without a family. Importing it imports transformers."""
 INSTALL = "pip install 'thalweg[hf]'"
 _GENERATES = "ForCausalLM"
 WRAPPERS = {
@@ -277,7 +277,7 @@ _TAILS = {"ForSequenceClassification": tails.classifier, "Model": tails.embedder
 _TAILS = {
     "ForSequenceClassification": tails.classifier, "ForTokenClassification": tails.of_tokens, "Model": tails.embedder,
 }  # fmt: skip
-"""What the end of an architecture's name makes of a decoder that is in the list as ...ForCausalLM."""
+"""Suffix of an architecture -> the function that adds this tail to the decoder listed as ...ForCausalLM."""
 Family = Callable[[Mapping[str, Any]], ModelSpec]
 
 
@@ -287,8 +287,8 @@ def architectures() -> dict[str, str]:
 
 
 def add(name: str, target: str) -> None:
-    """Serve an architecture in this process. target: "module:function" of its family, or an architecture that is served.
-    UnsupportedModelError where it is neither."""
+    """Serve an architecture in this process. target: "module:function" of its family, or a served architecture.
+    UnsupportedModelError for another target."""
     if ":" not in target:
         found = _entry(target)
         if found is None or found[1]:
@@ -298,8 +298,8 @@ def add(name: str, target: str) -> None:
 
 
 def resolve_architecture(config: Mapping[str, Any]) -> str:
-    """The architecture's name. UnsupportedModelError says what is nearest, or what is missing. Whether transformers has a class
-    that nobody has heard of here is seen when it is loaded."""
+    """The architecture's name. UnsupportedModelError names the nearest architecture, or the missing feature. Classes of
+    transformers that are unknown here are looked up when it is loaded."""
     name = architecture(config)
     if not foreign(config):
         _base(name)
@@ -348,9 +348,9 @@ def family(config: Mapping[str, Any]) -> Family:
 
 
 def declare(config: Mapping[str, Any], path: str | Path) -> tuple[dict[str, Any], ModelSpec]:
-    """The spec of a model, and its configuration with a mark where its files do not hold what it says of the output matrix
-    (`models.tying`): `family` gives the same spec of that. path: a model directory or file. Errors as of `family`, and of what
-    it gives."""
+    """The spec of a model, and its configuration. Where the files contradict the configuration about the output matrix, it has
+    a mark (`models.tying`), from which `family` gives the same spec. path: a model directory or file. Errors as of `family`,
+    and of its function."""
     spec = base = family(config)(config)
     if spec.pooling is not None:
         if config.get("classifier_from_token") is None:  # no output matrix is read

@@ -1,7 +1,7 @@
 """The tail of every step: from logits to tokens, the same for every model and device.
 
-Order: what changes logits (`logits/`, in the order of `thalweg.features`), temperature, truncation, draw. What is left out
-is decided by `StepBatch.features` and by which parts the batch has: both are static. Knows no model and no request.
+Order: changes of logits (`logits/`, in the order of `thalweg.features`), temperature, truncation, sampling.
+`StepBatch.features` and the parts of the batch select the stages: both are static. Knows no model and no request.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Sampler:
         return self._best(logits, targets, k)
 
     def _shape(self, logits: Tensor, rows: LogitRows, batch: StepBatch) -> Tensor:
-        """What does not depend on temperature: penalties, bans, biases, masks. Of each sequence's last row, and of drafts those
-        that can be."""
+        """Penalties, bans, biases and masks, which do not depend on temperature. Of each sequence's last row, and of possible
+        drafts."""
         asked = [(change, part) for kind, change in self._changes if (part := batch.get(kind)) is not None]
         if not asked:
             return logits

@@ -1,4 +1,4 @@
-"""Bytes and counts of a model, by walking what its spec declares: there is no other formula. Loads no tensor framework."""
+"""Bytes and counts of a model, computed from its spec: there is no other formula. Loads no tensor framework."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def table_bytes(spec: ModelSpec, max_len: int) -> int:
 def held_bytes(
     weight: Weight, dtype: str, use: Scheme, ranks: int = 1, share: Callable[[str], float] = lambda dtype: 1.0
 ) -> int:
-    """Of a parameter on one rank: in dtype, or as its format holds it. share: what is held of a dense matrix' bytes."""
+    """Bytes of a parameter on one rank: in dtype, or in its format. share: the held fraction of a dense matrix's bytes."""
     total = 0
     for part in products(weight, use):
         form = use.of(part.role, part.sources[0].name)
@@ -81,9 +81,9 @@ def weight_bytes(
     packs: Callable[[str, WeightFormat], bool] = lambda dtype, format: False,
     dense_share: Callable[[str], float] = lambda dtype: 1.0,
 ) -> int:
-    """Of the weights in memory, on one of the ranks that share them: with the copies that kernels pack (`packs`) and computed
-    tables. A tied matrix is held once where the embedding and the output matrix need the same of it: in one form, kept as it
-    is, on one rank. dense_share: what kernels hold of the bytes of matrices that they multiply."""
+    """Bytes of the weights in memory, on one of the ranks that share them: with the copies packed by kernels (`packs`) and
+    computed tables. A tied matrix is counted once where the embedding and the output matrix use the same values: in one format,
+    unpacked, on one rank. dense_share: the fraction of a matrix's bytes that kernels hold."""
     table = f"{spec.root}{spec.embed}.weight"
     form = use.of("embedding", table)
     once = spec.tied and ranks == 1 and not packs(dtype, form) and use.of("tied", table) == form
@@ -111,8 +111,8 @@ def adapter_bytes(spec: ModelSpec, dtype: str, adapters: int, rank: int) -> int:
 
 
 def loading_bytes(spec: ModelSpec, dtype: str, ranks: int = 1, use: Scheme = DENSE_FORMATS) -> int:
-    """What loading holds at the most beside the weights: one parameter as its file has it, and as it is packed. Where values
-    are rounded or codes unpacked, temporaries of `online.CHUNK` values too, and what is not given back yet."""
+    """The peak memory of loading, without the weights: one parameter as its file has it, and as it is packed. Where values are
+    rounded or codes unpacked, temporaries of `online.CHUNK` values too, and memory not yet returned."""
     most = chunk = 0
     for weight in parameters(spec):
         held = held_bytes(weight, dtype, use, ranks)
@@ -123,11 +123,11 @@ def loading_bytes(spec: ModelSpec, dtype: str, ranks: int = 1, use: Scheme = DEN
 
 
 Kept = AttnSpec | StateSpec | CrossSpec
-"""What a mixer keeps of a sequence: keys and values by token, a state, or keys and values of its source."""
+"""The state of a mixer per sequence: keys and values by token, a recurrent state, or keys and values of its source."""
 
 
 def owners(spec: ModelSpec) -> tuple[int, ...]:
-    """Per mixer: the mixer whose cache it attends to, itself or that of an earlier layer."""
+    """Per mixer: the mixer with the cache that it attends to, itself or that of an earlier layer."""
     first = {layer: i for i, (layer, _) in reversed(list(enumerate(spec.mixers)))}
     said = (getattr(mixer, "reads", None) for _, mixer in spec.mixers)
     return tuple(i if reads is None else first[reads] for i, reads in enumerate(said))
@@ -136,8 +136,8 @@ def owners(spec: ModelSpec) -> tuple[int, ...]:
 def cache_specs(
     spec: ModelSpec, dtype: str, kv_dtype: str, max_len: int, ranks: int = 1, skip: Sequence[str] = ()
 ) -> tuple[Kept | None, ...]:
-    """Per mixer; None: it keeps nothing, because it reads what another keeps. skip: layers whose keys and values keep the
-    model's type, as `skipped` has them."""
+    """Per mixer; None: it reads another mixer's cache and has none. skip: layers with keys and values in the model's dtype, as
+    in `skipped`."""
     return tuple(
         mixer.keeps(dtype, "" if is_skipped(layer, mixer, skip) else kv_dtype, max_len, ranks) if owner == i else None
         for i, ((layer, mixer), owner) in enumerate(zip(spec.mixers, owners(spec), strict=True))
@@ -176,14 +176,14 @@ def _block_bytes(s: Kept, block_tokens: int) -> int:
 
 
 def stand_in_group(spec: ModelSpec, block_tokens: int) -> KVSpec:
-    """One group of every token, as large as the model's attention layers make it in bfloat16: what a platform that runs no
-    model keeps, so that the control plane is the real one."""
+    """One group of every token, with the bfloat16 size of the model's attention layers. A platform that runs no model keeps it,
+    so that the control plane is the real one."""
     each = sum(token_bytes(s) for s in cache_specs(spec, "bfloat16", "", 1) if isinstance(s, AttnSpec))
     return KVSpec("full", block_tokens, max(1, each) * block_tokens, tuple(range(len(spec.mixers))))
 
 
 def token_bytes(s: AttnSpec) -> int:
-    """Of what one layer's cache keeps of a token."""
+    """Bytes per token of one layer's cache."""
     if s.kind == "encoder":
         return 0
     return (1 if s.latent else 2) * s.kv_heads * kept_bytes(s.head_dim, s.kv_dtype or s.dtype) + index_bytes(s)
@@ -197,7 +197,7 @@ def index_bytes(s: AttnSpec) -> int:
 def step_sizes(
     spec: ModelSpec, *, tokens: int, seqs: int, max_len: int, dtype: str, ranks: int = 1, batch_invariant: bool = True
 ) -> StepSizes:
-    """What bounds the temporaries of a model's largest step, on one of the ranks that share it. Every rank holds streams and
+    """Bounds of the temporaries of a model's largest step, on one of the ranks that share it. Every rank holds streams and
     inputs of layers whole."""
     wide = spec.hidden * (spec.streams.count if spec.streams else 1)
     inputs = spec.inputs.size if spec.inputs else 0
@@ -215,7 +215,7 @@ def step_sizes(
 
 
 def _is_speech_weight(spec: ModelSpec, keys: tuple[Any, ...]) -> bool:
-    """Is this weight read only by the step that hears a sound?"""
+    """Is this weight only read by the step that encodes the audio?"""
     if keys[0] != "layers":
         return bool(keys[0] == "speech")
     return isinstance(spec.layers[keys[1]].mixer, CrossAttention) and keys[2:4] in (("mixer", "k"), ("mixer", "v"))
@@ -223,7 +223,7 @@ def _is_speech_weight(spec: ModelSpec, keys: tuple[Any, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What one step must at least do."""
+    """The minimum work of one step."""
 
     bytes: int
     flops: int
@@ -231,15 +231,15 @@ class StepWork:
 
 
 def mixes_last(layers: Sequence[Layer]) -> int:
-    """The last layer that mixes tokens: what follows its mixer can be computed of some rows alone. -1: it cannot, because a
-    layer from there on is given something else of every token."""
+    """The last layer that mixes tokens: after its mixer, only sampled rows need be computed. -1: all rows are needed, because a
+    layer from there on gets another input of every token."""
     last = max((i for i, layer in enumerate(layers) if layer.mixers), default=-1)
     alone = all(layer.around is None and not isinstance(layer.ffn, ShortcutMoE) for layer in layers[last:])
     return last if alone else -1
 
 
 def _meets_last_rows(spec: ModelSpec, keys: tuple[Any, ...], last: int) -> bool:
-    """Does this weight meet the rows alone that are read? last: by `mixes_last`."""
+    """Is this weight only multiplied with the sampled rows? last: by `mixes_last`."""
     if last < 0 or keys[0] != "layers" or keys[1] < last:
         return False
     cuts = isinstance(spec.layers[last].mixer, Attention | LatentAttention)
@@ -250,11 +250,11 @@ def step_work(
     spec: ModelSpec, dtype: str, use: Scheme, requests: int, new: int, context: int, kv_dtype: str = "",
     skip: Sequence[str] = (),
 ) -> StepWork:  # fmt: skip
-    """One step of `requests` sequences with `new` tokens each after `context` known ones. Every matrix is read once (of
-    experts as many as tokens can choose), keys and values of the context are read and those of new tokens written, a state
-    is read and written. Of the output matrix, and of what follows the last attention, only the last rows are computed, where
-    those alone are read. Scores and weighted values count as products. So does what a delta rule does with each number of a
-    state: read for the key, changed, read for the query."""
+    """One step of `requests` sequences with `new` tokens each after `context` known ones. Every matrix is read once, experts as
+    far as tokens can choose them. Keys and values of the context are read and those of new tokens written, a state is read and
+    written. For the output matrix and the layers after the last attention, only the last rows are computed where no others are
+    read. Scores and weighted values count as products. For each number of a state, a delta rule has three: the read for the
+    key, the update, and the read for the query."""
     read = products = 0
     rows = requests * new
     last = mixes_last(spec.layers) if spec.pooling is None or spec.pooling.mode in ("cls", "last") else -1

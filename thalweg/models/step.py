@@ -34,7 +34,7 @@ def make_state(
     """{"kv": one cache per mixer, "history": i32[slots, max_len + 1]}: token ids by slot and position; one more than a
     sequence may have, because a step also writes the token it samples. A model that samples none has no history. A cache is a
     tuple of arrays where the layer's layout is one. Where adapters are planned, "adapters" holds them (`models.adapters`).
-    `models.proposer.KEY` holds what a proposer keeps.
+    `models.proposer.KEY` holds the proposer's state.
 
     blocks: per KV group. Both counts include scratch (block 0, slot 0)."""
     if len(blocks) != len(model.groups):
@@ -54,9 +54,9 @@ def make_state(
 
 
 def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Proposer | None = None) -> Step:
-    """The step function of a model: resolves and records token ids, runs the model, samples, scores prompt tokens. That of a
-    model with another tail ends with a vector of each sequence, and of the tokens that are wanted. proposer: the tail of steps
-    with the part `Proposing`."""
+    """The step function of a model: resolves and records token ids, runs the model, samples, scores prompt tokens. With another
+    tail it ends with a vector of each sequence, and of requested tokens. proposer: the tail of steps with the part
+    `Proposing`."""
     if model.pools:
         return _pooling_step(model)
     resolve = binder.bind(ops.resolve_tokens)
@@ -122,7 +122,7 @@ def _adapters(state: State) -> dict[str, Any]:
 
 
 def _score(model: Model, sampler: Sampler, params: Params, x: Array, scores: Scores) -> Logprobs:
-    """Logprobs of tokens that are already known, in chunks of SCORE_ROWS rows."""
+    """Logprobs of known tokens, in chunks of SCORE_ROWS rows."""
     parts = []
     for at in range(0, scores.row.shape[0], SCORE_ROWS):
         rows, targets = (a[at : at + SCORE_ROWS] for a in (scores.row, scores.target))

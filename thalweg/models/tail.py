@@ -1,4 +1,4 @@
-"""What a model gives in place of tokens, declared: a vector per sequence, or a number per class. Loads no tensor framework."""
+"""Results other than tokens, declared: a vector per sequence, or a number per class. Loads no tensor framework."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Classes:
 
     labels: tuple[str, ...]
     activation: str = "softmax"
-    """What makes probabilities of the numbers."""
+    """The activation that turns the numbers into probabilities."""
     dense: str = ""
     """"" = none."""
     dense_bias: bool = True
@@ -37,13 +37,13 @@ class Classes:
     vocab: int = 0
     """Its rows."""
     difference: bool = False
-    """The one number is the second token's less the first's: a sigmoid makes of it what a softmax makes of both."""
+    """The one number is the second token's less the first's: its sigmoid equals the softmax of both."""
 
     def __post_init__(self) -> None:
         if self.activation not in CLASSIFIES:
-            raise ValueError(f"Classes: {self.activation!r} is none of {', '.join(CLASSIFIES)}")
+            raise ValueError(f"Classes: unknown {self.activation!r}; supported: {', '.join(CLASSIFIES)}")
         if self.act not in ACTS:
-            raise ValueError(f"Classes: {self.act!r} is none of {', '.join(ACTS)}")
+            raise ValueError(f"Classes: unknown {self.act!r}; supported: {', '.join(ACTS)}")
 
     def weights(self, at: str, hidden: int) -> Weights:
         if self.tokens:
@@ -83,8 +83,7 @@ class Lexical:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A linear layer and an activation that a pooled vector goes through, from files of their own: a Dense module of
-    sentence-transformers."""
+    """A linear layer and an activation after pooling, from separate files: a Dense module of sentence-transformers."""
 
     folder: str
     """Of the model's, that holds the files. "": they are the model's own."""
@@ -106,7 +105,7 @@ def _matrix(name: str, outputs: int, inputs: int, bias: bool) -> dict[str, Weigh
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """A tail that gives a vector per sequence in place of a token, or a number per class."""
+    """A tail that gives a vector per sequence rather than a token, or a number per class."""
 
     mode: str
     """cls: the first token's hidden state. last: the last token's. max: the largest of each value. mean: the mean of all n.
@@ -114,29 +113,29 @@ class Pooling:
     activate: bool = True
     """Does `activation` apply where a request does not say? By the client, after the step."""
     dimensions: tuple[int, ...] | None = None
-    """Sizes that vectors may be cut to, because the model was trained so. None: one size alone. (): any."""
+    """Sizes to which vectors may be truncated, because the model was trained so. None: only the full size. (): any."""
     classes: Classes | None = None
-    """What is made of the vector, where that is not the answer itself."""
+    """The classifier of the vector, if the vector is not the result itself."""
     dense: tuple[Dense, ...] = ()
-    """What a vector that is the answer goes through, one after the other."""
+    """Modules for a vector that is the result, applied in sequence."""
     prompts: tuple[tuple[str, str], ...] = ()
-    """(what a text is for, what is put before it), where a request says what it is for."""
+    """(use of a text, prefix of the text), for requests that name the use."""
     form: str = ""
     """How the model wants pairs of texts written: a name of `text.pair_forms.FORMS`. "" = as its tokenizer joins them."""
     each: bool = False
     """Was it trained to give a result per token, and none of the sequence?"""
     step_tag: int | None = None
-    """Of results per token, those with this id are told where a request does not say. None: all."""
+    """Default of requests for results per token: only those of this id are returned. None: all."""
     columns: tuple[int, ...] = ()
-    """Numbers of a token's result that are told where a request does not say. (): all."""
+    """Default of requests: numbers of a token's result that are returned. (): all."""
     lexical: Lexical | None = None
-    """What is made of every token before they are pooled."""
+    """Word weights computed for every token before pooling."""
 
     def __post_init__(self) -> None:
         if self.mode not in POOLING:
-            raise ValueError(f"Pooling: {self.mode!r} is none of {', '.join(POOLING)}")
+            raise ValueError(f"Pooling: unknown {self.mode!r}; supported: {', '.join(POOLING)}")
 
     @property
     def activation(self) -> str:
-        """What may become of a result after the step: a vector is divided by its length."""
+        """The result's activation after the step. A vector is divided by its length."""
         return "normalise" if self.classes is None else self.classes.activation

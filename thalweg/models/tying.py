@@ -21,7 +21,7 @@ from thalweg.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 KEY = "output_matrix"
-"""Key of a configuration that says what its files hold: OWN, or the name of the only tensor of a tied pair."""
+"""Key of a configuration for the contents of its files: OWN, or the name of the only tensor of a tied pair."""
 OWN = "own"
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 _CHUNK = 1 << 22
@@ -40,8 +40,8 @@ def adapt(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
 
 
 def find_output_matrix(spec: ModelSpec, path: str | Path) -> str | None:
-    """What KEY is to say of a model whose configuration makes `spec`. None: the configuration is right, or the files cannot be
-    read, which the loader reports."""
+    """The value of KEY for a model with this `spec`. None: the configuration is right, or the files cannot be read, which the
+    loader reports."""
     if not spec.tied:
         return None
     try:

@@ -1,7 +1,7 @@
-"""What a parameter is: declared without a tensor framework, completed by the layer that uses it, read by the loader.
+"""Parameters: declared without a tensor framework, completed by the layer that uses them, read by the loader.
 
-A `Weight` says which tensors of the checkpoint hold a parameter and how ranks divide it. A `ParamSpec` adds what the
-chosen kernel wants of it. The loader walks the tree of the latter, `sizes` that of the former. Layers never see a file.
+A `Weight` names the tensors of the checkpoint that hold a parameter, and its division among ranks. A `ParamSpec` adds the
+requirements of the chosen kernel. The loader walks the tree of the latter, `sizes` that of the former. Layers never see a file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from thalweg.quantization.format import Scheme
 
 Role = Literal["linear", "experts", "embedding", "head", "tied", "plain"]
-"""What a parameter is for, as far as its format depends on it. "tied": an output matrix that is the embedding too. "plain"
+"""The use of a parameter, as far as its format depends on it. "tied": an output matrix that is the embedding too. "plain"
 (norms, biases, routers) is never quantised."""
 HEADS: tuple[Role, ...] = ("head", "tied")
 MULTIPLIED: tuple[Role, ...] = ("linear", "experts", *HEADS)
@@ -28,7 +28,7 @@ Fill = Literal["normal", "ones", "zeros"]
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """A tensor in which a checkpoint may keep a source among others: those of all experts, or what is turned on its side."""
+    """A tensor in which a checkpoint may keep a source: a tensor of all experts, or a transposed one."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,23 +36,23 @@ class TensorView:
     at: int | None = None
     """Which matrix (or vector) of its first dimension; None = it is one."""
     turned: bool = False
-    """[inputs, outputs], as a convolution over one token has it."""
+    """[inputs, outputs], as in a convolution over one token."""
     first: int = 0
-    """The first row that is meant, after turning."""
+    """The first selected row, after transposing."""
     step: int = 1
-    """From a row that is meant to the next."""
+    """Step between selected rows."""
     run: int = 0
-    """Rows that are meant come in runs of so many, and `every` rows from one run to the next; 0 = they do not."""
+    """Selected rows come in runs of this length, with `every` rows from one run to the next; 0 = no runs."""
     every: int = 0
     flat: bool = False
     """A convolution over whole patches: each of its outputs is a row."""
     normed: bool = False
-    """Each row is divided by its length, once it is of the parameter's type (`models.files`)."""
+    """Each row is divided by its length, after conversion to the parameter's dtype (`models.files`)."""
     quarters: int = 0
-    """Rows come in heads of so many, whose second and third quarters are swapped; 0 = they lie as they are meant."""
+    """Rows come in heads of this many, with their second and third quarters swapped; 0 = in order."""
 
     def take(self, stored: Any, rows: int) -> Any:
-        """So many rows of the stored array, without a copy unless they come in runs."""
+        """`rows` rows of the stored array, without a copy unless they come in runs."""
         found = stored if self.at is None else stored[self.at]
         if not found.shape:
             return found.reshape(1)
@@ -73,11 +73,11 @@ class Source:
 
     name: str
     shape: tuple[int, ...]
-    """Whole (undivided), of the rows that are meant."""
+    """Whole (undivided), of the selected rows."""
     first: int = 0
     """The first of those rows."""
     rows: int = 0
-    """Of the stored tensor; 0 = just those that are meant. More where a checkpoint keeps several matrices in one."""
+    """Of the stored tensor; 0 = just the selected ones. More where a checkpoint keeps several matrices in one."""
     within: TensorView | None = None
     """Where to find it in checkpoints that have no tensor of this name."""
     absent: bool = False
@@ -112,12 +112,12 @@ class Weight:
 
     sources: tuple[Source, ...]
     shard: int | None = None
-    """Dimension divided evenly among the ranks; None = every rank holds all of it."""
+    """Dimension divided evenly among the ranks; None = every rank holds the whole parameter."""
     role: Role = "plain"
     fill: Fill = "normal"
-    """What load_format "dummy" fills it with."""
+    """Its values with load_format "dummy"."""
     dtype: str = ""
-    """What it is held in; "" = the model's dtype."""
+    """Its dtype in memory; "" = the model's dtype."""
 
     def shape(self, size: int) -> tuple[int, ...]:
         """On one of `size` ranks."""
@@ -140,9 +140,9 @@ class ParamSpec:
     weight: Weight
     dtype: str
     pack: Pack | None = None
-    """For matrices a kernel multiplies by: how it takes them, once, at load."""
+    """For matrices a kernel multiplies by: the layout of the kernel, packed once, at load."""
     format: WeightFormat = DENSE
-    """What such a matrix is rounded to before it is packed."""
+    """The format of such a matrix before it is packed."""
     matrices: int = 1
     """As `QTensor` has it."""
     make: Callable[[], Array] | None = field(default=None, kw_only=True)
@@ -203,8 +203,8 @@ def linear(
     """The parameters of a linear layer that computes several products at once.
 
     parts: prefix of a tensor's name -> outputs. fused: the prefix of the one tensor in which the checkpoint keeps all
-    parts, one after the other. shard: 0 divides outputs among ranks, 1 inputs, None nothing. turned: the checkpoint has
-    [inputs, outputs]. heads: of each part, as `Source` has it."""
+    parts, concatenated. shard: 0 divides outputs among ranks, 1 inputs, None nothing. turned: the checkpoint has
+    [inputs, outputs]. heads: of each part, as in `Source`."""
     kinds: dict[str, tuple[str, tuple[int, ...], int | None]] = {"weight": (".weight", (inputs,), shard)}
     if bias:
         kinds["bias"] = (".bias", (), 0 if shard == 0 else None)
@@ -230,7 +230,7 @@ def linear(
 
 
 def products(weight: Weight, formats: Scheme) -> list[Weight]:
-    """The parts of a linear layer's weight that share a product: neighbours that are held alike, in a format that joins."""
+    """The parts of a linear layer's weight that share a product: neighbours in the same format, if it allows joining."""
 
     def key(numbered: tuple[int, Source]) -> tuple[Any, int]:
         at, source = numbered

@@ -1,10 +1,10 @@
-"""What a model is, declared: a list of layers, what lies around them, and the tensors each part is made of.
+"""The declaration of a model: a list of layers, the parts around them, and the tensors of each part.
 
 A family (`families/`) turns a configuration into a `ModelSpec`; `decoder` assembles layers by the kinds named here, and
 `sizes` counts bytes by walking the same declarations. Loads no tensor framework, so that memory can be planned, and a
-configuration refused, before anything heavy is loaded.
+configuration rejected, before anything heavy is loaded.
 
-Names of tensors are those of the checkpoint: each part names its own, relative to what it is a part of.
+Names of tensors are those of the checkpoint: each part names its tensors, relative to the part that contains it.
 """
 
 from __future__ import annotations

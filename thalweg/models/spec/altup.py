@@ -1,5 +1,5 @@
-"""Several residual streams of which layers compute one (alternating updates, Baykal et al. 2023), and a low-rank path beside
-attention (learned augmented residual layer)."""
+"""Several residual streams of which layers compute one (alternating updates, Baykal et al. 2023), and a low-rank path parallel
+to attention (learned augmented residual layer)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from thalweg.models.weights import Source, Weight, Weights, vector
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
-    """The streams of a model: what is embedded and projections of it enter, and the mean of what leaves is its result. All but
-    the first are brought to the magnitude of the first."""
+    """The streams of a model: the embedding and its projections enter, and the mean of the outputs is the result. All but the
+    first are scaled to the magnitude of the first."""
 
     count: int
     enter: str = "altup_projections.{}"
@@ -32,8 +32,8 @@ class Streams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AltUp:
-    """What surrounds a layer: all streams are predicted from each other, the layer computes the active one, and what it finds
-    there corrects all. The layer's input is then added to all but the first."""
+    """The operations around a layer: all streams are predicted from each other, the layer computes the active one, and the
+    result corrects all. The layer's input is then added to all but the first."""
 
     streams: int
     active: int
@@ -57,8 +57,8 @@ class AltUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Laurel:
-    """y + norm(right(left(y))) of what enters the mixer. It is added where what the mixer gives is, and the sum is multiplied
-    by a half's root."""
+    """y + norm(right(left(y))) of the mixer's input. It is added together with the mixer's output, and the sum is multiplied
+    by the square root of 1/2."""
 
     rank: int
     eps: float

@@ -40,11 +40,11 @@ class Attention:
     kv_heads: int
     head_dim: int
     rope: Rope | None = None
-    """None: positions are not told."""
+    """None: NoPE."""
     window: int = 0
-    """Tokens a token sees, itself included; 0 = all before it. Where tokens see both ways: as many after it too."""
+    """Tokens that a token sees, itself included; 0 = all before it. In bidirectional attention: as many after it too."""
     chunk: int = 0
-    """Positions are cut into chunks of so many tokens, and a token sees those of its own up to itself; 0 = one chunk."""
+    """Positions are split into chunks of this many tokens, and a token sees its chunk up to itself; 0 = one chunk."""
     causal: bool = True
     """False: a token sees its whole sequence, which must be in one step; keys and values are not kept (an encoder)."""
     scale: float = 0.0
@@ -52,7 +52,7 @@ class Attention:
     softcap: float = 0.0
     norm: HeadNorm | None = None
     value_dim: int = 0
-    """Values of a head of v and of what it gives; 0 = as many as of q. Caches keep v filled up with zeros."""
+    """Values of a head of v and of the output; 0 = as many as of q. Caches pad v with zeros."""
     value_scale: float = 1.0
     """Of v."""
     slopes: tuple[float, ...] = ()
@@ -64,17 +64,17 @@ class Attention:
     """False: where q and v have a bias, k has none."""
     out_bias: bool = False
     gated: bool = False
-    """The projection of q gives each head's q, then as many values whose sigmoids its output is multiplied by."""
+    """The projection of q gives each head's q, then as many values. The head's output is multiplied by their sigmoids."""
     gate: str = ""
-    """The same gate as the output of a matrix of its own, by its name; "" = there is none."""
+    """The same gate from a separate matrix, by its name; "" = none."""
     softplus: bool = False
-    """That matrix gives what goes through softplus in place of a sigmoid."""
+    """The activation of that matrix is softplus, not a sigmoid."""
     gate_heads: bool = False
     """And one value for each head."""
     name: str = "self_attn"
     parts: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
     fused: str = ""
-    """The tensor that holds q, k and v, one after the other; "" = one tensor each."""
+    """The tensor of q, k and v, concatenated; "" = one tensor each."""
     grouped: bool = False
     """The fused tensor holds of each head of keys in turn its heads of q, its k and its v."""
     out: str = "o_proj"
@@ -88,12 +88,12 @@ class Attention:
     grows: tuple[float, int] | None = None
     """(beta, n): q at position p is multiplied by 1 + beta * log(1 + floor((p + first) / n))."""
     first: int = 0
-    """Of `grows`: what position 0 counts as there."""
+    """Of `grows`: the offset of positions there."""
     keys_as_values: bool = False
-    """There is no v. Values are what the projection of k gives, before norms and rotation."""
+    """There is no v. Values are the projection's k, before norms and rotation."""
     reads: int | None = None
-    """The earlier layer whose keys and values it attends to; None = its own. Such a layer projects queries alone, and keeps
-    nothing. Everything but `norm.q` and the projections must be as in that layer."""
+    """The earlier layer with the keys and values that it attends to; None = this one. Such a layer only projects queries, and
+    has no cache. Everything but `norm.q` and the projections must be as in that layer."""
 
     def __post_init__(self) -> None:
         for conflict, why in _CONFLICTS:
@@ -117,12 +117,12 @@ class Attention:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Heads, heads of keys and values, values of a head: what a step's temporaries are counted by."""
+        """Heads, heads of keys and values, values of a head: the sizes of a step's temporaries."""
         return self.heads, self.kv_heads, self.kept_dim
 
     def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> AttnSpec:
-        """What the attention backend is asked for, on one of `ranks`, where no sequence is longer than max_len: a window
-        (a chunk) that no sequence outgrows hides nothing."""
+        """The spec for the attention backend, on one of `ranks`, where no sequence is longer than max_len: a window (a chunk)
+        of at least max_len is left out."""
         hides = self.window or self.chunk
         window = hides if hides < max_len else 0
         if not self.causal:

@@ -1,4 +1,4 @@
-"""Encoders of sounds: log-mel spectra in, a vector for each placeholder of the prompt out."""
+"""Audio encoders: log-mel spectra in, a vector for each placeholder of the prompt out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from thalweg.models.spec.model import Layer
 
 TAPS = 3
-"""What a convolution sees, along each of its axes."""
+"""Kernel size of a convolution, along each of its axes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Conv:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioSpec:
-    """Convolutions over chunks of a spectrum, places, layers in which chunks see what is beside them, a projector."""
+    """Convolutions over chunks of a spectrum, positions, layers with attention across chunks, a projector."""
 
     bins: int
     """Of the spectrum."""
@@ -47,11 +47,11 @@ class AudioSpec:
     act: str = "gelu"
     """After each convolution."""
     masked: bool = False
-    """What fills a chunk up is silenced again after the first convolution."""
+    """A chunk's padding is set to zero again after the first convolution."""
     out: ProjectorLayer | None = None
     """From channels and frequencies to `hidden`."""
     places: str = ""
-    """The learned table of places; "" = they come with the sound, as what is added or what layers turn by."""
+    """The learned table of positions; "" = the step has them, to be added or as rotary angles."""
     rows: int = 0
     """Of it."""
     root: str = "model.audio_tower."

@@ -1,4 +1,4 @@
-"""Attention to what an encoder gave of a sequence's source."""
+"""Cross-attention to the encoder's output."""
 
 from __future__ import annotations
 

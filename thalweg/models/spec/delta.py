@@ -12,8 +12,8 @@ from thalweg.models.weights import Source, Weight, Weights, linear, part_sources
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNet:
-    """A gated delta net: q, k and v through short convolutions, then a recurrence (`ops.delta_rule`) whose state is all that is
-    kept of a sequence. Its heads are normed and multiplied by silu of a gate, z."""
+    """A gated delta net: q, k and v through short convolutions, then a recurrence (`ops.delta_rule`). Its state is the whole
+    state of a sequence. Its heads are normed and multiplied by silu of a gate, z."""
 
     key_heads: int
     """Of q and of k; each serves value_heads / key_heads heads of the recurrence."""
@@ -32,7 +32,7 @@ class DeltaNet:
     apart: bool = False
     """q, k, v, z, b and a have a tensor each, and q, k and v a convolution each, by OLMo's names."""
     most: float = 1.0
-    """Of a value that a token overwrites, at the most: above 1 what is kept may change its sign."""
+    """The maximum factor of the update. Above 1 the stored value may change its sign."""
     name: str = "linear_attn"
     rope: ClassVar[None] = None
 

@@ -1,4 +1,4 @@
-"""Attention of encoders whose tokens and distances are vectors apart (DeBERTa)."""
+"""Attention of encoders with separate vectors for tokens and distances (DeBERTa)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from thalweg.models.weights import Source, TensorView, Weight, Weights, linear, 
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """A learned table of how far apart two tokens are, which all layers read: the row of a key d tokens before its query is
-    `half` + d. With buckets so have the nearest alone, a quarter of the rows each way, and others share theirs."""
+    """A learned table of distances between tokens, shared by all layers: the row of a key d tokens before its query is
+    `half` + d. With buckets only the nearest, a quarter of the rows each way, have separate rows; others share theirs."""
 
     name: str
     half: int
@@ -31,8 +31,8 @@ class Distances:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DisentangledAttention:
-    """Tokens see both ways. A score is the product of query and key, and of one or both with what a layer projects their
-    distance to (`AttentionBackend.attend_placed`)."""
+    """Bidirectional. A score is the product of query and key, and of one or both with a layer's projection of their distance
+    (`AttentionBackend.attend_placed`)."""
 
     heads: int
     head_dim: int
@@ -44,8 +44,8 @@ class DisentangledAttention:
     shared: bool = False
     """Distances are projected as tokens are."""
     fused: str = ""
-    """The tensor that holds of each head in turn its q, its k and its v, without biases. Those of q and v are vectors of their
-    own (the first DeBERTa)."""
+    """The tensor with the q, k and v of each head in turn, without biases. The biases of q and v are separate vectors (the
+    first DeBERTa)."""
     name: str = "attention"
     parts: tuple[str, str, str] = ("self.query_proj", "self.key_proj", "self.value_proj")
     places: tuple[str, str] = ("self.pos_key_proj", "self.pos_query_proj")

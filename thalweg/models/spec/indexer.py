@@ -1,4 +1,4 @@
-"""What chooses the tokens that attention reads."""
+"""The indexer of sparse attention: it selects the tokens to read."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from thalweg.models.weights import Weights, linear
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexer:
-    """Heads of its own, which read the latent of q, and one key per token, of x. The sum over heads of relu(q . k), each times
-    a weight that is made of x, ranks tokens (`ops.index_top`)."""
+    """Separate heads, which read the latent of q, and one key per token, from x. Tokens are ranked by the sum over heads of
+    relu(q . k), each times a weight computed from x (`ops.index_top`)."""
 
     heads: int
     dim: int
@@ -26,7 +26,7 @@ class Indexer:
         return LayerNorm("k_norm", self.dim, self.eps)
 
     def weights(self, at: str, hidden: int, q_latent: int) -> Weights:
-        """Every rank has all of it: what it chooses is needed by each."""
+        """Every rank has the whole indexer: each needs its indices."""
         at = f"{at}{self.name}."
         return {
             "q": linear({f"{at}wq_b": self.heads * self.dim}, q_latent, shard=None),

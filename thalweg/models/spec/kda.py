@@ -1,4 +1,4 @@
-"""Delta nets whose states decay by channel (Kimi Delta Attention)."""
+"""Delta nets with states that decay by channel (Kimi Delta Attention)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from thalweg.models.weights import Source, TensorView, Weight, Weights, linear, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KimiDelta:
-    """q, k and v through short convolutions, then a recurrence (`ops.channel_delta_rule`) whose state is all that is kept of a
-    sequence. How fast it decays, and the gate of its normed heads, are made of x through few values."""
+    """q, k and v through short convolutions, then a recurrence (`ops.channel_delta_rule`). Its state is the whole state of a
+    sequence. Its decay, and the gate of its normed heads, are low-rank projections of x."""
 
     heads: int
     dim: int
-    """Of a head of q, k and v, and of what x is projected to on the way to decay and gate."""
+    """Of a head of q, k and v, and the rank of the projections of x to decay and gate."""
     kernel: int
     """Tokens a convolution sees, its own included."""
     eps: float

@@ -1,4 +1,4 @@
-"""Attention whose keys and values are made of one small vector per token."""
+"""Attention with keys and values that are projections of one small vector per token."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class LatentAttention:
     latent: int
     """Values of the latent (`kv_lora_rank`)."""
     nope_dim: int
-    """Of a head's q and k, what does not turn. It comes first."""
+    """Dimensions of a head's q and k without rotation. They come first."""
     value_dim: int
     rope: Rope | None
-    """Of the rest of q, and of the rotated key. None: positions are not told."""
+    """Of the rest of q, and of the decoupled RoPE key. None: NoPE."""
     still: int = 0
     """Where there is no `rope`: values of the rest of q, and of the key that all heads share."""
     q_latent: int = 0
-    """q is made of a normed latent of its own, of so many values (`q_lora_rank`). 0 = of x."""
+    """q is a projection of a separate normed latent of this size (`q_lora_rank`). 0 = of x."""
     scale: float = 0.0
     """Of the scores. 0 = by the size of a head's q."""
     eps: float = 1e-6
@@ -42,7 +42,7 @@ class LatentAttention:
     top: int = 0
     """Tokens that a token reads at the most; 0 = all."""
     indexer: Indexer | None = None
-    """What chooses them. None, where there is a `top`: what the last layer with an indexer chose."""
+    """It selects them. None, where there is a `top`: the indices of the last layer with an indexer are reused."""
     name: str = "self_attn"
 
     def __post_init__(self) -> None:
@@ -59,12 +59,12 @@ class LatentAttention:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """As attention's. A step holds q and what attention gives in latents, about as much as keys and values of all heads."""
+        """As in attention. A step holds q and the output as latents, about as much as keys and values of all heads."""
         return self.heads, self.heads, self.latent + self.rope_dim
 
     def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> AttnSpec:
-        """The latent and the rotated key of each token, on every rank, and the key of the indexer. Where no sequence is longer
-        than what a token reads, there is nothing to choose."""
+        """The latent and the decoupled RoPE key of each token, on every rank, and the key of the indexer. The indexer is left
+        out where no sequence is longer than `top`."""
         top = self.top if self.top < max_len else 0
         return AttnSpec(
             heads=self.heads // ranks, kv_heads=1, head_dim=self.latent + self.rope_dim,

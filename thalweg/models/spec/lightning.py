@@ -35,12 +35,12 @@ class LightningAttention:
 
     @property
     def norm(self) -> Norm:
-        """Of what all heads give."""
+        """Of the concatenated heads."""
         return Norm("norm", self.inner, self.eps)
 
     @property
     def slope_values(self) -> int:
-        """Of computed tables: what the scan calls rate, bias and skip."""
+        """Number of computed table values: the scan's rate, bias and skip."""
         return 3 * self.heads
 
     @property

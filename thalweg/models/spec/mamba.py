@@ -1,4 +1,4 @@
-"""Mamba's selective scans, each channel with a state of its own."""
+"""Mamba's selective scans, with a separate state for each channel."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from thalweg.models.weights import Source, Weight, Weights, linear, vector
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba:
-    """Half of a projection goes through a short convolution, and from there to what a scan steps by, writes with and reads
-    with (`ops.selective_scan`). The other half gates what the scan gives."""
+    """Half of a projection goes through a short convolution. From there come the scan's steps, B and C
+    (`ops.selective_scan`). The other half gates the scan's output."""
 
     inner: int
     """Channels."""
     state: int
-    """Numbers that are kept of each."""
+    """State values per channel."""
     rank: int
     """Values between the two projections that give a channel's step."""
     kernel: int
@@ -28,7 +28,7 @@ class Mamba:
     """Of the first projection and of the last."""
     conv_bias: bool = True
     norms: tuple[str, str, str] | None = None
-    """RMSNorms of the values between, and of what is written and read with. "" = without a weight; None = no norms."""
+    """RMSNorms of dt, B and C. "" = without a weight; None = no norms."""
     eps: float = 1e-6
     """Of these."""
     name: str = "mixer"
@@ -45,7 +45,7 @@ class Mamba:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """As attention's: channels of both halves, of steps and of what comes out."""
+        """As in attention: channels of both halves, of steps and of the output."""
         return self.inner, 2 * self.inner, 1
 
     def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> StateSpec:

@@ -1,4 +1,4 @@
-"""Mamba-2: state-space duality, with heads that share what they write and read with."""
+"""Mamba-2: state-space duality, with B and C shared by groups of heads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from thalweg.models.weights import Weight, Weights, heads_of_rank, linear, part_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2:
-    """One projection gives a gate, then values and what is written and read with, which go through a short convolution, then
-    the steps of a recurrence (`ops.ssd_scan`) whose state is all that is kept of a sequence."""
+    """One projection gives a gate, then values, B and C, which go through a short convolution, then the steps of a recurrence
+    (`ops.ssd_scan`). Its state is the whole state of a sequence."""
 
     heads: int
     head_dim: int
     groups: int
-    """Of heads that share what is written and read with."""
+    """Groups of heads with the same B and C."""
     state: int
     """Rows of a head's state."""
     kernel: int
@@ -32,11 +32,11 @@ class Mamba2:
     limits: tuple[float, float] = (0.0, inf)
     """Of steps."""
     norm: bool = True
-    """Of each group's heads together, after the gate. False: the gate alone."""
+    """Of each group's heads together, after the gate. False: only the gate."""
     norm_first: bool = False
     """The gate comes after the norm."""
     scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
-    """Of the gate, of values, of what is written with, of what is read with, and of steps, as they are projected."""
+    """Factors of the projected gate, values, B, C and steps."""
     name: str = "mixer"
     rope: ClassVar[None] = None
 
@@ -52,7 +52,7 @@ class Mamba2:
 
     @property
     def parts(self) -> tuple[int, int, int]:
-        """Of what goes through the convolution: values, what is written with, what is read with."""
+        """Inputs of the convolution: values, B, C."""
         shared = self.groups * self.state
         return self.inner, shared, shared
 
@@ -63,7 +63,7 @@ class Mamba2:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """As attention's: all that is projected, in heads."""
+        """As in attention: all projections, in heads."""
         return self.heads, -(-(sum(self.parts) + self.heads) // (2 * self.head_dim)), self.head_dim
 
     def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> StateSpec:

@@ -26,13 +26,13 @@ class MLP:
     swapped: bool = False
     """That tensor holds up first."""
     cut: float = 0.0
-    """act(gate) is at most this, and up at most this far from zero; 0 = they are what they are. Then act is silu."""
+    """act(gate) is clipped to at most this, and up to at most this magnitude; 0 = no clipping. act must then be silu."""
     down_bias: bool | None = None
-    """Of down alone; None = as `bias` says."""
+    """Of down only; None = as in `bias`."""
 
     def __post_init__(self) -> None:
         if self.cut and self.act != "silu":
-            raise ValueError("MLP: what is cut went through silu")
+            raise ValueError("MLP: cut requires silu")
 
     @property
     def width(self) -> int:

@@ -1,4 +1,4 @@
-"""A layer, a model, and what lies around the layers."""
+"""A layer, a model, and the parts around the layers."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class Layer:
     """x + mixer(x), then x + ffn(x), normalised as `norms` says. Either may be missing, but not both."""
 
     mixer: Mixer | tuple[Mixer, ...] | None
-    """Several read the same x, and what they give is added up."""
+    """Several read the same x, and their outputs are added."""
     ffn: FFN | None
     norms: Norms
     parallel: bool = False
-    """Both parts see the same x, and both are added to it. Without a norm of its own the ffn takes the mixer's input."""
+    """Both parts see the same x, and both are added to it. Without a separate norm the ffn reads the mixer's input."""
     multiplier: float = 1.0
-    """Of what both parts add to the residual stream."""
+    """Factor of both parts' additions to the residual stream."""
     mixer_scales: tuple[tuple[float, float], ...] = ()
-    """Of what enters each mixer, and of what it gives; () = 1."""
+    """Factors of each mixer's input and output; () = 1."""
     ffn_scale: float = 1.0
-    """Of what the ffn gives."""
+    """Factor of the ffn's output."""
     laurel: Laurel | None = None
     around: Around | None = None
-    """What the layer is wrapped in."""
+    """The layer's wrapper."""
 
     def __post_init__(self) -> None:
         if not self.mixers and self.ffn is None:
@@ -79,7 +79,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class LearnedEmbedding:
-    """A learned table, of whose rows one is added to each embedded token."""
+    """A learned table with one row added to each token's embedding."""
 
     name: str
     rows: int
@@ -103,9 +103,9 @@ class Names:
     """How a checkpoint's names differ from those that the parts of a spec give."""
 
     replace: tuple[tuple[str, str], ...] = ()
-    """Prefixes and what takes their place; the first that fits. Bare decoders lack the `root`, which is added."""
+    """Prefixes and their replacements; the first match counts. Bare decoders lack the `root`, which is added."""
     inside: tuple[tuple[str, str], ...] = ()
-    """Parts of names, anywhere in them, and what takes their place; all of them."""
+    """Parts of names, anywhere in them, and their replacements; all are applied."""
     experts: int = 0
     """Of a mixture: tensors of experts beyond so many hold nothing. 0 = all hold something."""
     skip: tuple[str, ...] = ()
@@ -115,25 +115,25 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """An embedding, layers, a last norm, and a tail: an output matrix whose logits are sampled, or pooling."""
+    """An embedding, layers, a last norm, and a tail: an output matrix for sampling, or pooling."""
 
     vocab: int
     hidden: int
     layers: tuple[Layer, ...]
     norm: AnyNorm | None
-    """Of what the last layer gives."""
+    """Of the last layer's output."""
     learned: tuple[LearnedEmbedding, ...] = ()
     """Added to embedded tokens."""
     distances: Distances | None = None
-    """What layers with `DisentangledAttention` read."""
+    """The table for layers with `DisentangledAttention`."""
     speech: SpeechEncoder | None = None
-    """The encoder whose vectors cross attention reads."""
+    """The encoder with the vectors that cross-attention reads."""
     numbers: tuple[int, ...] = ()
     """Of each layer: its number in names of tensors. (): they are counted from 0."""
     embed_norm: AnyNorm | None = None
-    """Of what enters the first layer."""
+    """Of the first layer's input."""
     inputs: LayerInputs | None = None
-    """What each layer is given of its own."""
+    """The separate input of each layer."""
     streams: Streams | None = None
     """Residual streams, where there are several."""
     pooling: Pooling | None = None
@@ -155,11 +155,11 @@ class ModelSpec:
     head: str = "lm_head"
     names: Names = field(default_factory=Names)
     adapter: Adapter | None = None
-    """What is added to its matrices."""
+    """The addition to its matrices."""
     audio: AudioSpec | None = None
-    """The encoder whose vectors stand for sounds of a prompt."""
+    """The audio encoder. Its vectors replace placeholders of a prompt."""
     vision: VisionSpec | None = None
-    """The encoder of images; None: the model reads text alone."""
+    """The vision encoder; None: the model is text-only."""
 
     def __post_init__(self) -> None:
         if self.head_normed and self.tied:
@@ -213,12 +213,12 @@ class ModelSpec:
 
     @property
     def causal(self) -> bool:
-        """Does every token see those before it alone?"""
+        """Does every token only see those before it?"""
         return all(getattr(mixer, "causal", True) for _, mixer in self.mixers)
 
     @property
     def mixers(self) -> tuple[tuple[int, Mixer], ...]:
-        """Every mixer with the index of its layer, in order. Each has a cache of its own."""
+        """Every mixer with the index of its layer, in order. Each has a separate cache."""
         return tuple((i, mixer) for i, each in enumerate(self.layers) for mixer in each.mixers)
 
     @property
@@ -228,7 +228,7 @@ class ModelSpec:
 
     @property
     def types(self) -> int:
-        """Types of tokens that are told apart; 1 = none are."""
+        """Number of token types; 1 = none."""
         return max((each.rows for each in self.learned if each.by == "type"), default=1)
 
     @property
@@ -253,14 +253,14 @@ class ModelSpec:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Of the model's, whose files hold tensors too: FOLDER/NAME is the tensor NAME of such a file."""
+        """Subfolders of the model with further tensor files: FOLDER/NAME is the tensor NAME of such a file."""
         steps = () if self.pooling is None else self.pooling.dense
         more = () if self.adapter is None else (self.adapter.folder,)
         return (*(each.folder for each in steps if each.folder), *more)
 
     def rename(self, name: str) -> str | None:
-        """A checkpoint's tensor name as the layers know it. None for tensors that hold nothing of their own: rotary tables,
-        the output matrix of a model whose embedding serves as one, and what `names` skips."""
+        """A checkpoint's tensor name as the layers know it. None for redundant tensors: rotary tables, the output matrix of a
+        tied model, and tensors skipped by `names`."""
         if self.folders and name.startswith(tuple(f"{folder}/" for folder in self.folders)):
             return name
         if name.startswith(self.names.skip) or name.endswith("rotary_emb.inv_freq"):

@@ -29,11 +29,11 @@ class MoE:
     """Weights of the chosen experts sum to one."""
     scale: float = 1.0
     shared: MLP | UngatedMLP | None = None
-    """What every token goes to as well. Its name is relative to this part's."""
+    """The shared expert. Its name is relative to this part's."""
     shared_gate: str = ""
-    """The matrix of one output whose sigmoid multiplies what `shared` gives; "" = none."""
+    """The matrix of one output; its sigmoid multiplies the output of `shared`; "" = none."""
     average: bool = False
-    """Half of the sum of what the experts and `shared` give, in place of the sum."""
+    """Half of the sum of the outputs of the experts and `shared`, rather than the sum."""
     name: str = "mlp"
     """"" = its tensors are the layer's own."""
     router: str = "gate"
@@ -60,34 +60,34 @@ class MoE:
     alternate: bool = False
     """Rows of gate and up alternate there; False: first all of gate."""
     latent: int = 0
-    """Values that a token is projected to before its experts, whose sum is projected back; 0 = experts see the token."""
+    """Size of the projection before the experts; their sum is projected back. 0 = experts see the token."""
     latent_bias: bool = False
     latents: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj")
     """The names of these projections."""
     biases: tuple[str, str] | None = None
     """Tensors that hold the biases of gate and up, which alternate, and of down, of all experts."""
     inward: bool = False
-    """An expert's weight multiplies what enters it, not what leaves it."""
+    """An expert's weight multiplies its input, not its output."""
     router_norm: Norm | None = None
-    """Of what the router reads."""
+    """Of the router's input."""
     logit_scale: float = 1.0
-    """Of what the router gives."""
+    """Of the router's output."""
     expert_scale: str = ""
     """The tensor of a factor per expert, of its weights once they are settled; "" = none."""
     entry: Norm | None = None
-    """Of what the experts read, and the router does not."""
+    """Of the experts' input, but not the router's."""
     cut: float = 0.0
     """As `MLP.cut`, of each expert."""
     zero: int = 0
-    """Experts more, which give a token back as it is. They are the router's last outputs, and have no matrices."""
+    """Additional zero-computation experts (identity). They are the router's last outputs, and have no matrices."""
 
     def __post_init__(self) -> None:
         if not self.gated and (self.fused or self.biases):
             raise ValueError("MoE: this version has no experts without gates in one tensor, or with biases")
         if self.cut and (self.act != "silu" or not self.gated):
-            raise ValueError("MoE: what is cut went through silu")
+            raise ValueError("MoE: cut requires silu and gates")
         if self.zero and (self.biases or self.inward or self.latent or self.entry or self.scores == "sparsemixer"):
-            raise ValueError("MoE: experts that give a token back stand beside plain ones")
+            raise ValueError("MoE: zero-computation experts require plain ones without biases, inward, latent or entry")
 
     @property
     def width(self) -> int:

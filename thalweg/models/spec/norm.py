@@ -13,7 +13,7 @@ class Norm:
     """RMSNorm over the last `size` values (`ops.rms_norm`)."""
 
     name: str
-    """In what it is a part of, or with a slash before it, from the root: layers may share a norm."""
+    """Relative to the part that contains it, or with a slash before it, from the root: layers may share a norm."""
     size: int
     eps: float
     offset: float = 0.0
@@ -55,7 +55,7 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What stands where norms do and takes no statistics: (x * by - less) * weight, in float32. Names are those of tensors."""
+    """An affine map where others have norms: (x * by - less) * weight, in float32. Names are those of tensors."""
 
     name: str
     """Of the weight."""
@@ -88,7 +88,7 @@ class HeadNorm:
     q: str = "q_norm"
     k: str = "k_norm"
     mean: bool = False
-    """Layer normalisation without a bias, each head by a weight of its own. Names with {} are those of one head's tensor."""
+    """Layer normalisation without a bias, with a weight per head. Names with {} are those of one head's tensor."""
 
     def __post_init__(self) -> None:
         if self.mean and (self.offset or self.after or self.whole or self.value or not self.weight):
@@ -97,8 +97,8 @@ class HeadNorm:
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """Where a layer normalises: what enters attention and the feed-forward part, what leaves them before it is added to the
-    residual stream, and the sum after that addition, which then is the stream (post-norm). None: not there."""
+    """The norms of a layer: before attention and the feed-forward part, after them before the residual addition, and after that
+    addition, where the result is the stream (post-norm). None: not there."""
 
     mixer: AnyNorm | None = None
     mixer_out: AnyNorm | None = None

@@ -1,4 +1,4 @@
-"""A feed-forward part beside a mixture of experts."""
+"""An MLP parallel to an MoE."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from thalweg.models.weights import Weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelMoE:
-    """An MLP and a mixture that read the same x, each between norms of its own, and are added. A layer with this part has no
-    norm before it: what the mixture's router reads is x itself."""
+    """An MLP and an MoE that read the same x, each between two norms, and are added. A layer with this part has no norm before
+    it: the router reads x itself."""
 
     mlp: MLP
     moe: MoE

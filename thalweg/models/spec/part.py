@@ -1,4 +1,4 @@
-"""What a layer's declaration is asked, whatever kind of mixer or feed-forward part it has."""
+"""The interface of a layer's mixers and feed-forward parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thalweg.models.weights import Weights
 
 
 class Mixer(Protocol):
-    """What mixes a sequence's tokens: attention, or a recurrence."""
+    """A part that mixes a sequence's tokens: attention, or a recurrence."""
 
     @property
     def rope(self) -> Rope | None:
@@ -19,17 +19,17 @@ class Mixer(Protocol):
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Heads, heads of keys and values, values of a head: what a step's temporaries are counted by."""
+        """Heads, heads of keys and values, values of a head: the sizes of a step's temporaries."""
 
     def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> AttnSpec | StateSpec | CrossSpec:
-        """What is kept of a sequence, on one of `ranks`, where none is longer than max_len."""
+        """The state of a sequence, on one of `ranks`, where no sequence is longer than max_len."""
 
     def weights(self, at: str, hidden: int) -> Weights:
         """at: the layer's prefix of tensor names."""
 
 
 class FFN(Protocol):
-    """What works on each token alone."""
+    """A part that transforms each token separately."""
 
     @property
     def width(self) -> int:

@@ -1,4 +1,4 @@
-"""Inputs that each layer has of its own (per-layer embeddings): made from token ids, and added at a layer's end."""
+"""Per-layer embeddings: a separate input for each layer, computed from token ids, and added at a layer's end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from thalweg.models.weights import Source, Weight, Weights, matrices, vector
 
 
 def whole(name: str, outputs: int, inputs: int) -> dict[str, Weight]:
-    """A matrix that every rank has whole: what it gives is needed by each."""
+    """A matrix that every rank holds whole: each rank needs its output."""
     return {"weight": Weight((Source(f"{name}.weight", (outputs, inputs)),), role="linear")}
 
 
@@ -24,7 +24,7 @@ class LayerInputs:
     width: int
     eps: float
     pad: int = 0
-    """The token whose row those have whose vector is given in place of an embedding."""
+    """Token id of the row for positions with a given vector rather than an embedding."""
     table: str = "embed_tokens_per_layer"
     projection: str = "per_layer_model_projection"
     norm: str = "per_layer_projection_norm"
@@ -63,7 +63,7 @@ class LayerInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerEnding:
-    """What happens to the residual stream where a layer ends: its input is added, then all of it multiplied by one number."""
+    """The end of a layer for the residual stream: its input is added, then all of it multiplied by one number."""
 
     input: LayerInput | None = None
     scalar: str = ""

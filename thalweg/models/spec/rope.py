@@ -25,8 +25,8 @@ def rope_type(parameters: Mapping[str, Any], dim: int) -> str:
 
 
 def describe_stretch(rope: Rope, length: int) -> str:
-    """How an engine that serves `length` tokens scales positions whose scaling depends on that, and the flag that changes it.
-    "" for other scalings. Every sequence is scaled alike, because cached keys must stay right."""
+    """How an engine that serves `length` tokens scales length-dependent positions, and the flag that changes it.
+    "" for other scalings. Every sequence is scaled alike, because cached keys must remain valid."""
     kind = rope.parameters["rope_type"]
     original = rope.parameters.get("original_max_position_embeddings", rope.trained) if kind == "longrope" else rope.trained
     if kind not in ("dynamic", "longrope") or not isinstance(original, int):
@@ -53,7 +53,7 @@ class Rope:
     keys: tuple[str, ...] = ()
     """Further keys of `rope_parameters` that the family reads (`families.groups.check_rope`)."""
     given: bool = False
-    """The step brings the table, with a row for each token in place of one for each position."""
+    """The step has the table, with a row for each token rather than each position."""
     sections: tuple[int, ...] = ()
     """Frequencies that turn by each axis of positions with several (M-RoPE); () = there is one."""
     mixed: bool = False

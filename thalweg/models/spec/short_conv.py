@@ -28,7 +28,7 @@ class ShortConv:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """As attention's: b, c and x, and what they are made into."""
+        """As in attention: b, c and x, and their result."""
         return self.inner, 2 * self.inner, 1
 
     def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> StateSpec:

@@ -1,4 +1,4 @@
-"""A mixture of experts whose result skips a layer (shortcut-connected, LongCat-Flash)."""
+"""An MoE with a result that skips a layer (shortcut-connected, LongCat-Flash)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from thalweg.models.weights import Weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortcutMoE:
-    """An MLP, and a mixture of the same x that the next such part of a model adds to what it gives."""
+    """An MLP, and an MoE of the same x. The next such part of a model adds the MoE's output to its result."""
 
     mlp: MLP
     moe: MoE | None = None
-    """None: this part adds what the one before it carried."""
+    """None: this part adds the output of the MoE before it."""
 
     @property
     def width(self) -> int:

@@ -9,8 +9,8 @@ from thalweg.models.spec.mlp import MLP
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseMLP(MLP):
-    """down(act(relu(gate(x) - cut)) * up(x)), where `cut` is what this share of a token's gates would be below, if they were
-    normally distributed. The cut is taken over all inner values, which ranks gather for it."""
+    """down(act(relu(gate(x) - cut)) * up(x)). The threshold `cut` exceeds the share `sparsity` of a token's gates, assuming a
+    normal distribution. It is computed from all inner values, which ranks gather for it."""
 
     sparsity: float
 

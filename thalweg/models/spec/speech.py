@@ -1,4 +1,4 @@
-"""An encoder of sounds."""
+"""A speech encoder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SpeechEncoder:
     act: str = "gelu"
     """After each convolution."""
     multilingual: bool = True
-    """The language of a sound is a token of the prompt. False: the model knows only English."""
+    """The language of the audio is a token of the prompt. False: the model knows only English."""
     name: str = "encoder."
     layer: str = "layers.{}."
 

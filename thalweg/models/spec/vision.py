@@ -29,11 +29,11 @@ class ProjectorLayer:
     gated: bool = False
     """The second half of its outputs goes through `act`, and is multiplied by the first."""
     up: str = ""
-    """A matrix beside it, of as many outputs, that what `act` gives is multiplied by; "" = none."""
+    """A parallel matrix with as many outputs. It multiplies the output of `act`; "" = none."""
     norm: AnyNorm | None = None
     """Before `act`."""
     kernel: tuple[int, ...] = ()
-    """It is stored as a convolution over the vectors that are joined, of this shape for each output; () = as a matrix."""
+    """It is stored as a convolution over the concatenated vectors, of this shape for each output; () = as a matrix."""
 
     def weights(self, root: str) -> Weights:
         parts = {f"{root}{name}": self.outputs for name in (self.name, self.up) if name}
@@ -57,11 +57,11 @@ class ProjectorSpec:
     steps: tuple[ProjectorLayer, ...]
     group: int = 1
     join: Literal["rows", "channels", "mean"] = "rows"
-    """rows: one vector after the other. channels: each channel of all of them, then the next. mean: their mean."""
+    """rows: vectors are concatenated. channels: each channel of all vectors, then the next. mean: their mean."""
     before: AnyNorm | None = None
     """Of each vector."""
     after: tuple[AnyNorm, ...] = ()
-    """Of what is joined, in turn."""
+    """Of the concatenated vectors, in turn."""
 
     def weights(self) -> Weights:
         made: dict[str, Any] = {
@@ -89,42 +89,42 @@ class VisionSpec:
     root: str = "model.vision_tower."
     layer: str = "layers.{}."
     whole: str = ""
-    """A learned vector in place of the first patch, which then stands for the image; "" = none."""
+    """A learned vector, the class token, before the patches; it represents the image; "" = none."""
     places: str = ""
     """The learned table of places; "" = none."""
     rows: int = 0
     """Of it."""
     stacks: int = 0
-    """That table is a tensor [stacks, rows / stacks, hidden] of its own, and `whole` one of [1, 1, hidden]. 0: the table is the
+    """That table is a separate tensor [stacks, rows / stacks, hidden], and `whole` one of [1, 1, hidden]. 0: the table is the
     weight of a module, and `whole` a vector."""
     last: bool = False
-    """It is a tensor of its own, whose last row is that of `whole`."""
+    """It is a separate tensor, with the row of `whole` last."""
     enter: AnyNorm | None = None
     """Of embedded patches, with their places."""
     embedded: AnyNorm | None = None
     """Of embedded patches, before places are added."""
     leave: AnyNorm | None = None
-    """Of what the last layer gives."""
+    """Of the last layer's output."""
     windowed: frozenset[int] = frozenset()
     """Layers that see windows."""
     taps: tuple[tuple[int, ProjectorSpec], ...] = ()
-    """Layers of which vectors are made, too: the language model adds those to what its first layers give."""
+    """Layers with additional output vectors: the language model adds those to the outputs of its first layers."""
     shrinks: tuple[int, ProjectorSpec] | None = None
-    """After this layer as many neighbours as its `group` become one: their mean, and what the projector makes of them."""
+    """After this layer as many neighbours as its `group` become one: their mean, plus the projector's output."""
     reads: tuple[int, ...] = ()
-    """Layers whose outputs are joined, value after value, for the projector. (): it reads the last one's."""
+    """Layers with outputs that are concatenated for the projector. (): it reads the last layer's."""
     newline: str = ""
     """A learned vector, of the language model's size, that stands behind those of the projector; "" = none."""
     scale: float = 1.0
     """Of the vectors that the language model gets."""
     clipped: bool = False
-    """Of each linear layer of `layers`, what enters and leaves it is kept between limits, which files have as numbers."""
+    """Inputs and outputs of each linear layer of `layers` are clamped, to limits that are numbers in files."""
     halves: bool = False
-    """Rotary positions turn the halves of each head one by one, the first by columns, the second by rows. So q and k have their
-    second and third quarters swapped, and turn as one."""
+    """Rotary positions rotate the halves of each head separately, the first by columns, the second by rows. The second and
+    third quarters of q and k are therefore swapped, and the whole is rotated at once."""
 
     def _add_clips(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """The same where each linear layer also has the limits of what enters and leaves each of its parts."""
+        """The same with the clamp limits of each part's inputs and outputs, for each linear layer."""
         made: dict[str, Any] = {}
         for key, value in tree.items():
             if isinstance(value, Mapping) and isinstance(value.get("weight"), Weight) and value["weight"].role == "linear":
@@ -153,7 +153,7 @@ class VisionSpec:
 
     @property
     def width(self) -> int:
-        """Values of what a placeholder gets, in hidden sizes of the language model."""
+        """Size of a placeholder's vector, in hidden sizes of the language model."""
         return 1 + len(self.taps)
 
     def weights(self, hidden: int) -> Weights:

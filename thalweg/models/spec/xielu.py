@@ -1,4 +1,4 @@
-"""A feed-forward part whose activation is learned."""
+"""A feed-forward part with a learned activation."""
 
 from __future__ import annotations
 

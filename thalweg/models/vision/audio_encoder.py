@@ -1,4 +1,4 @@
-"""The encoder of sounds in conversations: a step like any other, whose tokens are what convolutions give of a spectrum."""
+"""The audio encoder of chat models: a step with the convolutions' outputs, over a spectrum, as tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AudioEncoder:
     """Holds no tensors: parameters are passed."""
 
     def __init__(self, ctx: Context, s: spec.AudioSpec, weights: Mapping[str, Any], block: Callable[..., Any]) -> None:
-        """block: what assembles a layer."""
+        """block: builder of a layer."""
         ctx = replace(ctx.encoders or ctx, mesh=Mesh(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
         self.spec, self._dtype = s, getattr(torch, ctx.dtype)
         self._out = None if s.out is None else Linear(ctx, weights["out"])
@@ -85,7 +85,7 @@ class AudioEncoder:
         return x + frames.sines.to(x.dtype) if frames.sines.shape[1] else x
 
     def _convolve(self, params: Params, frames: Frames) -> Array:
-        """[chunks * places, hidden]. Chunk by chunk, so that what a step needs does not grow with the sound."""
+        """[chunks * places, hidden]. Chunk by chunk, so that a step's memory does not grow with the clip."""
         made = [self._chunk(params, mel, real) for mel, real in zip(frames.mel.unbind(0), frames.real.unbind(0), strict=True)]
         return torch.cat(made)
 

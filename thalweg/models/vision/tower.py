@@ -1,4 +1,4 @@
-"""The encoder of images: a step like any other, whose tokens are patches and whose result is vectors."""
+"""The vision encoder: a step with patches as tokens and vectors as result."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from thalweg.models.weights import ParamSpec
 from thalweg.quantization.online import DENSE_FORMATS
 
 FULL, WINDOWED, SHRUNK = 0, 1, 2
-"""Places in `StepBatch.metadata`: of sequences that are images, of those that are windows, and of images whose patches were
-merged."""
+"""Indices in `StepBatch.metadata`: of sequences that are images, of windows, and of images after merging patches."""
 
 
 class Projector:
@@ -53,15 +52,15 @@ class Projector:
             self.specs["after"] = {i: norm.specs for i, norm in enumerate(self._after)}
 
     def __call__(self, p: Mapping[str, Any], x: Array, keep: Array, spin: Array | None = None) -> Array:
-        """keep: i32[N * group], patches in the order in which they are joined. spin: f32[N, spin], cosines and sines that
-        neighbouring values of what is joined turn by."""
+        """keep: i32[N * group], patches in concatenation order. spin: f32[N, spin], cosines and sines that rotate neighbouring
+        values of the concatenated vectors."""
         x = x.index_select(0, keep)
         if self._before is not None:
             x = self._before(p["before"], x)
         if self._group > 1:
             x = x.unflatten(0, (-1, self._group))
             x = x.float().mean(1) if self._join == "mean" else (x.transpose(1, 2) if self._join == "channels" else x).flatten(1)
-        for i, norm in enumerate(self._after):  # kernels of norms take the model's dtype alone
+        for i, norm in enumerate(self._after):  # kernels of norms require the model's dtype
             x = norm(p.get("after", {}).get(i), x if isinstance(norm, ScaleLayer) else x.to(self._dtype))
         x = x.to(self._dtype) if spin is None or not spin.shape[1] else _spun(x, spin).to(self._dtype)
         for i, step in enumerate(self._steps):
@@ -69,7 +68,7 @@ class Projector:
         return x
 
     def _step(self, i: int, p: Mapping[str, Any], x: Array) -> Array:
-        """What follows a product."""
+        """The steps after a product."""
         norm, act, spec = self._norms[i], self._acts[i], self._spec[i]
         if norm is not None:
             x = norm(p["norm"], x)
@@ -94,7 +93,7 @@ class VisionEncoder:
     """Holds no tensors: parameters are passed."""
 
     def __init__(self, ctx: Context, s: spec.VisionSpec, weights: Mapping[str, Any], block: Callable[..., Any]) -> None:
-        """block: what assembles a layer."""
+        """block: builder of a layer."""
         ctx = replace(ctx.encoders or ctx, mesh=Mesh(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
         self.spec = s
         self._patch = Linear(ctx, weights["patch"])
@@ -141,12 +140,12 @@ class VisionEncoder:
 
     @property
     def depth(self) -> int:
-        """Layers: an encoding is a step of all of them, or several of some each (`part`)."""
+        """Number of layers. An encoding is one step of all layers, or several of some each (`part`)."""
         return len(self._blocks)
 
     def part(self, first: int, last: int, carried: dict[str, Any]) -> Step:
-        """The step of layers [first, last), eager unless these are all. carried: what one part leaves for the next. The last
-        part's `StepResult.pooled` is f32[N, width * hidden of the language model]."""
+        """The step of layers [first, last), eager unless these are all. carried: values that one part passes to the next. The
+        last part's `StepResult.pooled` is f32[N, width * hidden of the language model]."""
 
         def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
             patches = batch.get(Patches)
