@@ -169,7 +169,10 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
     ),
     "Several devices": (
         Feature(
-            "Tensor parallelism", "NNNNH", ("tests/backends/tpu/test_tpu_ranks.py",), "`tpu`: one process drives all devices"
+            "[Tensor parallelism](distributed.md)",
+            "RUUUH",
+            ("tests/models/test_ranks.py", "tests/integration/test_rank_faults.py", "tests/backends/tpu/test_tpu_ranks.py"),
+            "`cpu` and GPUs: a process for each rank. `tpu`: one process drives all devices",
         ),
         Feature("Pipeline parallelism", "NNNNN", flag="pipeline-parallel-size"),
         Feature("Expert parallelism", "NNNNN", flag="enable-expert-parallel"),

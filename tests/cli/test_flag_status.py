@@ -131,6 +131,12 @@ def test_options_of_other_loaders_say_how_files_are_read():
 def test_a_device_is_chosen_where_a_platform_has_several():
     args = EngineArgs(device_ids=[1])
     assert resolve.configure_platform(args, CudaPlatform()).options.device == 1
+    with pytest.raises(ConfigError, match="device_ids: tensor_parallel_size is 2: name as many different devices"):
+        resolve.configure_platform(EngineArgs(device_ids=[3, 3], tensor_parallel_size=2), NullPlatform())
+    with pytest.raises(ConfigError, match="device_ids: ranks of platform 'null' take its first devices"):
+        resolve.places(EngineArgs(device_ids=[3, 1], tensor_parallel_size=2), NullPlatform())
+    chosen = EngineArgs(device_ids=[3, 1], tensor_parallel_size=2)
+    assert [p.devices for p in resolve.places(chosen, resolve.configure_platform(chosen, CudaPlatform()))] == [(3,), (1,)]
     assert resolve.configure_platform(EngineArgs(device_ids=[0]), NullPlatform()) is not None
     for ids, platform in (([1], NullPlatform()), ([0, 1], CudaPlatform())):
         with pytest.raises(ConfigError, match="device_ids"):

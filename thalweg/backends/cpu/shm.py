@@ -153,6 +153,8 @@ class ShmCommunicator(Communicator):
             for other, lock in enumerate(locks()):
                 if other != self._rank and not _is_locked(lock):
                     raise DeviceError(f"device: rank {other} of {self.size} ended while the ranks met")
+            if not path.parent.exists():
+                raise DeviceError(f"device: rank {self._rank} of {self.size} met nobody: {path.parent} was removed")
             if time.monotonic() > deadline:
                 raise DeviceError(
                     f"device: rank {rank} of {self.size} did not come to {path.parent} within {timeout:g} s; rank {self._rank} "

@@ -25,7 +25,7 @@ from thalweg.engine.executor.messages import Beat, Begin, FromRank, Launch, Rank
 from thalweg.engine.ipc.codec import Codec, FrameError
 from thalweg.engine.ipc.pair import pair
 from thalweg.engine.ipc.socket import Channel, ChannelClosedError
-from thalweg.errors import EngineDeadError, PeerError, RankLostError, ThalwegError
+from thalweg.errors import DeviceError, EngineDeadError, PeerError, RankLostError, ThalwegError
 from thalweg.hal.platform import RENDEZVOUS, Place
 from thalweg.host.processes import Process, is_running
 
@@ -150,9 +150,9 @@ class RankGroup:
         self.abort()
 
     def explain(self, error: BaseException) -> BaseException:
-        """What to raise for an error of rank 0. A rank that waited for another knows less than what is found out of that
+        """What to raise for an error of a rank. One that waited for another knows less than what is found out of that
         one, which takes a moment."""
-        if not isinstance(error, PeerError):
+        if not isinstance(error, PeerError | DeviceError):
             return error
         if not self._failed.wait(PATIENCE_SECONDS):
             self.fail(self._peer_failure or error)

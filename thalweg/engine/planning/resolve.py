@@ -91,7 +91,11 @@ def places(args: EngineArgs, platform: Platform) -> tuple[Place, ...]:
         raise ConfigError(
             f"tensor_parallel_size: platform {platform.name!r} divides no model among {len(found)} processes: leave it at 1"
         )
-    return found
+    if args.device_ids is None or args.tensor_parallel_size == 1:
+        return found
+    if len(found) == 1 or platform.options is None or "device" not in get_type_hints(type(platform.options)):
+        raise ConfigError(f"device_ids: ranks of platform {platform.name!r} take its first devices; leave it out")
+    return tuple(replace(p, devices=(i,)) for p, i in zip(found, args.device_ids, strict=True))
 
 
 def only_place(args: EngineArgs, platform: Platform) -> Place:
@@ -121,8 +125,10 @@ def configure_platform(args: EngineArgs, platform: Platform) -> Platform:
         said["threads"] = args.threads
     if args.data_parallel_size > 1 or (args.tensor_parallel_size > 1 and platform.shares_device):
         said = _share_of_threads(args, platform) | said
-    if args.device_ids is not None:
+    if args.device_ids is not None and args.tensor_parallel_size == 1:
         said |= _device(args.device_ids, platform)
+    elif args.device_ids is not None and len(set(args.device_ids)) != args.tensor_parallel_size:
+        raise ConfigError(f"device_ids: tensor_parallel_size is {args.tensor_parallel_size}: name as many different devices")
     captured = {"graph_sizes": args.cudagraph_capture_sizes, "largest_graph": args.max_cudagraph_capture_size}
     captured = {name: value for name, value in captured.items() if value is not None}
     asked = bool(said or captured or args.enforce_eager)

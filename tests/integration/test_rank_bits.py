@@ -1,0 +1,51 @@
+"""Ranks over processes: a row has the same bits in any batch and chunk, and float32 gives the text of one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from thalweg import LLM, SamplingParams
+
+PROMPTS = ["Once upon a time", "2 + 2 =", "a b a b a", "one two three " * 20, "The capital of", "hello there " * 9]
+PARAMS = [
+    SamplingParams(temperature=1.0 if i % 2 else 0, seed=i, max_tokens=24, ignore_eos=True, logprobs=1)
+    for i in range(len(PROMPTS))
+]
+
+
+def answer(llm: LLM, prompts: list[str], params: list[SamplingParams]) -> list[Any]:
+    """Tokens and log-probabilities of each prompt."""
+    made = [out.outputs[0] for out in llm.generate(prompts, params, use_tqdm=False)]
+    return [(o.token_ids, [sorted((t, p.logprob) for t, p in each.items()) for each in o.logprobs]) for o in made]
+
+
+def start(ranks: int, dtype: str, tokens: int = 2048) -> LLM:
+    return LLM(
+        device="cpu", tensor_parallel_size=ranks, dtype=dtype, max_model_len=256, max_num_seqs=8, max_num_batched_tokens=tokens,
+        use_tqdm_on_load=False, enable_prefix_caching=False, kv_cache_memory_bytes=1 << 23,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_request_has_the_same_bits_alone_in_a_crowd_and_in_chunks(ranks: int) -> None:
+    llm = start(ranks, "bfloat16", tokens=24)
+    crowd = answer(llm, PROMPTS, PARAMS)
+    assert crowd == answer(llm, PROMPTS, PARAMS)
+    assert crowd == [answer(llm, [prompt], [params])[0] for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
+    llm.llm_engine.shutdown()
+    llm = start(ranks, "bfloat16")
+    assert crowd == answer(llm, PROMPTS, PARAMS)
+    llm.llm_engine.shutdown()
+
+
+@pytest.mark.slow
+def test_the_text_of_ranks_is_that_of_one() -> None:
+    texts = []
+    for ranks in (1, 2):
+        llm = start(ranks, "float32")
+        texts.append([tokens for tokens, _ in answer(llm, PROMPTS, PARAMS)])
+        llm.llm_engine.shutdown()
+    assert texts[0] == texts[1]

@@ -1,0 +1,128 @@
+"""Faults of an engine with two ranks: the same text, from as many tokens as there were, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thalweg import AsyncLLM, EngineArgs, SamplingParams
+from thalweg.params import RequestOutputKind
+
+ARGS = EngineArgs(
+    device="cpu", dtype="float32", tensor_parallel_size=2, max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64,
+    heartbeat_timeout=1.5, hang_timeout=15.0, max_restarts=99, kv_cache_memory_bytes=1 << 22,
+)  # fmt: skip
+PROMPTS = ["Once upon a time", "2 + 2 =", "one two three " * 30]
+FOLDERS = "thalweg-ranks-"
+
+
+def processes(engine: AsyncLLM, who: str) -> list[int]:
+    """Of the engine, or of its other rank. Empty while there is none."""
+    pid = engine._supervisor.pid or starting()
+    if pid is None or who == "engine":
+        return [pid] if pid else []
+    try:
+        found = [int(c) for f in Path(f"/proc/{pid}/task").glob("*/children") for c in f.read_text().split()]
+        return [c for c in found if b"executor.rank" in Path(f"/proc/{c}/cmdline").read_bytes()]
+    except OSError:
+        return []
+
+
+def starting() -> int | None:
+    """The engine's process that is starting: the one with a rank."""
+    for f in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
+        for child in f.read_text().split():
+            for g in Path(f"/proc/{child}/task").glob("*/children"):
+                if any(b"executor.rank" in Path(f"/proc/{c}/cmdline").read_bytes() for c in g.read_text().split()):
+                    return int(child)
+    return None
+
+
+def ranks() -> list[int]:
+    """Every rank's process of this machine."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        try:
+            if (
+                b"executor.rank" in (each / "cmdline").read_bytes()
+                and (each / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+            ):
+                found.append(int(each.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[AsyncLLM]:
+    before = set(ranks())
+    made = await AsyncLLM.start(ARGS)
+    yield made
+    await made.shutdown()
+    for _ in range(200):
+        if set(ranks()) <= before:
+            break
+        await asyncio.sleep(0.05)
+    assert set(ranks()) <= before
+    own = [f for f in Path("/dev/shm").glob(f"{FOLDERS}*") if not Path(f"/proc/{f.name.split('-')[2]}").exists()]
+    assert not [f for folder in own for f in folder.iterdir()]  # an empty one may be left, until the next start
+
+
+async def texts(engine: AsyncLLM, at: asyncio.Event | None = None, tokens: int = 96) -> list[list[int]]:
+    """at: set once every stream has a few tokens."""
+
+    async def collect(i: int) -> list[int]:
+        params = SamplingParams(
+            temperature=0.8 if i else 0, seed=i, max_tokens=tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+        )
+        got: list[int] = []
+        async for out in engine.generate(PROMPTS[i], params, f"{i} {os.urandom(4).hex()}"):
+            got += out.outputs[0].token_ids
+            begun.discard(i if len(got) > 4 else -1)
+            if at is not None and not begun:
+                at.set()
+        return got
+
+    begun = set(range(len(PROMPTS)))
+    return await asyncio.gather(*(collect(i) for i in begun.copy()))
+
+
+async def strike(engine: AsyncLLM, who: str, number: int) -> None:
+    while not (found := processes(engine, who)):
+        await asyncio.sleep(0.01)
+    os.kill(found[0], number)
+
+
+FAULTS: list[Any] = [
+    (who, number, when)
+    for who in ("rank", "engine")
+    for number in (signal.SIGKILL, signal.SIGSTOP)
+    for when in ("start", "prompt", "decode")
+    if (who, number, when) != ("engine", signal.SIGSTOP, "start")  # no time limit of a start is a user's
+]
+
+
+@pytest.mark.slow
+async def test_text_is_the_same_whatever_ends_a_rank(engine: AsyncLLM) -> None:
+    whole = await texts(engine)
+    for who, number, when in FAULTS:
+        begun = asyncio.Event()
+        restarts = engine._supervisor.restarts
+        running = asyncio.create_task(texts(engine, begun))
+        if when == "prompt":
+            await asyncio.sleep(0.01)
+        else:
+            await begun.wait()
+        if when == "start":
+            await strike(engine, "engine", signal.SIGKILL)
+            while engine._supervisor.pid is not None:
+                await asyncio.sleep(0.001)
+        await strike(engine, who, number)
+        assert await asyncio.wait_for(running, 120) == whole, (who, number, when)
+        assert engine._supervisor.restarts > restarts
