@@ -36,6 +36,7 @@ APART = {
     "test_a_file_that_is_no_library_or_of_another_version_is_refused": "loads files",
     "test_the_library_is_there_before_torchs_begins_to_load_and_is_not_asked_for_again": "loads files",
     "test_without_a_library_torch_serves_and_the_plan_says_why": "loads files",
+    "test_ranks.py": "ranks share files, whose descriptors are this process's",
     "test_native_arena.py": "the arena and its pages belong to the other process",
     "test_a_kept_weight_is_mapped_as_it_was_packed": "files are mapped into this process",
     "test_native_kept.py": "files are mapped into this process, and weights lie in the other",

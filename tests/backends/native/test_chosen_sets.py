@@ -67,3 +67,12 @@ def test_the_processor_itself_chooses_the_same_best_set(hatch_build: Any) -> Non
     assert build.has_sets(build.choose_sets("best"))
     if best := build.choose_sets("best"):
         assert levels()[0] == best[0]
+
+
+def test_a_library_of_another_interface_counts_as_missing(hatch_build: Any, tmp_path: Path) -> None:
+    """Its sets are there, and the package would refuse it."""
+    if not hatch_build.has_sets(("portable",)):
+        pytest.skip("nothing is compiled here")
+    (tmp_path / "api.cpp").write_text("constexpr int ABI = 1;\n")
+    hatch_build.SOURCES = tmp_path
+    assert not hatch_build.has_sets(("portable",))
