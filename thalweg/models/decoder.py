@@ -224,7 +224,7 @@ class Decoder:
         }
 
     def _embed_tokens(self, params: Any, batch: StepBatch, laid: Array | None) -> Array:
-        """[T, hidden]. laid: as `_laid` gives it."""
+        """[T, hidden]. laid: result of `_overlay_vectors`."""
         tokens, types = batch.tokens, None
         if self.spec.types > 1:
             types, tokens = torch.div(tokens, self.vocab, rounding_mode="floor"), tokens % self.vocab

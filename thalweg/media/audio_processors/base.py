@@ -70,9 +70,9 @@ class AudioProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Why a clip of `samples` samples is rejected, as an error message for the client. "": accepted."""
         seconds = samples / RATE
         if seconds > self.most:
-            return f"lasts {seconds:.1f} seconds, and this model hears {self.most:g} at once: send it in parts"
+            return f"lasts {seconds:.1f} seconds, and this model accepts {self.most:g} at once: send it in parts"
         if self.frames(samples) < self.least:
-            return f"lasts {seconds:.3f} seconds; this model hears no less than {self.least * HOP / RATE:g}"
+            return f"lasts {seconds:.3f} seconds; this model needs at least {self.least * HOP / RATE:g}"
         return ""
 
     def encoder_frames(self, frames: int) -> int:

@@ -12,7 +12,7 @@ FILE = "file"
 WORDS = FailureWords(
     overran="decoding it took longer than {seconds} seconds; it was stopped",
     crashed="decoding it crashed its process",
-    lost="the process that decodes sounds was lost; try again",
+    lost="the audio decoding process was lost; try again",
     refusals={FILE: "{detail}", NO_MEMORY: "decoding it takes more than {memory} MiB of memory"},
 )
 

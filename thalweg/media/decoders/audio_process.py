@@ -31,7 +31,7 @@ NEEDED = "only WAV is decoded here; FLAC, OGG and MP3 need the package soundfile
 
 
 def decode(task: AudioTask) -> np.ndarray:
-    """f32[samples] of one channel. SoundError."""
+    """f32[samples] of one channel. AudioError."""
     if wav.is_wav(task.data):
         found = wav.parse_wav(task.data)
         return _mono(task, found.frames, found.rate, lambda at, n: wav.samples(found, at, n))

@@ -32,6 +32,6 @@ def load_processors(config: Config, path: Path) -> dict[str, Any]:
 
 
 def name_kinds(word: str = "and", *first: str) -> str:
-    """Plural names of all kinds, joined by `word`, as "images and sounds". first: names before them."""
+    """Plural names of all kinds, joined by `word`, as "images and audio clips". first: names before them."""
     words = [*first, *(kind.plural for kind in load_kinds().values())]
     return f" {word} ".join([", ".join(words[:-1]), words[-1]] if words[:-1] else words)

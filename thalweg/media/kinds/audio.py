@@ -51,8 +51,8 @@ class AudioReader(MediaReader):
 
 
 class AudioKind(MediaKind):
-    name, plural = "audio", "sounds"
-    unsupported = "sounds are not supported by this model: it does not hear"
+    name, plural = "audio", "audio clips"
+    unsupported = "audio is not supported by this model"
     part_types = {
         "input_audio": PartType("input_audio", "file"), "audio_url": PartType("audio_url", "url"),
         "audio": PartType("audio", "object"),

@@ -51,7 +51,7 @@ class ImageReader(MediaReader):
 
 class ImageKind(MediaKind):
     name, plural = "image", "images"
-    unsupported = "images are not supported by this model: it hears"
+    unsupported = "images are not supported by this model, which accepts audio"
     part_types = {
         "image_url": PartType("image_url", "detailed url"), "input_image": PartType("image_url", "detailed url"),
         "image": PartType("image", "object"), "image_pil": PartType("image_pil", "object"),

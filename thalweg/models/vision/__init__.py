@@ -1,1 +1,1 @@
-"""Encoders of images, computed as `spec.Vision` declares them."""
+"""Vision and audio encoders, built from `spec.VisionSpec` and `spec.AudioSpec`."""
