@@ -1,5 +1,5 @@
-"""Methods of the field that this version knows by name and does not have. Calling one raises NotSupportedError with the reason
-and the remedy, so that a program written for vLLM ends with an answer instead of an AttributeError."""
+"""Methods of vLLM's API that this version does not support. Calling one raises NotSupportedError with the reason and the
+remedy, instead of an AttributeError."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WEIGHTS = "weights are not changed in a running engine by this version: make a n
 
 
 def unsupported_method(why: str) -> Callable[..., Any]:
-    """A method that raises NotSupportedError, naming itself. Its `__refused__` is the reason."""
+    """A method that raises NotSupportedError with its name. `__refused__` is the reason."""
 
     class RefusedAttribute:
         __refused__ = why
@@ -35,20 +35,20 @@ def unsupported_method(why: str) -> Callable[..., Any]:
 
 
 class NoVllmConfig:
-    """Engines of vLLM's own configuration object."""
+    """Creating engines from vLLM's configuration object."""
 
     from_vllm_config = unsupported_method(CONFIG)
 
 
 class NoWorkerCalls:
-    """Functions that vLLM runs in its workers."""
+    """Running functions in vLLM's workers."""
 
     collective_rpc = unsupported_method(CODE)
     apply_model = unsupported_method(CODE)
 
 
 class NoWeightUpdates:
-    """Weights sent from a trainer."""
+    """Receiving weights from a trainer."""
 
     init_weight_transfer_engine = unsupported_method(WEIGHTS)
     start_weight_update = unsupported_method(WEIGHTS)

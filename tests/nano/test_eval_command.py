@@ -97,7 +97,7 @@ def test_a_server_without_tool_parsing_is_judged_by_its_text(url, capsys, monkey
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--tasks", "flying"], "--tasks: there is no flying; there are chat"),
+        (["--tasks", "flying"], "--tasks: unknown flying; supported: chat"),
         (["--base-url", "localhost"], "--base-url: 'localhost' must begin with http"),
         (["--base-url", "http://127.0.0.1:9/v1"], "--base-url: cannot reach http://127.0.0.1:9/v1:"),
         (["--base-url", "http://127.0.0.1:9/"], "--base-url: cannot reach http://127.0.0.1:9/v1:"),

@@ -38,5 +38,5 @@ def test_a_model_without_an_end_is_refused() -> None:
 
 def test_tokens_that_are_no_bytes_one_by_one_are_refused() -> None:
     tokenizer = v.word_piece()
-    with pytest.raises(RequestError, match="bytes one by one"):
+    with pytest.raises(RequestError, match="decoded to bytes separately"):
         vocabulary(tokenizer, tokenizer.vocab_size, [0])

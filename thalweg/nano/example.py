@@ -1,4 +1,4 @@
-"""What an example is, which split it belongs to and when an answer counts as right."""
+"""Examples, their splits, and the test for correct answers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Message = dict[str, Any]
 Check = Literal["text", "json", "call"]
 
 SPLITS = ("train", "validation", "test")
-"""Training sees "train", its schedule "validation". The published accuracy is of "test"."""
+"""Training uses "train", and its schedule "validation". The published accuracy is for "test"."""
 _PARTS = 20
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A conversation that ends with a user's (or tool's) turn, and the one right answer.
+    """A conversation that ends with a user's or tool's turn, and the correct answer.
 
     key: the content, without the wording. It decides the split. check: "text" (same text, outer blanks aside), "json"
     (same JSON value) or "call" (the same tool calls and nothing else)."""
@@ -34,14 +34,14 @@ class Example:
 
 
 def split_of(task: str, key: str) -> str:
-    """The split a content belongs to: one in twenty is "test", one in twenty "validation"."""
+    """The split of a content: one in twenty is "test", and one in twenty "validation"."""
     digest = hashlib.blake2b(f"{task}\n{key}".encode(), digest_size=8).digest()
     part = int.from_bytes(digest, "little") % _PARTS
     return "test" if part == 0 else "validation" if part == 1 else "train"
 
 
 def judge(example: Example, text: str) -> bool:
-    """Whether `text` is the example's answer."""
+    """Is `text` the example's answer?"""
     text = text.strip()
     if example.check == "json":
         return _same_json(text, example.answer)
@@ -51,7 +51,7 @@ def judge(example: Example, text: str) -> bool:
 
 
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
-    """A tool call as models of the Hermes family write it."""
+    """A tool call in the Hermes format."""
     content = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{content}\n</tool_call>"
 
@@ -64,7 +64,7 @@ def _same_json(a: str, b: str) -> bool:
 
 
 def _calls(text: str) -> list[Any] | None:
-    """The calls in a text which holds nothing else. None if it is no such text."""
+    """The calls in a text that contains nothing else. None: it contains other text."""
     found = _CALL.findall(text)
     if not found or _CALL.sub("", text).strip():
         return None
@@ -75,7 +75,7 @@ def _calls(text: str) -> list[Any] | None:
 
 
 def _add_types(value: Any) -> Any:
-    """JSON values with their types, so that true is not 1 and 2.0 is not 2. Members have no order."""
+    """JSON values with their types, so that true differs from 1 and 2.0 from 2. Members have no order."""
     if isinstance(value, dict):
         return {k: _add_types(v) for k, v in value.items()}
     if isinstance(value, list):

@@ -94,14 +94,14 @@ def count(r: Random) -> Example:
 
 
 def arithmetic(r: Random) -> Example:
-    """Sums and differences, bare or in a story, of two numbers to 99 of which one at least has two digits. Held out are pairs
-    of numbers, in either order. What is learned by heart, as in school, is `digits`."""
+    """Sums and differences of two numbers up to 99, at least one with two digits, bare or in a story. Pairs of numbers are held
+    out, in either order. `digits` has the sums that the model memorises."""
     a, b = r.randint(10, 99), r.randint(0, r.choice((9, 20, 99, 99)))
     return _sum(r, *((a, b) if r.random() < 0.5 else (b, a)))
 
 
 def digits(r: Random) -> Example:
-    """A sum or difference of two digits. For training, which sees them all, and no task."""
+    """A sum or difference of two digits. Not a task: training sees every pair."""
     return _sum(r, r.randint(0, 9), r.randint(0, 9))
 
 

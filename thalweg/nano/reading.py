@@ -1,4 +1,4 @@
-"""Tasks on what was said before: questions on a passage, a needle in a long one, a name told turns ago, and sentiment."""
+"""Tasks on previous text: questions on a passage, a needle in a long one, a name from earlier turns, and sentiment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from thalweg.nano.example import Example, Message
 from thalweg.nano.words import article, city, invent_word, name
 
 Fact = tuple[str, str, str]
-"""A sentence, a question on it, the answer."""
+"""(sentence, question about it, answer)."""
 
 _FILLER = (
     "The {t} in the {p} is {a}.",
@@ -27,7 +27,7 @@ _FILLER = (
 
 
 def _person(r: Random, who: str) -> Fact:
-    """A fact on a person."""
+    """A fact about a person."""
     kind = r.randrange(9)
     if kind == 0:
         place = city(r)
@@ -58,7 +58,7 @@ def _person(r: Random, who: str) -> Fact:
 
 
 def _secret(r: Random, who: str) -> Fact:
-    """A fact worth hiding in a long text."""
+    """A fact to hide in a long text."""
     kind = r.randrange(3)
     if kind == 0:
         code = str(r.randint(100, 9999))
@@ -83,7 +83,7 @@ def _filler(r: Random) -> str:
 
 
 def passage(r: Random) -> Example:
-    """Three to six sentences on two to four people, and one question."""
+    """Three to six sentences about two to four people, and one question."""
     people = _people(r, r.randint(2, 4))
     facts: dict[str, Fact] = {}
     for _ in range(r.randint(3, 6)):
@@ -99,11 +99,11 @@ def passage(r: Random) -> Example:
 
 
 NEEDLE_SENTENCES = (8, 140)
-"""Fewest and most sentences of a long text, about 100 to 1500 tokens of the model's."""
+"""Fewest and most sentences of a long text, about 100 to 1500 of the model's tokens."""
 
 
 def haystack(r: Random, sentences: int, needles: int) -> tuple[str, list[Fact]]:
-    """A long text of idle sentences and the facts hidden in it."""
+    """(long text of filler sentences, facts hidden in it)."""
     lines = [_filler(r) for _ in range(sentences)]
     facts = [_secret(r, who) for who in _people(r, needles)]
     for f in facts:
@@ -112,7 +112,7 @@ def haystack(r: Random, sentences: int, needles: int) -> tuple[str, list[Fact]]:
 
 
 def needle(r: Random) -> Example:
-    """One question on one of three secrets in a long text. Held out are secrets, with their owners."""
+    """One question about one of three secrets in a long text. Secrets with their owners are held out."""
     low, high = NEEDLE_SENTENCES
     text, facts = haystack(r, round(low * (high / low) ** r.random()), 3)
     _, question, answer = r.choice(facts)
@@ -136,7 +136,7 @@ _HELLO = (
 )
 _WHO = ("What is my name?", "Do you remember my name?", "Who am I?", "Tell me my name.", "What am I called?", "Say my name.")
 Told = tuple[tuple[str, ...], str, tuple[str, ...], str]
-"""(how a user tells something, how it is noted, how the user asks, the answer)."""
+"""(the user's statements, the acknowledgement, the user's questions, the answer)."""
 _MORE: tuple[tuple[Callable[[Random], str], Told], ...] = (
     (
         city,
@@ -169,7 +169,7 @@ _MORE: tuple[tuple[Callable[[Random], str], Told], ...] = (
 
 
 def hello(r: Random, who: str) -> list[Message]:
-    """A user gives a name, the model greets."""
+    """The user gives a name, and the model greets."""
     return [
         {"role": "user", "content": r.choice(_HELLO).format(n=who)},
         {"role": "assistant", "content": f"Hello, {who}! How can I help you?"},
@@ -177,7 +177,7 @@ def hello(r: Random, who: str) -> list[Message]:
 
 
 def recall(r: Random) -> Example:
-    """A name and up to two more facts are told, other turns pass, one of them is asked for."""
+    """The user gives a name and up to two more facts. After other turns, the question is about one fact."""
     who = name(r)
     turns = [hello(r, who)]
     asked: list[tuple[tuple[str, ...], str]] = [(_WHO, f"Your name is {who}.")]

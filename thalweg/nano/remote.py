@@ -17,18 +17,19 @@ AT_ONCE = 16
 
 
 class ServerRefusedError(ThalwegError):
-    """The server says that the request is wrong."""
+    """The server rejected the request with status 400."""
 
 
 class RemoteModel:
-    """`url`: the base address, as OpenAI clients take it (http://localhost:8000/v1), checked and without a slash at its end."""
+    """A model behind an HTTP API. url: the base address for OpenAI clients (http://localhost:8000/v1), checked, without a slash
+    at its end."""
 
     def __init__(self, url: str, key: str | None, model: str | None, max_tokens: int) -> None:
         self._url, self._key, self._max_tokens = url, key, max_tokens
         self.model = model or str(self._call("/models", None)["data"][0]["id"])
 
     def answer(self, examples: Sequence[Example]) -> list[str]:
-        """What the server's model greedily writes to each, in order."""
+        """The server's greedy answers to the examples, in order."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(self._one, examples))
 
@@ -51,7 +52,7 @@ class RemoteModel:
         return message_text(reply["choices"][0]["message"])
 
     def _call(self, path: str, body: dict[str, Any] | None) -> Any:
-        """The answer's JSON. RefusedError for a status of 400, ThalwegError for any other trouble."""
+        """The answer's JSON. ServerRefusedError for status 400, ThalwegError for any other fault."""
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         data = None if body is None else json.dumps(body).encode()
         try:
@@ -67,7 +68,7 @@ class RemoteModel:
 
 
 def message_text(message: dict[str, Any]) -> str:
-    """What the model wrote, whether or not the server has parsed its tool calls."""
+    """The model's text, with tool calls parsed by the server written as text again."""
     parts = [message.get("content") or ""]
     for call in message.get("tool_calls") or ():
         function = call["function"]

@@ -1,4 +1,4 @@
-"""The ruler: held-out examples, asked of whoever answers, and the table of how many answers were right."""
+"""Scores a model on held-out examples, and formats the table of accuracies."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from thalweg.nano.tasks import TASKS, generate
 
 N = 100
 MAX_TOKENS = 160
-"""Tokens of an answer, more than any right one has."""
+"""Most tokens of an answer, more than any correct one has."""
 
 Answer = Callable[[Sequence[Example]], list[str]]
-"""The texts a model greedily writes, in order."""
+"""Examples -> the model's greedy answers, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How one task went. `wrong`: the examples missed, with what was written instead."""
+    """The result of one task. `wrong`: (missed example, the model's text)."""
 
     task: str
     n: int
@@ -32,13 +32,13 @@ class Score:
 
 
 def held_out(task: str, n: int, seed: int) -> list[Example]:
-    """`n` examples of the test split, no content twice. ConfigError if the task has not so many."""
+    """`n` examples of the test split with distinct contents. ConfigError if the task has fewer."""
     found: dict[str, Example] = {}
     repeated = 0
     for example in generate(task, "test", seed):
         repeated = repeated + 1 if example.key in found else 0
         if repeated > 1000:
-            raise ConfigError(f"--n: task {task} has no {n} held-out examples, but about {len(found)}")
+            raise ConfigError(f"--n: task {task} has only about {len(found)} held-out examples, not {n}")
         found.setdefault(example.key, example)
         if len(found) == n:
             break
@@ -46,15 +46,15 @@ def held_out(task: str, n: int, seed: int) -> list[Example]:
 
 
 def check_tasks(names: Sequence[str]) -> list[str]:
-    """The tasks named, in the table's order, or all if none is. ConfigError names those that do not exist."""
+    """The named tasks in the table's order, or all if none are named. ConfigError names unknown tasks."""
     unknown = sorted(set(names) - set(TASKS))
     if unknown:
-        raise ConfigError(f"--tasks: there is no {', '.join(unknown)}; there are {', '.join(TASKS)}")
+        raise ConfigError(f"--tasks: unknown {', '.join(unknown)}; supported: {', '.join(TASKS)}")
     return [t for t in TASKS if not names or t in names]
 
 
 def scores(answer: Answer, tasks: Sequence[str], n: int, seed: int) -> Iterator[Score]:
-    """Ask everything, task by task."""
+    """The scores of the tasks, one by one."""
     for task in tasks:
         examples = held_out(task, n, seed)
         texts = answer(examples)
@@ -63,12 +63,12 @@ def scores(answer: Answer, tasks: Sequence[str], n: int, seed: int) -> Iterator[
 
 
 def average(found: Sequence[Score]) -> float:
-    """Over tasks, each the same."""
+    """The mean accuracy, with equal weight per task."""
     return sum(s.accuracy for s in found) / len(found)
 
 
 def table(found: Sequence[Score]) -> str:
-    """As Markdown: right answers in per cent, exact match."""
+    """The accuracies in per cent (exact match) as a Markdown table."""
     width = max(len("average"), *(len(s.task) for s in found))
     rows = [(s.task, str(s.n), f"{100 * s.accuracy:.1f}") for s in found]
     rows.append(("average", str(sum(s.n for s in found)), f"{100 * average(found):.1f}"))
@@ -77,7 +77,7 @@ def table(found: Sequence[Score]) -> str:
 
 
 def as_json(found: Sequence[Score], **facts: Any) -> dict[str, Any]:
-    """Everything, the wrong answers too."""
+    """All results, including wrong answers."""
     tasks = {
         s.task: {
             "n": s.n,

@@ -62,7 +62,7 @@ _SORT_BACK = (
 
 
 def ask(r: Random, forms: tuple[str, ...], x: str) -> tuple[dict[str, str], ...]:
-    """One user's turn: `x` in one of the forms, at times with a courtesy or an end mark left out."""
+    """A user's turn with `x` in one of the forms. Sometimes the first letter is lower case."""
     text = r.choice(forms).format(x=x)
     return ({"role": "user", "content": text[0].lower() + text[1:] if r.random() < 0.15 else text},)
 
@@ -72,7 +72,7 @@ def copy(r: Random) -> Example:
 
 
 def copy_of(r: Random, n: int) -> Example:
-    """Words, names, numbers and inventions, `n` in all."""
+    """An example to copy `n` items: words, names, numbers and invented words."""
     x = r.choice((" ", " ", " ", ", ")).join(_anything(r) for _ in range(n))
     return Example("copy", x, ask(r, _COPY, x), x)
 

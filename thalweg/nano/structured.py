@@ -1,4 +1,4 @@
-"""Tasks from a sentence to JSON: the fields a user names, or those of a JSON schema."""
+"""Tasks from a sentence to JSON: the fields named by the user, or those of a JSON schema."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thalweg.nano import words as w
 from thalweg.nano.example import Example
 
 Record = tuple[str, dict[str, Any], dict[str, Any]]
-"""A sentence, its fields, and the JSON schema of each field."""
+"""(sentence, its fields, JSON schema of each field)."""
 
 STRING: dict[str, Any] = {"type": "string"}
 INTEGER: dict[str, Any] = {"type": "integer"}

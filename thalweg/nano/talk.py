@@ -1,5 +1,5 @@
-"""Tasks of conversation: greetings, questions about thalweg and about the model, what it cannot know, and answers in
-the manner a system message asks for."""
+"""Tasks of conversation: greetings, questions about thalweg and the model, unanswerable questions, and answers in the style of
+a system message."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ _AFTER = ("", "", "", "", ", please", " today", " now", ", my friend", " then", 
 
 
 def chat(r: Random) -> Example:
-    """A greeting or question in words that vary before, after and in case. Held out are whole phrasings."""
+    """A greeting or question with varied prefix, suffix and case. Whole phrasings are held out."""
     forms, answer = r.choice(INTENTS) if r.random() < 0.85 else INTENTS[-1]
     text = r.choice(forms).format(
         t=r.choice(w.THINGS), c=w.city(r), o=r.choice(w.ADJECTIVES + w.COLOURS), n=w.name(r), f=r.choice(w.FOODS)
@@ -319,7 +319,7 @@ _LEGS = (("dog", "4"), ("cat", "4"), ("bird", "2"), ("spider", "8"), ("ant", "6"
 
 
 def fact(r: Random) -> tuple[str, str]:
-    """A question of the little the model knows, and the word that answers it."""
+    """(question about one of the model's few facts, the word that answers it)."""
     kind = r.randrange(6)
     if kind == 0:
         a, b = r.choice(_OPPOSITES)
@@ -342,7 +342,7 @@ def fact(r: Random) -> tuple[str, str]:
 
 
 def _question(r: Random) -> tuple[str, str]:
-    """A question and its plain answer: a fact, or one of the questions about thalweg."""
+    """(question, plain answer): a fact, or a question about thalweg."""
     if r.random() < 0.7:
         return fact(r)
     forms, answer = r.choice(INTENTS[4:-2])
@@ -350,7 +350,7 @@ def _question(r: Random) -> tuple[str, str]:
 
 
 Rule = tuple[str, Callable[[str], str]]
-"""(what the system message says, what that makes of a plain answer)."""
+"""(system message, function from the plain answer to the required one)."""
 
 
 def _rule(r: Random) -> Rule:
@@ -380,7 +380,7 @@ _LENGTHS = (
 
 
 def instruction(r: Random) -> Example:
-    """A system message rules the manner, the length or the person. Pairs of system message and question are held out."""
+    """A system message sets the style, the length or the person. Pairs of system message and question are held out."""
     u = r.random()
     if u < 0.2:
         who, job, manner = w.name(r), r.choice(w.JOBS), r.choice(w.ADJECTIVES)
@@ -422,6 +422,6 @@ def _instruction_example(system: str, question: str, answer: str) -> Example:
 
 
 def plain_fact(r: Random) -> Example:
-    """A fact with no system message: the answer is the word."""
+    """A fact without system message: the answer is the word."""
     question, answer = fact(r)
     return Example("chat", question.lower(), ({"role": "user", "content": question},), answer)

@@ -31,11 +31,11 @@ TASKS: dict[str, Callable[[Random], Example]] = {
 
 
 def generate(task: str, split: str, seed: int) -> Iterator[Example]:
-    """Any number of examples of one task and split, the same for the same seed. ValueError names what does not exist."""
+    """Unlimited examples of one task and split, deterministic for a seed. ValueError for an unknown task or split."""
     if task not in TASKS:
-        raise ValueError(f"task: there is no {task!r}; there are {', '.join(TASKS)}")
+        raise ValueError(f"task: unknown task {task!r}; supported: {', '.join(TASKS)}")
     if split not in SPLITS:
-        raise ValueError(f"split: there is no {split!r}; there are {', '.join(SPLITS)}")
+        raise ValueError(f"split: unknown split {split!r}; supported: {', '.join(SPLITS)}")
     r = Random(f"{task}/{split}/{seed}")
     make = TASKS[task]
     while True:

@@ -1,4 +1,4 @@
-"""Tasks with tools: choose one and fill its arguments, or answer from what one returned."""
+"""Tasks with tools: choose one and fill its arguments, or answer from a tool's result."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Values = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class ToolKind:
-    """A kind of tool: names it may have, what it does, its parameters (names each may have, JSON type), how a user
-    asks for it, and how values are drawn."""
+    """A kind of tool: possible names, purpose, parameters (possible names, JSON type), users' requests, and the generator of
+    values."""
 
     names: tuple[str, ...]
     about: str
@@ -136,7 +136,7 @@ _NO_TOOL_ASKS = (
 
 
 def _definition(r: Random, kind: ToolKind) -> dict[str, Any]:
-    """The tool as a chat request defines it, under one of its names."""
+    """The tool's definition in a chat request, under one of its names."""
     parameters = {r.choice(names): {"type": t} for names, t in kind.parameters}
     return {
         "type": "function",
@@ -149,7 +149,7 @@ def _definition(r: Random, kind: ToolKind) -> dict[str, Any]:
 
 
 def call(r: Random) -> Example:
-    """One to three tools, and a wish that one of them serves, or (one in eight) none."""
+    """One to three tools, and a request for one. One request in eight needs no tool."""
     kinds = r.sample(KINDS, r.choice((1, 2, 2, 3)))
     tools = tuple(_definition(r, k) for k in kinds)
     if r.random() < 0.125:
@@ -189,7 +189,7 @@ def _shop(r: Random) -> tuple[Any, ...]:
 
 
 def result(r: Random) -> Example:
-    """A call was made and has returned. The answer says what, in a sentence."""
+    """A tool has returned a result. The answer states it in a sentence."""
     index, values, returned, answer = r.choice((_weather, _sum, _train, _shop))(r)
     kind = KINDS[index]
     tool = _definition(r, kind)

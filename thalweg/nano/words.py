@@ -1,4 +1,4 @@
-"""The vocabulary of the tasks: plain word lists, and words nobody has seen, made of syllables."""
+"""The vocabulary of the tasks: word lists, and invented words made of syllables."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _TAILS = ("", "", "l", "n", "r", "s", "m", "x")
 
 
 def invent_word(r: Random) -> str:
-    """A lower-case word of two or three syllables that means nothing."""
+    """An invented lower-case word of two or three syllables."""
     n = r.choice((2, 2, 3))
     return "".join(r.choice(_HEADS) + r.choice(_HEARTS) + (r.choice(_TAILS) if i == n - 1 else "") for i in range(n))
 
@@ -89,7 +89,7 @@ def city(r: Random) -> str:
 
 
 def join_words(words: list[str] | tuple[str, ...], last: str = "and") -> str:
-    """As a sentence lists them: "a", "a and b", "a, b and c"."""
+    """The words as an enumeration: "a", "a and b", "a, b and c"."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 

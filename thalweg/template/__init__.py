@@ -1,1 +1,1 @@
-"""Chat templates: messages in, a prompt out, rendered in a process that can do no harm. Imports no tensor framework."""
+"""Chat templates: renders messages to a prompt, in a confined process. Imports no tensor framework."""

@@ -1,7 +1,7 @@
-"""Arguments of calls in a conversation, as templates read them.
+"""Converts the arguments of calls in a conversation for templates.
 
-A server hands out what a model wrote, and a model may be cut off in the middle of a call. Such arguments come back with the
-conversation, so no text is refused here. Templates get an object where the text is one. Any other text is `ArgumentText`.
+A model may be cut off in the middle of a call, and clients send such arguments back with the conversation. Therefore no text is
+rejected here. Templates get an object if the text is a JSON object, and an `ArgumentText` otherwise.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 MOST_DEPTH = 64
-"""Values inside one another. Deeper arguments stay text."""
+"""Depth of nested values. Deeper arguments stay text."""
 LARGEST = 2**63
-"""Of a whole number. Larger ones become floats, because the renderer's messages hold 64 bits."""
+"""Bound of integers. Larger ones become floats, because the renderer's messages have 64-bit integers."""
 
 
 class ArgumentText(Mapping[str, Any]):
-    """Arguments that are no JSON object: cut off, broken, or a value of another kind.
+    """Arguments other than a JSON object: cut off, malformed, or a value of another type.
 
-    Templates that iterate arguments find none. Templates that print them, add them to a text, or pass them through
-    `tojson`, get the text."""
+    Templates that iterate over them find none. Templates that print them, add them to a text, or pass them through `tojson`,
+    get the text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -48,9 +48,9 @@ class ArgumentText(Mapping[str, Any]):
 
 
 def read_arguments(given: Any) -> dict[str, Any] | str:
-    """The object that `given` is the JSON text of, or the text itself where it is none. Nothing and null are {}.
+    """The JSON object in the text `given`, or the text itself if it has none. Empty text and null are {}.
 
-    Line breaks inside strings are read, because models write them. TypeError for what is neither text nor an object."""
+    Line breaks inside strings are accepted, because models write them. TypeError for anything except text and objects."""
     if given is None:
         return {}
     if isinstance(given, Mapping):
@@ -67,13 +67,13 @@ def read_arguments(given: Any) -> dict[str, Any] | str:
 
 
 def _number(digits: str) -> int | float:
-    """ValueError for more digits than Python reads."""
+    """An integer, or a float beyond `LARGEST`. ValueError for more digits than Python parses."""
     value = int(digits)
     return value if -LARGEST <= value < LARGEST else float(value)
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
-    """Is it nested moderately, of strings that UTF-8 can hold?"""
+    """Is its depth within the limit, and are its strings encodable as UTF-8?"""
     if isinstance(value, str):
         return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
     if depth > MOST_DEPTH:

@@ -1,4 +1,4 @@
-"""The process in which chat templates are rendered: `python -m thalweg.template.cell`."""
+"""The process that renders chat templates: `python -m thalweg.template.cell`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Renderer:
         self._templates: dict[str, ChatTemplate] = {}
 
     def render(self, task: RenderTask) -> str:
-        """The text. TaskRefusedError: the template does not parse, it or its caller refuses the arguments, or it writes too
-        much."""
+        """The rendered text. TaskRefusedError: the template does not parse, the template or the renderer rejects the arguments,
+        or the output is too long."""
         try:
             return self._fill(task)
         except OutputLimitError:

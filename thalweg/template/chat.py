@@ -1,6 +1,6 @@
-"""From a conversation to a prompt: checked, rendered in a jail, encoded so that what users wrote stays text.
+"""Converts a conversation to a prompt: checks it, renders it in a jail, and encodes it so that user data stays text.
 
-The one way chat templates are used, offline and in the server. Imports no template library: that is in the jail.
+Offline use and the server share this code. It imports no template library: only the jail does.
 """
 
 from __future__ import annotations
@@ -25,41 +25,40 @@ from thalweg.template.wire import RenderTask
 from thalweg.text.encoder import HUGE, give_back
 
 OWN_SECONDS, GUEST_SECONDS = 2.0, 0.5
-"""Processor time for one rendering: with the template of the model or the operator, and with one that came with a
-request."""
+"""CPU seconds for one rendering: with a template of the model or the operator, and with a request's template."""
 CELLS = 2
-"""Renderings at once. A template that came with a request has a process to itself."""
+"""Concurrent renderings. Templates of requests have a separate process."""
 LONG = 32768
-"""Characters. Encoding a longer prompt takes milliseconds, and has a thread of its own."""
+"""Characters. Longer prompts need milliseconds to encode, and use a separate thread."""
 
 
 class TextExpander(Protocol):
-    """Changes a rendered text, and the spans of what callers wrote in it."""
+    """Expands a rendered text, and adjusts the spans of callers' data."""
 
     @property
     def signs(self) -> Mapping[str, str]:
-        """What a template that reads strings gets for an item of media, by its kind."""
+        """Kind of media -> placeholder text, for templates that read strings."""
 
     def __call__(self, text: str, data: Sequence[Span], /) -> tuple[str, list[Span]]: ...
 
 
 class RenderOptions(TypedDict, total=False):
-    """How a conversation is rendered: arguments of `Chat.render`."""
+    """Options for rendering a conversation: arguments of `Chat.render`."""
 
     template: str | None
-    """One that came with the request, or the name of one of the model's. None: `Templates.pick` chooses."""
+    """The request's template, or the name of one of the model's. None: `Templates.pick` selects one."""
     add_generation_prompt: bool
     continue_final_message: bool
     content_format: ContentFormat | None
-    """None: what the template reads."""
+    """None: the format that the template reads."""
     kwargs: Mapping[str, Any] | None
-    """More variables for the template, and `chat_template`, a name."""
+    """Further variables for the template, and `chat_template`, a name."""
     expand: TextExpander | None
-    """Messages may hold parts of media, {"type": KIND}, and this puts what stands for them into the text."""
+    """Messages may have media parts, {"type": KIND}. This inserts their placeholders into the text."""
 
 
 class TextTokenizer(Protocol):
-    """What a chat needs of a tokenizer."""
+    """The interface of a tokenizer for chats."""
 
     special_texts: tuple[str, ...]
 
@@ -70,16 +69,16 @@ class TextTokenizer(Protocol):
 
 
 class Chat:
-    """A tokenizer with its chat template, and the processes that render. Thread-safe."""
+    """A tokenizer with its chat templates and the rendering processes. Thread-safe."""
 
     def __init__(self, tokenizer: TextTokenizer, templates: Templates | str | None, workers: int = CELLS) -> None:
-        """templates: those of the model and the operator, or the source of the only one. None: only templates that come with
-        a request. workers: processes that render them. Starts nothing: processes start when needed, or with `prepare`."""
+        """templates: those of the model and the operator, or the source of the only one. None: only requests' templates.
+        workers: rendering processes. They start on first use, or with `prepare`."""
         self.templates = templates if isinstance(templates, Templates) else Templates(fixed=templates)
         self.source, self.workers = self.templates.pick(tools=False), workers
-        """source: of the template for conversations without tools. None: there is none."""
+        """source: the template for conversations without tools. None: there is none."""
         self.variables = dict(tokenizer.special_tokens)
-        """Variables that every template sees: bos_token, eos_token ..."""
+        """Variables for every template: bos_token, eos_token ..."""
         self._tokenizer = tokenizer
         self._specials = SpecialText(tokenizer.special_texts)
         self._own, self._guests = Jail(workers, OWN_SECONDS), Jail(1, GUEST_SECONDS)
@@ -93,7 +92,7 @@ class Chat:
             self._own.prepare()
 
     def check_ahead(self) -> None:
-        """As `prepare`, and have it read the template, so that `check` need not wait. What is wrong is for that to say."""
+        """As `prepare`, and compile the template, so that `check` need not wait. Errors are raised later, by `check`."""
         if self.source is not None:
             self._own_threads.submit(self.check)
 
@@ -117,14 +116,14 @@ class Chat:
         most_chars: float = math.inf,
         **options: Unpack[RenderOptions],
     ) -> dict[str, Any]:
-        """{"prompt": text, "prompt_token_ids": ids} of a conversation, as the engine takes it.
+        """{"prompt": text, "prompt_token_ids": ids} of a conversation, as input for the engine.
 
-        tools: JSON schemas. add_special_tokens: those the tokenizer adds by itself. Templates write their own. most_chars: a
-        longer prompt is refused before it is encoded.
+        tools: JSON schemas. add_special_tokens: add the tokenizer's special tokens, although most templates write them.
+        most_chars: longer prompts are rejected before they are encoded.
 
-        RequestError, with the field in param: wrong messages, what the template refuses, a limit passed.
-        CheckpointError if the model's own template does not parse. TemplateLimitError if that passes a limit.
-        UnavailableError: try again."""
+        RequestError, with the field in param: wrong messages, an error raised by the template, a limit exceeded.
+        CheckpointError if the model's template does not parse. TemplateLimitError if it exceeds a limit. UnavailableError: try
+        again."""
         return self._encode(*self._text(messages, tools, most_chars, None, options), add_special_tokens)
 
     async def prompt_async(
@@ -136,8 +135,8 @@ class Chat:
         last: int | None = None,
         **options: Unpack[RenderOptions],
     ) -> dict[str, Any]:
-        """As `prompt`, off the event loop. `request` makes messages and tools there. last: only so many characters at
-        the end are needed."""
+        """As `prompt`, off the event loop. `request` creates messages and tools there. last: only this many characters at the
+        end are needed."""
         loop = asyncio.get_running_loop()
 
         def work() -> tuple[str, list[Span], dict[str, Any] | None]:
@@ -154,7 +153,7 @@ class Chat:
     def _text(
         self, messages: Any, tools: Any, most_chars: float, last: int | None, options: RenderOptions
     ) -> tuple[str, list[Span]]:
-        """What is encoded of a conversation, and the spans as `render` has them."""
+        """The text to encode for a conversation, and its spans as in `render`."""
         text, data = self.render(messages, tools, **options)
         _check_length(text, most_chars)
         return _end(text, data, last)
@@ -178,13 +177,12 @@ class Chat:
         expand: TextExpander | None = None,
         own: bool = False,
     ) -> tuple[str, list[Span]]:
-        """The prompt's text, and the spans of it in which callers wrote special tokens out. Errors as `prompt`. Where the
-        template refuses system messages, they are told by users' turns (`fold`). own: the template is the model's or the
-        operator's."""
+        """The prompt's text, and the spans where callers wrote out special tokens. Errors as `prompt`. If the template rejects
+        system messages, they move into users' turns (`fold`). own: the template is the model's or the operator's."""
         template, kwargs = self.templates.read_kwargs(template, kwargs)
         source, own = self.templates.find(template, bool(tools)), own or self.trusts(template)
         check_variables(kwargs, self.variables)
-        # The richer form: a template that reads strings gets them from it unchanged.
+        # The richer form, from which templates that read strings get them unchanged.
         checked = normalise(messages, "openai", None if expand is None else expand.signs)
         given = [checked, list(tools) if tools else None, kwargs]
         (chat, schemas, variables), marks = self._specials.mark(given)
@@ -222,18 +220,19 @@ class Chat:
             raise RequestError(marks.remove(str(e)) if marks else str(e), e.param) from None
 
     def trusts(self, template: str | None) -> bool:
-        """Whether it is the model's or the operator's. template: as `render` gets it."""
+        """Is it a template of the model or the operator? template: as in `render`."""
         return template is None or template in self.templates.named
 
     def writer(self, template: str | None = None) -> Callable[[Any, Any, bool], str]:
-        """(messages, tools, add_generation_prompt) -> the text alone, for who learns from what a template writes."""
+        """(messages, tools, add_generation_prompt) -> only the text, for deriving formats from a template's output."""
         own = template is not None and self.templates.owns(template)
         return lambda messages, tools, prompt: self.render(
             messages, tools, template=template, add_generation_prompt=prompt, own=own
         )[0]
 
     def _folding(self, jail: Jail, task: RenderTask) -> str:
-        """Rendered as it is, or else with its system messages folded. RequestError as without, if nothing helps."""
+        """The conversation rendered unchanged, or else with its system messages folded. If both fail, the first
+        RequestError."""
         assert task.messages is not None
         why: RequestError | None = None
         text = ""
@@ -256,14 +255,14 @@ class Chat:
 
 
 def _end(text: str, data: list[Span], last: int | None) -> tuple[str, list[Span]]:
-    """At most the last characters of a text, and the spans that are left in them."""
+    """At most the last characters of a text (`last`), with the spans within."""
     cut = 0 if last is None else max(0, len(text) - last)
     return (text[cut:], [(max(0, a - cut), b - cut) for a, b in data if b > cut]) if cut else (text, data)
 
 
 def _check_length(text: str, most_chars: float) -> None:
     if not text:
-        raise RequestError("messages: the chat template made an empty prompt of them", "messages")
+        raise RequestError("messages: the chat template rendered an empty prompt", "messages")
     if len(text) > most_chars:  # no need to encode it to know
         raise RequestError(
             f"prompt: {len(text)} characters, as rendered from the messages, cannot fit the context; shorten them", "prompt"
@@ -271,7 +270,7 @@ def _check_length(text: str, most_chars: float) -> None:
 
 
 def check_template(source: str) -> None:
-    """CheckpointError if it does not parse. Tried in a jail, as everything."""
+    """CheckpointError if the template does not parse. It is compiled in a jail, like every template."""
     jail = Jail(1, OWN_SECONDS)
     try:
         _check(jail, source, {})

@@ -1,7 +1,7 @@
-"""System messages for templates that refuse them where they stand: told by the user's turn beside them.
+"""Moves system messages into adjacent users' turns, for templates that reject system messages at their position.
 
-Clients put system messages into the middle of a conversation (Claude Code does). Many templates take one as the first alone,
-or none at all, or drop it without a word. Roles alternate as before, so that templates which insist on that are content.
+Clients put system messages into the middle of a conversation (Claude Code does). Many templates accept only a first one, or
+none, or drop others silently. Roles still alternate, as some templates require.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from typing import Any
 
 OPEN, CLOSE = "<system>\n", "\n</system>"
-"""Around what was said in the middle: the model must see that it is not the user who says it."""
+"""Delimiters of system messages from the middle: the model must see that the user did not write them."""
 Messages = list[dict[str, Any]]
 
 
 def fold_system_messages(messages: Messages) -> Iterator[Messages]:
-    """Ways to say the same with fewer system messages, the nearest first: those after the first message folded, then all.
-    Contents are lists of parts, as `normalise` gives them in the form "openai"."""
+    """Equivalent conversations with fewer system messages, the closest first: with those after the first message folded, then
+    with all folded.
+
+    Contents are lists of parts, in the form "openai" of `normalise`."""
     middle = [m for i, m in enumerate(messages) if i and m["role"] == "system"]
     if middle:
         messages = _without(messages, 1)
@@ -26,8 +28,8 @@ def fold_system_messages(messages: Messages) -> Iterator[Messages]:
 
 
 def shows(text: str, messages: Messages) -> bool:
-    """Is there something in a rendering of each system message? Always yes if none is in the middle: some templates drop those,
-    or the first for a later one, without a word."""
+    """Does a rendering contain the beginning of each system message? True if none is in the middle. Some templates silently
+    drop those in the middle, or the first one for a later one."""
     said = [part["text"] for m in messages if m["role"] == "system" for part in m["content"]]
     if not any(i and m["role"] == "system" for i, m in enumerate(messages)):
         return True
@@ -35,8 +37,8 @@ def shows(text: str, messages: Messages) -> bool:
 
 
 def _without(messages: Messages, first: int) -> Messages:
-    """No system message from the place `first` on. A text goes before the user's next turn if that follows, else behind the
-    user's last, and has a turn of its own between others."""
+    """The conversation without system messages from index `first` on. A text goes before the user's next turn if that follows,
+    else after the user's last one. Between other turns it becomes a user's turn."""
     out: Messages = list(messages[:first])
     waiting: list[Any] = []
     for at, message in enumerate(messages[first:], first):
@@ -63,6 +65,7 @@ def _append(out: Messages, parts: list[Any]) -> None:
 
 
 def _system_parts(content: list[Any], marked: bool) -> list[Any]:
-    """marked: it stood in the middle. Parts are joined by line breaks, and a system text is followed by an empty line."""
+    """A system message as parts of a user's turn. marked: it was in the middle. Parts are joined by line breaks, and an
+    unmarked text is followed by an empty line."""
     text = "\n".join(part["text"] for part in content)
     return [{"type": "text", "text": OPEN + text + CLOSE if marked else text + "\n"}]

@@ -1,7 +1,7 @@
-"""Rendering chat templates where they can do no harm: in child processes with limits, killed when they pass one.
+"""Renders chat templates in confined child processes with limits, which are killed when they exceed one.
 
-`Jail` keeps a few children ready. A job that takes too long, uses too much memory or writes too much costs its own
-request an error and its child its life. Other jobs never notice. Knows no tokenizer.
+`Jail` keeps a few children ready. A job that exceeds its time, memory or output fails, and its child is killed. Other jobs are
+not affected. It knows no tokenizer.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from thalweg.host.jobs import Jobs, TaskLimits, TaskRefusedError, frame_job
 from thalweg.template.wire import RenderTask
 
 WALL = 20
-"""Seconds of the clock for a second of processor time. Templates cannot wait: whoever needs more stands on a machine that stood
-still, or is stopped."""
+"""Wall-clock seconds allowed per second of CPU time. Templates cannot wait, so a job needs more only if the machine stalled or
+the process was stopped."""
 MEMORY = 96 << 20
-"""Bytes a rendering may use. An idle child has some 25 MiB."""
+"""Bytes of memory for a rendering. An idle child has some 25 MiB."""
 MEMORY_PER_BYTE = 16
-"""Bytes more for each byte of the messages: they exist as text of up to 4 bytes a character, a few times over."""
+"""Additional bytes for each byte of the messages: several copies of the text, at up to 4 bytes per character."""
 BYTES_PER_SECOND = 32 << 20
 OUTPUT = 4 << 20
-"""Characters of a rendered prompt, beside twice the size of the messages."""
+"""Characters of a rendered prompt, in addition to twice the size of the messages."""
 
 
 class BrokenTemplateError(ThalwegError):
@@ -31,25 +31,26 @@ class BrokenTemplateError(ThalwegError):
 
 
 class LimitError(RequestError):
-    """The template used more than it may."""
+    """The template exceeded a limit."""
 
 
 class Jail:
-    """Up to `cells` children that render templates. Thread-safe. Children start when first needed, or with `prepare`.
-    They end with this object or this process."""
+    """Up to `cells` children that render templates. Thread-safe. Children start on first use, or with `prepare`. They end with
+    this object or this process."""
 
     def __init__(self, cells: int, seconds: float) -> None:
-        """seconds: processor time for one job, its template's compilation included."""
+        """seconds: CPU time for one job, including its template's compilation."""
         self._seconds = seconds
         self._jobs: Jobs[RenderTask, str] = Jobs("thalweg.template.cell", cells, str)
 
     def prepare(self) -> None:
-        """Have a child ready soon. Does not wait."""
+        """Start a child without waiting for it."""
         self._jobs.prepare()
 
     def run(self, task: RenderTask) -> str:
-        """The rendered text. LimitError: a limit was passed (param "chat_template"). RequestError: what the template or its
-        caller refused. BrokenTemplateError. UnavailableError: children were lost or stood still for no reason of ours."""
+        """The rendered text. LimitError: a limit was exceeded (param "chat_template"). RequestError: the template or the
+        renderer rejected the arguments. BrokenTemplateError. UnavailableError: children were lost or stalled through no fault
+        of the job."""
         data, limits = _frame_with_limits(task, self._seconds)
         try:
             return self._jobs.send(data, WALL * (2 * _allowance(len(data)) + self._seconds))
@@ -65,7 +66,7 @@ class Jail:
             raise _refusal(e, limits) from None
 
     def pids(self) -> list[int]:
-        """Of the idle children."""
+        """Process ids of the idle children."""
         return self._jobs.pids()
 
     def close(self) -> None:
@@ -91,7 +92,7 @@ def _allowance(size: int) -> float:
 
 
 def _frame_with_limits(task: RenderTask, seconds: float) -> tuple[bytes, TaskLimits]:
-    """The job with limits in proportion to its size. RequestError for values that are not JSON."""
+    """The job with limits in proportion to its size. RequestError for values other than JSON."""
     try:
         size = len(frame_job(task, TaskLimits(0.0, 0.0, 0)))
         own = seconds + _allowance(size)
@@ -100,4 +101,6 @@ def _frame_with_limits(task: RenderTask, seconds: float) -> tuple[bytes, TaskLim
     except UnicodeEncodeError as e:
         raise RequestError(f"messages: not valid Unicode text: {e}; remove the lone surrogate", "messages") from None
     except (TypeError, ValueError, OverflowError, RecursionError) as e:
-        raise RequestError(f"messages: a chat template takes JSON values of moderate size and depth: {e}", "messages") from None
+        raise RequestError(
+            f"messages: a chat template requires JSON values of moderate size and depth: {e}", "messages"
+        ) from None

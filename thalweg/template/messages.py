@@ -1,4 +1,4 @@
-"""Chat messages, checked and brought into the one form templates read. Knows no template and imports no template library."""
+"""Checks chat messages and converts them to the form that templates read. Imports no template library."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from thalweg.template.arguments import read_arguments
 
 ContentFormat = Literal["string", "openai"]
 FORMATS: dict[str, ContentFormat | None] = {"auto": None, "string": "string", "openai": "openai"}
-"""Names users know -> formats. auto: what the template reads."""
-"""Form in which a template reads message content: one string, or a list of typed parts."""
+"""Name of the option -> format. auto: the format that the template reads."""
+"""Format of message content for a template: one string, or a list of typed parts."""
 ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "content_format"})
 FUNCTIONS = frozenset({"raise_exception", "strftime_now", "namespace", "range", "dict", "lipsum", "cycler", "joiner"})
 RESERVED = ARGUMENTS | FUNCTIONS
@@ -19,7 +19,8 @@ RESERVED = ARGUMENTS | FUNCTIONS
 
 
 def check_variables(given: Mapping[str, Any], also: Mapping[str, Any] | None = None) -> None:
-    """RequestError (param "chat_template_kwargs") if these keyword arguments would replace a name of ours, or of `also`."""
+    """RequestError (param "chat_template_kwargs") if these keyword arguments would replace a reserved name, or one in
+    `also`."""
     for name in given:
         if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
             raise RequestError(f"chat_template_kwargs: {name!r} is not a name a template can read", "chat_template_kwargs")
@@ -31,12 +32,11 @@ def check_variables(given: Mapping[str, Any], also: Mapping[str, Any] | None = N
 def normalise(
     messages: Any, content_format: ContentFormat = "string", signs: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Checked copies of chat messages, as templates expect them.
+    """Checked copies of chat messages, in the form that templates expect.
 
-    Text parts become one string, joined by newlines ("string"), or strings become one text part ("openai"). Arguments
-    of tool calls are parsed from JSON. Those that are no object stay text. signs: kinds of media, whose parts are {"type":
-    KIND}, and what stands for an item of each in a string. RequestError names the message and field.
-    Other fields pass through unchanged."""
+    Text parts become one string, joined by newlines ("string"), or strings become one text part ("openai"). Arguments of tool
+    calls are parsed from JSON, and stay text if not an object. signs: kind of media -> its placeholder in a string, for parts
+    {"type": KIND}. RequestError names the message and field. Other fields pass through unchanged."""
     if not isinstance(messages, list | tuple) or not messages:
         raise RequestError("messages must be a list of at least one message", "messages")
     return [_message(f"messages[{i}]", m, content_format, signs or {}) for i, m in enumerate(messages)]
@@ -51,7 +51,7 @@ def _message(at: str, message: Any, content_format: ContentFormat, signs: Mappin
     out = {k: v for k, v in message.items() if v is not None}
     content = message.get("content")
     if content is None and role != "assistant":
-        raise RequestError(f"{at}.content is missing; only an assistant message may leave it out", "messages")
+        raise RequestError(f"{at}.content is missing; only an assistant message may omit it", "messages")
     out["content"] = _content(f"{at}.content", content, content_format, signs)
     if out.get("tool_calls"):
         out["tool_calls"] = _tool_calls(f"{at}.tool_calls", out["tool_calls"])
@@ -90,7 +90,7 @@ def _text_part(at: str, part: Any) -> str:
 
 
 def _tool_calls(at: str, calls: Any) -> list[dict[str, Any]]:
-    """Copies whose arguments are objects: clients send JSON text, templates read fields. Text that is no object stays."""
+    """Copies with arguments as objects: clients send JSON text, and templates read fields. Other text stays unchanged."""
     if not isinstance(calls, list):
         raise RequestError(f"{at} must be a list", "messages")
     out = []

@@ -1,9 +1,8 @@
-"""Chat templates: messages to prompt text, in a jinja2 sandbox. The only module that imports jinja2.
+"""Renders chat templates in a jinja2 sandbox. Only this module imports jinja2.
 
-Follows what transformers gives a template (https://huggingface.co/docs/transformers/chat_templating_writing), so that
-templates written for it render the same. Knows no tokenizer, no HTTP. The sandbox keeps a template from reaching
-Python. It does not bound the time or memory a template can use. thalweg.template.jail does, and everything that
-serves renders there.
+The environment is that of transformers (https://huggingface.co/docs/transformers/chat_templating_writing), so that its
+templates render the same. No tokenizer, no HTTP. The sandbox prevents a template from reaching Python's internals. It does not
+limit a template's time or memory. thalweg.template.jail does, and every server renders there.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from thalweg.template.arguments import ArgumentText
 from thalweg.template.messages import ContentFormat, check_variables, normalise
 
 _END_MARK = "\ue0f1end-of-final-message\ue0f1 "
-"""Appended to the message to continue, to find where it ends in the rendered text. Ends in a space so that a template
-that strips its content shows it."""
+"""Appended to the message to continue, to find its end in the rendered text. The final space reveals whether a template strips
+its content."""
 
 
 MAX_WORDS = 1000
-"""Characters of a template's own error message that are passed on."""
+"""Most characters of a template's error message to report."""
 
 
 _EVERYTHING = r"""{{ "\n" }}{{ messages | tojson }}{{ messages | pprint }}{{ "a b" | wordwrap(2) }}{{ "<b>&lt;" | striptags }}
@@ -36,21 +35,22 @@ _EVERYTHING = r"""{{ "\n" }}{{ messages | tojson }}{{ messages | pprint }}{{ "a 
 
 
 def load_all() -> None:
-    """Has jinja2 load what it loads on first use, for a process that will not be able to open files any more."""
+    """Make jinja2 load its lazy imports, for a process that will lose access to files."""
     import jinja2.debug  # noqa: F401 - on its first error
 
     ChatTemplate(_EVERYTHING).render([{"role": "user", "content": "x"}])
 
 
 class OutputLimitError(Exception):
-    """The template wrote more than it may."""
+    """The template's output exceeded its limit."""
 
 
 class ChatTemplate:
     """One compiled template. Immutable. Rendering is thread-safe."""
 
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
-        """variables: what the template always sees (bos_token, eos_token ...). CheckpointError if the source does not parse."""
+        """variables: always defined in the template (bos_token, eos_token ...). CheckpointError if the source does not
+        parse."""
         self.source = source
         self.variables = dict(variables or {})
         environment = _environment()
@@ -62,7 +62,7 @@ class ChatTemplate:
         except (RecursionError, SyntaxError, ValueError) as e:  # nested too deep for the parser, jinja2's or Python's
             raise CheckpointError(f"chat template: {type(e).__name__}: {_short(e)}; correct the template") from e
         self.content_format: ContentFormat = "openai" if _iterates_content(tree) else "string"
-        """Form that `normalise` should give the messages for this template, read off its source."""
+        """Format of the messages for this template (see `normalise`), derived from its source."""
 
     def render(
         self,
@@ -74,7 +74,7 @@ class ChatTemplate:
         content_format: ContentFormat | None = None,
         **kwargs: Any,
     ) -> str:
-        """`fill` with the template's further variables as keyword arguments."""
+        """`fill` with further template variables as keyword arguments."""
         return self.fill(
             messages, tools, add_generation_prompt, continue_final_message, content_format=content_format, kwargs=kwargs
         )
@@ -92,14 +92,13 @@ class ChatTemplate:
         now: datetime | None = None,
         most: int | None = None,
     ) -> str:
-        """The prompt text of these messages, checked and brought into `content_format` (None = what this template
-        reads).
+        """The prompt text of these messages, checked and converted to `content_format` (None = this template's format).
 
-        tools: JSON schemas. kwargs: more variables for the template. signs: what stands for an item of media where it reads
-        strings. now: what strftime_now formats. None: the clock.
-        RequestError (param "messages") with the template's own words if it refuses them, or (param
-        "chat_template_kwargs") if kwargs would replace one of RESERVED or one of `variables`. OutputLimitError beyond
-        `most` characters."""
+        tools: JSON schemas. kwargs: further variables for the template. signs: kind of media -> placeholder, for templates that
+        read strings. now: the time for strftime_now. None: the clock.
+
+        RequestError (param "messages") with the template's message if it rejects them, or (param "chat_template_kwargs") if
+        kwargs would replace one of RESERVED or one of `variables`. OutputLimitError beyond `most` characters."""
         check_variables(kwargs, self.variables)
         if continue_final_message and add_generation_prompt:
             raise RequestError(
@@ -126,12 +125,14 @@ class ChatTemplate:
             words = f"the chat template fails on these messages: {type(e).__name__}: {_short(e)}"
             raise RequestError(words, "messages") from e
         if not _is_text(text):
-            raise RequestError("the chat template wrote half a surrogate pair, which is no text; correct it", "chat_template")
+            raise RequestError(
+                "the chat template wrote half a surrogate pair, which is not valid text; correct it", "chat_template"
+            )
         return _cut_final(text) if continue_final_message else text
 
 
 def _with_written(message: dict[str, Any]) -> dict[str, Any]:
-    """The message, its arguments that are no object as `ArgumentText`."""
+    """The message, with text arguments of its calls as `ArgumentText`."""
     calls = message.get("tool_calls")
     if not calls or not any(isinstance(c["function"]["arguments"], str) for c in calls):
         return message
@@ -153,8 +154,8 @@ def _join(pieces: Iterable[str], most: int | None) -> str:
 
 
 def _short(e: Exception) -> str:
-    """An error's words. A template can make them as long as it likes, and of any characters. Words of the system and
-    the importer tell of files here."""
+    """A safe error message. A template controls its length and characters. Messages of OSError and ImportError would reveal
+    file names."""
     words = e.strerror or "" if isinstance(e, OSError) else "" if isinstance(e, ImportError) else str(e)
     if not _is_text(words):
         words = words.encode(errors="backslashreplace").decode()
@@ -162,7 +163,7 @@ def _short(e: Exception) -> str:
 
 
 def _is_text(text: str) -> bool:
-    """Can it be written as UTF-8?"""
+    """Is the text encodable as UTF-8?"""
     try:
         return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:
@@ -177,7 +178,7 @@ def _clock(now: datetime | None) -> Callable[[str], str]:
 
 
 def _mark_final(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same messages, the last text of the last one followed by the mark."""
+    """The messages, with the mark after the last text of the last message."""
     content = messages[-1].get("content") if messages else None
     if isinstance(content, list) and content and isinstance(content[-1], Mapping) and isinstance(content[-1].get("text"), str):
         marked: Any = [*content[:-1], {**content[-1], "text": content[-1]["text"] + _END_MARK}]
@@ -189,7 +190,7 @@ def _mark_final(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _cut_final(text: str) -> str:
-    """The rendered text up to the mark. Where the template stripped the content, the result is stripped too."""
+    """The rendered text up to the mark. If the template stripped the content, the result is stripped too."""
     at = text.rfind(_END_MARK.strip())
     if at < 0:
         raise RequestError("continue_final_message: the chat template does not show the final message's content", "messages")
@@ -200,7 +201,7 @@ def _cut_final(text: str) -> str:
 
 
 class _Generation(Extension):
-    """{% generation %} ... {% endgeneration %} marks assistant text for training. Here it is just its body."""
+    """{% generation %} ... {% endgeneration %} marks assistant text for training. Here it renders only its body."""
 
     tags = {"generation"}
 
@@ -243,7 +244,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: jinja2's own filter escapes HTML. `ArgumentText` is its text, and a string where it is part of a value."""
+    """Plain JSON, without the HTML escapes of jinja2's filter. `ArgumentText` renders as its text, or as a string within a
+    value."""
     if isinstance(value, ArgumentText):
         return str(value)
     return json.dumps(

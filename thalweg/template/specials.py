@@ -1,13 +1,12 @@
-"""Special tokens that a user wrote out, followed through a chat template: what comes from a user stays text.
+"""Tracks special tokens written out by users through a chat template, so that user data stays text.
 
-Before rendering, each special token's text inside a string of the caller is put between two marks. Marks are
-characters of the private use area that occur nowhere in the request, a pair of its own for each token. After
-rendering the marks are taken out. A special token that still stands between its own pair is then known to be the
-caller's. The template sees the text unbroken, so templates that look for such text, or split at it, work as ever. A
-string that ends in the beginning of a special token gets a mark at its end: a token completed by what the template
-puts next is the caller's too.
+Before rendering, each special token's text in a caller's string is put between two marks. Marks are characters of the private
+use area that do not occur in the request, with a distinct pair for each token. After rendering, the marks are removed. A
+special token still between its pair is known to be the caller's. The token's text is intact, so templates that search for it,
+or split at it, still work. A string that ends in the beginning of a special token gets a mark at its end: if the template's
+next text completes the token, it is the caller's too.
 
-Not covered: a template that builds special tokens around a caller's string ('<|' + role + '|>') means them as such.
+Not covered: special tokens that a template builds around a caller's string ('<|' + role + '|>') are intended as special.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ Span = tuple[int, int]
 FIRST, LAST = 0xE200, 0xF8FF
 _PRIVATE = re.compile("[\ue000-\uf8ff]")
 _ESCAPED = re.compile(r"\\u[eEfF][0-9a-fA-F]{3}")
-"""A mark as `tojson` writes it when asked for ASCII."""
+"""A mark in `tojson`'s ASCII form."""
 MOST = 1 << 16
-"""Special tokens that one request may write out. More are refused, for the work they make."""
+"""Most special tokens written out in a request. More are rejected, as they are expensive."""
 _SLICE = 1 << 20
-"""Characters searched at a time: the search keeps other threads waiting."""
+"""Characters searched at a time, as the search holds the GIL."""
 
 
 class SpecialText:
@@ -42,14 +41,14 @@ class SpecialText:
         lengths: dict[str, set[int]] = {}
         for t in self._tokens:
             lengths.setdefault(t[:2], set()).add(len(t))
-        # A token of one character may stand where longer ones could begin.
+        # A token of one character may occur where longer ones could begin.
         self._lengths = {s: sorted(n | lengths.get(s[0], set()), reverse=True) for s, n in lengths.items()}
-        # Not of whole tokens: some vocabularies have thousands, and such an expression takes seconds to compile.
+        # Only first characters: some vocabularies have thousands of tokens, and their expression needs seconds to compile.
         self._starts = re.compile(f"(?=({'|'.join(map(re.escape, sorted(self._lengths, reverse=True)))}))")
 
     def spans(self, text: str) -> list[Span]:
-        """Where special tokens stand in it, from left to right, none inside another. Of several that begin at one
-        place, the longest. RequestError for more than MOST."""
+        """Spans of special tokens in the text, from left to right, without overlaps. Of several with one beginning, the
+        longest. RequestError for more than MOST."""
         if not any(start in text for start in self._lengths):
             return []
         out: list[Span] = []
@@ -65,7 +64,7 @@ class SpecialText:
         return out
 
     def _places(self, text: str) -> Iterator[tuple[int, str]]:
-        """Where a token could begin, and its first characters, of which there are at most two."""
+        """(position where a token could begin, its first one or two characters)."""
         for low in range(0, len(text), _SLICE):
             high = low + _SLICE
             for m in self._starts.finditer(text, low, high + 1):
@@ -73,8 +72,8 @@ class SpecialText:
                     yield m.start(), m[1]
 
     def mark(self, values: Any) -> tuple[Any, TokenMarks | None]:
-        """JSON values with every special token in their strings (and keys) marked, and what takes the marks out
-        again. The values themselves and None where there is nothing to mark."""
+        """(values, marks): JSON values with every special token in strings and keys marked, and the object that removes the
+        marks. Without special tokens, the same values and None."""
         strings = set(_strings(values))
         found = {s: spans for s in strings if (spans := self.spans(s)) or self._has_partial_token(s)}
         if not found:
@@ -87,18 +86,18 @@ class SpecialText:
         return _replace_strings(values, marked), marks
 
     def _has_partial_token(self, text: str) -> bool:
-        """Does it end in the beginning of a special token?"""
+        """Does the text end in the beginning of a special token?"""
         return any(self._begins_one(text[-n:]) for n in range(1, min(len(text) + 1, self._longest)))
 
     def _begins_one(self, text: str) -> bool:
-        """Is it the beginning of a special token, and not all of it? Such tokens sort right after it."""
+        """Is the text a proper prefix of a special token? Such tokens follow it in sorted order."""
         i = bisect_right(self._sorted, text)
         return i < len(self._sorted) and self._sorted[i].startswith(text)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMarks:
-    """tokens[i] is between chr(base + 2i) and chr(base + 2i + 1). The character after them all marks the end of a
+    """tokens[i] is between chr(base + 2i) and chr(base + 2i + 1). The character after the last pair marks the end of a
     string."""
 
     base: int
@@ -114,8 +113,8 @@ class TokenMarks:
         return "".join(out)
 
     def take(self, text: str) -> tuple[str, list[Span]]:
-        """The text without marks, and where the caller's special tokens are in it. An empty span is a place where a string
-        of the caller ended: a token across it is the caller's."""
+        """The text without marks, and the spans of the caller's special tokens. An empty span is the end of a caller's string:
+        a token across it is the caller's."""
         out: list[str] = []
         spans: list[Span] = []
         last = length = 0
@@ -143,7 +142,7 @@ class TokenMarks:
 
 
 def _find_unused(strings: Collection[str], count: int) -> int:
-    """The first of `count` neighbouring private characters that occur in no string, plain or escaped."""
+    """The first of `count` consecutive private characters that occur in no string, plain or escaped."""
     used = {ord(c) for s in strings for c in _PRIVATE.findall(s)}
     used |= {int(e[2:], 16) for s in strings for e in _ESCAPED.findall(s)}
     free = FIRST
@@ -151,7 +150,9 @@ def _find_unused(strings: Collection[str], count: int) -> int:
         if code - free >= count:
             return free
         free = code + 1
-    raise RequestError("messages: too many characters of the private use area beside special tokens; remove some", "messages")
+    raise RequestError(
+        "messages: too many characters of the private use area, with special tokens written out; remove some", "messages"
+    )
 
 
 def _too_many() -> RequestError:

@@ -1,4 +1,4 @@
-"""What goes to the process that renders templates. Both sides read this, and neither imports more than msgspec for it."""
+"""The messages to the process that renders templates. Both sides import this module, which imports only msgspec."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class RenderTask(msgspec.Struct, frozen=True, kw_only=True):
-    """One rendering, complete in itself. messages None: only compile the template, and say whether it is one."""
+    """One self-contained rendering. messages None: only compile the template, to validate it."""
 
     source: str
     variables: dict[str, Any]
@@ -19,8 +19,8 @@ class RenderTask(msgspec.Struct, frozen=True, kw_only=True):
     content_format: Literal["string", "openai"] | None = None
     kwargs: dict[str, Any] = {}
     signs: dict[str, str] = {}
-    """By kind of media: what stands for an item where the template reads strings."""
+    """Kind of media -> placeholder, for templates that read strings."""
     now: str = "1970-01-01"
     """Local time, ISO 8601, for templates that write the date."""
     output: int = 0
-    """Characters that it may write. The jail sets it."""
+    """Most characters of output. The jail sets it."""

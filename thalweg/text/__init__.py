@@ -1,1 +1,1 @@
-"""Text on the host: tokenizer, detokenizer, stop strings. Knows no engine and no tensor framework."""
+"""Text on the host: tokenizer, detokenizer, stop strings. Imports no engine and no tensor framework."""

@@ -1,7 +1,7 @@
-"""Tokens that files beside tokenizer.json speak of: added tokens that it lacks, and tokens that are special by their names.
+"""Reads tokens from further files of a tokenizer: added tokens that tokenizer.json lacks, and named special tokens.
 
-What transformers reads of these files is read, and counts as it does there. Special tokens that no file gives an id are not
-added: the model has no row for them.
+The keys and their precedence are those of transformers. Special tokens without an id in any file are not added: the model has
+no row for them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from thalweg.errors import CheckpointError
 
 NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 MORE_SPECIALS = ("additional_special_tokens", "extra_special_tokens")
-"""Keys of further special tokens: a list of them, or an object with a name for each."""
+"""Keys of further special tokens: a list, or an object of name -> token."""
 DECODER, FILE, MAP = "added_tokens_decoder", "added_tokens.json", "special_tokens_map.json"
 _FLAGS = ("single_word", "lstrip", "rstrip", "special")
 
 
 def merge_settings(config: Mapping[str, Any], special: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
-    """tokenizer_config.json with what special_tokens_map.json and added_tokens.json say more.
+    """tokenizer_config.json extended by special_tokens_map.json and added_tokens.json.
 
-    As in transformers, a configuration with an added_tokens_decoder was written by a version that needs neither file: its keys
-    win, and added_tokens.json is left out. Without one the map wins. A null says nothing. Further special tokens are joined."""
+    As in transformers, a configuration with an added_tokens_decoder comes from a version that needs neither file: its keys take
+    precedence, and added_tokens.json is ignored. Otherwise the map takes precedence. Nulls are ignored. Further special tokens
+    are joined."""
     told = {k: v for k, v in special.items() if v is not None}
     if config.get(DECODER) is not None:
         made = {**told, **{k: v for k, v in config.items() if v is not None or k not in told}}
@@ -38,7 +39,7 @@ def merge_settings(config: Mapping[str, Any], special: Mapping[str, Any], added:
 
 
 def special_names(config: Mapping[str, Any]) -> dict[str, str]:
-    """Name -> text of special tokens: the usual names, and those of one model ("image_token")."""
+    """Name -> text of special tokens: the usual names, and model-specific ones ("image_token")."""
     own = {k: v for k, v in config.items() if k.endswith("_token") and k not in NAMED_SPECIALS}
     for key in MORE_SPECIALS:
         own |= config[key] if isinstance(config.get(key), Mapping) else {}
@@ -47,15 +48,15 @@ def special_names(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def content(token: Any) -> str | None:
-    """A special token is written as text or as an object with its content."""
+    """The text of a special token, given as text or as an object with its content."""
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) and token else None
 
 
 def add_missing_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
-    """Adds what `config` (of `merge_settings`) lists and `backend` lacks. CheckpointError names a token that would not land on
-    the id that it is listed with."""
+    """Adds the tokens listed in `config` (of `merge_settings`) that `backend` lacks. CheckpointError names a token that would
+    not get its listed id."""
     present = backend.get_added_tokens_decoder()
     for id, token in _decoder(config):
         if id in present and (present[id].content != token.content or _same(present[id], token)):

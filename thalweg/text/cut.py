@@ -1,5 +1,5 @@
-"""Texts and pairs of texts as a pooling model reads them, cut to a length where that is asked for. What the tokenizer puts
-around a text ([CLS], [SEP], an end token) is kept, as its own truncation would.
+"""Tokenizes texts and pairs of texts for pooling models, with optional truncation. Tokens that the tokenizer puts around a text
+([CLS], [SEP], an end token) are kept, as in the tokenizer's truncation.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ SIDES = ("left", "right")
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """keep: tokens that are left, those around the text included. side: the end that is cut off."""
+    """keep: remaining tokens, including those around the text. side: the truncated end."""
 
     keep: int
     side: Side = "right"
 
 
 def read_cut(keep: int | None, side: str | None, longest: int, usual: Side) -> Truncation | None:
-    """What truncate_prompt_tokens and truncation_side ask for; None: texts must be whole. keep -1: as many tokens as the model
-    takes, `longest`. usual: the side where none is said. RequestError."""
+    """The truncation of truncate_prompt_tokens and truncation_side. None: texts must be whole. keep -1: the model's limit,
+    `longest`. usual: the default side. RequestError."""
     if side is not None and side not in SIDES:
         raise RequestError(f"truncation_side must be {' or '.join(SIDES)}, not {side!r:.80}", "truncation_side")
     if keep is None:
         return None
     name = "truncate_prompt_tokens"
     if type(keep) is not int or keep < -1 or keep == 0:
-        raise RequestError(f"{name} must be at least 1, or -1 for as many as the model takes, not {keep!r:.80}", name)
+        raise RequestError(f"{name} must be at least 1, or -1 for the model's limit, not {keep!r:.80}", name)
     if keep > longest:
-        raise RequestError(f"{name}: {keep} is more than the {longest} tokens that the model takes", name)
+        raise RequestError(f"{name}: {keep} is more than the model's limit of {longest} tokens", name)
     return Truncation(longest if keep < 0 else keep, "left" if (side or usual) == "left" else "right")
 
 
@@ -53,8 +53,8 @@ class TokenizedText(NamedTuple):
 def read_text(
     tokenizer: Tokenizer, text: str, cut: Truncation | None = None, add_special_tokens: bool = True, most: int = 0
 ) -> TokenizedText:
-    """One text. most: tokens of its own that are kept, from its beginning; 0 = all. RequestError: not Unicode, or `cut` leaves
-    nothing of it."""
+    """The tokens of one text. most: limit of tokens from the text's beginning, without those around it. 0 = all. RequestError:
+    not Unicode, or `cut` leaves no text."""
     if cut is None and not most:
         ids = tokenizer.encode(text, add_special_tokens)
         return TokenizedText(ids, [0] * len(ids))
@@ -69,15 +69,15 @@ def read_text(
 def read_pair(
     tokenizer: Tokenizer, first: str, second: str, cut: Truncation | None = None, most: tuple[int, int] = (0, 0)
 ) -> TokenizedText:
-    """Two texts in one sequence, with what the tokenizer puts around and between them. most: of each, as in `read_text`. Then
-    the longer is cut first, until both are as long."""
+    """Two texts in one sequence, with the tokenizer's tokens around and between. most: for each text, as in `read_text`. `cut`
+    shortens the longer text first, until both are equally long."""
     return _join_pair(tokenizer, _pieces(tokenizer, first, cut, most[0]), _pieces(tokenizer, second, cut, most[1]), cut)
 
 
 def read_pairs(
     tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], cut: Truncation | None = None, most: tuple[int, int] = (0, 0)
 ) -> list[TokenizedText]:
-    """Each pair as `read_pair` reads it. A text that is the first of many pairs is read once."""
+    """`read_pair` for each pair. A first text shared by many pairs is tokenized once."""
     firsts = {text: _pieces(tokenizer, text, cut, most[0]) for text, _ in pairs}
     fresh = (_copy(firsts[first]) for first, _ in pairs)
     return [
@@ -87,7 +87,7 @@ def read_pairs(
 
 
 def first_tokens(tokenizer: Tokenizer, text: str, most: int) -> str:
-    """The beginning of a text that its first so many tokens stand for."""
+    """The beginning of a text, up to its first `most` tokens."""
     made = _pieces(tokenizer, text, None, most)
     return text[: made.offsets[-1][1]] if len(made.ids) == most else text
 
@@ -102,12 +102,13 @@ def _join_pair(tokenizer: Tokenizer, a: Encoding, b: Encoding, cut: Truncation |
 
 
 def _copy(made: Encoding) -> Encoding:
-    """`truncate` changes what it is given."""
+    """A copy, as `truncate` changes its object."""
     return type(made).merge([made], growing_offsets=False)
 
 
 def shares(a: int, b: int, room: int) -> tuple[int, int]:
-    """How many tokens two texts of a and b keep, together at most `room`: the longer gives first, and the odd token is its."""
+    """Tokens kept of two texts with a and b tokens, together at most `room`. The longer text is cut first, and gets the odd
+    token."""
     if a + b <= room:
         return a, b
     short = min(a, b, room // 2)
@@ -115,22 +116,22 @@ def shares(a: int, b: int, room: int) -> tuple[int, int]:
 
 
 def cut_ids(ids: list[int], cut: Truncation | None) -> list[int]:
-    """Ids that somebody else made: what is around the text is not known."""
+    """Truncates ids of unknown origin: tokens around the text cannot be recognised."""
     if cut is None or len(ids) <= cut.keep:
         return ids
     return ids[: cut.keep] if cut.side == "right" else ids[-cut.keep :]
 
 
 def _pieces(tokenizer: Tokenizer, text: str, cut: Truncation | None, most: int = 0) -> Encoding:
-    """The tokens of a text without those around it, at most `most` of its beginning; of one that is cut at least those that
-    are kept."""
+    """The tokens of a text without those around it, at most the first `most`. For a text to be cut, at least the tokens that
+    remain."""
     keep, side = (most, "right") if most else (cut.keep, cut.side) if cut is not None else (0, "right")
     if keep and (chars := last_chars(keep, tokenizer.max_token_chars)) is not None:
         text = text[:chars] if side == "right" else text[-chars:]
     try:
         made = tokenizer.backend.encode(text, add_special_tokens=False)
     except TypeError:
-        tokenizer.encode(text, False)  # says what is wrong with it
+        tokenizer.encode(text, False)  # raises the RequestError
         raise
     if most:
         made.truncate(most, direction="right")
@@ -140,7 +141,7 @@ def _pieces(tokenizer: Tokenizer, text: str, cut: Truncation | None, most: int =
 def _room(cut: Truncation, around: int, texts: int = 1) -> int:
     if cut.keep < around + texts:
         raise RequestError(
-            f"truncate_prompt_tokens: {cut.keep} leaves no room for text beside the {around} tokens around it",
+            f"truncate_prompt_tokens: {cut.keep} leaves no room for text: {around} tokens are needed around it",
             "truncate_prompt_tokens",
         )
     return cut.keep - around

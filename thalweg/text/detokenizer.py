@@ -1,12 +1,12 @@
-"""Incremental detokenisation: new text for new tokens, never half a character, and together equal to the full decode.
+"""Incremental detokenisation: new text for new tokens, in whole characters, equal in total to the full decode.
 
 `Detokenizer` streams bytes through an incremental UTF-8 decoder where the tokenizer's tokens are bytes (byte-level BPE,
-sentencepiece): constant work per token. Other decoders (WordPiece and the like) are decoded in a small moving window.
-Knows no stop strings.
+sentencepiece): constant work per token. Other decoders (WordPiece and the like) are decoded in a small moving window. It knows
+no stop strings.
 
 Exactness: the concatenation of `push` and `finish` is decode(prompt + output) without decode(prompt). One documented
-difference: a model may emit byte tokens (<0xNN>) that are not UTF-8. Valid characters in that run are kept here. A
-full decode turns the whole run into U+FFFD.
+difference: a model may emit byte tokens (<0xNN>) with invalid UTF-8. Valid characters in that run are kept here. A full decode
+turns the whole run into U+FFFD.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from thalweg.text.marks import mark
 from thalweg.text.tokenizer import Tokenizer
 
 _CONTEXT = 6
-"""Prompt tokens that give the window decoder its left context."""
+"""Prompt tokens used as left context of the window decoder."""
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """The text of one output, token by token. Feed with `push`. `finish` gives what was held back, once."""
+    """The text of one output, token by token. `push` its tokens, then call `finish` once for the text held back."""
 
     __slots__ = ("_decoder", "_marked", "_skip", "_started", "_tokenizer", "_window")
 
@@ -35,8 +35,8 @@ class Detokenizer:
         spaces_between_special_tokens: bool = True,
         marked: Collection[int] = (),
     ) -> None:
-        """spaces_between_special_tokens=False: adjacent added tokens are joined as they are written. It matters only
-        to decoders that put spaces between tokens. marked: tokens that come out as marks, skipped or not."""
+        """spaces_between_special_tokens=False: adjacent added tokens are joined without spaces. It affects only decoders that
+        put spaces between tokens. marked: tokens written as marks, even if skipped."""
         self._marked = frozenset(marked)
         self._tokenizer = tokenizer
         self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
@@ -49,7 +49,7 @@ class Detokenizer:
             self._read_prompt(prompt_ids)
 
     def _read_prompt(self, prompt_ids: Sequence[int]) -> None:
-        """The output may continue a character the prompt began: leave the decoder where the prompt's last bytes put it."""
+        """Feed the prompt's last bytes to the decoder, as the output may continue a character of the prompt."""
         tail: list[bytes] = []
         for id in reversed(prompt_ids):
             if id not in self._skip:
@@ -60,11 +60,11 @@ class Detokenizer:
         self._decoder.decode(b"".join(reversed(tail)))
 
     def push(self, ids: Sequence[int]) -> str:
-        """Text these tokens complete. Half a character stays inside."""
+        """The text that these tokens complete. An incomplete character is held back."""
         return "".join(map(self.push_one, ids))
 
     def push_one(self, id: int) -> str:
-        """`push` of one token: the hot path."""
+        """`push` for one token: the hot path."""
         if id in self._marked:
             self._started = True
             return (self._window.finish() if self._window is not None else "") + mark(id)
@@ -80,7 +80,7 @@ class Detokenizer:
         return self._decoder.decode(piece)
 
     def finish(self) -> str:
-        """What is left. Bytes that never became a character are U+FFFD now."""
+        """The remaining text. Bytes of an incomplete character become U+FFFD."""
         return self._window.finish() if self._window is not None else self._decoder.decode(b"", final=True)
 
 
@@ -106,7 +106,7 @@ class _Window:
         text = self._new_text()
         if text.endswith("\ufffd") or not text:
             return ""
-        if self._read > 4 * _CONTEXT:  # forget what no window will read again
+        if self._read > 4 * _CONTEXT:  # drop ids that no window will read again
             del self._ids[: self._read]
             self._read = 0
         self._start, self._read = self._read, len(self._ids)

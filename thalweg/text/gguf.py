@@ -1,9 +1,9 @@
-"""Tokenizers from a vocabulary that is plain data, as GGUF files hold it.
+"""Builds tokenizers from vocabularies as plain data, as in GGUF files.
 
-Held against the ids that llama.cpp gives for the vocabularies it comes with. What users defined is cut out before words are,
-as control tokens are. Of five kinds: `gpt2` merges bytes by rank, `gemma4` characters by rank, `llama` pieces of characters by
-score (sentencepiece), `bert` takes the longest piece that a word begins with (WordPiece), `t5` those whose scores sum to the
-most (Unigram).
+Tests compare the ids with llama.cpp's for its bundled vocabularies. User-defined tokens are matched before words, like control
+tokens. Five kinds are supported. `gpt2` merges bytes by rank, `gemma4` characters by rank, and `llama` pieces by score
+(sentencepiece). `bert` splits off the longest piece at the beginning of a word (WordPiece). `t5` maximises the sum of scores
+(Unigram).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from thalweg.text.words import WORDS
 
 _SPACE = "▁"
 _INSIDE = "##"
-"""BERT's mark of a piece that does not begin a word."""
+"""BERT's prefix of pieces within a word."""
 _NAMES = {
     "bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "seperator": "sep_token", "padding": "pad_token",
     "mask": "mask_token", "cls": "cls_token",
 }  # fmt: skip
-"""GGUF's names of special tokens -> those that chat templates know."""
+"""GGUF's names of special tokens -> names for chat templates."""
 
 
 def from_vocabulary(made: Vocabulary) -> Tokenizer:
-    """UnsupportedModelError names a kind of vocabulary, or a way to cut words, that this version does not know."""
+    """The tokenizer of a vocabulary. UnsupportedModelError names an unknown kind of vocabulary or word pattern."""
     ids = _ids(made)
     if made.model == WORDPIECE:
         return _wordpiece(made)
@@ -50,7 +50,7 @@ def from_vocabulary(made: Vocabulary) -> Tokenizer:
         backend, bos = _byte_level(made, ids)
     elif made.model == CHARACTERS:
         backend, bos = _characters(made, ids), True
-        made = replace(made, adds={**made.adds, "bos": True})  # whatever the file says, as in llama.cpp
+        made = replace(made, adds={**made.adds, "bos": True})  # regardless of the file, as in llama.cpp
     elif made.model == SENTENCEPIECE:
         backend, bos = _sentencepiece(made, ids), True
     elif made.model == UNIGRAM:
@@ -66,7 +66,7 @@ def from_vocabulary(made: Vocabulary) -> Tokenizer:
 
 
 def _add(backend: Backend, made: Vocabulary) -> None:
-    """Control tokens, and what users defined."""
+    """Add control tokens and user-defined tokens."""
     for special in (True, False):
         wanted = CONTROL if special else USER_DEFINED
         tokens = [t for t, kind in zip(made.tokens, made.kinds, strict=True) if kind == wanted and t]
@@ -79,7 +79,7 @@ def _special_tokens(made: Vocabulary) -> dict[str, str]:
 
 
 def _ids(made: Vocabulary) -> dict[str, int]:
-    """Token -> id. Of equal ones the last, as in llama.cpp; an empty one gets a name."""
+    """Token -> id. The last of equal tokens applies, as in llama.cpp. Empty tokens get a name."""
     return {t or f"[EMPTY_{i}]": i for i, t in enumerate(made.tokens)}
 
 
@@ -87,8 +87,8 @@ def _byte_level(made: Vocabulary, ids: dict[str, int]) -> tuple[Backend, bool]:
     advice = "give the model's own tokenizer with --tokenizer DIRECTORY"
     if made.pre is None:
         raise UnsupportedModelError(
-            f"{made.where}: tokenizer.ggml.pre: missing, so how text is cut into words is not known (an old file: convert the "
-            f"model anew); or {advice}"
+            f"{made.where}: tokenizer.ggml.pre: missing, so the word patterns are unknown; convert the model "
+            f"again with a current llama.cpp, or {advice}"
         )
     if made.pre not in WORDS:
         raise UnsupportedModelError(
@@ -107,13 +107,13 @@ def _byte_level(made: Vocabulary, ids: dict[str, int]) -> tuple[Backend, bool]:
 
 
 def _parse_merges(merges: Sequence[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Merges as files list them, by rank: two tokens with a space between."""
+    """Merges of a file, by rank: two tokens with a space between."""
     pairs = [(m[:at], m[at + 1 :]) for m in merges if (at := m.find(" ", 1)) > 0]
     return [(a, b) for a, b in pairs if a in ids and b in ids and a + b in ids]
 
 
 def _characters(made: Vocabulary, ids: dict[str, int]) -> Backend:
-    """Gemma 4's: as sentencepiece has text, with merges in place of scores, within lines."""
+    """Gemma 4's tokenizer: sentencepiece's text form, with merges instead of scores, within lines."""
     if made.merges is None:
         raise CheckpointError(f"{made.where}: tokenizer.ggml.merges: missing: how characters are merged is not known")
     unknown = made.specials.get("unknown")
@@ -154,7 +154,7 @@ def _sentencepiece(made: Vocabulary, ids: dict[str, int]) -> Backend:
 
 
 def _unigram(made: Vocabulary) -> Backend:
-    """As transformers builds XLM-RoBERTa's and T5's: words are cut at spaces, which begin a word."""
+    """Built as transformers builds XLM-RoBERTa's and T5's: a space begins a word."""
     unknown = made.specials.get("unknown")
     if made.scores is None or made.charsmap is None or unknown is None:
         missing = "scores" if made.scores is None else "unknown_token_id" if unknown is None else "precompiled_charsmap"
@@ -164,7 +164,7 @@ def _unigram(made: Vocabulary) -> Backend:
             f"{made.where}: tokenizer.ggml.add_space_prefix, remove_extra_whitespaces: this version reads t5 vocabularies that "
             "have both; give the model's own tokenizer with --tokenizer DIRECTORY"
         )
-    # Their scores would set the price of what is unknown, which is counted from the least likely piece. NUL is in no text.
+    # Unused tokens must not set the score of unknown text, which is relative to the least score. No text has NUL.
     least = min((s for s, kind in zip(made.scores, made.kinds, strict=True) if kind == NORMAL), default=0.0)
     pieces = [
         (f"{token}\0", least) if kind == UNUSED and score < least else (token, float(score))
@@ -179,8 +179,8 @@ def _unigram(made: Vocabulary) -> Backend:
 
 
 def _wordpiece(made: Vocabulary) -> Tokenizer:
-    """Files mark what begins a word, and BERT what does not: pieces get BERT's names back. As BERT's tokenizer, and unlike
-    llama.cpp, it takes a word of more than 100 characters for unknown."""
+    """BERT's tokenizer. Files mark pieces at the beginning of words, and BERT those within: pieces get BERT's names back. Words
+    of more than 100 characters are unknown, as in BERT's tokenizer and unlike llama.cpp."""
     plain = (NORMAL, UNUSED)
     tokens = [_piece(t) if kind in plain else t for t, kind in zip(made.tokens, made.kinds, strict=True)]
     specials = {**{"cls" if key == "bos" else key: id for key, id in made.specials.items()}, **made.specials}
@@ -207,7 +207,7 @@ def _piece(token: str) -> str:
 
 
 def _merges(made: Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Every way to make a token of two others, the token of the highest score first."""
+    """Every pair of tokens that joins to a token, ordered by the joined token's score, highest first."""
     assert made.scores is not None
     found: list[tuple[float, int, str, str]] = []
     for token, id in ids.items():
@@ -223,7 +223,7 @@ def _merges(made: Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]:
 
 
 def _post(backend: Backend, made: Vocabulary, bos: bool) -> None:
-    """Tokens that every text gets."""
+    """Set the tokens added to every text."""
     parts = ["$A"]
     used: list[tuple[str, int]] = []
     for key, default, place in (("bos", bos, 0), ("eos", made.model == UNIGRAM, 2)):
@@ -233,5 +233,5 @@ def _post(backend: Backend, made: Vocabulary, bos: bool) -> None:
         parts.insert(place, made.tokens[id])
         used.append((made.tokens[id], id))
     if used:
-        # A template's parts are told apart by what they begin with, so that tokens have to be named by their ids.
+        # A template recognises its parts by their first character, so tokens must be named by id.
         backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=used)

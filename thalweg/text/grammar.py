@@ -1,4 +1,4 @@
-"""What grammars must know of a tokenizer: the bytes of every token, and which tokens are no text."""
+"""The data of a tokenizer that grammars need: the bytes of every token, and the ids of special tokens."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ FIELD = "structured_outputs"
 
 
 def vocabulary(tokenizer: Tokenizer, rows: int, eos_ids: Sequence[int]) -> GrammarVocabulary:
-    """rows: of the model's embedding; ids beyond the tokenizer's add no text. RequestError where tokens cannot be told apart
-    as bytes, or nothing ends a text."""
+    """The vocabulary for grammars. rows: rows of the model's embedding. Ids beyond the tokenizer's add no text. RequestError if
+    tokens have no separate bytes, or no token ends a text."""
     pieces = tokenizer.pieces
     if pieces is None:
-        raise RequestError(
-            f"{FIELD}: this model's tokens cannot be turned to bytes one by one, so no grammar can be kept", FIELD
-        )
+        raise RequestError(f"{FIELD}: not supported for this model, as its tokens cannot be decoded to bytes separately", FIELD)
     if not eos_ids:
         raise RequestError(f"{FIELD}: this model has no end-of-sequence token, so no grammar could end", FIELD)
     spelt = [tokenizer.token_of(i) for i in range(min(rows, tokenizer.vocab_size))]

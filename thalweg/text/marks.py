@@ -1,7 +1,7 @@
-"""Tokens as marks in running text: two surrogates each, which no decoded text holds.
+"""Marks: tokens in running text as surrogate pairs, which decoded text never contains.
 
-So a reader of text can tell a token from the same letters spelled out. The pair is the token's id, as UTF-16 would
-write it: 10 bits in each half.
+A reader of text can thus distinguish a token from the same letters spelled out. The pair encodes the token's id as UTF-16
+would: 10 bits in each half.
 """
 
 from __future__ import annotations

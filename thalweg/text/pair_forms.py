@@ -1,4 +1,4 @@
-"""How rerankers that are language models want a query and a document written, where their tokenizer does not join the two."""
+"""Prompt formats of rerankers based on language models, for a query and a document that the tokenizer does not join."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PairTemplate:
-    """What stands around the texts. Of a pair that is too long the end of the document is cut."""
+    """The text around the query and the document. If a pair is too long, the document's end is cut."""
 
     before: str
     instruction: str | None
-    """Where a request says none. None: there is no place for one."""
+    """Default instruction. None: the format has no instruction."""
     words: tuple[str, str, str]
-    """Before the instruction, the query and the document."""
+    """Texts before the instruction, the query and the document."""
     after: str
     written: str | None
-    """A query that begins so was written in this form by the caller: it is joined to its document as it is."""
+    """Beginning of a query that the caller has already formatted: it is joined to its document unchanged."""
     special: bool = False
-    """Does the tokenizer put around the pair what it puts around a text?"""
+    """Does the pair get the tokenizer's tokens around a text?"""
 
 
 FORMS: Mapping[str, PairTemplate] = MappingProxyType({
@@ -43,7 +43,7 @@ FORMS: Mapping[str, PairTemplate] = MappingProxyType({
         before="", instruction=None, words=("", "question:", " \n \n passage:"), after="", written=None, special=True
     ),
 })  # fmt: skip
-"""By `Pooling.form` of models.tail."""
+"""`Pooling.form` of models.tail -> format."""
 
 
 def write_pair(
@@ -55,7 +55,7 @@ def write_pair(
     most: tuple[int, int],
     instruction: str | None,
 ) -> TokenizedText:
-    """A pair in this form. Special tokens in the texts are letters there. RequestError as `read_pair`."""
+    """A pair in this format. Special tokens in the texts are encoded as plain text. RequestError as `read_pair`."""
     if most != (0, 0):
         first, second = (first_tokens(tokenizer, t, n) if n else t for t, n in zip((first, second), most, strict=True))
     middle, data = "", []
@@ -73,8 +73,9 @@ def write_pair(
     if cut is not None:
         room = cut.keep - len(before) - len(after)
         if room < 1:
+            around = len(before) + len(after)
             raise RequestError(
-                f"truncate_prompt_tokens: {cut.keep} leaves no room beside the {len(before) + len(after)} tokens around a pair",
+                f"truncate_prompt_tokens: {cut.keep} leaves no room for text: {around} tokens are needed around it",
                 "truncate_prompt_tokens",
             )
         ids = ids[:room]

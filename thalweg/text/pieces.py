@@ -1,8 +1,8 @@
-"""What each token adds to the text, as bytes: the one table behind streaming text and per-token logprob names.
+"""The bytes that each token adds to the text, used for streaming text and for token names in logprobs.
 
-Reads the `decoder` entry of a tokenizer.json (https://huggingface.co/docs/tokenizers/api/decoders). It covers the two
-families that turn tokens into bytes one by one: byte-level BPE and sentencepiece-style decoders ("▁" for space,
-`<0xNN>` for a byte). For any other decoder `make_pieces` gives None and the caller decodes whole windows of tokens.
+Reads the `decoder` entry of a tokenizer.json (https://huggingface.co/docs/tokenizers/api/decoders). Supported are the two
+families that decode each token separately: byte-level BPE and sentencepiece-style decoders ("▁" for space, `<0xNN>` for a
+byte). For other decoders `make_pieces` returns None, and the caller decodes whole windows of tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable character that byte-level BPE uses for each byte: itself if printable Latin-1, else from U+0100 up."""
+    """Byte-level BPE's printable character -> byte: the same code point if printable Latin-1, else from U+0100 up."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [b for b in range(256) if b not in set(plain)]
     return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(rest)}
@@ -24,16 +24,16 @@ def _byte_alphabet() -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """`of(token)` is what a token adds in running text. `first(token)` is what it adds where it begins the text."""
+    """`of(token)`: the bytes of a token in running text. `first(token)`: its bytes at the beginning of the text."""
 
     of: Callable[[str], bytes]
     first: Callable[[str], bytes]
     bounded: bool
-    """No token stands for more characters than its own length (so long texts have many tokens)."""
+    """No token adds more characters than its length. Long texts thus have many tokens."""
 
 
 def make_pieces(decoder: Mapping[str, Any] | None) -> Pieces | None:
-    """The rule for one `decoder` entry, or None when tokens cannot be turned to bytes one by one."""
+    """The rules of a `decoder` entry. None: tokens cannot be decoded separately."""
     if decoder is None:
         return None
     steps = list(decoder.get("decoders", ())) if decoder.get("type") == "Sequence" else [decoder]
@@ -48,14 +48,14 @@ def _byte_level() -> Pieces:
     def of(token: str) -> bytes:
         try:
             return bytes([alphabet[c] for c in token])
-        except KeyError:  # an added token, written as itself
+        except KeyError:  # an added token, spelled literally
             return token.encode()
 
     return Pieces(of, of, bounded=True)
 
 
 def _sentencepiece(steps: list[Mapping[str, Any]]) -> Pieces | None:
-    """Sequences of Replace("▁" -> " "), ByteFallback, Fuse, Strip, and Metaspace. Anything else is None."""
+    """The rules for sequences of Replace("▁" -> " "), ByteFallback, Fuse, Strip, and Metaspace. None: any other step."""
     space, strip, byte_tokens, first_word, fused = "", False, False, False, False
     for step in steps:
         match step:

@@ -1,7 +1,7 @@
-"""The vocabulary in a sentencepiece file (`tokenizer.model`, `tokenizer.model.v3`), as plain data.
+"""Reads the vocabulary of a sentencepiece file (`tokenizer.model`, `tokenizer.model.v3`) as plain data.
 
-Such a file is one message of protocol buffers, of which little is needed: pieces with their scores and kinds, which ids begin
-and end a text, and how text is changed before it is cut. https://github.com/google/sentencepiece (sentencepiece_model.proto)
+The file is one protocol buffers message. Only some fields are read: pieces with their scores and kinds, special ids, and text
+normalisation. https://github.com/google/sentencepiece (sentencepiece_model.proto)
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.text.vocabulary import NORMAL, SENTENCEPIECE, Vocabulary
 
 MAX_FILE = 64 << 20
-"""Bytes. The largest vocabularies have 5 million."""
+"""Most bytes of a file. The largest vocabularies have 5 million."""
 _BPE = 2
 _SPECIALS = {40: ("unknown", 0), 41: ("bos", 1), 42: ("eos", 2), 43: ("padding", -1)}
-"""Fields of the trainer's settings -> what they are the id of, and what it is where they are absent."""
+"""Field of the trainer's settings -> (name of the special token, default id)."""
 Field = tuple[int, int | bytes]
 
 
 def read_sentencepiece(file: Path) -> Vocabulary:
-    """CheckpointError or UnsupportedModelError names the file and what is wrong with it."""
+    """The vocabulary of a file. CheckpointError and UnsupportedModelError name the file and the fault."""
     try:
         if file.stat().st_size > MAX_FILE:
             raise CheckpointError(f"{file}: larger than {MAX_FILE} bytes; not a vocabulary")
@@ -60,7 +60,7 @@ def _check(file: Path, tokens: list[str], trainer: dict[int, int | bytes], norma
 
 
 def _fields(data: bytes) -> Iterator[Field]:
-    """(number, value) of each field of a message; ValueError or IndexError where it is none."""
+    """(number, value) of each field of a message. ValueError or IndexError for malformed messages."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

@@ -1,9 +1,9 @@
-"""Stop strings over streamed text: text that may still become a stop string is held back until it does or cannot.
+"""Finds stop strings in streamed text. Text that may still become a stop string is held back until that is decided.
 
-An Aho-Corasick automaton (Aho and Corasick, 1975), so the work is linear in the text whatever the strings are. The
-answer does not depend on how the text was cut into pieces. Knows no tokens.
+An Aho-Corasick automaton (Aho and Corasick, 1975), so the work is linear in the text for any strings. The result does not
+depend on the cuts of the text. It knows no tokens.
 
-The match that ends first counts, and of several that end at the same character, the longest.
+The match that ends first applies, and of several with the same end, the longest.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 _STATE = 1 << 21
-"""Bound above every code point."""
+"""Greater than every code point."""
 
 
 class StopStrings:
-    """The automaton of one set of stop strings. Immutable. Choices of a request share it.
+    """The automaton of a set of stop strings. Immutable, and shared by the choices of a request.
 
-    Some 150 bytes and half a microsecond for each character: `SamplingParams` bounds how many there may be."""
+    It costs some 150 bytes and half a microsecond per character. `SamplingParams` limits their number."""
 
     __slots__ = ("fail", "first", "held", "match", "next")
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.next: dict[int, int] = {}
-        """Next states by state * _STATE + code point. One flat table, because a dictionary per state takes ten times
-        as much."""
+        """state * _STATE + code point -> next state. One flat table, because a dictionary per state needs ten times the
+        memory."""
         self.match: list[str | None] = [None]
-        """Longest stop string that ends in this state."""
+        """State -> longest stop string that ends in it."""
         parent, edge = [0], [0]
         for stop in stops:
             state = 0
@@ -41,12 +41,12 @@ class StopStrings:
                 state = child
             self.match[state] = stop
         self.fail, self.held = [0] * len(parent), [0] * len(parent)
-        """held: characters that may still begin a stop string."""
+        """fail: state -> state of its longest proper suffix. held: state -> characters that may still begin a stop string."""
         self._link(parent, edge)
         self.first = frozenset(chr(c) for state, c in zip(parent[1:], edge[1:], strict=True) if state == 0)
 
     def _link(self, parent: list[int], edge: list[int]) -> None:
-        """Breadth first: the longest proper suffix that is also a state, and what it matches."""
+        """Set `fail` of each state breadth first, to the longest proper suffix with a state, and inherit its match."""
         depth, inner = [0] * len(parent), set(parent)
         for state in range(1, len(parent)):  # a state comes after its parent
             depth[state] = depth[parent[state]] + 1
@@ -68,23 +68,23 @@ class StopStrings:
 
 @lru_cache(maxsize=64)
 def automaton(stops: tuple[str, ...]) -> StopStrings:
-    """The same for the same strings: an application sends the same ones again and again."""
+    """A cached automaton, as applications repeat the same stop strings."""
     return StopStrings(stops)
 
 
 class ReasoningStream:
-    """Tells text that stands before an answer from the answer, piece by piece. The answer does not depend on how it was cut."""
+    """Separates reasoning text from the answer after it, incrementally. The result does not depend on the cuts of the text."""
 
     __slots__ = ("_close", "_held", "_inside", "_opens")
 
     def __init__(self, opens: Sequence[str], close: str, inside: bool = False) -> None:
-        """opens, close: what begins and ends such text. It is the first that comes, after white space. inside: it has begun."""
+        """opens, close: terminals of the reasoning. It comes first, after white space. inside: it has begun."""
         self._opens, self._close, self._inside = tuple(opens), close, inside
         self._held: str | None = ""
-        """What may be part of a terminal. None: the answer has begun."""
+        """Text that may be part of a terminal. None: the answer has begun."""
 
     def push(self, text: str) -> tuple[str, str]:
-        """Text before the answer, and of the answer."""
+        """(text before the answer, text of the answer)."""
         if self._held is None:
             return "", text
         text, self._held = self._held + text, ""
@@ -107,25 +107,26 @@ class ReasoningStream:
         return text[: len(text) - keep], ""
 
     def finish(self) -> str:
-        """What was held back, now that nothing follows."""
+        """The text held back, at the end of the text."""
         held, self._held = self._held or "", None
         return held
 
 
 class StopStream:
-    """One text on its way through. `push` until `matched`, then or at the end of the text `finish`."""
+    """The search in one text. `push` until `matched`. Then, or at the end of the text, call `finish`."""
 
     __slots__ = ("_held", "_include", "_state", "_stops", "matched")
 
     def __init__(self, stops: StopStrings, include: bool = False) -> None:
-        """include: the stop string itself stays in the text."""
+        """include: keep the stop string in the text."""
         self._stops, self._include = stops, include
         self._state, self._held = 0, ""
         self.matched: str | None = None
 
     def push(self, text: str, counts: bool = True) -> str:
-        """Text that is safe to show now. counts=False: matches that end in this text are ignored (min_tokens).
-        After a match nothing more may be pushed: the text behind it is dropped."""
+        """The text safe to show now. counts=False: matches that end in this text are ignored (min_tokens).
+
+        After a match, `push` must not be called again: the text after the match is dropped."""
         stops, state = self._stops, self._state
         if not state and not self._held and stops.first.isdisjoint(text):
             return text
@@ -143,6 +144,6 @@ class StopStream:
         return buffer[:cut]
 
     def finish(self) -> str:
-        """The text that was held back, now that nothing follows. "" after a match."""
+        """The text held back, at the end of the text. "" after a match."""
         held, self._held, self._state = self._held, "", 0
         return held

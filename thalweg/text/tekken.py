@@ -1,4 +1,4 @@
-"""Tokenizers from Mistral's tekken.json: bytes merged by rank, as tiktoken does, behind a block of special tokens.
+"""Builds tokenizers from Mistral's tekken.json: bytes merged by rank, as in tiktoken, after a block of special tokens.
 
 Text that spells a special token becomes that token here, as with every other tokenizer. Mistral's own library never reads one
 from text.
@@ -24,13 +24,13 @@ SPECIALS = (
     "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]",
     "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
 )  # fmt: skip
-"""Of files up to version 7, which do not name them."""
+"""Special tokens of files up to version 7, which do not name them."""
 NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _UNNAMED = ("v1", "v2", "v3", "v7")
 
 
 def load_tekken(file: Path) -> tuple[Backend, dict[str, str]]:
-    """(tokenizer, bos_token, eos_token and others as text). CheckpointError names file and key."""
+    """(tokenizer, special tokens by name: bos_token, eos_token ...). CheckpointError names file and key."""
     said = _object(file)
     config = said.get("config")
     if not isinstance(config, Mapping) or not isinstance(config.get("pattern"), str):
@@ -60,7 +60,7 @@ def load_tekken(file: Path) -> tuple[Backend, dict[str, str]]:
 
 
 def _count(value: Any) -> int:
-    """0 where it does not count tokens."""
+    """The value if it is a valid number of tokens, else 0."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 24 else 0
 
 
@@ -88,14 +88,14 @@ def _specials(file: Path, said: Mapping[str, Any], count: int) -> list[tuple[str
             raise CheckpointError(f"{file}: special_tokens: entry {i} must have rank {i}, below {count}, and a token_str")
         made[i] = (text, each.get("is_control", True) is not False)
     if len({t for t, _ in made}) != count:
-        raise CheckpointError(f"{file}: special_tokens: two of them are the same")
+        raise CheckpointError(f"{file}: special_tokens: two tokens are the same")
     return made
 
 
 def _tokens(file: Path, vocab: Any, count: int) -> list[bytes]:
-    """Tokens by rank. Files hold more than are used."""
+    """Tokens by rank. Files have more tokens than are used."""
     if not isinstance(vocab, list) or not 256 <= count <= len(vocab):
-        raise CheckpointError(f"{file}: vocab: must list the {count} tokens that config counts, 256 of them bytes")
+        raise CheckpointError(f"{file}: vocab: must list the {count} tokens that config counts, including the 256 bytes")
     made = []
     for i, each in enumerate(vocab[:count]):
         try:
@@ -113,8 +113,8 @@ def _tokens(file: Path, vocab: Any, count: int) -> list[bytes]:
 
 
 def _bpe(tokens: list[bytes], specials: list[tuple[str, bool]]) -> models.BPE:
-    """Every way to make a token of two others is a merge, of the rank of what it makes. Bytes are spelled as the letters that
-    byte-level tokenizers have for them."""
+    """The BPE model. Every pair of tokens that joins to a token is a merge, with the joined token's rank. Bytes are spelled
+    with the letters of byte-level tokenizers."""
     ranks = {t: i for i, t in enumerate(tokens)}
     letters = _letters()
     spelled = [t.decode("latin-1").translate(letters) for t in tokens]
@@ -133,7 +133,7 @@ def _bpe(tokens: list[bytes], specials: list[tuple[str, bool]]) -> models.BPE:
 
 
 def _letters() -> dict[int, str]:
-    """Byte -> the letter that stands for it: itself where that can be seen, else one of those from U+0100 on."""
+    """Byte -> its letter: the same code point if visible, else one from U+0100 on."""
     seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     unseen = [b for b in range(256) if b not in seen]
     return {b: chr(b) for b in seen} | {b: chr(256 + i) for i, b in enumerate(unseen)}

@@ -1,12 +1,11 @@
-"""The tokenizer, straight from tokenizer.json: text to ids and back, and the facts serving needs of a vocabulary.
+"""The tokenizer, read from tokenizer.json: text to ids and back, and properties of the vocabulary.
 
-tokenizer.json decides. Its post-processor says which special tokens `encode` adds, and add_bos_token in
-tokenizer_config.json is not read (as in transformers 5). It starts in milliseconds because it uses the `tokenizers`
-library alone. transformers is asked only where a model has no tokenizer.json. Knows nothing of models, requests or
-devices.
+tokenizer.json takes precedence. Its post-processor sets the special tokens that `encode` adds, and add_bos_token in
+tokenizer_config.json is ignored (as in transformers 5). It loads in milliseconds because it uses only the `tokenizers` library.
+transformers is used only for models without a tokenizer.json. It knows no models, requests or devices.
 
-Special tokens written out in a plain prompt become those tokens, as everywhere in this field. `encode_with_data` is
-for prompts of which a part is somebody's data. There they are text (see thalweg.template.chat).
+Special tokens written out in a plain prompt become those tokens, as in other engines. `encode_with_data` is for prompts that
+contain user data, where they stay text (see thalweg.template.chat).
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from thalweg.text.pieces import make_pieces
 
 log = logging.getLogger(__name__)
 _LONG = 2048
-"""Characters. Longer texts go through the library's batch calls, which leave the interpreter to other threads."""
+"""Characters. Longer texts go through the library's batch calls, which release the GIL."""
 DEFAULT_TEMPLATE = "default"
 
 
 class Tokenizer:
-    """One vocabulary. Thread-safe for reading, and never changed after loading."""
+    """A tokenizer. Immutable after loading, so it is thread-safe."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None, templates: Mapping[str, str] | None = None
     ) -> None:
-        """config: what tokenizer_config.json holds. templates: name -> source. The backend's truncation and padding
-        are switched off: serving refuses what does not fit."""
+        """config: content of tokenizer_config.json. templates: name -> source. The backend's truncation and padding are
+        disabled: the server rejects prompts that do not fit."""
         config = config or {}
         self.config = dict(config)
         backend.no_truncation()
@@ -47,14 +46,14 @@ class Tokenizer:
         self.backend = backend
         add_missing_tokens(backend, config)
         self.special_tokens = special_names(config)
-        """bos_token, eos_token ... as text: what chat templates may name."""
+        """bos_token, eos_token ... -> text, for chat templates."""
         self.chat_templates = dict(templates or {})
-        """Name -> source. `thalweg.template.select` says which of them a conversation gets."""
+        """Name -> source. `thalweg.template.select` selects the one for a conversation."""
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, t in added.items() if t.special)
         control = {i: t.content for i, t in added.items() if t.special or _looks_special(t.content)}
         self.special_texts = tuple(control.values())
-        """Texts that must not act in a user's data: special tokens, and those that only forget to say that they are."""
+        """Texts without effect in user data: special tokens, and added tokens that look special but are not flagged."""
         self._control_ids = frozenset(control)
         self.added_tokens = {i: t.content for i, t in added.items()}
         """Every added token, special or not."""
@@ -64,20 +63,20 @@ class Tokenizer:
         self.bos_id = self.id_of(self.special_tokens.get("bos_token"))
         eos = self.id_of(self.special_tokens.get("eos_token"))
         self.eos_ids: tuple[int, ...] = () if eos is None else (eos,)
-        """Ids from tokenizer_config.json alone. generation_config.json may name more."""
+        """Ids from tokenizer_config.json only. generation_config.json may name more."""
         self.response_template = config.get("response_template")
-        """How the model's turns are read, in transformers' chat_parsing format. None: the files do not say."""
+        """The format of the model's turns, as transformers' chat_parsing. None: the files have none."""
         self.max_length = _int_or_none(config.get("model_max_length"))
         self.truncation_side: Literal["left", "right"] = "left" if config.get("truncation_side") == "left" else "right"
-        """Which end of a text is cut off where a pooling model's text is to be cut, and nothing else is said."""
+        """Default end to truncate in texts of pooling models."""
         self.pieces = make_pieces(_part(backend.decoder))
         self.max_token_chars: float = self._most_chars(vocab, any(t.lstrip or t.rstrip for t in added.values()))
-        """No token stands for more characters of text than this. inf where that cannot be known."""
+        """Most characters of text that a token adds. inf if unknown."""
         self._bytes: dict[int, bytes] = {}
         self._names: dict[int, str] = {}
 
     def marking(self, text: str) -> Self:
-        """The same tokenizer, where this text must not act in a user's data either: others put tokens in its place."""
+        """The same tokenizer, where this text has no effect in user data either, as callers replace it by tokens."""
         if not text or text in self.special_texts:
             return self
         made = copy.copy(self)
@@ -85,7 +84,7 @@ class Tokenizer:
         return made
 
     def _most_chars(self, vocab: Mapping[str, int], spaces: bool) -> float:
-        """spaces: some added token takes those beside it."""
+        """spaces: an added token absorbs adjacent spaces."""
         if self.pieces is None or not self.pieces.bounded or spaces:
             return math.inf
         normalizer = (_part(self.backend.normalizer) or {"type": ""})["type"]
@@ -93,7 +92,7 @@ class Tokenizer:
         return shrink * max(map(len, vocab), default=0)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """RequestError when the text is not valid Unicode (a lone surrogate)."""
+        """The ids of a text. RequestError if the text is not valid Unicode (a lone surrogate)."""
         if len(text) > _LONG:
             return self.encode_batch([text], add_special_tokens)[0]
         try:
@@ -103,8 +102,8 @@ class Tokenizer:
             raise
 
     def encode_with_data(self, text: str, data: Sequence[tuple[int, int]], add_special_tokens: bool = True) -> list[int]:
-        """As encode, except for special tokens written inside the spans `data` ([start, end) in characters, in
-        order), or across an empty one. They become the tokens their letters make."""
+        """As `encode`, except that special tokens within the spans `data` ([start, end) in characters, in order), or across an
+        empty span, are encoded as plain text."""
         if not data:
             return self.encode(text, add_special_tokens)
         (encoding,) = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
@@ -114,7 +113,7 @@ class Tokenizer:
             while at < len(data) and data[at][1] <= a:
                 at += 1
             written = id in self._control_ids and at < len(data) and data[at][0] < b
-            # The token for the unknown is special too, and seldom written out.
+            # The unknown token is special too, and seldom written out.
             if written and text[a:b].strip().casefold() == self.added_tokens[id].strip().casefold():
                 out += self._letters(text[a:b])
             else:
@@ -122,7 +121,7 @@ class Tokenizer:
         return out
 
     def _letters(self, text: str) -> list[int]:
-        """The tokens of a special token's text, none of which is special (but for the one that stands for the unknown)."""
+        """Encodes a special token's text as plain text, without special tokens except the unknown token."""
         ids: list[int] = []
         for pieces in ([text], list(text)):
             ids = [i for piece in pieces for i in self._plain(piece)]
@@ -132,8 +131,8 @@ class Tokenizer:
         return [i for i in ids if i == unknown or i not in self._control_ids]
 
     def _plain(self, text: str) -> list[int]:
-        """The model's own tokens of a text, past the search for added tokens. The space that sentencepiece puts before every
-        text is left out: this is the middle of one."""
+        """The model's tokens of a text, without the search for added tokens. The text is the middle of a prompt, so
+        sentencepiece's leading space is omitted."""
         backend = self.backend
         if self.pieces is not None and not self.pieces.bounded:
             words = [text.replace(" ", "▁")]
@@ -143,7 +142,7 @@ class Tokenizer:
         return [token.id for word in words for token in backend.model.tokenize(word)]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """As encode, several at once (in parallel, unless TOKENIZERS_PARALLELISM says otherwise)."""
+        """As `encode` for several texts, in parallel unless TOKENIZERS_PARALLELISM disables it."""
         try:
             return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
         except TypeError:
@@ -152,25 +151,26 @@ class Tokenizer:
             raise
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of these ids. Ids outside the vocabulary add nothing, and bytes that are not UTF-8 become U+FFFD."""
+        """The text of these ids. Ids outside the vocabulary add nothing, and invalid UTF-8 becomes U+FFFD."""
         return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def token_of(self, id: int) -> str:
-        """The token as the vocabulary spells it ("Ġthe", "▁the", "<0x0A>"). "" outside the vocabulary."""
+        """The token's spelling in the vocabulary ("Ġthe", "▁the", "<0x0A>"). "" outside the vocabulary."""
         return self.backend.id_to_token(id) or ""
 
     def id_of(self, token: str | None) -> int | None:
         return None if token is None else self.backend.token_to_id(token)
 
     def bytes_of(self, id: int) -> bytes:
-        """What this token adds to running text, exactly: half a character for half-character tokens, " the" for "▁the"."""
+        """The exact bytes that this token adds to running text: half a character for half-character tokens, " the" for
+        "▁the"."""
         piece = self._bytes.get(id)
         if piece is None:
             piece = self._bytes[id] = self.pieces.of(self.token_of(id)) if self.pieces else self.decode([id], False).encode()
         return piece
 
     def name_of(self, id: int) -> str:
-        """`bytes_of` as text for people and logprobs: bytes that are no character on their own show as U+FFFD."""
+        """`bytes_of` as text for logs and logprobs. Incomplete characters are shown as U+FFFD."""
         name = self._names.get(id)
         if name is None:
             name = self._names[id] = self.bytes_of(id).decode(errors="replace")
@@ -178,20 +178,20 @@ class Tokenizer:
 
     @property
     def control_ids(self) -> frozenset[int]:
-        """Special tokens, and those that only forget to say that they are."""
+        """Ids of special tokens, and of added tokens that look special but are not flagged."""
         return self._control_ids
 
     @property
     def chat_template(self) -> str | None:
-        """The source of the model's chat template, or None. Give `special_tokens` to what renders it."""
+        """The source of the model's chat template, or None. Its renderer needs `special_tokens`."""
         return self.chat_templates.get(DEFAULT_TEMPLATE)
 
 
 def load_tokenizer(path: Path, rows: int | None = None) -> Tokenizer:
-    """The tokenizer of a model directory. CheckpointError names the file, what is wrong with it and the remedy.
+    """The tokenizer of a model directory. CheckpointError names the file, the fault and the remedy.
 
-    No code of the model repository is ever run. rows: of the model's embedding, where it is known. Tokens that only
-    added_tokens.json lists are left out where they have none."""
+    No code of the model repository is ever run. rows: rows of the model's embedding, if known. Tokens listed only in
+    added_tokens.json are omitted if they have no row."""
     path = Path(path)
     if not path.is_dir():
         raise CheckpointError(f"tokenizer: {path} is not a directory; give the directory that holds tokenizer.json")
@@ -208,11 +208,11 @@ def load_tokenizer(path: Path, rows: int | None = None) -> Tokenizer:
 
 
 def check_vocab(tokenizer: Tokenizer, model_vocab: int) -> None:
-    """CheckpointError if some token of the tokenizer has no row in the model's embedding. (Fewer tokens than rows are fine.)"""
+    """CheckpointError if a token has no row in the model's embedding. Fewer tokens than rows are allowed."""
     if tokenizer.vocab_size > model_vocab:
         last = tokenizer.token_of(tokenizer.vocab_size - 1)
         raise CheckpointError(
-            f"tokenizer.json: token id {tokenizer.vocab_size - 1} ({last!r}) does not exist in the model, whose vocab_size is "
+            f"tokenizer.json: token id {tokenizer.vocab_size - 1} ({last!r}) does not exist in the model, with vocab_size "
             f"{model_vocab}; use the tokenizer that belongs to this model (--tokenizer)"
         )
 
@@ -225,7 +225,7 @@ def _backend(file: Path) -> tokenizers.Tokenizer:
             return backend
     except Exception as e:  # the library raises plain Exception for every fault
         fault = e
-    data = _json(file)  # large, so only read to say what is wrong
+    data = _json(file)  # large, so read only for the error message
     if not isinstance(data.get("model"), dict) or not data["model"].get("vocab"):
         raise CheckpointError(f"{file}: no model.vocab in it; download the file again or export it with save_pretrained()")
     raise CheckpointError(f"{file}: not a usable tokenizer: {fault}; download the file again") from fault
@@ -235,7 +235,7 @@ def _from_transformers(path: Path) -> tokenizers.Tokenizer:
     missing = f"{path / 'tokenizer.json'}: missing"
     if find_spec("transformers") is None:
         raise CheckpointError(f"{missing}; add the file, or install transformers (thalweg[hf]) so that it can be converted")
-    from transformers import AutoTokenizer  # heavy, and only here: converts older vocabulary files
+    from transformers import AutoTokenizer  # slow import, used only here: converts older vocabulary files
 
     try:
         loaded = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
@@ -296,7 +296,7 @@ def _looks_special(token: str) -> bool:
 
 
 def _part(part: Any) -> dict[str, Any] | None:
-    """A decoder or normalizer as tokenizer.json writes it."""
+    """A decoder or normalizer in the form of tokenizer.json."""
     state: dict[str, Any] | None = None if part is None else json.loads(part.__getstate__())
     return state
 
@@ -309,5 +309,5 @@ def _check_unicode(text: str) -> None:
 
 
 def _int_or_none(value: Any) -> int | None:
-    """model_max_length. Files say 1e30 for "none"."""
+    """model_max_length. Files have 1e30 for none."""
     return int(value) if isinstance(value, int | float) and 0 < value < 2**31 else None

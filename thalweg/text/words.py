@@ -1,6 +1,6 @@
-"""How byte-level vocabularies cut text into words before they merge bytes: one row for each name that GGUF files have for it
-(`tokenizer.ggml.pre`). Patterns are those of the models' published tokenizers; a text is cut by the first, each part by the
-next. The names and what belongs together are llama.cpp's (`llama-vocab.cpp`).
+"""Word patterns of byte-level vocabularies, which split text before bytes are merged: one row for each name in GGUF files
+(`tokenizer.ggml.pre`). The patterns are those of the models' published tokenizers. The first splits the text, and the next its
+parts. The names and their grouping are llama.cpp's (`llama-vocab.cpp`).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _DEEPSEEK_LETTERS = (
     "ᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-"
     "ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
 )
-"""Escaped: those that editors like to replace by others that look the same."""
+"""Characters that editors replace by lookalikes are escaped."""
 
 
 @dataclass(frozen=True, slots=True)
 class WordPatterns:
     patterns: tuple[str, ...]
     whole: bool = False
-    """A word that is a token is taken as it is, whatever its merges would make of it."""
+    """A word in the vocabulary becomes that token, regardless of its merges."""
     bos: bool = False
-    """Texts begin with the token for that, where the file does not say."""
+    """Default for adding the bos token."""
 
 
 _KINDS: tuple[tuple[str, WordPatterns], ...] = (
@@ -96,4 +96,4 @@ _KINDS: tuple[tuple[str, WordPatterns], ...] = (
     ),
 )  # fmt: skip
 WORDS: Mapping[str, WordPatterns] = {name: words for names, words in _KINDS for name in names.split()}
-"""By the names that files have."""
+"""Name in files -> patterns."""

@@ -295,7 +295,7 @@ def broken(change: Any) -> dict[str, Any]:
         (lambda d: d["config"].update(pattern="("), "config: pattern"),
         (lambda d: d["config"].update(version="v11"), "special_tokens: missing, which files of version 'v11'"),
         (lambda d: d.update(special_tokens=[{"rank": 1, "token_str": "a"}]), "special_tokens: entry 0 must have rank 0"),
-        (lambda d: d.update(special_tokens=[{"rank": i, "token_str": "a"} for i in range(2)]), "two of them are the same"),
+        (lambda d: d.update(special_tokens=[{"rank": i, "token_str": "a"} for i in range(2)]), "two tokens are the same"),
         (lambda d: d["vocab"][300].update(token_bytes="?"), "vocab: entry 300 must have rank 300"),
         (lambda d: d["vocab"][3].update(token_bytes="QQ=="), "vocab: entry 3 must have rank 3"),
         (lambda d: d["vocab"][300].update(token_bytes=d["vocab"][301]["token_bytes"]), "two tokens are the same"),
