@@ -18,7 +18,7 @@ PARAMS = [
 def answer(llm: LLM, prompts: list[str], params: list[SamplingParams]) -> list[Any]:
     """Tokens and log-probabilities of each prompt."""
     made = [out.outputs[0] for out in llm.generate(prompts, params, use_tqdm=False)]
-    return [(o.token_ids, [sorted((t, p.logprob) for t, p in each.items()) for each in o.logprobs]) for o in made]
+    return [(o.token_ids, [sorted((t, p.logprob) for t, p in each.items()) for each in o.logprobs or ()]) for o in made]
 
 
 def start(ranks: int, dtype: str, tokens: int = 2048) -> LLM:

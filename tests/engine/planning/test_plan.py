@@ -72,6 +72,19 @@ def test_weights_are_what_the_loader_will_hold(model: Path) -> None:
     assert [g["bytes_per_block"] for g in planned.groups] == [g.bytes_per_block for g in worker.config.cache.groups]
 
 
+def test_a_plan_of_ranks_is_that_of_each_and_names_the_fewest_that_fit(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags: dict[str, Any] = {"device": "cpu", "max_model_len": 128, "kv_cache_memory_bytes": 1 << 20}
+    one, two, four = (plan(args(model, tensor_parallel_size=n, **flags)) for n in (1, 2, 4))
+    assert (two.devices, two.kv_per_token * 2, two.kv_per_token) == (2, one.kv_per_token, four.kv_per_token)  # two KV heads
+    assert 0.5 < two.weights / one.weights < 0.55
+    assert two.device_bytes == one.device_bytes // 2
+    with pytest.raises(ConfigError, match="tensor_parallel_size: 3 does not divide this model"):
+        plan(args(model, tensor_parallel_size=3, **flags))
+    words = ["plan", str(model), "--device", "cpu", "--load-format", "dummy", "-tp", "2", "--max-model-len", "128"]
+    assert main(words) == 0
+    assert "2 (--tensor-parallel-size); sizes are those of each rank; 1 is the smallest that fits" in capsys.readouterr().out
+
+
 def test_no_framework_is_loaded() -> None:
     code = """
 import sys
