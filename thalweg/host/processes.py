@@ -73,17 +73,6 @@ class Process:
             await asyncio.sleep(POLL_SECONDS)
 
 
-def is_running(pid: int) -> bool:
-    """Is there a process of this id? One that another user owns counts."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 class CommandProcess:
     """A command that a user named, or one of ours, in a separate process group. It prints to `log`, where this process does, or
     nowhere. The caller ends it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import queue
 import shutil
@@ -27,7 +28,7 @@ from thalweg.engine.ipc.pair import pair
 from thalweg.engine.ipc.socket import Channel, ChannelClosedError
 from thalweg.errors import DeviceError, EngineDeadError, PeerError, RankLostError, ThalwegError
 from thalweg.hal.platform import RENDEZVOUS, Place
-from thalweg.host.processes import Process, is_running
+from thalweg.host.processes import Process
 
 M = TypeVar("M")
 LOOK_SECONDS = 0.25
@@ -35,7 +36,7 @@ SOONER = 0.9
 """Part of hang_timeout after which a rank that holds up the others is named. The client ends a whole engine after all of it."""
 PATIENCE_SECONDS = 1.5
 """Seconds in which the cause of a PeerError, another rank's end, becomes known."""
-FOLDER = "thalweg-ranks-"
+FOLDER, OWNER = "thalweg-ranks-", "owner"
 
 
 class Member:
@@ -77,8 +78,10 @@ class RankGroup:
         self._peer_failure: ThalwegError | None = None
         """What a rank said that only waited for another."""
         self._lock, self._sending = threading.Lock(), threading.Lock()
-        self._folder = _make_folder()
-        self.places = tuple(replace(p, environment={**p.environment, RENDEZVOUS: f"file://{self._folder}"}) for p in places)
+        self._folder = MeetingFolder()
+        self.places = tuple(
+            replace(p, environment={**p.environment, RENDEZVOUS: f"file://{self._folder.path}"}) for p in places
+        )
         self.members: list[Member] = []
         try:
             for place in self.places[1:]:
@@ -145,7 +148,7 @@ class RankGroup:
             reply.set_exception(error)
         for each in self.members:
             each.process.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)  # whoever still waits there for the others
+        self._folder.remove()  # which ends the waiting of those that are there
         self._failed.set()
         self.abort()
 
@@ -165,7 +168,7 @@ class RankGroup:
             each.process.end()
         for each in self.members:
             each.channel.shut()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
     # ------------------------------------------------------------ threads
 
@@ -248,13 +251,23 @@ def _child_args(args: EngineArgs) -> EngineArgs:
     return msgspec.structs.replace(args, use_tqdm_on_load=False)
 
 
-def _make_folder() -> Path:
-    """Where the ranks of this engine meet, in memory where the system has a place for that. Folders of engines that were
-    killed are removed."""
-    shared = Path("/dev/shm")
-    home = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
-    for old in home.glob(f"{FOLDER}*"):
-        with contextlib.suppress(OSError, ValueError):
-            if old.stat().st_uid == os.getuid() and not is_running(int(old.name.split("-")[2])):
+class MeetingFolder:
+    """Where the ranks of this engine meet, in memory where the system has a place for that. Its maker holds a lock in it,
+    so that folders of engines that were killed are known, and removed here."""
+
+    def __init__(self) -> None:
+        shared = Path("/dev/shm")
+        home = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+        for old in home.glob(f"{FOLDER}*"):
+            with contextlib.suppress(OSError):  # that of another user, or one in use
+                with (old / OWNER).open("rb") as owner:
+                    fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-", dir=home))
+        self.path = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-", dir=home))
+        self._owner = (self.path / OWNER).open("wb")
+        fcntl.flock(self._owner, fcntl.LOCK_EX)
+
+    def remove(self) -> None:
+        """Safe to call twice."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._owner.close()
