@@ -132,7 +132,9 @@ def open_processes(args: EngineArgs) -> Executor:
     places = resolve.places(args, platform)
     if len(places) == 1:
         return open_inline(args)
-    group = RankGroup(msgspec.structs.replace(args, device=platform.name), places)
+    if args.device == "auto":  # every rank opens the platform that this process chose
+        args = msgspec.structs.replace(args, device=platform.name)
+    group = RankGroup(args, places)
     worker = None
     try:
         worker = build(args, place=group.places[0], group=LeadingGroup(group))
