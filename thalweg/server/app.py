@@ -110,8 +110,8 @@ def _surround(app: ASGIApp, settings: ServerSettings, http: HttpMetrics, traced:
     if not settings.api_key:  # a key goes with a header, before which a browser asks
         app = OriginGuard(app, settings.allowed_origins)
     else:
-        public = (assets.is_asset,) if settings.webui else ()
-        public += (is_exposition,) if settings.public_metrics else ()
+        wanted = ((assets.is_asset, settings.webui), (is_exposition, settings.public_metrics))
+        public = [is_public for is_public, on in wanted if on]
         app = KeyGuard(app, keys=settings.api_key, root_path=settings.root_path.rstrip("/"), public=public)
     if settings.allowed_origins:  # outside the guard: a browser's preflight carries no key
         app = CORSMiddleware(
