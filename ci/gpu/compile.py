@@ -31,7 +31,7 @@ from sizes import WEIGHTS
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from thalweg.backends.triton_kernels import library, linear, quantised
+from thalweg.backends.triton_kernels import library, linear, lora, quantised
 from thalweg.backends.triton_kernels.cross_compile import target
 from thalweg.backends.triton_kernels.tiles import tiles
 from thalweg.hal.attention import AttnSpec, QKPrologue
@@ -156,6 +156,8 @@ SPECS = {
 VOCAB = 128_256
 BATCHES = (1, 64, 128, 512, 2048)
 """Rows of a product: with the weights, they meet every tile."""
+ADAPTED = ((4096, (4096, 1024, 1024)), (14336, (4096,)))
+"""Inputs of layers with adapters, and the outputs of their parts."""
 CODED = ((6144, 4096), (4096, 14336), (28672, 4096), (2048, 2048))
 """Weights in codes. Kernels that need not be batch-invariant have few tiles: the first two meet them."""
 
@@ -201,10 +203,18 @@ def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
     match k.op:
         case "linear" if k.name.removesuffix("-variant") in quantised.FORMATS:
             yield from quantised_calls(k)
-        case "lora_shrink":
-            yield "shrink 4096 to 16", [meta(tokens, 4096), ids, meta(9, 16, 4096)], {}
-        case "lora_expand":
-            yield "expand 16 to 6144", [meta(tokens, 6144), meta(tokens, 16), ids, meta(9, 6144, 16)], {}
+        case "lora_rows":
+            for name, read in (("", []), (" read", [rows])):
+                yield f"{tokens}{name}", [rows, ids, *read], {"count": 9}
+        case "lora_add":
+            for n, rank, (width, parts) in itertools.product((1, 64, tokens), (16, 32, 64, 128), ADAPTED):
+                arrays = [meta(9, len(parts) * rank, width), meta(9, rank, sum(parts)), meta(9, len(parts), **i32)]
+                each = [meta(n, **i32), meta(n, **i32), meta(10, **i32)]
+                yield (
+                    f"{n} of rank {rank} to {sum(parts)}",
+                    [meta(n, sum(parts)), meta(n, width), *each, *arrays],
+                    {"rows": parts},
+                )
         case "experts":
             yield from expert_calls(k)
         case "route":
@@ -370,7 +380,7 @@ def expected(launch: Launch, arch: str) -> str:
     products no matrix unit makes. Tiles of fewer than 64 rows are too small for the warp-group instructions."""
     a = launch.arguments
     rows = a.get("M", 0)
-    if not rows or a["q" if "q" in a else "x"].dtype == torch.float32:
+    if not rows or a.get("MODE") == lora.EXPAND or a["q" if "q" in a else "x"].dtype == torch.float32:
         return ""
     if MATRIX[arch] == "tcgen05.mma" and a.get("INTEGER"):
         return "mma.sync"  # the compiler makes no integer products of that kind

@@ -12,8 +12,9 @@ def test_each_token_gets_what_its_own_merged_weight_would_give() -> None:
     torch.manual_seed(0)
     w, a, b = torch.randn(40, 32), torch.randn(4, 8, 32), torch.randn(4, 40, 8)
     x, slots, scale = torch.randn(7, 32), torch.tensor([0, 1, 3, 0, 1, 2, 3], dtype=torch.int32), 16 / 8
-    low = ops.lora_shrink(x, slots, a)
-    got = ops.lora_expand(x @ w.T, low, slots, b * scale)
+    found = ops.lora_rows(slots, torch.arange(7, dtype=torch.int32), count=4)
+    ranks = torch.full((4, 1), 8, dtype=torch.int32)
+    got = ops.lora_add(x @ w.T, x, *found, a, b.transpose(1, 2) * scale, ranks, rows=(40,))
     for row, out, s in zip(x, got, slots.tolist(), strict=True):
         merged = w if s == 0 else w + scale * b[s] @ a[s]
         torch.testing.assert_close(out, merged @ row, rtol=1e-4, atol=1e-4)

@@ -36,7 +36,9 @@ def fill(rig: Rig, slot: int, rank: int) -> dict[Source, torch.Tensor]:
             a = torch.randn(rank, target.inputs, generator=rng) / target.inputs**0.5
             b = torch.randn(rows, rank, generator=rng) * 0.05
             pair["a"][slot, i * RANK : i * RANK + rank] = a
-            pair["b"][i][slot, :, :rank] = b
+            first = sum(target.rows[:i])
+            pair["b"][slot, :rank, first : first + rows] = b.T
+            pair["ranks"][slot, i] = rank
             changes[source] = b @ a
     return changes
 

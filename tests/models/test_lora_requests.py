@@ -60,8 +60,8 @@ def store_of(llm: LLM) -> AdapterStore:
     return llm.llm_engine.executor.worker.operations["write_adapter"].__self__  # type: ignore[attr-defined]
 
 
-def ask(llm: LLM, prompts: list[list[int]], loras: Any) -> list[RequestOutput]:
-    return llm.generate([{"prompt_token_ids": p} for p in prompts], GREEDY, use_tqdm=False, lora_request=loras)
+def ask(llm: LLM, prompts: list[list[int]], loras: Any, params: SamplingParams = GREEDY) -> list[RequestOutput]:
+    return llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False, lora_request=loras)
 
 
 def told(output: RequestOutput) -> tuple[list[int], list[float]]:
@@ -95,18 +95,35 @@ def test_one_prompt_has_the_answer_of_each_adapter_whatever_is_cached(
 
 
 @pytest.mark.slow
-def test_a_row_has_the_same_bits_alone_and_beside_any_adapter(llm: LLM, base: Path, requests: dict[str, LoRARequest]) -> None:
-    """Prompts are computed in chunks beside others. Rows without an adapter are compared with an engine that has none."""
-    a, b = requests["a"], requests["b"]
-    alone = {lora: [told(ask(llm, [p], lora)[0]) for p in PROMPTS] for lora in (None, a, b)}
-    plain = LLM(base, **SIZES)
-    assert [told(o) for o in ask(plain, PROMPTS, None)] == alone[None]
-    plain.shutdown()
-    for order in ([None, a, b], [b, None, None], [a, a, b], [b, a, None]):
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"threads": 2, "dtype": "bfloat16"},
+        {"threads": 2, "quantization": "int4"},
+        {"additional_config": {"isa": "portable"}},
+        {"device": "thalweg.backends.torch_gpu.testing:HostGpuPlatform", "threads": None},
+    ],
+    ids=["bfloat16", "int4", "portable", "gpu"],
+)
+def test_a_row_has_the_same_bits_alone_and_beside_any_adapter(
+    fields: dict[str, Any], base: Path, requests: dict[str, LoRARequest]
+) -> None:
+    """Prompts are computed in chunks beside others, and the cache is too small for all: some are preempted and computed again.
+    Rows without an adapter are compared with an engine that has none."""
+    a, b, sizes = requests["a"], requests["b"], {**SIZES, **fields}
+    params = SamplingParams(max_tokens=4 * NEW, logprobs=0, ignore_eos=True, temperature=0)
+    plain, llm = LLM(base, **sizes), LLM(base, enable_lora=True, max_loras=2, **sizes, num_gpu_blocks_override=18)
+    alone = {lora: [told(ask(llm, [p], lora, params)[0]) for p in PROMPTS] for lora in (None, a, b)}
+    assert [told(o) for o in ask(plain, PROMPTS, None, params)] == alone[None]
+    assert len({tuple(alone[lora][0][0]) for lora in alone}) == 3
+    for order in ([None, a, b], [b, None, None], [b, a, None]):
         llm.reset_prefix_cache()
-        mixed = ask(llm, PROMPTS * 2, [*order, *reversed(order)])
+        mixed = ask(llm, PROMPTS * 2, [*order, *reversed(order)], params)
         for i, lora in enumerate([*order, *reversed(order)]):
             assert told(mixed[i]) == alone[lora][i % len(PROMPTS)], (order, i)
+    assert llm.stats().preemptions
+    plain.shutdown()
+    llm.shutdown()
 
 
 def test_more_adapters_than_slots_take_turns(base: Path, adapters: dict[str, Path], requests: dict[str, LoRARequest]) -> None:
@@ -231,7 +248,7 @@ def test_an_engine_that_cannot_have_adapters_does_not_start(fields: dict[str, An
 def test_the_slots_are_in_the_plan(llm: LLM, base: Path) -> None:
     args = EngineArgs(model=str(base), enable_lora=True, max_loras=2, **SIZES)
     state = store_of(llm)._state.value["adapters"].values()
-    held = sum(t.nbytes for target in state for t in (target["a"], *target["b"]))
+    held = sum(t.nbytes for target in state for t in target.values())
     planned = plan(args)
     assert planned.adapters == held > 0
     assert planned.total == plan(EngineArgs(model=str(base), **SIZES)).total + held

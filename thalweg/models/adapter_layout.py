@@ -20,14 +20,16 @@ class TargetArrays:
     """Arrays of one slot of a target, shaped as in `Target.allocate`. On the host."""
 
     a: torch.Tensor
-    b: list[torch.Tensor]
+    b: torch.Tensor
+    ranks: torch.Tensor
 
     @classmethod
     def zeros(cls, target: Target, rank: int, dtype: torch.dtype) -> TargetArrays:
         """Arrays of a slot for an adapter that does not change the target."""
         return cls(
             torch.zeros(len(target.sources) * rank, target.inputs, dtype=dtype),
-            [torch.zeros(rows, rank, dtype=dtype) for rows in target.rows],
+            torch.zeros(rank, sum(target.rows), dtype=dtype),
+            torch.zeros(len(target.sources), dtype=torch.int32),
         )
 
 
@@ -66,8 +68,10 @@ def lay_out(
                 raise CheckpointError(
                     f"{name}: A, or B times its scale {module.scale:g} (alpha, rank), overflows {str(dtype).split('.')[-1]}"
                 )
+            outputs = sum(place.target.rows[: place.index])
             arrays.a[first : first + rank] = a
-            arrays.b[place.index][:, :rank] = b
+            arrays.b[:rank, outputs : outputs + len(b)] = b.T
+            arrays.ranks[place.index] = rank
         if not covered.all():
             raise UnsupportedModelError(f"{name}: some rows of this matrix are not of a linear layer that adapters may change")
     return made

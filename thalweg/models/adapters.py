@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from thalweg.hal import ops
 from thalweg.hal.device import Device
 from thalweg.hal.step import Array
@@ -46,14 +44,39 @@ class Target:
     columns: bool
     """Do ranks divide the inputs? Then A is divided by columns, else B by rows."""
 
-    def allocate(self, room: AdapterPlan, device: Device, dtype: str) -> dict[str, Any]:
-        """Its arrays in the state. Slot 0 is that of sequences without an adapter. "a": the A of every source, one above the
-        other, each of `room.rank` rows. "b": the B of each source, scaled by alpha / rank."""
-        slots = room.adapters + 1
+    def allocate(self, plan: AdapterPlan, device: Device, dtype: str) -> dict[str, Any]:
+        """Its arrays in the state, as `hal.ops.lora_add` takes them: "a", "b" and "ranks". Slot 0 is that of sequences without
+        an adapter."""
+        slots, parts = plan.adapters + 1, len(self.sources)
         return {
-            "a": device.alloc((slots, len(self.sources) * room.rank, self.inputs), dtype),
-            "b": [device.alloc((slots, rows, room.rank), dtype) for rows in self.rows],
+            "a": device.alloc((slots, parts * plan.rank, self.inputs), dtype),
+            "b": device.alloc((slots, plan.rank, sum(self.rows)), dtype),
+            "ranks": device.alloc((slots, parts), "int32"),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """Which adapter each row of a step has. Fields are what `hal.ops.lora_rows` returns."""
+
+    slots: Array
+    order: Array
+    starts: Array
+
+
+class AdapterRowsBuilder:
+    """Finds the `AdapterRows` of a step, once for all its layers."""
+
+    def __init__(self, ctx: Context) -> None:
+        assert ctx.adapters is not None
+        self._rows = ctx.bind(ops.lora_rows, count=ctx.adapters.adapters + 1)
+
+    def __call__(self, part: Any, token_seq: Array, read: Array | None = None) -> AdapterRows | None:
+        """part: `hal.parts.adapters.Adapters` of the step. None, in and out: no sequence has an adapter. read i32[R]: the rows
+        that are read. None: all tokens."""
+        if part is None:
+            return None
+        return AdapterRows(*(self._rows(part.slot, token_seq) if read is None else self._rows(part.slot, token_seq, read)))
 
 
 class LinearAdapter:
@@ -64,33 +87,28 @@ class LinearAdapter:
         assert ctx.adapters is not None
         size = ctx.mesh.tensor.size
         shapes = [s.shard_shape(weight.shard, size) for s in weight.sources]
-        self.name, self._rank = weight.sources[0].name, ctx.adapters.rank
+        self.name = weight.sources[0].name
         self.target = Target(weight.sources, shapes[0][1], tuple(shape[0] for shape in shapes), columns and size > 1)
         known = ctx.adapters.targets.setdefault(self.name, self.target)
         assert known == self.target, f"{self.name}: two layers begin with this matrix, and are not alike"
-        self._shrink, self._expand = ctx.bind(ops.lora_shrink), ctx.bind(ops.lora_expand)
+        self._add = ctx.bind(ops.lora_add, rows=self.target.rows)
 
     def __call__(self, y: Array, x: Array, flow: Flow | None, read: bool = False) -> Array:
         """y itself where the step adapts no sequence. read: x has only the sampled rows."""
-        if flow is None or flow.slots is None:
+        if flow is None:
             return y
-        slots, pair = flow.cut(flow.slots) if read else flow.slots, flow.adapters[self.name]
-        low = self._shrink(x, slots, pair["a"])
-        parts = zip(y.split(self.target.rows, -1), low.split(self._rank, -1), pair["b"], strict=True)
-        made = [self._expand(part.contiguous(), down.contiguous(), slots, b) for part, down, b in parts]
-        return made[0] if len(made) == 1 else torch.cat(made, -1)
+        rows = flow.adapter_rows_read if read and flow.read is not None else flow.adapter_rows
+        if rows is None:
+            return y
+        held = flow.adapters[self.name]
+        return self._add(y, x, rows.slots, rows.order, rows.starts, held["a"], held["b"], held["ranks"])
 
 
-def allocate(room: AdapterPlan | None, device: Device, dtype: str) -> dict[str, Any]:
+def allocate(plan: AdapterPlan | None, device: Device, dtype: str) -> dict[str, Any]:
     """The state of adapters: the arrays of every target, by its name. {} where no adapters are planned."""
-    if room is None:
+    if plan is None:
         return {}
-    return {name: target.allocate(room, device, dtype) for name, target in room.targets.items()}
-
-
-def slots_of(part: Any, token_seq: Array) -> Array | None:
-    """i32[T]: each token's slot. None: no sequence of the step has an adapter."""
-    return None if part is None else part.slot.index_select(0, token_seq)
+    return {name: target.allocate(plan, device, dtype) for name, target in plan.targets.items()}
 
 
 Held = Mapping[str, Mapping[str, Any]]

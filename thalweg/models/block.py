@@ -94,7 +94,8 @@ class Block:
             return self._only(p, x, residual, flow)
         entered, residual = _add_and_norm(self._enter, norms.get("mixer"), x, residual)
         x, entered, residual = self._mix(p["mixer"], entered, flow), flow.cut(entered), flow.cut(residual)
-        flow.slots = None if flow.slots is None else flow.cut(flow.slots)
+        if flow.read is not None:
+            flow.adapter_rows = flow.adapter_rows_read
         if self._leave is not None:
             x = self._leave(norms.get("mixer_out"), x)
         if self._parallel:

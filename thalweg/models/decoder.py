@@ -21,7 +21,7 @@ from thalweg.hal.parts.sources import Sources
 from thalweg.hal.parts.sparse import Sparse
 from thalweg.hal.step import Array, StepBatch, StepShape
 from thalweg.models import sizes, spec
-from thalweg.models.adapters import Held, slots_of
+from thalweg.models.adapters import AdapterRowsBuilder, Held
 from thalweg.models.block import Block, build_layer
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, MixerRef
@@ -100,6 +100,7 @@ class Decoder:
             build_layer(ctx, layer, weights["layers"][i], [place for place in places if place.of == i])
             for i, layer in enumerate(s.layers)
         ]
+        self._adapter_rows = None if ctx.adapters is None else AdapterRowsBuilder(ctx)
         self._mixes_last = sizes.mixes_last(s.layers)
         mixers = [mixer for block in self.blocks for mixer in block.mixers]
         self.recurrent = any(isinstance(mixer.spec, StateSpec) for mixer in mixers)
@@ -166,8 +167,8 @@ class Decoder:
         keys are layers; it gets the hidden states [T, hidden] after each, before any final norm. Not with rows."""
         x, flow = self.prepare_inputs(params, batch, kv, params.get("rope", {}))
         flow.replays = replays
-        if adapters:
-            flow.slots, flow.adapters = slots_of(batch.get(Adapters), batch.token_seq), adapters
+        if self._adapter_rows is not None and adapters:
+            flow.adapter_rows, flow.adapters = self._adapter_rows(batch.get(Adapters), batch.token_seq), adapters
         sources = batch.get(Sources)
         if sources is not None and self._speech is not None:
             flow.sources = self._speech(params["speech"], sources.features)
@@ -177,6 +178,8 @@ class Decoder:
         for i, block in enumerate(self.blocks):
             if i == cut:  # no layer behind it looks at either
                 flow.read, flow.batch = rows, replace(batch, last_alone=rows is batch.last_row)
+                if flow.adapter_rows is not None and self._adapter_rows is not None:
+                    flow.adapter_rows_read = self._adapter_rows(batch.get(Adapters), batch.token_seq, rows)
             x, residual = block(params["layers"][i], x, residual, flow)
             if laid is not None and i + 1 < laid.shape[1] // self.hidden:
                 x = x + laid[:, (i + 1) * self.hidden : (i + 2) * self.hidden].to(x.dtype)

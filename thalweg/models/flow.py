@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thalweg.hal.step import Array, StepBatch
+
+if TYPE_CHECKING:
+    from thalweg.models.adapters import AdapterRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,10 @@ class Flow:
     """i32[N, top], of steps with `Sparse`: the indices from the last layer with an indexer."""
     sources: Any = None
     """[N, sources, hidden]: the speech encoder's output in this step."""
-    slots: Array | None = None
-    """i32[T]: where each token's adapter lies. None: the step adapts no sequence."""
+    adapter_rows: AdapterRows | None = None
+    """Which adapter each row has. None: the step adapts no sequence."""
+    adapter_rows_read: AdapterRows | None = None
+    """The same of the rows that `read` names, where it does."""
     adapters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The adapters in the state, as `models.adapters.allocate` makes them."""
     replays: list[Any] | None = None

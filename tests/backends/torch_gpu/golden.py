@@ -94,8 +94,8 @@ def bind_more(binder: Binder, attention: Sequence[AttentionBackend], dtype: str)
     every = ops.all_ops()
     binder.bind(every["route"], k=8, scores="sigmoid", renormalise=True, experts=256)
     binder.bind(every["experts"], dtype=dtype, weight=DENSE, down_weight=DENSE, experts=256, act="silu")
-    for name in ("lora_shrink", "lora_expand"):
-        binder.bind(every[name], dtype=dtype)
+    binder.bind(every["lora_rows"], dtype=dtype, count=9)
+    binder.bind(every["lora_add"], dtype=dtype, rows=(4096, 1024, 1024))
     for weight in (FP8_BLOCKS, NVFP4):
         static = {"weight": weight, "act": weight.act, "group": weight.group}
         binder.bind(every["linear"], dtype=dtype, in_features=4096, out_features=6144, **static)

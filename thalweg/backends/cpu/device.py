@@ -215,9 +215,9 @@ def _open_communicator(place: Place, library: NativeLibrary | None) -> Communica
 
 def _made_of(library: NativeLibrary) -> tuple[Sequence[Kernel], Sequence[AttentionBackend]]:
     """Kernels and attention that run on the threads of this library."""
-    from thalweg.backends.cpu.native import attention, experts, heads, linear, recurrence, rows, sampling
+    from thalweg.backends.cpu.native import attention, experts, heads, linear, lora, recurrence, rows, sampling
 
-    compiled = (linear, rows, sampling, experts, heads)
+    compiled = (linear, rows, sampling, experts, heads, lora)
     native = [k for part in compiled for k in part.kernels(library)]
     torch_kernels = [_make_recordable(k, library) for k in (*recurrence.kernels(library), *KERNELS)]
     attending = (attention.NativeAttention(library), attention.NativeEncoderAttention(library), *ATTENTION)

@@ -27,7 +27,7 @@ class AdapterStore:
         self._loaded: dict[bytes, dict[str, TargetArrays]] = {}
         """By digest: the arrays of every target that an adapter changes."""
         self._written: list[frozenset[str]] = [frozenset()] * (self._room.adapters + 1)
-        """Targets that are not zero, by slot."""
+        """Targets of any rank, by slot."""
 
     @property
     def operations(self) -> Mapping[str, Callable[..., Any]]:
@@ -52,15 +52,15 @@ class AdapterStore:
         self._loaded.pop(digest, None)
 
     def write(self, slot: int, digest: bytes) -> None:
-        """Put a loaded adapter into a slot, in order with the steps. Targets that it does not change become zero."""
+        """Put a loaded adapter into a slot, in order with the steps. Targets that it does not change get rank 0."""
         adapter = self._loaded[digest]
         arrays = self._state.value["adapters"]
         for name in self._written[slot] - adapter.keys():
-            self._write(arrays[name], slot, TargetArrays.zeros(self._room.targets[name], self._room.rank, self._dtype))
+            self._write(arrays[name], slot, {"ranks": torch.zeros(len(self._room.targets[name].sources), dtype=torch.int32)})
         for name, values in adapter.items():
-            self._write(arrays[name], slot, values)
+            self._write(arrays[name], slot, {"a": values.a, "b": values.b, "ranks": values.ranks})
         self._written[slot] = frozenset(adapter)
 
-    def _write(self, held: dict[str, Any], slot: int, values: TargetArrays) -> None:
-        held["a"] = self._device.write(held["a"], slot, values.a)
-        held["b"] = [self._device.write(b, slot, value) for b, value in zip(held["b"], values.b, strict=True)]
+    def _write(self, held: dict[str, Any], slot: int, values: Mapping[str, torch.Tensor]) -> None:
+        for name, value in values.items():
+            held[name] = self._device.write(held[name], slot, value)

@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu et al. 2021) of many requests in one batch: every token names the slot its adapter lies in."""
+"""Low-rank adapters (LoRA, Hu et al. 2021) of many requests in one batch: y + B (A x), each row by the adapter of its slot."""
 
 from __future__ import annotations
 
@@ -10,46 +10,87 @@ from thalweg.hal.op import Sample, op
 from thalweg.hal.ops.matmul import linear
 
 NONE = 0
-"""The slot of tokens without an adapter. Its contents are not read."""
-SLOTS, RANK = 4, 8
+"""The slot of rows without an adapter. Its arrays are never read."""
+SLOTS, RANK, UNREAD = 5, 8, 1e4
 
 
-def _slots(rng: np.random.Generator, tokens: int) -> np.ndarray:
-    return rng.permutation(np.arange(tokens) % (SLOTS - 1)).astype(np.int32)  # the last one has no token
+def _row_arguments(slots: np.ndarray) -> tuple[np.ndarray, ...]:
+    """slots, order and starts, as `lora_rows` returns them."""
+    order = np.argsort(slots, kind="stable").astype(np.int32)
+    return slots, order, np.searchsorted(slots[order], np.arange(SLOTS + 1)).astype(np.int32)
 
 
-def _shrink_sample(tokens: int, width: int) -> Sample:
+def _rows_sample(tokens: int, *read: int) -> Sample:
     def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-        a = rng.normal(size=(SLOTS, RANK, width)) / width**0.5
-        return rng.normal(size=(tokens, width)).astype(np.float16), _slots(rng, tokens), a.astype(np.float16)
+        slot, seq = np.array([3, 0, 1], np.int32), rng.integers(0, 3, tokens).astype(np.int32)
+        return (slot, seq, np.array(read, np.int32)) if read else (slot, seq)
 
-    return Sample(f"{tokens}x{width}", make)
+    return Sample(f"{tokens} tokens, {len(read) or 'all'} read", make, {"count": SLOTS})
 
 
-def _expand_sample(tokens: int, cols: int) -> Sample:
+def _add_sample(tokens: int, width: int, rows: tuple[int, ...]) -> Sample:
+    """What may not be read is UNREAD. Slot 2 has lower ranks than RANK, slot 3 changes no output, slot 4 has no row."""
+
     def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-        y, low = (rng.normal(size=(tokens, n)).astype(np.float16) for n in (cols, RANK))
-        return y, low, _slots(rng, tokens), rng.normal(size=(SLOTS, cols, RANK)).astype(np.float16)
+        parts = len(rows)
+        a = rng.normal(size=(SLOTS, parts, RANK, width)) / width**0.5
+        b, ranks = rng.normal(size=(SLOTS, RANK, sum(rows))), np.full((SLOTS, parts), RANK, np.int32)
+        ranks[2], ranks[3] = np.arange(parts) + 1, 0
+        for part, (end, count) in enumerate(zip(np.cumsum(rows), rows, strict=True)):
+            a[2, part, part + 1 :], b[2, part + 1 :, end - count : end] = UNREAD, UNREAD
+        a[NONE], b[NONE], a[3], b[3] = UNREAD, UNREAD, UNREAD, UNREAD
+        y, x = (rng.normal(size=(tokens, n)).astype(np.float16) for n in (sum(rows), width))
+        slots = rng.permutation((np.arange(tokens) + 2) % (SLOTS - 1)).astype(np.int32)
+        flat = a.reshape(SLOTS, parts * RANK, width).astype(np.float16)
+        return y, x, *_row_arguments(slots), flat, b.astype(np.float16), ranks
 
-    return Sample(f"{tokens}x{cols}", make)
-
-
-@op(samples=[_shrink_sample(1, 64), _shrink_sample(9, 160)], tolerances={"float32": 1e-5, "bfloat16": 1e-2})
-def lora_shrink(x: Tensor, slots: Tensor, a: Tensor) -> Tensor:
-    """x [T, H], slots i32[T], a [slots, rank, H] -> [T, rank]: each token through its adapter's A, 0 without one. Adapters of
-    lower rank are filled up with rows of 0."""
-    return _through(x, slots, a)
-
-
-@op(samples=[_expand_sample(1, 48), _expand_sample(9, 200)], tolerances={"float32": 1e-5, "bfloat16": 1e-2})
-def lora_expand(y: Tensor, low: Tensor, slots: Tensor, b: Tensor) -> Tensor:
-    """y [T, N], low [T, rank], slots i32[T], b [slots, N, rank] -> y + each token's row of low through its adapter's B, rounded
-    as a separate layer's output. The adapter's scale (alpha / rank) is in B."""
-    return y + _through(low, slots, b)
+    return Sample(f"{tokens}x{width} to {'+'.join(map(str, rows))}", make, {"rows": rows})
 
 
-def _through(x: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
-    out = torch.zeros(x.shape[0], weights.shape[1], dtype=x.dtype, device=x.device)
-    for s in range(NONE + 1, weights.shape[0]):
-        out = torch.where((slots == s)[:, None], linear.reference(x, weights[s]), out)
-    return out
+@op(samples=[_rows_sample(9), _rows_sample(12, 3, 0, 11)])
+def lora_rows(slot: Tensor, seq: Tensor, read: Tensor | None = None, *, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Which rows of a step share an adapter. Computed once per step, for all its `lora_add`.
+
+    slot i32[S]: of each sequence. seq i32[T]: the sequence of each token. read i32[N]: tokens that have a row; None: all T.
+    count: slots. Returns slots i32[N], each row's; order i32[N], rows in the order of their slots, those of a slot in their own
+    order; starts i32[count + 1]: rows of slot s lie from starts[s] to starts[s + 1] - 1 of order."""
+    slots = slot.index_select(0, seq if read is None else seq.index_select(0, read))
+    order = torch.argsort(slots, stable=True)
+    each = torch.arange(count + 1, dtype=slots.dtype, device=slots.device)
+    starts = (slots[None, :] < each[:, None]).sum(1)
+    return slots, order.to(torch.int32), starts.to(torch.int32)
+
+
+@op(
+    samples=[_add_sample(1, 64, (48,)), _add_sample(9, 160, (96, 33, 33)), _add_sample(70, 70, (150, 20))],
+    tolerances={"float32": 1e-5, "bfloat16": 1e-2},
+)
+def lora_add(
+    y: Tensor, x: Tensor, slots: Tensor, order: Tensor, starts: Tensor, a: Tensor, b: Tensor, ranks: Tensor, *,
+    rows: tuple[int, ...],
+) -> Tensor:  # fmt: skip
+    """y [T, N] + B (A x) of each row's adapter. Rows of slot 0, and outputs of rank 0, keep their bits.
+
+    x [T, H]. slots, order, starts: what `lora_rows` returns. rows: outputs of each part of N. Every part has its own A:
+    a [slots, parts * rank, H]. b [slots, rank, N] holds the scale alpha / rank. ranks i32[slots, parts]: how many of `rank` an
+    adapter has. The rest of a and b is not read. A x and the sum over ranks are float32, and only the result is rounded to y's
+    type. The result may lie in the memory of y: callers use what is returned."""
+    wide, made, first = x.to(torch.float32), [], 0
+    for i, count in enumerate(rows):
+        part = y[:, first : first + count]
+        for s in range(NONE + 1, a.shape[0]):
+            part = torch.where(
+                (slots == s)[:, None], _change(part, wide, a[s], b[s, :, first : first + count], i, ranks[s, i]), part
+            )
+        made.append(part)
+        first += count
+    return torch.cat(made, 1)
+
+
+def _change(part: Tensor, x: Tensor, a: Tensor, b: Tensor, i: int, rank: Tensor) -> Tensor:
+    """The outputs of part i of every row, with the adapter of a [parts * rank, H] and b [rank, outputs]."""
+    held = (torch.arange(b.shape[0], device=x.device) < rank)[:, None]
+    down = torch.where(held, a[i * b.shape[0] : (i + 1) * b.shape[0]].to(torch.float32), 0.0)
+    up = torch.where(held, b.to(torch.float32), 0.0)
+    added = linear.reference(linear.reference(x, down), up.T)
+    return torch.where(rank > 0, (part.to(torch.float32) + added).to(part.dtype), part)

@@ -71,5 +71,4 @@ def _pick(
     device: Device, op: Any, bound: Any, run: cases.CompiledFunction, args: list[torch.Tensor], order: np.ndarray
 ) -> list[np.ndarray]:
     index = torch.from_numpy(order.copy())
-    some = [a[index] if i in cases.ROWS[op.name] else a for i, a in enumerate(args)]
-    return run(cases.put(device, op, bound, some))
+    return run(cases.put(device, op, bound, cases.pick(op, args, index)))

@@ -29,7 +29,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 31;
+constexpr int ABI = 32;
 
 #if defined(HAS_AMX)
 // Does the processor have tiles, of bfloat16 and of integers, and the system let this process use them? It does once it is asked.
@@ -607,6 +607,14 @@ EXPORT int thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
                 break;
             case 17:
                 if (const int failed = thalweg_all_gather(c, (Ranks*)at(0), at(1), a[2], a[3], at(4))) return failed;
+                break;
+            case 18:
+                thalweg_lora_rows(c, (const int32_t*)at(0), (const int32_t*)at(1), (const int32_t*)at(2), a[3], a[4], (int32_t*)at(5),
+                                  (int32_t*)at(6), (int32_t*)at(7));
+                break;
+            case 19:
+                thalweg_lora_add(c, int(a[0]), at(1), at(2), a[3], a[4], (const int32_t*)at(5), (const int32_t*)at(6), a[7], at(8),
+                                 at(9), (const int32_t*)at(10), (const int64_t*)at(11), a[12], a[13]);
                 break;
             default: abort();
         }

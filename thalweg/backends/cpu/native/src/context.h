@@ -83,3 +83,8 @@ EXPORT void thalweg_heads(thalweg::Context* c, const thalweg::Weight* w, int64_t
 EXPORT int thalweg_all_reduce(thalweg::Context* c, thalweg::Ranks* g, int type, const void* x, int64_t n, void* y);
 EXPORT int thalweg_all_gather(thalweg::Context* c, thalweg::Ranks* g, const void* x, int64_t rows, int64_t bytes, void* y);
 EXPORT void thalweg_gather(thalweg::Context* c, const thalweg::Weight* w, int type, const int32_t* tokens, int64_t count, void* out);
+EXPORT void thalweg_lora_rows(thalweg::Context* c, const int32_t* slot, const int32_t* seq, const int32_t* read, int64_t n,
+                              int64_t count, int32_t* slots, int32_t* order, int32_t* starts);
+EXPORT void thalweg_lora_add(thalweg::Context* c, int type, void* y, const void* x, int64_t inputs, int64_t outputs,
+                             const int32_t* order, const int32_t* starts, int64_t slots, const void* a, const void* b,
+                             const int32_t* ranks, const int64_t* bounds, int64_t parts, int64_t rank);
