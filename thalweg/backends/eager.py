@@ -1,7 +1,7 @@
-"""What platforms that run torch eagerly on the host share: arrays in and out, and the executable.
+"""Shared code of platforms that run torch eagerly on the host: arrays in and out, and the executable.
 
-The step runs on the calling thread before the call returns. So a `Pending` is always ready and calls take effect in
-order by construction. Knows no kernel and no attention layout.
+The step runs on the calling thread before the call returns. A `Pending` is thus always ready, and calls take effect in order by
+construction. Knows no kernel and no attention layout.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def to_torch(a: Any) -> Tensor:
 
 
 def to_numpy(x: Any, copy: bool = False) -> Any:
-    """A step's result with every tensor as a numpy array, in whatever dataclass or mapping it lies. copy: of its own memory."""
+    """A step's result with every tensor as a numpy array, in whatever dataclass or mapping it lies. copy: in new memory."""
     if isinstance(x, Tensor):
         return x.numpy().copy() if copy else x.numpy()
     if is_dataclass(x) and not isinstance(x, type):
@@ -51,7 +51,7 @@ def to_numpy(x: Any, copy: bool = False) -> Any:
 
 @dataclass(slots=True)
 class CompletedStep:
-    """A Pending whose step has already run."""
+    """A Pending for a step that has already run."""
 
     _result: StepResult | None
     _error: BaseException | None = None
@@ -88,7 +88,7 @@ class EagerExecutable:
 
 
 class ThreadedStep:
-    """A Pending whose step runs on another thread."""
+    """A Pending for a step that runs on another thread."""
 
     def __init__(self, running: Future[CompletedStep]) -> None:
         self._running = running
@@ -104,7 +104,7 @@ class StepThread:
     """A thread that runs steps in order. The system gives it a smaller share of a core than the threads that serve tokens."""
 
     def __init__(self, setup: Callable[[], None] = lambda: None) -> None:
-        """setup: what the thread does first, at its priority."""
+        """setup: the first call of the thread, at its priority."""
 
         def begin() -> None:
             with contextlib.suppress(OSError, AttributeError):

@@ -38,7 +38,7 @@ def host_memory(root: Path = ROOT) -> tuple[int, int]:
 
 
 def process_memory(root: Path = ROOT) -> int:
-    """Bytes this process holds that are its own (not files it has mapped). 0 where the system does not say."""
+    """Private bytes of this process (without mapped files). 0 where the system does not say."""
     for line in _read(root / "proc/self/status").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024

@@ -1,19 +1,19 @@
 """`import torch` without the parts that only its compiler, exporter and fake tensors need, until something needs them.
 
-Why: two of torch's modules, and what they alone pull in, are a quarter of the time `import torch` takes. Running models
+Why: two of torch's modules, with modules that only they import, are a quarter of the time of `import torch`. Running models
 eagerly on the host uses neither. `torch._meta_registrations` holds, for every operator, how to compute the shape of its
 result without its values. `torch.export` saves traced programs. A process that serves waits for them at each start.
 
-What is safe about it: while `import torch` runs, empty modules stand in for these two, and nobody keeps them. Afterwards the
+Why it is safe: while `import torch` runs, empty modules replace these two, and no reference to them is kept. Afterwards the
 two are simply not imported yet, as torch itself does with its compiler. From then on they are imported, both, before
-  - any part of torch that is not there yet is imported (its compiler, exporter, tests, distributed tensors; a fake tensor mode
+  - any missing part of torch is imported (its compiler, exporter, tests, distributed tensors; a fake tensor mode
     imports the compiler's settings when it is made), or
-  - any attribute that torch lacks is asked for (`torch.export`, and what came along with the two, such as `torch._refs`).
-Two things nothing watches. Both raise errors, and never give a wrong result. An operator on plain tensors of torch's meta
+  - any attribute that torch lacks is asked for (`torch.export`, and names that came along with the two, such as `torch._refs`).
+Two uses are not watched. Both raise errors, and never give a wrong result. An operator on plain tensors of torch's meta
 device raises NotImplementedError if its shapes were to come from there. `torch.ops` lacks the compiler's own operators
 (`torch.ops.prims`). Nothing here uses either. Code that does calls `import_whole` first.
 
-Only a platform's `preload` calls this. A process that has imported torch already, or is not ours alone, stays as it is.
+Only a platform's `preload` calls this. A process that has imported torch already, or is shared with other code, stays as it is.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ PUT_OFF = ("torch.export", "torch._meta_registrations")
 """Modules in the order in which torch imports them. One that a version of torch does not import need not be put off."""
 REGISTERING = ("torch._native.registry", "torch.utils._debug_mode._mode")
 """Modules that register operators with bodies for fake tensors as they are imported (torch 2.13). Torch then asks `inspect`
-for the place of a body, and inspect, unless it knows whose file that is, resolves the paths of a thousand modules."""
+for the place of a body, and inspect, unless it knows the module of that file, resolves the paths of a thousand modules."""
 
 
 def load_library() -> None:
-    """Begin to load torch's largest library, a quarter of the time that importing it takes. That needs nothing of the
-    interpreter, so it goes on in a thread while others import. An import of torch meanwhile waits in the system's
-    loader. The import reports whatever is wrong with the library."""
+    """Begin to load torch's largest library, a quarter of the time of importing it. That needs nothing of the interpreter, so
+    it goes on in a thread while others import. An import of torch meanwhile waits in the system's loader. The import reports
+    any error of the library."""
     found = importlib.util.find_spec("torch") if "torch" not in sys.modules else None
     if found is not None and found.submodule_search_locations and sys.platform == "linux":
         threading.Thread(target=_load, args=(found.submodule_search_locations[0],), name="load torch").start()
@@ -58,7 +58,7 @@ def _load(folder: str) -> None:
 
 
 def import_torch() -> None:
-    """Import torch, without PUT_OFF if this is the first import of it. One thread. Others may import what they like."""
+    """Import torch, without PUT_OFF if this is the first import. One thread only. Other threads may import anything."""
     if "torch" in sys.modules:
         return
     finder = _StandIns()
@@ -73,14 +73,14 @@ def import_torch() -> None:
 
 
 def import_whole() -> None:
-    """Import what was put off, if it was."""
+    """Import PUT_OFF, if it was deferred."""
     for finder in list(sys.meta_path):
         if isinstance(finder, _Watch):
             finder.end()
 
 
 class _StandIn(ModuleType):
-    """An empty module. Asked for anything of its own while torch is being imported, it gives way to the real one."""
+    """An empty module. Asked for one of its attributes while torch is being imported, it gives way to the real one."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # somebody looks over all modules, and wants nothing of this one
@@ -115,7 +115,7 @@ class _StandIns:
         return
 
     def clear(self) -> list[str]:
-        """Take away the stand-ins. Names of those that nobody needed."""
+        """Remove the stand-ins. Returns the names of unused ones."""
         names = [n for n, module in self._made.items() if sys.modules.get(n) is module]
         for name in names:
             parent, _, child = name.rpartition(".")
@@ -126,9 +126,9 @@ class _StandIns:
 
 
 class _Watch:
-    """Sees every import of a part of torch that is not there yet, and every look for an attribute it lacks. Both make
-    torch whole first. It holds no lock of its own. The import system's locks keep two threads from importing one
-    module, and a thread that comes while another imports waits there."""
+    """Sees every import of a missing part of torch, and every look for an attribute it lacks. Both make torch whole first. It
+    holds no lock. The import system's locks keep two threads from importing one module, and a thread that comes while another
+    imports waits there."""
 
     def __init__(self, torch: ModuleType, put_off: Sequence[str]) -> None:
         self._torch, self._put_off = torch, put_off
@@ -141,7 +141,7 @@ class _Watch:
         self._torch.__getattr__ = self._attribute  # type: ignore[method-assign]
 
     def end(self) -> None:
-        """Import what was put off, once. What these modules import in turn does not start it again."""
+        """Import the deferred modules, once. Imports of these modules do not start it again."""
         if self._whole or getattr(self._busy, "now", False):
             return
         self._busy.now = True
@@ -159,7 +159,7 @@ class _Watch:
         return _AsItIs.spec(name) if name in sys.modules else None
 
     def _attribute(self, name: str) -> Any:
-        """torch's own answer to a look for what it lacks, once it is whole. Stays in place of that."""
+        """torch's own answer to a look for a missing attribute, once torch is whole. It replaces this method."""
         if not name.startswith("__"):
             self.end()
             if name in vars(self._torch):
@@ -170,15 +170,15 @@ class _Watch:
 
 
 class _AsItIs:
-    """Loads a module that is there already, by leaving it alone. The one asked for may have come along with the rest.
-    Made a second time it would lack what has been put into the first."""
+    """Loads a module already there, by leaving it unchanged. The requested one may have come along with the rest. Made a second
+    time it would lack everything put into the first."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module, self._spec = module, module.__spec__
 
     @staticmethod
     def spec(name: str) -> ModuleSpec:
-        """Also put into the module for the moment: the import system believes that before what a finder says."""
+        """Also put into the module for the moment: the import system believes that before a finder's answer."""
         module = sys.modules[name]
         made = module.__spec__ = ModuleSpec(name, _AsItIs(module))  # type: ignore[arg-type]
         return made

@@ -1,5 +1,5 @@
-"""What recorders of torch operations ask of arguments and results (which tensors are in them, and whose memory they use), and
-what communicators do with the parts that ranks hold."""
+"""Queries by recorders of torch operations (the tensors in arguments and results, and their memory), and the work of
+communicators on the parts that ranks hold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tensors_in(x: Any) -> Iterator[Tensor]:
 
 
 def memory_of(t: Tensor) -> int:
-    """Equal for tensors that are views of the same memory."""
+    """Equal for tensors that view the same memory."""
     return int(t.untyped_storage()._cdata)
 
 

@@ -1,8 +1,8 @@
 """Collectives by torch.distributed: NCCL, RCCL (which goes by the same name), XCCL, and gloo on the host.
 
-One group serves the whole process. The calls enqueue on the current stream, as kernels do. So a graph holds them too
-where the library allows it (NCCL and RCCL do, XCCL does not yet). Gloo's calls go on in threads after they return, and are
-waited for outside of what recorders of torch operations see. So here each call and its wait are one torch operation.
+One group serves the whole process. The calls enqueue on the current stream, as kernels do. A graph thus holds them too where
+the library allows it (NCCL and RCCL do, XCCL does not yet). Gloo's calls go on in threads after they return, and are waited for
+outside of the operations that recorders of torch see. Each call and its wait are therefore one torch operation here.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """Collectives by their newer names where torch has those."""
 ORDERED = frozenset({"gloo"})
-"""Backends whose sums are computed here, from what is gathered."""
+"""Backends with sums computed here, from gathered values."""
 UNCAPTURED = frozenset({"xccl"})
-"""Backends whose calls no graph can hold."""
+"""Backends with calls that no graph can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ _KEPT: list[Any] = []
 
 
 class TorchCommunicator(Communicator):
-    """The ranks of one model. Opening it waits until all of them are there, at most `timeout` seconds."""
+    """The ranks of one model. Opening it waits until all are there, at most `timeout` seconds."""
 
     def __init__(self, backend: str, place: Place, timeout: float = 300.0) -> None:
         where = place.environment.get(RENDEZVOUS)
         if not where:
-            raise DeviceError(f"device: rank {place.rank} of {place.world} was not told where the ranks meet")
+            raise DeviceError(f"device: rank {place.rank} of {place.world} has no address where the ranks meet")
         if not dist.is_backend_available(backend):
             raise DeviceError(f"device: this torch has no {backend}, which {place.world} devices need to work together")
         try:
@@ -125,7 +125,7 @@ class TorchCommunicator(Communicator):
         return parts.view(self.size, *x.shape)
 
     def _exchange(self, apart: Tensor) -> Tensor:
-        """[size, ...], part r for rank r -> what every rank had for this one."""
+        """[size, ...], part r for rank r -> every rank's part for this one."""
         got = torch.empty_like(apart)
         if apart.numel():
             with self._peers():
@@ -138,7 +138,7 @@ class TorchCommunicator(Communicator):
 
     @contextlib.contextmanager
     def _peers(self) -> Iterator[None]:
-        """torch says of a peer that is gone only its address."""
+        """torch names only the address of a lost peer."""
         try:
             yield
         except RuntimeError as e:

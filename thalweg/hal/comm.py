@@ -11,7 +11,7 @@ from thalweg.hal.step import Array
 class Communicator(ABC):
     """The ranks that share one model. Every call is collective: all ranks make the same calls in the same order.
 
-    Sums are in float32, in rank order, with one rounding to the type of the result. So a row's bits depend neither on the
+    Sums are in float32, in rank order, with one rounding to the type of the result. A row's bits thus depend neither on the
     batch around it nor on the rank that sees it."""
 
     size: int
@@ -47,7 +47,7 @@ class Communicator(ABC):
         return
 
     def close(self) -> None:
-        """Leave the group. A peer that is still in a call gets a PeerError that names this rank."""
+        """Leave the group. A peer still in a call gets a PeerError that names this rank."""
         return
 
     def part_size(self, shape: tuple[int, ...], dim: int) -> int:

@@ -163,14 +163,14 @@ def map_arrays(x: Any, f: Callable[[str, Array], Any], name: str = "") -> Any:
 
 
 def arrays(x: Any) -> list[tuple[str, Array]]:
-    """Every array with its dotted name, in the order of `mapped`."""
+    """Every array with its dotted name, in the order of `map_arrays`."""
     found: list[tuple[str, Array]] = []
     map_arrays(x, lambda name, a: found.append((name, a)))
     return found
 
 
 def constants(x: Any) -> Iterator[int]:
-    """Whole numbers among the arrays of mappings and tuples, in the order of `mapped`."""
+    """Whole numbers among the arrays of mappings and tuples, in the order of `map_arrays`."""
     if isinstance(x, Mapping):
         for key in sorted(x):
             yield from constants(x[key])

@@ -221,7 +221,7 @@ def test_devices_compress_unless_told_otherwise(both: tuple[NativeLinear, Native
 def test_where_no_kernel_reads_them_it_is_refused(isa: str) -> None:
     if isa != "none" and isa not in levels():
         pytest.skip("no compiled kernels here")
-    with pytest.raises(DeviceError, match=r"compress_weights: no kernel reads such weights here .*; leave it out"):
+    with pytest.raises(DeviceError, match=r"compress_weights: no kernel reads such weights here .*; omit it"):
         CpuPlatform().with_options(CpuOptions(isa=isa, compress_weights=True)).open(Place())
 
 

@@ -73,7 +73,7 @@ def test_a_collective_gives_every_rank_its_share(name: str, ranks: list[dict[str
 
 
 def test_a_missing_meeting_place_a_missing_library_and_absent_ranks_are_told_in_words() -> None:
-    with pytest.raises(DeviceError, match="rank 1 of 2 was not told where the ranks meet"):
+    with pytest.raises(DeviceError, match="rank 1 of 2 has no address where the ranks meet"):
         TorchCommunicator("gloo", Place(1, 2, (1,)))
     place = Place(0, 2, (0,), {RENDEZVOUS: "file:///nowhere"})
     absent = next(name for name in ("nccl", "xccl") if not torch.distributed.is_backend_available(name))  # no torch has both

@@ -14,22 +14,22 @@ from thalweg.hal.platform import Defaults, ModelInfo, Place, Platform, Probe, St
 from thalweg.hal.weights import DENSE, WeightFormat
 
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""Features of a processor with native bfloat16 matrix products, any of them (x86's names, then Arm's)."""
+"""Features of a processor with native bfloat16 matrix products (x86's names, then Arm's). One is enough."""
 KEPT = 44 << 20
 """Bytes of compiled kernels, their scratch memory and holes in the heap, about. Measured (tests/bench)."""
 KEPT_COMPILED = 16 << 20
 """KEPT with compiled kernels, which leave fewer holes, and the arena of recorded steps beyond its logits."""
 KEPT_BLOCK = 32 << 20
-"""The largest block of memory that glibc's allocator keeps once it is free: the most it can be told to."""
+"""The largest block of memory that glibc's allocator can keep once it is free."""
 ROWS_BYTES, ROWS_LEAST = 4 << 20, 256
 """Rows of a linear layer's input that compiled kernels prepare at a time: so many bytes in float32, at least so many
 rows."""
 EXPECTED_LEAST = 64 << 20
 """Bytes of weights for which memory is made ready beforehand: fewer take no time worth a thread."""
 AS_THEY_ARE, COMPRESSED = (NONE, PORTABLE, "amx"), 0.76
-"""Instruction sets whose kernels read no compressed weights, and what such weights take of their bytes."""
+"""Instruction sets with kernels that read no compressed weights, and the share of their bytes that such weights need."""
 PACKS_BF16 = BF16_FLAGS | {"avx512bw"}
-"""Features of a processor on which oneDNN multiplies in bfloat16, any of them."""
+"""Features of a processor on which oneDNN multiplies in bfloat16. One is enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class CpuOptions:
     graphs: bool = True
     """Record decode steps, and replay them."""
     packed_weights: str = ""
-    """Folder where packed weights are kept, so that later starts map them. "" = each start packs them anew."""
+    """Folder where packed weights are kept, so that later starts map them. "" = each start packs them again."""
     compress_weights: bool | None = None
-    """Hold bfloat16 weights in about 12 bits each, without loss. The text stays the same. It takes less memory, and less time
-    for few requests at once. None = where kernels read such weights: with all but amx and portable."""
+    """Hold bfloat16 weights in about 12 bits each, without loss. The text stays the same. This saves memory, and time for few
+    requests at once. None = where kernels read such weights: with all but amx and portable."""
 
 
 class CpuPlatform(Platform):
@@ -59,7 +59,7 @@ class CpuPlatform(Platform):
     def with_options(self, options: Any) -> Self:
         made = super().with_options(options)
         if made.options.threads < 0:
-            raise DeviceError(f"threads: {made.options.threads} is not a number of threads; leave it out for one per core")
+            raise DeviceError(f"threads: {made.options.threads} is not a number of threads; omit it for one per core")
         return made
 
     def probe(self) -> Probe:
@@ -69,7 +69,7 @@ class CpuPlatform(Platform):
         return Probe(10, f"{cpu_name()}, {cores()} cores{native}")
 
     def defaults(self, model: ModelInfo, device: DeviceInfo) -> Defaults:
-        """dtype: what the processor multiplies fastest. The cache takes a quarter of what is free, at most 4 GiB."""
+        """dtype: the one that the processor multiplies fastest. The cache gets a quarter of the free memory, at most 4 GiB."""
         return Defaults(
             dtype=device.dtypes[0],
             block_tokens=16,
@@ -108,12 +108,12 @@ class CpuPlatform(Platform):
         return super().workspace(s) + masks + KEPT
 
     def begin(self) -> None:
-        begin()  # first: while torch's library loads, which takes long, the system loads no other
+        begin()  # first: torch's library is slow to load, and the system loads no other meanwhile
         lean_torch.load_library()
 
     def expect(self, weights: int) -> None:
-        """The system clears memory as it is first touched, which takes as long as packing weights into it. Weights that are
-        mapped from files need none of it."""
+        """The system clears memory as it is first touched, which is as slow as packing weights into it. Weights mapped from
+        files need none."""
         o = self.options
         if not weights:
             settle()

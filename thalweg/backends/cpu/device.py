@@ -34,14 +34,14 @@ from thalweg.hal.times import Times
 PAGE, HUGE = 4 << 10, 2 << 20
 """Bytes of a page, and of a huge one."""
 POPULATED = 512 << 20
-"""Bytes of all caches together that are populated ahead of their use, at most."""
+"""Upper bound of the bytes of all caches that are populated ahead of their use."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Options of glibc's malloc.h."""
 
 
 def _keep_freed_memory() -> None:
     """A step's temporaries are megabytes, freed and needed again at once. The allocator of glibc would give each back
-    to the system, and new pages fault again. Here it is told to keep blocks of up to 32 MiB (the most it accepts).
+    to the system, and new pages fault again. Here it is set to keep blocks of up to 32 MiB (the most it accepts).
     Weights and caches are larger and unaffected. Elsewhere this does nothing."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
@@ -62,10 +62,10 @@ class CpuDevice(EagerDevice):
         self._library = library
         self._arena = Arena(library) if library and record else None
         self._populated: dict[int, int] = {}
-        """Of caches, by address: bytes from the start that are."""
+        """Caches by address: number of bytes populated from the start."""
 
     def background(self) -> Background | None:
-        """With threads of its own: those of a library serve one caller at a time. Weights are packed for both alike."""
+        """With separate threads: a library's threads serve one caller at a time. Weights are packed for both alike."""
         if self._library is None:
             return super().background()
         opened: list[NativeLibrary] = []
@@ -98,9 +98,8 @@ class CpuDevice(EagerDevice):
         return torch.frombuffer(held, dtype=getattr(torch, layout.dtype)).view(blocks, *layout.shape)
 
     def alloc_caches(self, layouts: Sequence[KVLayout], blocks: Sequence[int]) -> list[torch.Tensor]:
-        """Blocks of a number lie side by side, those of all layers. The system clears a huge page when it is first written,
-        and so a first prompt takes about as much memory as it fills, and not one page and a part of one more from each
-        layer."""
+        """Blocks of one number are contiguous over all layers. The system clears a huge page when it is first written. A first
+        prompt thus costs about as much memory as it fills, and not one page and a part of one more from each layer."""
         alike: dict[tuple[KVLayout, int], list[int]] = {}
         for i, key in enumerate(zip(layouts, blocks, strict=True)):
             alike.setdefault(key, []).append(i)
@@ -178,7 +177,7 @@ def open_device(
     threads: int, isa: str = "", graphs: bool = True, packed_weights: str = "", compress_weights: bool | None = None,
     place: Place | None = None,
 ) -> CpuDevice:  # fmt: skip
-    """threads: 0 = this rank's share of the cores for this process, unless torch was told fewer before. isa, graphs,
+    """threads: 0 = this rank's share of the cores for this process, unless torch was set to fewer before. isa, graphs,
     packed_weights, compress_weights: see CpuOptions."""
     told, ranks = _torch_threads(), place.world if place else 1
     threads = threads or max(1, min(cores() // ranks, told))
@@ -191,10 +190,10 @@ def open_device(
     notes = {"torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability(), "kernels": said}
     info = replace(CpuPlatform().describe(), cores=threads, notes=notes)
     if library is None and packed_weights:
-        raise DeviceError(f"packed_weights: nothing is packed without compiled kernels ({missing}); leave it out")
+        raise DeviceError(f"packed_weights: nothing is packed without compiled kernels ({missing}); omit it")
     compresses = compress_weights is not False and library is not None and library.compress_weights()
     if compress_weights and not compresses:
-        raise DeviceError(f"compress_weights: no kernel reads such weights here ({said}); leave it out")
+        raise DeviceError(f"compress_weights: no kernel reads such weights here ({said}); omit it")
     if library is not None and packed_weights:
         library.kept = _open_packed_weights(library, packed_weights)
     comm = _open_communicator(place, library) if place is not None and place.world > 1 else None
@@ -229,7 +228,7 @@ ADVANCES = {"causal_conv": 2, "delta_rule": 5, "channel_delta_rule": 5, "selecti
 
 
 def _make_recordable(kernel: Kernel, library: NativeLibrary) -> Kernel:
-    """As recording takes a kernel of torch's own operations."""
+    """A kernel of torch's own operations in the form that recording needs."""
     whole = opaque(kernel, library)
     return advancing(whole, library, ADVANCES[kernel.op]) if kernel.op in ADVANCES else whole
 

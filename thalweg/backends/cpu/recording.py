@@ -1,9 +1,9 @@
 """Decode steps recorded once and replayed: the compiled kernels of a step as one flat list, called from one function.
 
 A step that has equally many new tokens of every sequence (one, or one and its drafts) does the same calls every time. Only
-the values in its arrays differ. So the second batch of a layout runs under a recorder. Its arrays lie in a buffer that stays,
-its results lie in an arena, and every call of a compiled kernel is written down with its addresses. Later batches of that
-layout are copied into the buffer, and the list is run: no Python between kernels. Other calls (the token history, biases,
+the values in its arrays differ. The second batch of a layout therefore runs under a recorder. Its arrays lie in a buffer that
+stays, its results lie in an arena, and every call of a compiled kernel is written down with its addresses. Later batches of
+that layout are copied into the buffer, and the list is run: no Python between kernels. Other calls (the token history, biases,
 masks: a few per step) are made again as they were, and their results copied to where they lay.
 
 All tapes share one arena, because nothing in it outlives a step. Memory that the recorded step freed is used again by
@@ -49,7 +49,7 @@ class UnrecordableError(Exception):
 
 
 class Arena:
-    """Memory for what a recorded step makes. `restart` before each recording: all of it is free again."""
+    """Memory for the tensors of a recorded step. `restart` before each recording frees everything."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
@@ -89,7 +89,7 @@ class Arena:
         return address
 
     def _give(self, recording: int, address: int, size: int) -> None:
-        """Neighbours are joined. What an earlier recording left is free since `restart`."""
+        """Neighbours are joined. Blocks of an earlier recording are free since `restart`."""
         if recording != self._recording:
             return
         joined: list[tuple[int, int]] = []
@@ -109,9 +109,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._library, self._arena = library, arena
         self._parts: list[list[Sequence[int]] | Callable[[], None]] = []
         self.kept: list[Any] = []
-        """What must live as long as the tape."""
+        """Objects that must live as long as the tape."""
         self.undone: list[Callable[[], Any]] = []
-        """What takes back writes that a second run of the step would see."""
+        """Calls that undo writes, which a second run of the step would see."""
 
     def note(self, entry: Sequence[int]) -> None:
         if not self._parts or not isinstance(self._parts[-1], list):
@@ -142,8 +142,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.call(func, args, kwargs, out, func._schema.is_mutable)
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], out: Any, writes: bool) -> Any:
-        """Note a call that gave `out`, and move what it made into the arena. A call that made and wrote nothing (a
-        view) is not done again: its result stays where it is."""
+        """Note a call that gave `out`, and move new tensors into the arena. A call that made and wrote nothing (a view) is not
+        done again: its result stays where it is."""
         inputs = {memory_of(t) for t in tensors_in((args, kwargs))}
         moved: dict[int, Tensor] = {}
         for i, t in enumerate(tensors_in(out)):
@@ -156,7 +156,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _replace_tensors(out, moved)
 
     def tape(self) -> Callable[[], None]:
-        """What runs the step again."""
+        """A function that runs the step again."""
         parts = [_table(p) if isinstance(p, list) else p for p in self._parts]
         library, replay, context = self._library, self._library.replay, self._library.context
 
@@ -210,9 +210,9 @@ def opaque(kernel: Kernel, library: NativeLibrary) -> Kernel:
 
 
 def advancing(kernel: Kernel, library: NativeLibrary, held: int) -> Kernel:
-    """A kernel that reads a sequence's state and writes the next in its place: done twice it would go on twice. So what it
-    overwrites is put back where a recording fails, and the step is run again. held: which argument the cache is; the block
-    table follows."""
+    """A kernel that reads a sequence's state and writes the next over it: done twice it would advance twice. Where a recording
+    fails, the overwritten state is therefore put back, and the step is run again. held: the index of the cache argument. The
+    block table follows it."""
 
     @functools.wraps(kernel.run)
     def run(*args: Any, **static: Any) -> Any:
@@ -273,7 +273,7 @@ class RecordingExecutable:
             if isinstance(tape, _RecordedStep):
                 return CompletedStep(None, e)
             del self._tapes[key]
-        return self._as_written(batch)  # every write of a step that is left is the same when it is done again
+        return self._as_written(batch)  # every write of an abandoned step is the same when done again
 
     def _as_written(self, batch: StepBatch) -> CompletedStep:
         """Tapes hold addresses of the state: they end with its memory."""
@@ -330,7 +330,7 @@ def _bytes(kind: str, shape: tuple[int, ...]) -> int:
 
 
 def _replace_tensors(out: Any, moved: Mapping[int, Tensor]) -> Any:
-    """`out`, a tensor or a flat sequence of them, with some in other memory."""
+    """`out`, a tensor or a flat sequence of tensors, with some in other memory."""
     if isinstance(out, Tensor):
         return moved.get(0, out)
     return type(out)(moved.get(i, t) for i, t in enumerate(out))

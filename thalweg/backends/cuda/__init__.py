@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: what to look for, what the cards are, which of NVIDIA's kernel libraries are used. Imports no framework."""
+"""NVIDIA GPUs: how to find them, the known cards, and NVIDIA's kernel libraries in use. Imports no framework."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CudaPlatform(GpuPlatform):
     absentees = ("sm_",)
 
     def cards(self) -> Sequence[Card]:
-        """Names from the driver's /proc files. Where a container hides those, the device nodes alone."""
+        """Names from the driver's /proc files. Where a container hides those, only the device nodes."""
         nodes = found((NODES,), self._root)
         if not nodes:
             return ()

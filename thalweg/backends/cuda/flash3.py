@@ -1,6 +1,6 @@
 """flash-attn 3 (Shah et al. 2024, github.com/Dao-AILab/flash-attention, folder hopper), where it is installed: Hopper's.
 
-Interface: the module `flash_attn_interface`, whose `flash_attn_with_kvcache` takes pages of any size and, with
+Interface: the module `flash_attn_interface` with `flash_attn_with_kvcache`. It accepts pages of any size and, with
 `cu_seqlens_q`, sequences with any number of new tokens. Never run on a GPU here.
 """
 

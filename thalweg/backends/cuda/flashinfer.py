@@ -28,7 +28,7 @@ FAMILIES = ("Ampere", "Ada", "Hopper", "Blackwell")
 
 
 class FlashInferAttention(paged.LibraryAttention):
-    """make: the wrapper's class. One wrapper per KV group: it keeps what its last `plan` left on the device."""
+    """make: the wrapper's class. One wrapper per KV group: it keeps the data of its last `plan` on the device."""
 
     name = NAME
     sizes = (64, 128, 256)
@@ -66,8 +66,8 @@ class FlashInferAttention(paged.LibraryAttention):
         return paged.whole(wrapper.run(q[:rows].contiguous(), kv), q.shape[0]), kv
 
     def _plan(self, plan: Mapping[str, Any], kv: Tensor, table: Tensor, group: int, spec: AttnSpec) -> Any:
-        """The group's wrapper, which was told of this step. It copies to the device from memory of its own, which must not be
-        written again before that is done."""
+        """The group's wrapper, planned for this step. It copies to the device from a private buffer, which must not be written
+        again before the copy is done."""
         size, held, n = kv.shape[2], np.array(plan["held"], np.int32), len(plan["held"])
         wrapper = self._wrapper(kv.device, group, spec)
         each = -(-held // size)
@@ -100,7 +100,7 @@ def _nothing() -> None:
 
 
 def _when_done(device: torch.device) -> Callable[[], None]:
-    """Waits until the device has done what this thread's stream was given so far."""
+    """Waits until the device has finished this thread's stream as of now."""
     if device.type == "cpu":
         return _nothing
     event: Any = torch.Event(device)

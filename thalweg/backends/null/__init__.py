@@ -1,5 +1,5 @@
-"""The null platform: no model, no tensor framework. It measures what the control plane costs, and stands in for a device in
-tests and simulations. Two ways to make tokens (`NullOptions.tokens`):
+"""The null platform: no model, no tensor framework. It measures the cost of the control plane, and replaces a device in tests
+and simulations. Two ways to make tokens (`NullOptions.tokens`):
 
     fixed   always the same token, nothing computed: what is left is the host's own cost
     hash    the hash model: the next token is a hash of every earlier one, read back through the paged cache, so that a

@@ -28,7 +28,7 @@ NULL_MEMORY = 1 << 34
 
 
 class SimClock:
-    """A clock that moves when told. Shared by a simulated device and the engine, it makes time an input."""
+    """A clock that moves only on request. Shared by a simulated device and the engine, it makes time an input."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -124,7 +124,7 @@ class NullDevice(Device):
         return launch
 
     def poison(self, kv: np.ndarray, block: int) -> None:
-        """Fill a block with a marker that no hash equals: a read of it afterwards shows as wrong tokens."""
+        """Fill a block with a marker that no hash equals: a later read shows as wrong tokens."""
         kv[block] = POISON
 
     def copy_blocks(self, kv: Array, source: np.ndarray, target: np.ndarray) -> Array:

@@ -6,8 +6,8 @@ With v(p) = mix(token * A + p * B + salt) for the token at position p, all in 64
     s(g) = sum of h(j) over the positions j that the token at p attends to in KV group g, all read from the cache
     next token = (mix(s(0) * C**1 + s(1) * C**2 + ...) >> 1) mod vocabulary, then the next one up that is allowed
 
-A recurrent group (window STATE) attends to every position too, but keeps no h per token: a block of it holds (h, sum of
-all h so far), read from the first column of its table and written to the second.
+A recurrent group (window STATE) attends to every position too, but keeps no h per token: its block holds (h, sum of all h so
+far), read from the first column of its table and written to the second.
 
 h(p) depends on every token before p, so no two histories share it. The sum reads every block of the table. `mix` is
 the finaliser of SplitMix64 (Steele, Lea, Flood 2014). Biases of -inf, masks and multi-token bad words are honoured (by
@@ -38,7 +38,7 @@ A = np.int64(0x1E3779B97F4A7C15)
 B = np.int64(0x42B2AE3D27D4EB4F)
 C = np.int64(0x165667B19E3779F9)
 STATE = -1
-"""Value in place of a window: the group is recurrent."""
+"""Value of a window for a recurrent group."""
 
 _M1 = np.int64(np.uint64(0xBF58476D1CE4E5B9).astype(np.int64))
 _M2 = np.int64(np.uint64(0x94D049BB133111EB).astype(np.int64))
@@ -158,7 +158,7 @@ class HashModel:
         cache[table[has, 1]] = np.stack([h[last[has]], sums[last[has]]], axis=1)
 
     def _attend(self, cache: I64, table: NDArray[np.int32], window: int, reached: Any) -> I64:
-        """Sum of the stored h over what the last of `reached` tokens attends to. table: a row for each."""
+        """Sum of the stored h over all positions that the last of `reached` tokens attends to. table: a row for each."""
         if not reached.size:
             return np.zeros(0, np.int64)
         bt = cache.shape[1]
@@ -190,7 +190,7 @@ class HashModel:
             out[row] = self._next(int(out[row]), mask, banned.get(row, set()))
 
     def _next(self, token: int, mask: NDArray[np.uint32] | None, banned: Collection[int] = ()) -> int:
-        """The token, or the next one up that is allowed."""
+        """The token, or the next allowed one above it."""
         if not banned and (mask is None or bool((mask == 0xFFFFFFFF).all())):
             return token
         ok = np.ones(self._vocab, np.bool_)
@@ -214,8 +214,8 @@ def _running(v: I64, batch: StepBatch) -> I64:
 
 
 def verify_drafts(batch: StepBatch, drafts: Drafts, last: I64, before: I64, tokens: Any) -> StepResult:
-    """The result of a step with drafts. last: what each sequence's last row samples; before: what the row before each draft
-    does; tokens: of the batch, all known."""
+    """The result of a step with drafts. last: the sample of each sequence's last row. before: that of the row before each
+    draft. tokens: of the batch, all known."""
     pick = drafts.pick
     sampled = np.where(pick < 0, last[:, None], before[pick])
     right = (pick >= 0) & (before == tokens[drafts.row])[pick]
@@ -224,8 +224,8 @@ def verify_drafts(batch: StepBatch, drafts: Drafts, last: I64, before: I64, toke
 
 
 def hash_logprobs(tokens: Any, seen: I64, k: int, vocab: int) -> Logprobs:
-    """Values that name what they were computed from. Of a token after hash `seen`: -((mix(seen + token) mod
-    2^20) / 2^20). The k others are the tokens after it."""
+    """Values that name their inputs. Of a token after hash `seen`: -((mix(seen + token) mod 2^20) / 2^20). The k others are the
+    tokens after it."""
     ids = (tokens.astype(np.int64)[:, None] + np.arange(1 + k)) % vocab
     with np.errstate(over="ignore"):
         values = -((mix(seen[:, None] + ids) & np.int64(0xFFFFF)).astype(np.float32) / np.float32(1 << 20))

@@ -1,4 +1,4 @@
-"""What the null platform says of itself: it runs everywhere, is never chosen unless asked for, and runs no model."""
+"""The facts of the null platform: it runs everywhere, is never chosen unless asked for, and runs no model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thalweg.hal.platform import Defaults, ModelInfo, Place, Platform, Probe
 
 @dataclass(frozen=True, slots=True)
 class NullOptions:
-    """Times are seconds. A step takes base + per_token * T + per_seq * S, one step after another."""
+    """Times are seconds. A step lasts base + per_token * T + per_seq * S, one step after another."""
 
     tokens: Literal["fixed", "hash"] = "hash"
     vocab: int = 256

@@ -16,8 +16,8 @@ QUERIES = 256
 
 
 class ReferenceAttention(AttentionBackend):
-    """Arithmetic is float64. However many rows a matrix product has, and in whatever order it sums, the result
-    rounded to the model's dtype is the same. So a token does not depend on what it was batched or chunked with."""
+    """Arithmetic is float64. However many rows a matrix product has, and in whatever order it sums, the result rounded to the
+    model's dtype is the same. A token therefore does not depend on its batch or its chunk."""
 
     name = "reference"
     batch_invariant = True
@@ -77,8 +77,8 @@ def _store(kv: Tensor, new: list[Tensor], table: Tensor, batch: StepBatch, spec:
 def _attend_one(
     q: Tensor, kv: Tensor, table: Tensor, start: int, spec: AttnSpec, sinks: Tensor | None, ahead: Tensor | None = None
 ) -> Tensor:
-    """q [n, heads, D] of tokens at positions start, start + 1, ... of the sequence whose blocks are `table`. ahead: the last
-    position that each sees, if that is after its own."""
+    """q [n, heads, D] of tokens at positions start, start + 1, ... of the sequence with the blocks `table`. ahead: the last
+    position that each sees, if after its own."""
     n, size = q.shape[0], kv.shape[2]
     at = torch.arange(start, start + n)[:, None]
     first = at // spec.window * spec.window if spec.kind == "chunked" else at - spec.window + 1 if spec.window else at * 0

@@ -79,7 +79,7 @@ class ReferenceEncoderAttention(AttentionBackend):
 
 
 def _relative_scores(q: Tensor, k: Tensor, places: RelativePositions, row: Tensor) -> Tensor:
-    """What queries give with the keys of distances, and keys with their queries: f64[heads, n, n]. row [n, n]: of each query
+    """Scores of queries with the keys of distances, and of keys with their queries: f64[heads, n, n]. row [n, n]: of each query
     and key."""
     total = torch.zeros(q.shape[1], *row.shape, dtype=torch.float64, device=q.device)
     if places.keys is not None:

@@ -1,4 +1,4 @@
-"""AMD GPUs: what to look for, what the cards are, which of AMD's kernel libraries are used. Imports no framework."""
+"""AMD GPUs: how to find them, the known cards, and AMD's kernel libraries in use. Imports no framework."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Kernels compiled side by side, before the steps that launch them run.
 
-A step launches its kernels one after the other, and one that is not compiled yet holds up all that follow. So steps first run
-on tensors without memory, where each launch only hands its kernel to other threads. What comes to nothing here is compiled when
-the step itself runs.
+A step launches its kernels in sequence, and an uncompiled one holds up all that follow. Steps therefore first run on tensors
+without memory, where each launch only hands its kernel to other threads. A kernel missed here is compiled when the step
+itself runs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 
 NOWHERE = torch.device("meta")
 THREADS = 16
-"""Upper bound of compiling threads. A compiler of one kernel takes some hundred MB."""
+"""Upper bound of compiling threads. A compiler of one kernel needs some hundred MB."""
 
 
 def without_memory(x: Any) -> Any:
-    """A nest of arrays with tensors of the same sizes, strides and types in place of them."""
+    """A nest of arrays with each tensor replaced by one without memory, of the same sizes, strides and type."""
     if isinstance(x, Tensor):
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=NOWHERE)
     if isinstance(x, Mapping):
@@ -42,9 +42,9 @@ def without_memory(x: Any) -> Any:
 
 @contextmanager
 def compiling() -> Iterator[bool]:
-    """Within, launches compile on other threads and run nothing, and leaving waits for them. False: nothing here can
-    do that, and launches are what they are anywhere. Reasons are no kernels that are compiled when met, one
-    processor, or a Triton that compiles one at a time."""
+    """Within, launches compile on other threads and run nothing, and leaving waits for them. False: not supported here, and
+    launches run as anywhere. Reasons are no kernels compiled at first use, one processor, or a Triton that compiles one at a
+    time."""
     threads = min(THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     mode, kernels = _triton()
     if mode is None or threads < 2:
@@ -66,8 +66,8 @@ def compiling() -> Iterator[bool]:
 
 @contextmanager
 def _once() -> Iterator[None]:
-    """Within, Triton is asked only once for a kernel that is being compiled. Version 3.6 would make the key of the compiled
-    file anew for every layer that launches it."""
+    """Within, Triton is asked only once for a kernel being compiled. Version 3.6 would make the key of the compiled file again
+    for every layer that launches it."""
     from triton import knobs
     from triton.runtime import driver
 
@@ -81,7 +81,7 @@ def _once() -> Iterator[None]:
             asked.add((id(fn.jit_function), key))
             return False
         cache = fn.jit_function.device_caches[device][0]
-        cache[key] = waiting  # found by all that follow, until the kernel takes its place
+        cache[key] = waiting  # found by all that follow, until the kernel replaces it
         held.append((cache, key))
         return True
 

@@ -1,6 +1,6 @@
-"""What is known of GPU generations and cards without asking a driver: types, memory, and the sizes that suit them.
+"""Facts of GPU generations and cards, known without asking a driver: types, memory, and the sizes that suit them.
 
-Facts here decide defaults and what `thalweg plan` computes with. An opened device corrects what it knows better.
+They decide defaults and the figures of `thalweg plan`. An opened device corrects the ones it knows better.
 Imports no framework.
 """
 
@@ -48,7 +48,7 @@ ARCHES: dict[str, Arch] = {
 
 
 def arch_of(name: str) -> Arch:
-    """The generation of this name. One that is newer than this table is taken to be like the newest of its family's kind."""
+    """The generation of this name. One newer than this table counts as the newest of its family's kind."""
     known = ARCHES.get(name)
     if known is not None:
         return known
@@ -61,12 +61,12 @@ def arch_of(name: str) -> Arch:
 
 
 def compiled_for(beginnings: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the table, those of these names that are new enough to serve on."""
+    """Of the table, those of these names new enough to serve on."""
     return tuple(a.name for a in ARCHES.values() if a.dtypes and a.name.startswith(beginnings))
 
 
 def _split(name: str) -> tuple[str, int]:
-    """("sm_", 90), ("gfx9", 0x42), ("xe", 2): what orders generations of one line."""
+    """("sm_", 90), ("gfx9", 0x42), ("xe", 2): sort key of the generations of one line."""
     if name.startswith("gfx"):
         major = name[3:-2]
         return f"gfx{major}", int(name[-2:], 16) if re.fullmatch(r"[0-9a-f]{2}", name[-2:]) else -1
@@ -90,7 +90,7 @@ Known = tuple[tuple[str, str, int], ...]
 
 def recognise(name: str, known: Known) -> tuple[str, int]:
     """(arch, bytes) of a product name. ("", 0) if it is not in the table. Memory that the name states is believed,
-    unless it is more than twice the table's. Then it is that of the processor beside the GPU."""
+    unless it is more than twice the table's. Then it is the memory of the host processor."""
     for pattern, arch, gib in known:
         if re.search(pattern, name):
             stated = [int(n) for n in re.findall(r"\b(\d+) ?GB?\b", name)]
@@ -102,10 +102,10 @@ SEQS = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *r
 """Sequences of the buckets that graphs are captured for. From 32 on at most a third of the rows is padding, in matrix
 products that take 64 rows at once and attention that skips it."""
 WIDTHS = (256, 2048)
-"""Columns of their tables, below the widest. A graph of wide tables sets going programs for keys that are not there."""
+"""Columns of their tables, below the widest. A graph of wide tables starts programs for absent keys."""
 MIXED = (32, 64, 96, 128, 192, 256, 384, 512)
-"""Tokens of the buckets of steps with prompts. Beyond them a device computes for longer than it takes to launch what it
-computes, and padding costs more than a graph saves (not measured)."""
+"""Tokens of the buckets of steps with prompts. Above them a device computes for longer than the launches last, and padding
+costs more than a graph saves (not measured)."""
 MIXED_SEQS = (8, 32, 128)
 """Sequences of those buckets, below the most."""
 VERIFIED = 256
@@ -157,7 +157,7 @@ def mixed_shapes(
     seqs: int, tokens: int, blocks: int, asked: Sequence[int] | None = None, largest: int | None = None
 ) -> tuple[StepShape, ...]:  # fmt: skip
     """Shapes of steps with prompts among decodes, up to `tokens` tokens. asked: sizes instead of MIXED. largest: none above
-    it. One sequence more than there are: padding tokens need one of their own. None has more sequences than tokens."""
+    it. One sequence more than there are: padding tokens need a separate one. None has more sequences than tokens."""
     sizes = [n for n in sorted(set(MIXED if asked is None else asked)) if 1 < n <= min(tokens, largest or tokens)]
     counts = [*(n for n in MIXED_SEQS if n <= seqs), seqs + 1]
     return tuple(StepShape(n, s, w) for n in sizes for s in counts if s <= n for w in sorted({min(WIDTHS[0], blocks), blocks}))

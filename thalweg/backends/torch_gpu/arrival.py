@@ -1,6 +1,6 @@
-"""Weights from files to the device: several threads read into pinned buffers, and a stream of its own copies from them.
+"""Weights from files to the device: several threads read into pinned buffers, and a separate stream copies from them.
 
-Threads touch files and host memory alone. The thread that drives the device launches every copy, in order. There are as many
+Threads touch only files and host memory. The thread that drives the device launches every copy, in order. There are as many
 buffers as threads and two more, of PIECE bytes at most, whatever the size of the model.
 """
 
@@ -23,7 +23,7 @@ from thalweg.hal.device import FileArray, FileBytes
 
 logger = logging.getLogger(__name__)
 PIECE = 16 << 20
-"""Bytes that are read at once."""
+"""Bytes per read."""
 LEAST = 2
 """Buffers without which nothing is read while something is copied."""
 
@@ -41,7 +41,7 @@ class _ReadChunk:
 
 @dataclass(slots=True)
 class _PendingRead:
-    """A piece that is being read, or is there."""
+    """A piece being read, or read."""
 
     piece: _ReadChunk
     buffer: Tensor
@@ -76,18 +76,18 @@ class WeightStreamer:
             self._reads.clear()
 
     def _upload(self, pool: ThreadPoolExecutor, number: int, parameter: FileArray) -> Tensor:
-        """The parameter, whose last copies may still run: what the compute stream does from now on comes after them."""
+        """The parameter. Its last copies may still run: later work of the compute stream comes after them."""
         runtime = self._runtime
         with torch.inference_mode():
             target = torch.empty(parameter.shape, dtype=getattr(torch, parameter.dtype), device=runtime.device)
             bytes_of = as_bytes(target)
-        runtime.uploads.wait(runtime.compute.record())  # what used this memory before is done with it
+        runtime.uploads.wait(runtime.compute.record())  # earlier work with this memory is done
         while True:
             self._read_ahead(pool)
             if not self._reads or self._reads[0].piece.owner != number:
                 break
             read = self._reads.popleft()
-            read.done.result()  # what a thread raised is raised here
+            read.done.result()  # raises the thread's error
             to, n = read.piece.to, read.piece.count
             runtime.uploads.run(functools.partial(_copy, bytes_of[to : to + n], read.buffer[:n]))
             self._free.append((read.buffer, runtime.uploads.record()))

@@ -1,4 +1,4 @@
-"""Paged attention in torch's own operations, for any device and any graph: what serves where there is no kernel.
+"""Paged attention in torch's own operations, for any device and any graph: the fallback without a kernel.
 
 Slow and exact. Sizes follow the tables' width, never the values in them, so a step of decoding sequences can be captured.
 """
@@ -22,8 +22,8 @@ GATHER = 1 << 26
 
 
 class GatherAttention(AttentionBackend):
-    """Arithmetic is float64. In whatever order a matrix product sums, the result rounded to the model's dtype is the
-    same. So a token does not depend on what it was batched with."""
+    """Arithmetic is float64. In whatever order a matrix product sums, the result rounded to the model's dtype is the same. A
+    token therefore does not depend on the rest of the batch."""
 
     name = "torch-gather"
     batch_invariant = True
@@ -87,7 +87,7 @@ def _runs(batch: StepBatch) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _decode(q: Tensor, kv: Tensor, table: Tensor, batch: StepBatch, spec: AttnSpec) -> Tensor:
-    """One token per sequence. What a table's unused part points at is replaced by zeros: it may be anything, NaN too."""
+    """One token per sequence. Values at a table's unused part are replaced by zeros: they may be anything, NaN too."""
     keys = table.shape[1] * kv.shape[2]
     most = max(1, GATHER // (keys * spec.kv_heads * spec.head_dim))
     parts = []

@@ -1,6 +1,6 @@
-"""A GPU that is not here: steps of a model run on tensors without memory, and what their kernels would compile is noted.
+"""An absent GPU: steps of a model run on tensors without memory, and the compilations of their kernels are noted.
 
-Everything above the device is what it is on a real one: the model, the kernels that are chosen, sizes and strides. Only
+Everything above the device is as on a real one: the model, the chosen kernels, sizes and strides. Only
 values are missing, so nothing may look at one.
 """
 
@@ -53,7 +53,7 @@ class _Never:
         return True
 
     def result(self) -> StepResult:
-        raise RuntimeError("a device that is not here has no results")
+        raise RuntimeError("an absent device has no results")
 
 
 class CompileOnlyDevice(Device):
@@ -78,7 +78,7 @@ class CompileOnlyDevice(Device):
         return torch.empty(shape, dtype=getattr(torch, dtype), device=NOWHERE)
 
     def compile(self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None) -> Any:
-        """The step on arrays that lie in one buffer, as a batch's do on a device: kernels are told the same alignments."""
+        """The step on arrays that lie in one buffer, as a batch's do on a device: kernels get the same alignments."""
 
         def run(batch: StepBatch) -> _Never:
             layout, n = lay_out(batch)
@@ -90,11 +90,11 @@ class CompileOnlyDevice(Device):
         return run
 
     def read_blocks(self, kv: Any, blocks: np.ndarray) -> bytes:
-        raise NotImplementedError("a device that is not here has no values")
+        raise NotImplementedError("an absent device has no values")
 
 
 class CompileOnlyPlatform(Platform):
-    """What a GPU platform says of every device of this architecture, and a device that is not here."""
+    """The facts of a GPU platform for every device of this architecture, and an absent device."""
 
     def __init__(self, base: GpuPlatform, arch: str) -> None:
         self._base, self._arch = base, arch
@@ -115,7 +115,7 @@ class CompileOnlyPlatform(Platform):
         return self._base.defaults(model, device)
 
     def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
-        """None: kernels are the same for a bucket and a batch that is run as it is."""
+        """None: kernels are the same for a bucket and for an unpadded batch."""
         return ()
 
     def packs(self, dtype: str, format: WeightFormat = DENSE) -> bool:

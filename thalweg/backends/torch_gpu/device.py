@@ -30,10 +30,9 @@ logger = logging.getLogger(__name__)
 
 
 class GpuDevice(Device):
-    """graphs: capture what can be captured (uniform buckets, of ranks whose exchanges can be). Otherwise every step runs as it
-    is written. prepare: before the first request compile kernels and capture graphs ("graphs"), compile only
-    ("kernels"), or neither ("none"). readers: threads that read weights from files; 0: each is read by the caller and
-    `put`."""
+    """graphs: capture steps that can be captured (uniform buckets, of ranks with exchanges that can be). Otherwise every step
+    runs as it is written. prepare: before the first request compile kernels and capture graphs ("graphs"), compile only
+    ("kernels"), or neither ("none"). readers: threads that read weights from files; 0: each is read by the caller and `put`."""
 
     keeps_tables = rounds = moves_blocks = True
 
@@ -112,12 +111,12 @@ class GpuDevice(Device):
         return GpuExecutable(self._lane, step, params, state, shape, features, capture)
 
     def widen(self, features: Features) -> Features:
-        """Rows that are greedy, or not truncated, pass through these kernels next to untouched: no graphs of their own."""
+        """Greedy rows, and rows without truncation, pass through these kernels next to untouched: no separate graphs."""
         return bucket_logprobs(replace(features, random=True, truncate=True))
 
     def warmup_buckets(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
-        """Largest first: what a smaller graph needs while it runs then lies in memory that a larger one has. Steps with prompts
-        or drafts are captured when they are met: there are many sizes of them, and few that a server meets."""
+        """Largest first: temporaries of a smaller graph then lie in memory that a larger one has. Steps with prompts or drafts
+        are captured at first use: they have many sizes, and a server meets few."""
         made = [s for s in buckets if s.uniform and s.tokens == s.seqs] if self._ahead else []
         return sorted(made, key=lambda s: (s.tokens, s.blocks), reverse=True)
 
@@ -163,7 +162,7 @@ class GpuDevice(Device):
                     logger.debug("kernels of %s are not compiled ahead: %s", run.shape or "steps of any shape", e)
 
     def export(self, caches: Sequence[Tensor], blocks: np.ndarray) -> GpuExport:
-        """Gathered between two steps, and copied to the host beside them."""
+        """Gathered between two steps, and copied to the host while later ones run."""
         index, gathered = self._index(blocks), list[Tensor]()
 
         def gather() -> None:
@@ -229,7 +228,7 @@ class GpuDevice(Device):
         self._runtime.synchronize()
 
     def close(self) -> None:
-        """What the driver holds for this process goes with the process. What torch holds unused goes now."""
+        """Memory of the driver for this process ends with the process. Memory that torch holds unused goes now."""
         self._runtime.synchronize()
         self._uploader.close()
         self._runtime.trim()

@@ -1,4 +1,4 @@
-"""The vendor's driver through torch: is it there, what devices has it, and what are they."""
+"""The vendor's driver through torch: its presence, and its devices with their properties."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ XE: tuple[tuple[str, str], ...] = (
 
 
 class TorchDriver:
-    """build: "cuda", "hip" (whose devices torch calls cuda) or "xpu"."""
+    """build: "cuda", "hip" (its devices are "cuda" in torch) or "xpu"."""
 
     def __init__(self, build: str) -> None:
         self._build, self._kind = build, "xpu" if build == "xpu" else "cuda"

@@ -1,7 +1,7 @@
 """A step as this device runs it: staged in, run as it is or replayed as a graph, staged out, and never waited for.
 
-The state lives in the same memory for good. What a step returns in other memory is copied back into it. So every
-graph and every eager step, in whatever order they run, read and write one state.
+The state lives in the same memory for good. State that a step returns in other memory is copied back into it. Every graph and
+every eager step, in whatever order they run, thus read and write one state.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ logger = logging.getLogger(__name__)
 LAYOUTS = 8
 """Graphs one executable keeps at most: one per layout of its batches (masks, biases)."""
 IDLE = 256
-"""Calls of an executable after which a graph that none of them replayed makes room for another."""
+"""Calls of an executable after which a graph without a replay makes room for another."""
 MET = 64
 """Layouts that were met once and are remembered."""
 COUNTS = (20, 64)
-"""Logprobs are computed for so many of the top tokens. So a count that a request asks for needs no code of its own.
-The counts are what requests usually ask for, and the most that kernels look for."""
+"""Logprobs are computed for so many of the top tokens, so any requested count runs the same code. The counts are the usual
+request, and the most that kernels look for."""
 
 
 ENTRIES = 16
@@ -114,7 +114,7 @@ class _CapturedGraph:
 
 @dataclass(slots=True)
 class GpuContext:
-    """What all executables of a device share."""
+    """State shared by all executables of a device."""
 
     runtime: Runtime
     inbox: Inbox
@@ -141,7 +141,7 @@ class GpuContext:
         return self.views[layout]
 
     def graphs_place(self, n: int) -> Tensor:
-        """Where a graph's batch of n bytes will lie: graphs run one after the other, and each batch comes before its own."""
+        """Where a graph's batch of n bytes will lie: graphs run in sequence, each after its batch has arrived."""
         if self.home.numel() < n:
             self.home = torch.empty(room(n), dtype=torch.uint8, device=self.runtime.device)
         return self.home
@@ -154,8 +154,8 @@ class GpuContext:
 
 
 class GpuExecutable:
-    """shape: pad-to bucket or None. features: what it is compiled for. None = whatever each batch asks. capture: a
-    layout that is met a second time is captured, and replayed from then on."""
+    """shape: pad-to bucket or None. features: those it is compiled for. None = those of each batch. capture: a layout met a
+    second time is captured, and replayed from then on."""
 
     def __init__(
         self, lane: GpuContext, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None,
@@ -171,7 +171,7 @@ class GpuExecutable:
 
     @property
     def shape(self) -> StepShape | None:
-        """What it was made for."""
+        """The shape it was made for."""
         return self._shape
 
     def captures(self, features: Features) -> bool:
@@ -180,7 +180,7 @@ class GpuExecutable:
 
     def launch_nowhere(self, batch: StepBatch, nowhere: Callable[[Any], Any]) -> None:
         """The step on tensors without memory, which `nowhere` makes of parameters and state. Its batch lies as on the device:
-        kernels are told the same alignments."""
+        kernels get the same alignments."""
         batch = self._asking(batch)
         batch = even(batch) if self._capture else batch
         layout, n = lay_out(batch)
@@ -263,7 +263,8 @@ class GpuExecutable:
         return self._fetch(outcome)
 
     def _once(self, batch: StepBatch, arrays: Mapping[str, Tensor]) -> tuple[Tensor, Manifest]:
-        """The step on device arrays. Its packed result is packed before the state moves, as it may be part of it."""
+        """The step on device arrays. Its packed result is packed before the state moves, as it may share memory with the
+        state."""
         state, result = self._step(self._params, self._state.value, self._lane.tables.gather_tables(unpack(batch, arrays)))
         packed = flatten(result)
         settle(self._state.value, state)
@@ -300,7 +301,7 @@ class GpuExecutable:
         return self._fetch(outcome)
 
     def _fetch(self, outcome: _Outcome) -> PendingGpuStep:
-        """The result to the host, beside whatever computes next."""
+        """The result to the host, while later work runs."""
         lane = self._lane
         lane.runtime.copies.wait(lane.runtime.compute.record())
 
@@ -321,7 +322,7 @@ def even(batch: StepBatch) -> StepBatch:
 
 
 def settle(state: State, new: State) -> None:
-    """Copy what a step returned into the state's own memory, where it is not there already."""
+    """Copy the state that a step returned into the state's own memory, where it is not there already."""
     pairs = [(old, got) for old, got in _pairs(state, new) if not _same(old, got)]
     if not pairs:
         return
@@ -338,7 +339,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 def _pairs(old: Any, new: Any) -> Iterator[tuple[Tensor, Tensor]]:
     if isinstance(old, Tensor):
         if not isinstance(new, Tensor) or old.shape != new.shape or old.dtype != new.dtype:
-            raise RuntimeError(f"a step returned a state of another form: {_form(new)} in place of {_form(old)}")
+            raise RuntimeError(f"a step returned a state of another form: {_form(new)}, expected {_form(old)}")
         yield old, new
     elif isinstance(old, Mapping):
         if not isinstance(new, Mapping) or old.keys() != new.keys():

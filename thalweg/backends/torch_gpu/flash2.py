@@ -1,7 +1,7 @@
 """flash-attn 2 (Dao 2023, github.com/Dao-AILab/flash-attention), where it is installed: NVIDIA's and AMD's GPUs.
 
-Interface: flash_attn 2.6 to 2.8, `flash_attn_varlen_func` and `flash_attn_with_kvcache`, whose pages are multiples of 256
-tokens: blocks of the default size are refused. Never run on a GPU here.
+Interface: flash_attn 2.6 to 2.8, `flash_attn_varlen_func` and `flash_attn_with_kvcache`. Pages are multiples of 256 tokens:
+blocks of the default size are refused. Never run on a GPU here.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A GPU stand-in: the runtime of `runtime.py` on the host, built to be stricter than hardware.
 
-Streams hold their work back until somebody needs it (`late`). So a missing wait or a buffer reused too early gives a
-wrong result every time, not once in a million steps. Graphs record the operations on tensors, not the Python around
-them, and replay exactly those on the same memory. As on a GPU, what a step decides in Python while it is captured is
-decided for good. What cannot be captured there is refused here. For tests only: a machine that really computes on its
-processor has a platform for that.
+Streams hold their work back until somebody needs it (`late`). A missing wait or a buffer reused too early thus gives a wrong
+result every time, not once in a million steps. Graphs record the operations on tensors, not the Python around them, and replay
+exactly those on the same memory. As on a GPU, decisions in Python during a capture are final. Work that cannot be captured
+there is refused here. For tests only: a machine that really computes on its processor has a platform for that.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from thalweg.backends.torch_gpu.runtime import Work
 LOOKS = frozenset({"item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "nonzero", "__array__"})
 """Methods of a tensor that need its values on the host."""
 GROWS = ("nonzero", "unique", "masked_select", "_local_scalar_dense")
-"""Operations whose result's shape, or value, the host must know."""
+"""Operations with a result of a shape, or value, that the host must know."""
 MAKES = ("arange", "zeros", "ones", "empty", "full", "tensor", "rand", "randn", "linspace", "eye")
-"""Operations that make a tensor where they are told to: without a device, on the host."""
+"""Operations that make a tensor on a given device: without one, on the host."""
 
 
 class LateEvent:
@@ -88,7 +87,7 @@ class LateStream:
 
 
 class HostRuntime:
-    """late: as LateStream. memory_bytes: what it claims to have. 0 = the host's."""
+    """late: as LateStream. memory_bytes: the size it claims. 0 = the host's."""
 
     def __init__(self, late: bool = True, memory_bytes: int = 0) -> None:
         self.device = torch.device("cpu")
@@ -97,7 +96,7 @@ class HostRuntime:
         self.captures = self.replays = 0
 
     def allocate_pinned(self, n: int) -> Tensor:
-        """Full of what it held before, which nobody may read."""
+        """With its former contents, which no one may read."""
         return torch.full((n,), 0xAA, dtype=torch.uint8)
 
     def capture(self, work: Work) -> Work:
@@ -142,7 +141,7 @@ def _require_device(work: Work) -> Work:
 
 
 class _ExplicitDevices(TorchFunctionMode):
-    """Refuses tensors made where nobody said: the device and the host are two places on a real machine."""
+    """Refuses tensors made without an explicit device: the device and the host are two places on a real machine."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -156,7 +155,7 @@ class _ExplicitDevices(TorchFunctionMode):
 
 
 class _NoHostReads(TorchFunctionMode):
-    """Refuses what would copy a value to the host."""
+    """Refuses operations that copy a value to the host."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -195,7 +194,7 @@ class GraphRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def undo(self) -> None:
-        """What recording changed in memory that was there before is put back: capturing runs nothing."""
+        """Older memory that recording changed is put back: capturing runs nothing."""
         with torch.inference_mode():
             for whole, before in self._before.values():
                 whole.copy_(before)

@@ -1,6 +1,6 @@
 """The kernels of a GPU, in order of preference: the vendor's where they are installed, Triton's, torch's own operations.
 
-What is not there stays in the list as an entry that refuses, so that the kernel plan says why a slower kernel runs.
+A missing library stays in the list as an entry that refuses, so that the kernel plan says why a slower kernel runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMPILED_OPS = (
 
 @dataclass(frozen=True, slots=True)
 class KernelSet:
-    """What one source offers."""
+    """The kernels and attention of one source."""
 
     kernels: tuple[Kernel, ...] = ()
     attention: tuple[AttentionBackend, ...] = ()
@@ -41,14 +41,14 @@ class KernelSet:
 
 
 Source = Callable[[str], KernelSet]
-"""Function of the architecture that imports what it needs. ImportError or RuntimeError, with a reason, if it is not
-there or does not fit."""
+"""Function of the architecture that imports its library. ImportError or RuntimeError, with a reason, if it is missing or does
+not fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
-    """An optional library: its name in the plan, what it would serve, and how to load it. One with attention alone is loaded
-    when a layer asks for it, and taken not to be batch-invariant."""
+    """An optional library: its name in the plan, the ops it would serve, and how to load it. One with only attention is loaded
+    when a layer asks for it, and counts as not batch-invariant."""
 
     name: str
     ops: tuple[str, ...]
@@ -78,8 +78,8 @@ class UnavailableAttention(AttentionBackend):
 
 
 class LazyAttention(AttentionBackend):
-    """A library's attention, not batch-invariant. It is loaded when it is first asked something. Importing one takes
-    seconds, and one that is never asked costs nothing."""
+    """A library's attention, not batch-invariant. It is loaded when first asked something: an import lasts seconds, and an
+    unused one costs nothing."""
 
     def __init__(self, vendor: Vendor, arch: str) -> None:
         self.name, self._vendor, self._arch = vendor.name, vendor, arch
@@ -167,7 +167,7 @@ def matrix_library(arch: str, unshown: bool = False) -> KernelSet:
 
 
 def _slower_than_triton(arch: str, kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
-    """Those that serve only without Triton. An H200 took 1.1 to 3 times as long for products of integers by this library, which
+    """Those that serve only without Triton. An H200 took 1.1 to 3 times as long for integer matmuls by this library, which
     leaves the scales to launches after it, in all but one of 30 sizes."""
     return tuple(k for k in kernels if arch.startswith("sm_") and k.name == "torch-int8")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from thalweg.hal.op import Kernel
 
 TILE = 128
-"""Rows multiplied at once by the kernel whose rows do not depend on each other's company."""
+"""Rows multiplied at once by the kernel with rows that do not depend on each other's company."""
 
 
 def _dense(spec: Mapping[str, Any]) -> str | None:
@@ -27,7 +27,7 @@ def _as_it_comes(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 def _in_tiles(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Always TILE rows: one shape, hence one algorithm, and every row is summed in its order, alone or in a crowd. Decoding
+    """Always TILE rows: one shape, hence one algorithm, and every row is summed in its order, in any batch. Decoding
     is bound by reading the weight, so the rows that fill a tile up cost little there."""
     rows = x.reshape(-1, x.shape[-1])
     n = rows.shape[0]
@@ -50,8 +50,9 @@ WORKSPACE = {"CUBLASLT_WORKSPACE_SIZE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
 
 @functools.cache
 def _without_workspace() -> None:
-    """Tell torch to multiply by cuBLASLt without splitting sums. It reads the first two when it first multiplies, so no other
-    kernel of this process may have: where rows must keep their bits, none that is bound does. What the user set is replaced."""
+    """Make torch multiply by cuBLASLt without splitting sums. The library reads the first two settings at its first product, so
+    no other kernel of this process may have multiplied: where rows must keep their bits, no bound kernel does. The user's
+    values are replaced."""
     os.environ.update(WORKSPACE)
     torch.backends.cuda.preferred_blas_library("cublaslt")
     for name in ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"):
@@ -62,7 +63,7 @@ def _without_workspace() -> None:
 
 
 def _in_one_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Whatever tile the library takes for this many rows, a row's terms are added by one program, first to last."""
+    """A row's terms are added by one program, first to last, in any tile that the library chooses for this many rows."""
     if weight.device.type == "cuda":
         _without_workspace()
     return F.linear(x, weight, bias)
@@ -80,7 +81,7 @@ def _not_shown(arch: str, unshown: bool, spec: Mapping[str, Any]) -> str | None:
 
 
 def no_split_k(arch: str, unshown: bool = False) -> Kernel:
-    """Of NVIDIA's. unshown: claim on this architecture what was not shown on it, as the test that shows it does."""
+    """NVIDIA's. unshown: claim on this architecture properties not shown on it, as the test that shows them does."""
     supports = functools.partial(_not_shown, arch, unshown)
     return Kernel("linear", "torch-no-split-k", _in_one_sum, supports=supports, batch_invariant=True)
 

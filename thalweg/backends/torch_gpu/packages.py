@@ -1,4 +1,4 @@
-"""Optional packages: found and checked when they are wanted, and what is wrong with one told in a sentence."""
+"""Optional packages: found and checked when they are wanted, with a one-sentence reason for a failure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import Any
 
 @contextmanager
 def loading(name: str) -> Iterator[None]:
-    """Around the import of an optional package. ImportError, with a reason, if it is not there or does not load. What
-    a package raises while it is imported (no device, another torch, a library that is missing) costs its own kernels
-    alone."""
+    """Around the import of an optional package. ImportError, with a reason, if it is missing or does not load. An error during
+    its import (no device, another torch, a missing library) costs only its own kernels."""
     if sys.modules.get(name) is None and find_spec(name) is None:
         raise ImportError(f"{name} is not installed")
     try:
@@ -25,9 +24,8 @@ def loading(name: str) -> Iterator[None]:
 
 
 def function(owner: ModuleType | type, name: str, *arguments: str) -> Callable[..., Any]:
-    """A function (or class) of a module, or of a class, that takes arguments of these names. ImportError if there is
-    none, or it does not take them. Then the package is older than what is written here, or another one of the same
-    name."""
+    """A function (or class) of a module, or of a class, with arguments of these names. ImportError if there is none, or it
+    lacks an argument. Then the package is older than this code, or another one of the same name."""
     found: Callable[..., Any] | None = getattr(owner, name, None)
     title = f"{owner.__name__} {getattr(owner, '__version__', '')}".rstrip()
     if found is None:
@@ -35,7 +33,7 @@ def function(owner: ModuleType | type, name: str, *arguments: str) -> Callable[.
     have = inspect.signature(found).parameters
     missing = [a for a in arguments if a not in have]
     if missing and not any(p.kind is p.VAR_KEYWORD for p in have.values()):
-        raise ImportError(f"{title}: {name} takes no {', '.join(missing)}: it is too old")
+        raise ImportError(f"{title}: {name} has no argument {', '.join(missing)}: it is too old")
     return found
 
 

@@ -1,9 +1,9 @@
-"""What attention libraries share: what they refuse, the lengths they are told, and who does what they leave out.
+"""Shared code of attention libraries: their refusals, the lengths they need, and a partner for the rest.
 
-A library attends over pages and knows nothing of our batches. Its partner is the best paged attention that is here
-without it. The partner writes keys and values, decides how a block lies in memory, and takes the steps that the
-library cannot. Libraries choose their algorithm by the batch, so none of these is batch-invariant. Padding sequences
-come last in a batch. In a captured step they have no keys. Elsewhere they are cut off.
+A library attends over pages and knows nothing of our batches. Its partner is the best paged attention available without it. The
+partner writes keys and values, decides how a block lies in memory, and runs the steps that the library cannot. Libraries choose
+their algorithm by the batch, so none of these is batch-invariant. Padding sequences come last in a batch. In a captured step
+they have no keys. Elsewhere they are cut off.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def partner(arch: str) -> PagedBackend:
 
 
 class LibraryAttention(AttentionBackend):
-    """A subclass gives a name, what it refuses as class attributes, `plan` and `attend`."""
+    """A subclass gives a name, its refusals as class attributes, `plan` and `attend`."""
 
     largest: int = 256
     """Head size, which is a multiple of 8 (loads of 16 bytes)."""
@@ -62,7 +62,7 @@ class LibraryAttention(AttentionBackend):
     """The only head sizes it has kernels for. () = any up to `largest`."""
     softcap: bool = True
     blocks: tuple[int, ...] = ()
-    """The only block sizes it takes. () = any that `multiple` divides."""
+    """The only supported block sizes. () = any that `multiple` divides."""
     multiple: int = 1
 
     def __init__(self, partner: PagedBackend) -> None:
@@ -131,13 +131,13 @@ def whole(out: Tensor, tokens: int) -> Tensor:
 
 
 class StepCache:
-    """What is made once in a step and serves every layer of a group: kept until the group's next step."""
+    """An object made once in a step for every layer of a group: kept until the group's next step."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[Any, Any]] = {}
 
     def of(self, plan: Any, group: int, make: Callable[[], Made]) -> Made:
-        """plan: what `AttentionBackend.metadata` gave, the same object in every layer of one step."""
+        """plan: the result of `AttentionBackend.metadata`, the same object in every layer of one step."""
         held = self._made.get(group)
         if held is None or held[0] is not plan:
             held = self._made[group] = (plan, make())

@@ -1,6 +1,6 @@
-"""What GPU platforms share before a device is opened: probing, defaults, options, and saying in one sentence what is missing.
+"""Shared code of GPU platforms before a device is opened: probing, defaults, options, and a sentence on any missing part.
 
-Imports no framework: what torch was built for is read from the file that says so.
+Imports no framework: torch's version file says which accelerators it was built for.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ DRIVER_BYTES = 1 << 29
 GRAPH_BYTES = 1 << 22
 """Bytes a driver keeps of one captured step, about (some hundreds of kernels, not measured yet)."""
 GRAPHS_BESIDE = 8
-"""Captured steps beside one per bucket: of requests that ask for logprobs, penalties, biases."""
+"""Captured steps in addition to one per bucket: of requests that ask for logprobs, penalties, biases."""
 SPAN = 512
 PARTS_BYTES = 1 << 28
 """Attention over long tables computes parts of this many keys and joins them. The parts of a step take at most this
@@ -80,15 +80,14 @@ class GpuOptions:
     graphs: bool = True
     """Capture decoding steps. False: launch every kernel each time, for debugging."""
     graph_sizes: tuple[int, ...] | None = None
-    """Sequences of the decoding steps that are captured. None: a few dozen sizes up to max_num_seqs."""
+    """Sequences of the captured decoding steps. None: a few dozen sizes up to max_num_seqs."""
     largest_graph: int | None = None
     """Sequences of the largest. Steps of more run as they are written."""
     mixed_graph: int = 512
-    """Tokens of the largest step with prompts that is captured. 0: none, they run as they are written."""
+    """Tokens of the largest captured step with prompts. 0: none, they run as they are written."""
     prepare: Prepare = "graphs"
-    """Work done before the first request. "graphs": kernels compiled and decoding steps captured. "kernels": kernels
-    alone, for a shorter start, and graphs are captured while serving. "none": nothing, and the first requests wait
-    for compilers."""
+    """Work done before the first request. "graphs": kernels compiled and decoding steps captured. "kernels": only kernels, for
+    a shorter start, and graphs are captured while serving. "none": nothing, and the first requests wait for compilers."""
     readers: int = 8
     """Threads that read weights from safetensors files, past the host's memory. 0: they are read one by one, by mapping."""
     row_tiles: bool = True
@@ -100,14 +99,14 @@ class GpuOptions:
 
 @dataclass(frozen=True, slots=True)
 class GpuProperties:
-    """What the driver says of one device."""
+    """The driver's properties of one device."""
 
     name: str
     arch: str
     memory_bytes: int
     free_bytes: int
     cores: int
-    """Multiprocessors, compute units or cores: what the vendor counts."""
+    """Multiprocessors, compute units or cores, as the vendor counts."""
     notes: dict[str, str]
 
 
@@ -131,11 +130,11 @@ class Driver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
-    """What torch's own version file says."""
+    """Facts of torch's own version file."""
 
     version: str
     built: dict[str, str]
-    """{"cuda": "13.0"}: the accelerators it is built for, with their versions. Empty = the processor alone."""
+    """{"cuda": "13.0"}: the accelerators it is built for, with their versions. Empty = only the processor."""
 
     @property
     def words(self) -> str:
@@ -162,14 +161,14 @@ def torch_build(folder: Path | None = None) -> TorchBuild | None:
 
 
 class GpuPlatform(Platform):
-    """One vendor's GPUs. A subclass adds facts: what to look for, what to install, which vendor kernels there are."""
+    """One vendor's GPUs. A subclass adds facts: how to find cards, the package to install, the vendor's kernels."""
 
     supports_ranks = True
     options: GpuOptions = GpuOptions()
     hardware: str
     """"NVIDIA GPU"."""
     build: str
-    """Key of TITLES: what torch must be built for."""
+    """Key of TITLES: the build of torch that is needed."""
     wheels: str
     """The index that has such a torch, for the remedy."""
     score = 100
@@ -192,7 +191,7 @@ class GpuPlatform(Platform):
 
     @abstractmethod
     def cards(self) -> Sequence[Card]:
-        """GPUs whose driver is loaded, as the file system shows them."""
+        """GPUs with a loaded driver, as the file system shows them."""
 
     @abstractmethod
     def unseen(self) -> str:
@@ -219,7 +218,7 @@ class GpuPlatform(Platform):
         return Probe(self.score, f"{_list(cards)}; {build.words}")
 
     def _problem(self) -> tuple[str, Sequence[Card]]:
-        """What stands between this machine and the platform, as far as files tell. "" = nothing."""
+        """The obstacle between this machine and the platform, as far as files show. "" = none."""
         cards = self.cards()
         if not cards:
             return self.unseen(), cards
@@ -250,7 +249,7 @@ class GpuPlatform(Platform):
         return defaults(arch_of(device.notes["arch"]), device.memory_bytes, model)
 
     def packs(self, dtype: str, format: WeightFormat = DENSE) -> bool:
-        """Of codes products have a layout of their own."""
+        """Products with codes have a separate layout."""
         return format != DENSE
 
     def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
@@ -268,8 +267,8 @@ class GpuPlatform(Platform):
         )
 
     def workspace(self, s: StepSizes) -> int:
-        """The largest eager step. Then the largest captured one, as graphs lie in a pool of their own, which all of
-        them share. Then what the driver keeps of each, and the tables that eager steps and graphs are given."""
+        """The largest eager step. Then the largest captured one, as all graphs share a separate pool. Then the driver's memory
+        for each, and the tables that eager steps and graphs are given."""
         wide = blocks(s.max_len, BLOCK_TOKENS)
         tables = 2 * s.seqs * wide * 4
         steps = self._temporaries(s) + tables + DRIVER_BYTES
@@ -300,7 +299,7 @@ class GpuPlatform(Platform):
         return GpuCrossCompiler(self, arch, cache)
 
     def open(self, place: Place) -> Device:
-        """DeviceError says what was found and what to install or change."""
+        """DeviceError names the finding and the package to install or the change to make."""
         options = self.options
         problem, _ = self._problem()
         if problem:
@@ -347,7 +346,7 @@ class GpuPlatform(Platform):
         if seen.free_bytes < DRIVER_BYTES:
             raise DeviceError(
                 f"device: {self.name}: {seen.name} has {seen.free_bytes / GIB:.1f} of {seen.memory_bytes / GIB:.1f} GiB free: "
-                "too little to start; end what else uses it, or choose another GPU"
+                "too little to start; end other processes on it, or choose another GPU"
             )
         return seen
 

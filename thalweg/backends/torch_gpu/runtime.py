@@ -1,8 +1,7 @@
-"""The few things a device needs from torch beside tensors: streams, events, pinned memory, graphs, memory counts.
+"""The few things other than tensors that a device needs from torch: streams, events, pinned memory, graphs, memory counts.
 
-A `Runtime` is all of it in one object. So the device above is one class for every vendor, and runs on the host in
-tests (`host.py`). `TorchRuntime` is the real one: the module `torch.cuda` (NVIDIA, and AMD under its name) or
-`torch.xpu`.
+A `Runtime` has everything in one object. The device above is thus one class for every vendor, and runs on the host in tests
+(`host.py`). `TorchRuntime` is the real one: the module `torch.cuda` (NVIDIA, and AMD under its name) or `torch.xpu`.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Stream(Protocol):
     def record(self) -> Event: ...
 
     def wait(self, event: Event) -> None:
-        """What follows in this stream takes effect after the event. The host does not wait."""
+        """Later work of this stream starts after the event. The host does not wait."""
         ...
 
 
@@ -57,12 +56,12 @@ class Runtime(Protocol):
 
     @property
     def copies(self) -> Stream:
-        """Carries results back, beside the steps."""
+        """Carries results back, while steps run."""
         ...
 
     @property
     def uploads(self) -> Stream:
-        """Brings weights, beside their packing."""
+        """Brings weights, while others are packed."""
         ...
 
     def allocate_pinned(self, n: int) -> Tensor:
@@ -70,8 +69,8 @@ class Runtime(Protocol):
         ...
 
     def capture(self, work: Work) -> Work:
-        """Record what `work` launches on the compute stream without running it. The result launches all of it anew on
-        the same memory. RuntimeError if `work` does what cannot be recorded (it looks at a value, say)."""
+        """Record the launches of `work` on the compute stream without running them. The result launches them again on the same
+        memory. RuntimeError if `work` cannot be recorded (it looks at a value, say)."""
         ...
 
     def memory(self) -> tuple[int, int]:
@@ -83,7 +82,7 @@ class Runtime(Protocol):
         ...
 
     def trim(self) -> None:
-        """Give back what is held and not used."""
+        """Free unused memory."""
         ...
 
     def join(self) -> None:
@@ -126,14 +125,14 @@ class TorchRuntime:
         self._mode = {"capture_error_mode": "thread_local"} if kind == "cuda" else {}  # torch.xpu has one mode
         self._pool: Any = None
         self._spoilt: list[Any] = []
-        """Graphs whose capture failed and could not end: torch's pinned memory may still ask them what they captured."""
+        """Graphs with a capture that failed and could not end: torch's pinned memory may still ask about them."""
 
     def allocate_pinned(self, n: int) -> Tensor:
         return torch.empty(n, dtype=torch.uint8, pin_memory=True)
 
     def capture(self, work: Work) -> Work:
-        """All graphs share one memory pool: they run one after the other, so their temporaries may overlap. After a capture
-        that could not be ended there is another pool."""
+        """All graphs share one memory pool: they run in sequence, so their temporaries may overlap. After a capture that could
+        not be ended there is another pool."""
         if self._pool is None:
             self._pool = self._module.graph_pool_handle()
         graph = self._graph()
@@ -145,7 +144,7 @@ class TorchRuntime:
                 work()
             except BaseException:
                 self._abandon(graph)
-                raise  # the first error: what ending the capture says is a consequence of it
+                raise  # the first error: errors on ending the capture follow from it
             try:
                 graph.capture_end()
             except BaseException:
@@ -157,7 +156,7 @@ class TorchRuntime:
         return replay
 
     def _abandon(self, graph: Any) -> None:
-        """End a capture that is not wanted. The driver may have ended it already, and then torch stops half way."""
+        """End an unwanted capture. The driver may have ended it already, and then torch stops half way."""
         try:
             graph.capture_end()
         except RuntimeError as e:
@@ -165,9 +164,8 @@ class TorchRuntime:
             self._leave_pool(graph)
 
     def _leave_pool(self, graph: Any) -> None:
-        """Where `capture_end` raised, torch (before 2.13, and torch.xpu) still gives this pool's memory out for a
-        capture that is over. It refuses the next one in it ("already recording"). It has only private names for
-        ending that."""
+        """Where `capture_end` raised, torch (before 2.13, and torch.xpu) still gives this pool's memory out for a finished
+        capture. It refuses the next one in it ("already recording"). It has only private names for ending that."""
         pool, self._pool = self._pool, None
         end, release = (getattr(torch._C, f"_{self._kind}_{name}", None) for name in ("endAllocateToPool", "releasePool"))
         if end is None or release is None:

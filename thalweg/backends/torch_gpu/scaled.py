@@ -1,4 +1,4 @@
-"""Linear layers whose inputs are rounded too, by the matrix libraries that torch calls. 8-bit floats go through
+"""Linear layers with rounded inputs, by the matrix libraries that torch calls. 8-bit floats go through
 `torch._scaled_mm`, which multiplies scales in as it writes. Integers go through `torch._int_mm`, which leaves scales
 to us.
 
@@ -30,7 +30,7 @@ from thalweg.hal.weights import QTensor
 
 E4M3 = "float8_e4m3fn"
 FEW, LEAST_INT = 64, 32
-"""Rows up to which Triton's product runs, and the fewest that `_int_mm` is given, which takes more than 16."""
+"""Rows up to which Triton's product runs, and the fewest that `_int_mm` is given, which needs more than 16."""
 SHOWN: Mapping[str, str] = {"sm_90": "nvidia-h200-2026-11-26-72915bbda154"}
 """As `thalweg.backends.torch_gpu.linear.SHOWN`, of 8-bit floats."""
 FLOAT_STEP, INT_STEP = 16, 8
@@ -45,7 +45,8 @@ Round = Callable[[Tensor, str], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Helpers:
-    """What Triton does here. few: (act) -> its product for weights and inputs of 8 bits, or None where it is not installed."""
+    """Triton's share of the work. few: (act) -> its product for weights and inputs of 8 bits, or None where it is not
+    installed."""
 
     round: Round
     few: Callable[[str], Run | None]
@@ -112,14 +113,14 @@ def _int8(
 
 
 def _as_fnuz(codes: Tensor) -> Tensor:
-    """uint8 codes of float8_e4m3fn -> those that mean half of it: 0 for -0, 0x80 for NaN."""
+    """uint8 codes of float8_e4m3fn -> codes of half the value: 0 for -0, 0x80 for NaN."""
     codes = codes.masked_fill(codes == 0x80, 0)
     return codes.masked_fill((codes & 0x7F) == 0x7F, 0x80)
 
 
 def pack(fnuz: bool, w: QTensor) -> dict[str, Tensor]:
-    """{"codes": int8 or uint8 [out, in], "scales": float32 [1, out], or [1, 1] where the whole weight has one}: what Triton's
-    product takes."""
+    """{"codes": int8 or uint8 [out, in], "scales": float32 [1, out], or [1, 1] where the whole weight has one}, the form of
+    Triton's product."""
     codes, kind = w.data["codes"].contiguous(), "int" if w.format.kind == "int" else "float"
     want = torch.int8 if kind == "int" else torch.float8_e4m3fn
     if codes.dtype != want:
@@ -134,7 +135,7 @@ def pack(fnuz: bool, w: QTensor) -> dict[str, Tensor]:
 def _refusal(
     kind: str, act: str, step: int, dtypes: tuple[str, ...], unable: str | None, spec: Mapping[str, Any]
 ) -> str | None:
-    """unable: why this target runs none of it, or None."""
+    """unable: why this target runs nothing here, or None."""
     w = spec["weight"]
     if (w.kind, w.bits, w.act) != (kind, 8, act) or w.group > 0 or not w.symmetric:
         return f"runs {kind}8 weights with {act} inputs and a scale per row or tensor, not {w}"

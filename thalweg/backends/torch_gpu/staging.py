@@ -36,8 +36,8 @@ def room(n: int) -> int:
 
 
 class Ring:
-    """Pinned buffers that leave one after the other, in order with the compute stream. `count` of them: one more than the
-    steps in flight never waits."""
+    """Pinned buffers that leave in sequence, in order with the compute stream. With `count` one above the steps in flight it
+    never waits."""
 
     def __init__(self, runtime: Runtime, count: int = 4) -> None:
         self._runtime = runtime
@@ -45,7 +45,7 @@ class Ring:
         self._next = 0
 
     def send(self, n: int, fill: Callable[[np.ndarray], None], work: Callable[[Tensor], None]) -> None:
-        """fill: writes n bytes, now. work: launches what reads them."""
+        """fill: writes n bytes, now. work: launches their reader."""
         i, self._next = self._next, (self._next + 1) % len(self._buffers)
         buffer, left = self._buffers[i]
         if left is not None:
@@ -69,15 +69,15 @@ class Inbox:
 
 
 class DeviceBlockTables:
-    """Block tables that stay on the device, one of each KV group. Changes are sent before the step that reads them,
-    in order with the compute stream. So a step launched earlier reads what was there then."""
+    """Block tables that stay on the device, one of each KV group. Changes are sent before the step that reads them, in order
+    with the compute stream. A step launched earlier thus reads the former values."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime, self._ring = runtime, Ring(runtime)
         self._held: dict[int, Tensor] = {}
 
     def send(self, batch: StepBatch) -> None:
-        """What changed since the batch before. Nothing for a batch with copies of its tables."""
+        """Changes since the batch before. Nothing for a batch with copies of its tables."""
         for g, rows in enumerate(batch.block_tables):
             if not isinstance(rows, TableRows):
                 continue
@@ -102,7 +102,7 @@ class DeviceBlockTables:
         self._ring.send(12 * n, fill, work)
 
     def gather_tables(self, batch: StepBatch) -> StepBatch:
-        """The batch, on the device, with copies of its rows in place of their names: what kernels take."""
+        """The batch on the device, with names of rows replaced by copies of the rows, as kernels need them."""
         tables = tuple(
             self._held[g][:, : t.blocks].index_select(0, batch.slots) if isinstance(t, TableRows) else t
             for g, t in enumerate(batch.block_tables)
@@ -126,16 +126,16 @@ def views(buffer: Tensor, layout: Layout) -> dict[str, Tensor]:
 
 
 def as_bytes(t: Tensor) -> Tensor:
-    """A contiguous tensor's memory as u8[bytes]. Empty for an empty one, whose strides no view accepts."""
+    """A contiguous tensor's memory as u8[bytes]. Empty for an empty one: no view accepts its strides."""
     return t.reshape(-1).view(torch.uint8) if t.numel() else t.new_empty(0, dtype=torch.uint8)
 
 
 Manifest = tuple[Any, list[tuple[np.dtype[Any], tuple[int, ...]]]]
-"""A result with numbers in place of its tensors, and the dtype and shape of each."""
+"""A result with each tensor replaced by a number, and the dtype and shape of each."""
 
 
 def flatten(result: Any) -> tuple[Tensor, Manifest]:
-    """A step's result as one u8 tensor, and what it takes to read it."""
+    """A step's result as one u8 tensor, and the facts needed to read it."""
     leaves: list[Tensor] = []
     shell = _number(result, leaves)
     kinds = [(NUMPY[t.dtype], tuple(t.shape)) for t in leaves]
@@ -180,7 +180,7 @@ def _fill(x: Any, arrays: list[np.ndarray]) -> Any:
 
 
 class Outbox:
-    """Host buffers that results arrive in. A launched step takes one and gives it back when its result has been read."""
+    """Host buffers that results arrive in. A launched step borrows one and returns it when its result has been read."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -195,7 +195,7 @@ class Outbox:
 
 
 class GpuExport:
-    """An array on its way to the host, beside later steps. The device's copy is kept until it has arrived."""
+    """An array on its way to the host, while later steps run. The device's copy is kept until it has arrived."""
 
     def __init__(self, runtime: Runtime, gathered: list[Tensor], shape: tuple[int, int]) -> None:
         """gathered: filled with a u8 tensor of this shape by work that the compute stream was given."""
@@ -209,7 +209,7 @@ class GpuExport:
         return self._arrived.query()
 
     def result(self) -> np.ndarray:
-        """u8 of the shape, in pinned memory of its own."""
+        """u8 of the shape, in separate pinned memory."""
         self._arrived.synchronize()
         self._gathered.clear()
         return self._host.numpy().reshape(self._shape)

@@ -1,4 +1,4 @@
-"""A GPU platform on the host, for tests: the whole device of this package, with `HostRuntime` in place of hardware."""
+"""A GPU platform on the host, for tests: the whole device of this package, with `HostRuntime` as the hardware."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class HostGpuOptions:
     graphs: bool = True
     late: bool = True
     prepare: Prepare = "none"
-    """Recording takes longer on a host than a test that meets few shapes would wait for them."""
+    """A host records for longer than a test with few shapes would wait for them."""
     readers: int = 2
     mixed: bool = False
     """Capture steps with prompts among decodes too, with attention that can be."""
@@ -68,8 +68,7 @@ def _no_triton(arch: str) -> Any:
 
 
 def _token_by_token() -> Any:
-    """Attention that takes every token for a sequence that decodes, so that nothing of it depends on which tokens belong
-    together."""
+    """Attention that treats every token as a decoding sequence, so that nothing depends on which tokens belong together."""
     from thalweg.backends.torch_gpu.attention import GatherAttention, _decode
 
     class TokenByToken(GatherAttention):

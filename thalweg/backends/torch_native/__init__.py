@@ -1,6 +1,6 @@
-"""Kernels and attention in torch's own host operations, for platforms whose arrays are torch tensors in host memory.
+"""Kernels and attention in torch's own host operations, for platforms with torch tensors in host memory as arrays.
 
-They run eagerly, so they may write in place and look at values. They compute what `hal.ops` defines. `KERNELS` and
+They run eagerly, so they may write in place and look at values. They compute the ops of `hal.ops`. `KERNELS` and
 `ATTENTION` are in order of preference.
 """
 

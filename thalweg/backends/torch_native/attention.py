@@ -18,22 +18,22 @@ from thalweg.hal.parts.spans import Spans
 from thalweg.hal.step import SCRATCH, StepBatch
 
 QUERIES = 256
-"""Query tokens of one sequence attended at once: later ones need not be held against earlier ones' future."""
+"""Query tokens of one sequence attended at once. Smaller pieces spare later tokens' keys to earlier queries."""
 ALIGN = 64
-"""Decoding sequences whose key counts round up to the same multiple of this are attended together."""
+"""Decoding sequences are attended together if their key counts round up to the same multiple of this."""
 GATHER = 4 << 20
 """Bytes of keys and values gathered for one call, so that they are still in the cache when they are attended to."""
 KEYS = 16
 """Keys are padded to a multiple of this, where rows must not depend on the batch: an odd end is summed in another order. Blocks
 of 16 tokens and more are padded already."""
 SPAN = 512
-"""The fused attention takes keys in spans of 512. Windows begin at a span."""
+"""The fused attention reads keys in spans of 512. Windows begin at a span."""
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """What makes a token's sums the same however many keys and rows (query tokens x query heads per KV head) come
-    with it. It depends on the matrix products underneath, so on the processor."""
+    """Rules that keep a token's sums the same however many keys and rows (query tokens x query heads per KV head) come with it.
+    They depend on the matrix products underneath, so on the processor."""
 
     rows: int
     """Rows are padded to a multiple of this."""
@@ -57,22 +57,22 @@ def padding() -> Padding:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Sequences attended in one call: n of them with m query tokens each, L keys each."""
+    """Sequences attended in one call: n sequences with m query tokens each, L keys each."""
 
     rows: Tensor  # rows of the batch
     count: int  # n
     blocks: Tensor  # i64[n * L / block_tokens]
     hidden: Tensor  # [n, 1, rows, L], 0 or -inf. rows are m * heads per KV head or some more
     tile: int  # rows of one product, 0 = all
-    stale: tuple[tuple[int, int], ...]  # ranges of the n * L gathered tokens that are not their sequence's own
+    stale: tuple[tuple[int, int], ...]  # ranges of the n * L gathered tokens not of their sequence
 
 
 class TorchPagedAttention(AttentionBackend):
-    """Work lists depend on the layer's spec. So the first layer that needs one makes it, and keeps it in the step's
-    plan, which lives exactly as long as the step.
+    """Work lists depend on the layer's spec. The first layer that needs one makes it, and keeps it in the step's plan, which
+    lives exactly as long as the step.
 
-    Gathered keys and values that are not the sequence's own (the tail of its last block, padding) are zeroed, not
-    only masked. So what an earlier owner left there, NaN included, cannot reach the result."""
+    Gathered keys and values from elsewhere (the tail of the last block, padding) are zeroed, not only masked. Values of an
+    earlier owner, NaN included, thus cannot reach the result."""
 
     spans = True
     known_as = ("TORCH_SDPA",)
@@ -129,7 +129,7 @@ class TorchPagedAttention(AttentionBackend):
 
 
 def _arrays(spec: AttnSpec) -> int:
-    """Arrays of a block: keys and values, or latent keys alone."""
+    """Arrays of a block: keys and values, or only latent keys."""
     return 1 if spec.kind == "latent" else 2
 
 
@@ -145,7 +145,7 @@ def _attend(q: Tensor, kv: Tensor, work: _Work, spec: AttnSpec) -> Tensor:
         for start, end in work.stale:
             tokens[start:end].zero_()
         held.append(tokens.view(n, -1, spec.kv_heads, spec.head_dim).transpose(1, 2))
-    # The query heads of one KV head become rows beside the query tokens: one product per KV head, and rows enough.
+    # The query heads of one KV head become rows, as query tokens are: one product per KV head, and rows enough.
     rows = q[work.rows].view(n, -1, spec.kv_heads, per, spec.head_dim)
     m = rows.shape[1]
     rows = rows.permute(0, 2, 1, 3, 4).reshape(n, spec.kv_heads, m * per, spec.head_dim)
@@ -169,8 +169,8 @@ def _product(q: Tensor, k: Tensor, v: Tensor, work: _Work, scale: float) -> Tens
 
 
 def _write_rows(batch: StepBatch, group: int, rows: int, size: int) -> Tensor:
-    """i64[T]: where each token's key goes, in the cache seen as [blocks * rows] rows. Its value, if it has one of its own,
-    goes `size` further."""
+    """i64[T]: where each token's key goes, in the cache seen as [blocks * rows] rows. A separate value, if any, goes `size`
+    further."""
     table, seq = batch.block_tables[group], batch.token_seq
     column = (batch.positions // size).clamp(max=table.shape[1] - 1)
     block = torch.where(batch.slots[seq] == SCRATCH, SCRATCH, table[seq, column])

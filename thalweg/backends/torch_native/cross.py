@@ -1,5 +1,5 @@
-"""Cross attention with torch's fused attention, where a block lies: no gather, and a token at a time, so that what is computed
-for one depends on no other."""
+"""Cross attention with torch's fused attention, where a block lies: no gather. It runs a token at a time, so that one token
+depends on no other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, token_seq: T
     out = torch.empty_like(q)
     at = table[:, 0].index_select(0, token_seq.long()).tolist()
     for t, block in enumerate(at):
-        # Of one row the fused attention takes several times as long in bfloat16 as in float32, conversion included.
+        # For one row the fused attention is several times slower in bfloat16 than in float32, conversion included.
         one, k, v = (x.to(torch.float32).unsqueeze(0) for x in (q[t].unsqueeze(1), keys[block], values[block]))
         out[t] = F.scaled_dot_product_attention(one, k, v, scale=scale)[0, :, 0]
     return out

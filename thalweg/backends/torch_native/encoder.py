@@ -1,4 +1,4 @@
-"""Attention of encoders with torch's fused attention, a sequence at a time: what is computed for one depends on no other."""
+"""Attention of encoders with torch's fused attention, a sequence at a time: one sequence depends on no other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thalweg.hal.kv import KVLayout
 from thalweg.hal.step import StepBatch
 
 PIECE = 256
-"""Queries with a window that are computed together, at the least."""
+"""The fewest queries with a window that are computed together."""
 
 
 class TorchEncoderAttention(AttentionBackend):
@@ -42,7 +42,7 @@ class TorchEncoderAttention(AttentionBackend):
 
     def metadata(self, batch: StepBatch, group: int, *rest: Any) -> Mapping[str, Any]:
         """ "spans": (first row, one past the last) of every sequence, as numbers, so that a device need not be asked for them.
-        None where each sequence has one token: what it sees is itself."""
+        None where each sequence has one token, which sees only itself."""
         spans = whole_sequences(batch)
         return {} if batch.uniform == 1 else {"spans": tuple((s.start, s.stop) for s in spans)}
 
@@ -103,13 +103,13 @@ class TorchEncoderAttention(AttentionBackend):
 
 
 def _pieces(n: int, window: int) -> list[tuple[int, int]]:
-    """Queries that are computed together: all n, or so many that most of the keys between their windows are seen."""
+    """Queries computed together: all n, or so many that most of the keys between their windows are seen."""
     step = max(window, PIECE) if window else n
     return [(a, min(n, a + step)) for a in range(0, n, step)]
 
 
 def _mask(q: Tensor, rows: tuple[int, int], seen: tuple[int, int], spec: AttnSpec, bias: Tensor | None) -> Tensor | None:
-    """What is added to scores [1, heads or 1, queries, keys]; None: nothing."""
+    """The term added to scores [1, heads or 1, queries, keys]. None: nothing."""
     if bias is None and (not spec.window or max(seen[1] - rows[0], rows[1] - seen[0]) <= spec.window):
         return None
     apart = torch.arange(*seen, device=q.device)[None] - torch.arange(*rows, device=q.device)[:, None]
@@ -121,10 +121,10 @@ def _mask(q: Tensor, rows: tuple[int, int], seen: tuple[int, int], spec: AttnSpe
 
 
 def _relative_scores(q: Tensor, k: Tensor, spec: AttnSpec, places: RelativePositions) -> Tensor:
-    """What is added to scores [1, heads, n, n] by distances. q and k [heads, n, D], of one sequence.
+    """The term added to scores [1, heads, n, n] by distances. q and k [heads, n, D], of one sequence.
 
-    Every query meets all 2n - 1 distances, and a key n of them: rows that each begin one further are a view with other strides.
-    So nothing is gathered, and bits do not depend on what else is in the step."""
+    Every query meets all 2n - 1 distances, and a key meets n: rows that each begin one further are a view with other strides.
+    Nothing is gathered, and bits do not depend on the rest of the step."""
     heads, n, width = *q.shape[:2], 2 * q.shape[1] - 1
     apart = torch.arange(1 - n, n, device=q.device).clamp(-spec.reach, spec.reach)
     rows, total = places.row[apart + spec.reach] - places.first, torch.zeros((), dtype=q.dtype, device=q.device)

@@ -1,4 +1,4 @@
-"""Keys of indexers, written to their pages in place of a copy of these."""
+"""Keys of indexers, written to their pages without a copy of the pages."""
 
 from __future__ import annotations
 

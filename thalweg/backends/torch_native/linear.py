@@ -14,13 +14,12 @@ from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.weights import QTensor
 
 LONE = 1024
-"""Inputs up to which a row alone has the bits it has in company. Seen equal from 16 to 1,024, different from 1,536
-on."""
+"""Inputs up to which a row has the same bits by itself and in company. Seen equal from 16 to 1,024, different from 1,536 on."""
 
 TILE, STEP = 256, 64
-"""Rows multiplied at once, and what a tile of more than STEP rows is filled up to a multiple of. oneDNN keeps the
-scratch memory of every row count it has met (rows x outputs in float32, up to 1,024 of them). So there must be few
-row counts and no large ones. Otherwise prompts of varying length fill the memory."""
+"""Rows multiplied at once, and the step to which a tile of more than STEP rows is padded. oneDNN keeps the scratch memory of
+every row count it has met (rows x outputs in float32, up to 1,024 of them). Row counts must therefore be few, and none large.
+Otherwise prompts of varying length fill the memory."""
 
 
 def _supports(spec: Mapping[str, Any]) -> str | None:
@@ -53,7 +52,7 @@ def _run(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _run_as_it_comes(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A lone row is summed in an order of its own."""
+    """A lone row is summed in another order."""
     out = _product(x.reshape(-1, x.shape[-1]), weight, bias)
     return out.view(*x.shape[:-1], out.shape[-1])
 

@@ -13,8 +13,8 @@ def _penalties(
     logits: Tensor, history: Tensor, slots: Tensor, lengths: Tensor, prompt_len: Tensor, repetition: Tensor,
     presence: Tensor, frequency: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Gathers the logits of the tokens in each row's history, applies the formulas there, scatters them back. Equal
-    tokens get equal values, so it does not matter which of them is written last. Unknown positions repeat the first."""
+    """Gathers the logits of the tokens in each row's history, applies the formulas there, scatters them back. Equal tokens get
+    equal values, so it does not matter which is written last. Unknown positions repeat the first."""
     n = max(1, int(lengths.max()))
     position = torch.arange(n, dtype=torch.int32)
     known = position < lengths[:, None]

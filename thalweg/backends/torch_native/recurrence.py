@@ -1,4 +1,4 @@
-"""Ops over recurrent state as their bodies compute them, on the cache itself instead of a copy of it."""
+"""Ops over recurrent state as their bodies compute them, on the cache itself and not on a copy."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ FIRST = 128
 
 
 def _truncate(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Every rule keeps a prefix of the tokens ordered by logit, then id. So find the length of the prefix among the
-    best few. Look at more only if it reaches their end."""
+    """Every rule keeps a prefix of the tokens ordered by logit, then id. The length of the prefix is found among the best few.
+    More are looked at only if it reaches their end."""
     rows = ((top_k > 0) | (top_p < 1) | (min_p > 0)).nonzero()[:, 0]
     if rows.shape[0] == logits.shape[0]:
         return _truncate_rows(logits, top_k, top_p, min_p)
@@ -50,7 +50,7 @@ def _prefix(best: Tensor, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: T
     everything = torch.exp(logits - best[:, :1])
     everything = torch.where(everything >= min_p[:, None], everything, 0.0).sum(-1, keepdim=True)
     total = torch.where(cut_short[:, None], weight.sum(-1, keepdim=True), everything)
-    known = cut_short | (k == vocab)  # else top_k cuts beyond `best`, so what top_p is a share of is not known
+    known = cut_short | (k == vocab)  # else top_k cuts beyond `best`, so the total for top_p is not known
     p = weight / total
     nucleus = (torch.cumsum(p, -1) - p < top_p[:, None]) | (top_p >= 1)[:, None]
     stays = inside & (nucleus | (at == 0))
@@ -58,8 +58,8 @@ def _prefix(best: Tensor, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: T
 
 
 def _cut(logits: Tensor, best: Tensor, keep: Tensor) -> Tensor:
-    """Keep the `keep` largest logits of each row, equals in order of their ids. -inf elsewhere. A row whose `keep` is
-    the whole vocabulary keeps all."""
+    """Keep the `keep` largest logits of each row, equals in order of their ids. -inf elsewhere. A row with the whole vocabulary
+    as `keep` keeps all."""
     edge = best.gather(1, (keep.clamp(min=1)[:, None] - 1).long())
     stays = logits >= edge
     surplus = stays.sum(-1) - keep
@@ -70,9 +70,9 @@ def _cut(logits: Tensor, best: Tensor, keep: Tensor) -> Tensor:
 
 
 def _sample(logits: Tensor, temperature: Tensor, seed: Tensor, position: Tensor, *, random: bool) -> Tensor:
-    """Noise only where it can matter. Let t be a row's argmax. The drawn token's logit + noise is at least logit(t) +
-    noise(t), and no noise exceeds HIGHEST. So a token with logit + HIGHEST < logit(t) + noise(t) cannot be drawn, and
-    its noise is never computed. The draw is the one the definition makes."""
+    """Noise only where it can matter. Let t be a row's argmax. The sample's logit + noise is at least logit(t) + noise(t), and
+    no noise exceeds HIGHEST. A token with logit + HIGHEST < logit(t) + noise(t) therefore cannot be sampled, and its noise is
+    never computed. The result is the one of the definition."""
     top, greedy = logits.max(-1)
     greedy = greedy.to(torch.int32)
     rows = (temperature > 0).nonzero()[:, 0] if random else greedy[:0]

@@ -4,8 +4,8 @@ The step is the one every platform runs. It is written with torch operations, so
 one `jax.jit` per bucket (`program`). Attention and other kernels are JAX and Pallas (`pallas`), bound like any
 kernel.
 
-torch-xla would be a second way to run torch code here. It is looked for so that `thalweg backends` can say what is
-installed. It is never used: its last release needs a torch older than the models do.
+torch-xla would be a second way to run torch code here. It is looked for so that `thalweg backends` can list it. It is never
+used: its last release needs a torch older than the models do.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ WANTED = {"jax": ((0, 10), (0, 12)), "torchax": ((0, 0, 14), (0, 1)), "torch": (
 SPARE = 1
 """Rows a mixed bucket has beyond the sequences of its batch: padding tokens belong to a padding sequence."""
 LONGEST_TABLE = 1 << 16
-"""Blocks of a sequence, at most. Scalar memory is 1 MiB, and half of it holds the row of one sequence and of the
-next."""
+"""Upper bound of the blocks of a sequence. Scalar memory is 1 MiB, and half holds the row of one sequence and of the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +42,9 @@ class TpuOptions:
     jax_platform: str = "tpu"
     """Which of JAX's platforms runs the programs. "cpu": the host, for trying and testing without the hardware."""
     kind: str = ""
-    """v4, v5e, v5p, v6e or v7x: the generation to plan for (`thalweg plan`), here or not. "" = the one that is here."""
+    """v4, v5e, v5p, v6e or v7x: the generation to plan for (`thalweg plan`), here or not. "" = the one on this machine."""
     attention: str = "auto"
-    """"pallas" (ours), "jax" (the kernel JAX ships, on hardware alone) or "xla" insists on that implementation. auto
+    """"pallas" (ours), "jax" (the kernel JAX ships, only on hardware) or "xla" insists on that implementation. auto
     prefers them in this order on hardware, and XLA's on the host. With "pallas" the host runs the other Pallas
     kernels too, interpreted."""
     experts: str = "auto"
@@ -53,8 +52,8 @@ class TpuOptions:
     weights) or "xla" (every expert for every token) insists on it. auto prefers them in this order on hardware, and
     XLA's on the host."""
     precompile: str = "auto"
-    """Programs compiled before serving: "all" of them, "first" (of the smallest prompt and decode steps), "none". auto: all on
-    hardware, first on the host. What is left is compiled when first met, and everybody waits for it."""
+    """Programs compiled before serving: "all", "first" (of the smallest prompt and decode steps), "none". auto: all on
+    hardware, first on the host. The rest are compiled when first met, and every request waits for it."""
     compilation_cache: str = "~/.cache/thalweg/xla"
     """Folder that keeps compiled programs between starts. "" = none."""
 
@@ -111,7 +110,7 @@ class TpuPlatform(Platform):
         return Topology((Place(rank=0, world=1, devices=tuple(range(want.world))),))
 
     def defaults(self, model: ModelInfo, device: DeviceInfo) -> Defaults:
-        """dtype: what the matrix units multiply. On the host, a small cache."""
+        """dtype: that of the matrix units. On the host, a small cache."""
         on_host = device.notes.get("jax_platform") == "cpu"
         return Defaults(
             dtype=device.dtypes[0],
@@ -123,7 +122,7 @@ class TpuPlatform(Platform):
         )
 
     def packs(self, dtype: str, format: WeightFormat = DENSE) -> bool:
-        """Of codes products have a layout of their own."""
+        """Products with codes have a separate layout."""
         return format != DENSE
 
     def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
@@ -154,13 +153,13 @@ class TpuPlatform(Platform):
             raise DeviceError(f"device: tpu: {probe.reason}")
         try:
             from thalweg.backends.tpu.device import open_device
-        except (ImportError, AttributeError, RuntimeError) as e:  # what a torchax says that was made for another torch
+        except (ImportError, AttributeError, RuntimeError) as e:  # an error of a torchax made for another torch
             raise DeviceError(f"device: tpu: torch, jax and torchax do not load together ({e}): {INSTALL}") from e
         return open_device(place, self.options)
 
 
 def check(options: TpuOptions) -> None:
-    """DeviceError names a knob whose value there is not."""
+    """DeviceError names a knob with an unsupported value."""
     ways = ("auto", "pallas", "jax", "xla")
     choices = {"attention": ways, "experts": ways, "precompile": ("auto", "all", "first", "none"), "kind": ("", *KINDS)}
     for name, values in choices.items():
@@ -177,7 +176,7 @@ def on_host(ranks: int = 1) -> DeviceInfo:
 
 
 def _software() -> str:
-    """What is missing or of a wrong version, and the remedy. "" = nothing. Looks, does not import."""
+    """The missing or wrong version of a package, and the remedy. "" = nothing. Looks, does not import."""
     missing = [name for name in WANTED if find_spec(name) is None]
     if missing:
         return f"not installed: {', '.join(missing)}: {INSTALL}"

@@ -28,7 +28,7 @@ RAW = {
     torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
     torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
 }
-"""torch types numpy has no name for: an integer type as wide, and what JAX calls them."""
+"""torch types numpy has no name for: an integer type as wide, and JAX's name."""
 
 
 def to_host(a: Any) -> np.ndarray:
@@ -63,7 +63,7 @@ class ArraySlice:
 
 
 def pack(batch: StepBatch) -> tuple[np.ndarray, StepBatch, Hashable]:
-    """(every array of a host batch in one i32 buffer, the batch with a `Cut` in place of each array, a key). The key
+    """(every array of a host batch in one i32 buffer, the batch with each array replaced by an `ArraySlice`, a key). The key
     is equal for batches that unpack alike. TypeError for arrays of other types."""
     parts: list[np.ndarray] = []
     cuts: list[ArraySlice] = []

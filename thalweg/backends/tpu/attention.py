@@ -1,10 +1,9 @@
-"""Attention on JAX arrays. Work is cut into tiles on the host. A tile is a few query tokens of one sequence, which
-share the walk over their keys. Two implementations take the same tiles: the Pallas kernel, and one that XLA compiles
-by itself, for what the kernel refuses.
+"""Attention on JAX arrays. Work is cut into tiles on the host. A tile is a few query tokens of one sequence, which share the
+walk over their keys. Two implementations run the same tiles: the Pallas kernel, and one that XLA compiles by itself, for specs
+that the kernel refuses.
 
-The cache of a layer is [blocks, kv_heads, block_tokens, 2 head_dim] for both: a token's key, then its value. One of
-int8 has heads for scales beside them (`pallas.ragged_attention`). That of latents, which XLA's alone takes, has one head and
-keys alone.
+The cache of a layer is [blocks, kv_heads, block_tokens, 2 head_dim] for both: a token's key, then its value. One of int8 has
+more heads for scales (`pallas.ragged_attention`). That of latents, which only XLA's supports, has one head and only keys.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from thalweg.hal.step import SCRATCH, StepBatch, StepShape
 SPAN = 128
 """Keys walked at once, at least: a whole number of blocks."""
 ROWS = 16
-"""Rows (tokens x query heads per KV head) of a tile are a multiple of this: what the vector unit holds of 2-byte values."""
+"""Rows (tokens x query heads per KV head) of a tile are a multiple of this: the vector unit's count of 2-byte values."""
 QUERIES = 16
-"""Query tokens of a tile, in steps that are not decodes alone."""
+"""Query tokens of a tile, in steps with more than decodes."""
 
 
 def backends(choice: str, interpret: bool) -> tuple[AttentionBackend, ...]:
-    """In order of preference. interpret: there is no hardware for Pallas kernels. `auto` then prefers what XLA
+    """In order of preference. interpret: there is no hardware for Pallas kernels. `auto` then prefers the code that XLA
     compiles, which is much faster on a host."""
     from thalweg.backends.tpu.shipped import ShippedAttention
 
@@ -118,7 +117,7 @@ class _TiledAttention(AttentionBackend):
         self, q: jax.Array, kv: jax.Array, table: jax.Array, seq: jax.Array, first: jax.Array, count: jax.Array,
         sinks: jax.Array | None, spec: AttnSpec,
     ) -> jax.Array:  # fmt: skip
-        """What `ragged_attention.attend` gives of tiles."""
+        """The result of `ragged_attention.attend` for tiles."""
         raise NotImplementedError
 
 
@@ -232,7 +231,7 @@ class XlaAttention(_TiledAttention):
             top, total, acc = carry
             held = kv[jax.lax.dynamic_slice_in_dim(table, i * step, step, 1)]  # [tiles, step, heads, size, 2 dim], or dim
             at = i * span + jnp.arange(span)
-            # What others left in these blocks, NaN included, must not reach a sum, not even times zero.
+            # Leftovers in these blocks, NaN included, must not reach a sum, not even times zero.
             own = (at >= low[:, None]) & (at < end[:, None])
             held = _decode_kv(jnp.moveaxis(held, 1, 2).reshape(tiles, -1, span, kv.shape[3]), heads, q.dtype)
             held = jnp.where(own[:, None, :, None], held, 0)
@@ -248,7 +247,7 @@ class XlaAttention(_TiledAttention):
 
         shape = (tiles, heads, rows)
         carry = (jnp.full(shape, jnp.finfo(jnp.float32).min), jnp.zeros(shape), jnp.zeros((*shape, spec.latent or dim)))
-        if sinks is not None:  # a key seen by all whose value is 0
+        if sinks is not None:  # a key seen by all, with a value of 0
             carry = (jnp.broadcast_to(sinks, shape), jnp.ones(shape), carry[2])
         begin = jnp.where(count > 0, low, jnp.iinfo(jnp.int32).max).min() // span
         _, total, acc = jax.lax.fori_loop(begin, (end * (count > 0)).max() // span + 1, one, carry)

@@ -1,4 +1,4 @@
-"""The TPU device: JAX arrays, one mesh of devices that share a model, programs in place of eager steps."""
+"""The TPU device: JAX arrays, one mesh of devices that share a model, compiled programs and no eager steps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def open_device(place: Place, options: TpuOptions) -> TpuDevice:
         raise DeviceError(f"device: tpu: {want} devices are asked for, and JAX sees {len(there)}{why}")
     kind = there[0].device_kind
     if options.kind and KINDS[options.kind].device_kind != kind:
-        raise DeviceError(f"device: tpu: kind {options.kind} is asked for, and here is a {kind}: leave it out")
+        raise DeviceError(f"device: tpu: kind {options.kind} is asked for, and here is a {kind}: omit it")
     if options.compilation_cache:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(options.compilation_cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
@@ -87,7 +87,7 @@ class TpuDevice(Device):
         return Memory(total // self._ranks.size, free // self._ranks.size)
 
     def memory_used(self) -> int:
-        """On the host, what the process holds that is its own: a share of it."""
+        """On the host, a share of the private memory of the process."""
         return process_memory() // self._ranks.size if self._on_host else super().memory_used()
 
     def put(self, t: Any) -> jax.Array:
@@ -119,14 +119,14 @@ class TpuDevice(Device):
         return TpuExecutable(step, params, state, shape, features, self._ranks)
 
     def widen(self, features: Features) -> Features:
-        """Drawing costs next to nothing beside a greedy choice, and 20 logprobs no more than one: no programs of their own."""
+        """Sampling costs little more than a greedy choice, and 20 logprobs no more than one: no separate programs."""
         logprobs, score = features.logprobs, features.level(Scores)
         if score > 0:
             features = features.plus(Scores, max(score, LOGPROBS))
         return replace(features, random=True, logprobs=max(logprobs, LOGPROBS) if logprobs > 0 else logprobs)
 
     def warmup_buckets(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
-        """On the host, where trying is what matters, the smallest of each kind."""
+        """On the host, for trials, the smallest of each kind."""
         if self._precompile == "none":
             return ()
         if self._precompile == "all" or (self._precompile == "auto" and not self._on_host):

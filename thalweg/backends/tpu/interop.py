@@ -1,4 +1,4 @@
-"""The border between torch's names and JAX's values, inside a step that is being traced."""
+"""The border between torch's names and JAX's values, inside a step under tracing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from thalweg.hal.step import Params, Step, StepBatch, StepResult
 
 for _raw in [getattr(XLADispatchMode.__torch_dispatch__, "__wrapped__", None)]:
     # torch keeps its own compiler away from this function. To do so it imports that compiler at the first call, a
-    # second of every start, for a compiler that is never used here. Where it says that this is done already, it does
-    # not.
+    # second of every start, for a compiler that is never used here. Where it has a mark that this is done, it does not.
     if _raw is not None:
         _raw.__dict__.setdefault("__dynamo_disable", _raw)
 
@@ -32,7 +31,7 @@ def in_jax(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def trace(step: Step, params: Params, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
-    """The step on JAX values (tracers): torch sees views of them, and what it computes are JAX operations."""
+    """The step on JAX values (tracers): torch sees views, and computes by JAX operations."""
     with torchax.default_env(), warnings.catch_warnings():
         # 64-bit indices are 32-bit here: they index tables far below 2^31 entries.
         warnings.filterwarnings("ignore", message="Explicitly requested dtype")

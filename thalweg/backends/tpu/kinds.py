@@ -1,7 +1,7 @@
-"""The TPU generations that are known, as facts: what JAX calls them, how they show on the bus, how much memory a device has.
+"""The known TPU generations, as facts: JAX's name, how they show on the bus, and the memory of a device.
 
-A device is what JAX sees: a chip, or one of the two halves of it. Memory is what XLA says it may use there (compile a program
-that needs more and read the refusal). Imports nothing heavy.
+A device is one as JAX sees it: a chip, or one of its two halves. Memory is the amount XLA says it may use there (compile a
+program that needs more and read the refusal). Imports nothing heavy.
 """
 
 from __future__ import annotations

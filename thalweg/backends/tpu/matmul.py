@@ -1,4 +1,4 @@
-"""Linear layers with quantised weights, by the Pallas kernel: what it takes, and how it wants a canonical weight."""
+"""Linear layers with quantised weights, by the Pallas kernel: the supported formats, and the packing of a canonical weight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 ROUNDED = ("int8", "float8_e4m3fn")
 """Types that inputs may be rounded to."""
 LONGEST = 1 << 17
-"""Products of two 8-bit integers whose sum an int32 surely holds."""
+"""Products of two 8-bit integers with a sum that an int32 surely holds."""
 
 
 def kernels(interpret: bool) -> tuple[Kernel, ...]:

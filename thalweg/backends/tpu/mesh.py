@@ -1,6 +1,6 @@
-"""The devices that share one model: how arrays lie on them, and the collectives of a step that runs on all of them.
+"""The devices that share one model: how arrays lie on them, and the collectives of a step that runs on every one.
 
-One process drives them all. Inside a step every rank sees its own part of what is divided and the whole of the rest.
+One process drives them all. Inside a step every rank sees its own part of divided arrays and the whole of the rest.
 It does not see which rank it is. Collectives are XLA's, over the mesh's only axis.
 """
 
@@ -30,7 +30,7 @@ class Ranks:
         self.comm: Communicator = MeshCommunicator(self.size) if self.mesh else Solo()
 
     def whole(self) -> Sharding:
-        """Every rank holds all of it."""
+        """Every rank holds the whole."""
         return self._sharding(PartitionSpec())
 
     def shard_along(self, dim: int) -> Sharding:
@@ -41,8 +41,8 @@ class Ranks:
         return SingleDeviceSharding(self.devices[0]) if self.mesh is None else NamedSharding(self.mesh, spec)
 
     def join(self, parts: Sequence[Any]) -> Any:
-        """One pytree per rank, each on its device, as one. It is divided along the first dimension of every array
-        whatever that means: a rank sees again what it gave."""
+        """One pytree per rank, each on its device, as one. It is divided along the first dimension of every array whatever that
+        means: a rank sees its own pytree again."""
 
         def one(*arrays: jax.Array) -> jax.Array:
             shape = (self.size * arrays[0].shape[0], *arrays[0].shape[1:])
@@ -51,7 +51,7 @@ class Ranks:
         return jax.tree.map(one, *parts)
 
     def over(self, f: Any, params: Any, state: Any) -> Any:
-        """f(params, state, buffer) -> (state, result) on every rank, with its own parts. What f gives besides the state is
+        """f(params, state, buffer) -> (state, result) on every rank, with its own parts. Results of f other than the state are
         the same on all ranks. Arguments may be arrays or shapes with shardings."""
         if self.mesh is None:
             return f
@@ -61,7 +61,7 @@ class Ranks:
 
 
 class MeshCommunicator(Communicator):
-    """Collectives of a step that is traced under `Ranks.over`."""
+    """Collectives of a step traced under `Ranks.over`."""
 
     ordered = False
 

@@ -31,8 +31,8 @@ MEGABLOX, LEAST = (128, 1024, 512), 16
 
 
 def kernels(interpret: bool) -> tuple[Kernel, ...]:
-    """In order of preference. The shipped product of groups comes after ours. It takes dense weights alone, and a
-    tile of rows that experts share is multiplied by each in turn."""
+    """In order of preference. The shipped product of groups comes after ours. It supports only dense weights, and a tile of
+    rows that experts share is multiplied by each in turn."""
     ours, theirs = (in_jax(partial(f, interpret=interpret)) for f in (_experts, _megablox))
     return (
         Kernel("experts", "pallas-grouped", ours, supports=_supports, pack=Pack(_pack)),
@@ -66,7 +66,7 @@ def _dense(spec: Mapping[str, Any]) -> str | None:
 
 
 def _pack(w: QTensor) -> dict[str, jax.Array]:
-    """As the kernel takes it. The outputs of each expert are cut in two: gate and up, or the halves of the down
+    """In the kernel's form. The outputs of each expert are cut in two: gate and up, or the halves of the down
     projection. Each half is padded to whole tiles."""
     count = w.matrices
     out, fan_in = w.shape[0] // (2 * count), w.shape[1]
@@ -154,5 +154,5 @@ def _route(
 
 
 ROUTE = Kernel("route", "top-k", in_jax(_route))
-"""The body sorts all experts. XLA has an operation for the best few, which takes the lower id of equals, as the op
-does. A kernel in Pallas would not pay: a decode step's scores are a few registers."""
+"""The body sorts all experts. XLA has an operation for the best few, with the lower id of equals, as in the op. A kernel in
+Pallas would not pay: a decode step's scores are a few registers."""

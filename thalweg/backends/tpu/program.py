@@ -1,6 +1,6 @@
 """Programs: the step traced through torchax and compiled by XLA, once per layout of its batch.
 
-A program takes (parameters, state, batch buffer) and gives (state, result). The state is donated: the new one lies in
+A program maps (parameters, state, batch buffer) to (state, result). The state is donated: the new one lies in
 the old one's memory. Launching returns at once, as JAX dispatches asynchronously. Results come back when they are
 asked for.
 """

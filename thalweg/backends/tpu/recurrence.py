@@ -14,15 +14,15 @@ from thalweg.hal.op import Kernel
 from thalweg.hal.ops.delta import EPS
 
 Step = Callable[[jax.Array, tuple[Any, ...]], tuple[jax.Array, jax.Array]]
-"""(a state before a token, what the token brings) -> (the state after it, what comes out)."""
+"""(a state before a token, the token's inputs) -> (the state after it, the token's output)."""
 
 
 def _scan(
     step: Step, each: tuple[jax.Array, ...], held: jax.Array, table: jax.Array, context: jax.Array, query: jax.Array,
     last_row: jax.Array, token_seq: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """each: arrays with a row for each token. A block is read in the step that begins its sequence, before anything is written
-    to it: what others write to is theirs alone."""
+    """each: arrays with a row for each token. A block is read in the step that begins its sequence, before any write to it.
+    Blocks that others write to are only theirs."""
     begins = jnp.arange(token_seq.shape[0]) == (last_row - query + 1)[token_seq]
     where = (begins, (context == 0)[token_seq], table[token_seq, 0], table[token_seq, 1])
 

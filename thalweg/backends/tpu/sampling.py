@@ -1,6 +1,6 @@
-"""Sampling without a sort. XLA sorts a vocabulary slowly, and takes minutes to compile that. Truncation needs one
-threshold per row. It is found by bisection over the bits of a float: 32 passes, each a sum over the row. By XLA every
-pass reads the rows anew. The Pallas kernels read them once.
+"""Sampling without a sort. XLA sorts a vocabulary slowly, and compiles that for minutes. Truncation needs one
+threshold per row. It is found by bisection over the bits of a float: 32 passes, each a sum over the row. By XLA every pass
+reads the rows again. The Pallas kernels read them once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from thalweg.hal.noise import MULTIPLY, SALT_HIGH, SALT_LOW, STRIDE
 from thalweg.hal.op import Kernel
 
 MOST = 64
-"""Logprobs found one by one. A sort finds more of them sooner."""
+"""Logprobs found one by one. Above that a sort is faster."""
 
 
 def _keys(x: jax.Array) -> jax.Array:
@@ -40,7 +40,7 @@ def _largest(holds: Callable[[jax.Array], jax.Array], rows: int) -> jax.Array:
 
 def _truncate(logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array) -> jax.Array:
     """See the op. The k-th largest is the largest value that k tokens reach. A value is cut if the values above it
-    hold top_p. Of equals at the border, those are cut whose predecessors reach it."""
+    hold top_p. Of equals at the border, those with predecessors that reach it are cut."""
     rows, vocab = logits.shape
     top = logits.max(-1, keepdims=True)
     weights = jnp.exp(logits - top)
@@ -96,7 +96,7 @@ def _few(spec: Mapping[str, Any]) -> str | None:
 def _draw(
     logits: jax.Array, temperature: jax.Array, seed: jax.Array, position: jax.Array, *, random: bool, interpret: bool
 ) -> jax.Array:  # fmt: skip
-    """See the op. What a row's noise depends on beside the token is hashed here."""
+    """See the op. The other inputs of a row's noise, apart from the token, are hashed here."""
     k0, k1 = _row_keys(seed, position)
     noisy = temperature > 0
     return vocabulary.draw(logits, noisy, k0, k1, multiply=MULTIPLY, random=random, interpret=interpret)

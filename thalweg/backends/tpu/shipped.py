@@ -1,8 +1,8 @@
 """Attention by the kernel JAX ships (`ragged_paged_attention`), a further choice on hardware.
 
-It needs a cache of its own, [blocks, block_tokens, 2 kv_heads, head_dim], keys and values of a head next to each
-other. It cannot be interpreted. So tests check two things: its definition, which JAX ships beside it, gives the right
-result of what is handed over here, and the kernel itself compiles.
+It needs a different cache, [blocks, block_tokens, 2 kv_heads, head_dim], keys and values of a head next to each
+other. It cannot be interpreted. Tests therefore check two things: its definition, which JAX ships too, gives the right result
+for the arguments here, and the kernel itself compiles.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ except ImportError:  # it is an experiment of theirs
     ragged_paged_attention = None
 
 BYTES, QUERIES = 1 << 20, 32
-"""Bytes of the cache that is read at once, at most, and query tokens that share it."""
+"""Upper bound of the cache bytes read at once, and query tokens that share them."""
 SCALARS = (1 << 20) - (1 << 16)
 """Bytes of scalar memory for the tables of a whole batch, which this kernel wants there at once."""
 
@@ -75,7 +75,7 @@ class ShippedAttention(AttentionBackend):
             seqs, blocks = batch.block_tables[group].shape
             raise ConfigError(
                 f"additional_config: attention jax holds every block table in scalar memory, and {seqs} of {blocks} blocks "
-                f"are {4 * seqs * blocks} bytes of {SCALARS}: leave it out, or use a larger --block-size, a shorter "
+                f"are {4 * seqs * blocks} bytes of {SCALARS}: omit it, or use a larger --block-size, a shorter "
                 "--max-model-len or a smaller --max-num-seqs"
             )
         real = batch.slots != SCRATCH
@@ -97,7 +97,7 @@ def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, kv: jax.Array, table: jax.Array, seq: jax.Array, position: jax.Array,
     slots: jax.Array, plan: Mapping[str, jax.Array], *, spec: AttnSpec, kernel: Callable[..., jax.Array],
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """Store, then what the kernel gives, 0 in rows of padding. kernel: takes what JAX's takes."""
+    """Store, then the kernel's result, 0 in rows of padding. kernel: has the arguments of JAX's."""
     block, offset, real = slot_mapping(table, seq, position, slots, kv.shape[1])
     new = jnp.stack([k, v], 2).reshape(k.shape[0], 2 * k.shape[1], k.shape[2])
     kv = kv.at[block, offset].set(new)
@@ -108,7 +108,7 @@ def attend(
 
 
 def _kernel(q: jax.Array, kv: jax.Array, lengths: jax.Array, table: jax.Array, *more: jax.Array, **options: Any) -> jax.Array:
-    """With tile sizes given: its own table of them asks which device this process has."""
+    """With given tile sizes: the kernel's own table asks which device this process has."""
     pages = max(1, min(table.shape[1], BYTES // (kv[0].size * kv.dtype.itemsize)))
     sizes = {"num_kv_pages_per_block": pages, "num_queries_per_block": min(QUERIES, q.shape[0])}
     out: jax.Array = ragged_paged_attention(q, kv, lengths, table, *more, **options, **sizes)

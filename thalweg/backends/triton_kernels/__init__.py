@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TritonLibrary:
-    """Kernels for one architecture. tiles: the architecture whose tile sizes they use, which may be a relative."""
+    """Kernels for one architecture. tiles: the architecture that their tile sizes are from, which may be a relative."""
 
     kernels: tuple[Kernel, ...]
     attention: tuple[AttentionBackend, ...]

@@ -2,7 +2,7 @@
 
 Sequences with few new tokens (decode, verify) are split over their keys, a fixed number of keys per program, and the
 parts joined. The others are cut into tiles of query tokens, a program each. Which tiles there are is host work
-(`plan`). Sizes follow from the bucket alone, so that a captured step replays for every batch of its bucket.
+(`plan`). Sizes follow only from the bucket, so that a captured step replays for every batch of its bucket.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ LOG2E = 1.4426950408889634
 MOST_ROWS = 256
 """Query heads that may share a KV head: they lie in one tile (of latent attention: in several)."""
 MOST_LATENT, MOST_BEYOND = 512, 128
-"""Elements of a latent key that are its value, and beyond those: a tile's sums over all of them lie in registers."""
+"""Elements of a latent key that form its value, and elements beyond: a tile's sums over both lie in registers."""
 CODED_ROWS = 32
-"""Most rows of a latent tile whose cache holds codes."""
+"""Most rows of a latent tile over a cache of codes."""
 PARTS = 1 << 28
 """Bytes that partial results of a decode may take. Where more would be needed, spans are longer. Where their length
 may not change (exact), one program goes through all of a sequence's spans, to the same bits."""
@@ -54,7 +54,7 @@ class _Fit:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """A layer's cache as kernels take it. held: what its values are, "" for the model's dtype. scales: its bytes as
+    """A layer's cache in the form of kernels. held: the type of its values, "" for the model's dtype. scales: its bytes as
     float32."""
 
     codes: Tensor
@@ -75,7 +75,8 @@ class _Cache:
 
 class TritonPagedAttention(AttentionBackend):
     """exact: every tile has the same keys and as many rows for each warp, and prefills join their keys in the same spans as
-    decodes do. So a token's bits depend on nothing but its sequence. Otherwise decode and prefill each use their best tiles."""
+    decodes do. A token's bits then depend on nothing but its sequence. Otherwise decode and prefill each use their best
+    tiles."""
 
     known_as = ("TRITON_ATTN",)
     mixed = True
@@ -129,7 +130,7 @@ class TritonPagedAttention(AttentionBackend):
     def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
         """{"tiles": i32[N, 2]}: (sequence, first query token) of every tile of the sequences with more than one new
         token, those with most keys first. -1 fills up. Nothing where every sequence has equally many and few
-        (`_decode`). "alone", empty, beside it where no bucket says that there may be others."""
+        (`_decode`). With an empty "alone" where no bucket says that there may be others."""
         uniform = batch.uniform if shape is None else shape.tokens // shape.seqs if shape.uniform else 0
         per = self._fit(spec, self._prefill(spec)).tokens
         if 0 < uniform <= self._fit(spec, self._short(spec)).tokens:
@@ -303,7 +304,7 @@ class TritonPagedAttention(AttentionBackend):
 
 
 def _halves(spec: AttnSpec) -> int:
-    """Keys and values, or keys that are both."""
+    """Keys and values, or keys that serve as both."""
     return 1 if spec.kind == "latent" else 2
 
 

@@ -1,11 +1,10 @@
 """Small numbers in registers: 4- and 8-bit codes to operands, and floats to 8-bit codes. Written out in integers and
-float16 because not every target has every 8-bit type, and the compiler refuses those that are missing.
+float16 because not every target has every 8-bit type, and the compiler refuses the missing ones.
 
-NATIVE names the 8-bit float with 4 bits of exponent that a target converts and multiplies itself, "" = none. Where
-that is float8_e4m3fnuz, memory still holds the codes of float8_e4m3fn. Read as fnuz, whose exponent is smaller by
-one, a code is exactly half its value, and the product doubles the sums (`halved`). Codes differ in two ways: 0x80 is
-NaN there and -0 here, and 0x7F and 0xFF are 240 there and NaN here. So -0 is held as 0 and NaN as 0x80
-(`without_negative_zero`).
+NATIVE names the 8-bit float with 4 bits of exponent that a target converts and multiplies itself, "" = none. With
+float8_e4m3fnuz, memory still holds the codes of float8_e4m3fn. Read as fnuz, with an exponent smaller by one, a code is exactly
+half its value, and the product doubles the sums (`is_fnuz`). Codes differ in two ways: 0x80 is NaN there and -0 here, and 0x7F
+and 0xFF are 240 there and NaN here. Therefore -0 is held as 0 and NaN as 0x80 (`without_negative_zero`).
 """
 
 import torch
@@ -16,11 +15,11 @@ from torch import Tensor
 
 @triton.jit
 def from_e4m3(bits, NATIVE: tl.constexpr):
-    """uint8 codes of float8_e4m3fn -> float32, half of it where `halved`."""
+    """uint8 codes of float8_e4m3fn -> float32, halved where `is_fnuz`."""
     if NATIVE != "":
         return as_native(bits, NATIVE).to(tl.float32)
     wide = bits.to(tl.uint16)
-    half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)  # the same fields in float16, whose exponent is larger by 8
+    half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)  # the same fields in float16, with an exponent larger by 8
     value = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
     return tl.where((wide & 0x7F) == 0x7F, float("nan"), value)
 
@@ -50,7 +49,7 @@ def from_e5m2(bits):
 
 @triton.jit
 def _to_float8(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
-    """float32 -> codes of an 8-bit float, to the nearest (ties to even), cut off at the largest, whose code is TOP."""
+    """float32 -> codes of an 8-bit float, to the nearest (ties to even), cut off at the largest, with the code TOP."""
     bits = x.to(tl.uint32, bitcast=True)
     size = bits & 0x7FFFFFFF
     drop: tl.constexpr = 23 - MANTISSA
@@ -77,7 +76,7 @@ def to_e4m3(x, NATIVE: tl.constexpr):
 
 def to_e8m0(scales: Tensor) -> Tensor | None:
     """Float32 [groups, out] -> exponents of four groups int32 [groups / 4, out] as `from_e8m0` reads them, or None where one is
-    no power of two. Values that are not there are taken to be some."""
+    no power of two. Missing values count as powers of two."""
     bits = scales.contiguous().view(torch.int32)
     exponents = bits >> 23
     if not bits.is_meta and not bool(((bits > 0) & (bits & 0x7FFFFF == 0) & (exponents < 255)).all()):
@@ -99,15 +98,15 @@ def to_e5m2(x):
 
 @triton.jit
 def twice_e2m1(nibbles):
-    """4-bit floats in int32 -> twice their values, in float32. Sign, exponent and mantissa go where float32 has them, whose
-    exponent is larger by 126. The factor makes up for that. What has no exponent here has none there."""
+    """4-bit floats in int32 -> twice their values, in float32. Sign, exponent and mantissa go to float32's places, with an
+    exponent larger by 126. The factor makes up for that. Values without an exponent here have none there."""
     bits = ((nibbles & 8) << 28) | ((nibbles & 7) << 22)
     return bits.to(tl.float32, bitcast=True) * 1.7014118346046923e38
 
 
 @triton.jit
 def from_e8m0(codes, Q: tl.constexpr):
-    """Byte Q of int32, an exponent that is 127 above the power of two, of 1 to 254 -> float32. 0 is 0."""
+    """Byte Q of int32, an exponent with a bias of 127, of 1 to 254 -> float32. 0 is 0."""
     return (((codes >> (8 * Q)) & 255) << 23).to(tl.float32, bitcast=True)
 
 
@@ -126,7 +125,8 @@ def nearest(x):
 
 @triton.constexpr_function
 def write_pairs(kind, dtype, q):
-    """PTX of `of_four`, of quarter q: $0 = two numbers of $1, two words. $2 (int4): what is added to them. dtype: bf16, f16."""
+    """PTX of `of_four`, of quarter q: $0 = two numbers of $1, two words. $2 (int4): the number added to them. dtype: bf16,
+    f16."""
     half = dtype == "f16"
     if kind == "int4":  # the code becomes the last bits of 128 or 1024
         bits, one = ("0x64006400", "0x3C003C00") if half else ("0x43004300", "0x3F803F80")

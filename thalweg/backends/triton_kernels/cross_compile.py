@@ -1,9 +1,9 @@
-"""Triton for a GPU that is not here: what launches would compile, without launching, and compiling it into Triton's
-cache.
+"""Triton for an absent GPU: records kernels that launches would compile, and compiles them into Triton's cache, without
+launching.
 
-Triton asks its driver what to compile for. `CompileOnlyDriver` answers for a device of which only the architecture is known.
-So Triton itself finds the types, constants and alignments of every launch. A process on a real device of that
-architecture finds what was compiled here under the same keys.
+Triton asks its driver for the target. `CompileOnlyDriver` answers for a device of which only the architecture is known.
+Triton itself thus finds the types, constants and alignments of every launch. A process on a real device of that architecture
+finds these kernels under the same keys.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMPILERS = {"cuda": "nvidia", "hip": "amd"}
 
 
 def target(arch: str) -> GPUTarget:
-    """What Triton calls this architecture. ValueError where this Triton does not compile for it without the device."""
+    """Triton's name of this architecture. ValueError where this Triton does not compile for it without the device."""
     if arch.startswith("sm_"):
         made = GPUTarget("cuda", int(arch[3:]), 32)
     elif arch.startswith("gfx"):
@@ -41,7 +41,7 @@ def target(arch: str) -> GPUTarget:
 
 
 class CompileOnlyDriver(DriverBase):  # type: ignore[misc]
-    """A driver whose device takes every launch and does nothing. shared: bytes of shared memory a program may use."""
+    """A driver with a device that accepts every launch and does nothing. shared: bytes of shared memory a program may use."""
 
     def __init__(self, where: GPUTarget, shared: int) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class NoopKernel:
 
 
 class LaunchRecorder:
-    """What the launches of this process would have compiled. Once `attend` is called none of them compiles or runs."""
+    """The kernels that launches of this process would have compiled. Once `attend` is called nothing compiles or runs."""
 
     def __init__(self) -> None:
         self.wanted: dict[str, CompileTask] = {}
@@ -155,13 +155,13 @@ class LaunchRecorder:
         start = time.monotonic()
         try:
             wanted.kernel.preload(wanted.specialisation)._init_handles()
-        finally:  # what preload leaves in place of an Idle is as good
+        finally:  # preload leaves a kernel where an Idle was, which is as good
             triton.knobs.runtime.jit_cache_hook, triton.knobs.compilation.listener = hook, before
         return CompileResult(time.monotonic() - start, all(hits))
 
 
 def cache_folder() -> Path:
-    """Where Triton keeps what it compiled."""
+    """Triton's folder of compiled kernels."""
     return Path(triton.knobs.cache.dir)
 
 

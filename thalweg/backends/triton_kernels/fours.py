@@ -1,8 +1,8 @@
-"""Sums of products with 4-bit weights, and what other quantised weights share with them.
+"""Sums of products with 4-bit weights, and code shared with other quantised weights.
 
 A chunk of 256 inputs of one output lies in 64 words of 16 bits. Bits 4 q .. 4 q + 3 of word i are the code of input 64 q + i.
-So one mask and one shift make a tile of 64 neighbouring inputs out of a tile of words, without a shuffle. On targets with
-`Tiles.paired` one instruction does so for two words. Where groups are smaller, chunks have half the size.
+One mask and one shift thus make a tile of 64 neighbouring inputs out of a tile of words, without a shuffle. On targets with
+`TileSizes.paired` one instruction does so for two words. Where groups are smaller, chunks have half the size.
 
 The weight is the first operand of the matrix unit. That operand may lie in registers, where the codes become numbers. The
 second one, the inputs, is read from shared memory as it arrived. A tile has no row of inputs more than it needs.
@@ -16,9 +16,9 @@ import triton.language as tl
 from thalweg.backends.triton_kernels import codes
 
 LEAST = 32
-"""Inputs of the smallest group whose scale multiplies a sum of 4-bit codes."""
+"""Inputs of the smallest group with a scale that multiplies a sum of 4-bit codes."""
 SUMMED = 128
-"""Inputs of the smallest group of 8-bit codes whose scale multiplies a sum. Smaller ones would be too many sums."""
+"""Inputs of the smallest group of 8-bit codes with a scale that multiplies a sum. Smaller ones would be too many sums."""
 
 
 @triton.constexpr_function
@@ -28,12 +28,12 @@ def is_four(kind: str) -> bool:
 
 
 CHAINED = 16
-"""Rows of the smallest tile that makes a sum in one chain. On an NVIDIA H200 such sums had other bits in tiles of 8 rows, whose
-matrix instruction is another one (NVFP4, `ci/gpu/rows.py`). Sums of groups had the same."""
+"""Rows of the smallest tile that makes a sum in one chain. On an NVIDIA H200 such sums had other bits in tiles of 8 rows, which
+use another matrix instruction (NVFP4, `ci/gpu/rows.py`). Sums of groups had the same."""
 
 
 def is_chain(kind: str, GROUP: int, ZEROS: str) -> bool:
-    """Is a sum of 4-bit codes made by the matrix unit alone, across groups?"""
+    """Is a sum of 4-bit codes made only by the matrix unit, across groups?"""
     return is_four(kind) and (GROUP <= 0 or each(kind, GROUP, ZEROS))
 
 
@@ -44,7 +44,7 @@ def chunk(group: int) -> int:
 
 @triton.constexpr_function
 def each(kind: str, group: int, zeros: str) -> bool:
-    """Are these weights made one by one, with scales and minima, before they multiply?"""
+    """Are these weights made one by one, with scales and minimums, before they multiply?"""
     least = 0 if kind in ("raw", "raw8") else LEAST if kind in ("int4", "float4") else SUMMED
     return kind == "table4" or zeros == "mins" or 0 < group < least
 
@@ -71,7 +71,7 @@ def apply_scales(
     number, scales, zeros, j, start, width, cols, ok, kind, KIND: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr,
     N: tl.constexpr, K: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """A tile [N, K], inputs from `start` on, of weights that are made one by one, or of NVFP4 (half of them where `halved`)."""
+    """A tile [N, K], inputs from `start` on, of weights made one by one, or of NVFP4 (halved where `is_fnuz`)."""
     if each(KIND, GROUP, ZEROS):
         number = number * _per_input(scales, j, start, width, cols, ok, GROUP, N, K)
         if ZEROS == "mins":
@@ -88,7 +88,7 @@ def apply_scales(
 
 @triton.jit
 def _per_input(values, j, start, width, cols, ok, GROUP: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """Of values [groups, cols] those of K inputs from `start` on: [N, K], or [N, 1] where one group has all of them."""
+    """Values [groups, cols] for K inputs from `start` on: [N, K], or [N, 1] where one group has all inputs."""
     if GROUP >= K:
         there = ok & (start < width)  # the last quarters of a chunk may have no group
         found = tl.load(values + start // GROUP * cols + j, mask=there, other=0.0)[:, None]

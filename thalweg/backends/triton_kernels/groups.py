@@ -10,14 +10,14 @@ import triton.language as tl
 from torch import Tensor
 
 MOST_RANKED = 16384
-"""Pairs whose places are found by comparing each with each. More are sorted."""
+"""Most pairs with places found by comparing each with each. More are sorted."""
 _BLOCK = 32
 _CHUNK = 128
 
 
 class Groups(NamedTuple):
     """starts, ends, firsts i32[E]: expert e has the pairs from starts[e] to ends[e], and the tiles from firsts[e] on. pairs
-    i32[T * k], by expert, those of one expert in their order. tile_expert i32[tiles]: E is nobody's tile."""
+    i32[T * k], by expert, those of one expert in their order. tile_expert i32[tiles]: E is an unused tile."""
 
     starts: Tensor
     ends: Tensor
@@ -67,7 +67,7 @@ def _cut(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """One program: where the pairs and the tiles of each expert begin, and whose each tile is."""
+    """One program: where the pairs and the tiles of each expert begin, and the expert of each tile."""
     e = tl.arange(0, BLOCK)
     each = tl.load(counts + e, mask=e < E, other=0)
     end = tl.cumsum(each, 0)
@@ -83,7 +83,7 @@ def _cut(
 
 
 def assign(ids: Tensor, experts: int, m: int) -> Groups:
-    """Groups of the pairs ids i32[T, k] (or [T]), with tiles of m rows. Ids of `experts` or more belong to nobody."""
+    """Groups of the pairs ids i32[T, k] (or [T]), with tiles of m rows. Ids of `experts` or more have no expert."""
     flat = ids.reshape(-1)
     count = flat.shape[0]
     most = min(count, -(-count // m) + experts)

@@ -1,4 +1,4 @@
-"""Products in which every head has a matrix of its own, with the same bits in any batch. Tiles are those of linear layers."""
+"""Products with a separate matrix per head, with the same bits in any batch. Tiles are those of linear layers."""
 
 import functools
 

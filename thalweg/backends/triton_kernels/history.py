@@ -42,7 +42,7 @@ def resolve_tokens(tokens: Tensor, history: Tensor, token_slots: Tensor, positio
 
 
 def history_write(history: Tensor, slots: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    """In place. Several writes may go to scratch. Nobody reads which of them was last."""
+    """In place. Several writes may go to scratch, where their order does not matter."""
     n = tokens.shape[0]
     grid = (max(1, triton.cdiv(n, BLOCK)),)
     _write[grid](history, slots, positions, tokens, n, history.stride(0), history.shape[1], BLOCK=BLOCK)

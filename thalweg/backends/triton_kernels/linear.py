@@ -1,5 +1,5 @@
-"""Linear layers with the same bits in any batch. One program sums a whole row of the weight, in steps whose length follows
-from the weight's type alone. Rows and columns of a tile follow from the sizes, and change no sum. Vendors' products are faster,
+"""Linear layers with the same bits in any batch. One program sums a whole row of the weight, in steps of a length that follows
+only from the weight's type. Rows and columns of a tile follow from the sizes, and change no sum. Vendors' products are faster,
 and choose their order of sums by the number of rows."""
 
 import functools

@@ -1,5 +1,5 @@
-"""What happens to logits before sampling: penalties, banned words, biases, masks. The logits given are left as they are:
-log probabilities may be asked of them later."""
+"""Changes to logits before sampling: penalties, banned words, biases, masks. The given logits are left as they are, for log
+probabilities later."""
 
 import functools
 
@@ -49,7 +49,7 @@ def _penalise(logits, counts, repetition, presence, frequency, out, row, vocab, 
 
 @triton.jit(do_not_specialize=["row", "width"])
 def _ban(out, history, slots, lengths, bad_row, bad_words, row, vocab, width, BLOCK: tl.constexpr):
-    """One word: its last token becomes -inf if those before it are what the sequence ends with."""
+    """One word: its last token becomes -inf if the sequence ends with those before it."""
     w = tl.program_id(0)
     j = tl.arange(0, BLOCK)
     s = tl.load(bad_row + w).to(tl.int64)
@@ -113,7 +113,7 @@ def bad_words(
 
 
 def logit_bias(logits: Tensor, row: Tensor, token: Tensor, value: Tensor) -> Tensor:
-    """Equal entries are added in any order. The engine sends at most one value and a ban per token, whose sum has no
+    """Equal entries are added in any order. The engine sends at most one value and a ban per token, and their sum has no
     order."""
     out = logits.clone(memory_format=torch.contiguous_format)
     n = row.shape[0]

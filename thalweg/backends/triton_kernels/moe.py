@@ -1,7 +1,7 @@
 """Mixtures of experts: routing, and the experts' layers as products in which every tile has one expert.
 
 Pairs (token, expert) are sorted by expert, and each expert's pairs cut into tiles of rows. The number of tiles
-depends on the routing. So there are as many programs as there could be, and some find nothing to do: a captured step
+depends on the routing. There are as many programs as there could be, and some find nothing to do: a captured step
 replays for any routing. A row is summed in one order wherever it lies in a tile.
 """
 
@@ -83,7 +83,7 @@ def _route(
 
 @triton.jit
 def _expert_of(starts, ends, firsts, pairs, tile_expert, M: tl.constexpr, E: tl.constexpr):
-    """(expert, pairs [M], which of them there are) of this program's tile."""
+    """(expert, pairs [M], which exist) of this program's tile."""
     n = tl.program_id(0)
     e = tl.load(tile_expert + n)
     inside = tl.load(starts + e, mask=e < E, other=0) + (n - tl.load(firsts + e, mask=e < E, other=0)) * M + tl.arange(0, M)
@@ -99,7 +99,7 @@ def _clamp(x, low, high):
 
 @triton.jit
 def _apply_gate(gate, high, kind, ACT: tl.constexpr, LIMIT: tl.constexpr):
-    """act(gate) * high in float32, rounded to `kind` wherever `hal.ops.activation.gated` rounds. LIMIT: of the activations
+    """act(gate) * high in float32, rounded to `kind` wherever `hal.ops.activation.glu` rounds. LIMIT: of the activations
     that clamp."""
     gate = gate.to(kind).to(tl.float32)
     high = high.to(kind).to(tl.float32)
@@ -216,8 +216,8 @@ def experts(
     down_: dict[str, Tensor], bias: Tensor | None = None, down_bias: Tensor | None = None, *, experts: int, act: str = "silu",
     group: int = 0, down_group: int = 0,
 ) -> Tensor:  # fmt: skip
-    """exact: a row's terms are added in one order whatever the number of tokens. kind: "" = each weight's, as `_mixed` packed
-    it."""
+    """exact: a row's terms are added in one order whatever the number of tokens. kind: "" = each weight's, as `_pack_mixed`
+    packed it."""
     (tokens, hidden), k = x.shape, ids.shape[1]
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
@@ -319,7 +319,7 @@ def _unfit(kind: str, w: WeightFormat, dtype: str) -> str | None:
 
 
 def _refusal(kind: str, spec) -> str | None:
-    """kind: "" = two formats that are not equal."""
+    """kind: "" = two unequal formats."""
     first, second, dtype = spec["weight"], spec["down_weight"], spec["dtype"]
     if not spec.get("gated", True):
         return "runs experts with gates"

@@ -3,11 +3,11 @@
 Softmax runs online over tiles of keys (Milakov & Gimelshein 2018, Dao 2022). A span is the result of one pass over a
 range of keys. Per query row it is the largest score m, the sum of exp2(score - m), and the weighted values acc. Spans
 are joined in the order of their keys. A tile or span in which a row sees nothing changes no bit of that row's result.
-So neither the other rows of a tile nor the number of spans visited can.
+Therefore neither the other rows of a tile nor the number of spans visited can.
 
-LATENT > 0 (multi-head latent attention, DeepSeek-AI 2024): a token has one key, and the first LATENT elements of it
-are its value. Only keys are kept, and a tile of them is read once for both products. The elements beyond (rotary,
-say) make a product of their own, as tiles are powers of two wide.
+LATENT > 0 (multi-head latent attention, DeepSeek-AI 2024): a token has one key, and its first LATENT elements are its value.
+Only keys are kept, and a tile is read once for both products. The elements beyond (rotary, say) make a separate product, as
+tiles are powers of two wide.
 """
 
 import triton
@@ -18,7 +18,7 @@ from thalweg.backends.triton_kernels import codes
 
 @triton.jit
 def _put(x, kv, scale, ok, put, put_scale, HELD: tl.constexpr, NATIVE: tl.constexpr):
-    """Rows x [N, BLOCK] into the cache as what it holds. put [N, BLOCK]: where. put_scale [N]: where their scales go."""
+    """Rows x [N, BLOCK] into the cache in its type. put [N, BLOCK]: where. put_scale [N]: where their scales go."""
     if HELD == "float8_e4m3fn":
         tl.store(kv + put, codes.to_e4m3(x.to(tl.float32), NATIVE), mask=ok)
     elif HELD == "float8_e5m2":
@@ -67,7 +67,7 @@ def store(
 
 @triton.jit
 def _numbers(code, kind, HELD: tl.constexpr, NATIVE: tl.constexpr):
-    """What was loaded from the cache as what multiplies, without scales (float8_e4m3fn: half of it where `halved`)."""
+    """Values loaded from the cache as operands, without scales (float8_e4m3fn: halved where `is_fnuz`)."""
     if HELD == "float8_e4m3fn":
         code = codes.from_e4m3(code, NATIVE).to(kind)
     elif HELD == "float8_e5m2":
@@ -84,8 +84,8 @@ def _span(
     SOFTCAP: tl.constexpr, HELD: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr,
     KEYS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """(m, total, acc) of query rows [M, BLOCK] at `position` [M] over the keys in [begin, end) that are not below `low`.
-    scale: of scores, times log2(e). table: that of the sequence. rest [M, REST]: of the rows, what lies beyond LATENT."""
+    """(m, total, acc) of query rows [M, BLOCK] at `position` [M] over the keys in [begin, end) not below `low`.
+    scale: of scores, times log2(e). table: that of the sequence. rest [M, REST]: the rows' elements beyond LATENT."""
     d, n = tl.arange(0, BLOCK), tl.arange(0, KEYS)
     width: tl.constexpr = LATENT if LATENT > 0 else DIM
     values: tl.constexpr = SIZE * HEADS * DIM
@@ -153,7 +153,7 @@ def _spans(
     SOFTCAP: tl.constexpr, HELD: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr,
     KEYS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """What `_span` gives of all keys from low to end: in spans of SPLIT keys, joined one after another, or (0) in one."""
+    """The result of `_span` over all keys from low to end: in spans of SPLIT keys, joined in sequence, or (0) in one."""
     if SPLIT > 0:
         m = tl.full([M], float("-inf"), tl.float32)
         total = tl.zeros([M], tl.float32)
@@ -196,12 +196,11 @@ def attend(
     SINKS: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
     REST: tl.constexpr,
 ):  # fmt: skip
-    """One tile of query rows of the SHARE heads that program 1 takes, which share a KV head.
+    """One tile of query rows of the SHARE heads of program 1, which share a KV head.
 
-    TILED: program 0 takes tile i, tiles i32[N, 2] = (sequence, its first query token, -1 = nothing). Otherwise it
-    takes a sequence of at most DECODE query tokens. PARTS: program 2 takes one span of SPLIT keys, and leaves (m,
-    sum) and acc in part_ml and part. Otherwise all keys are this program's, in spans of SPLIT that it joins (JOIN),
-    or in one.
+    TILED: program 0 is tile i, tiles i32[N, 2] = (sequence, its first query token, -1 = nothing). Otherwise it is a sequence of
+    at most DECODE query tokens. PARTS: program 2 is one span of SPLIT keys, and leaves (m, sum) and acc in part_ml and part.
+    Otherwise all keys are this program's, in spans of SPLIT that it joins (JOIN), or in one.
     """
     width: tl.constexpr = LATENT if LATENT > 0 else DIM
     per_tile: tl.constexpr = M // SHARE
@@ -231,7 +230,7 @@ def attend(
     put = (row * HEADS + head)[:, None] * width + d[None, :]
     end = past + tl.minimum(first + per_tile, new)
     low = tl.maximum(past + first - WINDOW + 1, 0) if WINDOW > 0 else 0
-    if tl.load(slots + seq) == 0:  # padding: nobody looks, but what follows must be finite
+    if tl.load(slots + seq) == 0:  # padding: the result is unused, but must lead to finite values
         if TILED or tl.program_id(2) == 0:
             tl.store(out + put, tl.zeros([M, BLOCK], out.dtype.element_ty), mask=ok)
         return

@@ -1,4 +1,4 @@
-"""What comes before attention, in one launch: norms of the heads of q and k where there are any, rotation, and keys and values
+"""The work before attention, in one launch: norms of the heads of q and k where there are any, rotation, and keys and values
 written into the cache. Rounds where `ops.rms_norm` and `ops.rope` round."""
 
 import triton
@@ -18,7 +18,7 @@ def _apply_norm(x, weight, scale, offset, dtype: tl.constexpr, OFFSET: tl.conste
 
 @triton.jit
 def _three(q, k, v, is_q, is_k, is_v, ok):
-    """Elements of rows of q, of k and of v: those pointers that are the row's own."""
+    """Elements of rows of q, of k and of v: by the row's own pointers."""
     x = tl.load(q, mask=ok & is_q[:, None], other=0.0).to(tl.float32)
     y = tl.load(k, mask=ok & is_k[:, None], other=0.0).to(tl.float32)
     z = tl.load(v, mask=ok & is_v[:, None], other=0.0).to(tl.float32)

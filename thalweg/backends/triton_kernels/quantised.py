@@ -1,19 +1,19 @@
 """Linear layers with quantised weights. Codes are read from memory and become numbers in registers, where they
-multiply. Scales multiply the sums. Codes are exact in every type that multiplies them. So results are nearer to the
-real numbers than those of a weight that was dequantised and rounded first.
+multiply. Scales multiply the sums. Codes are exact in every type that multiplies them. Results are thus nearer to the real
+numbers than those of a weight dequantised and rounded first.
 
-NVFP4's scales belong to 16 inputs, too few for a sum of their own. They multiply the codes, exactly, as 4-bit floats
+NVFP4's scales belong to 16 inputs, too few for a separate sum. They multiply the codes, exactly, as 4-bit floats
 times float8_e4m3fn have 6 bits. The scale of the tensor multiplies the sums.
 
-Other weights become numbers one by one too (`each`): those with groups of fewer than 128, with minima of groups, and with a
-table of levels. They are made in float32 and rounded to the inputs' type, as the op's body does. So one iteration has several
-groups, and its price is not paid for each of them.
+Other weights become numbers one by one too (`each`): those with groups of fewer than 128, with minimums of groups, and with a
+table of levels. They are made in float32 and rounded to the inputs' type, as the op's body does. One iteration thus has several
+groups, and its price is not paid for each.
 
 `pack` lays codes out as the product reads them, 4-bit codes in words of four (`fours`). Scales and zeros lie by group, so that
 a tile's are neighbours.
 
 Sums of few rows may be cut into slices of a fixed length, each of which has a program. The last program of a tile to finish
-adds them in their order, as one program does that makes them all. So a row keeps its bits.
+adds them in their order, as one program does that makes them all. A row thus keeps its bits.
 """
 
 import functools
@@ -39,7 +39,7 @@ LEAST = 32
 SMALLEST = 16
 """Inputs of the smallest group of weights that become numbers one by one."""
 ROW = 1 << 30
-"""The group of such weights whose scales belong to whole rows."""
+"""The group of such weights with scales of whole rows."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -48,7 +48,7 @@ def tile(
     weight, j, start, width, ok, kind, zero, KIND: tl.constexpr, EVEN: tl.constexpr, K: tl.constexpr, NATIVE: tl.constexpr
 ):  # fmt: skip
     """The weight's tile of rows that begin at j [N], inputs start .. start + K - 1, as numbers of type `kind`, without
-    scales. zero: what symmetric codes are above."""
+    scales. zero: the offset of symmetric codes."""
     i = start + tl.arange(0, K)
     if EVEN:
         mask = ok[:, None]
@@ -78,7 +78,7 @@ def sums(
 ):  # fmt: skip
     """float32 [M, N]: rows of x times rows of the weight, inputs first .. last - 1, with the scales of the weight's groups
     (GROUP > 0) but not those of whole rows. rows_at [M], cols_at [N]: where they begin. j [N]: which columns they are, for
-    scales and zeros. ZEROS: what `zeros` are, "zeros", "mins" or "" (none). nvfp4: `zeros` are the scales of its groups,
+    scales and zeros. ZEROS: the kind of `zeros`, "zeros", "mins" or "" (none). nvfp4: `zeros` are the scales of its groups,
     `scales` those of rows. table4: `zeros` are its levels. STAGES: of the load pipeline. UNROLL: steps of K in one
     iteration."""
     if fours.is_four(KIND):
@@ -115,7 +115,7 @@ def sums(
 
 @triton.jit
 def scale_accumulator(acc, scales, j, ok, GROUP: tl.constexpr):
-    """Sums [M, N] times the scales of whole rows of the weight (GROUP 0), j [N], or of all of it (below 0)."""
+    """Sums [M, N] times the scales of whole rows of the weight (GROUP 0), j [N], or of the whole weight (below 0)."""
     if GROUP == 0:
         acc *= tl.load(scales + j, mask=ok, other=0.0)[None, :]
     if GROUP < 0:
@@ -131,9 +131,9 @@ def product(
     PRECISION: tl.constexpr, SLICE: tl.constexpr, SHARED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     STAGES: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """M x N of x [rows, width] (SCALED: codes, times x_scales [rows]) @ weight.T + bias. SLICE: inputs of a sum that is made
-    apart, 0 = all. SHARED: a slice for each program of the grid's third axis, through parts float32 [slices, tiles, N, M]
-    and done int32 [tiles], which counts the slices that are there and is zero before and after. There is one tile of rows."""
+    """M x N of x [rows, width] (SCALED: codes, times x_scales [rows]) @ weight.T + bias. SLICE: inputs of a separate sum, 0 =
+    all. SHARED: a slice for each program of the grid's third axis, through parts float32 [slices, tiles, N, M] and done int32
+    [tiles], which counts the finished slices and is zero before and after. There is one tile of rows."""
     i = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     j = (tl.program_id(1) * N + tl.arange(0, N)).to(tl.int64)
     i_ok, j_ok = i < rows, j < cols
@@ -203,7 +203,7 @@ def _round(
     x, out, scales, width, x_row, INTEGER: tl.constexpr, NATIVE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
-    """One row of x to codes and the scale of what they are read as. WHOLE: a block holds the row, which is then read once.
+    """One row of x to codes and the scale for their values as read. WHOLE: a block holds the row, which is then read once.
     PARTS: programs of a row. Each finds the scale, and makes its part of the codes."""
     r = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
@@ -309,13 +309,13 @@ def steps_of(made: str, t: ProductTile, k: int) -> int:
 
 
 def slice_of(tiles: TileSizes, made: str, cols: int, width: int) -> int:
-    """Inputs of the sums that are made apart, 0 where there is one sum: a number of the weight, for all tiles."""
+    """Inputs of separate sums, 0 where there is one sum: a number of the weight, for all tiles."""
     p = tiles.product
     return p.slice if fours.is_four(made) and cols < p.sliced and width > p.slice else 0
 
 
 def shifts(kind: str, group: int, weight: dict[str, Tensor]) -> tuple[Tensor, dict[str, Any]]:
-    """What `sums` is given as `zeros` for a packed weight, and its GROUP and ZEROS."""
+    """The argument `zeros` of `sums` for a packed weight, and its GROUP and ZEROS."""
     name = next((n for n in ("zeros", "mins") if n in weight), "")
     held = weight[name] if name else weight.get("groups", weight.get("levels", weight["scales"]))
     if kind == "nvfp4":
@@ -326,7 +326,7 @@ def shifts(kind: str, group: int, weight: dict[str, Tensor]) -> tuple[Tensor, di
 
 
 def tile_kind(tiles: TileSizes, kind: str, act: str) -> str:
-    """What `tile` makes of the codes: with integer inputs, or 8-bit floats the target multiplies, they stay as they are."""
+    """The operand type of `tile`: with integer inputs, or 8-bit floats the target multiplies, codes stay as they are."""
     if act == "int8":
         return "raw"
     return "raw8" if act and tiles.float8 else kind
@@ -360,9 +360,8 @@ def inputs_of(kind: str, group: int, inner: int, dtype: torch.dtype) -> int:
 
 def pack(tiles: TileSizes, w: QTensor) -> dict[str, Tensor]:
     """{"codes": uint8 or int8 [out, in] or for 4 bits int16 [out, in / 4 in whole chunks], "scales" and "zeros":
-    [groups, out]}. Of NVFP4 "scales" are those of rows, and "groups" [groups, out] are codes of the others. Minima are
-    "mins" [groups, out], and zero points of groups too small for sums of their own are held as such. A table's "levels"
-    are [levels]."""
+    [groups, out]}. Of NVFP4 "scales" are those of rows, and "groups" [groups, out] are codes of the others. Minimums are "mins"
+    [groups, out], and zero points of groups too small for separate sums are held as such. A table's "levels" are [levels]."""
     codes, fnuz = w.data["codes"], tiles.float8 == "float8_e4m3fnuz"
     if w.format.scale_dtype:
         groups = w.data["scales"].t().contiguous().view(torch.uint8)

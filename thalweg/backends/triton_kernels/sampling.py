@@ -1,8 +1,7 @@
 """From logits to tokens: the draw with the defined noise, log probabilities. Truncation is in `truncation`.
 
-Counts and maxima have no order, and sums are made block by block in the order of ids. So a row's result does not
-depend on what else is in the batch. A row that holds NaN or +inf gives some token: the engine knows that it means
-nothing.
+Counts and maxima have no order, and sums are made block by block in the order of ids. A row's result thus does not depend on
+the rest of the batch. A row that holds NaN or +inf gives some token: the engine knows that it means nothing.
 """
 
 import functools
@@ -68,7 +67,7 @@ def _gumbel(lo, hi, p, t):
     h = _mix(_mix(t + k0) ^ k1)
     whole = (h >> 8).to(tl.int32).to(tl.float32) * 256.0 + (h & 255).to(tl.int32).to(tl.float32)
     v = tl.minimum((whole + 0.5) * 2.3283064365386963e-10, 0.99999994039535522)
-    u = 1.0 - v  # rounded, with what the rounding lost added back to the first order
+    u = 1.0 - v  # rounded, with the rounding's loss added back to the first order
     return -_log(-(_log(u) + ((1.0 - u) - v) / u))
 
 
@@ -103,7 +102,7 @@ def _pick(best, best_id, out, vocab, chunks, BLOCK: tl.constexpr):
 
 @triton.jit
 def _take(x, i, free):
-    """(value, id, who is left) of the largest free x, of equals the lowest id."""
+    """(value, id, which are left) of the largest free x, of equals the lowest id."""
     most = tl.max(tl.where(free, x, float("-inf")), 0)
     who = tl.min(tl.where(free & (x == most), i, NOBODY), 0)
     return most, who, free & (i != who)

@@ -2,7 +2,7 @@
 
     pytest --pyargs thalweg.hal.testing --platform=thalweg.backends.triton_kernels.testing:InterpretPlatform
 
-It proves what the kernels compute, with tile sizes of their own, and not speed, races or what a compiler makes of them.
+It proves the kernels' results, with separate tile sizes, and not speed, races or a compiler's output.
 Triton decides when its modules are imported whether functions are interpreted. A process that has imported it otherwise
 is refused. The interpreter's own arithmetic is repaired where it is wrong (`_repair`).
 """
@@ -69,10 +69,9 @@ def _product(a: Any, b: Any) -> Any:
 
 
 def _repair() -> None:
-    """What the interpreter gets wrong: products of bfloat16 (it multiplies the bit patterns), the order of a
-    product's sums, rounding to bfloat16 and to the 8-bit floats (it truncates, or carries wrongly), and codes of NaN.
-    The order of sums is its library's, which on some processors differs with the row's place in the tile. The
-    devices' does not."""
+    """Errors of the interpreter: products of bfloat16 (it multiplies the bit patterns), the order of a product's sums, rounding
+    to bfloat16 and to the 8-bit floats (it truncates, or carries wrongly), and codes of NaN. The order of sums is its
+    library's, which on some processors differs with the row's place in the tile. The devices' does not."""
     import numpy as np
     import torch
     import triton.language as tl

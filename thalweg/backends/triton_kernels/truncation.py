@@ -1,14 +1,14 @@
 """Truncation and the draw: one pass over the logits, then launches over little.
 
-1. `_survey` reads each row once, in chunks. Of each chunk it leaves the maximum and the best token, and of rows that are
-   truncated the sum of exponentials and the maximum of every GROUP tokens.
-2. `_choose` joins the chunks of a row. A greedy row and one that is not truncated have their token now. Of the others it
+1. `_survey` reads each row once, in chunks. Of each chunk it leaves the maximum and the best token, and of truncated rows
+   the sum of exponentials and the maximum of every GROUP tokens.
+2. `_choose` joins the chunks of a row. A greedy row and one without truncation have their token now. Of the others it
    lists the groups with the largest maxima. LISTED / 2 groups hold at least as many of the best tokens. More are
    listed where maxima are equal.
-3. `_settle` reads the tokens of listed groups, finds the bounds of what stays bit by bit of a key, and draws. Where more may
-   stay than it holds, it searches the whole row, BITS of a key each time: flat rows, and many equal logits.
+3. `_settle` reads the tokens of listed groups, finds the bounds of the kept tokens bit by bit of a key, and draws. Where more
+   may stay than it holds, it searches the whole row, BITS of a key each time: flat rows, and many equal logits.
 
-What a row meets depends on that row alone, and so does every sum. `truncate` and `draw` find bounds by the same code.
+The work of a row depends only on that row, and so does every sum. `truncate` and `draw` find bounds by the same code.
 """
 
 import functools
@@ -24,7 +24,7 @@ from thalweg.backends.triton_kernels.tiles import TileSizes, VocabTiles
 from thalweg.hal.op import Kernel
 
 FINITE = tl.constexpr(0x00800000)
-"""Key of the least finite float. What is below it, -inf, is neither kept nor drawn, so it need not be held."""
+"""Key of the least finite float. Below it is only -inf, neither kept nor drawn, so it need not be held."""
 
 
 @triton.jit
@@ -48,7 +48,7 @@ def _cuts(k, p, least, vocab):
 
 @triton.jit
 def _scale(temperature, s, DRAWS: tl.constexpr):
-    """What a row is divided by."""
+    """The divisor of a row."""
     scale = tl.full([], 1.0, tl.float32)
     if DRAWS:
         t = tl.load(temperature + s)
@@ -97,7 +97,7 @@ def _survey(
 
 @triton.jit
 def _reach(key, weight, want):
-    """The largest key such that the weights at or above it add up to `want` or more, or 0. key, weight: of what is held."""
+    """The largest key such that the weights at or above it add up to `want` or more, or 0. key, weight: of the held tokens."""
     found = tl.full([], 0, tl.uint32)
     one = tl.full([], 1, tl.uint32)
     for bit in range(0, 32):
@@ -145,7 +145,7 @@ def _choose(
 
 @triton.jit
 def _weight(x, ok, floor, least, top, MASS: tl.constexpr):
-    """What a token counts: 1, or (MASS) its probability times a constant, 0 if it is cut."""
+    """A token's weight: 1, or (MASS) its probability times a constant, 0 if it is cut."""
     if MASS:
         w = tl.exp(x - top)
         return tl.where(ok & (_key(x) >= floor) & (w >= least), w, 0.0)
@@ -221,7 +221,7 @@ def _stays(x, i, floor, edge, last, least, top):
 
 @triton.jit
 def _better(x, i, stay, seed, position, s, score, token):
-    """(score, token) of the best so far and these, whose ids are higher: of equals the lowest id."""
+    """(score, token) of the best so far and these, which have higher ids: of equals the lowest id."""
     y = tl.where(stay, x + _noise(seed, position, s, i), float("-inf"))
     more = tl.max(y, 0)
     who = tl.min(tl.where(stay & (y == more), i, NOBODY), 0)
@@ -277,7 +277,7 @@ def _settle(
         if p < 1:
             mass = tl.where(key > 0, _weight(x, ok, floor, least, top, True), 0.0)
             goal = p * tl.where(whole, tl.sum(mass, 0), total)
-            only = (least <= 0) & ((k <= 0) | (k >= vocab))  # then what is not held counts as it is
+            only = (least <= 0) & ((k <= 0) | (k >= vocab))  # then tokens not held count as they are
             known = whole | (only & (tl.sum(tl.where(key >= reach, mass, 0.0), 0) >= goal))
             edge = tl.minimum(_reach(key, mass, goal), _key(top))
             spare = _spare(goal, tl.sum(tl.where(key > edge, mass, 0.0), 0), edge, top, vocab)
@@ -288,7 +288,7 @@ def _settle(
             if DRAWS:
                 score = tl.full([], float("-inf"), tl.float32)
                 token = tl.full([], 0, tl.int32)
-                for first in range(0, LISTED * GROUP, LISTED * GROUP // 4):  # of fewer tokens: noise takes many registers
+                for first in range(0, LISTED * GROUP, LISTED * GROUP // 4):  # of fewer tokens: noise needs many registers
                     i, held, again = _load_candidates(
                         x_row, scale, vocab, listed + s * LISTED, n, first, LISTED * GROUP // 4, GROUP
                     )

@@ -1,4 +1,4 @@
-"""Intel GPUs: what to look for and what the cards are. Imports no framework."""
+"""Intel GPUs: how to find them, and the known cards. Imports no framework."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class XpuPlatform(GpuPlatform):
     build = "xpu"
     wheels = "https://download.pytorch.org/whl/xpu"
     score = 60
-    """Below a discrete card of another vendor: many processors have one of these beside it."""
+    """Below a discrete card of another vendor: many processors include one of these."""
 
     def cards(self) -> Sequence[Card]:
         made = []

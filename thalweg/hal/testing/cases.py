@@ -129,7 +129,7 @@ class CompiledFunction:
 
 
 def run(device: Device, call: Callable[..., Any], args: Sequence[Any]) -> list[np.ndarray]:
-    """call(*args) once, as `Compiled` does."""
+    """call(*args) once, as `CompiledFunction` does."""
     return CompiledFunction(device, call)(args)
 
 

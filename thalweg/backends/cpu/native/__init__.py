@@ -1,4 +1,4 @@
-"""The compiled kernels of the CPU platform: finding the library, opening it, and what its functions take.
+"""The compiled kernels of the CPU platform: finding the library, opening it, and the arguments of its functions.
 
 The library (src/, C++ without any framework) has a plain C interface, called through ctypes with addresses. It is
 compiled when the package is installed (hatch_build.py at the root). Importing this loads nothing. `open_library`
@@ -95,11 +95,11 @@ REPLAYED = (
 OTHERS = ("delta", "conv", "ssd", "scan")
 """More functions that make up a step."""
 WEIGHTED = ("linear", "largest", "heads")
-"""Those whose first argument is a packed weight."""
+"""Functions with a packed weight as the first argument."""
 WORDS = 20
 """Words of 64 bits in an entry of that list: the function's number, and its arguments after the context."""
 QUADS = ("avx512vnni", "avxvnni")
-"""Instruction sets whose products take codes of integers in quads, whatever inputs are."""
+"""Instruction sets with products that read integer codes in quads, for inputs of any kind."""
 
 
 class NoLibraryError(Exception):
@@ -113,13 +113,13 @@ class Tape(Protocol):
         """A call that was made, as an entry of `thalweg_replay`'s list."""
 
     def keep(self, what: Any) -> None:
-        """Something whose address was passed lives as long as the tape."""
+        """An object with an address that was passed lives as long as the tape."""
 
     def undo(self, how: Callable[[], Any]) -> None:
-        """How to take back what a call wrote, if the step has to be run again."""
+        """How to undo a call's writes, if the step has to be run again."""
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], out: Any, writes: bool) -> Any:
-        """A call of something else that was made, and gave `out`. Returns what to go on with in its place."""
+        """Note a call of another function that was made, and gave `out`. Returns the result to continue with."""
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -176,7 +176,7 @@ class NativeLibrary:
 
     @contextlib.contextmanager
     def clock(self, times: Times, name: str, first: int) -> Iterator[None]:
-        """Counts what happens meanwhile as time of this function. first: its first argument."""
+        """Counts the time until exit as time of this function. first: its first argument."""
         begun = time.perf_counter()
         yield
         shape = self.shapes.get(first) if name in WEIGHTED else None
@@ -197,14 +197,14 @@ def levels() -> list[str]:
 
 
 def of_rows(format: WeightFormat) -> bool:
-    """Are these codes of which rows can be read out of a packed matrix, where no product takes them in quads?"""
+    """Can rows be read out of a packed matrix with these codes, where no product reads them in quads?"""
     plain = not (format.act or format.scale_dtype or format.reordered or format.smoothed)
     return plain and format.kind == "int" and format.bits in (4, 8) and (format.group % 2 == 0 or format.group == -1)
 
 
 def open_library(threads: int, level: str = "") -> NativeLibrary:
     """level: one of `levels()`, "" the best, "none" no library. The context ends with the last reference to the
-    result. NoLibraryError. ValueError for a level that is not there."""
+    result. NoLibraryError. ValueError for a missing level."""
     if level == NONE:
         raise NoLibraryError("turned off by isa=none")
     dll = _load()
@@ -228,8 +228,8 @@ def alloc_zeros(library: NativeLibrary, size: int) -> ctypes.Array[ctypes.c_char
 
 
 def expect(size: int) -> None:
-    """Begin to make memory ready, on a thread of the library's own: about so many bytes will be packed soon. What is not
-    taken by then, `settle` gives back. Nothing where there is no library."""
+    """Begin to make memory ready, on a thread of the library: about so many bytes will be packed soon. `settle` returns the
+    unused rest. Nothing where there is no library."""
     with contextlib.suppress(NoLibraryError):
         _load().thalweg_expect(size)
 
@@ -266,7 +266,7 @@ def _load() -> ctypes.CDLL:
 
 @functools.cache
 def _load_library(path: Path, abi: int, *file: int) -> ctypes.CDLL:
-    """Each file once: the system's loader takes one library at a time, and torch's may be the one for a while."""
+    """Each file once: the system's loader opens one library at a time, and torch's may occupy it for a while."""
     try:
         dll = ctypes.CDLL(str(path))
         found = dll.thalweg_abi()

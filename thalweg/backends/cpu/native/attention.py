@@ -20,7 +20,7 @@ from thalweg.hal.step import SCRATCH, StepBatch
 ROWS, MOST_ROWS, MOST_DIM, MOST_LATENT = 48, 64, 512, 640
 """Rows (query tokens x query heads of a KV head) of one task. The others are limits of attention.inc, the last for latents."""
 LEAST_HEADS = 6
-"""Heads of a task of latent attention, if it has more: each task reads the keys anew."""
+"""Heads of a task of latent attention, if it has more: each task reads the keys again."""
 BLOCK = 16
 """Tokens of a block of a step's own."""
 CODED = ("avx512vnni", "avx512bf16", "amx", "avxvnni", "neonbf16")
@@ -42,7 +42,7 @@ class _Job(ctypes.Structure):
 
 
 class NativeAttention(AttentionBackend):
-    """The first layer makes what a step's layers share. It is kept in the step's plan, which lives as long as the
+    """The first layer makes the data shared by a step's layers. It is kept in the step's plan, which lives as long as the
     step."""
 
     batch_invariant = True
@@ -146,14 +146,14 @@ class NativeAttention(AttentionBackend):
         )
         job.cos_sin = None if cos_sin is None else cos_sin.data_ptr()
         job.q_weight, job.k_weight = (w.data_ptr() for w in weights) if weights else (None, None)
-        if self._library.tape is not None:  # layers share a job, which each fills in anew: a tape needs one of each
+        if self._library.tape is not None:  # layers share a job, which each fills in again: a tape needs one of each
             job = _Job.from_buffer_copy(job)
             self._library.tape.keep((job, made))
         self._attend(self._context, ctypes.addressof(job))
         return out
 
     def _job(self, batch: StepBatch, spec: AttnSpec, table: Tensor, size: int) -> tuple[Any, ...]:
-        """(the step's part of the job, how to make its output, what must stay alive). size: tokens of a block."""
+        """(the step's part of the job, how to make its output, references to keep alive). size: tokens of a block."""
         held = [table, batch.token_seq, batch.positions, batch.slots, batch.context, batch.query]
         held = [x.contiguous() for x in held]
         first = (batch.last_row + 1 - batch.query).contiguous()
@@ -182,8 +182,8 @@ class NativeAttention(AttentionBackend):
 
 
 class NativeEncoderAttention(NativeAttention):
-    """The same of texts whose tokens see both ways. Their keys and values lie in blocks of the step's own, which all of its
-    layers use in turn; nothing is kept."""
+    """The same for bidirectional attention. Keys and values lie in blocks of the step, which all of its layers use in turn.
+    Nothing is kept."""
 
     def __init__(self, library: NativeLibrary) -> None:
         super().__init__(library)
@@ -203,7 +203,7 @@ class NativeEncoderAttention(NativeAttention):
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, sinks: Tensor | None,
         prologue: QKPrologue | None = None, cos_sin: Tensor | None = None, weights: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        if batch.uniform == 1:  # what a token sees is itself
+        if batch.uniform == 1:  # a token sees only itself
             return v.repeat_interleave(spec.heads // spec.kv_heads, 1), kv
         plan = cast(dict[str, Any], batch.metadata[group]) if batch.metadata else {}
         key = f"native/encoder/{batch.last_alone}"
@@ -243,9 +243,9 @@ def _parts(heads: int, tokens: int, seqs: int, threads: int) -> int:
 
 
 def _tasks(batch: StepBatch, heads: int, kv_heads: int, blind: bool) -> tuple[np.ndarray, bool]:
-    """(i32[n, 4] of core.h, longest first; does every row that is read belong to one?). blind: a step is being recorded, for
-    batches with other values too, whose sequences are all live and have equally many new tokens. Then only sizes count, and any
-    order is as good."""
+    """(i32[n, 4] of core.h, longest first; does every row read belong to one?). blind: a step is being recorded, for batches
+    with other values too. All their sequences are live and have equally many new tokens. Then only sizes count, and any order
+    is as good."""
     each = np.arange(kv_heads, dtype=np.int32)
     if blind:
         slots = np.ones(batch.slots.shape[0], np.int32)

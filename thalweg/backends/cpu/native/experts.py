@@ -21,7 +21,7 @@ from thalweg.hal.ops.activation import SWIGLU_OAI
 from thalweg.hal.weights import ONCE, QTensor, WeightFormat
 
 GATES = {**ACTS, SWIGLU_OAI: 3}
-"""How experts' gates are told apart; 3 is theirs alone."""
+"""Codes of experts' gates. Only experts have 3."""
 
 
 def _form(format: WeightFormat) -> str | None:
@@ -66,7 +66,7 @@ class NativeExperts:
         return self._linear.pack(QTensor(w.format, shape, data, w.matrices))
 
     def pack_mapped(self, parts: Sequence[np.ndarray], format: WeightFormat) -> PackedWeight | None:
-        """Parts are matrices or halves of them: where all are of whole panels, the matrices are."""
+        """Parts are matrices or halves: where all are of whole panels, the matrices are."""
         if any(len(p) % PANEL for p in parts):
             return None
         return self._linear.pack_mapped(parts, format)
@@ -81,7 +81,7 @@ class NativeExperts:
         self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: PackedWeight, down: PackedWeight, bias: Tensor | None = None, *,
         experts: int, act: str = "silu", group: int = 0, down_group: int = 0, gated: bool = True,
     ) -> Tensor:  # fmt: skip
-        """group, down_group: what the weights were packed for already."""
+        """group, down_group: those that the weights were packed for."""
         x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
         (tokens, hidden), inner = x.shape, down.shape[1]
         between, code = (2 * inner, GATES[act]) if gated else (inner, UNGATED[act])

@@ -1,4 +1,4 @@
-"""Products in which every head has a matrix of its own, in compiled code: those of linear layers, all heads in one call."""
+"""Products with a separate matrix per head, in compiled code: those of linear layers, all heads in one call."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NativeHeads:
         return self._linear.pack(QTensor(DENSE, (flat.shape[0], inputs), {"weight": flat}, count))
 
     def run(self, x: Tensor, weight: PackedWeight, *, heads: int, out_features: int, turned: bool = False) -> Tensor:
-        """turned: what the weight was packed for already."""
+        """turned: as the weight was packed."""
         x = x if x.stride(2) == 1 else x.contiguous()
         tokens, inputs = x.shape[0], x.shape[2]
         if (

@@ -27,7 +27,7 @@ TYPES = {torch.bfloat16: 0, torch.float32: 1}
 NAMES = ("bfloat16", "float32")
 DENSE, INT8, INT4, INT8_ROWS, INT4_GROUPS, TABLE, FLOAT8, INT6, INT8_GROUPS = range(9)
 FLOAT_ACTS = {"": 0, "float8_e4m3fn": 1, "float8_e4m3fn_per_group": 2, "float8_e4m3fn_static": 3}
-"""Names of `WeightFormat.act` -> what inputs are rounded to before a product of floats."""
+"""Names of `WeightFormat.act` -> the rounding of inputs before a product of floats."""
 PANEL = 64
 """Outputs of a panel. It and the numbers above are those of core.h."""
 BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -39,7 +39,7 @@ LEVELS = (*E2M1, *(-x for x in E2M1))
 
 
 class PackedWeight:
-    """A weight in the library's layout, in memory of its own (huge pages where the system has them), freed with this object."""
+    """A weight in the library's layout, in separate memory (huge pages where the system has them), freed with this object."""
 
     __slots__ = ("__weakref__", "bytes", "dtype", "handle", "lies", "shape")
 
@@ -51,7 +51,7 @@ class PackedWeight:
         dtype: torch.dtype | None,
         lies: np.ndarray | None = None,
     ) -> None:
-        """dtype: of a dense weight. None = takes either. lies: memory that it is in, if that is not its own."""
+        """dtype: of a dense weight. None = accepts either. lies: the memory that holds it, if not the library's own."""
         self.handle, self.shape, self.dtype, self.bytes = handle, shape, dtype, int(library.bytes(handle))
         self.lies = lies
         library.shapes[handle] = shape
@@ -83,7 +83,7 @@ def form_of(format: WeightFormat) -> int | str:
 
 
 def _integers(format: WeightFormat) -> int | str:
-    """The same of inputs that are rounded to integers."""
+    """The same for inputs rounded to integers."""
     if format.act == "int8" and format.bits == 8 and format.group == 0 and format.symmetric:
         return INT8_ROWS
     if format.act == "int8_per_group" and format.bits in (4, 8) and format.group >= 0 and format.group % 4 == 0:
@@ -93,7 +93,7 @@ def _integers(format: WeightFormat) -> int | str:
 
 @dataclass(frozen=True, slots=True)
 class PackInputs:
-    """What `thalweg_pack` takes, from tensors that it keeps alive."""
+    """The arguments of `thalweg_pack`, from tensors that this object keeps alive."""
 
     codes: Tensor
     scales: Tensor | None = None
@@ -119,7 +119,7 @@ class NativeLinear:
         return form if isinstance(form, str) else None
 
     def _form(self, format: WeightFormat, inputs: int) -> int | str:
-        """`form_of`, and what this instruction set lacks."""
+        """`form_of`, or the reason why this instruction set has no product for it."""
         form = form_of(format)
         if form == INT8_GROUPS and not self._library.quads(self._context, form, inputs, format.group or inputs):
             return f"has no product of four bytes with four, or groups too large for it: {format}"
@@ -130,7 +130,7 @@ class NativeLinear:
         return "portable code multiplies float32 faster than integers" if slow else None
 
     def pack(self, w: QTensor) -> PackedWeight:
-        """A dense weight is packed for inputs of its own dtype, a quantised one for either."""
+        """A dense weight is packed for inputs of the same dtype, a quantised one for either."""
         form = self._form(w.format, w.shape[1])
         if isinstance(form, str):
             raise ValueError(form)
@@ -165,7 +165,7 @@ class NativeLinear:
     def _adopt(
         self, form: int, dtype: torch.dtype, format: WeightFormat, shape: tuple[int, int], lies: np.ndarray | None
     ) -> PackedWeight | None:
-        """What was packed so before, from where it lies, u8[bytes]. None where nothing does, or another number of bytes."""
+        """A weight packed so before, from the bytes `lies`, u8[bytes]. None without them, or with another number of bytes."""
         if lies is None:
             return None
         handle = self._library.adopt(
@@ -247,7 +247,7 @@ class NativeLinear:
         return out
 
     def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None = None, *, act: str = "", group: int = 0) -> Tensor:
-        """act, group: what the packed weight was made for already."""
+        """act, group: those that the weight was packed for."""
         x = _fit(x, weight, bias)
         out = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype)
         self._linear(
@@ -271,7 +271,7 @@ class NativeLinear:
 
 
 def _parts(w: QTensor, form: int, quads: bool) -> PackInputs:
-    """Canonical data as the library takes them. quads: minima become zero points."""
+    """Canonical data in the library's form. quads: minimums become zero points."""
     codes, rows = w.data["codes"].detach(), w.shape[0]
     scales = w.data["scales"].to(torch.float32)
     if w.format.group == -1:
@@ -299,7 +299,7 @@ def _parts(w: QTensor, form: int, quads: bool) -> PackInputs:
 
 
 def _six_bits(w: QTensor) -> bool:
-    """Do six bits hold every code? So it is with GGUF's Q6_K and Q5 types, which are held as int8."""
+    """Do six bits hold every code? They do for GGUF's Q6_K and Q5 types, which are held as int8."""
     codes, unsigned = w.data["codes"], w.format.mins
     if not codes.numel() or not (unsigned or w.format.symmetric):
         return False
@@ -316,7 +316,7 @@ def _bits_of_e2m1(codes: Tensor) -> Tensor:
 
 
 def _without_nan(codes: Tensor, scales: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """A code that is NaN makes its scale NaN: the product is the same, and kernels need not look."""
+    """A NaN code makes its scale NaN: the product is the same, and kernels need not look."""
     if codes.dtype != torch.float8_e4m3fn:
         raise ValueError(f"linear: 8-bit floats are float8_e4m3fn, not {codes.dtype}")
     lost = (codes.view(torch.uint8) & 127) == 127
@@ -328,7 +328,7 @@ def _without_nan(codes: Tensor, scales: Tensor, group: int) -> tuple[Tensor, Ten
 
 
 def _shifts(w: QTensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, scales, and minima as zero points that need not be whole: code * scale - min = (code - min / scale) * scale.
+    """Codes, scales, and minimums as zero points that need not be whole: code * scale - min = (code - min / scale) * scale.
     Where a scale is 0 its codes count for nothing: they become 0, and the scale the minimum."""
     codes, scales, mins = w.data["codes"].detach(), w.data["scales"].to(torch.float32), w.data["mins"]
     none = scales == 0

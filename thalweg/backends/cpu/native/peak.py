@@ -1,5 +1,4 @@
-"""What the processor's multiply-and-add instructions do at most, of the instruction set that was chosen, and what its memory
-gives at most."""
+"""Peak rates of the processor: its multiply-and-add instructions in the chosen instruction set, and its memory."""
 
 from __future__ import annotations
 

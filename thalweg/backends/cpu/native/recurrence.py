@@ -1,4 +1,4 @@
-"""Ops over recurrent state in compiled code: a sequence's tokens one after the other, in place."""
+"""Ops over recurrent state in compiled code: a sequence's tokens in order, in place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thalweg.hal.ops.conv import NONE
 from thalweg.hal.ops.ssm import ssd_steps
 
 TAPS, WIDEST = 8, 256
-"""Limits of recurrent.inc: tokens that a convolution sees, values of a query or numbers that are kept of a channel."""
+"""Limits of recurrent.inc: tokens that a convolution sees, values of a query or numbers kept per channel."""
 CONV_ACTS = {"silu": 0, NONE: 1}
 _L, _P = ctypes.c_int64, ctypes.c_void_p
 _SEQS = ("table", "context", "query", "last")
@@ -88,7 +88,7 @@ def _rows(*rows: Tensor) -> list[Tensor]:
 
 
 def _even(t: Tensor) -> Tensor:
-    """The same with what follows the first dimension side by side."""
+    """The same with contiguous values after the first dimension."""
     dense = t.stride(-1) == 1 and (t.dim() == 2 or t.stride(1) == t.shape[2])
     return t if dense else t.contiguous()
 

@@ -1,6 +1,5 @@
 """From logits to tokens in compiled code: penalties, truncation without a sort, log probabilities and the greedy
-choice. The draw computes no noise for tokens that cannot win. One pass per row does all of it where a step allows
-(`draw`)."""
+choice. The draw computes no noise for tokens that cannot win. One pass per row does everything where a step allows (`draw`)."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ def _rows(name: str, logits: Tensor, *columns: Tensor) -> tuple[int, int]:
     """(rows, vocabulary). ValueError unless every column has a row for each: the compiled side trusts addresses."""
     rows, vocab = logits.shape
     if any(c.shape[0] != rows or not c.is_contiguous() for c in (logits, *columns)) or logits.dtype != torch.float32:
-        raise ValueError(f"{name}: logits of {logits.dtype} {[rows, vocab]} and what comes with them do not fit each other")
+        raise ValueError(f"{name}: logits of {logits.dtype} {[rows, vocab]} and the other arguments do not fit each other")
     return rows, vocab
 
 

@@ -1,11 +1,11 @@
 """Packed weights kept in a folder: written by the first start that makes them, mapped by later ones.
 
-A file holds one weight as kernels read it, and nothing else. Its name is made of the values that were packed
-(`thalweg_digest`) and of how they were. So another checkpoint, format or instruction set has files of other names, and
-equal weights share one. A file comes into the folder whole, under its name, or not at all. After a power failure it may be
-short, and is then made anew. No weight is ever removed: the folder may be deleted at any time.
+A file holds one weight as kernels read it, and nothing else. Its name is made of the packed values (`thalweg_digest`) and of
+the way they were packed. Another checkpoint, format or instruction set thus has files of other names, and equal weights share
+one. A file comes into the folder whole, under its name, or not at all. After a power failure it may be short, and is then made
+again. No weight is ever removed: the folder may be deleted at any time.
 
-Only weights that are packed straight from mapped files are kept: dense ones, and those rounded on the way.
+Only weights packed straight from mapped files are kept: dense ones, and those rounded on the way.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ LAYOUT = 2
 """Raised whenever a packed weight has other bytes than before."""
 SUFFIX = ".packed"
 PART = "part-"
-"""Names of files that are being written begin so."""
+"""Prefix of the names of unfinished files."""
 STALE = 3600
 """Seconds. A file is not written for longer: its writer has died."""
 
 
 class PackedWeightCache:
-    """Of one open library, whose instruction set decides the layout. folder: made where it is missing. OSError if it
+    """The cache of one open library: the instruction set decides the layout. folder: made where it is missing. OSError if it
     cannot be."""
 
     def __init__(self, library: NativeLibrary, folder: Path) -> None:
@@ -61,7 +61,7 @@ class PackedWeightCache:
         return hashlib.sha256(told.encode()).hexdigest()[:40] + SUFFIX
 
     def tell(self) -> None:
-        """Once all weights are there, what became of them: a warning where none can be kept."""
+        """Once all weights are there, report on the cache: a warning where none can be kept."""
         if self._told:
             return
         self._told = True

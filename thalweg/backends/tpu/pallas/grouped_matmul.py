@@ -1,5 +1,5 @@
 """Products in which every row has its own matrix, one of many: the experts of a mixture. Rows come sorted by matrix,
-each matrix's rows in whole tiles. So a tile has one matrix, known before it is read (`tiles` says how they lie).
+each matrix's rows in whole tiles. A tile thus has one matrix, known before it is read (`tiles` says how they lie).
 
 How many tiles there are depends on the rows, so there are as many steps as there could be. Those without a tile name
 the block that the last one left. They read nothing, and they write nothing: rows beyond the last tile hold anything.
@@ -21,7 +21,7 @@ from thalweg.backends.tpu.pallas.quantised_matmul import tile_of
 from thalweg.backends.tpu.pallas.tiles import DEPTH, LANES, WIDTH, divisor, dot
 
 BYTES = 1 << 20
-"""Upper bound of a block of one matrix. Two matrices of two blocks each leave room for the rows beside them."""
+"""Upper bound of a block of one matrix. Two matrices of two blocks each leave room for the rows too."""
 LEAST, MOST = 16, 256
 """Rows of a tile."""
 
@@ -62,7 +62,7 @@ def gate_up_matmul(
 def product(
     x: jax.Array, weight: Mapping[str, jax.Array], owner: jax.Array, used: jax.Array, *, group: int, interpret: Any = False
 ) -> jax.Array:  # fmt: skip
-    """x @ its matrix, of weights as those of `gated` -> [tiles * rows, 2 out]. The left half of a matrix's outputs
+    """x @ its matrix, of weights as those of `gate_up_matmul` -> [tiles * rows, 2 out]. The left half of a matrix's outputs
     comes first, then the right one, each padded."""
     return _launch(x, weight, owner, used, (0,), None, group, interpret)
 
@@ -71,7 +71,7 @@ def _launch(
     x: jax.Array, weight: Mapping[str, jax.Array], owner: jax.Array, used: jax.Array, parts: tuple[int, ...], act: Any,
     group: int, interpret: Any,
 ) -> jax.Array:  # fmt: skip
-    """parts: (0, 1) multiplies by both halves at once, (0,) by one after the other, side by side in the result."""
+    """parts: (0, 1) multiplies by both halves at once, (0,) by each in sequence, side by side in the result."""
     codes, tiles = weight["codes"], owner.shape[0]
     factors = [weight[name] for name in ("scales", "zeros") if name in weight]
     folded = 2 if codes.dtype == jnp.uint8 else 1

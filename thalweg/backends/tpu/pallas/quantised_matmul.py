@@ -16,7 +16,7 @@ from thalweg.backends.tpu.pallas.tiles import DEPTH, WIDTH, divisor, dot, expand
 DEEP, WIDE, ROWS = 8, 2, 256
 """Upper bounds of a block: tiles along the inputs, tiles along the outputs, rows of x."""
 LEAST = 32
-"""Rows of x are a multiple of this: what a register holds of 8-bit values."""
+"""Rows of x are a multiple of this: a register's count of 8-bit values."""
 
 
 def matmul(
@@ -26,9 +26,8 @@ def matmul(
     """x [rows, in], codes of `pack_codes`, scales and zeros of `pack_factors` for this group (0: one per output),
     which divides DEPTH. Gives [rows, out] in dtype (None: x's).
 
-    x of int8 (then codes are int8, group is 0, there are no zeros): products of integers, summed exactly as long as
-    2^17 inputs do not pass int32, which the caller sees to. row_scale float32 [rows, 1]: what each row is multiplied
-    by."""
+    x of int8 (then codes are int8, group is 0, there are no zeros): integer matmul, summed exactly as long as 2^17 inputs do
+    not pass int32, which the caller sees to. row_scale float32 [rows, 1]: the factor of each row."""
     (rows, fan_in), out = x.shape, scales.shape[2]
     tile = min(ROWS, -(-rows // LEAST) * LEAST)
     x = jnp.pad(x, ((0, -rows % tile), (0, -fan_in % DEPTH)))

@@ -1,19 +1,19 @@
 """Ragged paged attention: prompts, chunks of prompts and decodes in one launch, over a cache in blocks.
 
-Cache of a layer: [blocks, kv_heads, block_tokens, 2 head_dim], a token's key and value side by side. So a row fills
-the 128 lanes of the vector unit even where head_dim is 64, and a block is one contiguous copy.
+Cache of a layer: [blocks, kv_heads, block_tokens, 2 head_dim], a token's key and value side by side. A row thus fills the 128
+lanes of the vector unit even where head_dim is 64, and a block is one contiguous copy.
 
 A cache of int8 has a few heads more, which hold the scales of codes. Each token has one row of bytes there. Byte 8 h
-+ b is byte b of the float32 scale of head h's key, and byte 8 h + 4 + b of its value's. So scales come with the block
-and are written as rows like all others. They take a ninth of the cache where eight heads share one such head.
++ b is byte b of the float32 scale of head h's key, and byte 8 h + 4 + b of its value's. Scales thus come with the block and are
+written as rows like all others. They occupy a ninth of the cache where eight heads share one such head.
 
 Work comes in tiles: a few query tokens of one sequence. One grid step serves one tile. It walks over the keys its
 tokens may see, a span of blocks at a time, and copies the next span while it computes on the present one. The softmax
-runs online (Milakov & Gimelshein 2018, in tiles: Dao et al. 2022). The walk depends on the tile alone, so a token's
-result does not depend on what else is in the batch.
+runs online (Milakov & Gimelshein 2018, in tiles: Dao et al. 2022). The walk depends only on the tile, so a token's result does
+not depend on the rest of the batch.
 
 A walk reads its block numbers from scalar memory, which is small (1 MiB). The tables of a whole batch do not fit
-where contexts are long (128 sequences of 131,072 tokens: 2 MiB). So they stay in the device's memory. The row of a
+where contexts are long (128 sequences of 131,072 tokens: 2 MiB). They therefore stay in the device's memory. The row of a
 tile's sequence (of up to `tpu.LONGEST_TABLE` blocks) is copied while the tile before it is computed.
 """
 
@@ -30,7 +30,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 LOWEST = -1e30
-"""Score of a key that is not seen. Finite, so that a row that sees nothing stays free of NaN."""
+"""Score of a masked key. Finite, so that a row without keys stays free of NaN."""
 LANES = 128
 
 
@@ -113,7 +113,7 @@ def _tile(
     low = jnp.maximum(first - window + 1, 0) if window else jnp.int32(0)
     end = first + count
     begin, stop = lax.div(low, span), jnp.where(count > 0, lax.div(end + span - 1, span), 0)
-    # A sink is a key seen by all whose value is 0: the running sums begin with it.
+    # A sink is a key seen by all, with a value of 0: the running sums begin with it.
     acc[...] = jnp.zeros_like(acc)
     top[...] = rest[0][...] if sinking else jnp.full_like(top, LOWEST)
     total[...] = jnp.ones_like(total) if sinking else jnp.zeros_like(total)
@@ -150,7 +150,7 @@ def _tile(
             pairs = held[slot, :, h].reshape(span, both)
             if held.dtype != q.dtype:
                 pairs = pairs.astype(jnp.float32)
-            # What others left in these blocks, NaN included, must not reach a sum, not even times zero.
+            # Leftovers in these blocks, NaN included, must not reach a sum, not even times zero.
             pairs = jnp.where(own, pairs, jnp.zeros_like(pairs))
             keys, values = pairs[:, :dim], pairs[:, dim:]
             if scales:

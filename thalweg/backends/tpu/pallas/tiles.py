@@ -2,9 +2,8 @@
 again.
 
 A matrix is kept inputs first, [in, out], padded to whole tiles of DEPTH inputs and WIDTH outputs, as the matrix unit
-needs it. Of 4-bit codes a byte holds one input of the tile's first half (low bits) and one of its second half. So
-unpacking joins two halves and moves nothing. Scales and zero points are
-[tiles along the inputs, groups of a tile, out].
+needs it. Of 4-bit codes a byte holds one input of the tile's first half (low bits) and one of its second half. Unpacking thus
+joins two halves and moves nothing. Scales and zero points are [tiles along the inputs, groups of a tile, out].
 
 A launch reads blocks of several tiles: a step of a pipeline costs as much as reading some 200 kB, whatever it does.
 """
@@ -35,8 +34,8 @@ def pack_codes(codes: jax.Array, bits: int) -> jax.Array:
 
 
 def pack_factors(groups: jax.Array, group: int, fan_in: int) -> jax.Array:
-    """Scales or zero points [groups, out], `group` inputs each (0: one for all of them) -> float32
-    [tiles along the inputs, groups of a tile, out], or [1, 1, out] for one group."""
+    """Scales or zero points [groups, out], `group` inputs each (0: one for all) -> float32 [tiles along the inputs, groups of a
+    tile, out], or [1, 1, out] for one group."""
     wide = groups.astype(jnp.float32)
     if not group:
         return wide[:1][None]
@@ -45,7 +44,7 @@ def pack_factors(groups: jax.Array, group: int, fan_in: int) -> jax.Array:
 
 
 def pad_to_multiples(a: jax.Array, rows: int, columns: int) -> jax.Array:
-    """a [R, C] with zeros up to multiples of these."""
+    """a [R, C] with zeros up to multiples of `rows` and `columns`."""
     return jnp.pad(a, ((0, -a.shape[0] % rows), (0, -a.shape[1] % columns)))
 
 

@@ -1,6 +1,6 @@
 """From a row of logits to one token, whatever the size of the vocabulary. Truncation and the best few tokens keep a
-row in fast memory from the first look to the last. The draw takes one pass. Nothing is sorted. Truncation needs only
-thresholds, found bit by bit, each bit by a sum over the row. The best few are found one after the other.
+row in fast memory from the first look to the last. The draw needs one pass. Nothing is sorted. Truncation needs only
+thresholds, found bit by bit, each bit by a sum over the row. The best few are found in sequence.
 
 ROWS rows at a time (or as many as there are), CHUNK tokens at a time, sums kept per lane until a pass ends.
 """
@@ -21,7 +21,7 @@ ROWS, CHUNK, LANES = 8, 2048, 128
 BLOCK = 8 * CHUNK
 """Tokens of a step of the draw."""
 LARGEST = 360_000
-"""Vocabulary whose rows fit, eight of them, in the memory a kernel has without asking for more."""
+"""Largest vocabulary with rows that fit, eight at a time, in the memory a kernel has without asking for more."""
 LOWEST = -(1 << 31)
 """Below every key."""
 
@@ -29,9 +29,9 @@ LOWEST = -(1 << 31)
 def truncate(logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array, *, interpret: Any = False) -> jax.Array:
     """-inf where a token is cut, logits where not: logits f32[S, V], V up to LARGEST, the rest [S] -> f32[S, V].
 
-    min_p cuts what is less likely than min_p times the argmax. top_k (0: off) then cuts what is below the k-th
-    largest logit, and its equals stay. top_p (1: off) then cuts tokens whose more likely ones hold top_p of what is
-    left, equals in order of their ids."""
+    min_p cuts tokens less likely than min_p times the argmax. top_k (0: off) then cuts logits below the k-th largest, and its
+    equals stay. top_p (1: off) then cuts a token if the more likely ones hold top_p of the remaining probability, equals in
+    order of their ids."""
     rows, vocab = logits.shape
     logits, high = _in_rows(logits)
     words = [a[:, None] for a in (jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab), top_p, min_p)]
@@ -59,7 +59,7 @@ def _in_rows(logits: jax.Array) -> tuple[jax.Array, int]:
 
 
 def _room(logits: jax.Array, high: int) -> list[Any]:
-    """Fast memory for a group of rows in whole chunks, and what tells that they have come."""
+    """Fast memory for a group of rows in whole chunks, and signals of their arrival."""
     return [pltpu.VMEM((high, -(-logits.shape[1] // CHUNK) * CHUNK), jnp.float32), pltpu.SemaphoreType.DMA(())]
 
 
@@ -119,7 +119,7 @@ def _keys(x: jax.Array) -> jax.Array:
 
 
 def _value(key: jax.Array) -> jax.Array:
-    """What `_keys` made a key of."""
+    """The inverse of `_keys`."""
     return lax.bitcast_convert_type(jnp.where(key < 0, key ^ 0x7FFFFFFF, key), jnp.float32)
 
 
@@ -143,7 +143,7 @@ def _total(held: Any, add: Any, nothing: Any, of: Callable[[jax.Array, jax.Array
 
 
 def _count(held: Any, which: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
-    """i32[rows, 1]. Lanes count in float32, which is exact up to 2^24, as rows are summed in float32 alone."""
+    """i32[rows, 1]. Lanes count in float32, which is exact up to 2^24, as rows are summed only in float32."""
     lanes = _total(held, jnp.add, 0.0, lambda x, ids: jnp.where(which(x, ids), 1.0, 0.0))
     return lanes.sum(1, keepdims=True).astype(jnp.int32)
 
@@ -189,7 +189,7 @@ def best(logits: jax.Array, k: int, *, interpret: Any = False) -> jax.Array:
 
 
 def _best(logits: Any, out: Any, held: Any, arrived: Any, *, k: int) -> None:
-    """A few rows. Each look is for the largest of what comes after the last one found."""
+    """A few rows. Each look finds the largest value after the last one found."""
     _fetch(logits, held, arrived)
     rows = held.shape[0]
     column = lax.broadcasted_iota(jnp.int32, (rows, LANES), 1)
@@ -254,7 +254,7 @@ def _draw(
     noisy: Any, k0: Any, k1: Any, logits: Any, out: Any, best: Any, token: Any, *, vocab: int, multiply: tuple[int, int],
     random: bool,
 ) -> None:  # fmt: skip
-    """One block of a few rows. best, token: the largest so far in each lane, and whose it is."""
+    """One block of a few rows. best, token: the largest so far in each lane, and its token."""
     start = pl.program_id(1) * BLOCK
 
     @pl.when(start == 0)
@@ -280,7 +280,7 @@ def _draw(
 
 
 def _mix(x: jax.Array, multiply: tuple[int, int]) -> jax.Array:
-    """lowbias32 on int32, whose products wrap around."""
+    """lowbias32 on int32, with products that wrap around."""
     for shift, by in ((16, multiply[0]), (15, multiply[1])):
         x = (x ^ lax.shift_right_logical(x, jnp.full_like(x, shift))) * jnp.int32(by - (1 << 32) if by >> 31 else by)
     return x ^ lax.shift_right_logical(x, jnp.full_like(x, 16))

@@ -1,6 +1,6 @@
 """Tile sizes per architecture: one JSON file each, read once when the library is made. Nothing is tuned at start.
 
-An architecture without a file uses that of its nearest relative: the newest one of its family that is not newer.
+An architecture without a file uses that of its nearest relative: the newest of its family among those not newer.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class RowTiles:
-    """Work by rows. elements: of all rows of one program together. per_warp: elements one warp takes. warps: most of
-    them."""
+    """Work by rows. elements: of all rows of one program together. per_warp: elements per warp. warps: the maximum."""
 
     elements: int
     per_warp: int
@@ -54,8 +53,8 @@ class LatentTiles:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiles:
-    """split: keys whose partial result one program of a decode makes. write: tokens stored by one program. exact_prefill: in
-    place of `exact` for prompts. It has its keys, and as many rows for each warp, so that a row meets its keys as there."""
+    """split: keys per partial result, which one program of a decode makes. write: tokens stored by one program. exact_prefill:
+    replaces `exact` for prompts. It has its keys, and as many rows for each warp, so that a row meets its keys as there."""
 
     decode: AttentionTile
     prefill: AttentionTile
@@ -71,8 +70,7 @@ class ProductTile:
     """One tile of a product: rows x cols of one program, `inner` elements of two bytes per iteration.
 
     It serves products of `least` to `most` rows (most 0: of any number), where it makes `programs` programs or more. shared:
-    slices of a sum have programs of their own (`ProductTiles.slice`). unroll: steps of `inner` in one iteration, of
-    8-bit codes."""
+    slices of a sum have separate programs (`ProductTiles.slice`). unroll: steps of `inner` in one iteration, of 8-bit codes."""
 
     rows: int
     cols: int
@@ -95,17 +93,17 @@ class ProductTile:
 
 
 OPERANDS = ("dense", "int8", "float8", "codes", "four")
-"""What a product multiplies: dense numbers, 8-bit integers, 8-bit floats, or codes of 8 or 4 bits that become numbers in
+"""Operands of a product: dense numbers, 8-bit integers, 8-bit floats, or codes of 8 or 4 bits that become numbers in
 registers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProductTiles:
-    """A matrix product. dense, int8, float8, codes, four: its tiles by what it multiplies, in order of preference. The first
+    """A matrix product. dense, int8, float8, codes, four: its tiles by operand, in order of preference. The first
     that serves is taken, else the tile for any sizes, `base`.
 
-    A row keeps its bits only if every tile adds the terms of a sum in one order. So tiles of one list have the same `inner`,
-    but where sums are exact (integers), or where the matrix unit adds up whole rows itself and a device has shown it.
+    A row keeps its bits only if every tile adds the terms of a sum in one order. Tiles of one list therefore have the same
+    `inner`, but where sums are exact (integers), or where the matrix unit adds up whole rows itself and a device has shown it.
 
     The tile for any sizes: rows x cols. `narrow` columns replace `cols` where the weight has fewer than `wide` rows, so that
     there are programs enough to read it.
@@ -143,7 +141,7 @@ class ProductTiles:
 class VocabTiles:
     """Work over the vocabulary. block: elements of one iteration. chunk: of one program where a row is shared by
     several. bits: of the ordered key that one pass of the threshold search settles. group: tokens of which truncation keeps
-    the largest. listed: groups whose tokens one program holds, in held_warps warps."""
+    the largest. listed: groups with tokens that one program holds, in held_warps warps."""
 
     block: int
     chunk: int
@@ -188,7 +186,7 @@ def known_architectures() -> tuple[str, ...]:
 
 
 def nearest(arch: str) -> str:
-    """The architecture whose file serves `arch`. ValueError if none of its family has one."""
+    """The architecture with the file that serves `arch`. ValueError if none of its family has one."""
     if arch in known_architectures():
         return arch
     family, number = _parts(arch)
