@@ -197,7 +197,7 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
         request that is run in parts, and get the seeds of those. prompt_text: the text of a prompt of ids. seat: for
         whoever shares the engine among clients (`thalweg serve`)."""
         if data_parallel_rank:
-            raise RequestError("data_parallel_rank: requests are not pinned to an engine; leave it out", "data_parallel_rank")
+            raise RequestError("data_parallel_rank: requests are not pinned to an engine; omit it", "data_parallel_rank")
         prompt = with_text(prompt, prompt_text)
         stream = await self._begin(
             request_id, prompt, sampling_params, pooling=False, lora_request=lora_request, trace_headers=trace_headers,

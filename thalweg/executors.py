@@ -22,8 +22,8 @@ EXECUTORS: Mapping[str, str] = {
 }
 """mp: a process for each rank, of which the first is the engine's own. It is uni where there is one rank."""
 REFUSED = {
-    "external_launcher": "the engine is started by the server or by LLM(...), and joins no ranks of a launcher; leave it out",
-    "ray": "the engine has one process, beside the server or in yours, and none on a Ray cluster; leave it out",
+    "external_launcher": "the engine is started by the server or by LLM(...), and joins no ranks of a launcher; omit it",
+    "ray": "the engine runs in one process, next to the server or in yours, never on a Ray cluster; omit it",
 }
 """Names of the field that are not supported, and the way out."""
 _LIST = PluginRegistry("thalweg.executors", EXECUTORS)

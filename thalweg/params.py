@@ -25,13 +25,13 @@ MAX_BAD_CHARS = 16384
 """Characters of all bad words together: a token each, at worst, sent with every choice."""
 MAX_LIST = 100_000
 REFUSED_PARAMS = {
-    "logprob_token_ids": "log-probabilities are told of the most likely tokens: ask for logprobs; leave it out",
-    "routed_experts_prompt_start": "which experts a token went to is not told by this version; leave it out",
+    "logprob_token_ids": "logprobs of chosen ids are not supported; request logprobs of the top tokens, and omit it",
+    "routed_experts_prompt_start": "the experts of a token are not reported by this version; omit it",
 }
 """Fields of SamplingParams that this version knows and has not -> why, and what to do instead."""
 REFUSED_POOLING = {
-    "extra_kwargs": "no plugin of the engine takes more arguments; leave it out",
-    "requires_token_ids": "no pooler here reads ids: results say the prompt's; leave it out",
+    "extra_kwargs": "no plugin of the engine reads more arguments; omit it",
+    "requires_token_ids": "no pooler here reads ids; results include the prompt's; omit it",
 }
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy. Between it and MIN_TEMPERATURE they are raised, to keep logits finite."""
@@ -153,7 +153,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if isinstance(self.inner, dict):
             self.inner = StructuredOutputsParams(**self.inner)
         if self.inner is not None and self.grammar is None:
-            raise RequestError(f"{where}: inner goes with grammar alone; leave it out", where)
+            raise RequestError(f"{where}: inner requires grammar; omit it", where)
         for i in self.free_until or ():
             _int("free_until", i, 0, 2**31 - 1)
 
@@ -290,7 +290,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             for i in ids:
                 _int(name, i, 0, 2**31 - 1)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise RequestError("allowed_token_ids must not be empty; leave it out to allow every token", "allowed_token_ids")
+            raise RequestError("allowed_token_ids must not be empty; omit it to allow every token", "allowed_token_ids")
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, dict) or len(self.logit_bias) > MAX_LIST:
                 raise RequestError(f"logit_bias must map at most {MAX_LIST} token ids to numbers", "logit_bias")
@@ -470,7 +470,7 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             if getattr(self, name):
                 raise RequestError(f"{name}: {why}", name)
         if self.output_kind is not RequestOutputKind.FINAL_ONLY:
-            raise RequestError("output_kind: a pooling request has one output; leave it out", "output_kind")
+            raise RequestError("output_kind: a pooling request has one output; omit it", "output_kind")
         for name in ("use_activation", "skip_reading_prefix_cache"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, bool):

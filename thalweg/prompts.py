@@ -63,7 +63,7 @@ class ExplicitEncoderDecoderPrompt(TypedDict):
 
 
 REFUSED_KEYS = {
-    "mm_processor_kwargs": "the model's files and the engine's mm_processor_kwargs say how images are processed; leave it out"
+    "mm_processor_kwargs": "the model's files and the engine's mm_processor_kwargs say how images are processed; omit it"
 }
 """Keys of a prompt that are known and refused -> why."""
 _BESIDE = frozenset({"multi_modal_data", "multi_modal_uuids", *REFUSED_KEYS})

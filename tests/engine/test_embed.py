@@ -71,7 +71,7 @@ def test_a_text_is_encoded_and_too_long_a_one_refused(path: Path) -> None:
         (out,) = llm.embed("a river", use_tqdm=False)
         assert out.prompt_token_ids == llm.get_tokenizer().encode("a river")
         np.testing.assert_allclose(out.outputs.embedding, wanted(path, out.prompt_token_ids), atol=1e-5)
-        with pytest.raises(RequestError, match="65 tokens, and the model takes 64"):
+        with pytest.raises(RequestError, match="65 tokens, and the model's limit is 64"):
             llm.embed([[1] * 64, [1] * 65], use_tqdm=False)
         with pytest.raises(RequestError, match="is empty"):
             llm.embed([""], use_tqdm=False)
@@ -96,7 +96,7 @@ def test_the_core_refuses_what_the_model_does_not_give(path: Path) -> None:
         assert news is not None
         assert {f.handle: f.reason for f in news.finished} == {901: "error", 902: "error"}
         assert [f.error for f in news.finished] == [
-            "the model gives vectors, not tokens", "the text has 65 tokens, and the model takes 64: shorten it",
+            "the model gives vectors, not tokens", "the text has 65 tokens, and the model's limit is 64: shorten it",
         ]  # fmt: skip
     finally:
         llm.shutdown()

@@ -123,7 +123,7 @@ def test_the_answer_behind_it_may_follow_a_grammar(nano):
 def test_what_nothing_says_is_refused_by_name(nano):
     for said, words in (
         ({"end": "x"}, "'end' is not known"),
-        ({"reasoning_parser": "nothing"}, "is none of"),
+        ({"reasoning_parser": "nothing"}, "unknown parser 'nothing'; supported: "),
         ({"reasoning_end_str": 3}, "must be text"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -135,7 +135,7 @@ def test_a_video_answers_as_its_frames_do(said: Any) -> None:
 @pytest.mark.slow
 def test_what_is_wrong_with_a_video_is_said(said: Any) -> None:
     several, broken, frames = said[2][2]
-    assert several == "messages: 2 videos; this server takes 1 in one prompt (--limit-mm-per-prompt)"
+    assert several == "messages: 2 videos; this server accepts 1 in one prompt (--limit-mm-per-prompt)"
     assert broken.startswith("messages[0].content[1]: is ")
     assert "media_io_kwargs: video: num_frames must be a whole number from 1 to 64, not 0" in frames
 

@@ -199,7 +199,7 @@ def test_a_sound_may_be_given_in_many_ways(one: Any) -> None:
         ([{"type": "audio", "audio": np.zeros(40_000, np.float32)}], "lasts 2.5 seconds, and this model accepts 2 at once"),
         ([{"type": "audio", "audio": np.zeros(200, np.float32)}], "needs at least 0.03"),
         ([{"type": "audio", "audio": np.full(9000, np.nan, np.float32)}], "NaN or inf"),
-        ([{"type": "audio", "audio": np.zeros(9000, np.float32)}] * 3, "3 audio clips; this server takes 2"),
+        ([{"type": "audio", "audio": np.zeros(9000, np.float32)}] * 3, "3 audio clips; this server accepts 2"),
         ([{"type": "image_url", "image_url": "data:x"}], "images are not supported by this model"),
         ([{"type": "video_url", "video_url": "x"}], "parts of type 'video_url' are not supported"),
     ],

@@ -236,7 +236,7 @@ def test_a_template_that_reads_strings_is_given_signs_of_images(one: Any) -> Non
         ([{"type": "image_url", "image_url": url(file_of(picture(60, 60))[:-300])}], "damaged or incomplete"),
         ([{"type": "image_url", "image_url": url(file_of(picture(2000, 4)))}], "is 2000 x 4 pixels: more than 200 times"),
         ([{"type": "image_url"}], "image_url: must be a URL"),
-        ([{"type": "image_pil", "image_pil": picture(9, 9)}] * 3, "3 images; this server takes 2"),
+        ([{"type": "image_pil", "image_pil": picture(9, 9)}] * 3, "3 images; this server accepts 2"),
         ([{"type": "video_url", "video_url": "x"}], "parts of type 'video_url' are not supported"),
     ],
 )

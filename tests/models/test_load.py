@@ -263,7 +263,7 @@ def test_other_readers_of_the_same_files_are_ours(name, tmp_path):
 
 
 def test_a_loader_that_the_files_contradict_is_refused():
-    with pytest.raises(ConfigError, match=r"load_format: gguf is not what .* is \(safetensors\); leave it at auto"):
+    with pytest.raises(ConfigError, match=r"load_format: gguf, but .* is safetensors; leave it at auto"):
         LLM("thalweg-nano", device="reference", load_format="gguf")
 
 

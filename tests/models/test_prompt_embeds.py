@@ -119,7 +119,7 @@ def nano() -> LLM:
         ({"prompt_embeds": np.zeros((3, 7))}, {}, "the shape is 3 x 7, and must be tokens x"),
         ({"prompt_embeds": np.zeros(7)}, {}, "the shape is 7, and must be tokens x"),
         ({"prompt_embeds": np.zeros((2, 2), np.int32)}, {}, "of floats, not ndarray"),
-        ({"prompt_embeds": "nan"}, {}, "holds values that are NaN or inf"),
+        ({"prompt_embeds": "nan"}, {}, "has NaN or inf values"),
         ({"prompt_embeds": "none"}, {}, "is empty"),
         ({"prompt_embeds": "long"}, {}, "leave no room to answer"),
         ({"prompt_embeds": "ok", "prompt": 1}, {}, "prompt must be text"),

@@ -126,7 +126,7 @@ def test_prompts_that_are_refused(tmp_path):
     llm = LLM(str(make_whisper(tmp_path)), device="reference", dtype="float32", max_num_seqs=2, use_tqdm_on_load=False)
     params, wave = SamplingParams(max_tokens=2, temperature=0), sound(1)
     wrong = {
-        "this model hears": {"prompt_token_ids": [START]},
+        "this model transcribes audio": {"prompt_token_ids": [START]},
         "hears 1 at once": prompt([START], sound(1, 1.5)),
         "must be {": {"prompt_token_ids": [START], "multi_modal_data": {"image": wave}},
         "NaN": prompt([START], np.full(9, np.nan, np.float32)),

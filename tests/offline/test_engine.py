@@ -184,7 +184,7 @@ def test_parameters_say_how_they_sample_and_take_ends_from_a_generation_config()
 
 @pytest.mark.parametrize("name", ["logprob_token_ids", "routed_experts_prompt_start"])
 def test_parameters_that_are_not_honoured_are_refused_by_name(name):
-    with pytest.raises(RequestError, match=f"^{name}: .*leave it out"):
+    with pytest.raises(RequestError, match=f"^{name}: .*omit it"):
         SamplingParams(**{name: [1] if name.endswith("ids") else 1})
 
 

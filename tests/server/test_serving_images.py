@@ -105,7 +105,7 @@ def test_every_dialect_takes_images(server: tuple[str, Any]) -> None:
         (["http://127.0.0.1/a.png"], "URLs are not fetched"),
         (["data:image/png;base64,AAAA"], "is no image that is read here"),
         ([URL[:-400]], "damaged or incomplete"),
-        ([URL] * 3, "3 images; this server takes 2"),
+        ([URL] * 3, "3 images; this server accepts 2"),
     ],
 )
 def test_bad_images_are_the_clients_errors(server: tuple[str, Any], urls: list[str], said: str) -> None:

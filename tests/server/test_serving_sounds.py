@@ -74,7 +74,7 @@ def test_sounds_are_heard_over_http(server: tuple[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ([said(A)] * 3, "3 audio clips; this server takes 2"),
+        ([said(A)] * 3, "3 audio clips; this server accepts 2"),
         ([{"type": "input_audio", "input_audio": {"data": "bm8gc291bmQ=", "format": "wav"}}], "content[0]: it is no"),
         ([{"type": "audio_url", "audio_url": {"url": "http://127.0.0.1/a.wav"}}], "URLs are not fetched"),
         ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}], "images are not supported by this model"),

@@ -1,8 +1,8 @@
-"""vLLM's names for programs that were written for it: `import vllm` gives thalweg, where a program or its user asks for that.
+"""vLLM's names for programs written for it: `import vllm` imports thalweg, where a program or its user enables that.
 
-Nothing happens on import. `as_vllm()` puts a folder with a package `vllm` on the path, for this process. `environment()` does
-so for processes that it starts, which is what `thalweg as-vllm COMMAND` is made of. Where the real vllm is installed both
-refuse: one name must not mean two things. `arguments` and `names` hold what the package `vllm` there is made of.
+Nothing happens on import. `as_vllm()` puts a folder with a package `vllm` on the path of this process. `environment()` does
+so for child processes; `thalweg as-vllm COMMAND` uses it. Both fail where the real vllm is installed: one name must not mean
+two things. `arguments` and `names` implement that package `vllm`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from thalweg.errors import ConfigError
 
 PATH = Path(__file__).parent / "path"
-"""The folder that holds the package `vllm`, and what packaging tools read of its version."""
+"""The folder with the package `vllm`, and with the metadata of its version for packaging tools."""
 INSTALLED = "the real vllm is installed here, and is not hidden: uninstall it, or use an environment without it"
 
 
@@ -37,12 +37,12 @@ def environment(of: dict[str, str]) -> dict[str, str]:
 
 
 def _has_other_vllm() -> bool:
-    """Has this process imported another vllm than ours?"""
+    """Has this process imported a vllm other than ours?"""
     found = sys.modules.get("vllm")
     return found is not None and not str(getattr(found, "__file__", None) or "").startswith(str(PATH))
 
 
 def _real(path: list[str]) -> bool:
-    """Is there a vllm that is not ours?"""
+    """Does the path have a vllm other than ours?"""
     found = PathFinder.find_spec("vllm", [p for p in path if Path(p or ".").resolve() != PATH.resolve()])
     return found is not None and found.origin is not None

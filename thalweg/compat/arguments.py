@@ -1,4 +1,5 @@
-"""EngineArgs under vLLM's names: the honoured ones, those that ask for what happens anyway, and refusals in words."""
+"""EngineArgs under vLLM's names: honoured arguments, arguments that request the behaviour there is anyway, and rejections
+with a reason."""
 
 from __future__ import annotations
 
@@ -14,15 +15,15 @@ from thalweg.options.values import argument
 
 
 class EngineArgs(MakesConfigs):
-    """Makes a thalweg EngineArgs: `EngineArgs(model=..., dtype=...)`. Arguments of vLLM that this version has not are accepted
-    where they ask for what happens anyway. ConfigError names the others, with why and what to do instead."""
+    """Makes a thalweg EngineArgs: `EngineArgs(model=..., dtype=...)`. Other arguments of vLLM are accepted where they request
+    the behaviour there is anyway. ConfigError names the rest, each with the reason and the alternative."""
 
     def __new__(cls, model: str = BUNDLED, **fields: Any) -> MadeArgs:  # type: ignore[misc]
         return build_args(engine_args({"model": model, **fields}))
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Every engine flag of vLLM, with values written as for `thalweg serve`. What is not given is None."""
+        """Adds every engine flag of vLLM, with values written as for `thalweg serve`. The default of each is None."""
         taken = {o for a in parser._actions for o in a.option_strings}
         for flag in _flags():
             options = [o for o in flag.spellings if o not in taken]
@@ -37,7 +38,7 @@ class EngineArgs(MakesConfigs):
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> MadeArgs:
-        """Of what `add_cli_args` parsed. Other names of the namespace are the program's own."""
+        """EngineArgs of a namespace parsed with `add_cli_args`. Other names of the namespace are ignored."""
         known = {f.dest for f in _flags()}
         return build_args(
             engine_args({name: value for name, value in vars(args).items() if name in known and value is not None})

@@ -1,5 +1,5 @@
-"""vLLM's configuration objects, for programs that make one and hand it to an engine. They are facts to read: what an engine is
-made of are the EngineArgs inside."""
+"""vLLM's configuration objects, for programs that make one and pass it to an engine. They are read-only facts: engines are
+built of the EngineArgs inside."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ class ParallelConfig:
 
 
 class VllmConfig:
-    """What an engine of these arguments runs with, by its plan (`thalweg plan`). Its parts are worked out when first asked for.
+    """The configuration of an engine with these arguments, from its plan (`thalweg plan`). Parts are computed on first use.
     An engine measures its memory again when it starts."""
 
     def __init__(self, engine_args: config.EngineArgs) -> None:
-        """Raises what an engine would raise for arguments or files that are wrong."""
+        """Raises the errors of an engine with these arguments and files."""
         self.engine_args = engine_args
         self._located = locate(engine_args)
 
@@ -143,9 +143,9 @@ class MakesConfigs:
     __slots__ = ()
 
     def create_engine_config(self, usage_context: UsageContext | None = None, headless: bool = False) -> VllmConfig:
-        """What engines are made of by `from_vllm_config`. usage_context: nothing is reported to anyone."""
+        """The configuration for `from_vllm_config`. usage_context: nothing is reported to anyone."""
         if headless:
-            raise ConfigError("headless: an engine is one process on one machine; leave it out")
+            raise ConfigError("headless: an engine is one process on one machine; omit it")
         return VllmConfig(_args(self))
 
     def create_model_config(self) -> ModelConfig:

@@ -91,7 +91,7 @@ class AsyncLLM(async_llm.AsyncLLM):
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
     ) -> Collector:
-        """The request, whose outputs are taken from what is returned. RequestError comes from there too."""
+        """Add a request. The returned collector yields its outputs, and raises RequestError."""
         check_arrival_time(arrival_time)
         run = self.encode if isinstance(params, PoolingParams) else self.generate
         outputs = run(
@@ -102,7 +102,7 @@ class AsyncLLM(async_llm.AsyncLLM):
 
 
 class Collector:
-    """What comes of one request. It is aborted with `close`, and by itself where nobody holds this any more."""
+    """The outputs of one request. `close` aborts it, as does dropping the last reference."""
 
     def __init__(self, request_id: str, outputs: AsyncGenerator[Output, None]) -> None:
         self.request_id = request_id
@@ -110,11 +110,11 @@ class Collector:
         self._task = asyncio.get_running_loop().create_task(_collect(outputs, self._news))
 
     def get_nowait(self) -> Output | None:
-        """The next output. None: there is none yet. Raises what the request failed with."""
+        """The next output. None: none yet. Raises the error of a failed request."""
         return None if self._news.empty() else _unwrap(self._news.get_nowait())
 
     async def get(self) -> Output:
-        """The next output, waited for. Not to be asked again after the last, whose `finished` is true."""
+        """Wait for the next output. Not callable after the last one, where `finished` is true."""
         return _unwrap(await self._news.get())
 
     def close(self) -> None:

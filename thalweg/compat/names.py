@@ -1,4 +1,4 @@
-"""What vLLM calls things, where thalweg has no class of the same name and form."""
+"""Classes and functions of vLLM, where thalweg has none of the same name and form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAMILIES = "a family of models comes as an entry point of the group thalweg.mode
 
 
 class LLM(llm.LLM):
-    """thalweg's, with the tokenizer of transformers where that is installed: programs call it as one."""
+    """thalweg's LLM, with the tokenizer of transformers where that is installed: programs call it as one."""
 
     def get_tokenizer(self) -> Any:
         try:
@@ -28,7 +28,7 @@ class LLM(llm.LLM):
 
 
 class UsageContext(StrEnum):
-    """Who starts an engine. Nothing is reported to anyone."""
+    """The program that starts an engine. Nothing is reported to anyone."""
 
     UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
     LLM_CLASS = "LLM_CLASS"
@@ -74,8 +74,8 @@ class ModelRegistry:
 
     @staticmethod
     def register_model(model_arch: str, model_cls: Any) -> None:
-        """Serve an architecture as one that is here, where `model_cls` is a class of such a name ("module:LlamaForCausalLM" or
-        the class), or by a family ("module:function"). NotSupportedError for other classes: modules of vLLM do not run here."""
+        """Serve an architecture as a known one, where `model_cls` is a class of that name ("module:LlamaForCausalLM" or the
+        class), or by a family ("module:function"). NotSupportedError for other classes: modules of vLLM do not run here."""
         from thalweg.models import registry
 
         said = model_cls if isinstance(model_cls, str) else f"{model_cls.__module__}:{model_cls.__qualname__}"
@@ -96,7 +96,7 @@ class ModelRegistry:
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
-    """Takes names of flags with underscores, too."""
+    """An argument parser that accepts flags with underscores too."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         import sys

@@ -95,7 +95,7 @@ def _next(channel: Channel, kind: type[M]) -> M:
     """The next message, which must be of this kind."""
     message = channel.receive()
     if not isinstance(message, kind):
-        raise FrameError(f"the process was to be told {kind.__name__}, not {type(message).__name__}")
+        raise FrameError(f"expected a {kind.__name__} message, not {type(message).__name__}")
     return message
 
 

@@ -1,1 +1,2 @@
-"""The engine in the calling thread: a step at a time (`engine`), and what `LLM` makes of it. No server, no other process."""
+"""The engine in the calling thread: a step at a time (`engine`), and the methods of `LLM` over it. No server, no other
+process."""

@@ -32,8 +32,8 @@ class OfflineAdapters:
         self._engine: _Engine | None = None
 
     def attach(self, core: EngineCore) -> None:
-        """Serve a new engine. What was loaded before is read again, for requests that go on. An adapter whose files have
-        changed is dropped: its requests end with an error."""
+        """Serve a new engine. Loaded adapters are read again, for requests that go on. An adapter with changed files is
+        dropped: its requests end with an error."""
         if core.adapters is None:
             return
         self._engine = _Engine(core, core.adapters)
@@ -49,12 +49,12 @@ class OfflineAdapters:
                 self._names.drop(named)
 
     def detach(self) -> None:
-        """The engine goes, with its memory."""
+        """Release the engine, with its memory."""
         self._engine = None
 
     def find_digest(self, request: object) -> bytes:
-        """The digest of the adapter that a request names, which is loaded by then. b"": it names none. RequestError, or what is
-        wrong with the files."""
+        """The digest of the adapter that a request names, loaded on return. b"": no adapter. RequestError, or the error of
+        the files."""
         if request is None:
             return b""
         asked, engine = check_request(request), self._engine
@@ -68,14 +68,14 @@ class OfflineAdapters:
         return digest
 
     def _load(self, engine: _Engine, request: LoRARequest, digest: bytes = b"") -> bytes:
-        """digest: what the files must have. b"": whatever they have."""
+        """digest: the required digest of the files. b"": any."""
         found = engine.core.read_adapter(request.lora_path, digest)
         engine.slots.load(found)
         self._loaded[found] = None
         return found
 
     def _unload(self, engine: _Engine, digest: bytes) -> str:
-        """Why not, or ""."""
+        """The reason for not unloading, or ""."""
         why = engine.core.unload_adapter(digest)
         if not why:
             del self._loaded[digest]

@@ -1,4 +1,4 @@
-"""Batches of requests in the calling thread: what every method of `LLM` prepares and runs its requests by."""
+"""Batches of requests in the calling thread, as prepared and run by every method of `LLM`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thalweg.outputs import RequestOutput
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
 
 UseTqdm = bool | Callable[..., Any]
-"""Whether a bar is shown, or what makes it, in the place of tqdm."""
+"""Whether to show a progress bar, or a replacement for tqdm."""
 
 
 class Batches:
@@ -34,8 +34,7 @@ class Batches:
         self, prompts: Sequence[Any], params: Sequence[Any], *, priority: Any = None,
         tokenization_kwargs: Mapping[str, Any] | None = None, lora_request: Any = None,
     ) -> list[Submission | PoolingSubmission]:  # fmt: skip
-        """Requests with ids of their own, all checked before any runs. params: one for each prompt. RequestError names the
-        field."""
+        """Requests with fresh ids, all checked before any runs. params: one for each prompt. RequestError names the field."""
         ranks = per_prompt("priority", priority, len(prompts), int)
         adapters = per_prompt("lora_request", lora_request, len(prompts), lambda: None)
         return [

@@ -61,7 +61,7 @@ class BeamMethods(Batches):
     def _search(self, prompt: Any, params: BeamSearchParams, adapter: LoRARequest | None) -> _Search:
         one = SamplingParams(max_tokens=1, logprobs=2 * params.beam_width, temperature=params.temperature, detokenize=False)
         if self.llm_engine.config.model.speech is not None:
-            raise RequestError("model: it hears, and beams of what it says are not in this version; use generate()", "model")
+            raise RequestError("model: beam search is not supported for audio models; use generate()", "model")
         checked = self.llm_engine.prepare(str(next(self._ids)), prompt, one, lora_request=adapter)
         if isinstance(prompt, dict) and "prompt_embeds" in prompt:
             raise RequestError("prompt_embeds: beams are continued by token ids; send text or ids", "prompt_embeds")
@@ -84,7 +84,7 @@ class BeamMethods(Batches):
             nexts = self._next([beam for _, beam in beams], params)
             grown: dict[int, list[BeamSearchSequence]] = {id(s): [] for s in searches}
             for (search, beam), tokens in zip(beams, nexts, strict=True):
-                # The greedy choice is told beside the most likely ones, and is the first of them.
+                # The argmax is reported in addition to the top tokens, and is the first of those.
                 for token, logprob in itertools.islice(tokens.items(), 2 * params.beam_width):
                     total, logprobs = beam.cum_logprob + logprob.logprob, [*beam.logprobs, tokens]
                     if token not in ends:
@@ -139,6 +139,6 @@ def _top(beams: list[BeamSearchSequence], ends: frozenset[int], params: BeamSear
 
 
 def score(beam: BeamSearchSequence, ends: frozenset[int], length_penalty: float) -> float:
-    """What beams are ranked by."""
+    """The score that ranks beams."""
     length = len(beam.tokens) - (beam.tokens[-1] in ends)
     return float(beam.cum_logprob / max(1, length) ** length_penalty)

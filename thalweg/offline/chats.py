@@ -97,8 +97,8 @@ class ChatMethods(Batches):
 
         The template (the model's, or `chat_template`: text, a file, or the name of one of the model's) runs in a process with
         limits of time, memory and output. With tools a model's `tool_use` is chosen. Special tokens written inside messages
-        are text. Outputs have `content`, `reasoning` and, with tools, `tool_calls` beside the whole `text`. tool_call_parser,
-        reasoning_parser: names of turn formats. None: found out, as docs/tools-and-reasoning.md says."""
+        are text. Outputs have `content`, `reasoning` and, with tools, `tool_calls`. `text` is the whole answer.
+        tool_call_parser, reasoning_parser: names of turn formats. None: detected, as docs/tools-and-reasoning.md says."""
         refuse_mm_processor_kwargs(mm_processor_kwargs)
         renderer = self._renderer(
             chat_template, chat_template_kwargs, tools, chat_template_content_format, add_generation_prompt,
@@ -151,11 +151,11 @@ class ChatMethods(Batches):
 def refuse_mm_processor_kwargs(mm_processor_kwargs: Mapping[str, Any] | None) -> None:
     """NotSupportedError if there are any."""
     if mm_processor_kwargs:
-        raise NotSupportedError("mm_processor_kwargs: images are processed as the model's files say; leave it out")
+        raise NotSupportedError("mm_processor_kwargs: images are processed as the model's files say; omit it")
 
 
 def read_template(template: str, chat: Chat | None) -> str:
-    """A template given as text, as a file, or by its name among the model's. RequestError if it is none of them."""
+    """A template given as text, as a file, or by its name among the model's. RequestError otherwise."""
     named = {} if chat is None else chat.templates.named
     if template in named or "{" in template or "\n" in template:
         return template

@@ -36,16 +36,16 @@ NO_SLEEP = "enable_sleep_mode: sleeping needs an engine made with enable_sleep_m
 
 
 class LLMEngine(NoWorkerCalls, NoVllmConfig):
-    """Requests in with `add_request`, news out with each `step`.
+    """Requests enter with `add_request`. Each `step` returns outputs.
 
-    Each call is whole: several threads may call, and Ctrl-C comes between steps. But a step returns the outputs of every
-    thread's requests to whoever takes it. `LLM` gives each thread its own.
+    Calls are atomic: several threads may call, and Ctrl-C comes between steps. But the thread that calls `step` gets the
+    outputs of every thread's requests. `LLM` gives each thread its own.
 
     Raises ConfigError, CheckpointError, UnsupportedModelError or DeviceError when made, each naming the field or file.
     """
 
     def __init__(self, args: EngineArgs) -> None:
-        read_profiler_config(args)  # a wrong one is refused first
+        read_profiler_config(args)  # errors before anything is loaded
         if args.data_parallel_size > 1:
             raise ConfigError("data_parallel_size: this engine runs in the calling thread; use AsyncLLM or thalweg serve")
         self.lock = threading.RLock()
@@ -77,9 +77,9 @@ class LLMEngine(NoWorkerCalls, NoVllmConfig):
     def from_engine_args(
         cls, engine_args: EngineArgs, usage_context: Any = None, stat_loggers: Any = None, enable_multiprocessing: bool = False
     ) -> LLMEngine:
-        """usage_context: nothing is reported to anyone. For an engine in a process of its own use AsyncLLM."""
+        """usage_context: nothing is reported to anyone. For an engine in a separate process use AsyncLLM."""
         if stat_loggers:
-            raise ConfigError("stat_loggers: an engine in the calling thread tells nobody; read get_metrics()")
+            raise ConfigError("stat_loggers: an engine in the calling thread logs no statistics; call get_metrics()")
         if enable_multiprocessing:
             raise ConfigError("enable_multiprocessing: this engine runs in the calling thread; use AsyncLLM")
         return cls(engine_args)
@@ -196,7 +196,7 @@ class LLMEngine(NoWorkerCalls, NoVllmConfig):
 
     @atomic
     def step(self) -> list[Output]:
-        """What one step brought: outputs by each request's output_kind, and of pooling requests those that are done."""
+        """Run one step. Returns outputs by each request's output_kind, and finished pooling requests."""
         closed, self._closed = self._closed, []
         news = None if self._asleep else self.core.step()
         if news is None:
@@ -227,12 +227,12 @@ class LLMEngine(NoWorkerCalls, NoVllmConfig):
 
     @with_lock
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
+        """Forget every cached prefix. Running requests go on. Later ones do not find the blocks those have computed."""
         check_reset(reset_running_requests, reset_connector)
         return self.core.reset_prefix_cache()
 
     def reset_mm_cache(self) -> None:
-        """Read every image anew from now on."""
+        """Forget processed images: later requests read them again."""
         if self.frontend.media:
             self.frontend.media.forget()
 
@@ -276,8 +276,8 @@ class LLMEngine(NoWorkerCalls, NoVllmConfig):
 
     @with_lock
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Give the device's memory back, weights and cache. What is open is aborted ("abort"), finished first ("wait"), or
-        goes on after `wake_up` ("keep"). Both levels read the weights from their files again."""
+        """Free the device's memory, weights and cache. Open requests are aborted ("abort"), finished first ("wait"), or
+        resumed after `wake_up` ("keep"). Both levels read the weights from their files again."""
         if not self.frontend.args.enable_sleep_mode:
             raise ConfigError(NO_SLEEP)
         if level not in (0, 1, 2):
@@ -302,9 +302,9 @@ class LLMEngine(NoWorkerCalls, NoVllmConfig):
 
     @with_lock
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """As before `sleep`, with an empty prefix cache. What was kept goes on."""
+        """Undo `sleep`, with an empty prefix cache. Kept requests go on."""
         if tags:
-            raise ConfigError("tags: weights and cache come back together; leave it out")
+            raise ConfigError("tags: weights and cache come back together; omit it")
         if not self._asleep:
             return
         if not hasattr(self, "core"):
@@ -313,7 +313,7 @@ class LLMEngine(NoWorkerCalls, NoVllmConfig):
         self._asleep = False
 
     def enter(self) -> None:
-        """The calling thread drives the device from now on, in place of the one before."""
+        """Let the calling thread drive the device from now on, instead of the previous one."""
         if hasattr(self, "executor"):
             self.executor.enter()
 

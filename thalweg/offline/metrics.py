@@ -1,4 +1,4 @@
-"""What `get_metrics` returns: the counters and gauges of an engine, as objects with a name, labels and a value."""
+"""The result of `get_metrics`: the counters and gauges of an engine, as objects with a name, labels and a value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `LLM` offers of pooling models: vectors, classes, scores."""
+"""Methods of `LLM` for pooling models: vectors, classes, scores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Pooled = PoolingRequestOutput[PoolingOutput]
 
 @dataclass(frozen=True, slots=True)
 class PoolingTask(Generic[Result]):
-    """What one method of `LLM` asks of a pooling model, and what it returns."""
+    """The task of one method of `LLM`, and the type of its result."""
 
     task: str | None
     """Of PoolingParams. None: as the caller says."""
@@ -50,7 +50,7 @@ CLASSIFY = PoolingTask(
 )
 SCORE = PoolingTask("score", lambda o: ScoringRequestOutput.from_request_output(o, ScoringOutput.from_base(o.outputs)))
 VECTORS = PoolingTask("score", _identity)
-"""Of texts that are scored by their vectors."""
+"""Texts scored by their vectors."""
 REWARD = PoolingTask("token_classify", _identity)
 
 
@@ -67,8 +67,8 @@ class PoolingMethods(Batches):
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """The vector of every prompt, in prompt order, from a model that gives those. RequestError, naming the field, before
-        anything runs. A prompt longer than the model takes is refused, unless it is to be cut: tokenization_kwargs
+        """The vector of every prompt, in prompt order, from an embedding model. RequestError, naming the field, before
+        anything runs. A prompt longer than the model's limit is rejected, unless it is to be cut: tokenization_kwargs
         {"truncate_prompt_tokens": -1}."""
         return self._pool(EMBED, prompts, pooling_params, tokenization_kwargs, use_tqdm, lora_request)
 
@@ -96,8 +96,8 @@ class PoolingMethods(Batches):
         pooling_task: str | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """What a pooling model gives of every prompt, as an array: a vector or class numbers, by pooling_task (None: what the
-        model does). Of token_embed and token_classify there is a row per token. Otherwise as `embed`."""
+        """The result of a pooling model for every prompt, as an array: a vector or class numbers, by pooling_task (None: the
+        model's task). token_embed and token_classify give a row per token. Otherwise as `embed`."""
         task = PoolingTask(pooling_task, _identity)
         return self._pool(task, prompts, pooling_params, tokenization_kwargs, use_tqdm, lora_request)
 
@@ -133,7 +133,7 @@ class PoolingMethods(Batches):
         lora_request: the adapter of all; where both texts are read at once, also a list with one (or None) for each pair.
         Otherwise as `embed`."""
         if chat_template is not None:
-            raise ConfigError("chat_template: pairs are written in the form that the model's files ask for; leave it out")
+            raise ConfigError("chat_template: pairs are written in the form that the model's files ask for; omit it")
         pooling = self.llm_engine.client.inputs.check_pools("score")
         first, second = read_texts(data_1, "data_1"), read_texts(data_2, "data_2")
         which = match_texts(len(first), len(second), ("data_1", "data_2"))
@@ -146,7 +146,7 @@ class PoolingMethods(Batches):
             return [compare_vectors(vectors[i], vectors[len(first) + j]) for i, j in which]
         cut, special = self.llm_engine.client.prompts.cut(tokenization_kwargs)
         if not special:
-            raise RequestError("tokenization_kwargs: add_special_tokens: pairs need what is around them", "tokenization_kwargs")
+            raise RequestError("tokenization_kwargs: add_special_tokens: pairs need their special tokens", "tokenization_kwargs")
         tokenizer = self.llm_engine.get_tokenizer()
         pairs = pair_prompts(tokenizer, [(first[i], second[j]) for i, j in which], cut, pooling)
         return self._pool(SCORE, pairs, pooling_params, None, use_tqdm, lora_request)
@@ -173,10 +173,10 @@ def _with_task(params: PoolingParams, task: str | None) -> PoolingParams:
     if task is None or params.task == task:
         return params
     if params.task is not None and {params.task, task} & set(TOKEN_TASKS):
-        raise RequestError(f"pooling_params: task: {params.task} was said, but this asks for {task}; leave it out", "task")
+        raise RequestError(f"pooling_params: task: {params.task}, but this method needs {task}; omit it", "task")
     return msgspec.structs.replace(params, task=task)
 
 
 def read_texts(data: Any, name: str) -> list[str]:
-    """What `LLM.score` was given on one side."""
+    """The texts on one side of `LLM.score`."""
     return [score_text(item, name) for item in (data if isinstance(data, list | tuple) else [data])]

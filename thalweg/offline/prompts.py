@@ -19,7 +19,7 @@ def as_list(prompts: Any) -> list[Any]:
 
 
 def per_prompt(name: str, given: Any, n: int, default: Callable[[], Any]) -> list[Any]:
-    """`given`, one for each of n prompts. None: `default()` for each. RequestError for another number of them."""
+    """`given`, one for each of n prompts. None: `default()` for each. RequestError for a list of another length."""
     if given is None:
         return [default() for _ in range(n)]
     if not isinstance(given, Sequence):

@@ -100,7 +100,7 @@ _OWN = signal.default_int_handler
 
 
 class Runs:
-    """Who runs the engine of an `LLM`, and what it has finished for others."""
+    """The thread that runs the engine of an `LLM`, and outputs it has finished for other threads."""
 
     def __init__(self, engine: LLMEngine) -> None:
         self._engine = engine
@@ -110,7 +110,7 @@ class Runs:
         self._open: dict[str, None] = {}
         """Enqueued by any thread and not waited for yet, in order."""
         self._kept: dict[str, Output] = {}
-        """Of those, what finished in somebody's turn."""
+        """Outputs of those that finished in another thread's turn."""
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -128,8 +128,8 @@ class Runs:
         self._open |= dict.fromkeys(ids)
 
     def waiting(self) -> list[str]:
-        """What the calling thread has enqueued, in order, or all that any thread has, where this one has enqueued nothing. Each
-        is given once. UnavailableError if they are open and the engine sleeps."""
+        """The requests that the calling thread has enqueued, in order, or those of all threads, where this one has enqueued
+        none. Each is returned once. UnavailableError if they are open and the engine sleeps."""
         mine: list[str] | None = getattr(self._mine, "ids", None)
         ids = [i for i in (self._open if mine is None else mine) if i in self._open]
         if self._engine.is_sleeping() and not set(ids).isdisjoint(self._engine.open_ids):
@@ -141,7 +141,7 @@ class Runs:
 
     @contextlib.contextmanager
     def dropping(self, ids: Sequence[str]) -> Iterator[None]:
-        """Where the block raises, an interruption included, what is open of `ids` is dropped. The engine stays usable."""
+        """Where the block raises, an interruption included, the open requests of `ids` are dropped. The engine stays usable."""
         try:
             yield
         except BaseException:

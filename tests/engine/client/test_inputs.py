@@ -68,7 +68,7 @@ def test_every_prompt_form_means_the_same_tokens() -> None:
         ({"prompt": 3}, "prompt", "must be text"),
         (3, "prompt", "must be text or token ids"),
         (b"x", "prompt", "must be text or token ids"),
-        ({"prompt": "a", "multi_modal_data": {}}, "multi_modal_data", "this model reads text alone"),
+        ({"prompt": "a", "multi_modal_data": {}}, "multi_modal_data", "this is a text-only model"),
         ({"prompt": "a", "cache_salt": ""}, "cache_salt", "non-empty string"),
         ({"prompt": "a", "cache_salt": "s" * 2000}, "cache_salt", "at most 1024"),
         ("a\ud800", "prompt", "not valid Unicode text"),
@@ -91,8 +91,8 @@ def test_wrong_prompts_are_refused_by_field(prompt: Any, param: str, words: str)
         ({"stop_token_ids": [10**6]}, "stop_token_ids: token id 1000000"),
         ({"bad_words": ["  "]}, "bad_words: '  ' is no token"),
         ({"bad_words": ["\udfff"]}, "bad_words: not valid Unicode"),
-        ({"extra_args": {"no_such": 1}}, "extra_args: 'no_such' is not known; this engine takes timestamps"),
-        ({"extra_args": {"timestamps": [1, 2, 3]}}, "extra_args: timestamps: this model writes down nothing that it hears"),
+        ({"extra_args": {"no_such": 1}}, "extra_args: 'no_such' is not known; supported: timestamps"),
+        ({"extra_args": {"timestamps": [1, 2, 3]}}, "extra_args: timestamps: this model does not transcribe audio"),
     ],
 )
 def test_parameters_this_model_cannot_honour_are_refused_by_field(params: dict[str, Any], words: str) -> None:

@@ -193,7 +193,7 @@ def test_how_values_are_kept_is_refused_where_none_are(model: Path, start: str) 
     with pytest.raises(ConfigError) as refused:
         do(args(model, **sizes, **said))
     assert [p.partition(":")[0] for p in refused.value.problems] == list(said)
-    assert all("platform 'null' runs no model" in p and "leave it out" in p for p in refused.value.problems)
+    assert all("platform 'null' runs no model" in p and "omit it" in p for p in refused.value.problems)
     assert do(args(model, **sizes)) is not None
 
 

@@ -138,13 +138,13 @@ def check_trace_headers(trace_headers: Mapping[str, str] | None) -> None:
 def check_arrival_time(arrival_time: float | None) -> None:
     """RequestError if there is one."""
     if arrival_time is not None:
-        raise RequestError("arrival_time: requests arrive when they are added; leave it out", "arrival_time")
+        raise RequestError("arrival_time: requests arrive when they are added; omit it", "arrival_time")
 
 
 def check_reset(reset_running_requests: bool, reset_connector: bool) -> None:
     """ConfigError for arguments of `reset_prefix_cache` that this version does not support."""
     if reset_running_requests:
-        raise ConfigError("reset_running_requests: running requests keep their blocks; leave it out")
+        raise ConfigError("reset_running_requests: running requests keep their blocks; omit it")
     if reset_connector:
         raise ConfigError(f"reset_connector: {EXTERNAL}")
 

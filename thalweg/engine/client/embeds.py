@@ -47,7 +47,7 @@ def _vectors(given: Any, hidden: int) -> np.ndarray:
         raise RequestError(f"{NAME}: the shape is {shown}, and must be tokens x {hidden}, the model's hidden size", NAME)
     vectors = np.ascontiguousarray(given, np.float32)
     if not np.isfinite(vectors).all():
-        raise RequestError(f"{NAME} holds values that are NaN or inf", NAME)
+        raise RequestError(f"{NAME} has NaN or inf values", NAME)
     return vectors
 
 
@@ -75,4 +75,4 @@ def check(params: SamplingParams, item: Input | None) -> None:
     }
     for name, asked in reads.items():
         if asked:
-            raise RequestError(f"{name}: a prompt of embeddings has no tokens to look at; leave it out", name)
+            raise RequestError(f"{name}: a prompt of embeddings has no tokens to look at; omit it", name)

@@ -130,7 +130,7 @@ def _media(located: ResolvedModel, tokenizer: Tokenizer | None, taken: Mapping[s
     settable = [kind for kind in load_kinds().values() if kind.settable]
     if args.mm_processor_kwargs and not any(kind.name in taken for kind in settable):
         words = " and no ".join(kind.plural for kind in settable)
-        raise ConfigError(f"mm_processor_kwargs: this model takes no {words}; leave it out")
+        raise ConfigError(f"mm_processor_kwargs: this model supports no {words}; omit it")
     if not taken:
         return None
     said = args.limit_mm_per_prompt or {}

@@ -160,7 +160,7 @@ class InputProcessor:
         if not items:
             return ()
         if self._media is None:
-            raise RequestError(f"prompt: {NAME} is not supported by this model, which takes text alone; leave it out", "prompt")
+            raise RequestError(f"prompt: {NAME} is not supported by this text-only model; omit it", "prompt")
         return self._media.inputs(ids, items, choices)
 
     def _encode_prompt(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, list[int], str, Input | None]:
@@ -179,7 +179,7 @@ def _with_media(prompt: Any) -> tuple[Any, Sequence[MediaItem]]:
     if not isinstance(prompt, Mapping):
         return prompt, ()
     if NAME in prompt:
-        raise RequestError(f"prompt: {NAME} is not supported by this model, which takes text alone; leave it out", "prompt")
+        raise RequestError(f"prompt: {NAME} is not supported by this text-only model; omit it", "prompt")
     return {k: v for k, v in prompt.items() if k != MEDIA}, prompt.get(MEDIA) or ()
 
 

@@ -121,7 +121,7 @@ class MediaPreprocessor:
                 at = f"messages[{i}].content[{j}]"
                 source = _source(part, at)
                 if source is not None and source.kind not in self._taken:
-                    raise RequestError(f"{at}: {load_kinds()[source.kind].unsupported}; leave it out", at)
+                    raise RequestError(f"{at}: {load_kinds()[source.kind].unsupported}; omit it", at)
                 if source is not None and message.get("role") not in ("user", "tool"):
                     raise RequestError(f"{at}: only messages of role user and tool may hold {name_kinds()}", at)
                 sources += [] if source is None else [source]
@@ -135,7 +135,7 @@ class MediaPreprocessor:
             count = sum(source.kind == name for source in sources)
             if count > taken.limit:
                 raise RequestError(
-                    f"{param}: {count} {taken.kind.plural}; this server takes {taken.limit} in one prompt "
+                    f"{param}: {count} {taken.kind.plural}; this server accepts {taken.limit} in one prompt "
                     "(--limit-mm-per-prompt)", param,
                 )  # fmt: skip
 
@@ -184,7 +184,7 @@ class MediaPreprocessor:
             if len(found) != len(mine):
                 raise RequestError(
                     f"messages: the prompt shows {len(found)} of {len(mine)} {_words(kinds)}"
-                    + ("" if found else ": the chat template takes none"), "messages",
+                    + ("" if found else ": the chat template supports none"), "messages",
                 )  # fmt: skip
             for i, at in zip(mine, found, strict=True):
                 begins[i] = at
@@ -326,5 +326,5 @@ def check_inputs(kind: str, inputs: Sequence[Input], places: np.ndarray) -> Sequ
     for item in inputs:
         at = np.asarray(item.positions)
         if at.ndim != 1 or not at.size or at.dtype.kind not in "iu" or not np.isin(at, places).all():
-            raise ValueError(f"media kind {kind}: make_inputs returned positions that are no placeholders of the item")
+            raise ValueError(f"media kind {kind}: make_inputs returned positions without placeholders of the item")
     return inputs

@@ -75,7 +75,7 @@ def match_texts(first: int, second: int, names: tuple[str, str]) -> list[tuple[i
         raise RequestError(f"{names[0 if not first else 1]} must not be empty", names[0 if not first else 1])
     if first not in (1, second):
         raise RequestError(
-            f"{names[0]}: {first} texts for {second} of {names[1]}; send one for all of them, or one for each", names[0]
+            f"{names[0]}: {first} texts for {second} of {names[1]}; send one for all, or one for each", names[0]
         )
     return [(0 if first == 1 else i, i) for i in range(second)]
 

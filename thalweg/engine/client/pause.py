@@ -147,7 +147,7 @@ class PauseMethods:
     async def wake_up(self, tags: list[str] | None = None) -> None:
         """Start the engine again, with the weights its model has now. Returns when it serves. Requests that were kept go on."""
         if tags:
-            raise RequestError("tags: weights and cache come back together; leave it out", "tags")
+            raise RequestError("tags: weights and cache come back together; omit it", "tags")
         await (self._resting.wake_up() if self._resting.asleep else self._resting.resume())
 
     async def is_sleeping(self) -> bool:

@@ -42,7 +42,7 @@ def pool_shape(pooling: PoolingConfig, params: PoolingParams, budget: int) -> Po
     if not each:
         for name in ("step_tag_id", "returned_token_ids", "late_interaction_params"):
             if getattr(params, name) is not None:
-                words = f"{name}: it is for results per token: ask for task token_classify or token_embed, or leave it out"
+                words = f"{name}: it is for results per token; use task token_classify or token_embed, or omit it"
                 raise RequestError(words, name)
         return PoolShape(activation, size)
     if 4 * budget * pooling.size > STEP_BYTES:
@@ -54,7 +54,7 @@ def pool_shape(pooling: PoolingConfig, params: PoolingParams, budget: int) -> Po
         )
     if params.late_interaction_params is not None and pooling.task != "embed":
         raise RequestError(
-            "late_interaction_params: this model's tokens have classes, not vectors; leave it out", "late_interaction_params"
+            "late_interaction_params: this model's tokens have classes, not vectors; omit it", "late_interaction_params"
         )
     columns = tuple(params.returned_token_ids or pooling.columns)
     if any(c >= (size or pooling.size) for c in columns):
@@ -114,14 +114,14 @@ def _size(pooling: PoolingConfig, asked: int | None) -> int | None:
     if asked is None:
         return None
     if pooling.task != "embed":
-        raise RequestError("dimensions: this model gives classes, not vectors; leave it out", "dimensions")
+        raise RequestError("dimensions: this model gives classes, not vectors; omit it", "dimensions")
     sizes = pooling.dimensions
     if asked == pooling.size:
         return None
     if sizes is None:
         raise RequestError(
             f"dimensions: this model's vectors have {pooling.size} values, not {asked}: its files name no other size that it "
-            "was trained for (is_matryoshka, matryoshka_dimensions); leave it out",
+            "was trained for (is_matryoshka, matryoshka_dimensions); omit it",
             "dimensions",
         )
     if sizes and asked not in sizes:

@@ -94,7 +94,7 @@ class PromptEncoder:
             raise RequestError(f"{param} is empty; send at least one token", param)
         if self._pools and length > self._max_len:
             raise RequestError(
-                f"{param}: {length} tokens, and the model takes {self._max_len}; shorten the text, or let it be cut with "
+                f"{param}: {length} tokens, and the model's limit is {self._max_len}; shorten the text, or let it be cut with "
                 "truncate_prompt_tokens=-1",
                 param,
             )

@@ -56,6 +56,6 @@ class PromptReader:
     def _shorten(self, prompt: Any, cut: Truncation | None, special: bool) -> Any:
         if cut is not None and isinstance(prompt, Mapping) and prompt.get(MEDIA):
             raise RequestError(
-                f"truncate_prompt_tokens: a prompt with {name_kinds('or')} is not cut; leave it out", "truncate_prompt_tokens"
+                f"truncate_prompt_tokens: a prompt with {name_kinds('or')} is not cut; omit it", "truncate_prompt_tokens"
             )
         return shorten_prompt(self._tokenizer, prompt, cut, special)

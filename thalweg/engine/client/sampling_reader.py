@@ -90,7 +90,7 @@ class SamplingReader:
         if self._structured is None:
             name = "structured_outputs"
             raise RequestError(
-                f"{name}: this engine runs without a tokenizer, so it can keep to no grammar; leave it out", name
+                f"{name}: this engine runs without a tokenizer, so it can keep to no grammar; omit it", name
             )
         check_ids("free_until", p.structured_outputs.free_until or (), self._vocab)
         return self._structured.source(p.structured_outputs, p.n)
@@ -140,7 +140,7 @@ def extra(args: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in args.items():
         if name not in takes:
             known = ", ".join(sorted(takes)) or "none: no installed package adds any"
-            raise RequestError(f"extra_args: {name!r:.80} is not known; this engine takes {known}", "extra_args")
+            raise RequestError(f"extra_args: {name!r:.80} is not known; supported: {known}", "extra_args")
         try:
             out[name] = takes[name](value)
         except ValueError as e:

@@ -16,7 +16,7 @@ NAME, FIELD = "reasoning_config", "thinking_token_budget"
 KEYS = ("reasoning_parser", "reasoning_start_str", "reasoning_end_str")
 NONE = (
     f"{FIELD}: nothing says how this model's reasoning begins and ends: name it with --reasoning-config "
-    '{"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}, or leave it out'
+    '{"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}, or omit it'
 )
 
 
@@ -46,11 +46,11 @@ def marks(said: Mapping[str, Any] | None, tokenizer: Tokenizer | None) -> Reason
         raise ConfigError(f"{NAME}: {wrong[0]} must be text, not {said[wrong[0]]!r:.60}")
     if tokenizer is None:
         if said:
-            raise ConfigError(f"{NAME}: there is no tokenizer (--skip-tokenizer-init), which must read its texts; leave it out")
+            raise ConfigError(f"{NAME}: there is no tokenizer (--skip-tokenizer-init), which must read its texts; omit it")
         return None
     parser = said.get("reasoning_parser") or ""
     if parser and parser not in REASONING:
-        raise ConfigError(f"{NAME}: reasoning_parser: {parser!r:.60} is none of {', '.join(sorted(REASONING))}")
+        raise ConfigError(f"{NAME}: reasoning_parser: unknown parser {parser!r:.60}; supported: {', '.join(sorted(REASONING))}")
     row = REASONING[parser] if parser else Reasoning()
     first, last = said.get("reasoning_start_str") or row.open, said.get("reasoning_end_str") or row.close
     if not first or not last:

@@ -29,11 +29,11 @@ def read(prompt: Any, config: SpeechConfig | None) -> tuple[Any, np.ndarray | No
     if not isinstance(prompt, Mapping) or not (NAME in prompt or "encoder_prompt" in prompt):
         if config is not None:
             raise RequestError(
-                f'{NAME}: this model hears: send {{"audio": samples or (samples, rate)}} with every prompt', NAME
+                f'{NAME}: this model transcribes audio: send {{"audio": samples or (samples, rate)}} with every prompt', NAME
             )
         return prompt, None
     if config is None:
-        raise RequestError(f"{NAME}: this model reads text alone; leave it out", NAME)
+        raise RequestError(f"{NAME}: this is a text-only model; omit it", NAME)
     if "encoder_prompt" in prompt:
         prompt = _merge_prompts(prompt)
     given = prompt[NAME]
@@ -52,7 +52,7 @@ def _merge_prompts(prompt: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestError(f"prompt: {unknown[0]} does not go with encoder_prompt", "prompt")
     encoder, decoder = prompt["encoder_prompt"], prompt.get("decoder_prompt")
     if not isinstance(encoder, Mapping) or NAME not in encoder:
-        raise RequestError(f"encoder_prompt: must have {NAME}: this model's encoder hears, and reads no text", "encoder_prompt")
+        raise RequestError(f"encoder_prompt: must have {NAME}: this model's encoder reads audio, not text", "encoder_prompt")
     if encoder.get("prompt") or encoder.get("prompt_token_ids"):
         raise RequestError("encoder_prompt: this model's encoder reads no text: leave it empty", "encoder_prompt")
     if isinstance(decoder, str):
@@ -71,7 +71,7 @@ def _audio_features(audio: Any, config: SpeechConfig) -> np.ndarray:
     most = config.frames * HOP
     if wave.size > most:
         raise RequestError(
-            f"{NAME}: the sound lasts {wave.size / RATE:.1f} seconds, and this model hears {most / RATE:g} at once: send it in "
+            f"{NAME}: the clip lasts {wave.size / RATE:.1f} seconds, and this model reads {most / RATE:g} at once: send it in "
             "parts (/v1/audio/transcriptions does)",
             NAME,
         )
@@ -89,11 +89,11 @@ def check(params: SamplingParams, mel: np.ndarray | None) -> None:
     if mel is None:
         if TIMESTAMPS in (params.extra_args or {}):
             raise RequestError(
-                f"extra_args: {TIMESTAMPS}: this model writes down nothing that it hears; leave it out", "extra_args"
+                f"extra_args: {TIMESTAMPS}: this model does not transcribe audio; omit it", "extra_args"
             )
         return
     if mel.nbytes * params.n > MOST_BYTES:
-        raise RequestError(f"n: {params.n} choices of a sound are more than {MOST_BYTES} bytes: ask for fewer at once", "n")
+        raise RequestError(f"n: {params.n} choices of this clip exceed {MOST_BYTES} bytes; request fewer at once", "n")
 
 
 def sampling(config: SpeechConfig, ids: list[int], fields: dict[str, Any]) -> dict[str, Any]:

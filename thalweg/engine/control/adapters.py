@@ -1,8 +1,8 @@
-"""Adapters by content: which digest lies in which slot of the state, and how many running sequences it serves.
+"""Adapters by content: the digest in each slot of the state, and the number of running sequences that use it.
 
-A sequence that enters takes a slot that holds its adapter, or one that no running sequence uses: the slot that was left
-longest ago. Its old content is overwritten, in order with the steps, so steps in flight still read it. Where every slot is in
-use, requests with other adapters wait and let the rest pass, but not for ever: see `OVERTAKES`.
+A sequence that enters gets a slot with its adapter, or else the least recently used slot without users. The old content is
+overwritten in order with the steps, so steps in flight still read it. Where every slot is in use, requests with other
+adapters wait and let the rest pass, up to a limit: see `OVERTAKES`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class AdapterSlots:
         self._write = write
         self._loaded: set[bytes] = set()
         self._refused: dict[bytes, str] = {}
-        """Why some are not, though they were to be."""
+        """Adapters that could not be loaded -> the reason."""
         self._content = [b""] * (slots + 1)
         """The digest in each slot."""
         self._slot_of: dict[bytes, int] = {}
@@ -47,20 +47,20 @@ class AdapterSlots:
     # ------------------------------------------------------------------ what is loaded
 
     def load(self, digest: bytes) -> None:
-        """Requests may name it from now on."""
+        """Let requests name this adapter from now on."""
         self._loaded.add(digest)
         self._refused.pop(digest, None)
 
     def refuse(self, digest: bytes, why: str) -> None:
-        """It could not be loaded. Requests that name it get these words."""
+        """Record that the adapter could not be loaded. Requests that name it get `why`."""
         self._refused[digest] = why
 
     def find_problem(self, digest: bytes) -> str | None:
-        """Why requests may not name it, or None."""
+        """The reason why requests may not name it. None: they may."""
         return None if digest in self._loaded else self._refused.get(digest, "the adapter is not loaded")
 
     def unload(self, digest: bytes) -> None:
-        """No request names it any more: the caller has seen to that."""
+        """Remove the adapter. The caller ensures that no request names it."""
         self._loaded.discard(digest)
         if (slot := self._slot_of.pop(digest, 0)) != 0:
             ensure(not self._users[slot], "an adapter is unloaded while sequences run with it")
@@ -72,7 +72,7 @@ class AdapterSlots:
     # ------------------------------------------------------------------ who runs with it
 
     def begin_round(self) -> None:
-        """The queue is walked from its head."""
+        """The scheduler starts at the head of the queue."""
         self._held.clear()
 
     def admits(self, request: Request) -> bool:

@@ -1,8 +1,8 @@
 """Filling a StepBatch from a schedule, with array operations wherever hundreds of sequences decode.
 
-What depends only on who is in the step (sampling parameters, features, most parts) is kept from the last step and used
-again while the same sequences decode, which is the steady state; launched arrays are never written again. A part says
-itself for how many of these steps it stays right.
+Arrays that depend only on the members of the step (sampling parameters, features, most parts) are reused while the same
+sequences decode, which is the steady state. Launched arrays are never written again. A part states for how many of these
+steps it remains valid.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """What must be known of a step to read its result."""
+    """The record of a launched step, needed to read its result."""
 
     slots: I32
     serials: I64
@@ -48,7 +48,7 @@ class LaunchedStep:
     drafts: I32 | None = None
     """Per row; None: no row has any."""
     hoped: I64 | None = None
-    """Rows whose tokens were drawn without what they wait for. None: no row."""
+    """Rows sampled speculatively, before the part they depend on was known. None: no row."""
     streams: int = 0
     """Sequences past their prompt, in the step or not."""
     rationed: bool = True
@@ -56,17 +56,17 @@ class LaunchedStep:
 
 @dataclass(slots=True)
 class _BuilderOutput:
-    """What a builder made for the members of a step."""
+    """The output of a builder for the members of a step."""
 
     builder: Builder
     part: Part | None
     until: int
-    """The age of the members at which it is asked again."""
+    """The age of the members at which the builder runs again."""
 
 
 @dataclass(slots=True)
 class _Members:
-    """The sequences of a step, and everything that follows from those."""
+    """The sequences of a step, and everything derived from them."""
 
     slots: I32
     serials: I64
@@ -81,16 +81,16 @@ class _Members:
     age: int = 0
     """Steps they have decoded together."""
     until: int = 0
-    """The age at which a part is to be made again."""
+    """The age at which some part expires."""
 
     def settle(self) -> None:
-        """`parts` and what follows from them."""
+        """Recompute `parts` and the fields derived from it."""
         self.parts = tuple(h.part for h in self.held if h.part is not None)
         self.features = features_of(self.parts, self.random, self.truncate, self.logprobs)
         self.until = min((h.until for h in self.held), default=FOREVER)
 
     def refresh(self, work: StepRows) -> None:
-        """Make the parts again that are no longer right."""
+        """Rebuild expired parts."""
         for h in self.held:
             if h.until <= self.age:
                 h.part, lasts = h.builder.build(work)
@@ -103,7 +103,7 @@ class BatchBuilder:
         self, slots: Slots, kv: KVCache, builders: Sequence[Builder] = (), drafts: int = 0, tables_kept: bool = False
     ) -> None:
         """builders: of the parts of a step. drafts: at most so many of a sequence in a step. tables_kept: the device keeps
-        block tables and is told what changed."""
+        block tables and gets only changes."""
         self._builders, self._drafts = builders, drafts
         self._changes = _TableChanges(slots, kv) if tables_kept else None
         self._slots = slots
@@ -174,7 +174,7 @@ class BatchBuilder:
         work = StepRows(
             s, slots, context, query, self._combine_flags(slots), chunks, n, drafts, self._drafts, self._proposes, drafted
         )
-        self._members = None  # what follows is of this mixture of chunks and decodes
+        self._members = None  # not reused: this step mixes chunks and decodes
         members = self._assemble(work)
         batch = StepBatch(
             tokens=np.concatenate([tokens, *spans]), token_seq=np.repeat(np.arange(slots.size, dtype=np.int32), query),
@@ -242,8 +242,8 @@ def _uniform(schedule: Schedule) -> int:
 
 
 class _TableChanges:
-    """What of the block tables the device has been sent. While a sequence stays in a slot its rows only grow; what a group
-    drops is not looked at again, so it may stay. Another stay has another serial, and is sent whole."""
+    """The block tables as the device has them. While a sequence stays in a slot its rows only grow. Entries that a group
+    drops are not read again, so they may stay. A new stay has a new serial, and is sent whole."""
 
     def __init__(self, slots: Slots, kv: KVCache) -> None:
         self._slots, self._kv = slots, kv
@@ -252,7 +252,7 @@ class _TableChanges:
         """Per group and slot: entries of the row."""
 
     def rows(self, slots: I32, context: I32) -> tuple[I32 | TableRows, ...]:
-        """For a batch that will be launched. Groups whose rows do not grow send copies."""
+        """Table rows for a batch that will be launched. Groups with rows that do not grow send copies."""
         s = self._slots
         capacity = s.capacity[slots]
         tokens = int(capacity.max())
@@ -277,7 +277,7 @@ class _TableChanges:
 
 
 class _UnlaunchedResult:
-    """Stands in until the step is launched."""
+    """Placeholder until the step is launched."""
 
     def ready(self) -> bool:
         raise RuntimeError("the step has not been launched")

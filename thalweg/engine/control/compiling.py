@@ -1,5 +1,5 @@
-"""Requests whose grammars are compiled before they are queued, beside the loop: compiling takes milliseconds or more, and
-who is running must not wait for it.
+"""Grammars of requests are compiled in another thread before the requests are queued: compiling can last milliseconds or
+more, and running sequences must not wait for it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ class GrammarQueue:
     """Two threads: the loop's, and one that compiles. In order: a request waits for those before it."""
 
     def __init__(self, grammars: Grammars, give: Callable[[list[EngineRequest]], None]) -> None:
-        """give: called by the other thread with requests that `ready` will say of what has become of them."""
+        """give: called by the other thread with compiled requests, for the loop to pass to `ready`."""
         self._grammars, self._give = grammars, give
         self._pool = ThreadPoolExecutor(1, "compiling")
         self._lock = threading.Lock()
         self._waiting: set[int] = set()
 
     def start(self, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
-        """Those that need not wait. The others come back by `give`."""
+        """Compile the grammars of these. Returns the requests that need not wait. The others come back by `give`."""
         later = [r for r in requests if r.sampling.grammar is not None and not self._grammars.ready(r.sampling.grammar)]
         if not later:
             return list(requests)
@@ -38,10 +38,10 @@ class GrammarQueue:
                 if grammar is not None:
                     self._grammars.refuse(grammar)
         finally:
-            self._give(requests)  # what failed fails again, where it is said
+            self._give(requests)  # a failed grammar fails again in the loop, which reports it
 
     def warm(self) -> None:
-        """Make ready for the first grammar. Whoever calls it has nothing else to do now."""
+        """Prepare for the first grammar. The caller must be idle."""
         self._pool.submit(self._grammars.warm)
 
     def abort(self, handles: Sequence[int]) -> None:
@@ -49,7 +49,7 @@ class GrammarQueue:
             self._waiting.difference_update(handles)
 
     def ready(self, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
-        """Those that nobody took back meanwhile."""
+        """Requests that were not cancelled meanwhile."""
         with self._lock:
             here = [r for r in requests if r.handle in self._waiting]
             self._waiting.difference_update(r.handle for r in here)

@@ -1,8 +1,9 @@
-"""The engine's loop: requests in, steps launched, results read, news out. One thread drives it; it never waits on a clock.
+"""The engine's loop: it accepts requests, launches steps, reads results, returns outputs. One thread drives it; it never
+waits on a clock.
 
-It launches up to `pipeline_depth` steps before it reads the oldest, so the device does not idle while the host thinks.
-What makes that safe is said where it matters: `slots` (scheduled and returned progress), `cache` (blocks), `output`
-(discarded rows). It knows no device and no model: an `Executor` is all it has.
+It launches up to `pipeline_depth` steps before it reads the oldest, so the device does not idle while the host works. The
+reasons why that is safe are in `slots` (scheduled and returned progress), `cache` (blocks) and `output` (discarded rows). The
+loop knows no device and no model, only an `Executor`.
 """
 
 from __future__ import annotations
@@ -61,18 +62,18 @@ class EngineCore:
         grammars: Grammars | None = None,
         store: StoreConnection | None = None,
     ) -> None:
-        """`executor` runs the steps. `announce` gets the sequences that a step begins before it is launched, so that somebody
-        knows them should the step be the end; without it they are in the step's Outputs. `hash_fn`, `share_from` and `drafter`
-        (which replaces that of the configuration) are for tests. `grammars` compiles those of requests, which are refused
-        without it. `store` keeps blocks beyond the cache.
-        Raises ConfigError if the cache has groups this version cannot keep, or that cannot go with drafts."""
+        """`executor` runs the steps. `announce` gets the sequences that a step begins before it is launched, so that a crash
+        can be traced to them; without it they are in the step's Outputs. `hash_fn`, `share_from` and `drafter` (which
+        replaces the configured one) are for tests. `grammars` compiles those of requests; None rejects such requests. `store`
+        keeps blocks beyond the cache. Raises ConfigError if the cache has unsupported groups, or groups that do not work with
+        drafts."""
         config, encoder = executor.config, executor.encoder
         scheduler, cache = config.scheduler, config.cache
         self.config = config
         top = max((g.top for g in cache.groups), default=0)
         self._encoder, self._encodings = encoder, None if encoder is None else Encodings(encoder, clock, ENCODED)
         self.adapters: AdapterSlots | None = None
-        """The adapters that are loaded. None: requests have none."""
+        """Loaded adapters. None: requests have none."""
         if scheduler.adapter_slots:
             write = partial(executor.call, "write_adapter")
             self.adapters = AdapterSlots(scheduler.adapter_slots, scheduler.max_seqs, write)
@@ -106,7 +107,7 @@ class EngineCore:
         self._generated = 0
 
     def _speculator(self, parts: Sequence[Builder], drafter: Callable[[Slots], Drafter] | None) -> Speculator | None:
-        """Who plans drafts, by the configuration or with this drafter. ConfigError."""
+        """The planner of drafts, by the configuration or with this drafter. ConfigError."""
         config = self.config.scheduler
         made = None
         if drafter is not None:
@@ -118,7 +119,7 @@ class EngineCore:
         if self.kv.unready_for_drafts:
             name = "structured_outputs_config: enable_jump_forward" if made is None else "speculative_config"
             raise ConfigError(
-                f"{name}: KV groups {self.kv.unready_for_drafts} have no spare blocks to verify drafts in: leave it out"
+                f"{name}: KV groups {self.kv.unready_for_drafts} have no spare blocks to verify drafts in; omit it"
             )
         return Speculator(self.slots, self.kv, parts, made, config.jump_forward, self.scheduler.counters.drafts)
 
@@ -135,7 +136,7 @@ class EngineCore:
     # ------------------------------------------------------------------ requests
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
-        """Queue requests. One that can never run is refused in the next Outputs; this never raises for a bad request."""
+        """Queue requests. One that can never run is rejected in the next Outputs; this never raises for a bad request."""
         now = self._clock()
         for r in requests:
             why = refuse(r, self.config, self.kv.bounds)
@@ -200,7 +201,7 @@ class EngineCore:
         return min((b.ready(request, begin, end) for b in gates), default=end - begin)
 
     def _encode(self) -> None:
-        """Launch some layers of an encoder between steps, in the time that prompts get while sequences decode."""
+        """Launch some layers of an encoder between steps, within the time that prompts get while sequences decode."""
         encodings, pace = self._encodings, self.scheduler.pace
         if encodings is not None and encodings.failed:
             self._end_unencoded(encodings)
@@ -214,7 +215,7 @@ class EngineCore:
             self._forget()
 
     def _end_unencoded(self, encodings: Encodings) -> None:
-        """Requests whose prompts wait for an item that failed."""
+        """End requests with prompts that wait for a failed item."""
         failed, encodings.failed = encodings.failed, {}
         for r in [r for r in self._requests.values() if r.gated and self.scheduler.in_prompt(r)]:
             if (why := next((failed[i.digest] for i in r.inputs if i.digest in failed), None)) is not None:
@@ -232,7 +233,7 @@ class EngineCore:
         return bool((self._requests and not self.paused) or self._in_flight or self._finished)
 
     def step(self) -> Outputs | None:
-        """Launch until the pipeline is full or nothing can be scheduled, then read the oldest step. None: nothing to say."""
+        """Launch until the pipeline is full or nothing can be scheduled, then read the oldest step. None: no output."""
         self._encode()
         while self._may_launch():
             schedule = self.scheduler.schedule(len(self._in_flight))
@@ -250,7 +251,7 @@ class EngineCore:
                 if not self._encodings.beside:
                     self._encodings.advance(None, wait=True)
                 elif not self._encodings.advance(None, wait=False):
-                    time.sleep(POLL_SECONDS)  # requests that need nothing of it may come meanwhile
+                    time.sleep(POLL_SECONDS)  # requests without this need may come meanwhile
                 self._forget()
                 return self._outputs(None) if self._finished else None
             if self._transfers is not None and self._transfers.waiting and not self.paused:
@@ -278,18 +279,19 @@ class EngineCore:
         return out
 
     def idle(self) -> bool:
-        """There is no work: do a few milliseconds of what later steps would wait for. Returns whether more of it is left."""
+        """There is no step to run: do a few milliseconds of work that later steps would wait for. Returns whether more is
+        left."""
         saving = self._transfers is not None and self._transfers.settle()
         return any(self._executor.call("populate", [g.pool.reached for g in self.kv.groups])) or saving
 
     def close(self) -> None:
-        """No step follows. What was computed for a store is saved, within `transfers.CLOSE_SECONDS`."""
+        """End the loop. Blocks queued for a store are saved, within `transfers.CLOSE_SECONDS`."""
         if self._transfers is not None:
             self._transfers.close()
 
     def _may_launch(self) -> bool:
         """Is there room in the pipeline? A long step is not followed by another ahead of time: that would save the device a
-        moment, and cost whoever arrives meanwhile a whole step."""
+        moment, and cost new requests a whole step."""
         flying = self._in_flight
         if self.paused or len(flying) >= self.config.scheduler.pipeline_depth:
             return False
@@ -322,7 +324,7 @@ class EngineCore:
         self._end_failed()
 
     def _end_failed(self) -> None:
-        """Those that a part cannot go on with."""
+        """End requests for which a part has failed."""
         for builder in self._parts:
             for request, why in builder.take_failures():
                 if request.handle in self._requests:
@@ -360,7 +362,7 @@ class EngineCore:
     # ------------------------------------------------------------------ everything else
 
     def stats(self) -> Stats:
-        """A snapshot; block counts are those of the group that is fullest."""
+        """A snapshot. Block counts are those of the fullest group."""
         counters = self.scheduler.counters
         fullest = max((g.pool for g in self.kv.groups), key=lambda p: p.blocks_held / p.total)
         return Stats(
@@ -375,8 +377,8 @@ class EngineCore:
         )  # fmt: skip
 
     def read_adapter(self, path: str, digest: bytes = b"") -> bytes:
-        """Read an adapter into host memory: its digest. digest: what it must have; b"": any. Errors say what is wrong with its
-        files. Any thread may call it beside steps. Requests may name it after `adapters.load`."""
+        """Read an adapter into host memory and return its digest. digest: the required one; b"": any. Errors describe the
+        fault of its files. Any thread may call it during steps. Requests may name it after `adapters.load`."""
         found: bytes = self._executor.call("read_adapter", path, digest)[0]
         return found
 
@@ -386,7 +388,7 @@ class EngineCore:
         return None if problem is None else f"lora_request: {problem}"
 
     def unload_adapter(self, digest: bytes) -> str:
-        """Forget an adapter: "", or why not. Requests that run or wait with it keep it."""
+        """Forget an adapter. Returns "", or the reason why not. Requests that run or wait with it keep it."""
         if self.adapters is None or digest not in self.adapters:
             return "the adapter is not loaded"
         if users := sum(r.adapter == digest for r in self._requests.values()):
@@ -396,12 +398,12 @@ class EngineCore:
         return ""
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix. Running sequences go on; what they have computed is not found by others."""
+        """Forget every cached prefix. Running sequences go on. Later requests do not find the blocks those have computed."""
         self.scheduler.reset_prefix_cache()
         return True
 
     def check(self) -> None:
-        """Every invariant of the control plane; InvariantError says which one does not hold."""
+        """Check every invariant of the control plane. InvariantError names the violated one."""
         self.slots.check()
         self.scheduler.check()
         self.kv.check()

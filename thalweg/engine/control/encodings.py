@@ -1,8 +1,8 @@
-"""When inputs of prompts are encoded, several items together: beside steps where the device has a second queue, else between
-them, some layers of the encoder at a time.
+"""The schedule of encoders. Several items are encoded together: concurrently with steps where the device has a second queue,
+else between steps, some layers of the encoder at a time.
 
-Vectors are found by the digest of their item. A prompt waits where it needs some that are not there; nobody else does. Between
-steps that decode, encoders get the time that prompts get (`pace`).
+Vectors are found by the digest of their item. A prompt waits for missing vectors; no other request does. Between steps that
+decode, encoders get the time that prompts get (`pace`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from thalweg.hal.device import Pending
 logger = logging.getLogger(__name__)
 
 WHOLE_SECONDS = 0.1
-"""A launch takes about so long where nobody's tokens wait for it."""
+"""Target seconds of a launch where no tokens wait for it."""
 
 
 class Encoding(Protocol):
-    """Items that are encoded together."""
+    """Items encoded as a batch."""
 
     items: Sequence[Input]
 
@@ -33,29 +33,29 @@ class Encoding(Protocol):
         """Layers that have not been launched."""
 
     def launch(self, layers: int, /) -> Pending:
-        """The next layers, at most so many."""
+        """Launch the next layers, at most so many."""
 
     def vectors(self, last: Pending, /) -> list[np.ndarray]:
-        """f32[positions, width] of each item. last: what the last launch gave."""
+        """f32[positions, width] of each item. last: the result of the last launch."""
 
 
 class Encoder(Protocol):
-    """Makes the vectors of inputs."""
+    """Computes the vectors of inputs."""
 
     beside: bool
-    """Does it run beside steps, and not between them?"""
+    """Does it run concurrently with steps, and not between them?"""
 
     def takes(self, item: Input, /) -> bool:
         """Is there an encoder for it?"""
 
     def begin(self, waiting: Sequence[Input], /) -> Encoding:
-        """Of the first of these, and of those after it that are encoded together with it. The one before has ended."""
+        """An encoding of the first item, and of later ones that share its batch. The previous encoding has ended."""
 
 
 class Encodings:
     def __init__(self, encoder: Encoder, clock: Callable[[], float], budget: int) -> None:
-        """budget: bytes of vectors that are kept for later requests with the same items. Those of one item are, whatever they
-        take, and those that a request waits for."""
+        """budget: bytes of vectors kept for later requests with the same items. The vectors of one item are kept at any size,
+        as are those that a request waits for."""
         self._encoder, self._clock, self._budget = encoder, clock, budget
         self._kept: OrderedDict[bytes, np.ndarray] = OrderedDict()
         self._held = 0
@@ -63,11 +63,11 @@ class Encodings:
         self._wanted: dict[bytes, np.ndarray] = {}
         """Vectors that requests have waited for, until `forget`."""
         self.failed: dict[bytes, str] = {}
-        """By digest: why items could not be prepared for their encoder, until the requests that need them have ended."""
+        """Digest -> reason why an item could not be prepared for its encoder, until the requests that need it have ended."""
         self._encoding: Encoding | None = None
         self._flying: Pending | None = None
         self._launched, self._layers, self._rate = 0.0, 0, 0.0
-        """When the launch in flight began, its layers, and seconds a layer takes at present."""
+        """Start and layers of the launch in flight, and seconds per layer at present."""
 
     @property
     def beside(self) -> bool:
@@ -79,7 +79,7 @@ class Encodings:
         return bool(self._waiting) or self._encoding is not None
 
     def find(self, item: Input) -> np.ndarray | None:
-        """f32[positions, width]. None: they are not there, and are made."""
+        """f32[positions, width]. None: not encoded yet, and queued."""
         found = self._kept.get(item.digest)
         if found is not None:
             self._kept.move_to_end(item.digest)
@@ -93,17 +93,17 @@ class Encodings:
         return self._encoding is not None and any(item.digest == digest for item in self._encoding.items)
 
     def forget(self, needed: set[bytes]) -> None:
-        """Drop what no request needs: items that wait, and vectors beyond `budget`. needed: digests."""
+        """Drop queued items, and vectors beyond `budget`, that no request needs. needed: digests."""
         for digest in [d for d in self._waiting if d not in needed]:
             del self._waiting[digest]
         for digest in [d for d in self._wanted if d not in needed]:
             del self._wanted[digest]
 
     def advance(self, seconds: float | None, wait: bool) -> float:
-        """Read what was launched, if it is done, and launch more. Returns the seconds that a launch took which is done.
+        """Read a finished launch, and launch more. Returns the seconds of the finished launch.
 
-        seconds: about what the next launch may take; 0 = nothing is launched now; None = nobody's tokens wait for it. wait:
-        there is nothing else to do, so what is in flight is waited for."""
+        seconds: target for the next launch. 0: no launch now. None: no tokens wait for it. wait: there is no other work, so
+        wait for the launch in flight."""
         took = self._read(wait)
         if self._flying is not None or (seconds == 0 and not self.beside):
             return took
@@ -140,7 +140,7 @@ class Encodings:
         return None
 
     def _read(self, wait: bool) -> float:
-        """What is in flight, if it is done."""
+        """Read the launch in flight, if it is done. Returns its seconds."""
         flying, encoding = self._flying, self._encoding
         if flying is None or encoding is None or not (wait or flying.ready()):
             return 0.0

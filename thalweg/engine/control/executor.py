@@ -1,4 +1,4 @@
-"""The contract between the engine's loop and whatever runs its steps: a worker in this process, or workers elsewhere.
+"""The contract between the engine's loop and the executor of its steps: a worker in this process, or workers elsewhere.
 
 `thalweg.executors` is the open list of implementations. Knows no device and no tensor framework.
 """
@@ -31,7 +31,7 @@ class Executor(Protocol):
 
     @property
     def encoder(self) -> Encoder | None:
-        """Computes vectors of images and sounds. None: requests with such inputs are refused."""
+        """Computes vectors of images and audio. None: requests with such inputs are rejected."""
 
     @property
     def launch(self) -> Callable[[StepBatch], Pending]:
@@ -40,7 +40,7 @@ class Executor(Protocol):
 
     def call(self, operation: str, /, *args: Any) -> list[Any]:
         """Run a named operation of the worker (`Worker.operations`) on every rank, after the steps launched so far. Returns
-        the replies in order of ranks, and raises what a rank raised. ValueError for a name that workers do not have."""
+        the replies in order of ranks. An error of a rank is raised here. ValueError for an unknown operation."""
 
     def enter(self) -> None:
         """The calling thread drives the executor from now on."""

@@ -1,10 +1,10 @@
-"""What `check()` methods raise: the books do not balance. A bug here, never a user's mistake."""
+"""The error of `check()` methods: an invariant is violated. A bug here, never a user's mistake."""
 
 from __future__ import annotations
 
 
 class InvariantError(AssertionError):
-    """Says in words which count or owner is wrong."""
+    """Names the wrong count or owner."""
 
 
 def ensure(condition: object, message: str) -> None:

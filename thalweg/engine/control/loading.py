@@ -1,4 +1,4 @@
-"""Adapters that are read beside the loop: reading takes a moment, and who is running must not wait for it."""
+"""Adapters are read in another thread: reading is slow, and running sequences must not wait for it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from thalweg.errors import ThalwegError
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """What came of a message."""
+    """The result of a LoadAdapter message."""
 
     message: LoadAdapter
     refused: str
-    """Why it could not be loaded. "": it is."""
+    """The reason why it could not be loaded. "": it is loaded."""
 
 
 class AdapterLoads:
     """Two threads: the loop's, and one that reads."""
 
     def __init__(self, core: EngineCore, give: Callable[[LoadedAdapter], None]) -> None:
-        """give: called by the other thread with what `finish` gets."""
+        """give: called by the other thread with the argument of `finish`."""
         self._core, self._give = core, give
         self._pool = ThreadPoolExecutor(1, "adapters")
         self._waiting: dict[bytes, list[EngineRequest]] = {}
-        """By the digest of an adapter that is being read: the requests that name it."""
+        """Digest of an adapter in loading -> the requests that name it."""
         self._reads = Counter[bytes]()
-        """Messages that are not answered yet, by digest."""
+        """Unanswered messages, by digest."""
         self._unwanted: set[bytes] = set()
         """Digests that were unloaded while they were read."""
 
@@ -53,7 +53,7 @@ class AdapterLoads:
         self._give(LoadedAdapter(message, why))
 
     def hold(self, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
-        """Those that need not wait. `finish` returns the others."""
+        """Requests that need not wait. `finish` returns the others."""
         if not self._waiting:
             return list(requests)
         for r in requests:
@@ -66,7 +66,7 @@ class AdapterLoads:
             held[:] = [r for r in held if r.handle not in handles]
 
     def finish(self, loaded: LoadedAdapter) -> list[EngineRequest]:
-        """Requests may name the adapter, or end with the reason why not. Returns those that waited for it."""
+        """Let requests name the adapter, or end with the reason why not. Returns those that waited for it."""
         digest, adapters = loaded.message.digest, self._core.adapters
         assert adapters is not None, "refused before"
         if loaded.refused:
@@ -83,7 +83,8 @@ class AdapterLoads:
         return waited
 
     def unload(self, digest: bytes) -> str:
-        """Forget an adapter, now or as soon as it is read. Returns "", or why not, as `EngineCore.unload_adapter`."""
+        """Forget an adapter, now or as soon as it is read. Returns "", or the reason why not, as `EngineCore.unload_adapter`.
+        """
         why = self._core.unload_adapter(digest)
         if digest not in self._reads:
             return why

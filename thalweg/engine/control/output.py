@@ -1,10 +1,10 @@
-"""Reading a step's result: new tokens into the slots, stop checks, full blocks to the prefix cache, news for the client.
+"""Reading a step's result: new tokens into the slots, stop checks, full blocks to the prefix cache, outputs for the client.
 
-A step with drafts returns a range of tokens per row. It is cut at the first that ends the sequence, and progress is what was
-accepted: only that is published to the prefix cache, or leaves a window.
+A step with drafts returns a range of tokens per row. It is cut at the first that ends the sequence. Progress counts accepted
+tokens, and only those are published to the prefix cache, or leave a window.
 
-Rows whose sequence has left its slot since the launch (stopped, aborted, preempted) are discarded here; see `cache.tables`
-for why nothing else has to be undone.
+Rows of a sequence that has left its slot since the launch (stopped, aborted, preempted) are discarded here; see
+`cache.tables` for why nothing else has to be undone.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ NOT_A_NUMBER = "the model's output for this sequence was not a number; nothing o
 
 @dataclass(slots=True)
 class StepOutput:
-    """What one result says, as Outputs will carry it."""
+    """The part of a result that goes into Outputs."""
 
     handles: I64
     tokens: I32
     ended: list[tuple[Request, SequenceFinished]] = field(default_factory=list)
-    """The caller takes these out of the scheduler."""
+    """Ended requests, which the caller removes from the scheduler."""
     logprobs: TokenLogprobs | None = None
     prompt_scores: list[PromptScores] = field(default_factory=list)
     pooled: PooledVectors | None = None
@@ -51,7 +51,7 @@ class StepOutput:
 
 class ResultReader:
     def __init__(self, slots: Slots, kv: KVCache, scheduler: Scheduler, builders: Sequence[Builder] = ()) -> None:
-        """builders: of the parts of a step, which may refuse tokens that were drawn without them."""
+        """builders: of the parts of a step, which may reject tokens sampled without them."""
         self._builders = builders
         self._slots = slots
         self._kv = kv
@@ -98,7 +98,7 @@ class ResultReader:
     def _read_ranges(
         self, step: LaunchedStep, result: StepResult, live: NDArray[np.bool_], ended: list[tuple[Request, SequenceFinished]]
     ) -> StepOutput:
-        """The same for a step that may return several tokens a row: what was accepted, cut where the sequence ends."""
+        """The same for a step that may return several tokens a row: accepted tokens, cut where the sequence ends."""
         s, drafts = self._slots, step.drafts
         assert drafts is not None
         rows = np.nonzero(live & step.emit)[0]
@@ -134,12 +134,12 @@ class ResultReader:
         return news
 
     def _receive(self, result: StepResult, slots: I32, rows: NDArray[np.int64]) -> None:
-        """What the step proposed after the tokens that were just noted."""
+        """Pass on the drafts that the step proposed after the tokens just noted."""
         if self._scheduler.speculator is not None:
             self._scheduler.speculator.receive(slots, np.asarray(result.drafts)[rows])
 
     def _reject_invalid(self, step: LaunchedStep, result: StepResult, live: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """`live`, less the rows whose tokens turn out not to be allowed. Those are taken back."""
+        """`live`, less the rows with tokens that turn out to be forbidden. Those sequences are rewound."""
         assert step.hoped is not None
         live, s = live.copy(), self._slots
         for row in step.hoped[live[step.hoped]].tolist():
@@ -157,7 +157,7 @@ class ResultReader:
         rows: NDArray[np.int64],
         ended: list[tuple[Request, SequenceFinished]],
     ) -> StepOutput:
-        """Every sequence ends with its vector."""
+        """End every sequence, with its vector."""
         for slot in step.slots[rows].tolist():
             request = self._request(slot)
             ended.append((request, SequenceFinished(request.handle, "stop")))
@@ -170,7 +170,7 @@ class ResultReader:
         return request
 
     def _advance(self, step: LaunchedStep, live: NDArray[np.bool_], reached: I32) -> None:
-        """Returned progress, and the blocks that are complete by it."""
+        """Advance the returned progress, and publish the blocks it completes."""
         s = self._slots
         slots, reached = (step.slots, reached) if live.all() else (step.slots[live], reached[live])
         s.returned[slots] = reached
@@ -179,8 +179,8 @@ class ResultReader:
             self._scheduler.release_claims(request, self._kv.advance(slot, request))
 
     def _is_stop(self, slots: I32, tokens: I32, known: I32) -> NDArray[np.bool_]:
-        """Which tokens end their sequence, those before them being none that do. All [N]; known: how many tokens there are
-        with each."""
+        """Which tokens end their sequence, given that no earlier one does. All [N]; known: tokens of the sequence, including
+        each."""
         s = self._slots
         stop: NDArray[np.bool_] = (s.stops[slots] == tokens[:, None]).any(axis=1)
         many = np.nonzero(s.flags[slots] & MANY_STOPS)[0]
@@ -191,7 +191,7 @@ class ResultReader:
         return stop
 
     def _ends(self, slots: I32, tokens: I32, known: I32, ended: list[tuple[Request, SequenceFinished]]) -> None:
-        """Sequences that end with their last token."""
+        """Record sequences that end with their last token."""
         s, stop = self._slots, self._is_stop(slots, tokens, known)
         for row in np.nonzero(stop | (known >= s.limit[slots]))[0].tolist():
             request = self._request(int(slots[row]))
@@ -205,7 +205,7 @@ class ResultReader:
     def _logprobs(
         self, result: StepResult, slots: I32, rows: NDArray[np.int64], places: NDArray[np.int64] | None = None
     ) -> TokenLogprobs | None:
-        """places: where the tokens of these sequences are in the news, if not one after another."""
+        """places: positions of these sequences' tokens in the output, if not consecutive."""
         asked = np.nonzero(self._slots.logprobs[slots] >= 0)[0]
         if not asked.size or result.logprobs is None:
             return None
@@ -235,7 +235,7 @@ class ResultReader:
             part.request.scored = part.start + part.end - part.begin + 1
 
     def _live_prompts(self, step: LaunchedStep, news: StepOutput) -> Iterator[ScoredRows]:
-        """Those prompts of the step whose sequences are still there, and have not failed with it."""
+        """Scored prompts of the step with sequences that still run, and have not failed with it."""
         failed = {request.handle for request, end in news.ended if end.reason == "error"}
         for part in step.scored:
             slot = part.request.slot

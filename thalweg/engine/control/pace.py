@@ -1,11 +1,11 @@
-"""How many prompt tokens a step may compute beside running streams, so that they keep at least a share of their speed.
+"""The limit of prompt tokens in a step with running streams, such that those keep at least a share of their speed.
 
-A step with prompt tokens takes longer than one without. From what steps took, this keeps two moving averages: seconds of a step
-that only decodes, and seconds per prompt token on top. Over time streams are slowed `slowdown` times at most. Where a decoding
-step is long, each step takes the prompt tokens that fit; where it is short, such chunks would be too small to be efficient (a
-chunk has a cost of its own, as that of reading its context again): then a chunk may take `CHUNK_SECONDS`, and the steps after
-it only decode until the time it took is made up for. Times are given to it; it reads no clock, so a simulated clock makes
-it deterministic.
+A step with prompt tokens is longer than one without. Two moving averages of observed times are kept: seconds of a step that
+only decodes, and additional seconds per prompt token. Over time streams are slowed `slowdown` times at most. Where a decoding
+step is long, each step includes the prompt tokens that fit. Where it is short, such chunks would be too small to be
+efficient: each chunk has a fixed cost, such as reading its context again. Then a chunk may last `CHUNK_SECONDS`, and the
+steps after it only decode until that time is made up for. The caller passes times in. This module reads no clock, so a
+simulated clock makes it deterministic.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from __future__ import annotations
 from collections import deque
 
 WEIGHT = 0.3
-"""Of the newest observation."""
+"""Weight of the newest observation."""
 FIRST = 64
-"""Prompt tokens beside running streams before anything is known."""
+"""Prompt tokens in a step with running streams before anything is known."""
 LEAST = 16
 """A prompt always gets on, however slow it is."""
 CHUNK_SECONDS = 0.025
-"""A chunk may hold streams up this long at once, however short a decoding step is: nobody sees it."""
+"""A chunk may delay streams this long at once, however short a decoding step is: the pause is not visible."""
 
 MOST_DEBT = 4 * CHUNK_SECONDS
 LONG_SECONDS = 0.01
-"""Tens of what the host needs to plan a step and to read its result."""
+"""Tens of times the host's work to plan a step and to read its result."""
 
 
 class Pace:
@@ -38,11 +38,11 @@ class Pace:
         """Per step launched and not observed: does it leave a debt?"""
 
     def record_launch(self, prompt_tokens: int, decodes: int, rationed: bool = True) -> None:
-        """A step of this kind is launched. rationed: some of what it decodes are streams."""
+        """A step of this kind is launched. rationed: it decodes some streams."""
         self._flying.append(rationed and decodes > 0 and prompt_tokens > self.newcomers(prompt_tokens))
 
     def observe(self, prompt_tokens: int, decodes: int, seconds: float, rationed: bool = True) -> None:
-        """The oldest step planned took this long. One that no stream was in leaves no debt."""
+        """The oldest launched step lasted `seconds`. One without streams leaves no debt."""
         self._flying.popleft()
         if seconds <= 0:
             return
@@ -57,11 +57,11 @@ class Pace:
             self._debt = max(0.0, self._debt + extra - (self._slowdown - 1) * self._decode)
 
     def is_long(self, prompt_tokens: int) -> bool:
-        """Will a step with that many take so long that the host's part of a step is nothing beside it?"""
+        """Will a step with that many be so long that the host's work on a step is negligible?"""
         return prompt_tokens * self._per_token >= LONG_SECONDS
 
     def allowance(self, most: int) -> int:
-        """Prompt tokens of a step in which something decodes; at most `most`, 0 while a debt is open."""
+        """Prompt tokens of a step in which a sequence decodes; at most `most`, 0 while a debt is open."""
         if not self._slowdown:
             return most
         if not self._decode or not self._per_token:
@@ -82,13 +82,13 @@ class Pace:
         return max(CHUNK_SECONDS, (self._slowdown - 1) * self._decode)
 
     def spend(self, seconds: float) -> None:
-        """A launch of an encoder took so long."""
+        """Account for a launch of an encoder."""
         if self._slowdown and self._decode:
             self._debt += seconds
 
     def newcomers(self, most: int) -> int:
-        """While a debt is open: tokens of short prompts, computed whole, that a step may take without slowing streams more
-        than agreed. They need not wait for what a long prompt has run up; it waits longer instead, to a limit."""
+        """While a debt is open: tokens of short prompts, computed whole, that a step may include without slowing streams more
+        than agreed. They need not wait for the debt of a long prompt; it waits longer instead, to a limit."""
         if not self._decode or not self._per_token or self._debt > MOST_DEBT:
             return 0
         return min(most, int((self._slowdown - 1) * self._decode / self._per_token))

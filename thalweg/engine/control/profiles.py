@@ -11,7 +11,7 @@ WRITTEN = "a profile was written: %s"
 
 
 class Profiles:
-    """At most one at a time, on every rank. Only for executors whose workers have a profiler_config."""
+    """At most one profile at a time, on every rank. Only for executors with a profiler_config."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor

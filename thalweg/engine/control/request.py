@@ -1,6 +1,6 @@
-"""One sequence as the control plane knows it: what was asked, and what is known of it while it waits.
+"""One sequence in the control plane: the request, and its state while it waits.
 
-While a sequence runs, its progress lives in `slots` (arrays), not here; a preempted one takes its tokens back.
+While a sequence runs, its progress is in `slots` (arrays), not here; a preempted one copies its tokens back.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Request:
     streamed: bool = True
     inputs: tuple[Input, ...] = ()
     together: tuple[tuple[int, int], ...] = ()
-    """Stretches [first, end) of the prompt that are each computed in one step."""
+    """Stretches [first, end) of the prompt, each to be computed in one step."""
     most_a_step: int = 0
-    """At most so many requests with a limit enter in the step that it enters in. 0: it has none."""
+    """At most so many requests with a limit enter in the step in which it enters. 0: no limit."""
     slot: int = 0
     """0 while waiting."""
     started: bool = False
@@ -56,14 +56,14 @@ class Request:
     demand: list[int] = field(default_factory=list)
     """Blocks it lacked room for when it last looked, per KV group."""
     held: str = ""
-    """What it waited for when it was last passed over (`SequenceStarted.held`)."""
+    """The reason for waiting when it was last passed over (`SequenceStarted.held`)."""
     chunks: int = 0
     gated: bool = False
     """Must tokens of its prompt wait for a part (`Builder.gates`)?"""
     adapter: bytes = b""
     """Digest. b"": the base model."""
     overtaken: int = 0
-    """Requests with other adapters that entered while it waited for a slot of its own."""
+    """Requests with other adapters that entered while it waited for a slot."""
     tried_store: bool = False
     """Has it asked the store for a longer prefix since it last began to wait?"""
     claims: set[bytes] = field(default_factory=set)
@@ -77,7 +77,7 @@ class Request:
             first, last = (0, 1) if item.is_source else np.searchsorted(item.positions, (begin, end)).tolist()
             if first < last:
                 out += b"%d:%d:%b" % (first, len(item.digest), item.digest)
-        # No caller's salt begins so.
+        # No caller's salt starts with this.
         return b"\0%d:%b%b" % (len(self.salt), self.salt, out) if out else self.salt
 
     @property
@@ -87,8 +87,8 @@ class Request:
 
 
 def prefix_salt(request: EngineRequest) -> bytes:
-    """What tells its cached prefixes from those of others: the caller's salt, and the adapter. No caller's salt begins
-    with NUL, and other salts go on with digits after it."""
+    """The part of a key that separates its cached prefixes from others': the caller's salt, and the adapter. No caller's salt
+    begins with NUL, and other salts continue with digits after it."""
     salt = request.cache_salt.encode("utf-8", "surrogatepass")
     return b"\0adapter:%b%b" % (request.adapter, salt) if request.adapter else salt
 
@@ -99,7 +99,7 @@ def find_stretches(inputs: Sequence[Input]) -> tuple[tuple[int, int], ...]:
 
 
 def _size_together(item: Input) -> int:
-    """How many tokens of this input are computed in one step; 0 = any number of them may be."""
+    """Tokens of this input that must be computed in one step. 0: no such limit."""
     if item.is_source or not (item.uncut or item.bidirectional):
         return 0
     first, end = item.span
@@ -112,7 +112,8 @@ def find_limit(inputs: Sequence[Input]) -> int:
 
 
 def limit_of(request: EngineRequest, max_len: int) -> int:
-    """A vector takes no place in the context, but counts as one token more: it ends a sequence as a last token would."""
+    """The length at which the request ends. A vector occupies no position of the context, but counts as one token more: it
+    ends a sequence as a last token would."""
     return request.prompt_len + 1 if request.pool else min(request.prompt_len + request.sampling.max_tokens, max_len)
 
 
@@ -132,7 +133,7 @@ def refuse(request: EngineRequest, config: EngineConfig, bounds: list[tuple[int,
     if request.pool != (model.pooling is not None):
         return "the model gives vectors, not tokens" if model.pooling else "the model gives tokens, not vectors"
     if request.pool and tokens.size > model.max_len:
-        return f"the text has {tokens.size} tokens, and the model takes {model.max_len}: shorten it"
+        return f"the text has {tokens.size} tokens, and the model's limit is {model.max_len}: shorten it"
     if (not request.pool and request.prompt_len >= model.max_len) or tokens.size > model.max_len:
         return (
             f"the prompt has {request.prompt_len} tokens, but the context holds {model.max_len}, prompt and output together: "

@@ -1,10 +1,9 @@
-"""Who runs in the next step: a pure function of what was asked and what has returned, never of time or set order.
+"""Selects the sequences of the next step: a pure function of requests and results, never of time or set order.
 
-A step takes at most `token_budget` tokens. First every running sequence that is ready to decode takes one, in rank order
-(priority, then arrival); then sequences in the middle of their prompt take a chunk each; then waiting ones enter. Tokens that
-are left go to drafts.
-When a sequence needs a cache block and none is left, the sequence that ranks last gives everything up and waits again at
-the place its arrival gives it (preemption by recomputation: it is prefilled again with all it knows by then).
+A step has at most `token_budget` tokens. First every running sequence ready to decode gets one, in rank order (priority, then
+arrival). Then sequences in the middle of their prompt get a chunk each, then waiting ones enter. Remaining tokens go to
+drafts. When a sequence needs a cache block and none is left, the sequence that ranks last releases everything and waits again
+at the place its arrival gives it (preemption by recomputation: it is prefilled again with all its known tokens).
 
 This module decides on token counts and slots. It fills no array of a step (`batch`) and reads no result (`output`).
 """
@@ -57,7 +56,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Schedule:
-    """One step's work, in slots: those that decode one token, then chunks, then those whose drafts are verified."""
+    """One step's work, in slots: sequences that decode one token, then chunks, then sequences with drafts to verify."""
 
     decode: NDArray[np.int32]
     chunks: list[Chunk]
@@ -68,7 +67,7 @@ class Schedule:
     proposes: int = 0
     """Drafts of a sequence that the step proposes for a later one. 0: none."""
     rationed: bool = True
-    """Is somebody's stream held up by the prompts of this step?"""
+    """Do the prompts of this step delay a stream?"""
 
 
 @dataclass(slots=True)
@@ -93,9 +92,9 @@ class Scheduler:
         self.running: list[Request] = []
         """In rank order."""
         self.impossible: list[tuple[Request, str]] = []
-        """Requests that turned out to fit in no cache of this size, and why. The caller ends them."""
+        """(request, reason): requests that turned out to fit in no cache of this size. The caller ends them."""
         self.preempted: list[int] = []
-        """Handles, one for each time. The caller takes them away."""
+        """Handles, one for each preemption. The caller clears it."""
         self.counters = Counters()
         self.transfers: Transfers | None = None
         """With a store: the traffic with it."""
@@ -105,7 +104,7 @@ class Scheduler:
         self._share_from = share_from
         self._ready, self._adapters = ready, adapters
         self.speculator: Speculator | None = None
-        """Who plans drafts, if anybody does. The caller sets it before the first step."""
+        """The planner of drafts. None: no drafts. The caller sets it before the first step."""
         self._computing: dict[bytes, Request] = {}
         self._order: NDArray[np.int32] | None = None
         self.pace = Pace(config.max_prefill_slowdown)
@@ -119,7 +118,7 @@ class Scheduler:
         insort(self.waiting, request, key=_rank)
 
     def remove(self, request: Request) -> None:
-        """The request has ended, or is to end: it gives up its slot and blocks, or its place in the queue."""
+        """The request has ended, or is to end: release its slot and blocks, or its place in the queue."""
         if self.transfers is not None:
             self.transfers.forget(request)
         if request.slot:
@@ -147,7 +146,7 @@ class Scheduler:
         self.preempted.append(request.handle)
 
     def release_claims(self, request: Request, keys: list[bytes]) -> None:
-        """These blocks can be found now; who waited for them need not any more."""
+        """These blocks can be found now. Requests that waited for them no longer need to."""
         for key in keys:
             if key in request.claims:
                 request.claims.discard(key)
@@ -195,11 +194,12 @@ class Scheduler:
             self._top_up(chunks, budget)
         drafted: list[Draft] = []
         if speculator is not None and decode.size and not (chunks and self._kv.keeps_states):
-            # A step with drafts keeps what recurrent layers make of its tokens, and goes through it twice: no prompts there.
+            # With drafts, recurrent layers keep intermediate states and run twice over the step's tokens: no prompts there.
             left = self._config.token_budget - decode.size - sum(c.take for c in chunks)
             drafted = speculator.plan(decode, left, len(self.running), fill=not chunks)
             decode = decode[~np.isin(decode, [d.slot for d in drafted])] if drafted else decode
-        # Drafts alone wait for others in flight, and go with them: else each half of the sequences had steps of its own.
+        # A step with only drafts waits for drafts in flight, to run with them: otherwise each half of the sequences would
+        # have separate steps.
         halved = drafted and in_flight and self._slots.proposed[self.order()].any()
         if not decode.size and not chunks and (halved or not drafted):
             return None
@@ -207,14 +207,14 @@ class Scheduler:
         return Schedule(decode, chunks, entered, drafted, streams, proposes, rationed)
 
     def _has_streaming(self, decode: NDArray[np.int32]) -> bool:
-        """Does anybody wait for the next token of one of these? Those whose answer is told at its end gain by what the whole
-        batch gains: prompts in large steps."""
+        """Is any of these requests streamed? Requests answered at the end gain by the throughput of the batch: prompts in
+        large steps."""
         requests = self._slots.requests
         return any(r is not None and r.streamed for r in map(requests.__getitem__, decode.tolist()))
 
     def _resuming(self) -> bool:
-        """Does a stream that had begun wait for its sequence to be computed again (after a restart, or a preemption)? It stands
-        still meanwhile, which is worse than being slow. One that waits for a slot computes nothing yet."""
+        """Does a stream that had begun wait for its sequence to be computed again (after a restart, or a preemption)? It
+        stalls meanwhile, which is worse than being slow. One that waits for a slot computes nothing yet."""
         s = self._slots
         if self.waiting and self.waiting[0].is_resumed and s.available:
             return True
@@ -261,8 +261,8 @@ class Scheduler:
     # ------------------------------------------------------------------ room, and chunks
 
     def _make_room(self, slot: int, tokens: int, in_flight: int) -> bool:
-        """Room in the cache for `tokens` more, by preempting whoever ranks last. False if the sequence itself had to give
-        way, or must wait for steps in flight."""
+        """Make room in the cache for `tokens` more, by preempting the sequences that rank last. False if the sequence itself
+        had to give way, or must wait for steps in flight."""
         request = self._slots.requests[slot]
         assert request is not None
         upto = int(self._slots.scheduled[slot]) + tokens
@@ -287,9 +287,8 @@ class Scheduler:
         )
 
     def _chunks(self, chunks: list[Chunk], budget: int, in_flight: int) -> int:
-        """Chunks of sequences in the middle of their prompt, shared fairly: nobody gets more than another who wants as
-        much, so a short prompt does not wait for a long one. Those that wait to enter count as one. Returns the tokens
-        taken."""
+        """Chunks of sequences in the middle of their prompt, shared fairly: a sequence gets no more than another with the
+        same need, so a short prompt does not wait for a long one. Waiting requests count as one. Returns the tokens used."""
         s, order, taken = self._slots, self.order(), 0
         slots = order[s.length[order] - s.scheduled[order] > 1].tolist()
         self._prefilling = len(slots)
@@ -308,7 +307,7 @@ class Scheduler:
         return taken
 
     def _top_up(self, chunks: list[Chunk], budget: int) -> None:
-        """What those who waited did not use goes to the chunks there are, where the cache has room as it is."""
+        """Tokens that waiting requests did not use go to the chunks there are, where the cache has room as it is."""
         if not self._config.chunked_prefill:
             return
         s = self._slots
@@ -319,15 +318,15 @@ class Scheduler:
             more = self._chunk_size(start, rest, most) - c.take
             request = s.requests[c.slot]
             if request is not None and (request.gated or request.together):
-                more = 0  # it ends inside no stretch, and before what is not encoded yet
+                more = 0  # it ends inside no stretch, and before any unencoded item
             if more > 0 and self._kv.grow(c.slot, start + c.take + more):
                 chunks[i] = Chunk(c.slot, c.take + more, c.cached)
                 budget -= more
 
     def _chunk_size(self, start: int, rest: int, budget: int) -> int:
-        """Tokens of the prompt from `start` on that fit this step; 0 if chunks are off and the whole does not. A long
-        prompt leaves room for others: its chunks are no larger than the threshold that makes it long. And a chunk may end
-        where the cache would have it end."""
+        """Tokens of the prompt from `start` on that fit this step; 0 if chunks are off and the whole does not. A long prompt
+        leaves room for others: its chunks are no larger than the threshold that makes it long. And a chunk may end at the
+        boundary that the cache prefers."""
         if not self._config.chunked_prefill:
             return rest if rest <= budget else 0
         threshold = self._config.long_prefill_threshold
@@ -356,7 +355,7 @@ class Scheduler:
     # ------------------------------------------------------------------ entering
 
     def _may_enter(self, decodes: bool) -> bool:
-        """Is this a step in which prompts start? Each one is where nothing decodes."""
+        """May prompts start in this step? They always may where nothing decodes."""
         if decodes and self._since < self._config.prefill_interval:
             for request in self.waiting:
                 request.held = "interval"
@@ -364,9 +363,9 @@ class Scheduler:
         return True
 
     def _enter(self, chunks: list[Chunk], entered: list[Request], budget: int, in_flight: int, whole: bool) -> int:
-        """Admit waiting requests in rank order. The first that finds no room ends the round. Some let others pass: those that
-        wait for a prefix, a store or a slot of adapters, a long prompt while enough long ones are in progress, with `whole` any
-        whose prompt does not fit this step. Returns the tokens taken."""
+        """Admit waiting requests in rank order. The first without room ends the round. Some let others pass: requests that
+        wait for a prefix, a store or a slot of adapters, a long prompt while enough long ones are in progress, and with
+        `whole` any prompt that does not fit this step. Returns the tokens used."""
         given = budget
         s, config = self._slots, self._config
         threshold = config.long_prefill_threshold
@@ -457,8 +456,8 @@ class Scheduler:
     def _worth_waiting(self, request: Request, found: int) -> bool:
         """Are the next blocks of this prompt being computed right now? Then it enters later, and finds them.
 
-        The wait ends: it is for a running sequence, which either publishes these blocks or, when it stops for whatever
-        reason, takes its claims back; and a waiting request holds nothing that a running one could need."""
+        The wait ends: it is for a running sequence, which either publishes these blocks or, when it stops for any reason,
+        releases its claims; and a waiting request holds nothing that a running one could need."""
         if not self._computing or not self._kv.caching or not request.read_cache:
             return False
         most = (request.tokens.size - 1) // self._kv.unit
@@ -507,8 +506,8 @@ class Scheduler:
 
 
 def _shares(rests: dict[int, int], budget: int, reserve: bool) -> dict[int, int]:
-    """Max-min fair shares of the budget: who wants little gets it, the others get the same. reserve: one more, who wants
-    everything, is left a share."""
+    """Max-min fair shares of the budget: small demands are met in full, the others get equal shares. reserve: leave a share
+    for one more demand of unlimited size."""
     left, claimants = budget, len(rests) + reserve
     shares = {}
     for slot, rest in sorted(rests.items(), key=lambda item: item[1]):

@@ -1,20 +1,20 @@
-"""The state of running sequences, one array element per slot, so that a step over hundreds of them is a few array operations.
+"""The state of running sequences, one array element per slot, so that a step over hundreds of sequences is a few array
+operations.
 
 A sequence has two notions of progress. *Scheduled* counts launched steps: `scheduled` tokens will be in the cache and
-`length` tokens will exist when everything launched has run. *Returned* counts steps read back: `returned` tokens are in
-the cache and `known` token ids are in `tokens`. Always returned <= scheduled <= length and known <= length <= limit.
+`length` tokens will exist when everything launched has run. *Returned* counts steps read back: `returned` tokens are in the
+cache and `known` token ids are in `tokens`. Always returned <= scheduled <= length and known <= length <= limit.
 
-With drafts progress is a range. While `proposed` drafts are in flight, `scheduled` counts them all, and when they return it
-goes back to what was accepted: `returned`. So the cache may hold keys of tokens that never were, but only beyond `returned`,
-where the sequence will write again. Meanwhile scheduled == length: nothing more is scheduled for it.
+With drafts progress is a range. While `proposed` drafts are in flight, `scheduled` counts them all. When they return it goes
+back to the accepted tokens: `returned`. The cache may then hold keys of rejected tokens, but only beyond `returned`, where
+the sequence will write again. Meanwhile scheduled == length: nothing more is scheduled for it.
 
-A sequence that is ready to decode has exactly one token to compute: length - scheduled == 1. One that is being
-prefilled has more. One with scheduled == length has nothing left to schedule: it is at its limit, and its last
-tokens are in flight.
+A sequence that is ready to decode has exactly one token to compute: length - scheduled == 1. During prefill it has more. One
+with scheduled == length has nothing left to schedule: it is at its limit, and its last tokens are in flight.
 
-`serial` names one stay of one sequence in a slot: the results of a step belong to whoever was in the slot when it was
-launched, and to nobody if the serial has changed since. A sequence whose last token turns out not to be allowed goes back by
-that token and gets another serial (`rewind`), so what was launched after it belongs to nobody.
+`serial` names one stay of one sequence in a slot: the results of a step belong to the sequence in the slot at launch. They
+are discarded if the serial has changed since. A sequence with a rejected last token goes back by that token and gets another
+serial (`rewind`), so steps launched after it are discarded.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ STOP_WIDTH = 8
 """Stop ids compared as an array; a sequence with more is looked up in a set."""
 
 RANDOM, TRUNCATE, MANY_STOPS, LOOKBACK, PER_TOKEN, WAITS, PARTS = (1 << i for i in range(7))
-"""Bits of `Slots.flags`: what a sequence asks for beyond greedy tokens. LOOKBACK: the step reads its history. PER_TOKEN:
-something changes its logits that cannot be told for drafts. WAITS: what changes them follows from the token before, so the
-sequence is in no step until that has returned, unless it hopes. PARTS: the first of the bits that parts of a step have, one
-each."""
+"""Bits of `Slots.flags`: features of a sequence beyond greedy tokens. LOOKBACK: the step reads its history. PER_TOKEN: its
+logits change in a way that cannot be computed for drafts. WAITS: the change depends on the token before, so the sequence is
+in no step until that has returned, unless it hopes. PARTS: the first of the bits that parts of a step have, one each."""
 
 
 class Slots:
@@ -73,9 +72,9 @@ class Slots:
         self.stops: I32 = np.full((n, STOP_WIDTH), -1, np.int32)
         self.flags: I64 = np.zeros(n, np.int64)
         self.hopes: NDArray[np.bool_] = np.zeros(n, np.bool_)
-        """Of those that wait: its next token may be drawn before what it waits for is known, and again if that forbids it."""
+        """Of sequences that wait: the next token may be sampled before the part is known, and resampled if that forbids it."""
         self.may_hope = False
-        """Can the cache and what is told of tokens be taken back by one?"""
+        """Can the cache and the results of a token be rolled back by one token?"""
         self.logprobs: I32 = np.full(n, -1, np.int32)
         self.sampling = SamplingArrays.greedy(n)
         self.requests: list[Request | None] = [None] * n
@@ -99,7 +98,7 @@ class Slots:
         self.proposed[slot] = 0
         self.limit[slot] = request.limit
         sampling = request.sampling
-        # A grammar allows the end where it may be: the mask keeps it off until min_tokens, where there is another way.
+        # A grammar allows the end at any valid point: the mask bans it until min_tokens, where there is another way.
         least = 0 if sampling.grammar is not None else sampling.min_tokens
         self.stop_from[slot] = min(request.prompt_len + least, request.limit + 1)
         self.logprobs[slot] = sampling.logprobs
@@ -111,8 +110,8 @@ class Slots:
         self._fill_sampling(slot, request)
         self.requests[slot] = request
         request.slot = slot
-        # The best of all tokens is the best of the allowed ones, if it is one. Truncation comes after a mask, and would not be
-        # the same without.
+        # Greedy: the best of all tokens is the best of the allowed ones, if allowed. Truncation comes after a mask, so it
+        # would differ without one.
         self.hopes[slot] = self.may_hope and not self.flags[slot] & TRUNCATE
         for builder in self._builders:
             if builder.applies(request):
@@ -127,7 +126,7 @@ class Slots:
         to.seed[slot] = np.array([p.seed & (2**64 - 1)], np.uint64).view(np.int32)  # low word, high word
 
     def leave(self, request: Request) -> None:
-        """Take the request out, with the tokens known by now. What is in flight for it will find another serial."""
+        """Take the request out, with the tokens known by now. Results in flight for it will find another serial."""
         slot = request.slot
         request.tokens = self.tokens[slot, : self.known[slot]].copy()
         for builder in self._builders:
@@ -139,7 +138,7 @@ class Slots:
         self._free.append(slot)
 
     def rewind(self, slot: int) -> None:
-        """The token that just returned is not allowed, and was not noted. What was launched after it is void."""
+        """The token that just returned is forbidden, and was not recorded. Later launches are void."""
         ensure(self.returned[slot] == self.known[slot] - 1, f"slot {slot}: more than one token to take back")
         self._serials += 1
         self.serial[slot] = self._serials
@@ -161,7 +160,7 @@ class Slots:
 
 
 def flags_of(p: TokenSampling) -> int:
-    """What a request asks for of itself; parts add theirs."""
+    """Bits of a request's parameters. Parts add theirs."""
     stops = len(p.eos_ids) + len(p.stop_ids)
     return (
         RANDOM * (p.temperature > 0)

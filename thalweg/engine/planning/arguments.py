@@ -1,4 +1,4 @@
-"""Engine arguments from Python, by the names of the field: honoured, without effect, or refused with the table's reason."""
+"""Engine arguments from Python, by vLLM's names: honoured, without effect, or rejected with the table's reason."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ AS_IT_IS = {
     "enable_prompt_embeds": "generate() takes prompt_embeds as it is",
     "enable_log_requests": "requests in Python are logged by whoever makes them",
 }
-"""Arguments that ask in Python for what happens anyway, whatever their value."""
+"""Arguments that request, at any value, the behaviour there is anyway."""
 
 
 def engine_args(fields: Mapping[str, Any]) -> EngineArgs:
-    """EngineArgs of arguments by name, over what the environment says. ConfigError lists everything that is not honoured, with
-    why and what to do instead, and every value of a wrong type."""
+    """EngineArgs of arguments by name. They override the environment. ConfigError lists every unsupported argument, with the
+    reason and the alternative, and every value of a wrong type."""
     fields = dict(fields)
     if fields.pop("fail_on_environ_validation", False) and (elsewhere := envs.foreign()):
         raise ConfigError(f"fail_on_environ_validation: {elsewhere}")
@@ -46,16 +46,16 @@ def engine_args(fields: Mapping[str, Any]) -> EngineArgs:
 INTERNAL = {
     "_api_process_count": (1, "one process serves HTTP"),
     "_api_process_rank": (0, "one process serves HTTP"),
-    "enable_mm_processor_stats": (False, "times of reading images are not told apart"),
-    "mamba_config": ({}, "of recurrent layers mamba_block_size alone can be said"),
+    "enable_mm_processor_stats": (False, "times of reading images are not measured separately"),
+    "mamba_config": ({}, "for recurrent layers only mamba_block_size is supported"),
 }
-"""Arguments of the field without a flag -> what asks for nothing, and why others are refused."""
+"""Arguments of vLLM without a flag -> (value without effect, reason for rejecting others)."""
 TRANSLATED = ("fail_on_environ_validation", "model_weights", "tokens_only")
-"""Arguments that are other arguments here, or none of the engine's."""
+"""Arguments with another name here, or with no meaning for the engine."""
 
 
 def _translate(fields: dict[str, Any]) -> dict[str, Any]:
-    """tokens_only as skip_tokenizer_init. model_weights as the model whose other files lie in `model`."""
+    """tokens_only as skip_tokenizer_init. model_weights as the model, with configuration and tokenizer from `model`."""
     if fields.pop("tokens_only", False):
         fields["skip_tokenizer_init"] = True
     if weights := fields.pop("model_weights", None):
@@ -65,17 +65,17 @@ def _translate(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find_problem(name: str, value: Any) -> str | None:
-    """Why the argument is not honoured. None: it asks for what happens anyway."""
+    """The reason why the argument is not honoured. None: it requests the behaviour there is anyway."""
     flag = table().get(name.replace("_", "-"))
     if name in AS_IT_IS or (flag is not None and flag.anyway):
         return None
     if name in INTERNAL:
         default, why = INTERNAL[name]
-        return None if value is None or value == default else f"{name}: {why}; leave it out"
+        return None if value is None or value == default else f"{name}: {why}; omit it"
     if flag is not None and not flag.refusal:
         if value is None or value == "" or asks_nothing(flag, value):
             return None
-        return f"{name}: it is a setting of the server: `thalweg serve --{flag.name}`; leave it out"
+        return f"{name}: it is a setting of the server: `thalweg serve --{flag.name}`; omit it"
     if flag is None:
         near = difflib.get_close_matches(name, EngineArgs.__struct_fields__, n=1, cutoff=0.6)
         hint = f"; did you mean {near[0]}?" if near else "; `thalweg flags` lists them"
@@ -89,8 +89,8 @@ def _find_problem(name: str, value: Any) -> str | None:
 
 
 def compiling(config: Any, level: Any, said: str = "--{name}") -> dict[str, Any]:
-    """What -O and --compilation-config mean as fields of EngineArgs. Levels and modes above 0 tune a compiler that this engine
-    does not have. 0 means no compiling and no capture, as does cudagraph_mode NONE. said: how messages write a name."""
+    """Fields of EngineArgs for -O and --compilation-config. Levels and modes above 0 tune a compiler that this engine does
+    not have. 0 means no compiling and no capture, as does cudagraph_mode NONE. said: the format of a name in messages."""
     where = said.format(name="compilation-config" if said.startswith("--") else "compilation_config")
     if isinstance(config, int):
         config = {"mode": config}

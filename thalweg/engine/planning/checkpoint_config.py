@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, as the user wants it read. The one way to it for whoever plans, serves or builds."""
+"""The configuration of a checkpoint, with the user's overrides. Planning, serving and building all read it here."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 def native(args: EngineArgs) -> bool | None:
-    """Is a model to be read as Mistral publishes it? None: by what is there. ConfigError where two flags differ."""
+    """Is a model to be read in Mistral's format? None: by the files found. ConfigError where two flags differ."""
     config, load = args.config_format, args.load_format
     if (config == "hf" and load == "mistral") or (config == "mistral" and load not in ("auto", "dummy", "mistral")):
         raise ConfigError(
             f"config_format {config} and load_format {load} are of different formats: Mistral's configuration and weights "
-            "belong together, so set both to mistral, or leave both out"
+            "belong together, so set both to mistral, or omit both"
         )
     return True if "mistral" in (config, load) else False if "hf" in (config, load) else None
 
 
 def find(args: EngineArgs) -> Path:
-    """Where the model lies, downloaded if it has to be. CheckpointError or ConfigError."""
+    """The directory of the model, downloaded if necessary. CheckpointError or ConfigError."""
     return resolve_model(
         args.model, revision=args.revision, download_dir=args.download_dir, token=args.hf_token, ignore=args.ignore_patterns,
         native=native(args),
@@ -40,15 +40,15 @@ def find(args: EngineArgs) -> Path:
 
 
 def read(args: EngineArgs, path: Path) -> dict[str, Any]:
-    """`read_config` of a local model, with `model_impl` beside what it says. CheckpointError or UnsupportedModelError, naming
-    the key, and ConfigError where its files are not what `load_format` says."""
+    """`read_config` of a local model, with `model_impl` added. CheckpointError or UnsupportedModelError, naming the key.
+    ConfigError where its files are not of the format that `load_format` names."""
     found = "gguf" if gguf.is_gguf(path) else "mistral" if is_native(path) else "safetensors"
     if native(args) and found != "mistral":
-        raise ConfigError(f"config_format, load_format: mistral is not what {path} is ({found}); leave them at auto")
+        raise ConfigError(f"config_format, load_format: mistral, but {path} is {found}; leave them at auto")
     if args.load_format not in ("auto", "dummy", found) and "gguf" in (found, args.load_format):
-        raise ConfigError(f"load_format: {args.load_format} is not what {path} is ({found}); leave it at auto")
+        raise ConfigError(f"load_format: {args.load_format}, but {path} is {found}; leave it at auto")
     if args.hf_config_path is not None and found == "gguf":
-        raise ConfigError("hf_config_path: a GGUF file holds its configuration itself; leave it out")
+        raise ConfigError("hf_config_path: a GGUF file holds its configuration itself; omit it")
     if args.model_impl == "transformers" and found != "safetensors":
         raise ConfigError(f"model_impl: transformers reads safetensors, and {path} is {found}; leave it at auto")
     config = read_config(
@@ -65,8 +65,8 @@ def read(args: EngineArgs, path: Path) -> dict[str, Any]:
 
 
 def resolve_kv_cache_dtype(args: EngineArgs, config: Mapping[str, Any], spec: ModelSpec) -> EngineArgs:
-    """The arguments with the type of keys and values in place of auto, where the checkpoint says one. ConfigError names a
-    layer to skip that is not there."""
+    """The arguments with kv_cache_dtype auto resolved, where the checkpoint names a type. ConfigError names an unknown layer
+    of kv_cache_dtype_skip_layers."""
     beyond = [s for s in args.kv_cache_dtype_skip_layers if s.isdecimal() and int(s) >= len(spec.layers)]
     if beyond:
         raise ConfigError(f"kv_cache_dtype_skip_layers: {beyond[0]}: the model's layers are 0 to {len(spec.layers) - 1}")

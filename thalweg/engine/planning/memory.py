@@ -1,8 +1,8 @@
-"""What an engine will need, before there is one: weights, KV cache, workspace, how many tokens and sequences fit, and which
-flag to change when they do not. From config.json and the headers of the weights alone: no device is opened, no weight is
-read, no tensor framework is loaded.
+"""The memory plan of an engine: weights, KV cache, workspace, the tokens and sequences that fit, and the flag to change when
+they do not. It reads only config.json and the headers of the weights. No device is opened, no weight is read, no tensor
+framework is loaded.
 
-Decides nothing of its own: sizes come from `resolve` and `models.sizes`, estimates from the platform.
+This module makes no decisions: sizes come from `resolve` and `models.sizes`, estimates from the platform.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from thalweg.quantization import registry as formats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Sizes in bytes, of one device where several share the model. `total` is what the engine's process will hold there beyond
-    the framework itself, at its fullest."""
+    """Sizes in bytes, per device where several share the model. `total` is the peak that the engine's process holds there
+    beyond the framework itself."""
 
     model: str
     architecture: str
@@ -45,16 +45,16 @@ class Plan:
     device: str
     device_bytes: int
     devices: int
-    """That share the model."""
+    """Devices that share the model."""
     dtype: str
     implementation: str
     """thalweg, or transformers where that library's module computes the model."""
     stored_bytes: int
-    """Of the weights as the files hold them; 0 = there are none."""
+    """Bytes of the weights in the files. 0: no files."""
     weights: int
     """In memory: in dtype, with copies that kernels pack, and computed tables."""
     loading: int
-    """Of the weights and what loading them holds beside, at its fullest, before there is a cache."""
+    """Peak bytes while loading: weights and temporary copies, before there is a cache."""
     kv_per_token: int
     kv_cache: int
     """Every block of every group, scratch included."""
@@ -62,20 +62,20 @@ class Plan:
     block_tokens: int
     groups: list[dict[str, Any]]
     tokens: int
-    """That fit in the cache at once."""
+    """Tokens that fit in the cache at once."""
     sequences: int
-    """Of max_model_len tokens that fit at once; never more than max_num_seqs."""
+    """Sequences of max_model_len tokens that fit at once; never more than max_num_seqs."""
     history: int
     workspace: int
     adapters: int
-    """Of the slots for adapters, used or not."""
+    """Bytes of the slots for adapters, used or not."""
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
     problems: list[str] = field(default_factory=list)
-    """Why the engine would not start, or should not. Each names the flag to change."""
+    """Reasons why the engine would not start, or should not. Each names the flag to change."""
     advice: list[str] = field(default_factory=list)
-    """Where what fits is less than what the flags allow."""
+    """Where less fits than the flags allow."""
 
     @property
     def total(self) -> int:
@@ -88,7 +88,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _PlanInputs:
-    """What there is to plan with."""
+    """Inputs of a plan."""
 
     args: EngineArgs
     hf: dict[str, Any]
@@ -96,14 +96,14 @@ class _PlanInputs:
     spec: ModelSpec
     platform: Platform
     info: DeviceInfo
-    """Of one of the devices that share the model."""
+    """One of the devices that share the model."""
     defaults: Defaults
     ranks: int
 
 
 def plan(args: EngineArgs) -> Plan:
-    """`args.model` is a local directory. Raises what `build` would raise for a model or flag that is wrong; memory that does
-    not suffice is no error but `Plan.problems`."""
+    """Plan an engine. `args.model` is a local directory. Raises the errors of `build` for a wrong model or flag. Insufficient
+    memory is no error but `Plan.problems`."""
     return _plan(_gather_inputs(args, discovery.resolve_platform(args.device)))
 
 
@@ -121,8 +121,8 @@ def fewest_ranks(args: EngineArgs) -> int | None:
 
 
 def to_load(args: EngineArgs, platform: Platform) -> int:
-    """Bytes of parameters that a device of `platform` will be given, computed ones left out; 0 if they do not fit beside what
-    else is planned. `args` as for `plan`, and it raises the same."""
+    """Bytes of parameters that a device of `platform` will be given, computed ones excluded. 0: they do not fit with the rest
+    of the plan. `args` and errors as for `plan`."""
     known = _gather_inputs(args, platform)
     made = _plan(known)
     return made.weights - sizes.table_bytes(known.spec, resolve.max_len(args, known.facts)) if made.fits else 0
@@ -209,26 +209,27 @@ def _workspace(k: _PlanInputs, steps: StepSizes) -> int:
 
 
 def history(schedule: SchedulerConfig, length: int, spec: ModelSpec | None = None) -> int:
-    """Bytes of the token history, which a model that gives vectors has not."""
+    """Bytes of the token history. 0: a pooling model."""
     if spec is not None and spec.pooling is not None:
         return 0
     return (schedule.max_seqs + 1) * (length + 1) * 4
 
 
 def adapter_slots(args: EngineArgs, spec: ModelSpec, dtype: str) -> int:
-    """Bytes of the slots for adapters. They are all there from the start."""
+    """Bytes of the slots for adapters. All are allocated at start."""
     return sizes.adapter_bytes(spec, dtype, args.max_loras, args.max_lora_rank) if args.enable_lora else 0
 
 
 def encoder_cache_bytes(spec: ModelSpec) -> int:
-    """Bytes of vectors of images and sounds that are kept for the next request with the same."""
+    """Bytes of the cache of encoded images and audio, kept for later requests with the same media."""
     return ENCODED if spec.vision is not None or spec.audio is not None else 0
 
 
 def step_sizes(
     spec: ModelSpec, schedule: SchedulerConfig, length: int, dtype: str, ranks: int, batch_invariant: bool
 ) -> StepSizes:
-    """What bounds the temporaries of a model's largest step, on one of the ranks that share it. Every draft samples too."""
+    """The sizes of a model's largest step, which bound its temporaries, on one of the ranks that share it. Every draft
+    samples too."""
     rows = 1 + schedule.most_drafts
     return sizes.step_sizes(
         spec, tokens=schedule.token_budget, seqs=min(schedule.max_seqs * rows, schedule.token_budget), max_len=length,

@@ -1,4 +1,4 @@
-"""Merging configuration: user > platform > global default, once. Every objection is collected and told together."""
+"""Merging configuration: user > platform > global default, once. All objections are collected and raised together."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ MAX_BATCHED_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class PerformanceMode:
-    """What performance_mode changes where the user says nothing: factors of sequences and of tokens in a step, and the
-    most that prompts slow running streams (0 = no limit)."""
+    """Effect of performance_mode where the user sets nothing: factors of sequences and of tokens in a step, and the most that
+    prompts slow running streams (0 = no limit)."""
 
     seqs: float = 1.0
     tokens: float = 1.0
@@ -51,35 +51,36 @@ def within(facts: ModelInfo, spec: ModelSpec) -> ModelInfo:
 
 
 def in_chunks(spec: ModelSpec) -> bool:
-    """May a text be computed in parts, or parts of it found in the prefix cache? Not where a token sees those after it, or
-    where the result is made of states that are not kept."""
+    """May a text be computed in chunks, or parts be found in the prefix cache? Not with bidirectional attention, nor where
+    the result is pooled from states that are not kept."""
     return spec.pooling is None or (spec.causal and spec.pooling.mode == "last")
 
 
 def for_tail(args: EngineArgs, spec: ModelSpec) -> EngineArgs:
-    """The arguments as the model's tail leaves them: most that give vectors compute a text whole, in one step. ConfigError
-    where a flag asks for what such a model has not."""
+    """The arguments adjusted to the model's tail: most pooling models compute a text whole, in one step. ConfigError where a
+    flag needs a feature that such a model does not have."""
     if isinstance(spec, TransformersSpec):
         args = _for_foreign(args)
     if spec.pooling is None:
         return args
     if args.kv_cache_dtype != "auto" and not spec.causal:
-        raise ConfigError("kv_cache_dtype: this model keeps no keys and values; leave it out")
+        raise ConfigError("kv_cache_dtype: this model keeps no keys and values; omit it")
     if args.speculative_config or args.spec_method or args.spec_tokens:
-        raise ConfigError("speculative_config: this model generates no tokens to guess; leave it out")
+        raise ConfigError("speculative_config: this model generates no tokens to guess; omit it")
     whole = {} if in_chunks(spec) else {"enable_chunked_prefill": False, "enable_prefix_caching": False}
     return msgspec.structs.replace(args, **whole)
 
 
 def _for_foreign(args: EngineArgs) -> EngineArgs:
-    """The arguments for a model that transformers' own module computes. ConfigError lists what that cannot honour."""
+    """The arguments for a model that transformers' own module computes. ConfigError lists flags that this path does not
+    support."""
     said = {
         "batch_invariant": bool(args.batch_invariant),
         "tensor_parallel_size": args.tensor_parallel_size > 1, "strict_kernels": args.strict_kernels,
         "enable_lora": args.enable_lora,
     }  # fmt: skip
     why = "this model is served through transformers' own module, on one device, and not every operation of it is thalweg's"
-    if problems := [f"{name}: {why}; leave it out" for name, there in said.items() if there]:
+    if problems := [f"{name}: {why}; omit it" for name, there in said.items() if there]:
         raise ConfigError(*problems)
     return msgspec.structs.replace(args, batch_invariant=False)
 
@@ -119,7 +120,7 @@ def share_of_device(platform: Platform, processes: int, info: DeviceInfo, defaul
 
 
 def configure_platform(args: EngineArgs, platform: Platform) -> Platform:
-    """The platform with the knobs the user set, checked against what it has."""
+    """The platform with the user's knobs, checked against those it supports."""
     said = dict(args.additional_config or {})
     if args.threads is not None:
         said["threads"] = args.threads
@@ -135,7 +136,7 @@ def configure_platform(args: EngineArgs, platform: Platform) -> Platform:
     kinds = get_type_hints(type(platform.options)) if platform.options and asked else {}
     if captured and not captured.keys() <= kinds.keys():
         flag = "cudagraph_capture_sizes" if "graph_sizes" in captured else "max_cudagraph_capture_size"
-        raise ConfigError(f"{flag}: platform {platform.name!r} captures no graphs by size; leave it out")
+        raise ConfigError(f"{flag}: platform {platform.name!r} captures no graphs by size; omit it")
     said |= captured
     if args.enforce_eager and "graphs" in kinds:
         said["graphs"] = False
@@ -177,7 +178,7 @@ def _device(ids: Sequence[int], platform: Platform) -> dict[str, Any]:
     if platform.options is None or "device" not in get_type_hints(type(platform.options)):
         if ids[0] == 0:
             return {}
-        raise ConfigError(f"device_ids: platform {platform.name!r} has one device to choose, 0; leave it out")
+        raise ConfigError(f"device_ids: platform {platform.name!r} has one device to choose, 0; omit it")
     return {"device": ids[0]}
 
 
@@ -190,7 +191,7 @@ def check_values(args: EngineArgs, platform: Platform) -> None:
         "enable_lora": args.enable_lora,
     }  # fmt: skip
     why = f"platform {platform.name!r} runs no model and keeps no values, so this would change nothing"
-    problems = [f"{name}: {why}; leave it out, or choose another device" for name, there in said.items() if there]
+    problems = [f"{name}: {why}; omit it, or choose another device" for name, there in said.items() if there]
     if problems:
         raise ConfigError(*problems)
 
@@ -208,7 +209,7 @@ def dtype(args: EngineArgs, facts: ModelInfo, device: DeviceInfo, defaults: Defa
 
 
 def max_len(args: EngineArgs, facts: ModelInfo) -> int:
-    """The context length asked for; never beyond what the model was made for, or what its positions are stretched to."""
+    """The context length of the arguments. At most the model's trained length, or the length that its rope scaling reaches."""
     if args.max_model_len in (None, -1):
         return facts.max_len
     most = max(facts.max_len, facts.longest)
@@ -221,7 +222,8 @@ def max_len(args: EngineArgs, facts: ModelInfo) -> int:
 
 
 def scheduler(args: EngineArgs, defaults: Defaults, length: int) -> SchedulerConfig:
-    """max_num_seqs never exceeds what one step may hold; without chunked prefill a step holds the longest prompt."""
+    """The limits of a step. max_num_seqs never exceeds the tokens of one step. Without chunked prefill a step holds the
+    longest prompt."""
     mode = MODES[args.performance_mode]
     seqs = args.max_num_seqs or int((defaults.max_num_seqs or MAX_SEQS) * mode.seqs)
     tokens = args.max_num_batched_tokens or int((defaults.max_num_batched_tokens or MAX_BATCHED_TOKENS) * mode.tokens)
@@ -270,10 +272,10 @@ def state_tokens(args: EngineArgs, spec: ModelSpec, block_tokens: int) -> int:
     prefix cache, more than any sequence has. ConfigError."""
     said = args.mamba_block_size
     if said is not None and not any(isinstance(s, StateSpec) for s in sizes.cache_specs(spec, "float32", "", 1)):
-        raise ConfigError("mamba_block_size: this model has no recurrent layers; leave it out")
+        raise ConfigError("mamba_block_size: this model has no recurrent layers; omit it")
     if not args.enable_prefix_caching:
         if said is not None:
-            raise ConfigError("mamba_block_size: without prefix caching no state is kept for others; leave it out")
+            raise ConfigError("mamba_block_size: without prefix caching no state is kept for others; omit it")
         return (1 << 30) // block_tokens * block_tokens
     if said is not None and said % block_tokens:
         raise ConfigError(f"mamba_block_size: {said} is no multiple of the {block_tokens} tokens of a block (block_size)")
@@ -289,8 +291,8 @@ def with_states(args: EngineArgs, groups: Sequence[KVSpec], memory_bytes: int, s
 
 
 def cache_bytes(args: EngineArgs, defaults: Defaults, memory: Memory, weights: int, others: int) -> int:
-    """User > platform > what the memory fraction leaves after the weights and `others` (workspace, token history).
-    ConfigError, with the sum, if that is nothing."""
+    """Bytes of the KV cache: user > platform > the memory fraction minus weights and `others` (workspace, token history).
+    ConfigError, with the sum, if nothing remains."""
     if args.kv_cache_memory_bytes:
         return args.kv_cache_memory_bytes
     if defaults.kv_cache_bytes is not None:
@@ -316,9 +318,9 @@ class CacheSize:
     blocks: tuple[int, ...]
     """Per group, scratch included."""
     max_len: int
-    """Lowered from what the model allows if the cache cannot hold one such sequence and the user did not insist."""
+    """Lower than the model's limit if the cache cannot hold one such sequence and the user did not insist."""
     tokens: int
-    """That every group has room for."""
+    """Tokens that fit in every group."""
 
 
 def cache_cost(groups: Sequence[KVSpec], tokens: int, seqs: int) -> int:
@@ -327,8 +329,8 @@ def cache_cost(groups: Sequence[KVSpec], tokens: int, seqs: int) -> int:
 
 
 def cache_size(args: EngineArgs, groups: tuple[KVSpec, ...], memory_bytes: int, length: int, seqs: int) -> CacheSize:
-    """How many blocks each group gets from `memory_bytes`: all of them enough for the same number of tokens, as many as fit.
-    Never more than every sequence at full length could use. ConfigError names the flag to change."""
+    """Blocks of each group from `memory_bytes`: every group holds the same number of tokens, as many as fit. Never more than
+    every sequence at full length could use. ConfigError names the flag to change."""
     bt = min(g.block_tokens for g in groups)
     each = -(-length // bt)
 
@@ -342,7 +344,7 @@ def cache_size(args: EngineArgs, groups: tuple[KVSpec, ...], memory_bytes: int, 
             least = each if insists else min(each, 2)
             raise ConfigError(
                 f"num_gpu_blocks_override: {n} blocks of {bt} tokens hold no sequence of {length if insists else bt + 1}; "
-                f"raise it to at least {least}{', lower max_model_len' if insists else ''}, or leave it out"
+                f"raise it to at least {least}{', lower max_model_len' if insists else ''}, or omit it"
             )
     else:
         n = bisect_right(range(seqs * each + 1), memory_bytes, key=cost) - 1

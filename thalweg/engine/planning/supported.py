@@ -1,5 +1,5 @@
-"""What this version serves, for people: architectures, and a sentence on each. Also names that it knows and does not serve,
-with why."""
+"""The architectures of this version, for people, with a sentence on each. Also names that it knows and does not serve, with
+the reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thalweg.plugins import import_attribute
 
 
 def listing() -> list[dict[str, Any]]:
-    """By name: the architecture, the function that reads its configuration, and what its file says of it first."""
+    """By name: the architecture, the function that reads its configuration, and the summary of its file."""
     return [
         {"architecture": name, "file": where.partition(":")[0], "family": where.rpartition(":")[2], "what": _summary(where)}
         for name, where in sorted(registry.architectures().items(), key=lambda item: item[0].lower())
@@ -23,8 +23,8 @@ FATES = ("native", "fallback", "refused")
 
 
 def known_architectures() -> list[dict[str, Any]]:
-    """By name, every architecture that is known: as in `listing`, with `served` (of FATES) and `field` (a name that users of
-    vLLM know)."""
+    """By name, every known architecture: as in `listing`, with `served` (of FATES) and `field` (a name that users of vLLM
+    know)."""
     table = names.table()
     rows = {r["architecture"]: {**r, "served": "native", "field": False} for r in listing()}
     for name, known in table.items():

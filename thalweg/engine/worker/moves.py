@@ -69,11 +69,11 @@ def check_moves(inputs: BuildInputs) -> None:
     if transfer(inputs.args) is None:
         return
     if not inputs.device.moves_blocks:
-        raise ConfigError(f"kv_transfer_config: platform {inputs.platform.name} moves no KV blocks: leave it out")
+        raise ConfigError(f"kv_transfer_config: platform {inputs.platform.name} moves no KV blocks; omit it")
     if inputs.place.world > 1:
         raise ConfigError(
-            "kv_transfer_config: blocks of a model that is divided among processes are not stored: leave it out, "
-            "or tensor_parallel_size at 1"
+            "kv_transfer_config: blocks of a model that is divided among processes are not stored; omit it, "
+            "or leave tensor_parallel_size at 1"
         )
     if not inputs.args.enable_prefix_caching:
         raise ConfigError("kv_transfer_config: sequences of this model share no prefixes, so no stored block would be found")

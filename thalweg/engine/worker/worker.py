@@ -40,7 +40,7 @@ class Worker:
         """Run an operation. ValueError for a name that is not in `operations`."""
         found = self.operations.get(operation)
         if found is None:
-            raise ValueError(f"operation: {operation!r} is none of this worker's: {', '.join(sorted(self.operations))}")
+            raise ValueError(f"operation: unknown operation {operation!r}; supported: {', '.join(sorted(self.operations))}")
         return found(*args)
 
     def close(self) -> None:

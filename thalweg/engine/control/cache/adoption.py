@@ -1,4 +1,4 @@
-"""Blocks that were computed elsewhere enter the cache: room for them is taken, and they are filed where `find` looks."""
+"""Blocks computed elsewhere enter the cache: they get room, and are filed where `find` looks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thalweg.engine.control.request import Request
 
 @dataclass(frozen=True, slots=True)
 class AdoptedBlock:
-    """A block that must be filled before the next step: with what belongs to node `node` of the request's tokens."""
+    """A block to fill before the next step, with the contents of node `node` of the request's tokens."""
 
     group: int
     node: int
@@ -22,11 +22,11 @@ class AdoptedBlock:
 def adopt(
     kv: KVCache, request: Request, count: int, here: Collection[tuple[int, int]], running: int
 ) -> list[AdoptedBlock] | None:
-    """Make the first `count` nodes of a waiting request findable, with what the cache has of them and what is `here`: (group,
-    node). Nobody holds the blocks afterwards. They are cached, and released last.
+    """Make the first `count` nodes of a waiting request findable, from cached blocks and those of `here`: (group, node). The
+    blocks have no holder afterwards. They are cached, and released last.
 
-    Returns the blocks to fill. None: there is no room beside what the `running` sequences will need. Empty: something else
-    is missing by now, and nothing was changed."""
+    Returns the blocks to fill. None: not enough room, given the needs of the `running` sequences. Empty: another block is
+    missing by now, and nothing was changed."""
     nodes = _insert(kv, request, count)
     if not nodes:
         return []

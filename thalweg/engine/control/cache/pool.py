@@ -1,13 +1,13 @@
-"""The blocks of one KV group: which are free, which are held and by how many, which are kept because they may be used again.
+"""The blocks of one KV group: free, held (with a count of holders), or cached for reuse.
 
 Every block but the scratch block 0 is in exactly one of three states:
 
-    free    nobody holds it and nothing findable is in it
-    cached  nobody holds it, but a prefix may still be found in it; the least recently released is given out first
+    free    no holder, and nothing findable in it
+    cached  no holder, but a prefix may still be found in it; the least recently released is given out first
     held    by `references` sequences; its contents may be findable too
 
-so free + cached + held = total - 1, always. There is no evictor: a cached block is evicted when it is handed out again.
-All operations are O(1). What a block holds is not known here: `tag` is the prefix cache's business.
+so free + cached + held = total - 1, always. There is no evictor: a cached block is evicted when it is handed out again. All
+operations are O(1). The pool does not know the contents of a block: `tag` belongs to the prefix cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BlockPool:
         self.reached = SCRATCH + 1
         """Blocks below this have been handed out once."""
         self.withheld = 0
-        """Blocks not given out for now: memory pressure, as a test may want it."""
+        """Blocks not given out for now: memory pressure in tests."""
         self._evict = evict
         self._free = list(range(total - 1, SCRATCH, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -84,17 +84,17 @@ class BlockPool:
         return not self.references[block]
 
     def findable(self, block: int) -> bool:
-        """May what it holds be found?"""
+        """Can its contents be found?"""
         return bool(self._findable[block])
 
     def tag(self, block: int) -> None:
-        """What this held block holds can be found from now on."""
-        if self.references[block] <= 0:  # asked in every step: a message is made only when there is something to say
+        """Make the contents of this held block findable."""
+        if self.references[block] <= 0:  # called in every step: the message is built only on failure
             raise InvariantError(f"tag: block {block} is not held")
         self._findable[block] = True
 
     def untag_all(self) -> None:
-        """Nothing can be found any more: cached blocks become free."""
+        """Make nothing findable: cached blocks become free."""
         self._findable = bytearray(self.total)
         self._free.extend(self._cached)
         self._cached.clear()

@@ -1,13 +1,12 @@
 """The prefix cache: which blocks already hold the keys and values of which tokens.
 
-A node stands for `unit` tokens *after one particular history*: its parent is the node of the tokens before.
-Nodes are found by a keyed hash of (parent's key, salt, tokens); the key is drawn per process, so nobody outside can aim
-for a collision, and on every look-up the parent, the salt and the tokens themselves are compared, so a collision costs
-a miss and never a wrong hit. A node stays while a block holds it, a longer prefix hangs on it, or a running sequence has
-come this far.
+A node covers `unit` tokens *after one particular history*: its parent is the node of the tokens before. Nodes are found by a
+keyed hash of (parent's key, salt, tokens). The key is drawn per process, so no client can aim for a collision. On every
+look-up the parent, the salt and the tokens themselves are compared, so a collision costs a miss and never a wrong hit. A node
+stays while a block holds it, a longer prefix hangs on it, or a running sequence has come this far.
 
-One node serves all KV groups: `blocks[g]` is the block of group g that ends with these tokens. 0: none does, or the group
-has dropped it.
+One node serves all KV groups: `blocks[g]` is the block of group g that ends with these tokens. 0: none does, or the group has
+dropped it.
 """
 
 from __future__ import annotations
@@ -51,11 +50,11 @@ class Node:
         self.blocks = [0] * groups
         self.children = 0
         self.ends = 0
-        """Running sequences whose last published node this is."""
+        """Running sequences with this as their last published node."""
 
 
 class BlockObserver(Protocol):
-    """Hears which blocks become findable, and which stop being so because they are used again. Both calls come between the
+    """Notified of blocks that become findable, and of findable ones about to be overwritten. Both calls come between the
     launch of the step that completed the block and the launch of any step that overwrites it."""
 
     def on_publish(self, group: int, block: int, key: bytes, /) -> None: ...
@@ -65,7 +64,7 @@ class BlockObserver(Protocol):
 
 class PrefixCache:
     def __init__(self, groups: int, hash_fn: HashFn | None = None, algorithm: str = "blake2b") -> None:
-        """algorithm: see keyed_hash. `hash_fn`, in its place, is for tests that force collisions."""
+        """algorithm: see keyed_hash. hash_fn: replaces it in tests that force collisions."""
         self._groups = groups
         self._hash = hash_fn or keyed_hash(secrets.token_bytes(32), algorithm)
         self._nodes: dict[bytes, Node] = {}
@@ -110,7 +109,7 @@ class PrefixCache:
         return True
 
     def evict(self, group: int, block: int) -> None:
-        """The block is about to hold something else. No step that writes to it has been launched."""
+        """The block is about to be overwritten. No step that writes to it has been launched."""
         node = self._owners[group].pop(block)
         node.blocks[group] = 0
         if self.watcher is not None:

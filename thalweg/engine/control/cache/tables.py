@@ -1,13 +1,12 @@
-"""The KV cache: every group of every running sequence kept in step, and what the prefix cache may find in them.
+"""The KV cache: every group of every running sequence kept in step, and the prefixes found in them.
 
-What a group keeps is its policy's to say (`groups`). The same key names the same tokens in every group, and a prefix is found
-as far as every group can go on from there.
+The policy of a group decides which blocks it keeps (`groups`). The same key names the same tokens in every group, and a
+prefix is found as far as every group can continue from there.
 
-Why a dropped, freed or preempted block can go to somebody else at once although steps that write to it are still in
-flight: executables take effect in the order of launch, and a sequence's blocks are given up only when no later launch
-will name them. So a step launched before writes before, and the new holder writes every position before reading it.
-And a findable block is never written: it is full, all its positions were returned, and a step in flight writes
-only positions beyond those.
+A dropped, freed or preempted block can be reused at once, although steps that write to it are still in flight. Executables
+take effect in the order of launch, and a sequence's blocks are released only when no later launch will name them. A step
+launched before therefore writes before, and the new holder writes every position before reading it. A findable block is never
+written: it is full, all its positions were returned, and a step in flight writes only positions beyond those.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class KVCache:
         self, specs: Sequence[KVSpec], blocks: Sequence[int], slots: Slots, max_len: int, caching: bool,
         hash_fn: HashFn | None = None, hash_name: str = "blake2b",
     ) -> None:  # fmt: skip
-        """specs and blocks: per group. Raises ConfigError for a group of a kind it cannot keep."""
+        """specs and blocks: per group. ConfigError for a group of an unsupported kind."""
         if not specs or len(specs) != len(blocks):
             raise ConfigError(f"cache: {len(specs)} KV groups, but block counts for {len(blocks)}")
         sizes = [s.block_tokens for s in specs]
@@ -63,7 +62,7 @@ class KVCache:
 
     @property
     def unready_for_drafts(self) -> list[int]:
-        """Groups that would need spare blocks, and have none."""
+        """Groups without the spare blocks that drafts need."""
         return [g.index for g in self.groups if g.keeps_states and not g.spec.spare]
 
     @property
@@ -84,12 +83,13 @@ class KVCache:
         return [g.need(nodes, tokens, chunk) for g in self.groups]
 
     def fits(self, demand: Sequence[int], running: int, spare: float = 0.0) -> bool:
-        """Is that much available, beside what the `running` others will need next, and a share `spare` of all blocks?"""
+        """Are the blocks of `demand` available, in addition to the `running` sequences' next ones and a share `spare` of all
+        blocks?"""
         rest = [g.pool.available - g.headroom(running) - int(spare * (g.pool.total - 1)) for g in self.groups]
         return all(left >= d for left, d in zip(rest, demand, strict=False))
 
     def is_crowded(self, running: int) -> bool:
-        """Is what is available needed by the `running` sequences?"""
+        """Do the `running` sequences need the available blocks?"""
         return any(g.pool.available <= g.headroom(running) for g in self.groups)
 
     def room(self, slot: int) -> int:
@@ -97,11 +97,11 @@ class KVCache:
         return min(g.room(slot) for g in self.groups)
 
     def first_chunk(self, nodes: Sequence[Node], take: int) -> int:
-        """With the cache to itself, a sequence takes the chunk that every group has room for."""
+        """The chunk that every group has room for, where the sequence has the cache to itself."""
         return min(g.first_chunk(nodes, take) for g in self.groups)
 
     def cut(self, start: int, take: int) -> int:
-        """The tokens <= `take` that a chunk from position `start` had better have, so that its end can be found again."""
+        """The preferred length <= `take` of a chunk from position `start`, such that its end can be found again."""
         return min(g.cut(start, take) for g in self.groups) if self.caching else take
 
     def grow(self, slot: int, tokens: int) -> bool:
@@ -143,7 +143,7 @@ class KVCache:
         return nodes[: self.count_agreed(nodes)]
 
     def chain(self, request: Request) -> list[Node]:
-        """The nodes of a waiting request that are there, from the first. Not every group has a block of each."""
+        """Existing nodes of a waiting request, from the first. Not every group has a block of each."""
         unit, nodes = self.unit, list[Node]()
         most = (request.tokens.size - 1) // unit
         for i, key in enumerate(self.keys(request)[:most]):
@@ -176,8 +176,8 @@ class KVCache:
         self._slots.publish_at[slot] = self._next(request, computed)
 
     def advance(self, slot: int, request: Request) -> list[bytes]:
-        """The sequence's returned progress has passed `publish_at`: publish what is complete, then drop what no later
-        step looks at. Returns the keys published."""
+        """The sequence's returned progress has passed `publish_at`: publish complete blocks, then drop those that no later
+        step reads. Returns the keys published."""
         computed = int(self._slots.returned[slot])
         done: list[bytes] = []
         if request.publishing:
@@ -188,7 +188,7 @@ class KVCache:
         return done
 
     def _next(self, request: Request, computed: int) -> int:
-        """The returned progress at which `advance` has something to do again."""
+        """The returned progress at which `advance` has work again."""
         then = (computed // self.unit + 1) * self.unit if request.publishing else NEVER
         return min(then, *(g.next(computed) or NEVER for g in self._dropping)) if self._dropping else then
 
@@ -210,14 +210,14 @@ class KVCache:
             last = node
         for g in self.groups:
             g.publish(slot, nodes, first, computed)
-        if last is not None and last is not before:  # as `prefix.move`, but what has a child needs no pruning
+        if last is not None and last is not before:  # as `prefix.move`, but nodes with a child need no pruning
             last.ends += 1
             if before is not None:
                 before.ends -= 1
         return keys[first : len(nodes)]
 
     def release(self, slot: int, request: Request) -> None:
-        """Give up every block. Published ones stay findable until they are needed."""
+        """Release every block. Published ones stay findable until they are needed."""
         for g in self.groups:
             g.release(slot)
         self.prefix.move(request.nodes[-1] if request.nodes else None, None)

@@ -1,1 +1,1 @@
-"""Who fills the parts of a step, one file each. `builder` is what they have in common."""
+"""Builders of the parts of a step, one file each. `builder` has their base classes."""

@@ -25,6 +25,6 @@ class AdaptersBuilder(Builder):
         self._slots.leave(slot)
 
     def build(self, work: StepRows) -> tuple[Adapters | None, int]:
-        """While a sequence runs, its adapter stays where it is."""
+        """A sequence keeps its adapter's slot while it runs."""
         assert self._slots is not None, "a sequence entered"
         return Adapters(self._slots.of_sequence[work.slots]), FOREVER

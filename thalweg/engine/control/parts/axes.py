@@ -1,4 +1,4 @@
-"""Positions along several axes, of prompts with inputs that have them and of what follows them."""
+"""Positions along several axes (M-RoPE), for prompts with such inputs and for the tokens after them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class AxesBuilder(Builder):
 
     def __init__(self, setup: Setup) -> None:
         self._shifts: dict[int, tuple[np.ndarray, int]] = {}
-        """By slot: what `compute_shifts` gave."""
+        """By slot: the result of `compute_shifts`."""
 
     def applies(self, request: Request) -> bool:
         return any(item.axes is not None for item in request.inputs)
@@ -40,8 +40,8 @@ class AxesBuilder(Builder):
 
 
 def compute_shifts(request: Request) -> tuple[np.ndarray, int]:
-    """(i32[prompt, 3], shift): what is added to the position of each token of the prompt along each axis, and to that of every
-    later token. The first token of an input keeps its place. What follows goes on `Input.extent` behind it."""
+    """(i32[prompt, 3], shift): the offset added to the position of each prompt token along each axis, and to that of every
+    later token. The first token of an input keeps its position. The tokens after it continue at `Input.extent` past it."""
     shift, less = np.zeros((request.prompt_len, 3), np.int32), 0
     for item in request.inputs:
         if item.axes is None:

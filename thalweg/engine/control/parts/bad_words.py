@@ -1,4 +1,4 @@
-"""Bad words of several tokens. Those of one are biases."""
+"""Bad words of several tokens. Single tokens are biases."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ class BiasBuilder(Builder):
     part = Bias
 
     def is_enabled(self, p: TokenSampling) -> bool:
-        if p.grammar is not None:  # its mask does what is banned
+        if p.grammar is not None:  # its mask bans them
             return bool(p.logit_bias)
         waits = p.min_tokens > 0 and bool(p.eos_ids or p.stop_ids)
         return bool(p.logit_bias) or waits or any(len(w) == 1 for w in p.bad_words)
 
     def build(self, work: StepRows) -> tuple[Bias | None, int]:
-        """It holds until the first sequence reaches min_tokens: the token a step samples has the index `length`."""
+        """Valid until the first sequence reaches min_tokens: the token a step samples has the index `length`."""
         rows: list[int] = []
         tokens: list[int] = []
         values: list[float] = []

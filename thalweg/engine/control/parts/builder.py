@@ -1,4 +1,4 @@
-"""What a builder of a part is, and what it sees of the step it builds for."""
+"""The base classes of builders of parts, and their view of a step."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ FOREVER = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a builder may know when it is made."""
+    """The facts a builder gets when it is made."""
 
     seqs: int
     """Most sequences of a step: slots are 1..seqs."""
     max_len: int
     vocab: int
     grammars: Grammars | None = None
-    """What compiles grammars. None: no request has one."""
+    """The compiler of grammars. None: no request has one."""
     encodings: Encodings | None = None
     """None: no request has inputs to encode."""
     top: int = 0
-    """Tokens that a token reads at the most, in layers that choose them. 0 = all."""
+    """Most tokens that a token attends to, in layers with sparse attention. 0 = all."""
     adapters: AdapterSlots | None = None
     """None: no request has an adapter."""
 
@@ -71,7 +71,7 @@ class StepRows:
     query: I32
     """Per row: new tokens."""
     flags: int
-    """What any of the sequences asks for (`Slots.flags`)."""
+    """Features that any of the sequences uses (`Slots.flags`)."""
     chunks: Sequence[Chunk] = ()
     chunks_from: int = 0
     """Row of the first chunk."""
@@ -84,7 +84,7 @@ class StepRows:
     drafted: Sequence[Draft] = ()
     """The guesses, one for each row that has any, in the order of the rows."""
     scored: list[ScoredRows] = field(default_factory=list)
-    """For the record of the step: whose prompt tokens `Scores` are."""
+    """For the record of the step: the owners of the prompt tokens of `Scores`."""
 
     def rows(self, flag: int) -> list[tuple[int, Request]]:
         """(row, request) of the sequences with any of these flags."""
@@ -101,94 +101,95 @@ class Builder(ABC):
 
     part: ClassVar[type[Part]]
     looks_back: ClassVar[bool] = False
-    """The step looks back at the history of sequences that ask for it: what is not computed must be written there."""
+    """The step reads the history of sequences that use this part: tokens it does not compute must be written there."""
     flag: int = 0
-    """Its own bit of `Slots.flags`."""
+    """The bit of `Slots.flags` of this part."""
 
     @property
     def flags(self) -> int:
-        """All bits of a sequence that asks for it."""
+        """All bits of a sequence that uses it."""
         return self.flag | LOOKBACK * self.looks_back | PER_TOKEN * (self.part.logits and not self.part.drafts)
 
     def __init__(self, setup: Setup) -> None:
-        """Subclasses keep what they need."""
+        """Subclasses keep the facts they need."""
         return
 
     def applies(self, request: Request) -> bool:
-        """Does a request ask for it? Default: where its sampling parameters do (`asked`)."""
+        """Does a request use it? Default: where its sampling parameters do (`is_enabled`)."""
         return self.is_enabled(request.sampling)
 
     def is_enabled(self, p: TokenSampling) -> bool:
-        """Do sampling parameters ask for it? Default: no, it follows from the step (`wanted`)."""
+        """Do sampling parameters use it? Default: no, it follows from the step (`is_active`)."""
         return False
 
     def waits(self, p: TokenSampling) -> bool:
-        """Does the part for a token follow from the token before, where a request asks for it? Default: no."""
+        """Does token t's part depend on token t-1, where a request uses it? Default: no."""
         return False
 
     def hopes(self, p: TokenSampling) -> bool:
-        """Where it waits: may a token be drawn without the part, which then says whether it forbids it (`refuses`)? Only for
+        """Where it waits: may a token be sampled before the part is known, and be checked afterwards (`refuses`)? Only for
         parts that do nothing but forbid. Default: no."""
         return False
 
     def refuses(self, state: Slots, request: Request, token: int) -> bool:
-        """Does the part for a token, now that it follows, forbid this one?"""
+        """Does the part for a token, now that it is known, forbid this one?"""
         return False
 
     def certain(self, state: Slots, request: Request, most: int) -> list[int]:
-        """Where it waits, and every token is known: the next tokens, at most so many, as long as it leaves one choice alone.
-        Default: none."""
+        """Where it waits, and every token is known: up to `most` next tokens, as long as only one choice is allowed. Default:
+        none."""
         return []
 
     def forces(self, state: Slots, request: Request) -> bool:
-        """Where it waits: does it leave one choice alone for the token after those that are known, and for the one after
-        that?"""
+        """Where it waits: are the next two tokens after the known ones both forced?"""
         return False
 
     def follows(self, state: Slots, request: Request, drafts: Sequence[int]) -> int:
-        """Every token is known: for how many of these guesses, from the first, can the step have the part? Default: all."""
+        """Every token is known: for how many of these drafts, from the first, can the step have the part? Default: all."""
         return len(drafts)
 
     def gates(self, request: Request) -> bool:
-        """Where a request asks for it: must tokens of its prompt wait until the part for them can be built? Default: no."""
+        """Where a request uses it: must tokens of its prompt wait until the part for them can be built? Default: no."""
         return False
 
     def ready(self, request: Request, begin: int, end: int) -> int:
-        """Where it gates: how many tokens of [begin, end), from the first, the part can be built for now. What the others wait
-        for is begun. Default: all."""
+        """Where it gates: how many tokens of [begin, end), from the first, the part can be built for now. Starts the work
+        that the others wait for. Default: all."""
         return end - begin
 
     def enter(self, slot: int, request: Request) -> None:
-        """A sequence that asks for it has got this slot. Default: nothing."""
+        """A sequence that uses it has got this slot. Default: nothing."""
         return
 
     def leave(self, slot: int) -> None:
-        """A sequence that asked for it has left this slot. Default: nothing."""
+        """A sequence that used it has left this slot. Default: nothing."""
         return
 
     def take_failures(self) -> list[tuple[Request, str]]:
-        """Requests that cannot go on, and why: those found since this was last asked. Default: none."""
+        """Requests that cannot continue, with the reasons: those found since the last call. Default: none."""
         return []
 
     def is_active(self, work: StepRows) -> bool:
-        """May the step have this part? Default: if a sequence asks for it."""
+        """May the step have this part? Default: if a sequence uses it."""
         return bool(work.flags & self.flag)
 
     @abstractmethod
     def build(self, work: StepRows) -> tuple[Part | None, int]:
-        """The part, or None where the step needs none after all; and how many steps in which the same sequences decode it is
-        right for, this one included. FOREVER: until sequences come or go. 1: it is asked again for the next step."""
+        """(part, steps). part: None where the step needs none after all. steps: how many steps it is valid for, this one
+        included, while the same sequences decode. FOREVER: until sequences come or go. 1: `build` is called again for the
+        next step."""
 
 
 class PerSequence(Builder):
-    """Of a part whose every array has a row per sequence. Rows are kept by slot, and gathered when sequences come or go."""
+    """A builder of a part with a row per sequence in every array. Rows are kept by slot, and gathered when sequences come or
+    go."""
 
     def __init__(self, setup: Setup) -> None:
         self._kept = self.part.blank({"S": setup.seqs + 1})
 
     @abstractmethod
     def row(self, request: Request) -> Mapping[str, Any]:
-        """The values of a request that asks for it, by field."""
+        """The values of a request that uses it, by field."""
 
     def level(self, part: Part) -> int:
         """`Part.level` of these rows."""
@@ -199,7 +200,7 @@ class PerSequence(Builder):
             getattr(self._kept, name)[slot] = value
 
     def build(self, work: StepRows) -> tuple[Part | None, int]:
-        """Rows of sequences that do not ask hold what fills the arrays."""
+        """Rows of sequences without this part keep the blank value."""
         part = self.part.blank({"S": work.slots.size})
         rows = np.nonzero(work.state.flags[work.slots] & self.flag)[0]
         for name in dims(self.part):
@@ -209,7 +210,7 @@ class PerSequence(Builder):
 
 
 def builders(setup: Setup) -> tuple[Builder, ...]:
-    """One of each kind, in the order of the features, each with a bit of its own."""
+    """One builder of each kind, in the order of the features, each with a unique bit."""
     made = []
     for i, feature in enumerate(all_features()):
         builder: Builder = import_attribute(feature.builder)(setup)

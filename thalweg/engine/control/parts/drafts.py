@@ -1,4 +1,4 @@
-"""Where the drafts of a step are."""
+"""The positions of drafts in a step."""
 
 from __future__ import annotations
 

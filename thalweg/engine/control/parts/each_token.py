@@ -1,4 +1,4 @@
-"""Tokens whose own results are wanted, as chunks compute them."""
+"""Prompt tokens with results per token, as chunks compute them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class EachTokenBuilder(Builder):
         return bool(work.chunks) and super().is_active(work)
 
     def build(self, work: StepRows) -> tuple[EachToken | None, int]:
-        """The scheduled progress of these requests moves on. `Request.scored` counts from 1: the token at position p is told
-        of where it is above p."""
+        """Advances the scheduled progress of these requests. `Request.scored` counts from 1: the result of the token at
+        position p is sent where it is above p."""
         rows, size = [], 0
         for row, chunk in enumerate(work.chunks, work.chunks_from):
             request = work.state.requests[chunk.slot]

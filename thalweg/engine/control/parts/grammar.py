@@ -1,14 +1,14 @@
-"""Sequences that follow a grammar. Each has a matcher while it has a slot, made anew from its tokens when it enters one.
+"""Sequences that follow a grammar. Each has a matcher while it has a slot, rebuilt from its tokens when it enters one.
 
-Where every token is known when a step is made, its mask is there. Else the next token may be drawn without one, ahead of its
-time. If the grammar forbids it, it is taken back and drawn again with its mask (`Slots.hopes`). The result is the token that
-a mask from the first would have given. A sequence whose hopes fail waits for its last token, longer each time.
+Where every token is known when a step is made, its mask is there. Else the next token may be sampled without a mask, ahead of
+time. If the grammar forbids it, it is rolled back and sampled again with its mask (`Slots.hopes`). The result is the token
+that a mask from the start would have given. A sequence with rejected tokens waits for its last token, longer each time.
 
-Guesses at the next tokens have a mask each, made by a copy of the matcher that runs ahead. Where a mask leaves one token
-alone, that token is no guess (`certain`).
+Drafts have a mask each, made by a copy of the matcher that runs ahead. Where a mask allows only one token, that token is
+forced and is no guess (`certain`).
 
-What else forbids tokens is done here too, token by token: bad words, allowed_token_ids, and stop ids up to min_tokens. Where a
-grammar and those leave nothing, the grammar counts: there is no other way to go on.
+Other fields that forbid tokens are applied here too, token by token: bad words, allowed_token_ids, and stop ids up to
+min_tokens. Where a grammar and those leave nothing, the grammar counts: there is no other way to go on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 ALL = np.uint32(0xFFFFFFFF)
 MOST_FAILURES = 5
-"""That count."""
+"""The cap of `failures`."""
 
 
 @dataclass(slots=True)
@@ -46,11 +46,11 @@ class _MatcherState:
     patience: int = 0
     """Tokens that it still waits for."""
     failures: int = 0
-    """In a row, about."""
+    """Consecutive failures, about."""
     ahead: list[U32] = field(default_factory=list)
-    """The masks of the next tokens, made when they were guessed."""
+    """The masks of the next tokens, made when those were drafted."""
     ahead_of: int = 0
-    """Tokens that were known then."""
+    """The number of tokens known then."""
 
 
 class GrammarMatchers:
@@ -73,7 +73,7 @@ class GrammarMatchers:
 
     def fill(self, state: Slots, request: Request, rows: Sequence[U32]) -> None:
         """The mask of the next token of a sequence. One that fails gets every token, and an end with a reason. Several rows:
-        then those after each of its drafts, for which `certain` or `follows` was asked before."""
+        those after each of its drafts, after a call of `certain` or `follows`."""
         follower = self._at[request.slot]
         if follower.patience:
             follower.patience -= 1
@@ -87,7 +87,7 @@ class GrammarMatchers:
             words[:] = mask
 
     def certain(self, state: Slots, request: Request, most: int, words: int) -> list[int]:
-        """The next tokens, as long as the masks leave one alone."""
+        """The next tokens, as long as the masks allow only one."""
         out: list[int] = []
         for mask in self._masks(state, self._at[request.slot], out, words):
             found = np.flatnonzero(mask)
@@ -98,7 +98,7 @@ class GrammarMatchers:
         return out[: max(len(self._at[request.slot].ahead) - 1, 0)]
 
     def follows(self, state: Slots, request: Request, drafts: Sequence[int], words: int) -> int:
-        """How many of these the masks allow, one after another."""
+        """How many of these the masks allow, in sequence."""
         given: list[int] = []
         for mask, token in zip(self._masks(state, self._at[request.slot], given, words), drafts, strict=False):
             if not _allows(mask, token):
@@ -107,8 +107,8 @@ class GrammarMatchers:
         return min(len(given), max(len(self._at[request.slot].ahead) - 1, 0))
 
     def _masks(self, state: Slots, follower: _MatcherState, given: list[int], words: int) -> Iterator[U32]:
-        """The mask of the next token, and that after each token that is put to `given` meanwhile. Fewer where one cannot be
-        made: if it is the first, `fill` will say why."""
+        """The mask of the next token, and of each token after those appended to `given` meanwhile. It stops where one cannot
+        be made: if that is the first, `fill` reports the reason."""
         known, request, matcher = int(state.known[follower.request.slot]), follower.request, follower.matcher
         line = state.tokens[request.slot, :known]
         follower.ahead, follower.ahead_of = [], known
@@ -118,7 +118,7 @@ class GrammarMatchers:
                 if not follower.ahead:
                     self._catch_up(state, follower)
                 else:
-                    # The first mask is made by the sequence's own matcher, which remembers what it worked out.
+                    # The sequence's matcher makes the first mask, because it caches its work.
                     matcher = follower.matcher.copy() if matcher is follower.matcher else matcher
                     matcher.accept(given[-1:])
                     line = np.append(line, np.int32(given[-1]))
@@ -133,7 +133,7 @@ class GrammarMatchers:
                 return
 
     def forces(self, state: Slots, request: Request) -> bool:
-        """Are the next two tokens certain, as far as that is known without their masks?"""
+        """Are the next two tokens forced, as far as is known without their masks?"""
         follower = self._at[request.slot]
         try:
             self._catch_up(state, follower)
@@ -142,7 +142,7 @@ class GrammarMatchers:
             return False
 
     def refuses(self, state: Slots, request: Request, token: int, words: int) -> bool:
-        """Does the mask of the next token, which was drawn without, forbid it?"""
+        """Does the mask of the next token, which was sampled without it, forbid it?"""
         follower = self._at[request.slot]
         mask = np.zeros(words, np.uint32)
         if not self._mask(state, follower, mask):
@@ -156,7 +156,7 @@ class GrammarMatchers:
         return True
 
     def _mask(self, state: Slots, follower: _MatcherState, words: U32) -> bool:
-        """False: it fails."""
+        """Fill the mask. False: it fails."""
         request = follower.request
         try:
             self._catch_up(state, follower)
@@ -171,7 +171,7 @@ class GrammarMatchers:
 
     @staticmethod
     def _catch_up(state: Slots, follower: _MatcherState) -> None:
-        """GrammarError."""
+        """Feed the matcher the sequence's new tokens. GrammarError."""
         slot = follower.request.slot
         known = int(state.known[slot])
         follower.matcher.accept(state.tokens[slot, follower.fed : known].tolist())
@@ -179,7 +179,7 @@ class GrammarMatchers:
 
 
 def _narrow(request: Request, tokens: NDArray[np.int32], words: U32) -> None:
-    """What other fields forbid. allowed_token_ids first, then bad words, then stops up to min_tokens."""
+    """Apply other fields that forbid tokens: allowed_token_ids first, then bad words, then stops up to min_tokens."""
     p = request.sampling
     if p.allowed_ids:
         _prefer(words, _bits(p.allowed_ids, words.size))

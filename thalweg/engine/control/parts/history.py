@@ -1,4 +1,4 @@
-"""Cached tokens of a prompt, of sequences that look back at them."""
+"""Cached tokens of a prompt, for sequences that read their history."""
 
 from __future__ import annotations
 

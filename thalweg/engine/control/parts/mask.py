@@ -1,4 +1,4 @@
-"""Masks of the tokens that are allowed: by allowed_token_ids, and by grammars (`grammar`)."""
+"""Masks of allowed tokens: by allowed_token_ids, and by grammars (`grammar`)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class MaskBuilder(Builder):
         return self._followers.take_failures()
 
     def build(self, work: StepRows) -> tuple[Mask | None, int]:
-        """A grammar's rows are right for one step. One whose last token is not known hopes, and has every token."""
+        """A grammar's rows are valid for one step. A sequence with an unknown last token is sampled speculatively, and has
+        every token."""
         asked, lasts, masked = work.rows(self.flag), FOREVER, False
         drafts = work.drafts if work.drafts is not None else np.zeros(work.slots.size, np.int32)
         ends = np.cumsum(drafts) if any(drafts[row] for row, _ in asked) else np.zeros_like(drafts)

@@ -1,4 +1,4 @@
-"""Vectors in place of placeholder tokens: those that requests bring, and those that encoders make of their inputs."""
+"""Vectors that replace placeholder tokens: from requests, or from the encoders of their inputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OverlaysBuilder(Builder):
         return any(item.is_encoded for item in request.inputs)
 
     def ready(self, request: Request, begin: int, end: int) -> int:
-        """Up to the first item without vectors. Those of all later items of the prompt are begun too, to be made together."""
+        """Tokens up to the first item without vectors. All later items of the prompt are queued too, to be encoded together."""
         assert self._encodings is not None, "refused before"
         behind = (item for item in request.inputs if item.is_encoded and item.positions[-1] >= begin)
         missing = [item for item in behind if self._encodings.find(item) is None]
@@ -34,7 +34,7 @@ class OverlaysBuilder(Builder):
         return bool(work.chunks) and super().is_active(work)
 
     def build(self, work: StepRows) -> tuple[Overlays | None, int]:
-        """Of the chunks of this step: what the cache held, and tokens that were drawn, are not computed from vectors."""
+        """Only chunks have overlays: cached tokens and sampled tokens are not computed from vectors."""
         pick = np.full(int(work.query.sum()), -1, np.int32)
         found: list[np.ndarray] = []
         size = 0

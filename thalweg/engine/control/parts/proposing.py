@@ -1,4 +1,4 @@
-"""Which sequences the proposer of a step has followed so far."""
+"""The progress of a step's proposer in each sequence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ProposingBuilder(Builder):
     def __init__(self, setup: Setup) -> None:
         self._serial = np.zeros(setup.seqs + 1, np.int64)
         self._followed = np.zeros(setup.seqs + 1, np.int32)
-        """Per slot: where the last step with this part ended, of the sequence of that serial."""
+        """Per slot: the end of the last step with this part, for the sequence of that serial."""
 
     def is_active(self, work: StepRows) -> bool:
         return work.proposes > 0

@@ -1,4 +1,4 @@
-"""Prompt tokens whose log probabilities are wanted, as chunks compute the tokens before them."""
+"""Prompt tokens with log probabilities, as chunks compute the tokens before them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ScoresBuilder(Builder):
         return bool(work.chunks) and super().is_active(work)
 
     def build(self, work: StepRows) -> tuple[Scores | None, int]:
-        """The scheduled progress of these requests' scores moves on."""
+        """Advances the scheduled progress of these requests' scores."""
         state, rows, targets, size, level = work.state, [], [], 0, -1
         for row, chunk in enumerate(work.chunks, work.chunks_from):
             request = state.requests[chunk.slot]

@@ -29,7 +29,7 @@ class SourcesBuilder(Builder):
         return bool(self._unread and work.chunks) and super().is_active(work)
 
     def build(self, work: StepRows) -> tuple[Sources | None, int]:
-        """However much of a prompt was found in the cache: what cross attention keeps is never found there."""
+        """Does not depend on cached prompt tokens: blocks of cross attention are never found in the prefix cache."""
         rows, found = [], []
         for row, chunk in enumerate(work.chunks, work.chunks_from):
             features = self._unread.pop(chunk.slot, None)

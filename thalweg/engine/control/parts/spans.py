@@ -1,4 +1,4 @@
-"""How far tokens attend that attend to each other in both directions."""
+"""The reach of tokens that attend to each other in both directions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tokens of a step choose what they read, in models whose attention reads no more than so many."""
+"""Tokens of a step with sparse attention, in models that limit the tokens attended to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SparseBuilder(Builder):
         return self._top > 0
 
     def build(self, work: StepRows) -> tuple[Sparse | None, int]:
-        """Until the next sequence grows beyond."""
+        """Valid until the next sequence grows beyond the limit."""
         before = work.context[work.context < self._top]
         lasts = self._top - int(before.max()) if before.size else FOREVER
         return Sparse.of(work.context, work.query, self._top), lasts

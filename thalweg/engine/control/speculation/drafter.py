@@ -1,10 +1,10 @@
-"""What a drafter is: it proposes tokens that may follow those of sequences. One step of the model verifies them all.
+"""The interface of a drafter: it proposes the next tokens of sequences. One step of the model verifies them all.
 
-A draft is accepted exactly if it is the token that would be sampled in its place, because the noise of sampling is a hash of
-seed, position and token. So the text depends neither on the drafter nor on whether there is one.
+A draft is accepted exactly if it equals the token that would be sampled at its position. The noise of sampling is a hash of
+seed, position and token, so the text does not depend on the drafter, nor on whether there is one.
 
-Sequences have drafts if masks are all that changes their logits, as a draft has a mask of its own. It has no history and no
-bias, so others (`slots.PER_TOKEN`) have none. Nor have those that want logprobs.
+Sequences have drafts if only masks change their logits, because each draft has its mask. Drafts have no history and no bias,
+so other sequences (`slots.PER_TOKEN`) have none. Nor have those with logprobs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """Drafts of several sequences, one sequence after another."""
+    """Drafts of several sequences, concatenated."""
 
     tokens: I32
     """[sum of counts]"""
@@ -52,14 +52,14 @@ class Drafter(ABC):
     """Reads the slots of sequences and changes none. `Slots.serial` says whether a slot still has the same sequence."""
 
     options: ClassVar[Mapping[str, DrafterOption]] = {}
-    """Keys of `speculative_config` that it reads, besides those that all methods have."""
+    """Keys of `speculative_config` that it reads, in addition to those of all methods."""
 
     proposer: ClassVar[str] = ""
     """"module:attribute" of a `models.proposer.Proposer`, where steps propose its drafts on the device (`receive`)."""
 
     @classmethod
     def settle(cls, options: dict[str, Any]) -> dict[str, Any]:
-        """Options whose values depend on each other. ValueError if they do not agree. Default: as they are."""
+        """Resolve options that depend on each other. ValueError if they do not agree. Default: unchanged."""
         return options
 
     def __init__(self, config: SpeculationConfig, slots: Slots) -> None:
@@ -73,13 +73,12 @@ class Drafter(ABC):
         once a step."""
 
     def is_promising(self, slots: I32) -> NDArray[np.bool_]:
-        """bool[N]: for which of these, whose last tokens are in flight, is it worth waiting for those, to propose then?
-        Default: for all."""
+        """bool[N]: for which sequences with last tokens in flight is it worth waiting, to propose then? Default: for all."""
         return np.ones(slots.size, np.bool_)
 
     def receive(self, slots: I32, drafts: I32) -> None:
-        """What the proposer of a step gave for these slots [N]: tokens [N, K] that may follow all that is known now, -1 after
-        the last. Default: nothing is kept."""
+        """The output of a step's proposer for these slots [N]: tokens [N, K] that may follow all known ones, -1 after the
+        last. Default: nothing is kept."""
         return
 
     def learn(self, slots: I32, accepted: I32) -> None:
@@ -88,7 +87,7 @@ class Drafter(ABC):
 
 
 class DeviceDrafter(Drafter):
-    """Hands on what the step before proposed. Subclasses name their `proposer`."""
+    """Passes on the drafts proposed by the step before. Subclasses name their `proposer`."""
 
     def __init__(self, config: SpeculationConfig, slots: Slots) -> None:
         super().__init__(config, slots)
@@ -122,7 +121,7 @@ class AcceptanceCounters:
     drafted: int = 0
     accepted: int = 0
     per_position: list[int] = field(default_factory=list)
-    """Accepted drafts by their place in the proposal."""
+    """Accepted drafts by their position in the proposal."""
 
     def count(self, drafted: I32, accepted: I32) -> None:
         """Drafts of each sequence [N], and how many were accepted [N]."""

@@ -1,14 +1,14 @@
-"""Do drafts pay? Measured, per number of streams: seconds for each stream to get one token further, with drafts and without.
+"""Do drafts pay? Measured per number of streams: seconds for each stream to advance by one token, with drafts and without.
 
-A step that verifies drafts takes longer than one that does not, little longer where weights come from memory, much where
-arithmetic is the limit; and it brings more tokens, or not. So both are measured, and while steps with drafts are worse there
-are none for a while, longer each time. What is said never depends on it. Times are given to it; it reads no clock.
+A step that verifies drafts is longer than one without: slightly where weights come from memory, much where arithmetic is the
+limit. It may yield more tokens. Both are measured, and while steps with drafts are worse there are none for a while, longer
+each time. The text never depends on it. The caller passes times in; this module reads no clock.
 
-Tokens of a step are the geometric mean over its streams, times the share of all streams that are in it, as some may sit out:
-one stream twice as fast is worth another at half its speed, and no more. By the sum of tokens a few streams that repeat
+Tokens of a step are the geometric mean over its streams, times the share of all streams in the step, as some may sit out: one
+stream twice as fast is worth another at half its speed, and no more. By the sum of tokens a few streams that repeat
 themselves would hold up all others.
 
-Seconds are medians: the first steps of a new width are recorded, captured or compiled, and take many times as long.
+Seconds are medians: the first steps of a new width are recorded, captured or compiled, and are many times as long.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ TRIAL = 4
 PLAIN = 3
 """Steps without drafts to compare with."""
 AGAIN = 256
-"""Steps with drafts after which those without are measured anew."""
+"""Steps with drafts after which those without are measured again."""
 SHORTEST_REST, LONGEST_REST = 64, 1024
 """Steps without drafts before they are tried again."""
 
 
 @dataclass(slots=True)
 class _Streams:
-    """What is known for about so many streams."""
+    """Measurements for about so many streams."""
 
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=PLAIN + 4))
     """Seconds of the last steps without drafts."""
     drafted: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=2 * TRIAL))
-    """Seconds, and tokens per stream, of the last steps with."""
+    """Seconds, and tokens per stream, of the last steps with drafts."""
     steps: int = 0
-    """With drafts since those without were measured."""
+    """Steps with drafts since those without were measured."""
     rest: int = 0
-    """Steps without drafts to come."""
+    """Steps without drafts still to come."""
     next_rest: int = SHORTEST_REST
 
 
@@ -60,8 +60,8 @@ class Gain:
         return self._streams(streams).rest <= 0
 
     def observe(self, streams: int, counts: NDArray[np.int64] | None, seconds: float) -> None:
-        """A step, while there were that many streams and no prompt in it, took so long. counts: tokens of each stream that
-        got any; None: the step had no drafts, and nobody sat out for them."""
+        """Record a step with that many streams and no prompt. counts: tokens of each stream that got any. None: the step had
+        no drafts, and no stream sat out."""
         if seconds <= 0 or not streams or (counts is not None and not counts.size):
             return
         s = self._streams(streams)
@@ -81,7 +81,7 @@ class Gain:
 
     @staticmethod
     def _judge(s: _Streams) -> None:
-        """Are steps with drafts the slower way? Then rest, and forget them: what comes next may be other text."""
+        """Are steps with drafts slower? Then rest, and forget them: the text after the rest may be different."""
         if len(s.drafted) < TRIAL or len(s.plain) < PLAIN:
             return
         seconds, tokens = zip(*s.drafted, strict=True)

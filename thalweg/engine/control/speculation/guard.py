@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 
 class GuardedDrafter(Drafter):
-    """Cuts proposals to the allowed count and to tokens of the vocabulary. A drafter that raises, or returns anything else
-    than its contract says, is logged once and never called again. Text does not depend on drafts, so requests continue."""
+    """Cuts proposals to the allowed count and to tokens of the vocabulary. A drafter that raises, or violates its contract in
+    another way, is logged once and never called again. Text does not depend on drafts, so requests continue."""
 
     def __init__(self, drafter: Drafter, name: str, vocab: int) -> None:
         """name: of the method, for the log. vocab: tokens of the model."""

@@ -1,11 +1,11 @@
-"""Drafts from a sequence's own tokens: what followed the last time its last few tokens were seen (prompt lookup).
+"""Drafts from a sequence's earlier tokens: the continuation of the last occurrence of its last few tokens (prompt lookup).
 
-The longest n-gram at the end of a sequence, of `lookup_max` to `lookup_min` tokens, is looked up among all that came before.
-The latest occurrence counts. What followed is copied, and where the copy runs into the end of the sequence it goes on copying
-itself, so a loop of any length is followed. Prompts are indexed once, as sorted hashes; a collision costs a wrong draft.
+The longest n-gram at the end of a sequence, of `lookup_max` to `lookup_min` tokens, is looked up among all earlier ones. The
+latest occurrence counts. Its continuation is copied. Where the copy reaches the end of the sequence it continues with copied
+tokens, so a loop of any length is followed. Prompts are indexed once, as sorted hashes; a collision costs a wrong draft.
 
-A sequence has as many drafts as were right last time and one more, twice as many when all were. One whose drafts were all
-wrong, twice and more in a row, is left alone for a while, longer each time.
+A sequence has one draft more than were right last time, twice as many when all were. After two or more proposals in a row
+without a right draft it has none for a while, longer each time.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 FACTOR, MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 LOOKUP, LONGEST_LOOKUP = 5, 64
-"""Tokens looked up where nothing is said, and at most."""
+"""Tokens looked up by default, and at most."""
 LONGEST_REST = 64
-"""Tokens for which a sequence without luck is left alone, at most."""
+"""Most tokens for which a sequence without accepted drafts has none."""
 
 
 class NGramDrafter(Drafter):
@@ -103,7 +103,7 @@ class _Index:
         """Drafts of the next proposal, at most."""
 
     def continuation(self, row: I32, known: int) -> int:
-        """The position of what followed the tokens before `known` when they were last seen; -1: they were not."""
+        """The position after the last occurrence of the tokens before `known`; -1: none."""
         if known < self._rests_until:
             return -1
         begin = max(0, self._end - self._sizes[0])

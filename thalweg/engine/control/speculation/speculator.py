@@ -1,7 +1,7 @@
-"""The drafts of each step: which sequences have any, where they come from, how many fit, and what became of them.
+"""The drafts of each step: the sequences that have any, their source, the number that fits, and their acceptance.
 
-Tokens that a grammar leaves no choice about come first: one step computes them all (jump-forward). Then come the drafts of a
-drafter. All are verified by their masks, so the text is that of a run without, whatever else a request asks for.
+Tokens forced by a grammar come first: one step computes them all (jump-forward). Then come the drafts of a drafter. All are
+verified by their masks, so the text is that of a run without drafts, with any other field of a request.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ class Speculator:
         self, slots: Slots, kv: KVCache, builders: Sequence[Builder], drafter: Drafter | None, jump_forward: bool,
         counters: AcceptanceCounters,
     ) -> None:  # fmt: skip
-        """builders: of the parts of a step. jump_forward: draft the tokens that these leave no choice about."""
+        """builders: of the parts of a step. jump_forward: draft the tokens that these force."""
         self.most = max(JUMP if jump_forward else 0, drafter.most if drafter is not None else 0)
         """Drafts of a sequence in a step."""
         self.gain = Gain()
         self.drafter = drafter
         self._needs = WAITS if drafter is None else 0
-        """Flags of which a sequence has one if there can be drafts for it. 0: any sequence can have some."""
+        """Flags of sequences that can have drafts. 0: any sequence can."""
         self._slots, self._kv, self._jump = slots, kv, jump_forward
         self._builders, self._counters = builders, counters
         self._from_drafter: Mask = np.zeros(slots.count + 1, np.bool_)
-        """Per slot: are its last drafts the drafter's?"""
+        """Per slot: did the drafter propose its last drafts?"""
         self._proposed: I32 = np.zeros(slots.count + 1, np.int32)
-        """Per slot: its last drafts, less those that only filled it up."""
+        """Per slot: its last drafts, without fillers."""
 
     # ------------------------------------------------------------------ before a step
 
     def eligible(self, slots: I32) -> Mask:
-        """Which of these may have drafts: verification covers all they ask for, and more than one token is left."""
+        """Which of these may have drafts: verification supports all their features, and more than one token is left."""
         s = self._slots
         plain = ((s.flags[slots] & PER_TOKEN) == 0) & (s.logprobs[slots] < 0)
         if self._needs:
@@ -72,7 +72,7 @@ class Speculator:
         return forced
 
     def _has_forced_drafts(self, slots: I32) -> Mask:
-        """Which sequences will have drafts because a part leaves them no choice."""
+        """Which sequences will have forced drafts."""
         s, out = self._slots, np.zeros(slots.size, np.bool_)
         for i in np.flatnonzero(s.flags[slots] & WAITS).tolist() if self._jump else ():
             request = s.requests[int(slots[i])]
@@ -81,8 +81,8 @@ class Speculator:
         return out
 
     def plan(self, decode: I32, left: int, running: int, fill: bool) -> list[Draft]:
-        """Drafts for those of `decode` whose every token is known: at most `left` tokens, in blocks that none of the `running`
-        sequences needs. fill: nothing but `decode` is in the step, so that it may be made uniform."""
+        """Drafts for sequences of `decode` with every token known: at most `left` tokens, in blocks that none of the
+        `running` sequences needs. fill: nothing but `decode` is in the step, so that it may be made uniform."""
         s, planned = self._slots, list[Draft]()
         slots = decode[(s.known[decode] == s.length[decode]) & self.eligible(decode)]
         if left <= 0 or not slots.size:
@@ -108,9 +108,9 @@ class Speculator:
         return planned
 
     def _width(self, slots: I32, left: int) -> int:
-        """Drafts for each sequence in a step that has equally many of all, so that what was recorded, captured or compiled for
-        this width serves it. Short proposals are filled up, with any token: verification decides, so no text depends on it. 0:
-        the step is better left as it is."""
+        """Drafts of each sequence in a step with equally many for all, so that recorded, captured or compiled steps of this
+        width serve it. Short proposals are filled up, with any token: verification decides, so no text depends on it. 0: keep
+        the step as it is."""
         s, counts = self._slots, self._proposed[slots]
         longest, total = int(counts.max()), int(counts.sum())
         if not longest:
@@ -121,7 +121,7 @@ class Speculator:
             return 0
         short = counts < width
         filled = slots[short]
-        # A grammar's masks follow from the drafts, and there are none for others than its own.
+        # A grammar has masks only for its own drafts, not for fillers.
         if (s.flags[filled] & WAITS).any() or (s.limit[filled] - s.length[filled] <= width).any():
             return 0
         return width
@@ -151,7 +151,7 @@ class Speculator:
         return out
 
     def _certain(self, slot: int, most: int) -> list[int]:
-        """Tokens that a part leaves no choice about."""
+        """Tokens that a part forces."""
         s, request = self._slots, self._slots.requests[slot]
         if not self._jump or not s.flags[slot] & WAITS:
             return []
@@ -185,7 +185,7 @@ class Speculator:
             self.drafter.receive(slots, drafts)
 
     def count_accepted(self, slots: I32, accepted: I32) -> None:
-        """How many [N] of the drafts of these sequences were accepted. Tokens that only filled a proposal up do not count."""
+        """How many [N] of the drafts of these sequences were accepted. Fillers do not count."""
         proposed = self._proposed[slots]
         accepted, some = np.minimum(accepted, proposed), proposed > 0
         self._counters.count(proposed[some], accepted[some])

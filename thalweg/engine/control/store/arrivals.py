@@ -1,7 +1,7 @@
 """Prefixes on their way from a store to the cache, while the requests that want them wait and others run.
 
-A request asks once each time it waits. Its look-up and load are one call, made by another thread. When that is done the blocks
-enter the cache between two steps, and the request finds them as it finds any prefix. Whatever goes wrong, it is computed.
+A request asks once each time it waits. Another thread looks its blocks up and loads them, in one call. The blocks then enter
+the cache between two steps, and the request finds them as it finds any prefix. After any failure, the prefix is computed.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from thalweg.engine.control.store.names import StoreKeys, unseal
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 8
-"""Requests whose prefixes are looked up or loaded at once: bounds the host memory of what has been loaded."""
+"""Requests with a look-up or load in progress at once: bounds the host memory of loaded blocks."""
 
 
 @dataclass(slots=True)
 class StoreLoad:
-    """What came of a store."""
+    """The result of a look-up and load."""
 
     count: int = 0
-    """Nodes after which a sequence can go on."""
+    """Nodes after which a sequence can continue."""
     rows: dict[int, tuple[list[int], np.ndarray]] = field(default_factory=dict)
     """Per KV group: indices of nodes, and u8[N, bytes] of their blocks."""
     wrong: int = 0
-    """Blocks that the store said it has, and did not give."""
+    """Blocks that the store reported and did not return."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class _Fetch:
     job: LaneCall | None = None
     """None: it waits for one of `AT_ONCE` places."""
     again: bool = False
-    """It is the second: with the first, the cache had evicted blocks before those that came."""
+    """The second try: during the first, the cache evicted blocks before the loaded ones."""
 
 
 class StoreLoads:
@@ -54,21 +54,21 @@ class StoreLoads:
         self, store: Store, mover: Mover, names: StoreKeys, lane: Lane, kv: KVCache, clock: Callable[[], float], timeout: float,
         least: int,
     ) -> None:  # fmt: skip
-        """lane: the one that calls `lookup` and `load`. timeout: seconds. least: tokens that a load must save."""
+        """lane: the thread that calls `lookup` and `load`. timeout: seconds. least: tokens that a load must save."""
         self._store, self._mover, self._names, self._lane = store, mover, names, lane
         self._kv, self._clock, self._timeout, self._least = kv, clock, timeout, least
         self._fetches: dict[int, _Fetch] = {}
         self._late: list[LaneCall] = []
-        """Calls whose requests wait no longer."""
+        """Calls of requests that no longer wait."""
         self.queries = self.hits = self.failed = 0
-        """Tokens asked for, and tokens that came; blocks and calls that failed."""
+        """Tokens requested, and tokens loaded; blocks and calls that failed."""
 
     @property
     def waiting(self) -> bool:
         return bool(self._fetches)
 
     def coming(self, request: Request, found: int) -> bool:
-        """Is a longer prefix of a waiting request than the `found` nodes on its way? Asks for it when first called."""
+        """Is a prefix of a waiting request longer than the `found` nodes on its way? The first call starts the load."""
         fetch = self._fetches.get(request.handle)
         if fetch is None:
             most = (request.tokens.size - 1) // self._kv.unit
@@ -90,9 +90,9 @@ class StoreLoads:
         return self._give_up(request)
 
     def land(self, request: Request, found: int, running: int) -> list[tuple[int, np.ndarray, np.ndarray]] | None:
-        """What has been loaded for a request enters the cache, which now has `found` nodes of it. Returns (group, blocks, rows)
-        to import before the next step. Where the cache has no room now, it is kept for the next time. None: the cache has
-        evicted what came before it, and the request asks again, once."""
+        """Insert the blocks loaded for a request into the cache, which now has `found` nodes of its prompt. Returns (group,
+        blocks, rows) to import before the next step. Where the cache has no room now, they are kept for the next call. None:
+        the cache has evicted blocks before the loaded ones, and the request asks again, once."""
         fetch = self._fetches.get(request.handle)
         if fetch is None or fetch.job is None or not fetch.job.is_done:
             return []
@@ -116,11 +116,11 @@ class StoreLoads:
         return _imports(placed, loaded)
 
     def forget(self, request: Request) -> None:
-        """It waits no longer."""
+        """The request no longer waits."""
         self._fetches.pop(request.handle, None)
 
     def reset(self) -> None:
-        """What is on its way is not to be found."""
+        """Make loads in progress return nothing."""
         for fetch in self._fetches.values():
             fetch.job = self._lane.submit(StoreLoad)
 
@@ -140,7 +140,8 @@ class StoreLoads:
     # ------------------------------------------------------------------ on the store's thread
 
     def _ask(self, request: Request) -> tuple[list[bytes], list[Node]]:
-        """Keys of the nodes that a request could start from, and copies of those nodes: which groups have blocks of them."""
+        """Keys of the nodes that a request could start from, and copies of those nodes, with the groups that have their
+        blocks."""
         keys, groups = self._kv.keys(request)[: (request.tokens.size - 1) // self._kv.unit], len(self._kv.groups)
         copies = [Node(key, None, b"", b"", groups) for key in keys]
         for copy, node in zip(copies, self._kv.chain(request), strict=False):
@@ -148,7 +149,8 @@ class StoreLoads:
         return keys, copies
 
     def _load(self, keys: Sequence[bytes], nodes: list[Node], found: int) -> StoreLoad:
-        """Look up what the cache lacks, and load what an entering sequence would hold. nodes: copies, written to."""
+        """Look up blocks missing in the cache, and load those that an entering sequence would hold. nodes: copies, written
+        to."""
         groups, out = self._kv.groups, StoreLoad()
         places = [(g.index, i) for g in groups for i in g.ends(len(nodes)) if not nodes[i].blocks[g.index]]
         stored = set[tuple[int, int]]()

@@ -1,4 +1,4 @@
-"""The contract of a store: where KV blocks are kept by key, and found by this engine later, or by others."""
+"""The contract of a store: it keeps KV blocks by key, for later use by this engine or by others."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any, ClassVar, Self
 class Store(ABC):
     """Keeps blocks by key. A cache: it may drop any block at any time.
 
-    A key is 16 bytes. It names the tokens of a block and all before them, the model with its adapters and media, the
-    layout of the block, and the engine's key secret. So equal keys mean equal bytes, and a key is written once.
+    A key is 16 bytes. It names the tokens of a block and all before them, the model with its adapters and media, the layout
+    of the block, and the engine's key secret. Equal keys mean equal bytes, and a key is written once.
 
-    The engine calls from two threads of its own, never from the one that runs steps. `lookup` and `load` come from one
-    thread, `save` and `clear` from the other. A call may wait, and may raise: what is raised is logged, and counts as a block
-    that is not there. A request waits `load_timeout` seconds for a prefix and is then computed.
+    The engine calls from two threads, never from the one that runs steps. `lookup` and `load` come from one thread, `save`
+    and `clear` from the other. A call may block, and may raise: the error is logged, and the block counts as missing. A
+    request waits `load_timeout` seconds for a prefix and is then computed.
 
-    The engine checks a block's length and checksum, which finds faults of a store. It does not find forgeries: who can
-    write to a store can change answers.
+    The engine checks a block's length and checksum, which finds faults of a store. It does not find forgeries: write access
+    to a store is enough to change answers.
     """
 
     shared: ClassVar[bool] = False
-    """Other engines read what this one saves, or this one after a restart. Then they need one key secret."""
+    """Other engines read the blocks of this one, as does this one after a restart. They then need one key secret."""
 
     @classmethod
     @abstractmethod
     def open(cls, options: Mapping[str, Any]) -> Self:
-        """A store for `kv_connector_extra_config`. ConfigError names the option that is wrong."""
+        """A store for `kv_connector_extra_config`. ConfigError names the wrong option."""
 
     @classmethod
     def check(cls, options: Mapping[str, Any]) -> list[str]:
-        """What is wrong with these options, before anything is opened. Default: nothing."""
+        """Problems of these options, before anything is opened. Default: none."""
         return []
 
     @abstractmethod
@@ -40,7 +40,7 @@ class Store(ABC):
 
     @abstractmethod
     def load(self, keys: Sequence[bytes]) -> Sequence[bytes | bytearray | memoryview | None]:
-        """The blocks, as they were saved. None for one that is not here."""
+        """The blocks, as they were saved. None for a missing one."""
 
     @abstractmethod
     def save(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> None:
@@ -51,5 +51,5 @@ class Store(ABC):
         return
 
     def close(self) -> None:
-        """The engine ends. Nothing is called afterwards."""
+        """The engine ends. No call follows."""
         return

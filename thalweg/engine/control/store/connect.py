@@ -1,4 +1,4 @@
-"""From what the user said of a store to a connection with it, and to the keys by which blocks are found."""
+"""From the user's store configuration to a connection with it, and to the keys by which blocks are found."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def check_store(args: EngineArgs) -> None:
-    """Refuse what is wrong with a store before anything is loaded. ConfigError names the field."""
+    """Check a store's configuration before anything is loaded. ConfigError names the field."""
     secret, config = key_secret(args.kv_key_secret), transfer(args)
     if config is None:
         return
@@ -36,7 +36,7 @@ def check_store(args: EngineArgs) -> None:
 
 
 def key_hash(args: EngineArgs) -> HashFn | None:
-    """The hash that gives blocks their keys. None: one with a secret of the process's own. ConfigError."""
+    """The hash that gives blocks their keys. None: a hash with a random secret of this process. ConfigError."""
     secret = key_secret(args.kv_key_secret)
     if secret is None:
         return None
@@ -45,7 +45,7 @@ def key_hash(args: EngineArgs) -> HashFn | None:
 
 
 def connect(args: EngineArgs, executor: Executor) -> StoreConnection | None:
-    """Open the store that was asked for. None: none was. ConfigError."""
+    """Open the configured store. None: none is configured. ConfigError."""
     config = transfer(args)
     if config is None:
         return None
@@ -55,7 +55,7 @@ def connect(args: EngineArgs, executor: Executor) -> StoreConnection | None:
 
 
 def _call(connector: str, call: Callable[[], T]) -> T:
-    """What a store returns. ConfigError names the store if it raises anything else."""
+    """The result of a call of a store. ConfigError names the store if it raises anything else."""
     try:
         return call()
     except ThalwegError:

@@ -1,7 +1,7 @@
 """Blocks on their way from the cache to a store: copied between steps, a few at a time, and saved by another thread.
 
-A block is queued when it can be found. It leaves with one of the next steps, or with the step that takes its place: the cache
-says what it evicts before that step is launched. Where more is evicted at once than may be in flight, the rest is lost, as it
+A block is queued when it can be found. It leaves with one of the next steps, or with the step that overwrites it: the cache
+reports evictions before that step is launched. Where more is evicted at once than may be in flight, the rest is lost, as it
 would be without a store.
 """
 
@@ -23,11 +23,11 @@ from thalweg.hal.device import Export
 logger = logging.getLogger(__name__)
 
 PER_STEP = 16 << 20
-"""Bytes that leave with a step, at most: what a link of 16 GB/s moves in a millisecond. At least one block does."""
+"""Most bytes that leave with a step: a link of 16 GB/s moves them in a millisecond. At least one block does."""
 STAGED = 64 << 20
-"""Bytes of copies that have not arrived on the host, at most. They take room on the device."""
+"""Most bytes of copies that have not arrived on the host. They occupy memory of the device."""
 SAVING = 256 << 20
-"""Bytes that the store was given and has not saved, beyond which no more leave."""
+"""Bytes passed to the store and not saved yet, beyond which no more leave."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Copy:
 
 class StoreSaves:
     def __init__(self, store: Store, mover: Mover, names: StoreKeys, lane: Lane) -> None:
-        """lane: the one that calls `save`."""
+        """lane: the thread that calls `save`."""
         self._store, self._mover, self._names, self._lane = store, mover, names, lane
         self._queued: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         """(group, block) -> key of the node it is filed under."""
@@ -49,7 +49,7 @@ class StoreSaves:
         self._staged = self._saving = 0
         self.per_step = PER_STEP
         self.muted = False
-        """What is published now came from the store."""
+        """Blocks published now came from the store."""
         self.saved_bytes = self.lost_blocks = self.failed = 0
 
     @property
@@ -81,7 +81,7 @@ class StoreSaves:
             self._export(some, STAGED)
 
     def _export(self, blocks: list[tuple[tuple[int, int], bytes]], budget: int) -> None:
-        """At most `budget` bytes of these; the rest is lost."""
+        """Export at most `budget` bytes of these blocks. The rest is lost."""
         groups: dict[int, tuple[list[int], list[bytes]]] = {}
         for (group, block), key in blocks:
             size = self._mover.block_bytes[group]
@@ -98,7 +98,7 @@ class StoreSaves:
             self._staged += size
 
     def collect(self, wait: bool) -> None:
-        """Hand what has arrived on the host to the store; wait: for all of it."""
+        """Pass copies that have arrived on the host to the store. wait: for all copies."""
         while self._copies and (wait or self._copies[0].export.ready()):
             copy = self._copies.popleft()
             self._staged -= copy.size
@@ -117,8 +117,8 @@ class StoreSaves:
                     logger.warning("kv store: %s: blocks were not saved: %s: %s (more is counted, not logged)", name, kind, e)
 
     def settle(self, seconds: float) -> bool:
-        """There are no steps to do: copy a few more blocks, and wait for them. Waits for a store that is behind, `seconds` at
-        most. Returns whether more is left."""
+        """There is no step to run: copy a few more blocks, and wait for those. Waits for a slow store, `seconds` at most.
+        Returns whether more is left."""
         if self._saving >= SAVING:
             self._lane.wait(seconds)
         self.flush()
@@ -126,7 +126,7 @@ class StoreSaves:
         return not self.idle
 
     def reset(self) -> None:
-        """Nothing that is queued can be found any more, and its blocks may be overwritten."""
+        """Queued blocks can no longer be found, and may be overwritten."""
         self._queued.clear()
         self._evicted.clear()
 

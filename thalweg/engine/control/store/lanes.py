@@ -15,7 +15,7 @@ class LaneCall(Protocol):
     def is_done(self) -> bool: ...
 
     def result(self) -> Any:
-        """What the call returned, or raises what it raised. Only where `is_done`."""
+        """The result of the call, or its error, raised. Only where `is_done`."""
         ...
 
 
@@ -25,7 +25,7 @@ class Lane(Protocol):
     def submit(self, call: Callable[[], Any], /) -> LaneCall: ...
 
     def wait(self, seconds: float, /) -> None:
-        """Until the next call is done, at most this long."""
+        """Wait until the next call is done, at most this long."""
         ...
 
 

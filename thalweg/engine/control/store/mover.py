@@ -1,4 +1,4 @@
-"""How blocks leave the cache and enter it: the moves that an executor makes, in order with its steps."""
+"""Moves of blocks out of the cache and into it, made by an executor in order with its steps."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class Mover(Protocol):
     """Copies blocks out of the cache and into it, in order with the steps (`hal.device.Device.export`)."""
 
     block_bytes: Sequence[int]
-    """Of a block of each KV group."""
+    """Bytes of a block of each KV group."""
     signature: bytes
-    """Equal where blocks of one process are right for another: of the model, and of how its blocks lie and are computed."""
+    """Equal where blocks of one process are valid in another: it covers the model, and the layout and computation of its
+    blocks."""
 
     def export(self, group: int, blocks: np.ndarray, /) -> Export: ...
 
@@ -33,7 +34,7 @@ class ExecutorMover:
         """ConfigError for an executor of several ranks."""
         described = executor.call("describe_blocks")
         if len(described) != 1:
-            raise ConfigError(f"kv_transfer_config: a store keeps blocks of one rank, not of {len(described)}: leave it out")
+            raise ConfigError(f"kv_transfer_config: a store keeps blocks of one rank, not of {len(described)}; omit it")
         self.block_bytes, self.signature = described[0]
         self._executor, self._numbers = executor, itertools.count()
 

@@ -1,4 +1,4 @@
-"""What a store calls a block, and what it keeps of one: the bytes and a checksum over them and the name."""
+"""The name of a block in a store, and its stored form: the bytes and a checksum over the bytes and the name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class StoreKeys:
         self._hash = hashlib.blake2b(key=signature, digest_size=16)
 
     def name(self, key: bytes, group: int) -> bytes:
-        """Of the block that KV group `group` files under the prefix cache's node `key`."""
+        """The name of the block that KV group `group` files under the prefix cache's node `key`."""
         h = self._hash.copy()
         h.update(b"%d:%b" % (group, key))
         return h.digest()
@@ -28,7 +28,7 @@ def seal(name: bytes, block: bytes) -> bytes:
 
 
 def unseal(name: bytes, kept: bytes | bytearray | memoryview | None, size: int) -> memoryview | None:
-    """The block of `size` bytes. None: it is not there, or is not what was saved under this name."""
+    """The block of `size` bytes. None: missing, or not the bytes saved under this name."""
     if kept is None or len(kept) != size + SUM_BYTES:
         return None
     view = memoryview(kept)

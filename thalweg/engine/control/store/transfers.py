@@ -19,12 +19,12 @@ from thalweg.engine.control.store.names import StoreKeys
 POLL_SECONDS = 0.005
 """Between looks at the store's threads, where nothing else is to be done."""
 CLOSE_SECONDS = 4.0
-"""A shared store gets so long for what is queued when the engine ends: less than the client waits for that end."""
+"""Seconds a shared store gets for queued blocks when the engine ends: less than the client waits for that end."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreConnection:
-    """A store, and what moves blocks to it and from it."""
+    """A store, and the mover of its blocks."""
 
     store: Store
     mover: Mover
@@ -58,7 +58,7 @@ class Transfers:
             imports = self.arrivals.land(request, found, running)
             self.departures.muted = False
         if imports:
-            self.departures.flush()  # what the new blocks took the place of leaves first
+            self.departures.flush()  # blocks that these overwrite leave first
             for group, blocks, rows in imports:
                 self._mover.import_(group, blocks, rows)
         return False
@@ -67,15 +67,15 @@ class Transfers:
         self.arrivals.forget(request)
 
     def flush(self) -> None:
-        """A step is about to be launched."""
+        """Called before a step is launched."""
         self.departures.flush()
 
     def pause(self) -> None:
-        """Nothing can be done before a load is."""
+        """Nothing can be done before a load has finished."""
         self._reading.wait(POLL_SECONDS)
 
     def settle(self) -> bool:
-        """There are no steps to do: save a few more blocks. Returns whether more is left."""
+        """There is no step to run: save a few more blocks. Returns whether more is left."""
         return self.departures.settle(POLL_SECONDS)
 
     def reset(self) -> None:
@@ -96,7 +96,7 @@ class Transfers:
         }
 
     def close(self) -> None:
-        """Save what others may find, as far as the store keeps up."""
+        """Save blocks that others may find, as far as the store keeps up."""
         until = time.monotonic() + CLOSE_SECONDS
         while self._store.shared and self.settle() and time.monotonic() < until:
             pass

@@ -1,6 +1,7 @@
-"""Kinds of KV group and their policies: which blocks a sequence needs, holds, may drop, and can be found again by.
+"""Kinds of KV group and their policies: the blocks that a sequence needs, holds, may drop, and can be found again by.
 
-A kind is one file and one line of `POLICIES`. Nothing outside this folder asks what kind a group is (`ci/group_kinds.py`).
+A kind is one file and one line of `POLICIES`. Code outside this folder does not depend on the kind of a group
+(`ci/group_kinds.py`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from thalweg.hal.kv import KVKind, KVSpec
 POLICIES: Mapping[KVKind, type[Group]] = MappingProxyType(
     {"full": Full, "latent": Full, "encoder": Full, "window": Window, "chunked": Chunked, "state": State, "cross": Cross}
 )
-"""By `KVSpec.kind`. A latent group differs from a full one in what a token's entry is, and an encoder's blocks hold nothing:
-both are the device's business."""
+"""By `KVSpec.kind`. Latent groups have other entries per token than full ones, and blocks of an encoder are empty. Both
+concern only the device."""
 
 
 def policy(spec: KVSpec) -> type[Group]:

@@ -1,7 +1,7 @@
-"""What a policy answers. A policy keeps the blocks of one KV group for every running sequence.
+"""The interface of a policy. A policy keeps the blocks of one KV group for every running sequence.
 
-Positions are counted in tokens. A *node* of the prefix cache stands for `unit` tokens, the greatest common divisor of the
-groups' block sizes; a prefix of n nodes is n * unit tokens long. A group files a block under the node at which it ends.
+Positions are counted in tokens. A *node* of the prefix cache covers `unit` tokens, the greatest common divisor of the groups'
+block sizes; a prefix of n nodes is n * unit tokens long. A group files a block under the node at which it ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GroupContext:
-    """What a policy shares with the other groups."""
+    """State that a policy shares with the other groups."""
 
     prefix: PrefixCache
     slots: int
@@ -34,25 +34,25 @@ class GroupContext:
     unit: int
     """Tokens of a node."""
     align: int
-    """Tokens: the least common multiple of all groups' block sizes. A prefix is found at multiples of it only."""
+    """Tokens: the least common multiple of all groups' block sizes. Prefixes are found only at its multiples."""
 
 
 class Group(ABC):
-    """One KV group: its spec, its pool, and what every slot holds of it."""
+    """One KV group: its spec, its pool, and the blocks of every slot."""
 
     whole = True
     """Does it keep every token, so that its pool bounds how long a sequence can be?"""
 
     growing: I32 | None = None
-    """The table of every slot, where a row only grows while its sequence stays: what `rows` cuts its answer from. None:
-    rows are made for each step."""
+    """The table of every slot, where a row only grows while its sequence stays: `rows` slices it. None: rows are made for
+    each step."""
 
     columns = 0
-    """Of its block table, always so many; 0: one for each block of the longest sequence in a step, and `growing`."""
+    """Columns of its block table, if constant. 0: one for each block of the longest sequence in a step, and `growing`."""
 
     rewinds = True
-    """Can a sequence go back to a position that launched steps have passed? Steps that verify drafts take it no further than
-    what they accept, in any group."""
+    """Can a sequence go back to a position that launched steps have passed? In any group, a step that verifies drafts
+    advances it by accepted tokens only."""
 
     keeps_states = False
     """Does a block hold a whole sequence, so that drafts are verified in a spare one (`KVSpec.spare`)?"""
@@ -90,34 +90,34 @@ class Group(ABC):
 
     @abstractmethod
     def reads(self, nodes: int) -> range:
-        """Indices of the nodes whose blocks a sequence holds that enters after `nodes` nodes. `find` has found them."""
+        """Indices of the nodes with blocks that a sequence holds when it enters after `nodes` nodes. `find` has found them."""
 
     # ------------------------------------------------------------------ entering
 
     @abstractmethod
     def find(self, nodes: Sequence[Node], most: int) -> int:
-        """The largest number of nodes <= `most` after which a sequence can go on with what this group still has."""
+        """The largest number of nodes <= `most` after which a sequence can continue with the blocks this group still has."""
 
     @abstractmethod
     def need(self, nodes: Sequence[Node], tokens: int, chunk: int) -> int:
         """Blocks that must be available for a sequence of `tokens` tokens to enter after `nodes` and compute `chunk`."""
 
     def first_chunk(self, nodes: Sequence[Node], take: int) -> int:
-        """The tokens <= `take` that a sequence alone in the cache can compute after `nodes`."""
+        """The tokens <= `take` that the only sequence in the cache can compute after `nodes`."""
         return take
 
     @abstractmethod
     def enter(self, slot: int, nodes: Sequence[Node]) -> None:
-        """Hold what was found, for a sequence that has just entered this slot."""
+        """Hold the found blocks, for a sequence that has just entered this slot."""
 
     # ------------------------------------------------------------------ running
 
     def headroom(self, running: int) -> int:
-        """Blocks left alone when a sequence enters, so that the `running` others are not preempted at once."""
+        """Blocks to leave free when a sequence enters, so that the `running` others are not preempted at once."""
         return running
 
     def cut(self, start: int, take: int) -> int:
-        """The tokens <= `take` that a chunk from position `start` had better have."""
+        """The preferred length <= `take` of a chunk from position `start`."""
         return take
 
     @abstractmethod
@@ -126,9 +126,9 @@ class Group(ABC):
 
     @abstractmethod
     def grow(self, slot: int, start: int, tokens: int, publishing: bool) -> int:
-        """Take what the next step, from position `start` up to `tokens`, needs. The caller has seen what it `lacks`.
-        publishing: others may find what this sequence computes. Returns the tokens that the sequence can have before this
-        must be called again."""
+        """Allocate the blocks of the next step, from position `start` up to `tokens`. The caller has checked `lacks`.
+        publishing: other requests may find the blocks of this sequence. Returns the tokens that the sequence can have before
+        this must be called again."""
 
     @abstractmethod
     def room(self, slot: int) -> int:
@@ -142,16 +142,16 @@ class Group(ABC):
 
     @abstractmethod
     def publish(self, slot: int, nodes: Sequence[Node], first: int, computed: int) -> None:
-        """File the blocks that are complete with `computed` returned tokens. `nodes` are all of the sequence's, those from
-        index `first` on are new."""
+        """File the blocks completed by `computed` returned tokens. `nodes` are all of the sequence's, those from index
+        `first` on are new."""
 
     @abstractmethod
     def drop(self, slot: int, computed: int) -> None:
-        """Release what no step after `computed` returned tokens looks at."""
+        """Release blocks that no step after `computed` returned tokens reads."""
 
     @abstractmethod
     def next(self, computed: int) -> int | None:
-        """The returned progress beyond `computed` at which `drop` has something to do. None: never."""
+        """The returned progress beyond `computed` at which `drop` has work. None: never."""
 
     @abstractmethod
     def release(self, slot: int) -> None:

@@ -1,5 +1,5 @@
-"""A group whose tokens attend to their own chunk of `window` tokens (Llama 4): with the first token of a chunk, all blocks of
-those before it are dropped. Everything else is as for a window."""
+"""A group in which tokens attend to their own chunk of `window` tokens (Llama 4): with the first token of a chunk, all blocks
+of those before it are dropped. Everything else is as for a window."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A group of cross attention: one block holds keys and values of a sequence's whole source, as an encoder gave it.
+"""A group of cross attention: one block holds keys and values of a sequence's whole source, from the encoder's output.
 
-The block is taken when a sequence enters, written by its first step, read by every step, and released when it leaves. A
-preempted sequence computes it again. It is never found by others: what enters after a prefix hears its source itself.
+The block is allocated when a sequence enters, written by its first step, read by every step, and released when it leaves. A
+preempted sequence computes it again. Other sequences never find it: one that enters after a prefix encodes its source itself.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Cross(Group):
     # ------------------------------------------------------------------ running
 
     def headroom(self, running: int) -> int:
-        """Those running have their blocks, and need no more."""
+        """Running sequences have their blocks, and need no more."""
         return 0
 
     def lacks(self, slot: int, tokens: int) -> int:

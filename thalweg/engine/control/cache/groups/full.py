@@ -29,7 +29,7 @@ class Full(Group):
         self.kept = [0] * around.slots
         """Per slot: index of the first block not dropped."""
         self._nodes = spec.block_tokens // around.unit
-        """Of a block."""
+        """Nodes of a block."""
 
     @classmethod
     def holds(cls, spec: KVSpec, tokens: int, step: int) -> int:
@@ -40,7 +40,7 @@ class Full(Group):
         return 1 - (-tokens // spec.block_tokens)
 
     def first_needed(self, computed: int) -> int:
-        """Index of the first block that the token at position `computed`, or any after it, looks at."""
+        """Index of the first block that the token at position `computed`, or any after it, reads."""
         return 0
 
     def _blocks_of(self, nodes: Sequence[Node], first: int, end: int) -> list[int]:
@@ -104,7 +104,7 @@ class Full(Group):
     # ------------------------------------------------------------------ after a result
 
     def publish(self, slot: int, nodes: Sequence[Node], first: int, computed: int) -> None:
-        """The one before the first too: it may have been another's block, which is gone since."""
+        """Also the block before the first: it may have been another's block, which is gone since."""
         held, per, index = self.blocks[slot], self._nodes, self.index
         for at in range(first - first % per or per, len(nodes) + 1, per):
             node, block = nodes[at - 1], held[at // per - 1]

@@ -1,20 +1,20 @@
 """A group of recurrent layers: one block holds a sequence's whole state after some position, not `block_tokens` tokens.
 
-A step reads the state before its first token from one block and writes the state after its last into another or the same
-one: the group's table has two columns, read and write. Steps write into a sequence's *live* block. At a multiple of `align`
-tokens the live block may be frozen as a *snapshot*: the next step reads it and writes into a fresh block. A snapshot is
-released when the sequence's progress has returned, and can be found again; so a findable block is never written, and nothing
-is ever copied.
+A step reads the state before its first token from one block and writes the state after its last into another or the same one:
+the group's table has two columns, read and write. Steps write into a sequence's *live* block. At a multiple of `align` tokens
+the live block may be frozen as a *snapshot*: the next step reads it and writes into a fresh block. A snapshot is released
+when the sequence's progress has returned, and can be found again. A findable block is therefore never written, and nothing is
+ever copied.
 
-A sequence without history reads block 0, whose contents mean nothing: a model starts from zeros where `context` is 0.
+A sequence without history reads block 0, which has no meaningful contents: a model starts from zeros where `context` is 0.
 
-Snapshots are taken where a step happens to end at such a multiple, and only while a block is available. A chunk that would
-cross one is cut to end at the last it can reach. Of this group `block_tokens` is the least distance of snapshots, so it is
-chosen much larger than that of groups which keep tokens.
+Snapshots are taken only where a step ends at such a multiple, and while a block is available. A chunk that would cross one is
+cut to end at the last it can reach. Of this group `block_tokens` is the least distance of snapshots, so it is much larger
+than that of groups which keep tokens.
 
 Where steps verify drafts (`KVSpec.spare`) every sequence holds a spare block too, the third column of the table. A step with
-drafts writes there what its tokens make of the state, and the live block gets the state after those that were accepted. So a
-sequence never goes back, and nothing else here knows of drafts.
+drafts writes the state after all its tokens there, and the state after the accepted ones to the live block. A sequence
+therefore never goes back, and nothing else in this file depends on drafts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class State(Group):
         self._turned: I32 = np.zeros(around.slots, np.int32)
         """The step from position `_turned` reads `_source`; later ones read the live block."""
         self.snapshots: list[list[tuple[int, int]]] = [[] for _ in range(around.slots)]
-        """Per slot: (position, block) of states that are held until that position has returned."""
+        """Per slot: (position, block) of states held until that position has returned."""
 
     @classmethod
     def table_columns(cls, spec: KVSpec) -> int:
@@ -59,7 +59,7 @@ class State(Group):
 
     @classmethod
     def holds(cls, spec: KVSpec, tokens: int, step: int) -> int:
-        """The live block, the spare one, and a snapshot for as long as it takes its step to return."""
+        """The live block, the spare one, and a snapshot until its step has returned."""
         return 2 + spec.spare
 
     @classmethod
@@ -104,7 +104,7 @@ class State(Group):
     # ------------------------------------------------------------------ running
 
     def headroom(self, running: int) -> int:
-        """Those running have their live blocks, and take snapshots only of what is available."""
+        """Running sequences have their live blocks, and snapshots use only available blocks."""
         return 0
 
     def cut(self, start: int, take: int) -> int:
@@ -141,13 +141,13 @@ class State(Group):
                 self.pool.tag(block)
 
     def drop(self, slot: int, computed: int) -> None:
-        """A snapshot whose position has returned: the step that reads it was launched when it was taken."""
+        """Release a snapshot when its position has returned: the step that reads it was launched when it was taken."""
         snapshots = self.snapshots[slot]
         while snapshots and snapshots[0][0] <= computed:
             self.pool.release(snapshots.pop(0)[1])
 
     def next(self, computed: int) -> int | None:
-        """Of a state at `computed` itself a snapshot is taken after this, if at all."""
+        """A snapshot of the state at `computed` itself is taken after this, if at all."""
         return computed + 1 if computed % self.align == 0 else (computed // self.align + 1) * self.align
 
     def release(self, slot: int) -> None:

@@ -1,6 +1,6 @@
 """A group that keeps the last `window` tokens of a sequence, and drops the blocks before them while the sequence runs.
 
-A prefix is found as far as the group still has the blocks that the next token looks back on; those before may be gone.
+A prefix is found as far as the group still has the blocks within the next token's window; those before may be gone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Window(Full):
         return max(0, computed - self.spec.window + 1) // self.spec.block_tokens
 
     def find(self, nodes: Sequence[Node], most: int) -> int:
-        """Back from the end: a block that is missing there is missing for every length that looks back on it."""
+        """Searches from the end: a missing block rules out every length with that block in its window."""
         end = at = most // self._nodes
         while at > self.first_needed(end * self.spec.block_tokens):
             at -= 1
