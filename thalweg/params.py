@@ -329,7 +329,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         """RequestError for a bad word that is no token of this tokenizer. The engine reads bad words by the model's own."""
         for word in self.bad_words or ():
             if not tokenizer.encode(word, add_special_tokens=False):
-                raise RequestError(f"bad_words: {word!r:.80} is no token at all", "bad_words")
+                raise RequestError(f"bad_words: {word!r:.80} encodes to no tokens", "bad_words")
 
     def update_from_generation_config(self, generation_config: Mapping[str, Any], eos_token_id: int | None = None) -> None:
         """Stop at the end tokens that a generation_config.json names beside `eos_token_id`, unless ignore_eos. The engine does

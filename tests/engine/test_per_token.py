@@ -119,7 +119,7 @@ def test_what_becomes_of_a_tokens_vector_may_be_said(tmp_path: Path) -> None:
         assert e.value.param == "returned_token_ids"
         with pytest.raises(RequestError, match="step_tag_id: it is for results per token"):
             llm.embed([ids], pooling_params=PoolingParams(step_tag_id=3))
-        with pytest.raises(RequestError, match="token_embed was said, but this asks for embed"):
+        with pytest.raises(RequestError, match="token_embed, but this method needs embed"):
             llm.embed([ids], pooling_params=PoolingParams(task="token_embed"))
         with pytest.raises(RequestError, match="this model cannot token_classify"):
             llm.reward([ids])

@@ -146,7 +146,9 @@ class PoolingMethods(Batches):
             return [compare_vectors(vectors[i], vectors[len(first) + j]) for i, j in which]
         cut, special = self.llm_engine.client.prompts.cut(tokenization_kwargs)
         if not special:
-            raise RequestError("tokenization_kwargs: add_special_tokens: pairs need their special tokens", "tokenization_kwargs")
+            raise RequestError(
+                "tokenization_kwargs: add_special_tokens: pairs need their special tokens", "tokenization_kwargs"
+            )
         tokenizer = self.llm_engine.get_tokenizer()
         pairs = pair_prompts(tokenizer, [(first[i], second[j]) for i, j in which], cut, pooling)
         return self._pool(SCORE, pairs, pooling_params, None, use_tqdm, lora_request)

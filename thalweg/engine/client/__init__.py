@@ -1,2 +1,2 @@
-"""The client side of the engine: prompts and parameters in, outputs out. It owns the truth of every open request, so an
-engine that died can be asked to continue. Knows no device and no scheduling."""
+"""The client side of the engine: prompts and parameters in, outputs out. It keeps the state of every open request, so a
+replacement of a dead engine can continue. Knows no device and no scheduling."""

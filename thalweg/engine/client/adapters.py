@@ -1,5 +1,5 @@
-"""Adapters as a client of an engine process sees them: names, digests, and who uses them. Files are read here for their digest
-only. The engine reads them again, and checks them against the model."""
+"""Adapters in a client of an engine process: names, digests, and users. Files are read here only for their digest. The engine
+reads them again, and checks them against the model."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class NamedAdapter:
 
 
 class AdapterNames:
-    """What names stand for. Several may stand for equal content."""
+    """Names of adapters and their digests. Several names may have equal content."""
 
     def __init__(self) -> None:
         self._named: dict[str, NamedAdapter] = {}
         self._pinned: set[str] = set()
 
     def find(self, request: LoRARequest) -> bytes | None:
-        """The digest of a request's adapter. None: its files must be read, as the name is new, has another path, or asks for
+        """The digest of a request's adapter. None: its files must be read, as the name is new, has another path, or has
         `load_inplace`. RequestError if its number is that of another name."""
         named = self._named.get(request.lora_name)
         for other in self._named.values():
@@ -79,12 +79,12 @@ class AdapterNames:
         return {n.request.lora_int_id for n in self._named.values()}
 
     def shares(self, named: NamedAdapter) -> bool:
-        """Does another name stand for the same content?"""
+        """Does another name have the same content?"""
         return sum(n.digest == named.digest for n in self._named.values()) > 1
 
 
 def check_request(request: object) -> LoRARequest:
-    """RequestError for what is no LoRARequest."""
+    """RequestError for any other type."""
     if not isinstance(request, LoRARequest):
         raise RequestError(f"lora_request must be a LoRARequest, not {type(request).__name__}", "lora_request")
     return request
@@ -101,8 +101,8 @@ class AdapterUse:
 
 
 class AdapterTraffic:
-    """Names of adapters with sequences that wait and that run, from the engine's frames. A preempted sequence still counts as
-    running."""
+    """Names of adapters with waiting and with running sequences, from the engine's frames. A preempted sequence still counts
+    as running."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, str] = {}
@@ -143,8 +143,8 @@ class ClientAdapters:
         self.traffic = AdapterTraffic()
 
     async def add(self, request: object) -> bytes:
-        """The adapter's digest; the engine has it by then. RequestError, CheckpointError or UnsupportedModelError say what is
-        wrong with it."""
+        """The digest of a loaded adapter, loading it first if necessary. RequestError, CheckpointError or
+        UnsupportedModelError describe the fault."""
         asked = check_request(request)
         if not self._enabled:
             raise RequestError(NOT_ENABLED, "lora_request")
@@ -157,7 +157,7 @@ class ClientAdapters:
         return digest
 
     async def _load(self, request: LoRARequest) -> bytes:
-        """Unless another request has, while this one waited."""
+        """Load it, unless another request has, while this one waited."""
         known = self._names.find(request)
         if known is not None and known in self._loaded:
             return known
@@ -188,8 +188,8 @@ class ClientAdapters:
         self._trim()
 
     def _trim(self, kept: bytes = b"") -> None:
-        """Unload adapters that no request uses: those without a name, and those used longest ago, until the engine has no more
-        than it may. Pinned ones stay, and so does `kept`."""
+        """Unload adapters without a request: those without a name, and the least recently used, down to the engine's limit.
+        Pinned ones stay, and so does `kept`."""
         for digest in [d for d in self._loaded if not self._users[d] and d != kept]:
             if not self._names.has(digest) or (len(self._loaded) > self._most and not self._names.is_pinned(digest)):
                 self._unload(digest)

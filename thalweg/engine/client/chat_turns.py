@@ -1,4 +1,4 @@
-"""The turns of `LLM.chat`: whole answers taken apart into reasoning, content and calls."""
+"""The turns of `LLM.chat`: whole answers parsed into reasoning, content and calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thalweg.turns.reasoning_delimiters import aside_of
 
 
 class ChatTurns:
-    """How the answers of one `LLM.chat` are read."""
+    """The parser of the answers of one `LLM.chat`."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class ChatTurns:
         tool_parser: str | None,
         reasoning_parser: str | None,
     ) -> None:
-        """template: what the conversation is rendered with, a name or a source. None: as `Templates.pick` chooses. ConfigError
-        for a parser that is none."""
+        """template: renders the conversation, by name or as a source. None: as `Templates.pick` chooses. ConfigError for an
+        unknown parser."""
         tokenizer, chat, turn = frontend.tokenizer, frontend.chat, TurnFormat()
         if tokenizer is not None:
             asked = template is not None or (chat is not None and chat.templates.pick(bool(tools)) is not None)
@@ -44,7 +44,7 @@ class ChatTurns:
         self._bound = bind(turn if self._calls else turn.without_calls(), tokenizer)
 
     def marking(self, params: SamplingParams, prompt: str | Mapping[str, Any] | list[int] = "") -> SamplingParams:
-        """The same, with the tokens that readers must know marked. Stop strings do not count in reasoning."""
+        """The same, with the tokens marked that parsers need. Stop strings do not count in reasoning."""
         if not isinstance(params, SamplingParams):
             return params
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
@@ -57,7 +57,7 @@ class ChatTurns:
         return msgspec.structs.replace(params, marked_token_ids=list(self._bound.marked))
 
     def read(self, output: RequestOutput, params: SamplingParams) -> None:
-        """Fill in what the choices of an output say."""
+        """Fill in the parsed message of each choice of an output."""
         for choice in output.outputs:
             said = self._read_message(choice, output.prompt or "", params)
             choice.content, choice.reasoning = said.content, said.reasoning or None
@@ -65,7 +65,7 @@ class ChatTurns:
             choice.text = self._bound.unmark(choice.text, params.skip_special_tokens)
 
     def _read_message(self, choice: CompletionOutput, prompt: str, params: SamplingParams) -> Message:
-        """A constraint that begins with the text makes all of it content."""
+        """A constraint from the start of the text makes the whole text content."""
         form = params.structured_outputs
         if form is not None and not form.free_until:
             return Message(content=self._bound.token_text(choice.text))

@@ -1,6 +1,6 @@
-"""The requests of one client: prepared, opened, answered. `LLMEngine` and `AsyncLLM` drive it, each in its own way.
+"""The requests of one client: prepared, opened, answered. `LLMEngine` and `AsyncLLM` drive it, in different ways.
 
-It owns the truth of every open request, and knows no thread, event loop or transport.
+It keeps the state of every open request, and knows no thread, event loop or transport.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class ClientCore:
     inputs: InputProcessor
     prompts: PromptReader
     structured: StructuredOutputs | None = None
-    """Who judges grammars. None: nobody does."""
+    """The validator of grammars. None: no grammars."""
 
     def __init__(self, frontend: Frontend, seeds: random.Random) -> None:
-        """seeds: where seeds of requests without one come from."""
+        """seeds: the source of seeds for requests without one."""
         self.frontend, self._seeds = frontend, seeds
         self.outputs = OutputProcessor(frontend.tokenizer, frontend.args.stream_interval)
         self.pooled = PoolingOutputs()
         self.handles = itertools.count(1)
 
     def connect(self, config: EngineConfig) -> None:
-        """Prepare requests for an engine of this configuration. Again for an engine that follows another."""
+        """Prepare requests for an engine of this configuration. Called again for a replacement of the engine."""
         if not hasattr(self, "config"):
             self.structured = self.frontend.structured_outputs(config)
         self.config = config
@@ -83,7 +83,7 @@ class ClientCore:
         return made if lora_request is None else with_adapter(made, lora_request, adapter)
 
     def open(self, submission: Submission | PoolingSubmission) -> list[EngineRequest]:
-        """Expect outputs of a request from now on. Returns what the engine gets."""
+        """Expect outputs of a request from now on. Returns the requests for the engine."""
         now = time.monotonic()
         if isinstance(submission, PoolingSubmission):
             self.pooled.add(submission, now)
@@ -114,7 +114,7 @@ class ClientCore:
 
     def open_ids(self) -> list[str]:
         """Requests that have not finished, oldest first."""
-        return [*self.outputs.open_ids(), *self.pooled.open_ids()]  # of one engine only one has any
+        return [*self.outputs.open_ids(), *self.pooled.open_ids()]  # only one has any for a given engine
 
     def open_handles(self) -> list[int]:
         return [*self.outputs.open_handles(), *self.pooled.open_handles()]
@@ -150,7 +150,7 @@ def check_reset(reset_running_requests: bool, reset_connector: bool) -> None:
 
 
 def with_text(prompt: Any, text: str | None) -> Any:
-    """A prompt of ids, and its text if that is known."""
+    """A prompt of ids, and its text if known."""
     if text is None:
         return prompt
     return {**prompt, "prompt": text} if isinstance(prompt, Mapping) else {"prompt_token_ids": prompt, "prompt": text}

@@ -1,4 +1,4 @@
-"""Prompts that are given as embeddings (`prompt_embeds`): checked, and made an input over placeholder tokens."""
+"""Prompts as embeddings (`prompt_embeds`): checked, and turned into an input over placeholder tokens."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ NAME, IDS, MASK = "prompt_embeds", "prompt_token_ids", "prompt_is_token_ids"
 MOST_BYTES = 128 << 20
 """Bytes of vectors that a request may send to an engine process, all its choices together."""
 PLACEHOLDER = 0
-"""Token id that stands for a vector, where the prompt names none to be told back."""
+"""Token id at a vector's position, where the prompt names no id to report back."""
 
 
 def read(fields: Mapping[str, Any], hidden: int) -> tuple[Input | None, dict[str, Any]]:
-    """The vectors [tokens, hidden] of a prompt, of numpy or torch, in any float type. And the rest of it: its ids, and what
-    else was said. None: every position is a token. RequestError."""
+    """(input, rest) of a prompt with vectors [tokens, hidden], of numpy or torch, in any float type. rest: its ids and other
+    fields. None as input: every position is a token. RequestError."""
     vectors = _vectors(fields[NAME], hidden)
     rest = {k: v for k, v in fields.items() if k not in (NAME, MASK) and v is not None}
     ids, mask = rest.get(IDS), fields.get(MASK)
@@ -61,7 +61,7 @@ def _input(positions: np.ndarray, vectors: np.ndarray) -> Input | None:
 
 
 def check(params: SamplingParams, item: Input | None) -> None:
-    """RequestError for more than may be sent, and for what reads the tokens of a prompt."""
+    """RequestError for more bytes than the limit, and for parameters that read the tokens of a prompt."""
     size = 0 if item is None or item.vectors is None else item.vectors.nbytes
     if size * params.n > MOST_BYTES:
         raise RequestError(

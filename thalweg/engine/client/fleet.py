@@ -1,8 +1,8 @@
-"""Several engines behind one client (data parallelism): each request runs on one of them.
+"""Several engines behind one client (data parallelism): each request runs on one engine.
 
 A `Fleet` has the interface of a `Supervisor`, and one supervisor per engine. A request goes to the engine that has seen the
-beginning of its prompt, unless that one has much more to do than another. An engine that dies is replaced and gets its requests
-back. One that cannot be replaced leaves them to the others.
+beginning of its prompt, unless that one is much busier than another. A dead engine is replaced and gets its requests back. If
+it cannot be replaced, the other engines get them.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SPAN = 64
-"""Tokens of a prompt between places at which its beginning is remembered."""
+"""Tokens between the remembered prefixes of a prompt."""
 SPANS = 64
-"""Such places of a prompt, at most."""
+"""Most remembered prefixes of one prompt."""
 REMEMBERED = 1 << 14
-"""Beginnings of prompts that are remembered, the latest ones."""
+"""Most remembered prefixes, the latest ones."""
 SLACK, SHARE = 4, 1.5
 """An engine that has seen a prompt gets it while it has at most SLACK sequences more than SHARE times those of the engine
 with the fewest."""
 GAUGES = ("running", "waiting", "blocks_used", "blocks_total")
-"""Fields of Stats that are no counters."""
+"""Fields of Stats without counters."""
 
 
 class _EngineRequests:
@@ -62,9 +62,9 @@ class _Member:
     """Handles of the sequences that run here."""
     latest: m.Stats | None = None
     before: m.Stats | None = None
-    """Counters of the processes that this engine had before."""
+    """Counters of this engine's earlier processes."""
     lost: bool = False
-    """It is not replaced any more."""
+    """It is no longer replaced."""
 
     @property
     def serves(self) -> bool:
@@ -83,12 +83,12 @@ class _Member:
 
 @dataclass
 class Affinity:
-    """Which engine has seen the beginning of a prompt, and so has it in its prefix cache."""
+    """Maps prefixes of prompts to the engine that has seen them, and so has them in its prefix cache."""
 
     seen: OrderedDict[int, int] = field(default_factory=OrderedDict)
 
     def keys(self, request: m.EngineRequest) -> list[int]:
-        """One for each span of the prompt, from the shortest beginning on. Equal beginnings have equal keys."""
+        """One for each span of the prompt, the shortest prefix first. Equal prefixes have equal keys."""
         key, found = hash((request.cache_salt, request.adapter)), []
         for at in range(0, min(request.tokens.size, SPAN * SPANS) - SPAN + 1, SPAN):
             key = hash((key, request.tokens[at : at + SPAN].tobytes()))
@@ -96,7 +96,7 @@ class Affinity:
         return found
 
     def find(self, keys: Sequence[int]) -> int | None:
-        """The engine that has seen most of it."""
+        """The engine that has seen the longest prefix."""
         return next((self.seen[k] for k in reversed(keys) if k in self.seen), None)
 
     def remember(self, keys: Sequence[int], engine: int) -> None:
@@ -184,7 +184,7 @@ class Fleet:
         self._on_convicted(handle, why)
 
     def _lose(self, i: int, why: ThalwegError) -> None:
-        """Its open requests go on elsewhere, with the text they would have had."""
+        """Move its open requests to other engines. Their text does not change."""
         member = self._members[i]
         member.lost = True
         if all(each.lost for each in self._members):
@@ -211,7 +211,7 @@ class Fleet:
 
     @property
     def state(self) -> str:
-        """ready if an engine is. Else that of the first that is not lost."""
+        """ready if any engine is. Otherwise the state of the first engine that is not lost."""
         states = [member.supervisor.state for member in self._members if not member.lost]
         return "ready" if "ready" in states else states[0] if states else "failed"
 
@@ -229,7 +229,7 @@ class Fleet:
         return any(not member.lost and member.supervisor.recovering for member in self._members)
 
     async def start(self, engine: Awaitable[EngineProcess]) -> EngineProcess:
-        """All engines. engine: the first. Raises what the first that failed said, and leaves `stop` to the caller."""
+        """Start all engines. engine: the first. Raises the error of the first failure, and leaves `stop` to the caller."""
         others = [asyncio.create_task(EngineProcess.start(args, None)) for args in self._args[1:]]
         starts = [s.start(e) for s, e in zip(self.members, [engine, *others], strict=True)]
         try:
@@ -245,7 +245,7 @@ class Fleet:
         return all(await self._each(lambda s: s.control(op)))
 
     async def load_adapter(self, digest: bytes, path: str) -> None:
-        """Into every engine. RequestError if one refuses it: then none has it."""
+        """Load into every engine. RequestError if one rejects it: then none has it."""
         try:
             await self._each(lambda s: s.load_adapter(digest, path))
         except RequestError:
@@ -283,7 +283,7 @@ class Fleet:
         return [member.supervisor for member in self._members if not member.lost]
 
     async def _each(self, ask: Callable[[Supervisor], Awaitable[T]]) -> list[T]:
-        """Ask every engine, and raise what the first of those that refused said, once all have answered."""
+        """Ask every engine. Raises the first error, once all have answered."""
         answers = await asyncio.gather(*(ask(s) for s in self._alive()), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):
@@ -292,7 +292,7 @@ class Fleet:
 
 
 Engines = Supervisor | Fleet
-"""What runs the requests of one client."""
+"""The engine side of one client."""
 
 
 def add_stats(a: m.Stats, b: m.Stats) -> m.Stats:
@@ -309,7 +309,7 @@ def add_stats(a: m.Stats, b: m.Stats) -> m.Stats:
 
 
 def make_engines(args: EngineArgs, *rest: object, **callbacks: object) -> Engines:
-    """The supervisor of one engine, or a fleet of data_parallel_size of them. Arguments as for `Supervisor`."""
+    """The supervisor of one engine, or a fleet of data_parallel_size engines. Arguments as for `Supervisor`."""
     if args.data_parallel_size == 1:
         return Supervisor(args, *rest, **callbacks)  # type: ignore[arg-type]
     return Fleet([args] * args.data_parallel_size, *rest, **callbacks)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What every client of the engine needs before the engine is up: the model's directory, tokenizer, template, defaults."""
+"""The parts of a client that exist before the engine does: the model's directory, tokenizer, template, defaults."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Frontend:
     default_sampling: dict[str, Any]
     """SamplingParams fields a request starts from."""
     media: MediaPreprocessor | None
-    """Who reads media. None: the model takes text only."""
+    """The preprocessor of media. None: a text-only model."""
     marks: ReasoningMarkers | None
-    """How the model's reasoning begins and ends. None: nothing says."""
+    """The tokens around the model's reasoning. None: unknown."""
     names: list[str]
     """Names that clients may call the model. The first is shown."""
 
@@ -59,7 +59,7 @@ class Frontend:
         return SamplingParams(**{**self.default_sampling, **given})
 
     def structured_outputs(self, config: EngineConfig) -> StructuredOutputs | None:
-        """Who judges grammars. None without a tokenizer, or where the model gives vectors."""
+        """The validator of grammars. None without a tokenizer, or for a pooling model."""
         tokenizer = self.tokenizer
         if tokenizer is None or config.model.pooling is not None:
             return None
@@ -70,10 +70,10 @@ class Frontend:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A model directory whose configuration can be read."""
+    """A model directory with a readable configuration."""
 
     args: EngineArgs
-    """The user's, with `model` made that directory."""
+    """The user's arguments, with that directory as `model`."""
     given: EngineArgs
     path: Path
     config: dict[str, Any]
@@ -81,7 +81,7 @@ class ResolvedModel:
 
 
 def locate(args: EngineArgs) -> ResolvedModel:
-    """CheckpointError or ConfigError, naming file or field, before any process is told to load."""
+    """CheckpointError or ConfigError, naming file or field, before any process starts to load."""
     check_args(args)
     check_store(args)
     path = checkpoint_config.find(args)
@@ -157,7 +157,7 @@ def _generation_config(args: EngineArgs, path: Path) -> dict[str, Any]:
 
 
 def _default_sampling(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `found`, a generation config, what requests start from."""
+    """The defaults of requests from `found`, a generation config."""
     fields = {k: found[k] for k in OF_MODEL if found.get(k) is not None}
     if found.get("max_new_tokens") is not None:
         fields["max_tokens"] = found["max_new_tokens"]

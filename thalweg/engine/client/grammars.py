@@ -1,4 +1,4 @@
-"""From what a request says of its text's form to a grammar that was judged. RequestError names the client's own field."""
+"""From a request's constraint on its text to a validated grammar. RequestError names the client's own field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_SENT = 64 << 20
 
 
 class StructuredOutputs:
-    """Judges grammars for one engine. Thread-safe."""
+    """Validates grammars for one engine. Thread-safe."""
 
     def __init__(self, vocabulary: Callable[[], GrammarVocabulary], defaults: Mapping[str, Any] | None = None) -> None:
         """vocabulary: raises RequestError if the model can follow no grammar. defaults: --structured-outputs-config."""
@@ -29,7 +29,7 @@ class StructuredOutputs:
 
     def source(self, params: StructuredOutputsParams, choices: int = 1) -> GrammarSource:
         if params.inner is not None:
-            self.source(params.inner)  # what is wrong with it is told by its own name
+            self.source(params.inner)  # an error in it names its field
         name, asked = self._read_constraint(params)
         field = params.asked_as or f"structured_outputs.{name}"
         self.judge.vocabulary  # noqa: B018  (it may refuse)
@@ -44,7 +44,7 @@ class StructuredOutputs:
         return source
 
     def _error_of_part(self, params: StructuredOutputsParams, whole: GrammarError) -> RequestError | None:
-        """The error of the part that is wrong. whole: of the grammar, which the client did not write. None: it has no parts."""
+        """The error of the wrong part. whole: of the grammar, which the client did not write. None: it has no parts."""
         for part in params.parts:
             text = json.dumps(part.schema, ensure_ascii=False)
             try:
@@ -73,6 +73,6 @@ class StructuredOutputs:
 
 
 def _plain(why: str, pointer: str = "") -> str:
-    """A reason without a place in a grammar that the client did not write."""
+    """A reason without a position in a grammar that the client did not write."""
     why = _IN_LARK.sub("", why)
     return f"{pointer}: {why}" if pointer else why

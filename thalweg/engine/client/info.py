@@ -1,4 +1,4 @@
-"""What programs ask of an AsyncLLM besides requests: its model, its state, and methods of vLLM that it lacks."""
+"""Methods of AsyncLLM besides requests: its model, its state, and methods of vLLM that it lacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class InfoMethods(NoWeightUpdates, NoVllmConfig):
-    """The part of AsyncLLM that only tells."""
+    """The read-only part of AsyncLLM."""
 
     _client: ClientCore
     _frontend: Frontend
@@ -34,7 +34,7 @@ class InfoMethods(NoWeightUpdates, NoVllmConfig):
 
     @property
     def config(self) -> EngineConfig:
-        """Of the engine. AttributeError before it has started."""
+        """The configuration of the engine. AttributeError before it has started."""
         return self._client.config
 
     @property
@@ -47,17 +47,17 @@ class InfoMethods(NoWeightUpdates, NoVllmConfig):
 
     @property
     def chat(self) -> Chat | None:
-        """What makes prompts of conversations. None without a tokenizer."""
+        """The renderer of conversations. None without a tokenizer."""
         return self._frontend.chat
 
     @property
     def media(self) -> MediaPreprocessor | None:
-        """Who reads images. None: the model takes text alone."""
+        """The preprocessor of media. None: a text-only model."""
         return self._frontend.media
 
     @property
     def default_sampling(self) -> dict[str, Any]:
-        """SamplingParams fields of the model's generation config, for what a client leaves out."""
+        """SamplingParams fields of the model's generation config, as defaults of requests."""
         return self._frontend.default_sampling
 
     @property
@@ -65,7 +65,7 @@ class InfoMethods(NoWeightUpdates, NoVllmConfig):
         return self._frontend.names
 
     def check_pooling(self, params: PoolingParams) -> None:
-        """RequestError, naming the field, for what the model cannot do of these, whatever the prompt."""
+        """RequestError, naming the field, for parameters that the model does not support with any prompt."""
         self._client.inputs.check_pooling(params)
 
     # ------------------------------------------------------------ the engine
@@ -98,7 +98,7 @@ class InfoMethods(NoWeightUpdates, NoVllmConfig):
         return self._stats
 
     def progress(self, request_id: str) -> RequestMetrics | None:
-        """What is known of an open request's times so far. None: it is not open, or is for a vector."""
+        """Times of an open request so far. None: it is not open, or is a pooling request."""
         return self._client.outputs.metrics(request_id)
 
     def get_world_size(self, include_dp: bool = True) -> int:
@@ -107,7 +107,7 @@ class InfoMethods(NoWeightUpdates, NoVllmConfig):
         return args.tensor_parallel_size * (args.data_parallel_size if include_dp else 1)
 
     async def check_health(self) -> None:
-        """EngineDeadError if there is no engine and there will be none. A restart is no illness: see `ready`."""
+        """EngineDeadError if there is no engine and there will be none. A restart is no error: see `ready`."""
         if self._dead or self.state in ("failed", "stopped"):
             raise EngineDeadError(str(self._dead or self.why_not_ready))
 

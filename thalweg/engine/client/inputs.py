@@ -1,7 +1,7 @@
-"""From what a caller wrote to what the engine runs: every text, default and name becomes token ids and plain numbers.
+"""From a caller's request to the engine's: every text, default and name becomes token ids and plain numbers.
 
-Everything wrong with a request is found here, before the engine hears of it, and named by field. Knows no transport and
-no scheduling.
+All errors of a request are found here, before it reaches the engine, and named by field. Knows no transport and no
+scheduling.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class InputProcessor:
         media: MediaPreprocessor | None = None,
         marks: ReasoningMarkers | None = None,
     ) -> None:
-        """tokenizer None: prompts must be token ids, and nothing text-valued may be asked (skip_tokenizer_init).
-        eos_ids: the model's end-of-sequence ids. seed_source: where seeds of requests without one come from.
-        structured: who judges grammars; None: there are none. media: who reads media; None: the model takes text only.
-        marks: of its reasoning; None: nobody knows them."""
+        """tokenizer None: prompts must be token ids, and text-valued parameters are rejected (skip_tokenizer_init). eos_ids:
+        the model's end-of-sequence ids. seed_source: the source of seeds for requests without one. structured: the validator
+        of grammars; None: no grammars. media: the preprocessor of media; None: a text-only model. marks: of its reasoning;
+        None: unknown."""
         self._media, self._speech = media, config.model.speech
         self._prompts = PromptEncoder(config, tokenizer)
         self._sampling = SamplingReader(config, tokenizer, eos_ids, structured, marks)
@@ -65,12 +65,12 @@ class InputProcessor:
         handles: Iterator[int],
         first_choice: int = 0,
     ) -> Submission:
-        """One checked submission. RequestError names the field (`param`) and the remedy. first_choice: the number
-        that seeds count from.
+        """One checked submission. RequestError names the field (`param`) and the remedy. first_choice: the number that seeds
+        count from.
 
-        A prompt that leaves no room for one token is refused. max_tokens beyond the context is not: the request ends
-        with finish_reason "length" when the context is full. (An HTTP layer that must refuse it compares
-        `len(prompt_ids) + max_tokens` with the context itself.)"""
+        A prompt that leaves no room for one token is rejected. max_tokens beyond the context is not: the request ends with
+        finish_reason "length" when the context is full. (An HTTP layer that must reject it compares `len(prompt_ids) +
+        max_tokens` with the context itself.)"""
         self.check_generates()
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling_params must be a SamplingParams, not {type(params).__name__}", "sampling_params")
@@ -106,8 +106,8 @@ class InputProcessor:
     def process_pooling(
         self, request_id: str, prompt: Prompt, params: PoolingParams, *, priority: int = 0, handles: Iterator[int]
     ) -> PoolingSubmission:
-        """As `process`, for a vector or classes. A prompt that the model cannot take whole is refused, not cut. It may say
-        "token_type_ids" too, where the model tells types of tokens apart: of two texts in one prompt, which."""
+        """As `process`, for a vector or classes. A prompt beyond the model's limit is rejected, not cut. It may have
+        "token_type_ids" too, where the model has token types: they mark the two texts in one prompt."""
         if not isinstance(params, PoolingParams):
             raise RequestError(f"pooling_params must be a PoolingParams, not {type(params).__name__}", "pooling_params")
         pooling = self.check_pools(params.task)
@@ -127,7 +127,7 @@ class InputProcessor:
         return PoolingSubmission(request_id, text, ids, params, shape, request)
 
     def check_pooling(self, params: PoolingParams) -> PoolShape:
-        """What becomes of a result. RequestError for what the model cannot do of these."""
+        """The shape of a result. RequestError for parameters that the model does not support."""
         return pool_shape(self.check_pools(params.task), params, self._budget)
 
     def check_pools(self, task: str | None = None) -> PoolingConfig:
@@ -142,7 +142,8 @@ class InputProcessor:
         return self._pooling
 
     def prepare(self, params: SamplingParams) -> None:
-        """Reads what takes long of the parameters, so that `process` finds it read. For a thread. RequestError as there."""
+        """Read the slow parameters in advance, so that `process` finds the results cached. For a thread. RequestError as
+        there."""
         self._sampling.prepare(params)
 
     def _arrays(
@@ -164,7 +165,7 @@ class InputProcessor:
         return self._media.inputs(ids, items, choices)
 
     def _encode_prompt(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, list[int], str, Input | None]:
-        """As `PromptEncoder.encode`, of a prompt that may be given as embeddings too."""
+        """As `PromptEncoder.encode`, for a prompt that may consist of embeddings."""
         if not isinstance(prompt, Mapping) or embeds.NAME not in prompt:
             return *self._prompts.encode(prompt), None
         if not self._hidden:
@@ -175,7 +176,7 @@ class InputProcessor:
 
 
 def _with_media(prompt: Any) -> tuple[Any, Sequence[MediaItem]]:
-    """A prompt, and the media that were read for it."""
+    """A prompt, and the media read for it."""
     if not isinstance(prompt, Mapping):
         return prompt, ()
     if NAME in prompt:

@@ -1,6 +1,6 @@
-"""Media of requests: found in messages, read behind the gate, and given their places among a prompt's tokens.
+"""Media of requests: found in messages, read through the connector, and placed among a prompt's tokens.
 
-What is particular to a kind of media is in its row (`thalweg.media.kinds`)."""
+Each kind of media has its own row (`thalweg.media.kinds`)."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ from thalweg.text.tokenizer import Tokenizer
 
 NAME, UUIDS = "multi_modal_data", "multi_modal_uuids"
 MEDIA = "media"
-"""Key of a prompt under which media lie that have been read."""
+"""Key of a prompt for media already read."""
 MOST_BYTES = 160 << 20
 """Bytes of pixels and spectra that a request may send to an engine process, all its choices together."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelMedia:
-    """A kind of media as the model takes it."""
+    """A kind of media, as the model expects it."""
 
     kind: MediaKind
     reader: MediaReader
     token: int
-    """The id that stands for one vector."""
+    """The id of the placeholder of one vector."""
     shown: str
     """Its text."""
     marker: str
-    """What templates write for an item."""
+    """The text that templates write for an item."""
     limit: int
     """Items of one prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaExpander:
-    """signs: what stands for each kind before it does its work."""
+    """signs: the text for each kind before expansion."""
 
     signs: Mapping[str, str]
     work: Callable[[str, Sequence[Span]], tuple[str, list[Span]]]
@@ -69,7 +69,7 @@ class MediaExpander:
 
 
 class MediaPreprocessor:
-    """What a model that takes media needs of a client. Thread-safe."""
+    """Reads the media of requests to a model. Thread-safe."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class MediaPreprocessor:
         gate: MediaConnector,
         settings: MediaSettings | None = None,
     ) -> None:
-        """processors: how the model takes media, by kind. There is one at least."""
+        """processors: of the model, by kind. At least one."""
         self._tokenizer, self._gate, settings = tokenizer, gate, settings or MediaSettings()
         self._threads, self._turns, self._fetches = ThreadPoolExecutor(READERS, "media"), FairSemaphore(READERS), Fetches(gate)
         self._taken: dict[str, ModelMedia] = {}
@@ -91,7 +91,7 @@ class MediaPreprocessor:
 
     @property
     def unsafe(self) -> list[str]:
-        """Kinds for which what a user writes could stand for an item."""
+        """Kinds for which user text could be mistaken for an item."""
         special = set(self._tokenizer.special_texts)
         return [t.kind.plural for t in self._taken.values() if not {t.marker, t.shown} <= special]
 
@@ -100,15 +100,15 @@ class MediaPreprocessor:
             taken.reader.close()
 
     def forget(self) -> None:
-        """Read every item anew."""
+        """Forget processed media: later requests read them again."""
         for taken in self._taken.values():
             taken.reader.forget()
 
     # ------------------------------------------------------------ where they are
 
     def apart(self, messages: Sequence[Any]) -> tuple[list[Any], list[MediaSource]]:
-        """The messages with {"type": KIND} for each item, as templates read them, and the items in order. What is no message or
-        part is left as it is, to be refused elsewhere."""
+        """The messages with {"type": KIND} for each item, as templates read them, and the items in order. Other values, not
+        messages or parts, are left unchanged, to be rejected elsewhere."""
         sources: list[MediaSource] = []
         out = []
         for i, message in enumerate(messages):
@@ -142,12 +142,12 @@ class MediaPreprocessor:
     # ------------------------------------------------------------ what they are
 
     def read(self, sources: Sequence[MediaSource]) -> list[MediaItem]:
-        """RequestError names the place of the first that cannot be read."""
+        """The items, in order. RequestError names the place of the first that cannot be read."""
         data = self._fetches.read_all([(source.url, source.at) for source in sources])
         return list(self._threads.map(self._read, sources, data))
 
     async def read_async(self, sources: Sequence[MediaSource], tenant: str = "") -> list[MediaItem]:
-        """`read`, off the event loop. tenant: whose turn it takes, where hosts or the decoding processes are busy."""
+        """`read`, off the event loop. tenant: gets a fair share where hosts or the decoding processes are busy."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._obtain(source, tenant)) for source in sources]
@@ -166,7 +166,7 @@ class MediaPreprocessor:
     # ------------------------------------------------------------ what stands for them
 
     def expand(self, media: Sequence[MediaItem]) -> MediaExpander:
-        """What puts their placeholders into a rendered prompt, and moves the spans of what callers wrote."""
+        """A function that inserts placeholders into a rendered prompt, and moves the spans of caller text."""
         return MediaExpander({name: taken.marker for name, taken in self._taken.items()}, partial(self._expand, media))
 
     def _sharing(self, attribute: Callable[[ModelMedia], Any]) -> Iterator[tuple[Any, list[ModelMedia]]]:
@@ -195,7 +195,7 @@ class MediaPreprocessor:
         return _replace(text, sorted(places), data)
 
     def _texts(self, media: Sequence[MediaItem]) -> list[str]:
-        """What stands in the prompt for each."""
+        """The text of each item in the prompt."""
         before, out = Counter[str](), []
         for item in media:
             reader = self._taken[item.kind].reader
@@ -204,7 +204,7 @@ class MediaPreprocessor:
         return out
 
     def inputs(self, ids: Sequence[int], media: Sequence[MediaItem], choices: int) -> tuple[Input, ...]:
-        """The media with the positions of their placeholders among a prompt's ids. choices: that the request asks for."""
+        """The media with the positions of their placeholders among a prompt's ids. choices: of the request."""
         made: list[Input] = []
         for token, kinds in self._sharing(lambda t: t.token):
             mine = [media[i] for i in _of(kinds, media)]
@@ -229,11 +229,11 @@ class MediaPreprocessor:
     # ------------------------------------------------------------ prompts of programs
 
     def prompt(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """{"prompt": text, "multi_modal_data": {KIND: one or several}} with these read and their placeholders put in.
+        """{"prompt": text, "multi_modal_data": {KIND: one or several}} with media read and placeholders inserted.
 
         An image is one of PIL's, u8[height, width, 3] of numpy, bytes of a file, or a URL. A recording is samples, (samples,
-        rate), bytes of a file, or a URL. "multi_modal_uuids" names items of kinds that keep some: then None stands for one
-        that is kept."""
+        rate), bytes of a file, or a URL. "multi_modal_uuids" names items of kinds that cache some: None then refers to a
+        cached item."""
         given = fields[NAME]
         rest = {k: v for k, v in fields.items() if k not in (NAME, UUIDS)}
         if not isinstance(given, Mapping) or given.keys() - self._taken.keys():
@@ -264,7 +264,7 @@ class MediaPreprocessor:
 
 
 def _of(kinds: Sequence[ModelMedia], media: Sequence[MediaItem]) -> list[int]:
-    """Which of these media are of one of these kinds."""
+    """Indices of the media of these kinds."""
     names = {taken.kind.name for taken in kinds}
     return [i for i, item in enumerate(media) if item.kind in names]
 
@@ -282,7 +282,7 @@ def _found(text: str, marker: str) -> list[int]:
 
 
 def _replace(text: str, places: Sequence[tuple[int, str, str]], data: Sequence[Span]) -> tuple[str, list[Span]]:
-    """The text with each (position, old, new) replaced, and the spans of what callers wrote, moved. places: ascending."""
+    """The text with each (position, old, new) replaced, and the moved spans of caller text. places: ascending."""
     out: list[str] = []
     moved: list[Span] = []
     last = grown = 0
@@ -298,12 +298,12 @@ def _replace(text: str, places: Sequence[tuple[int, str, str]], data: Sequence[S
 
 
 def _inside(begin: int, end: int, data: Sequence[Span]) -> bool:
-    """Did the caller write some of it? An empty span is a place across which no token of ours reaches."""
+    """Does the range overlap caller text? An empty span is a position that no token of ours may cross."""
     return any(begin < b and a < end for a, b in data)
 
 
 def _source(part: Any, at: str) -> MediaSource | None:
-    """The item of a part of a message; None for other parts. RequestError for one that has not what it says."""
+    """The item of a part of a message; None for other parts. RequestError for an incomplete part."""
     type_ = part.get("type") if isinstance(part, Mapping) else None
     kind = map_part_types().get(type_) if isinstance(type_, str) else None
     return None if kind is None else kind.read_part(part, at)
@@ -321,8 +321,8 @@ def _names(kind: MediaKind, said: Any, count: int) -> list[str]:
 
 
 def check_inputs(kind: str, inputs: Sequence[Input], places: np.ndarray) -> Sequence[Input]:
-    """The inputs that a reader made of an item with these placeholders. Packages write readers, and a position elsewhere would
-    end the engine. ValueError."""
+    """The inputs that a reader made of an item with these placeholders. Packages write readers, and a position elsewhere
+    would end the engine. ValueError."""
     for item in inputs:
         at = np.asarray(item.positions)
         if at.ndim != 1 or not at.size or at.dtype.kind not in "iu" or not np.isin(at, places).all():

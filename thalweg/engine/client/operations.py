@@ -1,4 +1,4 @@
-"""What programs do to the engine of an AsyncLLM between requests: load adapters, forget caches, record profiles."""
+"""Methods of AsyncLLM that change the engine between requests: load adapters, forget caches, record profiles."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ class OperationMethods:
         return self._adapters.numbers()
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
+        """Forget every cached prefix. Running requests go on. Later ones do not find the blocks those have computed."""
         check_reset(reset_running_requests, reset_connector)
         await self._wait_started()
         return await self._supervisor.reset_prefix_cache()
 
     async def reset_mm_cache(self) -> None:
-        """Read every image anew from now on."""
+        """Forget processed images: later requests read them again."""
         if self._frontend.media:
             self._frontend.media.forget()
 
     async def reset_encoder_cache(self) -> None:
-        """Outputs of the encoder are found by what an image shows, and by nothing that could change: none goes stale."""
+        """No operation: outputs of the encoder depend only on the image, so none goes stale."""
 
     @property
     def profiles(self) -> bool:
@@ -72,5 +72,5 @@ class OperationMethods:
         await self._supervisor.control("start_profile")
 
     async def stop_profile(self) -> None:
-        """Write the trace to the folder of `profiler_config`. RequestError if no profile runs, or the folder takes none."""
+        """Write the trace to the folder of `profiler_config`. RequestError if no profile runs, or it is not writable."""
         await self._supervisor.control("stop_profile")

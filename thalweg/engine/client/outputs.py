@@ -1,8 +1,7 @@
-"""From tokens to what callers read: text, stop strings, logprobs, finish reasons. Owns the truth of every open
-request.
+"""From tokens to outputs of callers: text, stop strings, logprobs, finish reasons. Keeps the state of every open request.
 
-One `process` call per frame of the engine. The common case is one token for each of hundreds of sequences, so the
-work per token is a few dictionary look-ups. Knows no transport, no scheduling, no device.
+One `process` call per frame of the engine. The common case is one token for each of hundreds of sequences, so the work per
+token is a few dictionary look-ups. Knows no transport, no scheduling, no device.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from thalweg.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ProcessedFrame:
-    """What one frame came to: one output per request with news, and handles the engine must
-    stop because a stop string matched."""
+    """The result of one frame: one output per request with new tokens, and handles the engine must stop because a stop string
+    matched."""
 
     outputs: list[RequestOutput]
     abort: list[int]
 
 
 class OutputProcessor:
-    """All open requests of one engine. Not thread-safe: whoever reads frames drives it."""
+    """All open requests of one engine. Not thread-safe: the reader of frames drives it."""
 
     def __init__(self, tokenizer: Tokenizer | None, interval: int = 1) -> None:
-        """tokenizer None: texts stay empty. interval: tokens that are told together where only what is new is told."""
+        """tokenizer None: texts stay empty. interval: tokens per output, for requests that receive deltas."""
         self._tokenizer, self._interval = tokenizer, interval
         self._requests: dict[str, _Request] = {}
         self._choices: dict[int, _Choice] = {}
@@ -50,7 +49,7 @@ class OutputProcessor:
         return list(self._requests)
 
     def metrics(self, request_id: str) -> RequestMetrics | None:
-        """Of an open request, so far. None: it is not open."""
+        """The metrics of an open request, so far. None: it is not open."""
         request = self._requests.get(request_id)
         return None if request is None else request.metrics
 
@@ -75,7 +74,7 @@ class OutputProcessor:
             self._choices[choice.handle] = choice
 
     def process(self, frame: Outputs) -> ProcessedFrame:
-        """Take one frame. Tokens and news of handles that are closed here already (stopped, aborted) are dropped."""
+        """Process one frame. Tokens and events of closed handles (stopped, aborted) are dropped."""
         choices = self._choices
         for started in frame.started:
             if started.handle in choices:
@@ -135,14 +134,14 @@ class OutputProcessor:
         return list(self._choices)
 
     def resubmit(self, handles: Sequence[int] | None = None) -> list[EngineRequest]:
-        """What a fresh engine needs to continue these choices (None: every open one): prompt + emitted tokens, same seed,
-        same handle. Handles that are closed are left out."""
+        """Requests with which a fresh engine continues these choices (None: every open one): prompt + emitted tokens, same
+        seed, same handle. Closed handles are skipped."""
         wanted = self._choices if handles is None else [h for h in handles if h in self._choices]
         return [self._choices[h].resubmit() for h in wanted]
 
     def suspend(self, request_id: str, handles: Iterator[int]) -> list[int]:
-        """Take a request's running choices from the engine: the handles it must stop. What it still sends for them is
-        dropped, and made again: under new handles, from here, when `resume` says so."""
+        """Take a request's running choices from the engine: the handles it must stop. Outputs still to come are dropped, and
+        computed again after `resume`, under new handles."""
         request, stopped = self._requests.get(request_id), []
         if request is not None:
             request.begun = request.first_token = None
@@ -154,7 +153,7 @@ class OutputProcessor:
         return stopped
 
     def resume(self, request_id: str) -> list[EngineRequest]:
-        """What the engine needs to continue a request that was suspended."""
+        """Requests with which the engine continues a suspended request."""
         request, again = self._requests.get(request_id), []
         for choice in request.choices if request is not None else ():
             if choice.finish_reason is None and choice.handle not in self._choices:
@@ -184,7 +183,7 @@ class OutputProcessor:
 
 
 class _Choice:
-    """One sequence: everything emitted so far, and how far its caller has been told."""
+    """One sequence: everything emitted so far, and the part that its caller has received."""
 
     __slots__ = (
         "_after_min", "_aside", "_detokenizer", "_include", "_new_text", "_repeats", "_sent_tokens", "_stop_ids", "_stops",
@@ -253,7 +252,7 @@ class _Choice:
             self._new_text.append(text)
 
     def finish(self, end: SequenceFinished) -> None:
-        """The engine ended it, or never will: let go of text that was held back."""
+        """The engine ended it, or never will: release text held back for stop strings."""
         self.finish_reason = end.reason
         self.request.running -= 1
         self.stop_reason = end.stop_id if end.reason == "stop" and end.stop_id >= 0 else None
@@ -278,7 +277,7 @@ class _Choice:
         return self._sent_tokens < len(self.tokens) or (self.finish_reason is not None and not self._told_end)
 
     def output(self, delta: bool) -> CompletionOutput:
-        """Everything so far, or what was not told yet."""
+        """Everything so far, or the part not sent yet."""
         sent, text = self._sent_tokens, "".join(self._new_text)
         self._new_text.clear()
         logprobs: list[PositionLogprobs] | FlatLogprobs | None = None
@@ -286,7 +285,7 @@ class _Choice:
             logprobs = self.logprobs if delta else self.logprobs.copy()
             if self.request.params.flat_logprobs:
                 logprobs = FlatLogprobs(logprobs)
-            if delta:  # told once, and never asked for again
+            if delta:  # sent once, and never needed again
                 self.logprobs = []
         if not delta:
             text = self._text = self._text + text
@@ -320,7 +319,7 @@ class _Request:
         """Choices not finished, and tokens of all choices."""
         self.begun: float | None = None
         self.first_token: float | None = None
-        """Of its present stay at the engine: when it began, and when the first token came. Monotonic seconds."""
+        """Monotonic seconds of its current stay at the engine: its begin, and its first token."""
         self._told = False
         self.metrics = RequestMetrics(arrival_time=now)
         self.cached_tokens: int | None = None
@@ -353,7 +352,7 @@ class _Request:
         self.begun = None
 
     def score(self, scores: PromptScores, tokenizer: Tokenizer | None) -> None:
-        """By position, so that scores told twice (after a preemption) do no harm."""
+        """Stored by position, so scores received twice (after a preemption) do no harm."""
         if self.prompt_logprobs is None:
             return
         keep = 1 + self.submission.requests[0].sampling.prompt_logprobs
@@ -363,7 +362,7 @@ class _Request:
             self.prompt_logprobs[scores.start + i] = entry
 
     def output(self, time: float) -> RequestOutput | None:
-        """What to tell the caller now. None if its output_kind says to wait."""
+        """The next output for the caller. None: its output_kind says to wait."""
         done, metrics = self.running == 0, self.metrics
         self.begun = time if self.begun is None else self.begun
         self.first_token = time if self.first_token is None else self.first_token
@@ -393,7 +392,7 @@ class _Request:
 
 
 class _Rows:
-    """The logprobs of a frame as Python lists: all at once while rows are short, else only what is asked for."""
+    """The logprobs of a frame as Python lists: converted at once while rows are short, else on demand."""
 
     __slots__ = ("_ranks", "_row", "_tokens", "_values")
 
@@ -412,7 +411,7 @@ class _Rows:
 
 
 def _position(ids: list[int], values: list[float], rank: int, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
-    """The chosen token first, then the most likely in order."""
+    """The sampled token first, then the top tokens in order."""
     out: dict[int, Logprob] = {}
     for r, id in enumerate(ids):
         if id not in out:

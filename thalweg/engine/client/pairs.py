@@ -28,8 +28,8 @@ def read_tokenization(said: Mapping[str, Any] | None) -> tuple[int | None, str |
 
 
 def shorten_prompt(tokenizer: Tokenizer | None, prompt: Any, cut: Truncation | None, special: bool) -> Any:
-    """A prompt as `InputProcessor` takes it, with ids of which `cut` leaves no more than it says. special: with what the
-    tokenizer puts around a text. What is no prompt comes back as it is, to be refused there."""
+    """A prompt for `InputProcessor`, with its ids cut to the limit of `cut`. special: with the tokenizer's special tokens.
+    Other values are returned unchanged, to be rejected there."""
     if cut is None and special:
         return prompt
     if isinstance(prompt, str):
@@ -50,8 +50,8 @@ def pair_prompts(
     tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], cut: Truncation | None, pooling: PoolingConfig,
     most: tuple[int, int] = (0, 0), instruction: str | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The prompt of each pair of texts, as the model wants it. most: tokens of the first and of the second text that are kept;
-    0 = all. instruction: in place of the usual one, where the model's form has one."""
+    """The prompt of each pair of texts, in the model's form. most: kept tokens of the first and of the second text; 0 = all.
+    instruction: replaces the default one, where the model's form has one."""
     form = FORMS.get(pooling.form)
     if form is None:
         return [_prompt_of(each, pooling.types) for each in read_pairs(tokenizer, pairs, cut, most)]
@@ -70,13 +70,11 @@ def _prompt_of(read: TokenizedText, types: int) -> dict[str, Any]:
 
 
 def match_texts(first: int, second: int, names: tuple[str, str]) -> list[tuple[int, int]]:
-    """Which text goes with which, of so many each: one with one, one with every other, or each with its own. RequestError."""
+    """Pairs of indices of texts, of so many each: one with one, one with every other, or each with its own. RequestError."""
     if not first or not second:
         raise RequestError(f"{names[0 if not first else 1]} must not be empty", names[0 if not first else 1])
     if first not in (1, second):
-        raise RequestError(
-            f"{names[0]}: {first} texts for {second} of {names[1]}; send one for all, or one for each", names[0]
-        )
+        raise RequestError(f"{names[0]}: {first} texts for {second} of {names[1]}; send one for all, or one for each", names[0])
     return [(0 if first == 1 else i, i) for i in range(second)]
 
 

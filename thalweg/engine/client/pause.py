@@ -1,7 +1,7 @@
-"""Pause and sleep. Paused, the engine starts no step. Asleep, its process is ended, and all its memory is given back.
+"""Pause and sleep. A paused engine starts no step. The process of a sleeping engine is ended, and all its memory is released.
 
-New requests wait at a gate meanwhile. Those under way are ended, waited for, or kept, and kept ones go on with the text they
-would have had: what was emitted is on this side.
+New requests wait at a gate meanwhile. Open requests are ended, waited for, or kept. Kept ones continue with unchanged text:
+the client has their emitted tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NO_SLEEP = "enable_sleep_mode: sleeping needs an engine started with it (--enabl
 
 
 class PauseController:
-    """running: ids of the open requests. abort: ends some of them, their readers told."""
+    """running: ids of the open requests. abort: ends some, and notifies their readers."""
 
     def __init__(
         self, supervisor: Engines, running: Callable[[], list[str]], abort: Callable[[list[str]], Awaitable[None]]
@@ -29,7 +29,7 @@ class PauseController:
         self._gate: dict[str, asyncio.Future[None]] = {}
         self.paused = self.asleep = False
         self.level = 0
-        """Of the sleep. 0: awake."""
+        """Level of the sleep. 0: awake."""
 
     @property
     def waiting(self) -> int:
@@ -37,7 +37,7 @@ class PauseController:
         return len(self._gate)
 
     async def wait_admission(self, request_id: str) -> None:
-        """Returns when the engine takes requests. UnavailableError if this one is aborted before."""
+        """Wait until the engine accepts requests. UnavailableError if this one is aborted before."""
         while self.paused or self.asleep:
             turn = self._gate[request_id] = asyncio.get_running_loop().create_future()
             try:
@@ -52,7 +52,7 @@ class PauseController:
             turn.set_exception(UnavailableError("the engine is paused or asleep, and the request was ended"))
 
     async def pause(self, mode: str, clear_cache: bool) -> None:
-        """mode: what becomes of the requests under way. abort ends them, wait lets them finish, keep holds them."""
+        """mode: the fate of open requests. abort ends them, wait lets them finish, keep holds them."""
         if mode not in MODES:
             raise RequestError(f"mode: {mode!r} is not one of {', '.join(MODES)}", "mode")
         self.paused = True
@@ -70,7 +70,7 @@ class PauseController:
             self.open()
 
     async def sleep(self, level: int, mode: str) -> None:
-        """End the engine's process, at level 2 also the one that stands by. UnavailableError if there is none that serves."""
+        """End the engine's process, at level 2 also the standby process. UnavailableError if no engine serves."""
         if level not in LEVELS:
             raise RequestError(f"level: {level} is not 1 or 2", "level")
         if mode not in MODES:
@@ -101,13 +101,13 @@ class PauseController:
             await asyncio.sleep(LOOK_SECONDS)
 
     def open(self) -> None:
-        """Let everybody at the gate look again."""
+        """Let all requests at the gate check again."""
         for turn in self._gate.values():
             if not turn.done():
                 turn.set_result(None)
 
     def close(self) -> None:
-        """There will be no engine: who waits shall find out."""
+        """There will be no engine: waiting requests get its error."""
         self.paused = self.asleep = False
         self.open()
 
@@ -123,7 +123,7 @@ class PauseMethods:
     async def pause_generation(
         self, mode: str = "abort", wait_for_inflight_requests: bool | None = None, clear_cache: bool = True
     ) -> None:
-        """Start no step until `resume_generation`. Requests under way are ended ("abort"), finished first ("wait") or held
+        """Start no step until `resume_generation`. Open requests are ended ("abort"), finished first ("wait") or held
         ("keep"). New ones wait. wait_for_inflight_requests: the old name of "wait". RequestError names a wrong argument."""
         await self._wait_started()
         await self._resting.pause("wait" if wait_for_inflight_requests else mode, clear_cache)
@@ -136,16 +136,16 @@ class PauseMethods:
         return self._resting.paused
 
     async def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """End the engine's process, and give back all its memory, until `wake_up`. mode: as for `pause_generation`. level 2
-        also ends the process that stands by, level 0 only pauses. RequestError without `enable_sleep_mode`. UnavailableError
-        while the engine is restarting."""
+        """End the engine's process, and release all its memory, until `wake_up`. mode: as for `pause_generation`. level 2
+        also ends the standby process, level 0 only pauses. RequestError without `enable_sleep_mode`. UnavailableError while
+        the engine is restarting."""
         if not self._frontend.args.enable_sleep_mode:
             raise RequestError(NO_SLEEP, "enable_sleep_mode")
         await self._wait_started()
         await (self._resting.sleep(level, mode) if level else self._resting.pause(mode, False))
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Start the engine again, with the weights its model has now. Returns when it serves. Requests that were kept go on."""
+        """Start the engine again, with the weights its model has now. Returns when it serves. Kept requests go on."""
         if tags:
             raise RequestError("tags: weights and cache come back together; omit it", "tags")
         await (self._resting.wake_up() if self._resting.asleep else self._resting.resume())

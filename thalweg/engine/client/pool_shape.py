@@ -1,4 +1,4 @@
-"""What a request to a pooling model asks of its result, checked: which tokens, how many numbers, what becomes of them."""
+"""The checked result of a request to a pooling model: its tokens, its size, and its activation."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from thalweg.errors import RequestError
 from thalweg.params import TOKEN_TASKS, PoolingParams
 
 STEP_BYTES = MAX_FRAME // 2
-"""Most bytes of results per token that one step may give: they cross together."""
+"""Most bytes of results per token in one step: they are sent in one frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """How the engine's numbers become the caller's."""
+    """The mapping of the engine's numbers to the caller's."""
 
     activation: str
     """As `PoolingConfig` has it."""
@@ -28,13 +28,13 @@ class PoolShape:
     each: bool = False
     """Is there a result per token?"""
     columns: tuple[int, ...] = ()
-    """Those of its numbers that are told. (): all."""
+    """Columns of the result to return. (): all."""
     step_tag: int | None = None
-    """Only tokens with this id are told of; None: every one."""
+    """Return only results of tokens with this id. None: all tokens."""
 
 
 def pool_shape(pooling: PoolingConfig, params: PoolingParams, budget: int) -> PoolShape:
-    """RequestError, naming the field, for what the model cannot do of these. budget: most tokens of a step."""
+    """RequestError, naming the field, for parameters that the model does not support. budget: most tokens of a step."""
     each = pooling.each or params.task in TOKEN_TASKS
     size = _size(pooling, params.dimensions)
     activate = pooling.activate if params.use_activation is None else params.use_activation
@@ -64,7 +64,7 @@ def pool_shape(pooling: PoolingConfig, params: PoolingParams, budget: int) -> Po
 
 
 def apply_pool_shape(result: np.ndarray, shape: PoolShape, tokens: Sequence[int]) -> np.ndarray:
-    """The engine's result, f32[N] or of each token f32[tokens, N], as the caller asked for it."""
+    """The engine's result, f32[N] or per token f32[tokens, N], in the caller's shape."""
     if shape.size is not None:
         result = result[..., : shape.size]
     if shape.columns:

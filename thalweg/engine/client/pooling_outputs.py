@@ -1,4 +1,4 @@
-"""From the engine's vectors and class numbers to what callers read. Owns the truth of every open request for one. Knows no
+"""From the engine's vectors and class numbers to outputs of callers. Keeps the state of every open pooling request. Knows no
 transport, no scheduling, no device."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from thalweg.outputs import ABORTED, PoolingOutput, PoolingRequestOutput, Reques
 
 Output = PoolingRequestOutput[PoolingOutput]
 QUERIES = 256 << 20
-"""Bytes of vectors of queries that are kept for documents."""
+"""Bytes of query vectors kept for documents."""
 NOT_KEPT = "no query is kept by it: none was asked for, it has been used as often as query_uses said, or others took its place"
 
 
@@ -25,25 +25,25 @@ class _OpenRequest:
     def __init__(self, submission: PoolingSubmission, now: float) -> None:
         self.submission, self.metrics, self.cached = submission, RequestMetrics(arrival_time=now), 0
         self.each: np.ndarray | None = None
-        """f32[tokens, N]: of those that were told of so far. None: of none yet."""
+        """f32[tokens, N]: results of the tokens received so far. None: no token yet."""
 
     def add(self, part: TokenVectors) -> None:
-        """By position, so that what is told twice (after a preemption) does no harm."""
+        """Stored by position, so results received twice (after a preemption) do no harm."""
         if self.each is None:
             self.each = np.zeros((len(self.submission.prompt_ids), part.values.shape[1]), np.float32)
         self.each[part.start : part.start + len(part.values)] = part.values
 
 
 class QueryVectors:
-    """Vectors of queries that other requests are scored by (`LateInteractionParams`)."""
+    """Vectors of queries, against which other requests are scored (`LateInteractionParams`)."""
 
     def __init__(self, budget: int = QUERIES) -> None:
-        """budget: bytes of vectors that are kept. The oldest are forgotten first."""
+        """budget: bytes of kept vectors. The oldest are forgotten first."""
         self._budget = budget
         self._kept: dict[str, tuple[np.ndarray, int]] = {}
 
     def settle(self, submission: PoolingSubmission, output: Output) -> Output:
-        """What the caller gets for a request that has ended with this."""
+        """The caller's output for a request that has ended with this result."""
         late = submission.params.late_interaction_params
         if late is None or output.error is not None:
             return output
@@ -67,7 +67,7 @@ class QueryVectors:
 
 
 class PoolingOutputs:
-    """All open requests of one engine to a pooling model. Not thread-safe: whoever reads frames drives it."""
+    """All open requests of one engine to a pooling model. Not thread-safe: the reader of frames drives it."""
 
     def __init__(self) -> None:
         self._open: dict[int, _OpenRequest] = {}
@@ -85,7 +85,7 @@ class PoolingOutputs:
         self._handles[submission.request_id] = submission.request.handle
 
     def process(self, frame: Outputs) -> list[Output]:
-        """What ended with this frame. News of handles that are closed here are dropped."""
+        """Outputs of requests that ended with this frame. Events of closed handles are dropped."""
         for started in frame.started:
             if (request := self._open.get(started.handle)) is not None:
                 request.cached = started.cached_tokens
@@ -112,7 +112,7 @@ class PoolingOutputs:
         return out
 
     def abort(self, request_ids: Iterable[str]) -> dict[int, Output]:
-        """Close those of these that are open: by handle, which the engine must stop, what their callers get."""
+        """Close the open ones of these requests: handles for the engine to stop -> outputs for their callers."""
         handles = [h for i in request_ids if (h := self._handles.get(i)) is not None]
         return {h: _output(r, None, ABORTED) for h in handles if (r := self._close(h)) is not None}
 
@@ -136,12 +136,12 @@ class PoolingOutputs:
         return list(self._open)
 
     def resubmit(self, handles: Sequence[int]) -> list[EngineRequest]:
-        """What a fresh engine needs to answer these. Handles that are closed are left out."""
+        """Requests with which a fresh engine answers these. Closed handles are skipped."""
         return [self._open[h].submission.request for h in handles if h in self._open]
 
 
 def _output(request: _OpenRequest, result: np.ndarray | None, why: str) -> Output:
-    """why: how it ended, for a request without a result."""
+    """why: the reason of its end, for a request without a result."""
     s = request.submission
     if result is not None and s.shape.each:
         result = request.each
@@ -160,11 +160,11 @@ def compare_vectors(a: Output, b: Output) -> ScoringRequestOutput:
 
 
 ROWS = 256
-"""Of a query's tokens: so many are held against a document's at once."""
+"""Tokens of a query compared with a document's at once."""
 
 
 def likeness(a: np.ndarray, b: np.ndarray) -> float:
-    """Of two texts: the cosine of their vectors' angle, or where each token has a vector what MaxSim gives."""
+    """The score of two texts: the cosine of their vectors' angle, or MaxSim where each token has a vector."""
     return cosine(a, b) if a.ndim == 1 else maxsim(a, b)
 
 

@@ -29,17 +29,16 @@ class EngineProcess:
         self.ready = ready
         self.pid = process.pid
         self.heard = self.stepped = time.monotonic()
-        """Times when it last gave a sign of life, and when it last finished a step or had nothing to do."""
+        """Times of its last sign of life, and of its last finished step or idle moment."""
         self.working = False
         self.stuck: str | None = None
-        """Why it was killed from here, if it was."""
+        """Why it was killed from here. None: it was not."""
         self._steps = 0
 
     @staticmethod
     async def start(args: EngineArgs, standby: Standby | None = None) -> EngineProcess:
-        """An engine that is ready to serve, made of `standby` if that is alive. Raises what it said if it could not
-        start: ConfigError, CheckpointError, UnsupportedModelError, DeviceError. EngineDeadError if it died without
-        words."""
+        """A ready engine, started from `standby` if that is alive. Raises the engine's error if it could not start:
+        ConfigError, CheckpointError, UnsupportedModelError, DeviceError. EngineDeadError if it died without a message."""
         if standby is None or not standby.alive:
             standby = Standby(args.device, args)
         process, ours = standby.take()
@@ -66,7 +65,7 @@ class EngineProcess:
             raise EngineDeadError("the engine process is gone") from None
 
     async def receive(self) -> m.Outputs | m.Reply:
-        """The next frame. Heartbeats only leave their mark. EngineDeadError, with its last words, when it died."""
+        """The next frame. Heartbeats only update the times. EngineDeadError, with its last message, when it died."""
         while True:
             try:
                 message = await self._channel.receive()
@@ -88,7 +87,7 @@ class EngineProcess:
             self.working = message.working
 
     def kill(self, why: str) -> None:
-        """It is beyond words. `receive` then raises EngineDeadError with `why`."""
+        """Kill a process that no longer responds. `receive` then raises EngineDeadError with `why`."""
         self.stuck = why
         self._process.kill()
 
@@ -109,7 +108,7 @@ class EngineProcess:
 
 
 def as_error(failed: m.EngineFailed) -> ThalwegError:
-    """The exception a Failed message stands for."""
+    """The exception for a Failed message."""
     kind = getattr(thalweg.errors, failed.kind, EngineDeadError)
     return kind(failed.message) if issubclass(kind, ThalwegError) else EngineDeadError(failed.message)
 

@@ -13,11 +13,11 @@ from thalweg.prompts import REFUSED_KEYS
 from thalweg.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, {"prompt": text}, or {"prompt_token_ids": ids} with "prompt" and "cache_salt" beside them if wanted."""
+"""Text, token ids, {"prompt": text}, or {"prompt_token_ids": ids} with optional "prompt" and "cache_salt"."""
 
 MAX_SALT = 1024
 RESERVED = "\0"
-"""Salts of blocks with inputs begin so (`Request.salt_of`), and no caller's may."""
+"""Salts of blocks with inputs start with this (`Request.salt_of`), and no caller's may."""
 _KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 
 
@@ -65,7 +65,7 @@ class PromptEncoder:
         tokenizer = self._tokenizer
         if tokenizer is None:
             raise RequestError("prompt: this engine runs without a tokenizer; send prompt_token_ids", "prompt")
-        if len(text) > self._max_len * tokenizer.max_token_chars:  # no need to tokenise it to know
+        if len(text) > self._max_len * tokenizer.max_token_chars:  # too long, whatever its tokens are
             raise RequestError(
                 f"prompt: {len(text)} characters cannot fit the context of {self._max_len} tokens; shorten the prompt", "prompt"
             )
@@ -81,7 +81,7 @@ class PromptEncoder:
             ids = ids.tolist()
         if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
             raise RequestError(f"{param} must be a list of token ids, not {type(ids).__name__}", param)
-        plain = set(map(type, ids)) == {int}  # the quick way: prompts may be long
+        plain = set(map(type, ids)) == {int}  # fast path: prompts may be long
         out = list(ids) if plain else [i.item() if isinstance(i, np.integer) else i for i in ids]
         if not plain and not all(type(i) is int for i in out):
             bad = next(i for i in out if type(i) is not int)

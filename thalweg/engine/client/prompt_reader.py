@@ -24,7 +24,7 @@ class PromptReader:
         self._encoder = AsyncTokenizer(frontend.tokenizer, max_len) if frontend.tokenizer else None
 
     def read(self, prompt: Any, tokenization_kwargs: Mapping[str, Any] | None = None) -> Any:
-        """RequestError names the field. A value that is no prompt is returned unchanged: `InputProcessor` refuses it."""
+        """RequestError names the field. Other values than prompts are returned unchanged: `InputProcessor` rejects them."""
         cut, special = self.cut(tokenization_kwargs)
         prompt = drop_empty(prompt)
         if self._media is not None and isinstance(prompt, Mapping) and NAME in prompt:
@@ -48,7 +48,7 @@ class PromptReader:
         return {**fields, "prompt_token_ids": ids}
 
     def cut(self, tokenization_kwargs: Mapping[str, Any] | None) -> tuple[Truncation | None, bool]:
-        """(how long prompts are cut, or None; whether the tokenizer adds its special tokens)."""
+        """(limit of prompts, or None; whether the tokenizer adds its special tokens)."""
         keep, side, special = read_tokenization(tokenization_kwargs)
         usual = self._tokenizer.truncation_side if self._tokenizer else "right"
         return read_cut(keep, side, self._max_len, usual), special

@@ -1,4 +1,4 @@
-"""Sampling parameters as the engine gets them: words and grammars become token ids, and every limit is checked."""
+"""Sampling parameters in the engine's form: words and grammars become token ids, and every limit is checked."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SamplingReader:
         self._max_logprobs = model.vocab if model.max_logprobs == -1 else model.max_logprobs
 
     def prepare(self, params: SamplingParams) -> None:
-        """Reads what takes long of the parameters, so that `read` finds it read. For a thread. RequestError as there."""
+        """Read the slow parameters in advance, so that `read` finds the results cached. For a thread. RequestError as there."""
         automaton(tuple(params.stop or ()))
         self._grammar(params)
         self._bad_words(tuple(params.bad_words or ()))
@@ -59,7 +59,7 @@ class SamplingReader:
         max_tokens = room if p.max_tokens is None else min(p.max_tokens, room)
         return {
             "max_tokens": max_tokens,
-            # With a grammar the end is where it leaves nothing else.
+            # With a grammar the text ends where the grammar allows nothing else.
             "min_tokens": max_tokens if grammar is not None and p.ignore_eos else min(p.min_tokens, max_tokens),
             **{name: getattr(p, name) for name in SAMPLER},
             "top_k": 0 if p.top_k >= self._vocab else p.top_k,
@@ -89,14 +89,12 @@ class SamplingReader:
             return None
         if self._structured is None:
             name = "structured_outputs"
-            raise RequestError(
-                f"{name}: this engine runs without a tokenizer, so it can keep to no grammar; omit it", name
-            )
+            raise RequestError(f"{name}: this engine runs without a tokenizer, so it can keep to no grammar; omit it", name)
         check_ids("free_until", p.structured_outputs.free_until or (), self._vocab)
         return self._structured.source(p.structured_outputs, p.n)
 
     def logprobs(self, param: str, asked: int) -> int:
-        """How many of the top tokens. -1 asks for the whole vocabulary."""
+        """The number of top tokens. -1: the whole vocabulary."""
         count = self._vocab if asked == -1 else asked
         if count > self._max_logprobs:
             raise RequestError(
@@ -107,8 +105,8 @@ class SamplingReader:
         return min(count, self._vocab)
 
     def _read_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """Each word as it begins a text and as it follows a space. The second form is kept only where it differs by
-        its first token alone. A longer one would begin with a bare space, and ban the word's tail after any space."""
+        """Each word at the start of a text and after a space. The second form is kept only where it has as many tokens, with
+        another first one. A longer one would begin with a bare space, and ban the word's tail after any space."""
         if words and self._tokenizer is None:
             raise RequestError("bad_words: this engine runs without a tokenizer; use logit_bias", "bad_words")
         out: dict[tuple[int, ...], None] = {}
@@ -116,7 +114,7 @@ class SamplingReader:
         spaceds = self._encode_all([" " + word.lstrip() for word in words])
         for word, bare, spaced in zip(words, bares, spaceds, strict=True):
             if not bare:
-                raise RequestError(f"bad_words: {word!r} is no token at all", "bad_words")
+                raise RequestError(f"bad_words: {word!r} encodes to no tokens", "bad_words")
             check_ids("bad_words", bare, self._vocab)
             out[bare] = None
             if len(spaced) == len(bare) and spaced[0] != bare[0]:
@@ -134,7 +132,7 @@ class SamplingReader:
 
 
 def extra(args: Mapping[str, Any]) -> dict[str, Any]:
-    """extra_args as the features that take them checked them."""
+    """extra_args, as checked by the features that read them."""
     takes = {name: check for f in all_features() for name, check in f.arguments.items()} if args else {}
     out = {}
     for name, value in args.items():

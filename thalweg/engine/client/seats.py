@@ -1,8 +1,8 @@
-"""Taking a request off the engine and putting it back, while it stays open here.
+"""Suspending a request at the engine and resuming it, while it stays open here.
 
-`OutputProcessor` owns a request's prompt, parameters, seed and emitted tokens. So a request that is suspended goes on later
-with the same text, as after a crash of the engine. Two parties suspend one: its reader, who has left too much unread, and
-whoever gave it a seat, when another client's turn has come.
+`OutputProcessor` owns a request's prompt, parameters, seed and emitted tokens. A suspended request can therefore resume with
+the same text, as after a crash of the engine. There are two reasons to suspend: the reader has left too much unread, or the
+owner of its seat gives another client a turn.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from thalweg.engine.client.outputs import OutputProcessor
 
 
 class Holder(Protocol):
-    """A request as the owner of its seat sees it."""
+    """A request, as seen by the owner of its seat."""
 
     @property
     def scheduled_ts(self) -> float | None:
-        """Monotonic seconds when the engine began it, since it was last put there. None: it has not."""
+        """Monotonic seconds when the engine began its current stay. None: not yet."""
 
     @property
     def first_token(self) -> float | None:
-        """Monotonic seconds of its first token since then. None: it has none."""
+        """Monotonic seconds of its first token since then. None: no token yet."""
 
     def suspend(self) -> bool:
         """Stop its computation at once. False: not possible now, and it runs on."""
@@ -36,24 +36,24 @@ class Seat(Protocol):
     """A request's right to be at the engine, which it shares with others. `AsyncLLM.generate` gets it with the request."""
 
     def attach(self, holder: Holder) -> None:
-        """From now on the owner may suspend and resume it."""
+        """Let the owner suspend and resume it from now on."""
 
     def leave(self) -> None:
         """The request was suspended by its reader: its place is free."""
 
     def ask(self) -> None:
-        """The reader reads again: the owner shall call `resume` when there is a place."""
+        """The reader reads again: the owner must call `resume` when there is a place."""
 
 
 class SuspendableRequest:
-    """One open request of a Supervisor. Implements `Holder`. Without a seat it goes on as soon as its reader does."""
+    """One open request of a Supervisor. Implements `Holder`. Without a seat it resumes as soon as its reader does."""
 
     __slots__ = ("_handles", "_outputs", "_seat", "_supervisor", "request_id", "stalled", "suspended")
 
     def __init__(
         self, request_id: str, outputs: OutputProcessor, supervisor: Engines, handles: Iterator[int], seat: Seat | None
     ) -> None:
-        """outputs: where the request is open. handles: of the sequences that go on."""
+        """outputs: where the request is open. handles: for the resumed sequences."""
         self.request_id = request_id
         self._outputs, self._supervisor, self._handles, self._seat = outputs, supervisor, handles, seat
         self.suspended, self.stalled = False, False

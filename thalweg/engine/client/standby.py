@@ -11,12 +11,12 @@ from thalweg.host import processes
 
 
 class Standby:
-    """An engine process that loads its code and then waits to be told what to serve. Most of a start is that loading, so one
-    that stands by makes a start, or a restart, short. It holds no device and no weights. Made without an event loop."""
+    """An engine process that has loaded its code and waits for a model. Most of a start is that loading, so a standby process
+    makes a start, or a restart, short. It holds no device and no weights. Made without an event loop."""
 
     def __init__(self, device: str, expected: EngineArgs | None = None) -> None:
-        """device: the `--device` it will be asked for. expected: what it will be told to serve, if that comes at once: it may
-        then hold memory ready for the weights. A process that only stands by must not."""
+        """device: the expected `--device`. expected: the arguments it will serve, if they follow at once: it may then reserve
+        memory for the weights. A mere standby must not."""
         self._sock, theirs = pair()
         with theirs:
             try:
@@ -33,7 +33,7 @@ class Standby:
             raise
 
     def _tell(self, expected: EngineArgs | None) -> None:
-        """A process that is gone already is found out later."""
+        """A process that has already died is detected later."""
         from thalweg.engine import messages as m  # while the process starts
         from thalweg.engine.ipc.codec import Codec
 

@@ -1,4 +1,4 @@
-"""One request's outputs on their way to its reader. Bounded: what the reader has not taken yet is merged into one."""
+"""One request's outputs on their way to its reader. Bounded: unread outputs are merged into one."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class OutputStream:
         sampling = params if isinstance(params, SamplingParams) else None
         self._adds_up = sampling is not None and sampling.output_kind is RequestOutputKind.DELTA
         self._weight = 1 + ((sampling and sampling.logprobs) or 0)
-        """Of a token in `waiting`."""
+        """Weight of a token in `waiting`."""
         self._arrived = asyncio.Event()
         self._pending: Output | None = None
         self._error: ThalwegError | None = None
         self.waiting = 0
-        """Tokens and log-probabilities not taken yet, deltas only."""
+        """Unread tokens and log-probabilities, deltas only."""
 
     def put(self, output: Output) -> None:
-        """Deltas add up. Anything else replaces what was not taken."""
+        """Deltas are merged. Any other output replaces the unread one."""
         if self._adds_up and isinstance(output, RequestOutput):
             self.waiting += sum(len(c.token_ids) for c in output.outputs) * self._weight
             if isinstance(self._pending, RequestOutput):
@@ -42,12 +42,12 @@ class OutputStream:
         self._arrived.set()
 
     def fail(self, error: ThalwegError) -> None:
-        """Raised to the reader after what it has not taken yet."""
+        """Raise the error to the reader after the unread output."""
         self._error = error
         self._arrived.set()
 
     async def get(self) -> Output:
-        """The next output. Waits for one. Raises what `fail` was given."""
+        """The next output. Waits for one. Raises the error of `fail`."""
         await self._arrived.wait()
         if self._pending is None:
             assert self._error is not None
@@ -59,7 +59,7 @@ class OutputStream:
 
 
 def merge_outputs(old: RequestOutput, new: RequestOutput) -> RequestOutput:
-    """Two deltas as one, made of their parts, in time that does not depend on how much waits already."""
+    """Two deltas as one, made of their parts, in time independent of the amount that already waits."""
     if new.prompt_logprobs is None:
         new.prompt_logprobs = old.prompt_logprobs
     later = {c.index: c for c in new.outputs}

@@ -17,7 +17,7 @@ _WORD = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A checked request: what the caller sees of it, and one EngineRequest per choice, in order of index."""
+    """A checked request: the caller's view, and one EngineRequest per choice, in order of index."""
 
     request_id: str
     prompt: str | None
@@ -37,7 +37,7 @@ class PoolingSubmission:
     prompt_ids: list[int]
     params: PoolingParams
     shape: PoolShape
-    """What becomes of the result."""
+    """The shape of the result."""
     request: EngineRequest = field(repr=False)
 
 
@@ -53,9 +53,9 @@ def with_adapter(submission: AnySubmission, request: LoRARequest, digest: bytes)
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """The seed of choice `index`: the request's own for 0, else SplitMix64 (Steele, Lea and Flood, 2014) of it.
+    """The seed of choice `index`: the request's seed for 0, else its SplitMix64 (Steele, Lea and Flood, 2014).
 
-    A signed 64-bit number, as SamplingParams.seed is."""
+    A signed 64-bit number, like SamplingParams.seed."""
     if index == 0:
         return seed
     z = (seed + index * 0x9E3779B97F4A7C15) & _WORD

@@ -1,7 +1,7 @@
-"""Keeps an engine process alive: notices death and hang, starts another, and gives it back everything that was open.
+"""Keeps an engine process alive: detects death and hang, starts another, and resubmits all open requests.
 
-The engine is crash-only. The truth of each request is in `OutputProcessor`, on this side. A restart resubmits prompt
-+ emitted tokens. Since noise goes by position, the continuation is what would have come. `Recovery` decides who runs
+The engine is crash-only. The state of each request is in `OutputProcessor`, on this side. A restart resubmits prompt +
+emitted tokens. Since noise depends on the position, the continuation is unchanged. `Recovery` decides which sequences run
 after a death. Knows no HTTP and no text.
 """
 
@@ -33,33 +33,33 @@ WINDOW_SECONDS = 600.0
 SILENT_SECONDS = 2.0
 """Seconds without a sign of life after which the engine does not count as ready. Several heartbeats are then missing."""
 UNAWAITED = 0
-"""Number of a message whose reply nobody waits for."""
+"""Number of a message without a waiting caller."""
 LOOK_SECONDS = 0.25
 WAKE_LOOK_SECONDS = 0.02
 STANDBY_AFTER = 2.0
 """Seconds from an engine's being ready to the start of the process that would replace it."""
 STANDBY_AT_LAST = 60.0
-"""Upper bound of that delay, where such processes die one after another."""
+"""Upper bound of that delay, where such processes die repeatedly."""
 CONVICTED = (
     "this request was running alone when the engine crashed, after it had been present in an earlier crash; it is not retried"
 )
 
 
 class OpenRequests(Protocol):
-    """Who owns the truth of every open request."""
+    """The owner of the state of every open request."""
 
     def open_handles(self) -> list[int]:
         """Oldest first."""
 
     def resubmit(self, handles: Sequence[int]) -> list[m.EngineRequest]:
-        """What a fresh engine needs to go on with these. Handles that are closed are left out."""
+        """Requests with which a fresh engine continues these. Closed handles are skipped."""
 
 
 class Supervisor:
     """One engine at a time. `start`, then `submit` and `abort`, and `stop` at the end. Everything on one event loop.
 
-    on_outputs: every frame, before this class draws conclusions from it. on_convicted: a choice that crashes the
-    engine, with words for its client. on_dead: no engine any more, and there will be none.
+    on_outputs: every frame, before this class acts on it. on_convicted: a choice that crashes the engine, with a message for
+    its client. on_dead: no engine any more, and there will be none.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Supervisor:
         self._engine: EngineProcess | None = None
         self._recovery = Recovery()
         self._adapters: dict[bytes, str] = {}
-        """By digest: where each adapter lies that the engine has, or shall have."""
+        """Digest -> path of each adapter that the engine has, or will have."""
         self._running: set[int] = set()
         self._canary = 0
         self._deaths: deque[float] = deque()
@@ -95,7 +95,7 @@ class Supervisor:
         self.paused = False
         self._woken = asyncio.Event()
         self._held: list[int] | None = None
-        """Sequences that a paused engine gets when its canary has answered. None: it has them."""
+        """Sequences that a paused engine gets after its canary. None: it has them."""
         self._why = "the engine is starting"
 
     # ------------------------------------------------------------------ what others ask
@@ -118,7 +118,7 @@ class Supervisor:
         return ""
 
     async def start(self, engine: Awaitable[EngineProcess]) -> EngineProcess:
-        """The first engine, once a canary generation went through it. Raises what it said if it could not start."""
+        """Start the first engine, and wait for a canary generation. Raises the engine's error if it could not start."""
         self._first_ready = asyncio.get_running_loop().create_future()
         self._engine = await engine
         self._config: EngineConfig = self._engine.ready.config
@@ -127,7 +127,7 @@ class Supervisor:
         return self._engine
 
     def submit(self, requests: Sequence[m.EngineRequest]) -> None:
-        """Now, or when the engine can take them: they are open in `outputs`, so nothing is lost by waiting."""
+        """Submit now, or when the engine is ready: they are open in `outputs`, so nothing is lost by waiting."""
         if self._engine is not None and self._recovery.on_trial is None:
             if self._held is None:
                 self._add(list(requests))
@@ -136,7 +136,7 @@ class Supervisor:
 
     @property
     def recovering(self) -> bool:
-        """Is the engine away, or are suspects of a crash running alone?"""
+        """Is the engine away, or does it run suspects of a crash in isolation?"""
         return self._engine is None or self._recovery.on_trial is not None
 
     def abort(self, handles: Sequence[int]) -> None:
@@ -144,12 +144,12 @@ class Supervisor:
             self._post(m.Abort(list(handles)))
 
     async def control(self, op: str) -> bool:
-        """Do `op` in the engine. RequestError if it refuses, EngineDeadError if it dies before it answers, UnavailableError if
-        there is none now."""
+        """Do `op` in the engine. RequestError if it rejects it, EngineDeadError if it dies before it answers,
+        UnavailableError if there is no engine now."""
         return await self._ask(lambda i: m.Control(i, op))
 
     async def _ask(self, make: Callable[[int], m.ToCore]) -> bool:
-        """Send a message that is answered by a Reply. Errors as in `control`."""
+        """Send a message and wait for its Reply. Errors as in `control`."""
         if self._engine is None:
             raise UnavailableError(self._why)
         i = next(self._handles)
@@ -181,15 +181,15 @@ class Supervisor:
             self._post(m.UnloadAdapter(UNAWAITED, digest))
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix. A process that is not there has none."""
+        """Forget every cached prefix. A missing process has none."""
         try:
             return await self.control("reset_prefix_cache")
         except (EngineDeadError, UnavailableError):
             return True
 
     async def pause(self, yes: bool) -> None:
-        """Launch no step from now on, or go on. It holds for the engine that replaces this one too. One that is starting is
-        paused when it has answered."""
+        """Stop launching steps, or continue. A replacement of the engine is paused too. A starting engine is paused when it
+        has answered."""
         while yes and self.state == "restarting":
             await asyncio.sleep(WAKE_LOOK_SECONDS)
         self.paused = yes
@@ -197,8 +197,8 @@ class Supervisor:
             await self.control("pause" if yes else "resume")
 
     async def sleep(self, standby_too: bool) -> None:
-        """End the engine's process until `wake_up`. What is open stays open. UnavailableError while it cannot be told whether
-        all is well: during a restart, and while suspects of a crash run alone."""
+        """End the engine's process until `wake_up`. Open requests stay open. UnavailableError while the engine's health is
+        unknown: during a restart, and while suspects of a crash run in isolation."""
         engine = self._engine
         if self.state != "ready" or engine is None or self._recovery.on_trial is not None:
             raise UnavailableError(self._why or "the engine is recovering from a crash; try again later")
@@ -210,7 +210,7 @@ class Supervisor:
         logger.info("the engine sleeps: process %d has ended", engine.pid)
 
     async def wake_up(self) -> None:
-        """Start an engine, and give it everything that is open. Returns when it answers. EngineDeadError if none starts."""
+        """Start an engine, and resubmit all open requests. Returns when it answers. EngineDeadError if none starts."""
         if self.state == "sleeping":
             self.state, self._why = "restarting", "the engine is waking up"
             self._woken.set()
@@ -220,7 +220,7 @@ class Supervisor:
             raise EngineDeadError(self._why)
 
     async def stop(self) -> None:
-        """End the engine process, and the one that stands by."""
+        """End the engine process, and the standby process."""
         self.state, self._why = "stopped", "the engine was shut down"
         for task in (self._task, self._reserve):
             if task is not None:
@@ -252,7 +252,7 @@ class Supervisor:
             self._on_dead(e)
 
     async def _serve(self) -> EngineDeadError:
-        """Take frames until the engine dies. Returns how it died."""
+        """Process frames until the engine dies. Returns its error."""
         engine = self._engine
         assert engine is not None
         watch = asyncio.create_task(self._watch(engine))
@@ -272,7 +272,7 @@ class Supervisor:
 
     def _answer(self, message: m.Reply) -> None:
         reply = self._replies.pop(message.id, None)
-        if reply is None or reply.done():  # nobody waits for it, or no longer
+        if reply is None or reply.done():  # no caller waits, or no longer
             return
         if message.refused:
             reply.set_exception(RequestError(message.refused))
@@ -280,7 +280,7 @@ class Supervisor:
             reply.set_result(message.ok)
 
     async def _replace(self, why: EngineDeadError) -> None:
-        """Another engine, and everything open given to it. EngineDeadError when the budget is used up."""
+        """Start another engine, and resubmit all open requests. EngineDeadError when the budget is used up."""
         dead = self._engine
         assert dead is not None
         lost = dead.stuck is not None or isinstance(why, RankLostError)
@@ -303,7 +303,7 @@ class Supervisor:
         self._welcome(everyone if accused is None else verdict.submit)
 
     def _forget(self, why: EngineDeadError, state: str, words: str) -> None:
-        """The engine is no longer there, or shall not be."""
+        """The engine is gone, or is to be ended."""
         self._engine, self.state, self._why = None, state, words
         for reply in self._replies.values():
             if not reply.done():
@@ -316,7 +316,7 @@ class Supervisor:
         return self.state == "sleeping" or self._woken.is_set()
 
     async def _another(self, why: EngineDeadError | None) -> None:
-        """Start an engine. why: what ended the one before, None if it slept. EngineDeadError when the budget is used up."""
+        """Start an engine. why: the error of the previous one. None: it slept. EngineDeadError when the budget is used up."""
         while True:
             if why is not None:
                 await self._afford(why)
@@ -329,12 +329,12 @@ class Supervisor:
                 logger.error("%s", why)
 
     def _welcome(self, handles: Sequence[int]) -> None:
-        """As `_hello`. A paused engine gets its canary alone, and the rest when it has been told to pause."""
+        """As `_hello`. A paused engine gets only its canary, and the rest after its pause."""
         self._held = list(handles) if self.paused else None
         self._hello([] if self.paused else handles)
 
     async def _afford(self, why: EngineDeadError) -> None:
-        """Count this restart. Wait before it if those before brought nothing."""
+        """Count this restart. Wait before it if earlier restarts failed."""
         now = time.monotonic()
         while self._deaths and self._deaths[0] < now - WINDOW_SECONDS:
             self._deaths.popleft()
@@ -348,7 +348,7 @@ class Supervisor:
             await asyncio.sleep(min(0.25 * 2 ** (self._fruitless - 2), 10.0))
 
     def _hello(self, handles: Sequence[int]) -> None:
-        """To a fresh engine: a canary, whose token makes it ready, and what it shall run."""
+        """Send a fresh engine its adapters, a canary (its token makes the engine ready), and these sequences."""
         self._canary = next(self._handles)
         sampling = m.TokenSampling(max_tokens=1)
         canary = m.EngineRequest(
@@ -367,7 +367,7 @@ class Supervisor:
             await asyncio.sleep(LOOK_SECONDS)
             now = time.monotonic()
             slept, last = now - last, now
-            if slept > LOOK_SECONDS + 1.0:  # it was this process that stood still: first read what has come
+            if slept > LOOK_SECONDS + 1.0:  # this process itself was suspended: first read the frames that have come
                 continue
             if now - engine.heard > self._args.heartbeat_timeout:
                 engine.kill(f"no sign of life for {now - engine.heard:.1f} s (heartbeat_timeout)")
@@ -377,7 +377,7 @@ class Supervisor:
     # ------------------------------------------------------------------ frames
 
     def _without_canary(self, frame: m.Outputs) -> None:
-        """Counters tell of requests, and the canary is none: one prompt token, one token made."""
+        """Counters describe requests, and the canary is none: one prompt token, one sampled token."""
         one = int(self._config.model.pooling is None)  # token that it makes
         if frame.answers(self._canary):
             frame.step_tokens = max(0, frame.step_tokens - 1 - one)
@@ -391,7 +391,7 @@ class Supervisor:
         if self.state != "ready" and frame.answers(self._canary):
             self._become_ready()
         self._running.update(s.handle for s in frame.started if s.handle != self._canary)
-        # The engine aborts only what this side took back: the request itself is closed here already, or goes on later.
+        # The engine aborts only on request of this side: the request is already closed here, or is resumed later.
         ended = [f.handle for f in frame.finished]
         frame.finished = [f for f in frame.finished if f.reason != "abort"]
         self._on_outputs(frame)
@@ -424,8 +424,8 @@ class Supervisor:
             self._reserve = asyncio.create_task(self._keep_reserve())
 
     async def _keep_reserve(self) -> None:
-        """A process that stands by, and another when that is taken or dies. Not at once, so that it takes no time
-        from the requests that waited for a start. Later and later if they die soon."""
+        """Keep a standby process, and start another when that is used or dies. It starts after a delay, so that it does not
+        slow the requests that waited for a start. The delay grows if such processes die soon."""
         lost = 0
         while True:
             while self.state != "ready":
@@ -444,7 +444,7 @@ class Supervisor:
                 standby.end()
 
     def _add(self, requests: list[m.EngineRequest]) -> None:
-        """Each engine is told the vocabulary once, at the latest when it is needed."""
+        """Each engine gets the vocabulary once, at the latest when it is needed."""
         if not requests:
             return
         if self._vocabulary is not None and any(r.sampling.grammar is not None and r.sampling.grammar.text for r in requests):
@@ -458,7 +458,7 @@ class Supervisor:
             self._told = self._engine is not None
 
     def _post(self, message: m.ToCore) -> None:
-        """To a dead engine nothing needs to be said: the next one is told everything."""
+        """Nothing is sent to a dead engine: the next one gets everything."""
         if self._engine is not None:
             with contextlib.suppress(EngineDeadError):
                 self._engine.post(message)

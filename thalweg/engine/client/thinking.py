@@ -1,4 +1,4 @@
-"""Which tokens begin and end a model's reasoning, for budgets of it (`thinking_token_budget`)."""
+"""The tokens around a model's reasoning, for its token budget (`thinking_token_budget`)."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ class ReasoningMarkers:
 
     open: tuple[int, ...]
     close: tuple[int, ...]
-    """What ends reasoning when the model writes it."""
+    """The tokens with which the model ends reasoning."""
     forced: tuple[int, ...]
-    """What ends it when the budget does."""
+    """The tokens that end it when the budget is used up."""
 
     def budget(self, most: int, prompt: Sequence[int]) -> Budget:
-        """For an answer to this prompt, which may have begun to reason."""
+        """The budget of an answer to this prompt, which may have begun to reason."""
         opened, closed = _last(prompt, self.open), _last(prompt, self.close)
         begun = len(prompt) - opened if opened > closed else -1
         return Budget(open=self.open, close=self.close, forced=self.forced, most=most, begun=begun)
 
 
 def marks(said: Mapping[str, Any] | None, tokenizer: Tokenizer | None) -> ReasoningMarkers | None:
-    """Of --reasoning-config, else <think> and </think> where they are tokens. None: nothing says. ConfigError names the key."""
+    """The markers of --reasoning-config, else <think> and </think> where they are tokens. None: unknown. ConfigError names
+    the key."""
     said = said or {}
     if unknown := sorted(set(said) - set(KEYS)):
         raise ConfigError(f"{NAME}: {unknown[0]!r:.60} is not known; known are {', '.join(KEYS)}")
@@ -62,7 +63,7 @@ def marks(said: Mapping[str, Any] | None, tokenizer: Tokenizer | None) -> Reason
             return None
         raise ConfigError(f"{NAME}: {e}") from None
     if not said and (len(opened) != 1 or len(forced) != 1):
-        return None  # nobody said that these are this model's
+        return None  # the model is not known to use these
     if not opened or not forced:
         raise ConfigError(f"{NAME}: {first!r:.60} and {last!r:.60} must each be a token at least")
     ends = close if close and forced[-len(close) :] == close else forced

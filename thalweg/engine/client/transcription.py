@@ -1,4 +1,4 @@
-"""Prompts of models that hear: a sound, and the tokens that a transcript begins with."""
+"""Prompts of speech models: a clip, and the first tokens of a transcript."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from thalweg.params import SamplingParams
 NAME = "multi_modal_data"
 NEVER = float("-inf")
 MOST_A_STEP = 4
-"""Recordings that are encoded in one step: each costs what a long prompt costs."""
+"""Most recordings encoded in one step: each costs as much as a long prompt."""
 TIMESTAMPS = "timestamps"
-"""Name in extra_args of the rules that times keep to: the first time, the end, and the latest first time."""
+"""Name in extra_args of the rules for timestamps: the first timestamp, the end, and the latest first timestamp."""
 
 
 def read(prompt: Any, config: SpeechConfig | None) -> tuple[Any, np.ndarray | None]:
-    """(the prompt of the decoder, the spectrum f32[bins, frames]). A model that does not hear has no spectrum. RequestError."""
+    """(the prompt of the decoder, the spectrum f32[bins, frames]). None as spectrum: not a speech model. RequestError."""
     if not isinstance(prompt, Mapping) or not (NAME in prompt or "encoder_prompt" in prompt):
         if config is not None:
             raise RequestError(
@@ -46,7 +46,7 @@ def read(prompt: Any, config: SpeechConfig | None) -> tuple[Any, np.ndarray | No
 
 
 def _merge_prompts(prompt: Mapping[str, Any]) -> dict[str, Any]:
-    """One prompt of the two that vLLM takes for models with an encoder."""
+    """One prompt of the two that vLLM accepts for models with an encoder."""
     unknown = sorted(str(k) for k in prompt.keys() - {"encoder_prompt", "decoder_prompt", "cache_salt"})
     if unknown:
         raise RequestError(f"prompt: {unknown[0]} does not go with encoder_prompt", "prompt")
@@ -88,16 +88,14 @@ def make_input(mel: np.ndarray) -> Input:
 def check(params: SamplingParams, mel: np.ndarray | None) -> None:
     if mel is None:
         if TIMESTAMPS in (params.extra_args or {}):
-            raise RequestError(
-                f"extra_args: {TIMESTAMPS}: this model does not transcribe audio; omit it", "extra_args"
-            )
+            raise RequestError(f"extra_args: {TIMESTAMPS}: this model does not transcribe audio; omit it", "extra_args")
         return
     if mel.nbytes * params.n > MOST_BYTES:
         raise RequestError(f"n: {params.n} choices of this clip exceed {MOST_BYTES} bytes; request fewer at once", "n")
 
 
 def sampling(config: SpeechConfig, ids: list[int], fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields of TokenSampling, with the tokens left out that the model was trained to leave out."""
+    """Fields of TokenSampling, without the tokens that the model was trained to suppress."""
     bias = dict(fields["logit_bias"]) | dict.fromkeys(config.suppress, NEVER)
     first = tuple((ids[-1], i) for i in config.begin_suppress)
     return {**fields, "logit_bias": tuple(sorted(bias.items())), "bad_words": (*fields["bad_words"], *first)}

@@ -83,8 +83,7 @@ class AdapterLoads:
         return waited
 
     def unload(self, digest: bytes) -> str:
-        """Forget an adapter, now or as soon as it is read. Returns "", or the reason why not, as `EngineCore.unload_adapter`.
-        """
+        """Forget an adapter, now or as soon as it is read. Returns "", or why not, as `EngineCore.unload_adapter`."""
         why = self._core.unload_adapter(digest)
         if digest not in self._reads:
             return why
