@@ -1,6 +1,6 @@
-"""AsyncLLM: the engine in a process of its own, for servers and async programs. Imports no tensor framework.
+"""AsyncLLM: the engine in a separate process, for servers and async programs. Imports no tensor framework.
 
-This side owns every request's truth (prompt, parameters, seed, emitted tokens). The engine process only computes.
+This side owns every request's state (prompt, parameters, seed, emitted tokens). The engine process only computes.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from thalweg.params import PoolingParams, SamplingParams
 
 Pooled = PoolingRequestOutput[PoolingOutput]
 MOST_WAITING = 256
-"""Tokens and log-probabilities a streaming reader may leave untaken before its request stops being computed, until it reads
-again. Then it goes on where it was: the engine finds most of it in its prefix cache."""
+"""Unread tokens and log-probabilities of a streaming reader, beyond which its request is suspended until it reads again. It
+then resumes: the engine finds most of the sequence in its prefix cache."""
 
 WARM_AFTER = 2.0
-"""Seconds from the start to when an engine is told the vocabulary, for grammars to come. Not at once: who waits for a start
-asks for text first."""
+"""Seconds from the start until an engine gets the vocabulary, for later grammars. Delayed, because requests that wait for a
+start come first."""
 JUDGES = 16
-"""Grammars that wait for their verdict at once. Others wait for a thread."""
+"""Grammars validated at once. Others wait for a thread."""
 SHORT = 256
-"""Characters of stop strings and bad words that are read at once, in a quarter of a millisecond."""
+"""Characters of stop strings and bad words read directly, in a quarter of a millisecond."""
 
 
 class StatLogger(Protocol):
-    """Told about everything that comes back. Called on the event loop: be quick."""
+    """Notified of every frame and every finished request. Called on the event loop: be quick."""
 
     def record(self, outputs: m.Outputs) -> None:
         """Every frame of the engine."""
@@ -59,7 +59,7 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
     """Many requests at once over one engine process. Make one with `await AsyncLLM.start(args)`, or with `from_engine_args`
     where nothing can be awaited. End it with `shutdown`.
 
-    An engine that dies or hangs is replaced, and open requests go on where they were: their readers see a pause.
+    An engine that dies or hangs is replaced, and open requests resume: their readers see a pause.
     """
 
     def __init__(self, frontend: Frontend, loggers: Sequence[StatLogger]) -> None:
@@ -96,8 +96,8 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
         usage_context: Any = None,
         stat_loggers: Sequence[StatLogger] | None = None,
     ) -> Self:
-        """An engine that starts when it is first used; what is wrong with the model's files is told now. start_engine_loop:
-        start it as soon as an event loop runs. usage_context: nothing is reported to anyone."""
+        """An engine that starts on first use. Errors of the model's files are raised now. start_engine_loop: start it as soon
+        as an event loop runs. usage_context: nothing is reported to anyone."""
         made = cls._make(load_frontend(locate(engine_args)), stat_loggers or ())
         if start_engine_loop:
             with contextlib.suppress(RuntimeError):  # no event loop runs
@@ -105,20 +105,20 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
         return made
 
     def _start_once(self) -> asyncio.Task[None]:
-        """The task that starts the engine: one for all who wait."""
+        """The task that starts the engine, shared by all callers."""
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(self._open(None))
         return self._opening
 
     async def _open(self, engine: asyncio.Task[EngineProcess] | None) -> None:
-        """Starts the engine, or takes the one that is starting. Raises what it said if it could not."""
+        """Start the engine, or use the one already starting. Raises the engine's error if it could not start."""
         if engine is None:
             engine = asyncio.create_task(EngineProcess.start(self._frontend.args, None))
         try:
             ready = (await self._supervisor.start(engine)).ready
         except BaseException:
-            # Both. The supervisor ends what it made and the engine it holds. But when cancelled as the engine becomes
-            # ready, only the task holds it. To end it twice does no harm.
+            # Both. The supervisor ends its processes and its engine. But when cancelled as the engine becomes ready, only the
+            # task holds the engine. To end it twice does no harm.
             await self._supervisor.stop()
             await _abandon(engine)
             raise
@@ -130,22 +130,22 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
         self._open_for_requests = True
 
     async def _wait_admission(self, request_id: str) -> None:
-        """Returns when the engine takes requests. EngineDeadError if it never will again."""
+        """Wait until the engine accepts requests. EngineDeadError if it never will again."""
         await self._resting.wait_admission(request_id)
         if self._dead:
             raise EngineDeadError(str(self._dead))
 
     async def _wait_started(self) -> None:
-        """Returns when the engine has started: this starts it if nobody did. Raises what it said if it could not."""
+        """Wait until the engine has started, starting it if necessary. Raises the engine's error if it could not start."""
         if not (self._open_for_requests or self._dead):
             await asyncio.shield(self._start_once())
 
     @classmethod
     async def start(cls, args: EngineArgs, *, loggers: Sequence[StatLogger] = (), standby: Standby | None = None) -> Self:
         """Ready to serve, after a canary generation. Raises ConfigError, CheckpointError, UnsupportedModelError or
-        DeviceError with the reason. `standby`: a process to make the engine of, already loading its code."""
+        DeviceError with the reason. standby: a process to start the engine in, already loading its code."""
         located = await asyncio.to_thread(locate, args)
-        engine = asyncio.create_task(EngineProcess.start(located.args, standby))  # it loads while the tokenizer does here
+        engine = asyncio.create_task(EngineProcess.start(located.args, standby))  # concurrent with the tokenizer here
         try:
             frontend = await asyncio.to_thread(load_frontend, located)
             mark("tokenizer loaded")
@@ -169,7 +169,7 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
 
     async def _tell_vocabulary(self) -> None:
         await asyncio.sleep(WARM_AFTER)
-        with contextlib.suppress(RequestError):  # this model can follow no grammar
+        with contextlib.suppress(RequestError):  # this model supports no grammar
             self._supervisor.tell(await asyncio.to_thread(self._vocabulary))
 
     def _vocabulary(self) -> m.GrammarVocabulary:
@@ -191,11 +191,11 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
         first_choice: int = 0,
         seat: Seat | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs as they come, the last with `finished`. A slow reader gets several as one. RequestError before the
-        first if the request is wrong. EngineDeadError if this request crashes the engine, or there is no engine any
-        more. Closing the generator aborts the request. first_choice: these are choices `first_choice` onwards of a
-        request that is run in parts, and get the seeds of those. prompt_text: the text of a prompt of ids. seat: for
-        whoever shares the engine among clients (`thalweg serve`)."""
+        """Outputs in order of arrival, the last with `finished`. A slow reader gets several as one. RequestError before the
+        first if the request is wrong. EngineDeadError if this request crashes the engine, or there is no engine any more.
+        Closing the generator aborts the request. first_choice: these are choices `first_choice` onwards of a request split
+        into parts, and get the seeds of those. prompt_text: the text of a prompt of ids. seat: for servers that share the
+        engine among clients (`thalweg serve`)."""
         if data_parallel_rank:
             raise RequestError("data_parallel_rank: requests are not pinned to an engine; omit it", "data_parallel_rank")
         prompt = with_text(prompt, prompt_text)
@@ -225,8 +225,7 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
         priority: int = 0,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Pooled, None]:
-        """What a pooling model gives of the prompt: one output, for which `generate` says the rest. One that could not be
-        made says why in `error`."""
+        """The result of a pooling model: one output, otherwise as `generate`. A failed one has the reason in `error`."""
         stream = await self._begin(
             request_id, prompt, pooling_params, pooling=True, lora_request=lora_request, trace_headers=trace_headers,
             tokenization_kwargs=tokenization_kwargs, priority=priority,
@@ -241,7 +240,7 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
         lora_request: LoRARequest | None, tokenization_kwargs: Mapping[str, Any] | None,
         trace_headers: Mapping[str, str] | None, first_choice: int = 0, seat: Seat | None = None,
     ) -> OutputStream:  # fmt: skip
-        """The stream of a request that the engine has got. Whoever reads it calls `_leave` at the end."""
+        """The stream of a submitted request. The reader calls `_leave` at the end."""
         check_trace_headers(trace_headers)
         await self._wait_started()
         prompt = await self._client.prompts.read_async(prompt, tokenization_kwargs)
@@ -262,7 +261,7 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
         return stream
 
     def _leave(self, request_id: str, stream: OutputStream) -> None:
-        """Its reader reads no more. A request that has not finished is aborted."""
+        """The reader has stopped. A request that has not finished is aborted."""
         if self._streams.get(request_id) is stream:
             del self._streams[request_id]
             self._drop(request_id)
@@ -270,8 +269,8 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
             self._adapters.release(stream.adapter)
 
     async def prepare(self, params: SamplingParams | PoolingParams) -> None:
-        """Read what takes long of the parameters, on a thread: `generate` finds it read. RequestError, naming the field, as
-        there."""
+        """Read the slow parameters in advance, on a thread, so that `generate` finds the results cached. RequestError, naming
+        the field, as there."""
         if not isinstance(params, SamplingParams):
             return
         if params.structured_outputs is not None:
@@ -295,7 +294,7 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
         return last
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
-        """What may be asked of the model."""
+        """Tasks that the model supports."""
         await self._wait_started()
         return self.config.model.tasks
 
@@ -303,8 +302,8 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
         return list(self._streams)
 
     def shutdown(self, timeout: float | None = None) -> asyncio.Task[None]:
-        """End the engine process. Open requests get EngineDeadError. It begins at once, and what is returned can be awaited.
-        timeout: seconds for it; None: as long as it takes."""
+        """End the engine process. Open requests get EngineDeadError. It begins at once, and the returned task can be awaited.
+        timeout: seconds; None: no limit."""
         return asyncio.get_running_loop().create_task(self._shut(timeout))
 
     async def _shut(self, timeout: float | None) -> None:
@@ -355,7 +354,7 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
 
 
 async def _abandon(engine: asyncio.Task[EngineProcess]) -> None:
-    """End an engine that is starting or has started. One that failed to start has ended."""
+    """End a starting or started engine. One that failed to start has ended."""
     engine.cancel()
     with contextlib.suppress(asyncio.CancelledError, ThalwegError):
         await (await engine).stop()

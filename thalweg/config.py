@@ -1,7 +1,7 @@
-"""The configuration that the engine runs with (`EngineConfig`), and the names of what the user said (`thalweg.options`).
+"""The configuration that the engine runs with (`EngineConfig`), and the user's options (`thalweg.options`).
 
-Merged once, in `engine.planning.resolve`, as user > platform > global default, then frozen and shipped to every
-process. Knows no device and no tensor framework.
+Merged once, in `engine.planning.resolve`, as user > platform > global default, then frozen and shipped to every process.
+Knows no device and no tensor framework.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from thalweg.options.engine import check_args as check_args
 
 
 class PoolingConfig(msgspec.Struct, kw_only=True, frozen=True):
-    """What a model gives in place of tokens: a vector per sequence, or a number per class."""
+    """The result of a pooling model: a vector per sequence, or a number per class."""
 
     task: str
     """embed or classify."""
     mode: str
     """`models.tail.Pooling.mode`."""
     activation: str
-    """What becomes of a result that is activated: normalise (divided by its length), softmax, sigmoid, none."""
+    """The activation of a result: normalise (divided by its length), softmax, sigmoid, none."""
     activate: bool
-    """Is it, unless its request says otherwise?"""
+    """Default for requests without `use_activation`."""
     size: int
     """Numbers of a result."""
     labels: tuple[str, ...] = ()
     dimensions: tuple[int, ...] | None = None
-    """Sizes that a request may have vectors cut to; None: none. (): any."""
+    """Sizes to which a request may cut vectors. None: none. (): any."""
     types: int = 1
-    """Types of tokens that the model tells apart. A token of type n crosses as its id + n * vocab."""
+    """Token types of the model. A token of type n is encoded as id + n * vocab."""
     prompts: dict[str, str] = {}
-    """What is put before a text, by what the request says it is for."""
+    """Prefixes of a text, by the name that a request gives."""
     caches: bool = False
     """Do sequences share cached prefixes?"""
     form: str = ""
@@ -46,16 +46,16 @@ class PoolingConfig(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class SpeechConfig(msgspec.Struct, kw_only=True, frozen=True):
-    """What a model that hears takes with every prompt: the log-mel spectrum of a sound of one length."""
+    """The input of a speech model, sent with every prompt: the log-mel spectrum of a clip of fixed length."""
 
     bins: int
     frames: int
     suppress: tuple[int, ...] = ()
-    """Tokens that are never drawn."""
+    """Tokens that are never sampled."""
     begin_suppress: tuple[int, ...] = ()
-    """Tokens that are not drawn first."""
+    """Tokens never sampled first."""
     multilingual: bool = True
-    """Does it know languages other than English, and translate?"""
+    """Does it support languages other than English, and translation?"""
 
 
 class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
@@ -70,12 +70,12 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     logprobs_mode: str
     max_logprobs: int
     hidden: int = 0
-    """Of an embedded token. 0: not known."""
+    """Width of an embedded token. 0: unknown."""
     hf_overrides: dict[str, Any] = {}
     pooling: PoolingConfig | None = None
     """None: it generates tokens."""
     speech: SpeechConfig | None = None
-    """None: it does not hear."""
+    """None: not a speech model."""
 
     @property
     def max_model_len(self) -> int:
@@ -84,8 +84,8 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """What may be asked of it. A model that gives vectors scores pairs by their angle, one that gives them per token by
-        MaxSim, one with a single class as it was trained to."""
+        """Supported tasks. An embedding model scores pairs by their vectors' angle, or by MaxSim with vectors per token; a
+        classifier with a single class scores them as trained."""
         if self.pooling is None:
             return ("generate",) if self.speech is None else ("transcription",)
         each = self.pooling.each
@@ -115,13 +115,13 @@ class CacheConfig(msgspec.Struct, kw_only=True, frozen=True):
 
 
 JUMP = 8
-"""Tokens that a grammar leaves no choice about, in a step, at most: each is a row of logits."""
+"""Most tokens forced by a grammar in a step: each is a row of logits."""
 
 
 class SchedulerConfig(msgspec.Struct, kw_only=True, frozen=True):
     max_seqs: int
     token_budget: int
-    """Per step."""
+    """Tokens of a step."""
     policy: str = "fcfs"
     chunked_prefill: bool = True
     max_partial_prefills: int = 1
@@ -130,27 +130,27 @@ class SchedulerConfig(msgspec.Struct, kw_only=True, frozen=True):
     long_prefill_threshold: int = 0
     """Prompts longer than this count as long. 0 = none do."""
     whole_prompts: bool = True
-    """A prompt enters when there are blocks for all of it, not for its first chunk alone."""
+    """A prompt enters when there are blocks for the whole prompt, not only for its first chunk."""
     watermark: float = 0.0
     """Share of each group's blocks that an entering prompt leaves free."""
     log_steps: bool = False
     prefill_interval: int = 1
-    """Beside running sequences prompts enter in every so many steps."""
+    """While sequences run, prompts enter in every so many steps."""
     pipeline_depth: int = 1
     speculation: SpeculationConfig | None = None
     adapter_slots: int = 0
-    """For adapters in the state. 0: requests have none."""
+    """Slots for adapters in the state. 0: requests have none."""
     jump_forward: bool = False
-    """Tokens that a grammar leaves no choice about are computed together."""
+    """Tokens forced by a grammar are computed together."""
 
     @property
     def most_drafts(self) -> int:
-        """Of a sequence in a step."""
+        """Most drafts of a sequence in a step."""
         return max(JUMP if self.jump_forward else 0, self.speculation.tokens if self.speculation is not None else 0)
 
 
 class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
-    """Everything the engine decided. `seed` is that of requests without one."""
+    """All decisions of the engine. `seed` is for requests without one."""
 
     model: ModelConfig
     device: DeviceConfig

@@ -24,11 +24,11 @@ _LIST = PluginRegistry("thalweg.drafters", DRAFTERS)
 METHOD, TOKENS = "method", "num_speculative_tokens"
 """Keys that every method has."""
 MOST_DRAFTS = 64
-"""Of a sequence in a step."""
+"""Most drafts of a sequence in a step."""
 
 
 class SpeculationConfig(msgspec.Struct, kw_only=True, frozen=True):
-    """A drafter, and what it is configured with."""
+    """A drafter, and its configuration."""
 
     method: str = "ngram"
     tokens: int
@@ -42,7 +42,7 @@ class DrafterOption:
     """A key of `speculative_config` that a drafter reads."""
 
     check: Callable[[Any], Any]
-    """Returns the value, or raises ValueError in words."""
+    """Returns the value, or raises ValueError with a message."""
     default: Any = None
 
 
@@ -58,12 +58,12 @@ def whole(low: int, high: int) -> Callable[[Any], int]:
 
 
 def load_drafter(method: str) -> Any:
-    """The class of a method. KeyError if there is none of this name."""
+    """The class of a method. KeyError for an unknown name."""
     return _LIST.load(method)
 
 
 def configure(given: Mapping[str, Any]) -> SpeculationConfig:
-    """What a `speculative_config` asks for. ConfigError lists everything that is wrong with it."""
+    """The configuration of a `speculative_config`. ConfigError lists all errors."""
     method = given.get(METHOD)
     if not isinstance(method, str) or method not in _LIST:
         raise ConfigError(f"speculative_config: {METHOD}: must be one of {', '.join(_LIST.names())}, not {method!r}")

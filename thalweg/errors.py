@@ -1,4 +1,4 @@
-"""Errors a user may see. Each message names the field or file, what is wrong with it, and what to do."""
+"""Errors a user may see. Each message names the field or file, the problem, and the fix."""
 
 from __future__ import annotations
 

@@ -20,17 +20,17 @@ EXECUTORS: Mapping[str, str] = {
     "mp": f"{_HERE}.processes:open_processes",
     "uni": f"{_HERE}.inline:open_inline",
 }
-"""mp: a process for each rank, of which the first is the engine's own. It is uni where there is one rank."""
+"""mp: a process for each rank; the first rank runs in the engine's process. Equal to uni with one rank."""
 REFUSED = {
     "external_launcher": "the engine is started by the server or by LLM(...), and joins no ranks of a launcher; omit it",
     "ray": "the engine runs in one process, next to the server or in yours, never on a Ray cluster; omit it",
 }
-"""Names of the field that are not supported, and the way out."""
+"""Names known from vLLM, not supported here -> the alternative."""
 _LIST = PluginRegistry("thalweg.executors", EXECUTORS)
 
 
 def is_inline(name: str | None) -> bool:
-    """Does the first rank run in the engine's process? Of an executor of another package nothing is known, so not."""
+    """Does the first rank run in the engine's process? False for executors of other packages: unknown."""
     return name is None or name in EXECUTORS
 
 

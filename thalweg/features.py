@@ -1,8 +1,8 @@
-"""Which features a step may have, in the order in which they change logits. Each has three sides in three rooms, which are
-named here and imported where they are used: so no side loads what another needs.
+"""The features of a step, in the order in which they change logits. Each has three sides in three rooms, named here and
+imported where they are used: no side loads the imports of another.
 
-A feature may come from outside the repository: an installed package names a `Feature` in the entry points of the group
-`thalweg.features`. docs/adding-a-feature.md is the recipe.
+A feature may be third-party: an installed package names a `Feature` in the entry points of the group `thalweg.features`.
+docs/adding-a-feature.md is the recipe.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from thalweg.plugins import PluginRegistry
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """Where the sides of a feature are, each as "module:attribute"."""
+    """The locations of a feature's sides, each as "module:attribute"."""
 
     part: str
     """Its arrays: a `hal.fields.Part`."""
     builder: str
-    """Who fills them: an `engine.control.parts.builder.Builder`."""
+    """The builder of its arrays: an `engine.control.parts.builder.Builder`."""
     logits: str = ""
-    """What changes logits by them: a `models.logits.change.Change`. "": the model or the step reads them itself."""
+    """The processor that changes logits: a `models.logits.change.Change`. "": the model or the step reads the arrays itself."""
     arguments: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    """Names in `SamplingParams.extra_args` that are its own, and what checks a value of each: it returns the value that the
-    builder will find in `TokenSampling.extra`, or raises ValueError in words."""
+    """Its names in `SamplingParams.extra_args`, with a check of the value for each. It returns the value for the builder in
+    `TokenSampling.extra`, or raises ValueError with a message."""
 
 
 def _times(value: Any) -> tuple[int, ...]:
-    """[the first token that is a time, the token that ends a transcript, steps that the first time may be after the first]."""
+    """[first timestamp token, end token of a transcript, latest first timestamp in steps after the first]."""
     if not isinstance(value, list | tuple) or len(value) != 3 or not all(type(n) is int and 0 <= n < 2**31 for n in value):
         raise ValueError("must be three whole numbers: the first time, the end, and the latest first time")
     return tuple(value)
@@ -59,12 +59,12 @@ FEATURES = (
     Feature(f"{_HAL}.drafts:Drafts", f"{_CONTROL}.drafts:DraftsBuilder"),
     Feature(f"{_HAL}.proposing:Proposing", f"{_CONTROL}.proposing:ProposingBuilder"),
 )  # fmt: skip
-"""Those of this repository."""
+"""Features of this repository."""
 
 _OUTSIDE = PluginRegistry("thalweg.features", {})
 
 
 @cache
 def all_features() -> tuple[Feature, ...]:
-    """Those of this repository, then those of installed packages by name. UnsupportedModelError if one cannot be imported."""
+    """Features of this repository, then of installed packages by name. UnsupportedModelError if one cannot be imported."""
     return (*FEATURES, *(_OUTSIDE.load(name) for name in _OUTSIDE.names()))

@@ -35,5 +35,5 @@ def load_store(name: str) -> Any:
 
 
 def add_store(name: str, target: str) -> None:
-    """A store for this process alone, in place of an equal name. target: "module:class"."""
+    """Add a store for this process only, replacing an equal name. target: "module:class"."""
     _LIST.add(name, target)

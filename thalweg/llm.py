@@ -1,4 +1,4 @@
-"""LLM: the engine offline, in this process. The control loop is the server's. Only the channel is missing."""
+"""LLM: the engine offline, in this process. The control loop is the server's, without the channel."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class LLM(ChatMethods, PoolingMethods, BeamMethods, NoWorkerCalls, NoWeightUpdat
     Several threads may share one: each call waits for its turn, and gets its own results. For requests of many threads or
     tasks in one batch use `AsyncLLM`.
 
-    Keyword arguments are the fields of `EngineArgs`. Arguments of vLLM that are not among them are accepted where they ask for
-    what happens anyway. chat_template: used by `chat` in place of the model's. tool_call_parser, reasoning_parser: what `chat`
-    uses where it is told none. profiler_config: for `start_profile`.
-    Raises ConfigError, CheckpointError, UnsupportedModelError or DeviceError, each naming the field or file.
+    Keyword arguments are the fields of `EngineArgs`. Other arguments of vLLM are accepted where they request the behaviour
+    there is anyway. chat_template: replaces the model's template in `chat`. tool_call_parser, reasoning_parser: defaults of
+    `chat`. profiler_config: for `start_profile`. Raises ConfigError, CheckpointError, UnsupportedModelError or DeviceError,
+    each naming the field or file.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class LLM(ChatMethods, PoolingMethods, BeamMethods, NoWorkerCalls, NoWeightUpdat
 
     @property
     def config(self) -> EngineConfig:
-        """What the engine decided."""
+        """The configuration that the engine runs with."""
         return self.llm_engine.config
 
     @property
@@ -95,7 +95,7 @@ class LLM(ChatMethods, PoolingMethods, BeamMethods, NoWorkerCalls, NoWeightUpdat
 
     @property
     def kernel_plan(self) -> list[str]:
-        """Which kernel serves each op, and why not the others, a line each."""
+        """The kernel of each op, and the reasons against the others, a line each."""
         return self.llm_engine.executor.plan
 
     @property
@@ -113,7 +113,7 @@ class LLM(ChatMethods, PoolingMethods, BeamMethods, NoWorkerCalls, NoWeightUpdat
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
-        """What may be asked of the model."""
+        """Tasks that the model supports."""
         return self.llm_engine.get_supported_tasks()
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -171,9 +171,9 @@ class LLM(ChatMethods, PoolingMethods, BeamMethods, NoWorkerCalls, NoWeightUpdat
 
     @in_turn
     def wait_for_completion(self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: UseTqdm = True) -> list[Any]:
-        """Run until everything that the calling thread has enqueued is finished. Results come in the order enqueued. A thread
-        that has enqueued nothing waits for what others have. output_type: what all of them must be. Interrupted (Ctrl-C), the
-        engine drops what is left and stays usable."""
+        """Run until every request enqueued by the calling thread is finished. Results come in the order enqueued. A thread
+        without requests waits for those of others. output_type: the required type of all results. Interrupted (Ctrl-C), the
+        engine drops the open requests and stays usable."""
         ids = self.runs.waiting()
         with self.runs.dropping(ids):
             outputs = self._finish(ids, use_tqdm)
@@ -183,7 +183,7 @@ class LLM(ChatMethods, PoolingMethods, BeamMethods, NoWorkerCalls, NoWeightUpdat
         return outputs
 
     def stats(self) -> Stats:
-        """What the engine holds and has done so far."""
+        """A snapshot of the engine's state and counters."""
         return self.llm_engine.stats()
 
     def get_metrics(self) -> list[Metric]:
@@ -191,12 +191,12 @@ class LLM(ChatMethods, PoolingMethods, BeamMethods, NoWorkerCalls, NoWeightUpdat
         return self.llm_engine.get_metrics()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
+        """Forget every cached prefix. Running requests go on. Later ones do not find the blocks those have computed."""
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     @in_turn
     def reset_mm_cache(self) -> None:
-        """Read every image anew from now on."""
+        """Forget processed images: later requests read them again."""
         self.llm_engine.reset_mm_cache()
 
     @in_turn
@@ -210,7 +210,7 @@ class LLM(ChatMethods, PoolingMethods, BeamMethods, NoWorkerCalls, NoWeightUpdat
 
     @in_turn
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Give the device's memory back. See `LLMEngine.sleep`."""
+        """Free the device's memory. See `LLMEngine.sleep`."""
         self.llm_engine.sleep(level, mode)
 
     @in_turn
@@ -223,5 +223,5 @@ class LLM(ChatMethods, PoolingMethods, BeamMethods, NoWorkerCalls, NoWeightUpdat
 
     @in_turn
     def shutdown(self) -> None:
-        """Give the device back. The object is not used again."""
+        """Release the device. The object is not used again."""
         self.llm_engine.shutdown()

@@ -1,4 +1,4 @@
-"""LoRARequest: which adapter a request is served with."""
+"""LoRARequest: the adapter of a request."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from thalweg.errors import ConfigError, NotSupportedError, RequestError
 
 @dataclass(slots=True, eq=False)
 class LoRARequest:
-    """An adapter by its name, a number above 0 of the caller's choice, and the folder or file that holds it. Requests with
-    equal names are equal. RequestError names a field that is wrong."""
+    """An adapter by its name, a number above 0 of the caller's choice, and its folder or file. Requests with equal names are
+    equal. RequestError names a wrong field."""
 
     lora_name: str
     lora_int_id: int
     lora_path: str = ""
     base_model_name: str | None = None
-    """Not looked at: shapes and names say whether an adapter fits."""
+    """Not used: shapes and names decide whether an adapter fits."""
     tensorizer_config_dict: dict[str, Any] | None = None
     load_inplace: bool = False
-    """Read the files again, though the name is known. Requests that run go on with what they began with."""
+    """Read the files again, though the name is known. Running requests keep the adapter they began with."""
     is_3d_lora_weight: bool = False
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class LoRARequest:
 
 def read_modules(words: Sequence[str]) -> list[LoRARequest]:
     """The adapters of `--lora-modules`: name=path, or an object in JSON with "name", "path" and "base_model_name".
-    ConfigError names the word that is wrong."""
+    ConfigError names the wrong word."""
     made: dict[str, LoRARequest] = {}
     for number, word in enumerate(words, 1):
         name, path, base = _read_module(word)

@@ -1,5 +1,5 @@
-"""What a caller gets back: RequestOutput with one CompletionOutput per choice, or of a pooling model PoolingRequestOutput and
-its kinds. Names follow the field's."""
+"""Outputs for the caller: RequestOutput with one CompletionOutput per choice, or PoolingRequestOutput and its kinds. Names
+follow vLLM's."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from thalweg.lora import LoRARequest
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 ABORTED = "the request was aborted"
-"""`PoolingRequestOutput.error` of one that its caller ended."""
+"""`PoolingRequestOutput.error` of an aborted request."""
 
 
 @dataclass(slots=True)
 class Logprob:
-    """Of one candidate token. rank 1 = most likely."""
+    """Log-probability of one candidate token. rank 1: the argmax."""
 
     logprob: float
     rank: int | None = None
@@ -27,7 +27,7 @@ class Logprob:
 
 
 PositionLogprobs = Mapping[int, Logprob]
-"""Token id -> Logprob. The chosen token is always among them, and first."""
+"""Token id -> Logprob. The sampled token is always included, and first."""
 
 
 class FlatLogprobs(Sequence[PositionLogprobs]):
@@ -81,7 +81,7 @@ class ToolCall:
     id: str
     name: str
     arguments: str
-    """JSON text as the model wrote it. Of a turn that was cut off, it may be incomplete."""
+    """JSON text as the model wrote it. It may be incomplete if the turn was cut off."""
 
 
 @dataclass(slots=True)
@@ -109,16 +109,16 @@ class CompletionOutput:
 
     @property
     def lora_request(self) -> None:
-        """There are no adapters."""
+        """Always None: see `RequestOutput.lora_request`."""
 
     @property
     def routed_experts(self) -> None:
-        """Which experts tokens went to is not told."""
+        """Always None: the experts of tokens are not reported."""
 
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Monotonic seconds of the engine's clock. 0 = not reached. Latencies are differences of these."""
+    """Monotonic seconds of the engine's clock. 0 = not reached. Latencies are differences of these times."""
 
     arrival_time: float = 0.0
     queued_ts: float = 0.0
@@ -131,9 +131,9 @@ class RequestMetrics:
     num_preemptions: int = 0
     """Preemptions of its choices, together."""
     num_prefill_chunks: int = 0
-    """Pieces its prompt was computed in, for all choices, and what was computed again. Set as choices end."""
+    """Chunks of its prompt's computation, for all choices, recomputation included. Set as choices end."""
     held: str = ""
-    """What it waited for in the engine's queue (`SequenceStarted.held`)."""
+    """The reason for waiting in the engine's queue (`SequenceStarted.held`)."""
 
     @property
     def first_token_latency(self) -> float:
@@ -154,7 +154,7 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     num_cached_tokens: int | None = None
     error: str | None = field(default=None)
-    """finish_reason "error": what happened, in words a client may see."""
+    """finish_reason "error": the reason, in a message for the client."""
     lora_request: LoRARequest | None = None
     """The adapter it was served with."""
 
@@ -168,7 +168,7 @@ class RequestOutput:
 
     @property
     def kv_transfer_params(self) -> None:
-        """Keys and values go to no other engine."""
+        """Always None: keys and values go to no other engine."""
 
 
 @dataclass(slots=True)
@@ -196,8 +196,8 @@ class BeamSearchOutput:
 
 @dataclass(slots=True, eq=False)
 class PoolingOutput:
-    """What a pooling model gives of one sequence, or of each of its tokens: a vector, or a number per class. Empty where the
-    request failed."""
+    """The result of a pooling model for one sequence, or for each of its tokens: a vector, or a number per class. Empty where
+    the request failed."""
 
     data: np.ndarray
     """f32[values], or of each token f32[tokens, values]"""
@@ -220,7 +220,7 @@ class EmbeddingOutput:
 
 @dataclass(slots=True)
 class ClassificationOutput:
-    """One text's classes: their probabilities, or what they are made of. Empty where the request failed."""
+    """One text's classes: their probabilities, or their logits. Empty where the request failed."""
 
     probs: list[float]
 
@@ -235,7 +235,7 @@ class ClassificationOutput:
 
 @dataclass(slots=True)
 class ScoringOutput:
-    """How well one text goes with another. NaN where the request failed."""
+    """The relevance of one text to another. NaN where the request failed."""
 
     score: float
 
@@ -245,7 +245,7 @@ class ScoringOutput:
 
 
 Result = TypeVar("Result")
-"""What is made of a result: PoolingOutput, EmbeddingOutput, ClassificationOutput or ScoringOutput."""
+"""The converted result: PoolingOutput, EmbeddingOutput, ClassificationOutput or ScoringOutput."""
 
 
 @dataclass(slots=True)
@@ -259,7 +259,7 @@ class PoolingRequestOutput(Generic[Result]):
     finished: bool = True
     metrics: RequestMetrics | None = None
     error: str | None = None
-    """What happened, in words a client may see; None: the result is there."""
+    """The reason of a failure, in a message for the client. None: the result is there."""
 
     @classmethod
     def from_request_output(cls, of: PoolingRequestOutput[Any], outputs: Result) -> Self:

@@ -1,5 +1,4 @@
-"""SamplingParams: what a caller may ask of one generation. PoolingParams: of one vector. Names, defaults and ranges
-are the field's.
+"""SamplingParams: the parameters of one generation. PoolingParams: of one vector. Names, defaults and ranges are vLLM's.
 
 No tensor framework, no tokenizer: `engine.client.inputs` resolves text-valued fields (stop, bad_words).
 """
@@ -20,15 +19,15 @@ MAX_N = 16384
 """Upper bound of `n`: a request is charged for every choice before any is allocated."""
 MAX_STOP = 64
 MAX_STOP_CHARS = 4096
-"""Characters of all stop strings together: a state of an automaton each."""
+"""Most characters of all stop strings together: each is a state of an automaton."""
 MAX_BAD_CHARS = 16384
-"""Characters of all bad words together: a token each, at worst, sent with every choice."""
+"""Most characters of all bad words together: at worst a token each, sent with every choice."""
 MAX_LIST = 100_000
 REFUSED_PARAMS = {
     "logprob_token_ids": "logprobs of chosen ids are not supported; request logprobs of the top tokens, and omit it",
     "routed_experts_prompt_start": "the experts of a token are not reported by this version; omit it",
 }
-"""Fields of SamplingParams that this version knows and has not -> why, and what to do instead."""
+"""Known but unsupported fields of SamplingParams -> the reason and the alternative."""
 REFUSED_POOLING = {
     "extra_kwargs": "no plugin of the engine reads more arguments; omit it",
     "requires_token_ids": "no pooler here reads ids; results include the prompt's; omit it",
@@ -39,7 +38,7 @@ MIN_TEMPERATURE = 1e-2
 
 
 class RequestOutputKind(Enum):
-    """CUMULATIVE: each output holds everything so far. DELTA: only what is new. FINAL_ONLY: one output, at the end."""
+    """CUMULATIVE: each output holds everything so far. DELTA: only new tokens. FINAL_ONLY: one output, at the end."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -47,7 +46,7 @@ class RequestOutputKind(Enum):
 
 
 class SamplingType(Enum):
-    """GREEDY: the argmax. RANDOM: drawn. RANDOM_SEED: drawn, by a seed of the request's own."""
+    """GREEDY: the argmax. RANDOM: sampled. RANDOM_SEED: sampled, with the request's seed."""
 
     GREEDY = 0
     RANDOM = 1
@@ -55,14 +54,14 @@ class SamplingType(Enum):
 
 
 class RepetitionDetectionParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """End a choice whose last tokens are one pattern, again and again. Checked when made: RequestError names the field."""
+    """End a choice when its last tokens repeat one pattern. Checked when made: RequestError names the field."""
 
     max_pattern_size: int = 0
-    """Tokens of the longest pattern. 0: nothing is looked for."""
+    """Tokens of the longest pattern. 0: no detection."""
     min_pattern_size: int = 0
     """Tokens of the shortest. 0: one."""
     min_count: int = 0
-    """Times a pattern stands there: 2 or more."""
+    """Consecutive repetitions of a pattern: 2 or more."""
 
     def __post_init__(self) -> None:
         _int("max_pattern_size", self.max_pattern_size, 0, 1024)
@@ -74,7 +73,7 @@ class RepetitionDetectionParams(msgspec.Struct, kw_only=True, omit_defaults=True
             raise RequestError("min_pattern_size must not exceed max_pattern_size", "min_pattern_size")
 
     def found(self, tokens: list[int]) -> bool:
-        """Do the tokens end so?"""
+        """Do the tokens end with such a pattern?"""
         for size in range(max(1, self.min_pattern_size), self.max_pattern_size + 1):
             span = size * self.min_count
             if span > len(tokens):
@@ -86,29 +85,29 @@ class RepetitionDetectionParams(msgspec.Struct, kw_only=True, omit_defaults=True
 
 
 class ReasoningDelimiters(msgspec.Struct, kw_only=True):
-    """Text that stands before the answer, as reasoning does."""
+    """Text before the answer, such as reasoning."""
 
     opens: list[str]
-    """What begins it, one of these, as the first of the text."""
+    """The opening texts. One must be the first of the text."""
     close: str
-    """What ends it."""
+    """The closing text."""
     inside: bool = False
-    """The prompt has begun it."""
+    """The prompt has opened it."""
 
 
 class GrammarPart(msgspec.Struct, frozen=True):
-    """A schema that is part of a grammar, as the client sent it."""
+    """A schema that forms a part of a grammar, as the client sent it."""
 
     field: str
-    """Of the request."""
+    """The request's field."""
     name: str
-    """How messages call it. It begins with the field."""
+    """Its name in messages. It begins with the field."""
     schema: dict[str, Any]
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What the text must be: one of json, regex, choice, grammar, json_object and structural_tag. docs/structured-output.md.
-    Checked when made, as far as that needs no compiling: RequestError names the field."""
+    """The constraint on the text: one of json, regex, choice, grammar, json_object and structural_tag.
+    docs/structured-output.md. Checked when made, as far as possible without compiling: RequestError names the field."""
 
     json: str | dict[str, Any] | bool | None = None
     """A JSON schema, as text or as an object."""
@@ -122,13 +121,13 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     free_until: list[int] | None = None
-    """Token ids. Text is free up to and with the first of them, as without a grammar, and constrained after it."""
+    """Token ids. Text is unconstrained up to and including the first occurrence of any id, and constrained after it."""
     asked_as: str = ""
-    """What the client called it, for messages."""
+    """The client's name for it, in messages."""
     parts: list[GrammarPart] = msgspec.field(default_factory=list)
-    """Schemas that a grammar in Lark holds, to name the one that is wrong."""
+    """Schemas in a Lark grammar, to name the wrong one."""
     inner: StructuredOutputsParams | None = None
-    """What `@inner` stands for in a grammar in Lark."""
+    """The value of `@inner` in a Lark grammar."""
 
     def __post_init__(self) -> None:
         where = self.asked_as or "structured_outputs"
@@ -159,27 +158,27 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def constraint(self) -> tuple[Kind, Any]:
-        """Which it is, and its value."""
+        """Its kind, and its value."""
         return next((k, getattr(self, k)) for k in KINDS if getattr(self, k) is not None)  # type: ignore[return-value]
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Values that a number of SamplingParams may have, and who reads it. Written at the field."""
+    """The allowed values of a number of SamplingParams, and its readers. Declared at the field."""
 
     low: float
     high: float
     open_low: bool = False
-    """`low` itself is refused."""
+    """`low` itself is rejected."""
     sampler: bool = False
     """The sampler or its penalties read it: TokenSampling has a field of the same name and meaning."""
     of_model: bool = False
     """A model's generation_config.json may set its default."""
     help: str = ""
-    """Words for the flags of commands that sample."""
+    """Help text for the flags of commands that sample."""
 
 
 class NumberField(msgspec.Struct, frozen=True):
-    """A number of SamplingParams, as its declaration says."""
+    """A number of SamplingParams, from its declaration."""
 
     name: str
     kind: type
@@ -223,21 +222,22 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     skip_reading_prefix_cache: bool | None = None
     structured_outputs: StructuredOutputsParams | None = None
     marked_token_ids: list[int] | None = None
-    """Tokens that come out as marks (thalweg.text.marks), for readers of turns, whatever is skipped."""
+    """Tokens that become marks in the text (thalweg.text.marks), for parsers of turns, with any setting of
+    skip_special_tokens."""
     stop_aside: ReasoningDelimiters | None = None
-    """Text in which stop strings do not count. Its terminals may hold marks."""
+    """Text in which stop strings do not count. Its delimiters may hold marks."""
     flat_logprobs: bool = False
-    """Outputs have their logprobs as `FlatLogprobs`, which take less memory."""
+    """Outputs have their logprobs as `FlatLogprobs`, which use less memory."""
     repetition_detection: RepetitionDetectionParams | None = None
     skip_clone: bool = False
     """Parameters are never changed here, so they need no copy."""
     thinking_token_budget: Annotated[int | None, Range(0, 2**31 - 1)] = None
-    """Tokens of reasoning at most, after which its end is written (EngineArgs.reasoning_config)."""
+    """Most tokens of reasoning, after which its end is written (EngineArgs.reasoning_config)."""
     logprob_token_ids: list[int] | None = None
     routed_experts_prompt_start: int | None = None
-    """These two are known and refused (REFUSED_PARAMS)."""
+    """These two are known and rejected (REFUSED_PARAMS)."""
     extra_args: dict[str, Any] | None = None
-    """Arguments of features that installed packages add (docs/adding-a-feature.md). One that none of them takes is refused."""
+    """Arguments of features of installed packages (docs/adding-a-feature.md). An unknown one is rejected."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.stop, str | list | tuple | None):
@@ -326,14 +326,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         return max((len(s) - 1 for s in self.stop or ()), default=0)
 
     def update_from_tokenizer(self, tokenizer: Any) -> None:
-        """RequestError for a bad word that is no token of this tokenizer. The engine reads bad words by the model's own."""
+        """RequestError for a bad word without tokens in this tokenizer. The engine encodes bad words with the model's own."""
         for word in self.bad_words or ():
             if not tokenizer.encode(word, add_special_tokens=False):
                 raise RequestError(f"bad_words: {word!r:.80} encodes to no tokens", "bad_words")
 
     def update_from_generation_config(self, generation_config: Mapping[str, Any], eos_token_id: int | None = None) -> None:
-        """Stop at the end tokens that a generation_config.json names beside `eos_token_id`, unless ignore_eos. The engine does
-        so by itself for the model's own file."""
+        """Stop at the end tokens that a generation_config.json names in addition to `eos_token_id`, unless ignore_eos. The
+        engine does so by itself for the model's own file."""
         named = generation_config.get("eos_token_id")
         ids = {named} if isinstance(named, int) else set(named or ())
         if not self.ignore_eos:
@@ -341,7 +341,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @staticmethod
     def from_optional(**fields: Any) -> SamplingParams:
-        """From fields of which any may be None, meaning "the default"."""
+        """From fields of which any may be None: the default."""
         return SamplingParams(**{k: v for k, v in fields.items() if v is not None})
 
 
@@ -359,7 +359,7 @@ def _read_numbers() -> dict[str, NumberField]:
 
 
 NUMBERS = _read_numbers()
-"""The one table of SamplingParams' numbers: what else reads such a field takes it from here."""
+"""The one table of SamplingParams' numbers, for all other readers of such a field."""
 SAMPLER = tuple(f.name for f in NUMBERS.values() if f.range.sampler)
 """Fields that reach the sampler under their own name."""
 OF_MODEL = tuple(f.name for f in NUMBERS.values() if f.range.of_model)
@@ -389,21 +389,21 @@ def _strings(name: str, values: Any, most: int) -> None:
 
 
 def _budget(name: str, values: list[str], most: int) -> None:
-    """A list's length alone bounds no work."""
+    """The number of entries of a list does not bound the work."""
     size = sum(map(len, values))
     if size > most:
         raise RequestError(f"{name}: {size} characters together; the limit is {most}; send fewer or shorter ones", name)
 
 
 class BeamSearchParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Of `LLM.beam_search`. Checked when made: RequestError names the field."""
+    """Parameters of `LLM.beam_search`. Checked when made: RequestError names the field."""
 
     beam_width: int
-    """Sequences that are kept in each round, and returned."""
+    """Sequences kept in each round, and returned."""
     max_tokens: int
     ignore_eos: bool = False
     temperature: float = 0.0
-    """Draws nothing: beams are ranked by the log-probabilities that logprobs_mode tells."""
+    """Samples nothing: beams are ranked by the log-probabilities of logprobs_mode."""
     length_penalty: float = 1.0
     """Sums of log-probabilities are divided by the length to this power. 0: not at all."""
     include_stop_str_in_output: bool = False
@@ -425,15 +425,15 @@ LATE_MODES = ("cache_query", "score_doc")
 
 
 class LateInteractionParams(msgspec.Struct, omit_defaults=True):
-    """Late interaction over several requests: the vectors of one, a query, are kept, and the others are scored by them. Checked
-    when made: RequestError names the field."""
+    """Late interaction over several requests: the vectors of one request, a query, are kept, and others are scored against
+    it. Checked when made: RequestError names the field."""
 
     mode: str
-    """cache_query: keep the vectors, and give a zero. score_doc: give MaxSim with those that are kept."""
+    """cache_query: keep the vectors, and return a zero. score_doc: return MaxSim with the kept vectors."""
     query_key: str
-    """What the query is kept by. Ask for documents when it has been answered."""
+    """The key of the kept query. Send documents when it has been answered."""
     query_uses: int | None = None
-    """Documents that it is kept for. None: one."""
+    """Documents for which it is kept. None: one."""
 
     def __post_init__(self) -> None:
         if self.mode not in LATE_MODES:
@@ -445,25 +445,25 @@ class LateInteractionParams(msgspec.Struct, omit_defaults=True):
 
 
 class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a caller may ask of one vector, or of one text's classes. Checked when made: RequestError names the field."""
+    """The parameters of one vector, or of one text's classes. Checked when made: RequestError names the field."""
 
     use_activation: bool | None = None
-    """Of a vector: divide it by its length. Of classes: make probabilities of their numbers. None: as the model's files say."""
+    """Vectors: divide by the length. Classes: probabilities instead of logits. None: as the model's files say."""
     dimensions: int | None = None
-    """Cut the vector to so many values, where the model was trained for that. None: all it has."""
+    """Cut the vector to so many values, where the model was trained for that. None: all."""
     task: str | None = None
-    """One of POOLING_TASKS; None: what the model does."""
+    """One of POOLING_TASKS. None: the model's default."""
     skip_reading_prefix_cache: bool | None = None
     output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
-    """There is one output: no other value is taken."""
+    """There is one output: no other value is accepted."""
     step_tag_id: int | None = None
-    """Of results per token: those of tokens with this id alone. None: as the model's files say, else all."""
+    """Results per token: only those of tokens with this id. None: as the model's files say, else all."""
     returned_token_ids: list[int] | None = None
-    """Of a token's result: these of its numbers, in this order. None: all."""
+    """Results per token: these columns, in this order. None: all."""
     late_interaction_params: LateInteractionParams | None = None
     extra_kwargs: dict[str, Any] | None = None
     requires_token_ids: bool = False
-    """These two are known and refused (REFUSED_POOLING)."""
+    """These two are known and rejected (REFUSED_POOLING)."""
 
     def __post_init__(self) -> None:
         for name, why in REFUSED_POOLING.items():

@@ -1,5 +1,5 @@
-"""Open lists: names that a table of this package has, and those that installed packages add by entry points. What a name
-stands for is imported when it is first asked for. Knows none of the lists (`models.registry`, `quantization.registry`)."""
+"""Open lists: the names in a table of this package, and those that installed packages add by entry points. The object behind
+a name is imported on first use. Knows none of the lists (`models.registry`, `quantization.registry`)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from thalweg.hal.discovery import entry_points
 
 @dataclass(frozen=True)
 class PluginRegistry:
-    """group: of the entry points ("NAME = package.module:attribute"). here: name -> "module:attribute"."""
+    """group: of the entry points ("NAME = package.module:attribute"). `here`: name -> "module:attribute"."""
 
     group: str
     here: Mapping[str, str]
 
     @cached_property
     def _outside(self) -> Mapping[str, EntryPoint]:
-        """Of installed packages. One that bears a name of `here` is not looked at."""
+        """Entry points of installed packages. One with a name of `here` is ignored."""
         return {e.name: e for e in entry_points(group=self.group) if e.name not in self.here}
 
     @cached_property
@@ -31,7 +31,7 @@ class PluginRegistry:
         return {}
 
     def add(self, name: str, target: str) -> None:
-        """A name for this process alone, in place of an equal one. target: "module:attribute"."""
+        """Add a name for this process only, replacing an equal one. target: "module:attribute"."""
         self._local[name] = target
 
     def __contains__(self, name: str) -> bool:
@@ -45,7 +45,7 @@ class PluginRegistry:
         return {**{name: entry.value for name, entry in self._outside.items()}, **self.here, **self._local}
 
     def load(self, name: str) -> Any:
-        """KeyError for a name that is not there, UnsupportedModelError if a package's cannot be imported."""
+        """KeyError for an unknown name, UnsupportedModelError if a package's cannot be imported."""
         if (target := self._local.get(name) or self.here.get(name)) is not None:
             return import_attribute(target)
         entry = self._outside[name]
@@ -56,6 +56,6 @@ class PluginRegistry:
 
 
 def import_attribute(where: str) -> Any:
-    """What "module:attribute" names."""
+    """The object at "module:attribute"."""
     module, _, attribute = where.partition(":")
     return getattr(import_module(module), attribute)

@@ -1,4 +1,5 @@
-"""The engine process: one worker, one core, one channel to the client that started it. Crash-only: it owns no truth."""
+"""The engine process: one worker, one core, one channel to the client that started it. Crash-only: the client keeps the state
+of every request."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import sys
 if __name__ == "__main__":
     from thalweg.host.parent import die_with_parent
 
-    die_with_parent()  # before the imports, which take a moment in which the parent may go. The channel's end is noticed later
-    gc.disable()  # imports and loading make next to no garbage, and walking what they make takes a tenth of their time
+    die_with_parent()  # before the imports: the parent may die during them. The channel's end is noticed later
+    gc.disable()  # imports and loading make next to no garbage, and a tenth of their time would go to collecting it
     from thalweg.engine.worker.ahead import begin
     from thalweg.host import lossy
 
@@ -76,8 +77,8 @@ def main(fd: int, device: str) -> int:
         )  # fmt: skip
         with contextlib.suppress(ChannelClosedError):
             channel.send(m.Ready(executor.config, executor.plan, executor.load_seconds))
-            # Weights and code live as long as the process: keep the collector from walking them in the middle of a step. Nor is
-            # it worth a walk now, before the first answer: of 200,000 objects it finds a thousand, small ones.
+            # Weights and code live as long as the process: the collector must not walk them in the middle of a step. A walk
+            # now, before the first answer, is not worth it either: of 200,000 objects it finds a thousand small ones.
             gc.freeze()
             gc.enable()
             profiles = None if read_profiler_config(start.args) is None else Profiles(executor)
@@ -124,7 +125,7 @@ class _Loop:
         self._loads = AdapterLoads(core, self._inbox.put)
         self._stopping = False
         self._cold = False
-        """The vocabulary is here, and was not read yet."""
+        """The vocabulary has arrived and was not read yet."""
         self._steps = 0
 
     def run(self) -> None:
@@ -151,14 +152,14 @@ class _Loop:
             log.error("a profile was not written: %s", e)
 
     def _take(self, wait: bool) -> None:
-        """Apply everything in the inbox. Wait for the first if there is nothing else to do."""
+        """Apply everything in the inbox. Wait for the first message if there is no other work."""
         for message in _drain(self._inbox, wait):
             if isinstance(message, BaseException):
                 raise message
             if isinstance(message, m.Add):
                 fp("engine.add", token=np.concatenate([r.tokens for r in message.requests]))
                 self._core.add(self._loads.hold(self._compiling.start(message.requests)))
-            elif isinstance(message, list):  # requests whose grammars were compiled
+            elif isinstance(message, list):  # requests with compiled grammars
                 self._core.add(self._loads.hold(self._compiling.ready(message)))
             elif isinstance(message, m.Abort):
                 self._compiling.abort(message.handles)
@@ -203,7 +204,7 @@ class _Loop:
             raise FrameError(f"unknown control operation {message.op!r}")
 
     def _profile(self, op: str) -> str:
-        """ "", or why not, in words for who asked."""
+        """ "", or the reason why not, for the caller."""
         if self._profiles is None:
             return "no profiler is configured: --profiler-config"
         try:
@@ -213,7 +214,7 @@ class _Loop:
         return ""
 
     def _beat(self) -> None:
-        """Shows that the process lives and whether its loop moves. A step in native code does not hold it up."""
+        """Shows that the process lives and whether its loop advances. Steps in native code do not hold it up."""
         with contextlib.suppress(ChannelClosedError):
             while True:
                 time.sleep(HEARTBEAT_SECONDS)
@@ -241,7 +242,7 @@ def _drain(inbox: queue.SimpleQueue[Any], wait: bool) -> Iterable[Any]:
 
 
 def _report(channel: Channel, e: Exception) -> None:
-    """The last words."""
+    """Send the last message."""
     with contextlib.suppress(ChannelClosedError):
         channel.send(describe_failure(e))
 

@@ -1,7 +1,7 @@
-"""What crosses between the client (who owns a request's truth) and the engine core. One file, both directions.
+"""Messages between the client (the owner of a request's state) and the engine core. One file, both directions.
 
-Plain msgspec structs with numpy arrays: the same objects in process and, through `engine.ipc`, over a unix socket.
-Requests are known here by an integer handle the client chooses. Text never crosses.
+Plain msgspec structs with numpy arrays: the same objects in process and, through `engine.ipc`, over a unix socket. Requests
+are known here by an integer handle the client chooses. Text never crosses.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from thalweg.grammar.source import GrammarVocabulary as GrammarVocabulary
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True):
-    """Something in a prompt that is not text: an image, a recording, vectors of the caller's. The control plane reads no
-    kind: what it needs to know is stated here as facts."""
+    """A non-text item of a prompt: an image, a recording, vectors of the caller's. The control plane does not depend on the
+    kind: it reads only the facts below."""
 
     kind: str
-    """A row of `thalweg.media.kinds`, whose encoder makes the vectors. Any other name where the caller sent them."""
+    """A row of `thalweg.media.kinds`, with the encoder of the vectors. Any other name where the caller sent them."""
     digest: bytes
-    """No other input of this client has it, whatever its kind. It salts the prefix cache and names vectors that are kept."""
+    """Unique to this input among all of this client, of any kind. It salts the prefix cache and names cached vectors."""
     positions: np.ndarray  # i32[N], ascending
-    """Prompt positions of the placeholders, one for each vector. Empty: the source of cross attention, which every token of
-    the sequence depends on."""
+    """Prompt positions of the placeholders, one for each vector. Empty: the source of cross attention, on which every token
+    of the sequence depends."""
     data: tuple[np.ndarray, ...] = ()
     """Arrays for the encoder of its kind."""
     size: tuple[int, ...] = ()
-    """How large it was when it was sent, in units of its kind."""
+    """Its size as sent, in units of its kind."""
     vectors: np.ndarray | None = None  # f32[N, hidden]
-    """The caller's vectors. None: an encoder makes them."""
+    """The caller's vectors. None: an encoder computes them."""
     uncut: bool = False
     """The tokens from its first placeholder to its last are computed in one step."""
     bidirectional: bool = False
     """These tokens attend to each other in both directions, so they are computed in one step too."""
     axes: np.ndarray | None = None  # i32[last - first + 1, 3]
-    """Positions of these tokens along several axes, relative to that of the first. None: they follow each other as text."""
+    """Positions of these tokens along several axes, relative to that of the first. None: consecutive, as text."""
     extent: int = 0
     """With `axes`: how far the next token's position lies behind that of the first."""
     most_a_step: int = 0
@@ -57,7 +57,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def span(self) -> tuple[int, int]:
-        """[first, end) of its placeholders, and of what lies between them."""
+        """[first, end) of its placeholders, and of the tokens between."""
         return int(self.positions[0]), int(self.positions[-1]) + 1
 
 
@@ -75,32 +75,31 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int = 0
-    """Always concrete: the client draws one where the caller gave none, so that a replay draws the same tokens."""
+    """Always concrete: the client chooses one where the caller gave none, so that a replay samples the same tokens."""
     eos_ids: tuple[int, ...] = ()
     """End-of-sequence ids that stop the request (empty with ignore_eos). Reported with stop_reason None."""
     stop_ids: tuple[int, ...] = ()
     """The caller's stop_token_ids. Reported with their id as stop_reason."""
     logprobs: int = -1
-    """-1 none. k: the sampled token's and the k best."""
+    """-1: none. k: the sampled token's and the k best."""
     prompt_logprobs: int = -1
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_ids: tuple[int, ...] = ()
     """Empty: every token."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Token sequences whose last token may not follow the others."""
+    """Token sequences in which the last token may not follow the others."""
     grammar: GrammarSource | None = None
-    """What the output must be. Its end is an end of sequence, for which `eos_ids` must have an id: so it wins over min_tokens
-    and bad words where nothing else is left."""
+    """The constraint on the output. Its end is an end of sequence, for which `eos_ids` must have an id: it overrides
+    min_tokens and bad words where nothing else is left."""
     each_token: bool = False
-    """Of a pooling model: a result of each token is wanted, beside that of the sequence."""
+    """Pooling models: return a result of each token, in addition to that of the sequence."""
     extra: dict[str, Any] = {}
-    """SamplingParams.extra_args as the features they belong to checked them (`thalweg.features`): plain values."""
+    """SamplingParams.extra_args, as checked by their features (`thalweg.features`): plain values."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to generate (a request with n choices is n of these). `tokens` holds the prompt and, when a
-    request is resubmitted after a crash, what was already emitted. Output counts and noise go by position, so it just
-    continues."""
+    """One sequence to generate: a request with n choices has n. `tokens` holds the prompt and, when a request is resubmitted
+    after a crash, the tokens already emitted. Output counts and noise depend on the position, so it just continues."""
 
     handle: int
     tokens: np.ndarray  # i32, at least one
@@ -116,27 +115,26 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of a loaded adapter (`LoadAdapter`). b"": the base model. Cached prefixes are shared only with the same."""
     read_prefix_cache: bool = True
     streamed: bool = True
-    """Somebody reads its tokens as they come, so that prompts beside it are rationed."""
+    """A caller reads its tokens one by one, so prompts in the same steps are rationed."""
     pool: bool = False
-    """Asks for a vector, not for tokens. The step that computes its tokens, all of them, ends it."""
+    """Returns a vector, not tokens. The step that computes all its tokens ends it."""
 
 
 class StartHint(msgspec.Struct, frozen=True, tag=True):
-    """The first message, sent as the process is made: what Start will say, as far as it is known by then (the model
-    may be a hub's name for it). So the process can prepare for it. None for a process that stands by. Promises
-    nothing."""
+    """The first message, sent as the process is made: the expected arguments of Start, as far as known by then (the model may
+    be a hub's name for it), so that the process can prepare. None for a standby process. Promises nothing."""
 
     args: EngineArgs | None
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """The second message: what the user asked for. `args.model` is a local directory by now. Answered by Ready or Failed."""
+    """The second message: the user's arguments. `args.model` is a local directory by now. Answered by Ready or Failed."""
 
     args: EngineArgs
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Forget these. Nothing more is said of them. Unknown handles are fine: they have just finished."""
+    """Forget these sequences. No further output is sent. Unknown handles are fine: they have just finished."""
 
     handles: list[int]
 
@@ -154,17 +152,17 @@ class Control(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Read an adapter, beside the steps. Requests may name its digest from now on, and wait until it is there. A Reply with the
-    same id says whether it is, or why not: then they end with an error."""
+    """Read an adapter, concurrently with the steps. Requests may name its digest from now on, and wait until it is loaded. A
+    Reply with the same id reports success, or the reason of a failure: then they end with an error."""
 
     id: int
     digest: bytes
-    """Of the files' content. Other content is refused."""
+    """Digest of the files' content. Other content is rejected."""
     path: str
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Forget an adapter that no request uses any more. A Reply with the same id says why not, if it does not."""
+    """Forget an adapter that no request uses any more. A Reply with the same id gives the reason if it does not."""
 
     id: int
     digest: bytes
@@ -186,7 +184,7 @@ class SequenceFinished(msgspec.Struct, frozen=True):
     """The stop token id. -1 for end-of-sequence and everything else."""
     error: str = ""
     chunks: int = 0
-    """Pieces its prompt was computed in, and what was computed again after preemptions."""
+    """Chunks of its prompt's computation, including recomputation after preemptions."""
 
 
 class SequenceStarted(msgspec.Struct, frozen=True):
@@ -197,13 +195,13 @@ class SequenceStarted(msgspec.Struct, frozen=True):
     queued_ts: float
     scheduled_ts: float
     held: str = ""
-    """What it waited for when it was last passed over, first in the queue: slots, tokens, cache, prefix, partial, encoder,
-    adapter. "": it never was."""
+    """The reason for waiting when it was last passed over, first in the queue: slots, tokens, cache, prefix, partial,
+    encoder, adapter. "": it never was."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
-    """hal.step.Logprobs for the rows of Outputs.handles that asked: row i belongs to Outputs.handles[rows[i]].
-    Columns beyond what a row asked for are cut by the client, who knows what it asked."""
+    """hal.step.Logprobs for the rows of Outputs.handles with logprobs: row i belongs to Outputs.handles[rows[i]]. The client
+    removes columns that a row did not ask for."""
 
     rows: np.ndarray  # i32[M]
     tokens: np.ndarray  # i32[M, 1 + k]
@@ -222,7 +220,7 @@ class PromptScores(msgspec.Struct, frozen=True):
 
 
 class PooledVectors(msgspec.Struct, frozen=True):
-    """The vectors of sequences that asked for one, and have ended with it. Not normalised."""
+    """The vectors of pooling sequences, which have ended with it. Not normalised."""
 
     handles: np.ndarray  # i64[N]
     vectors: np.ndarray  # f32[N, H]
@@ -253,24 +251,24 @@ class Stats(msgspec.Struct, frozen=True):
     prompt_cached: int = 0
     """Tokens of prompt_tokens that were found in the prefix cache when the sequence first ran."""
     drafts: int = 0
-    """Times a sequence had drafts verified."""
+    """Sequences with verified drafts, summed over steps."""
     draft_tokens: int = 0
     accepted_tokens: int = 0
-    """Tokens of draft_tokens that were right."""
+    """Tokens of draft_tokens that were accepted."""
     accepted_per_position: list[int] = []
-    """Accepted tokens by a draft's place among those of its time, from the first."""
+    """Accepted tokens by their position among a sequence's drafts, from the first."""
     store_queries: int = 0
-    """Prompt tokens for which a store was asked."""
+    """Prompt tokens looked up in a store."""
     store_hits: int = 0
-    """Prompt tokens that were loaded from it."""
+    """Prompt tokens loaded from it."""
     store_saved: int = 0
-    """Bytes that were saved in it."""
+    """Bytes saved in it."""
     store_failed: int = 0
-    """Blocks and calls that failed. What failed to load was computed."""
+    """Blocks and calls that failed. Tokens that failed to load were computed."""
 
 
 class Outputs(msgspec.Struct, tag=True):
-    """One step's news, as arrays: token i belongs to the sequence handles[i] (a handle may repeat when speculating)."""
+    """The outputs of one step, as arrays: token i belongs to the sequence handles[i] (a handle may repeat when speculating)."""
 
     handles: np.ndarray  # i64[N]
     tokens: np.ndarray  # i32[N]
@@ -284,7 +282,7 @@ class Outputs(msgspec.Struct, tag=True):
     step_tokens: int = 0
     """Prompt tokens the step computed and tokens it sampled."""
     preempted: list[int] = []
-    """Sequences that gave up their place since the last frame. One may be in it twice."""
+    """Sequences preempted since the last frame. One may be in it twice."""
     pooled: PooledVectors | None = None
     each: list[TokenVectors] = []
 
@@ -293,7 +291,7 @@ class Outputs(msgspec.Struct, tag=True):
         return handle in self.handles or (self.pooled is not None and handle in self.pooled.handles)
 
     def output_handles(self) -> list[int]:
-        """Handles of the sequences that did."""
+        """Handles of the sequences with `answers`."""
         vectors = [] if self.pooled is None else self.pooled.handles.tolist()
         return [*self.handles.tolist(), *vectors]
 
@@ -310,18 +308,18 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
     id: int
     ok: bool
     refused: str = ""
-    """Why it was not done, in words for who asked."""
+    """The reason why it was not done, for the caller."""
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):
-    """The engine could not start, or died: its last words. `kind` is the error class's name."""
+    """The engine could not start, or died: its last message. `kind` is the error class's name."""
 
     kind: str
     message: str
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """Sent all the time by a thread of its own. `steps` standing still while `working` means a hang."""
+    """Sent at intervals by a separate thread. `steps` standing still while `working` means a hang."""
 
     steps: int
     working: bool

@@ -8,6 +8,6 @@ End = socket.socket
 
 
 def pair() -> tuple[End, End]:
-    """Two connected ends: one for here, one for a child to inherit. Nobody else can connect, there is no name to protect or
-    to leave behind, and each end learns when the other is gone."""
+    """Two connected ends: one for here, one for a child to inherit. No other process can connect, there is no name to protect
+    or to clean up, and each end learns when the other is gone."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -41,7 +41,7 @@ class Channel:
             raise ChannelClosedError(str(e)) from None
 
     def receive(self) -> Any:
-        """The next message. ChannelClosedError at end of stream, FrameError if it is not one."""
+        """The next message. ChannelClosedError at end of stream, FrameError for anything else."""
         return self._codec.decode(self._exactly(body_length(self._exactly(HEADER.size))))
 
     def _exactly(self, n: int) -> bytes:
@@ -84,7 +84,7 @@ class AsyncChannel:
         self._writer.write(self._codec.encode(message))
 
     async def receive(self) -> Any:
-        """The next message. ChannelClosedError at end of stream, FrameError if it is not one."""
+        """The next message. ChannelClosedError at end of stream, FrameError for anything else."""
         try:
             head = await self._reader.readexactly(HEADER.size)
             return self._codec.decode(await self._reader.readexactly(body_length(head)))

@@ -17,7 +17,7 @@ from thalweg.models.adapters import AdapterPlan
 
 
 class AdapterStore:
-    """The adapters that are loaded, and the slots of the state."""
+    """Loaded adapters, and the slots of the state."""
 
     def __init__(self, model: Any, device: Device, state: StateBox) -> None:
         """model: `models.build.Model`, built with a `AdapterPlan`."""
@@ -31,13 +31,13 @@ class AdapterStore:
 
     @property
     def operations(self) -> Mapping[str, Callable[..., Any]]:
-        """Of the worker."""
+        """Operations of the worker."""
         return {"read_adapter": self.read, "forget_adapter": self.forget, "write_adapter": self.write}
 
     def read(self, path: str, digest: bytes = b"") -> bytes:
-        """Load the adapter in this folder or file, checked against the model. Returns its digest. digest: what it must have;
-        b"": any. CheckpointError and UnsupportedModelError name the file and the reason. Any thread may call it, while another
-        one runs steps."""
+        """Load the adapter in this folder or file, checked against the model. Returns its digest. digest: the required one;
+        b"": any. CheckpointError and UnsupportedModelError name the file and the reason. Any thread may call it, while
+        another one runs steps."""
         adapter = read_adapter(Path(path))
         if digest and adapter.digest != digest:
             raise CheckpointError(f"{path}: the adapter has changed since it was first read; load it again")
@@ -48,7 +48,7 @@ class AdapterStore:
         return adapter.digest
 
     def forget(self, digest: bytes) -> None:
-        """Give the host's memory back. Slots keep what they hold."""
+        """Free the host's memory. Slots keep their contents."""
         self._loaded.pop(digest, None)
 
     def write(self, slot: int, digest: bytes) -> None:

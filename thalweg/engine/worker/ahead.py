@@ -1,4 +1,4 @@
-"""What an engine process sets going before it imports its own code. Imports next to nothing."""
+"""Work that an engine process starts before it imports its own code. Imports next to nothing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from thalweg.hal import discovery
 
 
 def begin(device: str) -> None:
-    """Let the platform of `--device device` begin what other threads can do while this one imports. What is not there is
-    refused by `build`."""
+    """Start the platform's work for `--device device` on other threads while this one imports. Errors are raised later, by
+    `build`."""
     try:
         platform = discovery.resolve_platform(device)
         if platform.runs_models:

@@ -23,10 +23,10 @@ from thalweg.options.observation import read_profiler_config
 
 
 class BuildGroup:
-    """What ranks of one engine settle while each builds its worker. This one is the group of a single rank."""
+    """Decisions that the ranks of one engine share while each builds its worker. This class is the group of a single rank."""
 
     def join(self) -> None:
-        """The device is about to be opened, which waits for the other ranks."""
+        """Called before the device is opened, which waits for the other ranks."""
 
     def on_open(self, device: Device) -> None:
         """The device is open."""
@@ -42,8 +42,8 @@ def build(
     """A worker for the model in the local directory `args.model`.
 
     platform: replaces the one that `args.device` names. place: of one rank among several, which `group` connects. None: the
-    only one. Raises ConfigError, CheckpointError, UnsupportedModelError or
-    DeviceError, cheap checks first: whatever can be refused without loading weights is refused before."""
+    only one. Raises ConfigError, CheckpointError, UnsupportedModelError or DeviceError, cheap checks first: every error that
+    does not need the weights is raised before they are loaded."""
     start = time.monotonic()
     group = group or BuildGroup()
     inputs = open_device(args, platform, place, group.join)
@@ -68,7 +68,7 @@ def _build_with_model(inputs: BuildInputs, least: Callable[[int], int]) -> Worke
     from thalweg.models.step import make_step
 
     built = build_model(inputs)
-    # Everything a user can have got wrong about sizes or kernels is refused before a weight is read.
+    # All user errors about sizes or kernels are raised before a weight is read.
     plan = plan_cache(inputs, built, least)
     check_moves(inputs)
     step = make_step(built.model, built.binder, logprobs_mode=inputs.args.logprobs_mode, proposer=built.proposer)

@@ -1,8 +1,7 @@
-"""Compiling a model's kernels for a device that is not here: `python -m thalweg.engine.worker.cross_compile`, once or
-several times.
+"""Compiling a model's kernels for an absent device: `python -m thalweg.engine.worker.cross_compile`, once or several times.
 
-Each process builds the model on the platform's absent device, runs steps of every kind on it, and compiles its share of what
-they asked for. What it did it tells on a pipe, a JSON object a line; `thalweg.cli.compile` starts it and reads that.
+Each process builds the model on the platform's absent device, runs steps of every kind on it, and compiles its share of the
+kernels they need. It reports progress on a pipe, a JSON object a line; `thalweg.cli.compile` starts it and reads that.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from thalweg.hal.step import Features, SamplingArrays, StepBatch
 
 I32 = np.int32
 FEW = 64
-"""Blocks of every group's cache, in the first of two passes; the second has all that fit. A target may compile otherwise for
-arrays of more than 2 GiB."""
+"""Blocks of every group's cache, in the first of two passes; the second has all that fit. Some targets compile differently
+for arrays of more than 2 GiB."""
 LOGPROBS = (0, 1, 5, 20)
 WORDS = (2, 4, 8, 16)
 """Tokens of the longest bad word."""
 ROWS = (1, 3, 16, 40, 100, 200)
-"""Sequences of the decodes that are run."""
+"""Sequences of the decode steps."""
 PROMPTS = ((20,), (300,), (40, 1, 1), (500, 17, 1))
 """New tokens of the sequences of the steps with prompts."""
 
 
 class CompileJob(msgspec.Struct, kw_only=True, frozen=True):
-    """What one process is told."""
+    """The task of one process."""
 
     args: EngineArgs
     platform: str
@@ -48,7 +47,7 @@ class CompileJob(msgspec.Struct, kw_only=True, frozen=True):
     cache: str | None = None
     first: int = 0
     count: int = 1
-    """It compiles every count-th kernel, from the first on."""
+    """Compile every count-th kernel, starting at the first."""
 
 
 def main(fd: int, text: str) -> int:
@@ -76,7 +75,7 @@ def _compile(absent: CrossCompiler, job: CompileJob, tell: Any) -> None:
         tell(begin=number, name=name)
         try:
             made = absent.compile(key)
-        except Exception as e:  # whatever a compiler says; the others are compiled all the same
+        except Exception as e:  # any compiler error; the other kernels are still compiled
             while e.__cause__ is not None and isinstance(e.__cause__, Exception):
                 e = e.__cause__
             lines = str(e).strip().splitlines() or [""]
@@ -105,7 +104,7 @@ def plain(config: EngineConfig) -> Iterator[StepBatch]:
 
 
 def steps(config: EngineConfig) -> Iterator[StepBatch]:
-    """Decodes and prompts of few and many sequences, short and long, and all that sampling can be asked for."""
+    """Decodes and prompts of few and many sequences, short and long, with all features of sampling."""
     most, longest = config.scheduler.max_seqs, config.model.max_len
     counts = sorted({n for n in (*ROWS, most) if n <= most})
     short = min(longest - 1, config.cache.block_tokens)

@@ -17,25 +17,25 @@ from thalweg.models.vision.tower import VisionEncoder
 
 Compile = Callable[[Step, Params, StateBox], Executable]
 TOGETHER = 1 << 14
-"""Rows of inputs that are encoded together (`MediaKind.count_rows`). One input may have more."""
+"""Most rows of inputs encoded in one batch (`MediaKind.count_rows`). One input may have more."""
 
 
 @dataclass
 class EncoderNetwork:
-    """An encoder of the model, and what was compiled of it. Kinds of media may share one."""
+    """An encoder of the model, and its executables. Kinds of media may share one."""
 
     model: VisionEncoder | AudioEncoder
     params: Params
     state: StateBox = field(default_factory=lambda: StateBox({}), init=False)
     carried: dict[str, Any] = field(default_factory=dict, init=False)
-    """What the last part launched left for the next."""
+    """Arrays that the last launched part passes to the next."""
     made: dict[tuple[int, int], Executable] = field(default_factory=dict, init=False)
-    """By the layers that they run."""
+    """Executables by the layers that they run."""
 
 
 @dataclass(frozen=True)
 class KindEncoder:
-    """How inputs of one kind are encoded. processor: of that kind."""
+    """The encoder of inputs of one kind. processor: of that kind."""
 
     kind: MediaKind
     processor: Any
@@ -63,7 +63,7 @@ class EncoderRun:
         return self._network.model.depth - self._next
 
     def launch(self, layers: int) -> Pending:
-        """The next layers, at most so many, or all of them."""
+        """Launch the next layers, at most so many, or all remaining ones."""
         network, first = self._network, self._next
         last = first + (self.layers_left if self._whole else min(layers, self.layers_left))
         if (first, last) not in network.made:
@@ -73,7 +73,7 @@ class EncoderRun:
         return network.made[first, last](self._batch)
 
     def vectors(self, last: Pending) -> list[np.ndarray]:
-        """f32[positions, width * hidden] of each item. last: what the last launch gave."""
+        """f32[positions, width * hidden] of each item. last: the result of the last launch."""
         found, sizes = last.result().pooled, [item.positions.size for item in self.items]
         if found is None or len(found) != sum(sizes):
             raise RuntimeError(f"{sum(sizes)} placeholders for {0 if found is None else len(found)} vectors")
@@ -81,7 +81,7 @@ class EncoderRun:
 
 
 class EncoderRunner:
-    """Begins encodings. One thread drives it, and at most one encoding is under way."""
+    """Begins encodings. One thread drives it, and at most one encoding is in progress."""
 
     def __init__(self, device: Device, background: Background | None, kinds: Mapping[str, KindEncoder]) -> None:
         """background: where it runs. None: in the queue of the steps, between them. kinds: of inputs, by name."""
@@ -96,7 +96,7 @@ class EncoderRunner:
         return item.kind in self._kinds
 
     def begin(self, waiting: Sequence[Input]) -> EncoderRun:
-        """Of the first of these, and of those after it that are encoded together with it."""
+        """An encoding of the first item, and of later ones that share its batch."""
         encodes = self._kinds[waiting[0].kind]
         items, size = [waiting[0]], encodes.cost(waiting[0])
         for item in waiting[1:]:

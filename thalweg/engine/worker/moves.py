@@ -18,9 +18,9 @@ from thalweg.hal.step import StateBox
 from thalweg.options.kv_store import transfer
 
 FORMAT = 1
-"""Of a stored block: one that changes what its bytes mean changes this."""
+"""Version of a stored block. It changes with the meaning of the bytes."""
 Layouts = Sequence[KVLayout | tuple[KVLayout, ...]]
-"""Of each cache of a state, as `models.build.Model` has them."""
+"""Layouts of each cache of a state, as `models.build.Model` has them."""
 
 
 class BlockMover:
@@ -65,7 +65,7 @@ class BlockMover:
 
 
 def check_moves(inputs: BuildInputs) -> None:
-    """ConfigError where a store was asked for, and this device moves no blocks or this model shares none."""
+    """ConfigError where a store is configured, and the device cannot move blocks or the model cannot share them."""
     if transfer(inputs.args) is None:
         return
     if not inputs.device.moves_blocks:
@@ -83,9 +83,9 @@ def block_operations(
     inputs: BuildInputs, state: StateBox, layer_group: Sequence[int], groups: Sequence[KVSpec], layouts: Layouts,
     facts: Sequence[str],
 ) -> dict[str, Callable[..., Any]]:  # fmt: skip
-    """Operations of a worker: none where no store was asked for. facts: how the values of a block are computed, beside model
-    and device. They must be equal for two processes to exchange blocks, so that no bit of an answer depends on where its
-    prefix comes from."""
+    """Operations of a worker: none without a store. facts: settings, in addition to model and device, on which the values of
+    a block depend. They must be equal for two processes to exchange blocks, so that no bit of an answer depends on the origin
+    of its prefix."""
     if transfer(inputs.args) is None:
         return {}
     h = hashlib.blake2b(digest_size=32)

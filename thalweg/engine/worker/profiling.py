@@ -15,7 +15,7 @@ from thalweg.options.observation import ProfilerConfig
 ROWS = 60
 """Lines of the table."""
 _NUMBERS = itertools.count(1)
-"""Of the profiles of this process: an engine that slept does not overwrite those from before."""
+"""Numbers of the profiles of this process: an engine that slept does not overwrite earlier ones."""
 
 
 class Profiler:
@@ -25,11 +25,11 @@ class Profiler:
         self._config = config
         self._profile: Any = None
         self._name = ""
-        """Of the profile that was started. "": none."""
+        """Name of the started profile. "": none."""
         self._steps = 0
 
     def start(self, prefix: str = "thalweg") -> None:
-        """prefix: how its files' names begin. RequestError if one runs, or there is nothing that torch could see."""
+        """prefix: of the files' names. RequestError if a profile runs, or the device has no operations that torch can record."""
         if self._name:
             raise RequestError("a profile is running: stop it first")
         if "torch" not in sys.modules:
@@ -50,7 +50,7 @@ class Profiler:
     def _record(self) -> None:
         import torch.profiler
 
-        config, kit = self._config, cast(Any, torch.profiler)  # partly without types
+        config, kit = self._config, cast(Any, torch.profiler)  # partly untyped
         self._profile = kit.profile(
             activities=kit.supported_activities(),
             record_shapes=config.torch_profiler_record_shapes,
@@ -61,7 +61,7 @@ class Profiler:
         self._profile.start()
 
     def stop(self) -> Path:
-        """The trace's file, written. RequestError if no profile runs, OSError if the folder takes none."""
+        """Write the trace and return its file. RequestError if no profile runs, OSError if the folder is not writable."""
         profile, self._profile = self._profile, None
         name, self._name = self._name, ""
         if profile is None:

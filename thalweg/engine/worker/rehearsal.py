@@ -1,5 +1,5 @@
-"""Steps of every kind that serving has, made of scratch rows: what a device runs before the first request, where what a step
-launches is made when it is first met."""
+"""Steps of every kind that serving has, made of scratch rows. A device runs them before the first request, where it compiles
+or records launches on first use."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ from thalweg.plugins import import_attribute
 
 I32 = np.int32
 SHORT = 24
-"""Tokens of a short prompt: no power of two, and no multiple of one that a kernel might be made for apart."""
+"""Tokens of a short prompt: no power of two, and no multiple for which a kernel may be specialised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """How batches carry the block table of a KV group."""
+    """The form of a KV group's block table in batches."""
 
     columns: int = 0
-    """Always so many; 0: one for each block of the longest sequence in the step."""
+    """Columns, if constant. 0: one for each block of the longest sequence in the step."""
     kept: tuple[int, int] | None = None
-    """Rows and columns of the whole, where the device keeps it."""
+    """Rows and columns of the whole table, where the device keeps it."""
 
     def scratch(self, seqs: int, blocks: int) -> np.ndarray | TableRows:
-        """That of a step whose longest sequence has so many blocks, all of them scratch."""
+        """The table of a step in which the longest sequence has so many blocks, all scratch."""
         if self.kept is not None:
             return replace(TableRows.scratch(seqs, self.kept), blocks=min(blocks, self.kept[1]))
         return np.full((seqs, self.columns or blocks), SCRATCH, I32)
 
 
 def tables(groups: Iterable[KVSpec], slots: int, max_len: int, keeps: bool) -> list[Table]:
-    """Of each group. slots: with scratch. keeps: does the device keep tables? It does of sequences whose rows grow."""
+    """The table of each group. slots: with scratch. keeps: does the device keep tables? Only those with growing rows."""
     fixed = [(policy(g).table_columns(g), g.block_tokens) for g in groups]
     return [Table(columns, (slots, -(-max_len // each)) if keeps and not columns else None) for columns, each in fixed]
 
 
 def limits(groups: Sequence[KVSpec], tokens: int, seqs: int, max_len: int, drafts: int = 0) -> Limits:
-    """What no step exceeds. Of several block sizes the least, whose tables are widest: no table has more columns than blocks
-    of it make, even where its columns are always as many."""
+    """The limits of every step. Of several block sizes the smallest counts, as it has the widest tables: no table has more
+    columns than that many blocks, even with a constant number of columns."""
     least, most = min(g.block_tokens for g in groups), max(policy(g).table_columns(g) for g in groups)
     return Limits(tokens, seqs, max_len, min(least, max(1, -(-max_len // most))) if most else least, drafts)
 
 
 def scratch(query: Sequence[int], tables: Sequence[Table], blocks: int, *, uniform: bool = False) -> StepBatch:
     """Sequences of so many new tokens and no others, which read and write scratch and sample nothing. blocks: of the longest.
-    uniform: all have as many tokens."""
+    uniform: all have equally many tokens."""
     seqs, tokens, counts = len(query), sum(query), np.array(query, I32)
     first = np.cumsum(counts, dtype=I32) - counts
     return StepBatch(
@@ -84,10 +84,10 @@ def sizes(vocab: int, words: int = 3) -> dict[str, int]:
 
 
 def rehearsal_parts(prompts: bool, logprobs: int = -1, adapters: bool = False) -> list[tuple[type[Part], int]]:
-    """Kinds of parts that steps are rehearsed with, and their levels: those whose dimensions are known. prompts: those of steps
-    with prompts too. adapters: does the engine have slots for adapters?"""
+    """Kinds of parts in rehearsed steps, and their levels: parts with known dimensions only. prompts: include parts of steps
+    with prompts. adapters: does the engine have slots for adapters?"""
     kinds: list[type[Part]] = [import_attribute(f.part) for f in all_features()]
-    kinds.remove(EachToken)  # of models that give vectors: steps of others never have it
+    kinds.remove(EachToken)  # only pooling models have it
     kinds.remove(Proposing)  # of engines with a proposer
     if not adapters:
         kinds.remove(Adapters)
@@ -99,8 +99,8 @@ def rehearsal_parts(prompts: bool, logprobs: int = -1, adapters: bool = False) -
 def prompts(
     limits: Limits, tables: Sequence[Table], vocab: int, logprobs: int, adapters: bool = False
 ) -> list[Callable[[], StepBatch]]:
-    """The largest step first, which needs most memory. Then prompts alone and beside decodes, over short and the longest
-    tables, greedy, drawn, and with all that sampling can be asked for. logprobs: the most that a request may ask for."""
+    """The largest step first, which needs most memory. Then prompts with and without decodes, over short and the longest
+    tables, greedy, sampled, and with all features of sampling. logprobs: the most that a request may have."""
     most = _everything(logprobs, prompts=True, adapters=adapters)
     kinds = (Features(), Features(random=True), Features(random=True, truncate=True), most)
     short = min(SHORT, limits.tokens, limits.max_len)
@@ -116,7 +116,7 @@ def prompts(
 def decodes(
     limits: Limits, tables: Sequence[Table], vocab: int, logprobs: int, adapters: bool = False
 ) -> list[Callable[[], StepBatch]]:
-    """One sequence that decodes, with each of the things that few requests ask for, and with all of them."""
+    """One decoding sequence, with each of the rare features, and with all combined."""
     kinds = [Features().plus(kind, level) for kind, level in rehearsal_parts(prompts=False, adapters=adapters)]
     kinds += [Features(logprobs=k) for k in sorted({0, logprobs}) if k <= logprobs]
     kinds.append(_everything(logprobs, prompts=False, adapters=adapters))
@@ -131,7 +131,7 @@ def _everything(logprobs: int, prompts: bool, adapters: bool) -> Features:
 
 
 def _largest(limits: Limits) -> list[int]:
-    """New tokens of as many sequences as one step may hold, and together as many."""
+    """New tokens of the most sequences of a step, filling the step."""
     query, left = [], min(limits.tokens, limits.seqs * limits.max_len)
     for others in reversed(range(min(limits.seqs, left))):
         query.append(min(limits.max_len, left - others))

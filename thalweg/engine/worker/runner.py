@@ -1,4 +1,4 @@
-"""The one model runner: plan attention on the host, pick the executable, launch. It never waits and never looks at a result."""
+"""The model runner: plan attention on the host, pick the executable, launch. It never waits and never reads a result."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ class Runner:
     """Launches steps on one device.
 
     attention: the backend and the spec of each KV group, for its host-side plan; None = its layers attend to nothing.
-    buckets: shapes to pad to, any order; empty = one executable takes every shape.
-    compile: makes an executable; called once for any shape without buckets or with `unpadded`, and once per bucket and set
-    of features, when first met.
-    unpadded: a batch that no bucket holds runs as it is. Buckets of sequences that differ in their new tokens are then only
-    used where all attention says that such steps may be captured.
-    widen: what Device.widen says.
-    tables: how batches carry the block table of each group; None = as they are.
+    buckets: shapes to pad to, any order; empty = one executable runs every shape. compile: makes an executable; called once
+    for any shape without buckets or with `unpadded`, and once per bucket and set of features, on first use. unpadded: a batch
+    that no bucket holds runs unpadded. Buckets of sequences with different numbers of new tokens are then used only where all
+    attention backends support capture of such steps. widen: `Device.widen`. tables: the form of the block table of each group
+    in batches; None = as they are.
     """
 
     def __init__(
@@ -55,9 +53,9 @@ class Runner:
         self, shapes: Iterable[StepShape], before: Iterable[Callable[[], StepBatch]] = (),
         after: Iterable[Callable[[], StepBatch]] = (),
     ) -> list[Rehearsal]:  # fmt: skip
-        """What `Device.rehearse` is given: these buckets, for requests that ask for nothing special, and other batches before
-        and after them. Those before run as they are, where steps may: in traffic, longer ones do. Batches are made when they
-        are run, as tables may be large."""
+        """The argument of `Device.rehearse`: these buckets, for requests without special features, and other batches before
+        and after. Those before run unpadded, where steps may: in traffic, longer ones do. Batches are made when they are run,
+        as tables may be large."""
         buckets: list[Callable[[], StepBatch]] = [partial(_smallest, shape, self.tables) for shape in shapes]
         as_they_are = [partial(self._rehearsal, make, self._any is None) for make in before]
         return [*as_they_are, *(partial(self._rehearsal, make) for make in (*buckets, *after))]
@@ -66,7 +64,7 @@ class Runner:
         return self._place(make(), padded)
 
     def _place(self, batch: StepBatch, padded: bool = True) -> tuple[Executable, StepBatch]:
-        """The executable of a batch, and the batch as that takes it."""
+        """The executable of a batch, and the batch in the form it needs."""
         shape = self._fit(batch) if self._buckets and padded else None
         if shape is not None:
             batch = batch.pad(shape)
@@ -77,7 +75,7 @@ class Runner:
         return self._executable(shape, batch.features), batch
 
     def _fit(self, batch: StepBatch) -> StepShape | None:
-        """The smallest bucket that holds the batch; None = it runs as it is. Remembered for uniform batches, whose sizes
+        """The smallest bucket that holds the batch; None = it runs unpadded. Cached for uniform batches, as their sizes
         repeat."""
         blocks = max((t.shape[1] for t in batch.block_tables), default=0)
         key = (batch.tokens.shape[0], batch.slots.shape[0], blocks, batch.uniform)

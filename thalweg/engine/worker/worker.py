@@ -1,4 +1,4 @@
-"""The result of a build: a device with a model on it, and the operations it can be asked for between steps."""
+"""The result of a build: a device with a model on it, and its operations between steps."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Worker:
     describe_blocks, export_blocks, export_ready, take_export, import_blocks: see `moves.BlockMover`. With a kv_transfer_config.
     start_profile(prefix), stop_profile(), advance_profile(): see `profiling.Profiler`. With a profiler_config."""
     encoder: Encoder | None = None
-    """Computes vectors of media. None: the model reads text only."""
+    """Computes vectors of media. None: a text-only model."""
     load_seconds: float = 0.0
 
     def call(self, operation: str, /, *args: Any) -> Any:
-        """Run an operation. ValueError for a name that is not in `operations`."""
+        """Run an operation. ValueError for an unknown name."""
         found = self.operations.get(operation)
         if found is None:
             raise ValueError(f"operation: unknown operation {operation!r}; supported: {', '.join(sorted(self.operations))}")

@@ -1,4 +1,4 @@
-"""Third stage: how many blocks the KV cache has, and the state that steps thread through."""
+"""Third stage: the number of blocks of the KV cache, and the state that steps thread through."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from thalweg.models.build import Model
 
 POPULATED = 4096
-"""Tokens beyond those the cache has held so far, for which an idle engine has memory ready."""
+"""Tokens beyond those the cache has held so far, for which an idle engine prepares memory."""
 
 
 @dataclass(frozen=True, slots=True)

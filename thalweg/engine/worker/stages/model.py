@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
-    """A model without weights, and the choices it was built by."""
+    """A model without weights, and the choices behind it."""
 
     model: Model
     binder: Binder
@@ -93,7 +93,7 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
 
 
 def _make_proposer(model: Model, binder: Binder, schedule: SchedulerConfig) -> Proposer | None:
-    """That of the drafter which the user named, if it has one."""
+    """The proposer of the user's drafter, if it has one."""
     config = schedule.speculation
     where = "" if config is None else load_drafter(config.method).proposer
     if not where:
@@ -124,7 +124,7 @@ def load_weights(inputs: BuildInputs, built: BuiltModel) -> Params:
 
 
 def make_encoder(inputs: BuildInputs, built: BuiltModel, params: Params) -> Encoder | None:
-    """The encoders of the kinds of media that the model takes and its files describe."""
+    """The encoders of the kinds of media that the model supports and its files describe."""
     from thalweg.engine.worker import encoder as encoders
 
     model: Any = built.model
@@ -143,7 +143,7 @@ def make_encoder(inputs: BuildInputs, built: BuiltModel, params: Params) -> Enco
 
 
 def _select_attention(inputs: BuildInputs, found: Sequence[AttentionBackend]) -> Sequence[AttentionBackend]:
-    """These backends, or the one of them that the user named. Raises ConfigError."""
+    """These backends, or the one that the user named. ConfigError."""
     name = inputs.args.attention_backend
     try:
         return found if name == "auto" else named_attention(found, name)
@@ -152,7 +152,7 @@ def _select_attention(inputs: BuildInputs, found: Sequence[AttentionBackend]) ->
 
 
 def _choose_invariance(inputs: BuildInputs) -> bool:
-    """Whether only batch-invariant kernels are bound. Logs the choice. Raises ConfigError where the device cannot honour it."""
+    """Whether only batch-invariant kernels are bound. Logs the choice. ConfigError where the device does not support it."""
     wanted, can = inputs.args.batch_invariant, inputs.device.bodies_invariant
     why = (
         f"on {inputs.platform.name} a compiler orders sums by the shape of a step, so equal requests may differ in their "
@@ -170,7 +170,7 @@ def _choose_invariance(inputs: BuildInputs) -> bool:
 
 
 def _log_memory(inputs: BuildInputs, loaded: int) -> None:
-    """One line: the plan, and the bytes that the weights really take."""
+    """Log one line: the plan, and the bytes that the weights really use."""
     if inputs.platform.describe() is None or not logger.isEnabledFor(logging.INFO):
         return
     p = plan(inputs.args)

@@ -56,7 +56,7 @@ def prepare(device: str, expected: EngineArgs | None = None) -> None:
         if platform.runs_models and (expected is None or is_inline(expected.distributed_executor_backend)):
             if expected is not None:
                 _expect(platform, expected)
-            platform.preload()  # first: the platform says how its framework is imported
+            platform.preload()  # first: the platform decides how its framework is imported
             import thalweg.models.build
             import thalweg.models.load
             import thalweg.models.step  # noqa: F401
@@ -85,10 +85,10 @@ def start_ahead(args: EngineArgs) -> Iterator[None]:
 
 
 def _expect(platform: Platform, args: EngineArgs) -> None:
-    """Tell the platform how many bytes are about to be loaded, if the model is here."""
+    """Announce the bytes about to be loaded to the platform, if the model is here."""
     with contextlib.suppress(ThalwegError, OSError, ValueError):  # `build` raises these again
         if not Path(args.model).exists() or registry.foreign(checkpoint_config.read(args, Path(args.model))):
-            return  # a module's spec would load a framework, before the platform has loaded it as it wants
+            return  # a module's spec would load a framework before the platform does
         size = to_load(args, platform)
         if size:
             resolve.configure_platform(args, platform).expect(size)

@@ -1,4 +1,4 @@
-"""The whole build of a platform that computes no model: one KV group of the right size, and a step that is never run."""
+"""The whole build of a platform without models: one KV group of the right size, and a step that never runs."""
 
 from __future__ import annotations
 

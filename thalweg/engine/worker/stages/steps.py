@@ -1,4 +1,4 @@
-"""Fourth stage: the runner, and the steps that are run before the first request."""
+"""Fourth stage: the runner, and the steps that run before the first request."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def make_runner(
 
 
 def rehearse_steps(inputs: BuildInputs, runner: Runner, limits: Limits, buckets: Sequence[StepShape], vocab: int) -> None:
-    """Make what the first requests would wait for. The client hears that the engine is ready only after this, and from then on
-    counts the seconds in which no step is finished."""
+    """Prepare everything that the first requests would wait for. The client learns only afterwards that the engine is ready,
+    and from then on counts the seconds without a finished step."""
     device, most = inputs.device, inputs.args.max_logprobs
     before: list[Callable[[], StepBatch]] = []
     after: list[Callable[[], StepBatch]] = []
     if device.warms:
-        most = EngineArgs.max_logprobs if most < 0 else most  # no limit: the usual number
+        most = EngineArgs.max_logprobs if most < 0 else most  # no limit: the default number
         before, after = (
             make(limits, runner.tables, vocab, min(most, vocab), inputs.args.enable_lora) for make in (prompts, decodes)
         )
@@ -62,7 +62,7 @@ def rehearse_steps(inputs: BuildInputs, runner: Runner, limits: Limits, buckets:
 
 
 def _log_rehearsal(inputs: BuildInputs, steps: int, seconds: float, taken: int) -> None:
-    """taken: bytes of device memory that went meanwhile, apart from weights and cache. The workspace was planned for them."""
+    """taken: bytes of device memory used meanwhile, apart from weights and cache. The workspace was planned for them."""
     logger.info("prepared: %d steps in %.1f s, which took %s of device memory", steps, seconds, gib(max(0, taken)))
     if inputs.platform.describe() is None:
         return
