@@ -51,7 +51,7 @@ class SpeechConfig(msgspec.Struct, kw_only=True, frozen=True):
     bins: int
     frames: int
     suppress: tuple[int, ...] = ()
-    """Tokens that are never sampled."""
+    """Tokens that must not be sampled."""
     begin_suppress: tuple[int, ...] = ()
     """Tokens never sampled first."""
     multilingual: bool = True

@@ -60,4 +60,4 @@ class RankLostError(EngineDeadError):
 
 
 class NotSupportedError(ThalwegError, NotImplementedError):
-    """A name of the field that this version knows and does not have. The message says why, and what to do instead."""
+    """A feature known from vLLM that this version does not have. The message gives the reason and the alternative."""

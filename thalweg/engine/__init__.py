@@ -1,1 +1,1 @@
-"""The engine: control (what to run next), worker (running it), ipc (between processes), client (who asked)."""
+"""The engine: control (schedules steps), worker (runs them), ipc (between processes), client (owns requests)."""

@@ -1,4 +1,4 @@
-"""The other ranks of an engine, as rank 0 sees them: child processes, what they have said, and what ended them."""
+"""The other ranks of an engine, on rank 0: their processes, their messages, and the reason of their end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from thalweg.host.processes import Process
 M = TypeVar("M")
 LOOK_SECONDS = 0.25
 SOONER = 0.9
-"""Part of hang_timeout after which a rank that holds up the others is named. The client ends a whole engine after all of it."""
+"""Part of hang_timeout after which a rank that holds up the others is named. The client ends a whole engine after the full
+time."""
 PATIENCE_SECONDS = 1.5
 """Seconds in which the cause of a PeerError, another rank's end, becomes known."""
 FOLDER, OWNER = "thalweg-ranks-", "owner"
@@ -46,16 +47,16 @@ class Member:
         """words: how messages name it."""
         self.place, self.words, self.process, self.channel = place, words, process, channel
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        """What it said while it was built, or the error that ended the group."""
+        """Its messages while it was built, or the error that ended the group."""
         self.answers: dict[int, Future[Any]] = {}
         self.heard = time.monotonic()
         self.steps = 0
 
     def expect(self, kind: type[M]) -> M:
-        """The next message, which must be of this kind. Raises what ended the group."""
+        """The next message, which must be of this kind. Raises the error that ended the group."""
         message = self.inbox.get()
         if isinstance(message, BaseException):
-            self.inbox.put(message)  # for the next who asks
+            self.inbox.put(message)  # for the next caller
             raise message
         if not isinstance(message, kind):
             raise EngineDeadError(f"{self.words} sent {type(message).__name__}, not {kind.__name__}")
@@ -63,7 +64,7 @@ class Member:
 
 
 class RankGroup:
-    """Starts the other ranks. One of them that ends, fails or stands still ends them all, and `failure` says which it was."""
+    """Starts the other ranks. If one ends, fails or hangs, all are ended, and `failure` names it."""
 
     def __init__(self, args: EngineArgs, places: Sequence[Place]) -> None:
         self.failure: ThalwegError | None = None
@@ -76,7 +77,7 @@ class RankGroup:
         self._args = args
         self._failed, self._closed = threading.Event(), threading.Event()
         self._peer_failure: ThalwegError | None = None
-        """What a rank said that only waited for another."""
+        """The error of a rank that only waited for another."""
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._folder = MeetingFolder()
         self.places = tuple(
@@ -97,7 +98,7 @@ class RankGroup:
     # ------------------------------------------------------------ messages
 
     def send(self, message: Launch | RankCall | Any) -> None:
-        """To every other rank, encoded once. Raises what ended the group."""
+        """Send to every other rank, encoded once. Raises the error that ended the group."""
         with self._sending:
             if not self.members:
                 return
@@ -118,7 +119,7 @@ class RankGroup:
             raise self.explain(PeerError(f"{member.words} is gone", member.place.rank)) from None
 
     def collect(self, kind: type[M]) -> list[M]:
-        """The next message of every other rank, in order. Raises what ended the group."""
+        """The next message of every other rank, in order. Raises the error that ended the group."""
         return [each.expect(kind) for each in self.members]
 
     def ask(self, call: RankCall) -> list[Future[Any]]:
@@ -135,7 +136,7 @@ class RankGroup:
     # ------------------------------------------------------------ ends
 
     def fail(self, error: ThalwegError) -> None:
-        """The first call decides: all ranks end, and everyone who waits for one gets this error."""
+        """The first call decides: all ranks end, and every waiting caller gets this error."""
         with self._lock:
             if self.failure is not None or self._closed.is_set():
                 return
@@ -153,8 +154,8 @@ class RankGroup:
         self.abort()
 
     def explain(self, error: BaseException) -> BaseException:
-        """What to raise for an error of a rank. One that waited for another knows less than what is found out of that
-        one, which takes a moment."""
+        """The error to raise for an error of a rank. A rank that waited for another cannot tell why that one failed, so wait a
+        moment for the cause."""
         if not isinstance(error, PeerError | DeviceError):
             return error
         if not self._failed.wait(PATIENCE_SECONDS):
@@ -236,7 +237,7 @@ class RankGroup:
         while not (self._closed.wait(LOOK_SECONDS) or self._failed.is_set()):
             now = time.monotonic()
             slept, last = now - last, now
-            if slept > LOOK_SECONDS + 1.0:  # it was this process that stood still: first read what has come
+            if slept > LOOK_SECONDS + 1.0:  # this process itself was suspended: first read the frames that have come
                 continue
             for each in self.members:
                 name = "heartbeat_timeout" if self.ready else "hang_timeout"

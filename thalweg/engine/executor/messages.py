@@ -1,4 +1,4 @@
-"""Messages between rank 0 of an engine and its other ranks, which are child processes of it."""
+"""Messages between rank 0 of an engine and its other ranks, which are child processes."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from thalweg.hal.step import StepBatch, StepResult
 
 
 class LeadingGroup(BuildGroup):
-    """What rank 0 settles with the others while it builds its own worker."""
+    """Decisions that rank 0 shares with the others while it builds its worker."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group

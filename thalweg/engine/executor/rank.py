@@ -1,7 +1,7 @@
-"""One rank of an engine that is not the first: `python -m thalweg.engine.executor.rank FD DEVICE TIED`.
+"""A rank of an engine other than the first: `python -m thalweg.engine.executor.rank FD DEVICE TIED`.
 
-It builds its share of the model, then runs the batches and operations of rank 0, in their order. It decides nothing. It ends
-with its channel, and so with rank 0.
+It builds its share of the model, then runs the batches and operations of rank 0, in their order. It makes no decisions. It
+ends with its channel, and so with rank 0.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Feed:
             while True:
                 self._inbox.put(self._channel.receive())
         except ChannelClosedError:
-            os._exit(0)  # whatever runs here, nobody is left to read its result
+            os._exit(0)  # no process is left to read a result
         except FrameError as e:
             self._inbox.put(e)
 
@@ -98,7 +98,7 @@ class Feed:
 
 
 class JoinedGroup(BuildGroup):
-    """What this rank settles with rank 0."""
+    """Decisions that this rank shares with rank 0."""
 
     def __init__(self, channel: Channel, feed: Feed) -> None:
         self._channel, self._feed = channel, feed
@@ -121,7 +121,7 @@ class RankLoop:
         self._depth = worker.config.scheduler.pipeline_depth
 
     def run(self) -> None:
-        """Does not return. Raises what a step raised."""
+        """Does not return. Raises the error of a step."""
         while True:
             message = self._feed.next()
             if isinstance(message, Launch):
@@ -152,7 +152,7 @@ def main(fd: int) -> int:
     channel = Channel(fd, Codec[Any](ToRank))
     feed = Feed(channel)
     told = feed.expect(Begin)
-    level = max(logging.getLevelName(envs.log_level()), logging.WARNING)  # what is said on every rank, rank 0 says
+    level = max(logging.getLevelName(envs.log_level()), logging.WARNING)  # rank 0 logs everything common to all ranks
     logging.basicConfig(
         level=level, datefmt="%H:%M:%S", format=f"%(levelname)s %(asctime)s rank {told.rank} %(name)s: %(message)s"
     )

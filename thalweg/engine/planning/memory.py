@@ -108,7 +108,7 @@ def plan(args: EngineArgs) -> Plan:
 
 
 RANKS = (1, 2, 4, 8, 16, 32)
-"""Numbers of ranks that are tried for a plan."""
+"""Numbers of ranks to try for a plan."""
 
 
 def fewest_ranks(args: EngineArgs) -> int | None:

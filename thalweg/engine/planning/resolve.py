@@ -105,7 +105,7 @@ def only_place(args: EngineArgs, platform: Platform) -> Place:
     if len(found) > 1:
         raise ConfigError(
             f"distributed_executor_backend: tensor_parallel_size {args.tensor_parallel_size} on platform {platform.name!r} "
-            f"needs {len(found)} processes: name mp, or leave it out"
+            f"needs {len(found)} processes; use mp, or omit it"
         )
     return found[0]
 

@@ -72,7 +72,7 @@ def check_moves(inputs: BuildInputs) -> None:
         raise ConfigError(f"kv_transfer_config: platform {inputs.platform.name} moves no KV blocks; omit it")
     if inputs.place.world > 1:
         raise ConfigError(
-            "kv_transfer_config: blocks of a model that is divided among processes are not stored; omit it, "
+            "kv_transfer_config: blocks of a model divided among processes are not stored; omit it, "
             "or leave tensor_parallel_size at 1"
         )
     if not inputs.args.enable_prefix_caching:

@@ -29,7 +29,7 @@ class Profiler:
         self._steps = 0
 
     def start(self, prefix: str = "thalweg") -> None:
-        """prefix: of the files' names. RequestError if a profile runs, or the device has no operations that torch can record."""
+        """prefix: of the files' names. RequestError if a profile runs, or torch can record nothing here."""
         if self._name:
             raise RequestError("a profile is running: stop it first")
         if "torch" not in sys.modules:
