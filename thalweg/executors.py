@@ -23,7 +23,7 @@ EXECUTORS: Mapping[str, str] = {
 """mp: a process for each rank; the first rank runs in the engine's process. Equal to uni with one rank."""
 REFUSED = {
     "external_launcher": "the engine is started by the server or by LLM(...), and joins no ranks of a launcher; omit it",
-    "ray": "the engine runs in one process, next to the server or in yours, never on a Ray cluster; omit it",
+    "ray": "the engine runs its ranks on this machine, never on a Ray cluster; omit it",
 }
 """Names known from vLLM, not supported here -> the alternative."""
 _LIST = PluginRegistry("thalweg.executors", EXECUTORS)
