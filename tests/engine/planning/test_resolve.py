@@ -76,7 +76,7 @@ def test_more_context_than_the_model_has_is_refused():
 
 
 def test_too_few_blocks_are_the_overrides_fault():
-    with pytest.raises(ConfigError, match=r"^num_gpu_blocks_override: 1 blocks of 16 .*at least 2, or leave"):
+    with pytest.raises(ConfigError, match=r"^num_gpu_blocks_override: 1 blocks of 16 .*at least 2, or omit"):
         resolve.cache_size(EngineArgs(num_gpu_blocks_override=1), GROUPS, 1 << 30, 1000, 4)
     asked = EngineArgs(num_gpu_blocks_override=10, max_model_len=1000)
     with pytest.raises(ConfigError, match=r"^num_gpu_blocks_override: 10 .* of 1000; raise it to at least 63, lower"):
