@@ -130,13 +130,13 @@ def test_prompts_that_are_refused(tmp_path):
         "reads 1 at once": prompt([START], sound(1, 1.5)),
         "must be {": {"prompt_token_ids": [START], "multi_modal_data": {"image": wave}},
         "NaN": prompt([START], np.full(9, np.nan, np.float32)),
-        "reads audio, not text": {"encoder_prompt": {"prompt": "x", "multi_modal_data": {"audio": wave}}, "decoder_prompt": [START]},
+        "reads no text": {"encoder_prompt": {"prompt": "x", "multi_modal_data": {"audio": wave}}, "decoder_prompt": [START]},
         "samples a second": {"prompt_token_ids": [START], "multi_modal_data": {"audio": (wave, 5)}},
     }
     for words, asked in wrong.items():
         with pytest.raises(RequestError, match=words):
             llm.generate([asked], params, use_tqdm=False)
-    with pytest.raises(RequestError, match="beams"):
+    with pytest.raises(RequestError, match="beam search"):
         llm.beam_search([prompt([START], wave)], BeamSearchParams(beam_width=2, max_tokens=2))
     both = {
         "encoder_prompt": {"prompt": "", "multi_modal_data": {"audio": (wave, 16_000)}},
