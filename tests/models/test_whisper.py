@@ -127,7 +127,7 @@ def test_prompts_that_are_refused(tmp_path):
     params, wave = SamplingParams(max_tokens=2, temperature=0), sound(1)
     wrong = {
         "this model transcribes audio": {"prompt_token_ids": [START]},
-        "reads 1 at once": prompt([START], sound(1, 1.5)),
+        "accepts 1 at once": prompt([START], sound(1, 1.5)),
         "must be {": {"prompt_token_ids": [START], "multi_modal_data": {"image": wave}},
         "NaN": prompt([START], np.full(9, np.nan, np.float32)),
         "reads no text": {"encoder_prompt": {"prompt": "x", "multi_modal_data": {"audio": wave}}, "decoder_prompt": [START]},
