@@ -71,8 +71,8 @@ def _audio_features(audio: Any, config: SpeechConfig) -> np.ndarray:
     most = config.frames * HOP
     if wave.size > most:
         raise RequestError(
-            f"{NAME}: the clip lasts {wave.size / RATE:.1f} seconds, and this model accepts {most / RATE:g} at once: send it in "
-            "parts (/v1/audio/transcriptions does)",
+            f"{NAME}: the clip lasts {wave.size / RATE:.1f} seconds, and this model accepts {most / RATE:g} at once: send it "
+            "in parts (/v1/audio/transcriptions does)",
             NAME,
         )
     return log_mel(wave, config.bins, config.frames)
