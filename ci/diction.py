@@ -45,6 +45,9 @@ CONSTRUCTS = (
 CODE_FACTOR = 2
 """Docstrings, comments and error messages may have this many times the limits of documentation."""
 
+CODE_TERMS = 1.0
+"""Phrases of TERMS per 1,000 words of docstrings and comments, or of error messages."""
+
 REPLACED: Mapping[str, str] = {
     r"likeliest|most likely token": "argmax",
     r"(?:is|are|be|as) no numbers?|not a number": "NaN",

@@ -4,9 +4,8 @@ Three kinds of text: `docs` (README.md and docs/), `code` (docstrings and commen
 `raise` statements). Code blocks, headings, addresses and generated pages do not count. Inline code counts as one word. A
 fragment below four words is a label.
 
-Run: python ci/prose.py [--files N] [--sentences N] [--under PATH] [--list NAME] [--lower] [REPOSITORY]. It prints the figures,
-and fails for a term with a better one and for a rate above its limit. --list prints the sentences with one construct. --lower
-writes today's rates of `code` and `errors` where they are below those of ci/prose_rates.json: they may only fall.
+Run: python ci/prose.py [--files N] [--sentences N] [--under PATH] [--list NAME] [REPOSITORY]. It prints the figures, and fails
+for a term with a better one and for a rate above its limit. --list prints the sentences with one construct.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from __future__ import annotations
 import argparse
 import ast
 import io
-import json
-import math
 import re
 import sys
 import tokenize
@@ -23,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from diction import CODE_FACTOR, CONSTRUCTS, REPLACED, TERMS, compile_terms
+from diction import CODE_FACTOR, CODE_TERMS, CONSTRUCTS, REPLACED, TERMS, compile_terms
 from source import Finding, sources, statements
 
 GENERATED = frozenset({"docs/flags.md", "docs/evidence/support.md", "docs/support.md"})
@@ -173,7 +170,6 @@ def _strings(node: ast.AST) -> Iterator[str]:
 
 
 KINDS: Mapping[str, Callable[[Path], Iterator[Sentence]]] = {"docs": docs, "code": code, "errors": errors}
-RATCHET = Path(__file__).with_name("prose_rates.json")
 
 
 def replaced(found: Iterable[Sentence]) -> Iterator[Finding]:
@@ -195,12 +191,9 @@ def rates(found: Iterable[Sentence]) -> dict[str, float]:
 
 
 def limits(kind: str) -> dict[str, float]:
-    """Name of a construct -> its bound: for code and errors the ratchet's figure, while it is above the limit."""
-    if kind == "docs":
-        return {c.name: c.limit for c in CONSTRUCTS} | {"terms": 0.0}
-    reached = json.loads(RATCHET.read_text(encoding="utf-8"))[kind]
-    bounds = {c.name: max(CODE_FACTOR * c.limit, reached[c.name]) for c in CONSTRUCTS}
-    return bounds | {"terms": reached["terms"]}
+    """Name of a construct -> the most occurrences per 1,000 words. `terms`: none in documentation."""
+    factor, terms = (1, 0.0) if kind == "docs" else (CODE_FACTOR, CODE_TERMS)
+    return {c.name: factor * c.limit for c in CONSTRUCTS} | {"terms": terms}
 
 
 def excesses(kind: str, found: Iterable[Sentence]) -> Iterator[str]:
@@ -227,31 +220,17 @@ def by_path(found: Iterable[Sentence]) -> dict[str, list[Sentence]]:
     return pages
 
 
-def lower(texts: Mapping[str, list[Sentence]], file: Path = RATCHET) -> None:
-    """Writes the rates of code and errors where they are below the file's: rounded up to a tenth, and a tenth of slack."""
-    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    made = {}
-    for kind in KINDS:
-        if kind != "docs":
-            now = {name: (math.ceil(10 * rate) + 1) / 10 for name, rate in rates(texts[kind]).items()}
-            made[kind] = {name: min(rate, before.get(kind, {}).get(name, rate)) for name, rate in now.items()}
-    file.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--files", type=int, default=8, help="how many files to list, the worst first")
     parser.add_argument("--sentences", type=int, default=8, help="how many sentences to list, the longest first")
     parser.add_argument("--under", default="", help="only paths that begin so")
     parser.add_argument("--list", metavar="NAME", help="print every sentence with this construct of ci/diction.py")
-    parser.add_argument("--lower", action="store_true", help="lower the bounds of ci/prose_rates.json to today's rates")
     parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[1])
     args = parser.parse_args(argv)
     texts = {kind: [s for s in of(args.root) if s.path.startswith(args.under)] for kind, of in KINDS.items()}
     if args.list:
         return _list(args.list, texts)
-    if args.lower:
-        lower(texts)
     findings = [str(f) for kind in ("docs", "code") for f in replaced(texts[kind])]
     for kind, found in texts.items():
         _print(kind, found, args.files, args.sentences)

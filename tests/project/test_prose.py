@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 from pathlib import Path
 
 import prose
@@ -78,19 +77,7 @@ def test_constructs_are_counted_per_1000_words_and_questions_may_ask() -> None:
 @pytest.mark.parametrize("kind", prose.KINDS)
 @pytest.mark.slow
 def test_rates_stay_below_their_limits(kind: str, texts: dict[str, list[prose.Sentence]]) -> None:
-    """Of code and errors the figures of ci/prose_rates.json, which `python ci/prose.py --lower` lowers."""
     assert list(prose.excesses(kind, texts[kind])) == []
-
-
-def test_bounds_of_code_only_fall(tmp_path: Path, texts: dict[str, list[prose.Sentence]]) -> None:
-    file = tmp_path / "rates.json"
-    few = {kind: found[:200] for kind, found in texts.items()}
-    prose.lower(few, file)
-    first = json.loads(file.read_text())
-    first["code"]["takes"] = 0.0
-    file.write_text(json.dumps(first))
-    prose.lower(few, file)
-    assert json.loads(file.read_text()) == first
 
 
 def test_a_term_counts_in_documentation_only() -> None:
