@@ -1,8 +1,8 @@
-"""Collectives of processes of one machine over memory that they share, as calls of the compiled library (src/ranks.cpp).
+"""Collectives of the processes of one machine over shared memory, as calls of the compiled library (src/ranks.cpp).
 
 The ranks meet in a folder that only their run uses. Each locks a file there for as long as it lives, so that its peers notice
 its end. Once all have opened everything the files are removed, and nothing is left however the run ends. Put the folder on a
-file system in memory (/dev/shm): what is exchanged need not reach a disk.
+file system in memory (/dev/shm): exchanged data need not reach a disk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from thalweg.hal.comm import Communicator
 from thalweg.hal.platform import RENDEZVOUS, Place
 
 SLOT = 1 << 20
-"""Bytes of an exchange, at most. Each rank has two slots of them in the shared file. Larger messages take several exchanges."""
+"""Upper bound of the bytes of an exchange. Each rank has two slots of this size in the shared file. Larger messages need
+several exchanges."""
 SUMMED = {torch.bfloat16: 0, torch.float32: 1}
 """Types that the library sums, as numbered in core.h. Others are gathered, and summed by torch."""
 REASONS = (
@@ -41,7 +42,7 @@ REASONS = (
 
 
 class ShmCommunicator(Communicator):
-    """The ranks of one model on one machine. Opening it waits until all of them are there, at most `timeout` seconds."""
+    """The ranks of one model on one machine. Opening it waits until all are there, at most `timeout` seconds."""
 
     def __init__(self, library: NativeLibrary, place: Place, timeout: float = 300.0) -> None:
         self.size, self._rank, self._library = place.world, place.rank, library
@@ -106,7 +107,7 @@ class ShmCommunicator(Communicator):
         self._files.close()
 
     def describe_failure(self, failed: int) -> PeerError:
-        """What the library returned, in words."""
+        """The library's return code as an error."""
         why, rank = failed >> 16, failed & 0xFFFF
         return PeerError(f"rank {rank} of {self.size} {REASONS[why]}: rank {self._rank} cannot go on without it", rank)
 
@@ -154,7 +155,7 @@ class ShmCommunicator(Communicator):
                 if other != self._rank and not _is_locked(lock):
                     raise DeviceError(f"device: rank {other} of {self.size} ended while the ranks met")
             if not path.parent.exists():
-                raise DeviceError(f"device: rank {self._rank} of {self.size} met nobody: {path.parent} was removed")
+                raise DeviceError(f"device: rank {self._rank} of {self.size} met no other rank: {path.parent} was removed")
             if time.monotonic() > deadline:
                 raise DeviceError(
                     f"device: rank {rank} of {self.size} did not come to {path.parent} within {timeout:g} s; rank {self._rank} "
@@ -167,7 +168,7 @@ def _folder(place: Place) -> Path:
     where = place.environment.get(RENDEZVOUS)
     who = f"device: rank {place.rank} of {place.world}"
     if not where:
-        raise DeviceError(f"{who} was not told where the ranks meet")
+        raise DeviceError(f"{who} has no address where the ranks meet")
     if not where.startswith("file://"):
         raise DeviceError(f"{who}: ranks of the cpu meet in a folder of one machine, file:///path, and not at {where}")
     folder = Path(where.removeprefix("file://"))
@@ -186,7 +187,7 @@ def _appearing(path: Path) -> Iterator[int]:
 
 
 def _reserve(file: int, size: int, folder: Path) -> None:
-    """Now, as a write to a file system that is full would end the process."""
+    """Now, as a write to a full file system would end the process."""
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file, 0, size)

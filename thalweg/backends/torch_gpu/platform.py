@@ -168,7 +168,7 @@ class GpuPlatform(Platform):
     hardware: str
     """"NVIDIA GPU"."""
     build: str
-    """Key of TITLES: the build of torch that is needed."""
+    """Key of TITLES: the build of torch needed."""
     wheels: str
     """The index that has such a torch, for the remedy."""
     score = 100

@@ -1,5 +1,5 @@
-"""Low-rank adapters on JAX arrays: each row of a small step gathers its own adapter. Which one that is is data, so one program
-serves any. Steps of many rows run the op's body."""
+"""Low-rank adapters on JAX arrays: each row of a small step gathers its own adapter. Its number is data, so one program serves
+any. Steps of many rows run the op's body."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thalweg.hal.ops.lora import NONE, lora_add
 
 DTYPES = ("float32", "bfloat16")
 FEW = 64
-"""Rows up to which every row reads an adapter of its own."""
+"""Rows up to which every row reads its adapter separately."""
 
 
 def _add(y: Any, x: Any, *arrays: Any, rows: tuple[int, ...]) -> Any:

@@ -1,7 +1,7 @@
 """Low-rank adapters: rows cut into tiles of one slot each, by counts that lie on the device.
 
-There are as many programs as there could be tiles, and some find nothing to do. So a captured step replays for any slots. Few
-rows take one launch, in which every program computes A x of its tile again. Many rows take two. A sum has one order in both.
+There are as many programs as there could be tiles, and some find nothing to do. A captured step thus replays for any slots. Few
+rows need one launch, in which every program computes A x of its tile again. Many rows need two. A sum has one order in both.
 """
 
 import functools
@@ -79,7 +79,8 @@ def _adapt(
     R: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """y [rows, cols] += B (A x) of one tile of rows, N outputs of one part. C0 to C3: outputs of up to four parts, from
-    first_part and first_col on. low [rows, parts * rank] float32: what SHRINK writes, a part a program, and EXPAND reads."""
+    first_part and first_col on. low [rows, parts * rank] float32: the output of SHRINK, a part a program, and the input of
+    EXPAND."""
     s = tl.arange(0, BLOCK)
     begin = tl.load(starts + s, mask=s < SLOTS, other=0)
     end = tl.load(starts + s + 1, mask=s < SLOTS, other=0)

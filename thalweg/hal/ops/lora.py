@@ -29,7 +29,7 @@ def _rows_sample(tokens: int, *read: int) -> Sample:
 
 
 def _add_sample(tokens: int, width: int, rows: tuple[int, ...]) -> Sample:
-    """What may not be read is UNREAD. Slot 2 has lower ranks than RANK, slot 3 changes no output, slot 4 has no row."""
+    """Values that may not be read are UNREAD. Slot 2 has lower ranks than RANK, slot 3 changes no output, slot 4 has no row."""
 
     def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         parts = len(rows)
@@ -71,10 +71,10 @@ def lora_add(
 ) -> Tensor:  # fmt: skip
     """y [T, N] + B (A x) of each row's adapter. Rows of slot 0, and outputs of rank 0, keep their bits.
 
-    x [T, H]. slots, order, starts: what `lora_rows` returns. rows: outputs of each part of N. Every part has its own A:
+    x [T, H]. slots, order, starts: as `lora_rows` returns them. rows: outputs of each part of N. Every part has its own A:
     a [slots, parts * rank, H]. b [slots, rank, N] holds the scale alpha / rank. ranks i32[slots, parts]: how many of `rank` an
     adapter has. The rest of a and b is not read. A x and the sum over ranks are float32, and only the result is rounded to y's
-    type. The result may lie in the memory of y: callers use what is returned."""
+    type. The result may lie in the memory of y: callers use the returned array."""
     wide, made, first = x.to(torch.float32), [], 0
     for i, count in enumerate(rows):
         part = y[:, first : first + count]

@@ -33,7 +33,7 @@ VALUES = 64
 """Rows of the table that a step's tokens choose from."""
 
 Exchange = Callable[[Communicator, Any], Any]
-"""x [rows, ranks * WIDTH], the same on every rank -> what the exchange gave, the same on every rank."""
+"""x [rows, ranks * WIDTH], the same on every rank -> the result of the exchange, the same on every rank."""
 
 
 def _reduce(comm: Communicator, x: Any) -> Any:
@@ -62,7 +62,7 @@ UNEVEN: Mapping[str, Exchange] = {
     "reduce_scatter": lambda comm, x: comm.reduce_scatter(x[1:], 0),
     "all_to_all": lambda comm, x: comm.all_to_all(x[1:], 0),
 }
-"""Exchanges of what has no equal parts."""
+"""Exchanges of arrays without equal parts."""
 
 
 def table(ranks: int) -> torch.Tensor:

@@ -23,7 +23,7 @@ SECONDS = 300
 
 @pytest.fixture(scope="module", params=[2, 4], ids=lambda n: f"{n}-ranks")
 def results(request: pytest.FixtureRequest, platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What every process found. Places that this machine has too few devices for are skipped."""
+    """The findings of every process. Places that this machine has too few devices for are skipped."""
     places = platform.topology(Parallel(tensor=request.param)).places
     if not platform.runs_models or (len(places) > 1 and not platform.supports_ranks):
         pytest.skip(f"platform {platform.name} has no ranks")
