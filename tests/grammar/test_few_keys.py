@@ -147,7 +147,7 @@ def test_a_length_of_names_that_match_many_is_refused_in_the_callers_words() -> 
     for kind, value in (("json", schema), ("grammar", f"start: %json {json.dumps(schema)}")):
         error = rig.refusal(kind, value)
         assert error.pointer == "#/items/propertyNames/maxLength"
-        assert "say the length in the pattern" in error.why
+        assert "put the length in the pattern" in error.why
 
 
 def test_sets_of_names_are_listed_whole() -> None:

@@ -96,7 +96,7 @@ def test_a_text_without_tokens_is_an_error_and_no_other_text() -> None:
     from thalweg.grammar.compiled import Compiler
 
     compiler = Compiler(of(b"a", b"b", b"test", b"t", b"e", b"s"))
-    with pytest.raises(GrammarError, match=r"no token for b'c', which the grammar asks for$"):
+    with pytest.raises(GrammarError, match=r"no token for b'c', which the grammar requires$"):
         compiler.try_first(source_of(rig.asked("regex", "ac")).text)
     made = Grammars(lambda: of(b"a", b"b", b"test", b"t", b"e", b"s")).matcher(source_of(rig.asked("regex", "(a|b)c")))
     made.accept([0])
