@@ -200,7 +200,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             "[LoRA](adapters.md) in `LLM` and `AsyncLLM`: many adapters in one batch",
             "RHUUH",
             ("tests/models/test_lora_requests.py",),
-            "the op has no kernel on `cpu`: it runs its reference body",
+            "DoRA, biases, embeddings, heads and experts are refused",
         ),
         Feature(
             "[LoRA in the server](adapters.md#in-the-server), by name: `--lora-modules`",
