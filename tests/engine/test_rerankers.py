@@ -96,7 +96,7 @@ def test_logits_of_tokens_may_be_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "error", "words"),
     [
-        ({"classifier_from_token": ["no", "y"]}, CheckpointError, "'no' is no token"),
+        ({"classifier_from_token": ["no", "y"]}, CheckpointError, "'no' is not a token"),
         ({"classifier_from_token": "y"}, CheckpointError, "must be a list"),
         ({"classifier_from_token": ["y"]}, CheckpointError, "of two tokens"),
         ({"method": "best_of_three"}, UnsupportedModelError, "best_of_three"),

@@ -148,7 +148,7 @@ def test_a_module_outside_the_model_is_refused(folder: object, tmp_path: Path) -
     path = make_encoder("bert", tmp_path)
     modules = [{"type": "sentence_transformers.models.Pooling", "path": folder}]
     (path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(CheckpointError, match="no folder of the model"):
+    with pytest.raises(CheckpointError, match="not a folder of the model"):
         read_config(path)
 
 
