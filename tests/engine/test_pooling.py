@@ -307,7 +307,7 @@ def test_pairs_that_do_not_match_are_refused(reranker: tuple[Path, LLM]) -> None
         llm.score("a", [])
     with pytest.raises(RequestError, match="data_2 must be text"):
         llm.score("a", [{"content": [{"type": "image_url", "image_url": "x"}]}])
-    with pytest.raises(RequestError, match="the model takes 256"):
+    with pytest.raises(RequestError, match="limit is 256"):
         llm.score("a " * 200, "b " * 200)
     with pytest.raises(RequestError, match="leaves no room"):
         llm.score("a", "b", tokenization_kwargs={"truncate_prompt_tokens": 3})
