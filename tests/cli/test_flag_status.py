@@ -133,7 +133,7 @@ def test_a_device_is_chosen_where_a_platform_has_several():
     assert resolve.configure_platform(args, CudaPlatform()).options.device == 1
     with pytest.raises(ConfigError, match="device_ids: tensor_parallel_size is 2: name as many different devices"):
         resolve.configure_platform(EngineArgs(device_ids=[3, 3], tensor_parallel_size=2), NullPlatform())
-    with pytest.raises(ConfigError, match="device_ids: ranks of platform 'null' take its first devices"):
+    with pytest.raises(ConfigError, match="device_ids: ranks of platform 'null' use its first devices"):
         resolve.places(EngineArgs(device_ids=[3, 1], tensor_parallel_size=2), NullPlatform())
     chosen = EngineArgs(device_ids=[3, 1], tensor_parallel_size=2)
     assert [p.devices for p in resolve.places(chosen, resolve.configure_platform(chosen, CudaPlatform()))] == [(3,), (1,)]

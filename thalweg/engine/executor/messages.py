@@ -14,7 +14,7 @@ from thalweg.hal.platform import Place
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """The first message to a rank: what it builds, and where it sits (`hal.platform.Place`)."""
+    """The first message to a rank: its arguments, and its place (`hal.platform.Place`)."""
 
     args: EngineArgs
     rank: int

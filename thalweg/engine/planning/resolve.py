@@ -95,7 +95,7 @@ def places(args: EngineArgs, platform: Platform) -> tuple[Place, ...]:
     if args.device_ids is None or args.tensor_parallel_size == 1:
         return found
     if len(found) == 1 or platform.options is None or "device" not in get_type_hints(type(platform.options)):
-        raise ConfigError(f"device_ids: ranks of platform {platform.name!r} take its first devices; leave it out")
+        raise ConfigError(f"device_ids: ranks of platform {platform.name!r} use its first devices; omit it")
     return tuple(replace(p, devices=(i,)) for p, i in zip(found, args.device_ids, strict=True))
 
 
