@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from thalweg.checkpoint.adapters.base import AdapterWeights, LowRank
+from thalweg.checkpoint.adapters.base import AdapterWeights, LowRank, largest
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.adapters import AdapterPlan, Target
 from thalweg.models.weights import Source
@@ -46,12 +46,15 @@ def lay_out(
             f"the adapter has rank {adapter.rank} and the engine has room for {room.rank}: start it with --max-lora-rank "
             f"(max_lora_rank) of at least {adapter.rank}"
         )
-    found = list(_sources(room))
+    found: dict[str, list[_TargetMatrix]] = {}
+    for place in _sources(room):
+        for stored in place.names:
+            found.setdefault(stored, []).append(place)
     made: dict[str, TargetArrays] = {}
     changed: dict[tuple[str, int], str] = {}
     for name, module in adapter.modules.items():
         known = rename(name)
-        places = [place for place in found if known is not None and known in place.names]
+        places = [] if known is None else found.get(known, [])
         if not places:
             raise CheckpointError(f"{name}: the model has no linear layer of this name that adapters may change")
         covered = np.zeros(len(module.b), np.bool_)
@@ -62,14 +65,13 @@ def lay_out(
                 raise CheckpointError(f"{name}: {other} names the same matrix of the model: keep one of the two")
             arrays = made.setdefault(place.name, TargetArrays.zeros(place.target, room.rank, dtype))
             rank, first = len(module.a), place.index * room.rank
-            a = torch.from_numpy(module.a).to(dtype)
-            b = (torch.from_numpy(module.b[rows]) * module.scale).to(dtype)
-            if not (a.isfinite().all() and b.isfinite().all()):
+            b = torch.from_numpy(module.b[rows]) * module.scale
+            if any(np.abs(largest(x)).max() > torch.finfo(dtype).max for x in (module.a, b.numpy())):
                 raise CheckpointError(
                     f"{name}: A, or B times its scale {module.scale:g} (alpha, rank), overflows {str(dtype).split('.')[-1]}"
                 )
             outputs = sum(place.target.rows[: place.index])
-            arrays.a[first : first + rank] = a
+            arrays.a[first : first + rank] = torch.from_numpy(module.a)
             arrays.b[:rank, outputs : outputs + len(b)] = b.T
             arrays.ranks[place.index] = rank
         if not covered.all():
@@ -93,12 +95,12 @@ class _TargetMatrix:
         view = self.source.within
         return (self.source.name,) if view is None else (self.source.name, view.name)
 
-    def rows(self, name: str, module: LowRank, known: str | None) -> np.ndarray:
-        """Which rows of B, i64[outputs of the matrix], are this matrix's."""
+    def rows(self, name: str, module: LowRank, known: str | None) -> np.ndarray | slice:
+        """Which rows of B, i64[outputs of the matrix] or a range of them, are this matrix's."""
         source, view = self.source, self.source.within
         if known == source.name or view is None:
             shape: tuple[int, ...] = source.checkpoint_shape
-            rows = np.arange(source.first, source.first + source.shape[0])
+            rows: np.ndarray | slice = slice(source.first, source.first + source.shape[0])
         elif view.at is not None or view.flat or view.normed:
             raise UnsupportedModelError(f"{name}: adapters of this tensor, which is no matrix, are not served")
         else:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,6 @@ from thalweg.checkpoint.safetensors import Shard
 from thalweg.errors import CheckpointError
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
-DIGEST = 32
-"""Bytes of `AdapterWeights.digest`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +62,15 @@ def widen(path: Path, name: str, dtype: str, values: np.ndarray) -> np.ndarray:
     if dtype not in FLOATS:
         raise CheckpointError(f"{path}: tensor {name[:200]!r} is {dtype}; an adapter's are {', '.join(FLOATS)}")
     if dtype == "bfloat16":
-        return (values.astype(np.uint32) << 16).view(np.float32)
+        wide = np.zeros((*values.shape, 2), "<u2")
+        wide[..., 1] = values
+        return wide.view("<f4")[..., 0]
     return values.astype(np.float32)
+
+
+def largest(values: np.ndarray) -> np.ndarray:
+    """The least and the largest value, f32[2], NaN if one is."""
+    return np.array([values.min(), values.max()]) if values.size else np.zeros(2, np.float32)
 
 
 def check_modules(path: Path, modules: Mapping[str, LowRank]) -> AdapterWeights:
@@ -72,16 +78,29 @@ def check_modules(path: Path, modules: Mapping[str, LowRank]) -> AdapterWeights:
     adapter without modules."""
     if not modules:
         raise CheckpointError(f"{path}: the adapter changes no matrix")
-    hashed = blake2b(digest_size=DIGEST)
-    for name, m in sorted(modules.items()):
+    for name, m in modules.items():
         if m.a.ndim != 2 or m.b.ndim != 2 or not m.a.shape[0] or m.b.shape[1] != m.a.shape[0]:
             raise CheckpointError(
                 f"{path}: {name}: A of shape {list(m.a.shape)} and B of shape {list(m.b.shape)} are no [rank, inputs] and "
                 "[outputs, rank]"
             )
-        if not (np.isfinite(m.scale) and np.isfinite(m.a).all() and np.isfinite(m.b).all()):
+        if not all(np.isfinite(x).all() for x in (m.scale, largest(m.a), largest(m.b))):
             raise CheckpointError(f"{path}: {name}: holds NaN or infinity")
+    return AdapterWeights(dict(modules), _hash(modules))
+
+
+def _hash(modules: Mapping[str, LowRank]) -> bytes:
+    """The digest. Two threads share the modules: an adapter of a small model has tens of megabytes."""
+    names = sorted(modules)
+    with ThreadPoolExecutor(2) as pool:
+        return sha256(b"".join(pool.map(lambda some: _hash_some(modules, some), (names[::2], names[1::2])))).digest()
+
+
+def _hash_some(modules: Mapping[str, LowRank], names: Sequence[str]) -> bytes:
+    hashed = sha256()  # most processors have instructions for it
+    for name in names:
+        m = modules[name]
         hashed.update(f"{name}\0{float(m.scale).hex()}\0{m.a.shape}{m.b.shape}".encode())
         for array in (m.a, m.b):
             hashed.update(np.ascontiguousarray(array, np.float32).data)
-    return AdapterWeights(dict(modules), hashed.digest())
+    return hashed.digest()
