@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lora_files import ALL, ATTENTION, write_adapter
 from zoo import make_checkpoint
 
-from thalweg import LLM, SamplingParams
+from thalweg import LLM, LoRARequest, SamplingParams
 from thalweg.backends.cpu import recording
 from thalweg.backends.cpu.native import REPLAYED, NativeLibrary, levels
 from thalweg.backends.cpu.recording import Arena, RecordingExecutable, advancing, opaque
@@ -159,6 +160,44 @@ def test_a_mixture_s_tokens_go_where_each_batch_sends_them(
     assert counts["_replay"] > 3 * counts["_record"] > 0
     experts = [e for p in parts[0] if isinstance(p, list) for e in p if e[0] == REPLAYED.index("experts")]
     assert len(experts) == 2  # layers that are mixtures
+    monkeypatch.setattr(RecordingExecutable, "__call__", lambda self, batch: self._eager(batch))
+    assert got == said()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tape_serves_any_adapters_in_any_slots(
+    best: NativeLibrary, dtype: str, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Which row has which adapter changes from step to step, and a slot is written anew between them."""
+    base = make_checkpoint("qwen3", tmp_path / "base", tokenizer=False)
+    loras = [
+        LoRARequest(str(i), i, str(write_adapter(base, tmp_path / str(i), i, rank, modules)))
+        for i, (rank, modules) in enumerate([(3, ALL), (8, ATTENTION), (16, ALL)], 1)
+    ]
+    parts: list[Any] = []
+    tape = recording.Recorder.tape
+    monkeypatch.setattr(recording.Recorder, "tape", lambda self: parts.append(list(self._parts)) or tape(self))
+
+    def said() -> list[Any]:
+        sizes = {"max_model_len": 64, "max_num_seqs": 4, "skip_tokenizer_init": True, "enable_prefix_caching": False}
+        llm = LLM(str(base), device="cpu", dtype=dtype, enable_lora=True, max_loras=2, **sizes)
+        params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True, logprobs=1, detokenize=False)
+        prompts, done = [{"prompt_token_ids": list(range(3 + i, 9 + 2 * i))} for i in range(3)], []
+        try:
+            for named in ([loras[0], None, loras[1]], [loras[2], loras[1], None], [None, None, loras[0]]):
+                done += llm.generate(prompts, params, use_tqdm=False, lora_request=named)
+        finally:
+            llm.shutdown()
+        first = [o.outputs[0] for o in done]
+        return [(list(o.token_ids), [{t: v.logprob for t, v in p.items()} for p in o.logprobs or ()]) for o in first]
+
+    got = said()
+    assert counts["_replay"] > 3 * counts["_record"] > 0
+    calls = [[e[0] for p in each if isinstance(p, list) for e in p] for each in parts]
+    adapted = [c for c in calls if REPLAYED.index("lora_add") in c]
+    assert len(adapted) == 1, "one tape of adapters for all"
+    assert [adapted[0].count(REPLAYED.index(name)) for name in ("lora_rows", "lora_add")] == [1, 4 * 2]
     monkeypatch.setattr(RecordingExecutable, "__call__", lambda self, batch: self._eager(batch))
     assert got == said()
 
