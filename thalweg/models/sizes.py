@@ -209,8 +209,8 @@ def step_sizes(
     )
     return StepSizes(
         tokens=max(tokens, spec.speech.frames if spec.speech else 0), seqs=seqs, max_len=max_len, hidden=wide,
-        inner=max((each.ffn.width for each in layers if each.ffn), default=0) // ranks + inputs, heads=heads // ranks,
-        kv_heads=kv_heads // ranks, head_dim=head_dim, vocab=row, dtype_bytes=BYTES[dtype],
+        inner=max((each.ffn.width for each in layers if each.ffn), default=0) // ranks + inputs, heads=max(1, heads // ranks),
+        kv_heads=max(1, kv_heads // ranks), head_dim=head_dim, vocab=row, dtype_bytes=BYTES[dtype],
         batch_invariant=batch_invariant,
     )  # fmt: skip
 
