@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from thalweg.hal.op import Sample, op
 from thalweg.hal.ops.matmul import linear
@@ -12,6 +13,7 @@ from thalweg.hal.ops.matmul import linear
 NONE = 0
 """The slot of rows without an adapter. Its arrays are never read."""
 SLOTS, RANK, UNREAD = 5, 8, 1e4
+ALIGNED = 16
 
 
 def _row_arguments(slots: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -75,7 +77,8 @@ def lora_add(
     a [slots, parts * rank, H]. b [slots, rank, N] holds the scale alpha / rank. ranks i32[slots, parts]: how many of `rank` an
     adapter has. The rest of a and b is not read. A x and the sum over ranks are float32, and only the result is rounded to y's
     type. The result may lie in the memory of y: callers use the returned array."""
-    wide, made, first = x.to(torch.float32), [], 0
+    # Matrix libraries sum a width that is no multiple of 16 in an order that depends on the number of rows.
+    wide, made, first = pad(x.to(torch.float32), (0, -x.shape[1] % ALIGNED)), [], 0
     for i, count in enumerate(rows):
         part = y[:, first : first + count]
         for s in range(NONE + 1, a.shape[0]):
@@ -91,6 +94,7 @@ def _change(part: Tensor, x: Tensor, a: Tensor, b: Tensor, i: int, rank: Tensor)
     """The outputs of part i of every row, with the adapter of a [parts * rank, H] and b [rank, outputs]."""
     held = (torch.arange(b.shape[0], device=x.device) < rank)[:, None]
     down = torch.where(held, a[i * b.shape[0] : (i + 1) * b.shape[0]].to(torch.float32), 0.0)
+    down = pad(down, (0, x.shape[1] - down.shape[1]))
     up = torch.where(held, b.to(torch.float32), 0.0)
     added = linear.reference(linear.reference(x, down), up.T)
     return torch.where(rank > 0, (part.to(torch.float32) + added).to(part.dtype), part)
