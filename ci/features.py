@@ -171,7 +171,11 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         Feature(
             "[Tensor parallelism](distributed.md)",
             "RUUUH",
-            ("tests/models/test_rank_models.py", "tests/integration/test_rank_faults.py", "tests/backends/tpu/test_tpu_ranks.py"),
+            (
+                "tests/models/test_rank_models.py",
+                "tests/integration/test_rank_faults.py",
+                "tests/backends/tpu/test_tpu_ranks.py",
+            ),
             "`cpu` and GPUs: a process for each rank. `tpu`: one process drives all devices",
         ),
         Feature("Pipeline parallelism", "NNNNN", flag="pipeline-parallel-size"),

@@ -47,7 +47,7 @@ def test_ranks_run_the_steps_and_operations_of_rank_0(ranked: LLM) -> None:
     assert tokens(ranked) == tokens(llm)
     executor = ranked.llm_engine.executor
     assert executor.call("populate", [0]) == [False, False, False]
-    with pytest.raises(ValueError, match="operation: 'fly' is none of this worker's"):
+    with pytest.raises(ValueError, match="operation: unknown operation 'fly'; supported: populate"):
         executor.call("fly")
     pids = children(os.getpid())
     assert len(pids) == 2

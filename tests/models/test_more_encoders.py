@@ -150,7 +150,7 @@ def test_a_low_rank_change_for_a_task_is_added_to_what_it_names(name: str, tmp_p
     close(path, want=lambda _, ids: hidden(merged, ids))
     close(path, "thalweg.backends.torch_gpu.testing:HostGpuPlatform", lambda _, ids: hidden(merged, ids))  # reads files itself
     edit_config(path, jina_task="other")
-    with pytest.raises(CheckpointError, match=r"jina_task: 'other' is none"):
+    with pytest.raises(CheckpointError, match=r"jina_task: 'other' is not one of"):
         read_config(path)
     edit_config(path, jina_task="retrieval")  # which has none beside it
     assert registry.family(read_config(path))(read_config(path)).adapter is None
