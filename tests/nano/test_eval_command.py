@@ -131,7 +131,7 @@ def test_an_unknown_eval_is_refused(capsys):
     assert "eval: there is no mmlu; there are nano" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_format_is_judged_by_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import eval_formats
 

@@ -69,8 +69,8 @@ def test_latent_attention_passes_the_conformance_kit_in_the_interpreter() -> Non
     assert "skipped" not in out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("float8", ["float8_e4m3fn", pytest.param("float8_e4m3fnuz", marks=NIGHTLY)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("float8", ["float8_e4m3fn", "float8_e4m3fnuz"])
 def test_eight_bit_floats_of_a_target_pass_the_conformance_kit_in_the_interpreter(float8: str) -> None:
     """As they lie in memory where the target multiplies them itself: weights, rounded inputs, caches."""
     cases = "(test_ops and (linear or experts) and float8 and test_kernel_gives) or (test_attention and e4m3 and step_of)"
@@ -89,14 +89,9 @@ def test_rows_of_experts_are_the_same_bits_in_any_batch_in_the_interpreter() -> 
     assert re.search(rf"\b{len(each)} passed", out), out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    "part",
-    [
-        pytest.param("interpreted.py -k partial_results", marks=NIGHTLY),
-        "interpreted.py -k not(partial_results)",
-        pytest.param("interpreted_experts.py", marks=NIGHTLY),
-    ],
+    "part", ["interpreted.py -k partial_results", "interpreted.py -k not(partial_results)", "interpreted_experts.py"]
 )
 def test_what_the_kit_leaves_out_in_the_interpreter(part: str) -> None:
     file, *chosen = part.split()
