@@ -519,3 +519,28 @@ def test_a_padded_step_gives_the_bits_of_the_step_itself(device: Device, tmp_pat
     assert padded.tokens[: len(PROMPTS)].tolist() == plain.tokens.tolist()
     scored = plain.score.values
     np.testing.assert_array_equal(padded.score.values[: len(scored)], scored)
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [("float32", 2e-6), ("bfloat16", 1e-2)])
+def test_adapters_of_many_ranks_and_parts_are_those_of_the_body_and_rows_keep_their_bits(
+    device: Device, dtype: str, allowed: float
+) -> None:
+    """More ranks and parts than one launch has, and more rows than every program computes again."""
+    kind, rng = getattr(torch, dtype), torch.Generator().manual_seed(1)
+    slots, rank, width, rows = 3, 100, 40, (20, 7, 33, 16, 5, 40)
+    ranks = torch.tensor([[0] * 6, [100, 1, 0, 64, 65, 7], [0, 0, 0, 0, 0, 99]], dtype=torch.int32)
+    a = torch.randn(slots, 6 * rank, width, generator=rng).div(width**0.5).to(kind)
+    b, slot = torch.randn(slots, rank, sum(rows), generator=rng).to(kind), torch.arange(70, dtype=torch.int32) % slots
+    y, x = (torch.randn(70, n, generator=rng).to(kind) for n in (sum(rows), width))
+    add, find = _kernel(device, "lora_add"), _kernel(device, "lora_rows")
+
+    def run(index: torch.Tensor) -> torch.Tensor:
+        found = find.run(slot, torch.arange(70, dtype=torch.int32), index.to(torch.int32), count=slots)
+        return add.run(y[index], x[index], *found, a, b, ranks, rows=rows)
+
+    whole = run(torch.arange(70))
+    found = ops.lora_rows(slot, torch.arange(70, dtype=torch.int32), count=slots)
+    want = ops.lora_add(y, x, *found, a, b, ranks, rows=rows)
+    assert (whole.float() - want.float()).abs().max() <= allowed * want.float().abs().max()
+    for index in (torch.tensor([1]), torch.tensor([68, 2, 1, 4]), torch.arange(69, -1, -1)):
+        assert torch.equal(run(index), whole[index])

@@ -20,6 +20,10 @@ FEW = 64
 """Rows up to which A x is computed again by every program, which saves a launch."""
 PARTS = 4
 """Parts of a layer's outputs in one launch."""
+MOST_HELD = 4096
+"""Values of A that a program holds at once. More do not fit the registers of some devices."""
+MOST_RANKS = 64
+"""Ranks that a program multiplies by B at once, for the same reason. Adapters of more take two launches."""
 _ROWS, _BLOCK, _CHUNK = 16, 32, 128
 BOTH, SHRINK, EXPAND = 0, 1, 2
 
@@ -76,11 +80,11 @@ def rows(slot: Tensor, seq: Tensor, read: Tensor | None = None, *, count: int) -
 def _adapt(
     y, x, low, order, starts, a, b, ranks, width, cols, parts, rank, first_part, first_col, C0: tl.constexpr, C1: tl.constexpr,
     C2: tl.constexpr, C3: tl.constexpr, MODE: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr, M: tl.constexpr,
-    R: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    R: tl.constexpr, HELD: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """y [rows, cols] += B (A x) of one tile of rows, N outputs of one part. C0 to C3: outputs of up to four parts, from
     first_part and first_col on. low [rows, parts * rank] float32: the output of SHRINK, a part a program, and the input of
-    EXPAND."""
+    EXPAND. R: ranks, of which EXPAND holds HELD at once. In BOTH they are equal."""
     s = tl.arange(0, BLOCK)
     begin = tl.load(starts + s, mask=s < SLOTS, other=0)
     end = tl.load(starts + s + 1, mask=s < SLOTS, other=0)
@@ -115,12 +119,8 @@ def _adapt(
     row = tl.load(order + inside, mask=ok, other=0).to(tl.int64)
     r = tl.arange(0, R)
     r_ok = r < held
-    if MODE == 2:
-        down = tl.load(
-            low + row[:, None] * (parts * rank) + part * rank + r[None, :], mask=ok[:, None] & r_ok[None, :], other=0.0
-        )
-    else:
-        down = tl.zeros([M, R], tl.float32)
+    down = tl.zeros([M, R], tl.float32)
+    if MODE != 2:
         a_row = ((slot * parts + part).to(tl.int64) * rank + r) * width
         for start in range(0, width, K):
             k = start + tl.arange(0, K)
@@ -134,12 +134,21 @@ def _adapt(
     else:
         c = block * N + tl.arange(0, N)
         c_ok = c < count
-        b_row = (slot.to(tl.int64) * rank + r) * cols + col
-        ups = tl.load(b + b_row[:, None] + c[None, :], mask=r_ok[:, None] & c_ok[None, :], other=0.0).to(tl.float32)
+        added = tl.zeros([M, N], tl.float32)
+        for start in range(0, R, HELD):
+            q = start + tl.arange(0, HELD)
+            q_ok = q < held
+            lows = down
+            if MODE == 2:
+                at = row[:, None] * (parts * rank) + part * rank + q[None, :]
+                lows = tl.load(low + at, mask=ok[:, None] & q_ok[None, :], other=0.0)
+            b_row = (slot.to(tl.int64) * rank + q) * cols + col
+            ups = tl.load(b + b_row[:, None] + c[None, :], mask=q_ok[:, None] & c_ok[None, :], other=0.0).to(tl.float32)
+            added = tl.dot(lows, ups, added, input_precision="ieee")
         at = y + row[:, None] * cols + col + c[None, :]
         mask = ok[:, None] & c_ok[None, :]
         had = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-        tl.store(at, (had + tl.dot(down, ups, input_precision="ieee")).to(y.dtype.element_ty), mask=mask)
+        tl.store(at, (had + added).to(y.dtype.element_ty), mask=mask)
 
 
 def add(
@@ -151,10 +160,11 @@ def add(
     (count, rank, cols), (n, width), parts = b.shape, x.shape, len(rows)
     if n == 0:
         return y
-    few = n <= FEW
+    held = max(16, triton.next_power_of_2(rank))
+    few = n <= FEW and held <= MOST_RANKS
     low = y if few else torch.empty((n, parts * rank), dtype=torch.float32, device=y.device)
     most = min(n, triton.cdiv(n, _ROWS) + count - 1)
-    wide = min(tiles.product.inner, max(16, triton.next_power_of_2(width)))
+    wide = min(tiles.product.inner, max(16, triton.next_power_of_2(width)), max(16, MOST_HELD // held))
     if x.dtype == torch.float32:
         wide = min(wide, tiles.scalar)
     block = min(128, max(16, triton.next_power_of_2(max(rows))))
@@ -163,8 +173,8 @@ def add(
         c0, c1, c2, c3 = (*some, 0, 0, 0, 0)[:PARTS]
         _adapt[(most, programs)](
             y, x, low, order, starts, a, b, ranks, width, cols, parts, rank, first, col, C0=c0, C1=c1, C2=c2, C3=c3, MODE=mode,
-            SLOTS=count, BLOCK=max(2, triton.next_power_of_2(count)), M=_ROWS, R=max(16, triton.next_power_of_2(rank)), N=block,
-            K=wide, num_warps=4, num_stages=tiles.product.stages,
+            SLOTS=count, BLOCK=max(2, triton.next_power_of_2(count)), M=_ROWS, R=held,
+            HELD=min(held, MOST_RANKS), N=block, K=wide, num_warps=4, num_stages=1 if mode == EXPAND else tiles.product.stages,
         )  # fmt: skip
 
     if not few:
