@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from thalweg.config import EngineArgs, EngineConfig
 from thalweg.engine import messages as m
-from thalweg.engine.control.encodings import Encoder
 from thalweg.engine.control.executor import Executor
 from thalweg.engine.executor.group import RankGroup
-from thalweg.engine.executor.inline import open_inline
+from thalweg.engine.executor.inline import InlineExecutor, open_inline
 from thalweg.engine.executor.messages import Join, Joining, Launch, RankCall, Room
 from thalweg.engine.ipc.steps import write_step
 from thalweg.engine.planning import resolve
@@ -69,36 +67,18 @@ class RankedStep:
             self._executor.finish_step()
 
 
-class ProcessExecutor(Executor):
-    """Made once every rank is built."""
+class ProcessExecutor(InlineExecutor):
+    """The worker of rank 0, with every step and operation also sent to the other ranks. Made once every rank is built."""
 
     def __init__(self, worker: Worker, group: RankGroup) -> None:
-        self.worker, self.group = worker, group
+        super().__init__(worker)
+        self.group = group
+        self._launch = self._launch_on_ranks
         self._numbers = itertools.count()
         self._flying, self._progress = 0, 0.0
         group.stepping = lambda: self._progress if self._flying else None
 
-    @property
-    def config(self) -> EngineConfig:
-        return self.worker.config
-
-    @property
-    def plan(self) -> list[str]:
-        return self.worker.plan
-
-    @property
-    def load_seconds(self) -> float:
-        return self.worker.load_seconds
-
-    @property
-    def encoder(self) -> Encoder | None:
-        return self.worker.encoder
-
-    @property
-    def launch(self) -> Callable[[StepBatch], Pending]:
-        return self._launch
-
-    def _launch(self, batch: StepBatch) -> Pending:
+    def _launch_on_ranks(self, batch: StepBatch) -> Pending:
         self._progress = time.monotonic()
         self._flying += 1
         self.group.send(Launch(write_step(batch)))
@@ -114,15 +94,11 @@ class ProcessExecutor(Executor):
     def call(self, operation: str, /, *args: Any) -> list[Any]:
         """The error of rank 0 comes before those of the others, which are mostly the same."""
         replies = self.group.ask(RankCall(next(self._numbers), operation, list(args)))
-        first = self.worker.call(operation, *args)
-        return [first, *(reply.result() for reply in replies)]
-
-    def enter(self) -> None:
-        self.worker.device.enter()
+        return [*super().call(operation, *args), *(reply.result() for reply in replies)]
 
     def close(self) -> None:
         self.group.close()
-        self.worker.close()
+        super().close()
 
 
 def open_processes(args: EngineArgs) -> Executor:
