@@ -24,7 +24,7 @@ ONE_PROCESS = ("tpu",)
 """Platforms whose device one process holds alone."""
 
 ATTENTION = "test_attention and not variant"
-LINEAR = "test_ops and linear- and not variant"
+LINEAR = "test_ops and (linear- or lora_) and not variant"
 NO_SPLIT = "test_ops and linear- and no-split-k"
 UNSHOWN = {"CUBLASLT_WORKSPACE_SIZE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
 """Environment of what shows that a library's rows keep their bits: that of `thalweg.backends.torch_gpu.linear`."""
