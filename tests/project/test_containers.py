@@ -128,3 +128,9 @@ def test_kernels_are_compiled_into_the_images_of_gpus(name: str) -> None:
 def test_the_shapes_are_those_of_the_published_models(name: str, billions: float) -> None:
     config = json.loads((FOLDER / "shapes" / name / "config.json").read_text())
     assert sizes.stored_values(registry.family(config)(config)) / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.suffix[1:])
+def test_an_image_has_the_command_vllm_and_the_package_has_not(file: Path) -> None:
+    assert ("RUN", "ln -s thalweg /opt/thalweg/bin/vllm") in instructions(file)
+    assert set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]) == {"thalweg"}

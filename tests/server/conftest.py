@@ -35,6 +35,9 @@ class Running:
     def __init__(self, engine: FakeEngine, settings: ServerSettings, traces: Traces | None = None) -> None:
         self.engine, self.settings, self.traces = engine, settings, traces
         self.sock = socket.create_server(("127.0.0.1", 0))
+        self.sockets = [self.sock]
+        if settings.metrics_port:
+            self.sockets.append(socket.create_server(("127.0.0.1", settings.metrics_port)))
         self.url = f"http://127.0.0.1:{self.sock.getsockname()[1]}"
         self.http = httpx.Client(base_url=self.url, timeout=60)
         self._up = threading.Event()
@@ -52,7 +55,7 @@ class Running:
         async def main() -> None:
             self._loop, self._told = asyncio.get_running_loop(), asyncio.Event()
             self._server = _Server(config, self.settings.header_timeout)
-            task = asyncio.create_task(self._server.serve(sockets=[self.sock]))
+            task = asyncio.create_task(self._server.serve(sockets=self.sockets))
             while not self._server.started and not task.done():
                 await asyncio.sleep(0.001)
             self._up.set()
@@ -67,7 +70,8 @@ class Running:
         self.http.close()
         self._loop.call_soon_threadsafe(self._told.set)
         self._thread.join(60)
-        self.sock.close()
+        for sock in self.sockets:
+            sock.close()
         self.engine.chat.close()
         assert not self._thread.is_alive(), "the server did not stop"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import socket
 import time
 
 import httpx
@@ -65,6 +66,20 @@ def test_metrics_are_public_only_where_the_flag_says_so(start):
     for path in ("/metrics/x", "//metrics", "/load", "/v1/models?x=/metrics"):
         assert running.get(path).status_code == 401, path
     assert httpx.post(running.url + "/metrics").status_code == 401
+
+
+def test_a_metrics_port_answers_metrics_and_probes_alone_and_without_a_key(start):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    running = start(api_key=["k"], metrics_port=port)
+    other = f"http://127.0.0.1:{port}"
+    assert "num_requests_running" in httpx.get(other + "/metrics").text
+    assert httpx.get(other + "/health").status_code == 200
+    for path in ("/v1/models", "/metrics/x", "/load", "/"):
+        assert httpx.get(other + path, headers={"Authorization": "Bearer k"}).status_code == 404, path
+    assert httpx.post(other + "/metrics").status_code == 404
+    assert running.get("/metrics").status_code == 401
+    assert running.get("/v1/models", headers={"Authorization": "Bearer k"}).status_code == 200
 
 
 def test_preflight_needs_no_key(start):

@@ -18,7 +18,7 @@ from thalweg.engine.client.standby import Standby
 from thalweg.errors import ConfigError
 from thalweg.host import envs
 from thalweg.host.marks import mark
-from thalweg.server.http.listen import listening
+from thalweg.server.http.listen import listen_all
 from thalweg.server.settings import ServerSettings
 from thalweg.template.select import NAME
 from thalweg.turns.table import load_plugin
@@ -42,11 +42,11 @@ def run(words: list[str]) -> int:
     common.say_bundled(args)
     # In this order: a port in use fails at once, and the engine's process imports its code while this one imports the web
     # framework.
-    with listening(made) as sock, Standby(args.device, args) as standby:
+    with listen_all(made) as sockets, Standby(args.device, args) as standby:
         from thalweg.server.serve import serve  # imports the web framework
 
         mark("server imported")
-        return serve(args, made, sock, standby)
+        return serve(args, made, sockets, standby)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

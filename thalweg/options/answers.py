@@ -94,6 +94,9 @@ class AnswerOptions(HttpOptions, kw_only=True, frozen=True):
     public_metrics: Annotated[
         bool, _option("Answer /metrics without an API key, as vLLM does, for Prometheus and routers", tier="own")
     ] = False
+    metrics_port: Annotated[int | None, _option(
+        "Second TCP port, which answers /metrics and probes without an API key, and nothing else", tier="own", ge=1, le=65535,
+    )] = None  # fmt: skip
     custom_histogram_buckets: Annotated[dict[str, Any] | None, _option(
         'Upper bounds of histogram buckets in /metrics, by family: {"request_latency": [0.1, 0.5, 1]}',
         group="ObservabilityConfig",

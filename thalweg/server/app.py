@@ -21,7 +21,7 @@ from thalweg.server.core.serving import Serving
 from thalweg.server.description import pages_of
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import SILENCE, failure
-from thalweg.server.http.middleware import HostGuard, KeyGuard, OriginGuard, RequestCounter, RequestIds, RootPath
+from thalweg.server.http.middleware import HostGuard, KeyGuard, MetricsPort, OriginGuard, RequestCounter, RequestIds, RootPath
 from thalweg.server.http.probes import PROBES, is_exposition
 from thalweg.server.observe.metrics import EngineMetrics, HttpMetrics
 from thalweg.server.observe.recent import RecentRequests
@@ -107,12 +107,15 @@ def _surround(app: ASGIApp, settings: ServerSettings, http: HttpMetrics, traced:
     """Middleware, innermost first."""
     if traced:
         app = TraceHeaders(app)
+    unguarded = app
     if not settings.api_key:  # a key goes with a header, before which a browser asks
         app = OriginGuard(app, settings.allowed_origins)
     else:
         wanted = ((assets.is_asset, settings.webui), (is_exposition, settings.public_metrics))
         public = [is_public for is_public, on in wanted if on]
         app = KeyGuard(app, keys=settings.api_key, root_path=settings.root_path.rstrip("/"), public=public)
+    if settings.metrics_port is not None:
+        app = MetricsPort(app, unguarded, settings.metrics_port, settings.root_path.rstrip("/"))
     if settings.allowed_origins:  # outside the guard: a browser's preflight carries no key
         app = CORSMiddleware(
             app,

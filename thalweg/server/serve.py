@@ -60,15 +60,15 @@ class _AbandonedError(Exception):
     names only when whole."""
 
 
-def serve(args: EngineArgs, settings: ServerSettings, sock: socket.socket, standby: Standby | None = None) -> int:
-    """Serve on `sock`, which listens, until a signal. `standby` becomes the engine. Exit status: 0 stopped by a signal, 1 the
+def serve(args: EngineArgs, settings: ServerSettings, sockets: list[socket.socket], standby: Standby | None = None) -> int:
+    """Serve on `sockets` (`listen_all`) until a signal. `standby` becomes the engine. Exit status: 0 stopped by a signal, 1 the
     engine died. ConfigError before any model work if the chat template does not parse."""
     if settings.chat_template and not NAME.fullmatch(settings.chat_template):
         check_template(settings.chat_template)
     traces = Traces(exporter(settings.otlp_traces_endpoint)) if settings.otlp_traces_endpoint else None
     runner = asyncio.Runner(loop_factory=_loop_factory())
     try:
-        status = runner.run(_main(args, settings, sock, standby, traces))
+        status = runner.run(_main(args, settings, sockets, standby, traces))
     except _AbandonedError:
         if traces is not None:
             traces.close()
@@ -103,7 +103,7 @@ class _Signals:
 
 
 async def _main(
-    args: EngineArgs, settings: ServerSettings, sock: socket.socket, standby: Standby | None, traces: Traces | None
+    args: EngineArgs, settings: ServerSettings, sockets: list[socket.socket], standby: Standby | None, traces: Traces | None
 ) -> int:
     metrics = None if args.disable_log_stats else EngineMetrics(settings.custom_histogram_buckets)
     loggers: list[StatLogger] = [] if metrics is None else [metrics, StatsLine(envs.log_stats_seconds())]
@@ -113,9 +113,9 @@ async def _main(
     loggers.append(app.recent)
     signals = _Signals(app)
     server = _Server(_config(app, settings), settings.header_timeout)
-    running = asyncio.create_task(server.serve(sockets=[sock]))
+    running = asyncio.create_task(server.serve(sockets=sockets))
     refreshing = asyncio.create_task(_refresh_ssl(server, settings)) if settings.enable_ssl_refresh else None
-    where = settings.uds or url(settings, sock)
+    where = settings.uds or url(settings, sockets[0])
     log.info("listening on %s; the model is loading", where)
     try:
         engine = await _unless_stopped(AsyncLLM.start(args, loggers=loggers, standby=standby), signals.first)

@@ -32,6 +32,11 @@ def check_tls(settings: ServerSettings) -> Iterator[str]:
         yield "--ssl-cert-reqs: asking clients for certificates needs --ssl-ca-certs"
 
 
+def check_ports(settings: ServerSettings) -> Iterator[str]:
+    if settings.metrics_port is not None and settings.metrics_port == settings.port and not settings.uds:
+        yield f"--metrics-port: {settings.metrics_port} is --port already; choose another, or use --public-metrics"
+
+
 def check_fingerprint(settings: ServerSettings) -> Iterator[str]:
     if (settings.fingerprint_mode == "custom") != (settings.fingerprint_value is not None):
         yield "--fingerprint-value is needed with --fingerprint-mode custom, and only there"
@@ -62,7 +67,7 @@ def check_buckets(settings: ServerSettings) -> Iterator[str]:
 class ServerSettings(AnswerOptions, kw_only=True, frozen=True):
     """See `thalweg serve --help=Frontend` for the meaning of each field. ConfigError lists all problems."""
 
-    RULES: ClassVar[Rules] = (check_logs, check_tls, check_fingerprint, check_parsers, check_roots, check_buckets)
+    RULES: ClassVar[Rules] = (check_logs, check_tls, check_ports, check_fingerprint, check_parsers, check_roots, check_buckets)
 
     @property
     def hosts(self) -> frozenset[str] | None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from thalweg.server.http.listen import listening
+from thalweg.errors import ConfigError
+from thalweg.server.http.listen import listen_all, listening
 from thalweg.server.settings import ServerSettings
 
 
@@ -34,3 +35,13 @@ def test_whatever_lies_there_at_the_end_is_left_alone(tmp_path, what):
         if what == "file":
             path.write_text("mine")
     assert path.exists() == (what == "file")
+
+
+def test_a_metrics_port_in_use_fails_before_anything_else():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        listen = listen_all(ServerSettings(port=0, metrics_port=port))
+        with pytest.raises(ConfigError, match=f"--metrics-port: cannot listen on 127.0.0.1:{port}"):
+            listen.__enter__()
+    with pytest.raises(ConfigError, match="--metrics-port: 8000 is --port already"):
+        ServerSettings(metrics_port=8000)

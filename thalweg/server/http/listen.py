@@ -31,6 +31,18 @@ def connection_limit() -> int:
 
 
 @contextlib.contextmanager
+def listen_all(settings: ServerSettings) -> Iterator[list[socket.socket]]:
+    """The sockets of a server: that of its routes, and one for `metrics_port`. A port in use fails here."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(listening(settings))]
+        if (port := settings.metrics_port) is not None:
+            sockets.append(stack.enter_context(_tcp(settings.host, port, "--metrics-port")))
+            sockets[-1].listen(128)
+            sockets[-1].setblocking(False)
+        yield sockets
+
+
+@contextlib.contextmanager
 def listening(settings: ServerSettings) -> Iterator[socket.socket]:
     """A bound, listening socket. A port in use fails here."""
     sock = _unix(settings.uds) if settings.uds else _tcp(settings.host, settings.port)
@@ -57,7 +69,7 @@ def _identity(path: str | None) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _tcp(host: str, port: int) -> socket.socket:
+def _tcp(host: str, port: int, flag: str = "--port") -> socket.socket:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -71,7 +83,8 @@ def _tcp(host: str, port: int) -> socket.socket:
     except OSError as e:
         sock.close()
         raise ConfigError(
-            f"--port: cannot listen on {host}:{port}: {e.strerror}; stop its user, or choose another with --port (0: any)"
+            f"{flag}: cannot listen on {host}:{port}: {e.strerror}; stop its user, or choose another with {flag}"
+            + (" (0: any)" if flag == "--port" else "")
         ) from None
     return sock
 

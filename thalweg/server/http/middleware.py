@@ -17,7 +17,7 @@ from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import failure
 from thalweg.server.http.bodies import is_json
 from thalweg.server.http.crowd import neighbourhood
-from thalweg.server.http.probes import probe_of
+from thalweg.server.http.probes import is_exposition, probe_of
 
 SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
 """They change nothing, and a page of another origin cannot read their answers."""
@@ -74,6 +74,22 @@ def _keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
             plain.append(value)
     keys = [bearer[0][7:].strip()] if len(bearer) == 1 and bearer[0][:7].lower() == b"bearer " else []
     return keys + ([plain[0].strip()] if len(plain) == 1 else [])
+
+
+class MetricsPort:
+    """Answers only /metrics and probes on one port of the server, without a key."""
+
+    def __init__(self, app: ASGIApp, unguarded: ASGIApp, port: int, root_path: str = "") -> None:
+        """app: for requests to other ports. unguarded: for the permitted requests to this one."""
+        self.app, self._unguarded, self._port, self.root_path = app, unguarded, port, root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or (scope.get("server") or ("", 0))[1] != self._port:
+            await self.app(scope, receive, send)
+        elif is_exposition(scope, self.root_path) or probe_of(scope["path"].removeprefix(self.root_path)):
+            await self._unguarded(scope, receive, send)
+        else:
+            await failure(ApiError("this port answers only GET /metrics and probes", status=404))(scope, receive, send)
 
 
 class HostGuard:
