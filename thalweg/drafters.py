@@ -18,6 +18,7 @@ from thalweg.plugins import PluginRegistry
 _HERE = "thalweg.engine.control.speculation"
 DRAFTERS: Mapping[str, str] = {
     "ngram": f"{_HERE}.ngram:NGramDrafter",
+    "suffix": f"{_HERE}.suffix:SuffixDrafter",
 }
 _LIST = PluginRegistry("thalweg.drafters", DRAFTERS)
 
@@ -57,6 +58,17 @@ def whole(low: int, high: int) -> Callable[[Any], int]:
     return check
 
 
+def number(low: float, high: float) -> Callable[[Any], float]:
+    """A check of numbers."""
+
+    def check(value: Any) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+            raise ValueError(f"must be a number from {low} to {high}, not {value!r}")
+        return float(value)
+
+    return check
+
+
 def load_drafter(method: str) -> Any:
     """The class of a method. KeyError for an unknown name."""
     return _LIST.load(method)
@@ -74,7 +86,7 @@ def configure(given: Mapping[str, Any]) -> SpeculationConfig:
     values: dict[str, Any] = {}
     for name, option in fields.items():
         value = given.get(name)
-        if value is None and name != TOKENS:
+        if value is None and (name != TOKENS or option.default is not None):
             values[name] = option.default
             continue
         try:

@@ -258,6 +258,7 @@ def test_drafts_are_asked_for_by_an_object_its_keys_or_in_short():
     want = SpeculationConfig(tokens=4, options={"prompt_lookup_min": 3, "prompt_lookup_max": 3})
     assert [read_speculation_config(args) for args in (whole, parts, short)] == [want] * 3
     assert read_speculation_config(engine()) is None
+    assert read_speculation_config(engine("--spec-method", "suffix")).tokens == 24
     assert read_speculation_config(engine("--spec-method", "ngram", "--spec-tokens", "2")) == SpeculationConfig(
         tokens=2, options={"prompt_lookup_min": 5, "prompt_lookup_max": 5}
     )
@@ -266,7 +267,7 @@ def test_drafts_are_asked_for_by_an_object_its_keys_or_in_short():
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"num_speculative_tokens": 4}, "method: must be one of ngram, not None"),
+        ({"num_speculative_tokens": 4}, "method: must be one of ngram, suffix, not None"),
         ({"method": "eagle3", "num_speculative_tokens": 4}, "not 'eagle3'"),
         ({"method": "ngram"}, "num_speculative_tokens: must be a whole number from 1 to 64, not None"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "from 1 to 64, not 0"),
@@ -274,6 +275,7 @@ def test_drafts_are_asked_for_by_an_object_its_keys_or_in_short():
         ({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 5, "prompt_lookup_max": 3}, "5 exceeds"),
         ({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": "3"}, "prompt_lookup_max: must be"),
         ({"method": "ngram", "num_speculative_tokens": 4, "model": "x"}, "'model' is not supported"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": 2}, "min_token_prob: must be a number from 0 to 1, not 2"),
     ],
 )
 def test_drafts_that_cannot_be_made_are_refused_by_field(said, words):

@@ -98,6 +98,13 @@ def ngrams(tokens: int, low: int, high: int) -> SpeculationConfig:
     return SpeculationConfig(tokens=tokens, options={"prompt_lookup_min": low, "prompt_lookup_max": high})
 
 
+def suffixes(tokens: int, depth=24, requests=10_000, factor=1.0, least=0.1) -> SpeculationConfig:
+    options = {"max_tree_depth": depth, "max_cached_requests": requests, "max_spec_factor": factor, "min_token_prob": least}
+    return SpeculationConfig(
+        method="suffix", tokens=tokens, options={f"suffix_decoding_{name}": v for name, v in options.items()}
+    )
+
+
 class Guesser(Drafter):
     """A drafter that knows what will come out, and says it as often as it is lucky."""
 
@@ -432,7 +439,7 @@ def random_config(rng: random.Random) -> EngineConfig:
     lookup = rng.randrange(1, 4)
     drafts = ngrams(rng.randrange(1, 7), rng.randrange(1, lookup + 1), lookup)
     return make_config(
-        vocab=rng.choice([3, 17, 40, 101]), speculation=rng.choice([None, drafts]), spare=True,
+        vocab=rng.choice([3, 17, 40, 101]), speculation=rng.choice([None, drafts, suffixes(5, 6, 3)]), spare=True,
         max_len=max_len, block_tokens=bt, blocks=blocks, windows=windows,
         max_seqs=rng.choice([1, 3, 6, 10]), max_tokens=max_tokens, depth=rng.randrange(1, 4), caching=rng.random() < 0.85,
         policy=rng.choice(["fcfs", "priority"]), chunked_prefill=chunked, max_partial_prefills=rng.randrange(1, 4),

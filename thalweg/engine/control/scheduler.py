@@ -122,6 +122,8 @@ class Scheduler:
         if self.transfers is not None:
             self.transfers.forget(request)
         if request.slot:
+            if self.speculator is not None:
+                self.speculator.finish(request.slot)
             self._stop(request)
         else:
             del self.waiting[bisect_left(self.waiting, request.rank, key=_rank)]

@@ -52,7 +52,8 @@ class Drafter(ABC):
     """Reads the slots of sequences and changes none. `Slots.serial` says whether a slot still has the same sequence."""
 
     options: ClassVar[Mapping[str, DrafterOption]] = {}
-    """Keys of `speculative_config` that it reads, in addition to those of all methods."""
+    """Keys of `speculative_config` that it reads, in addition to those of all methods. One of these may be among them, to have
+    a default."""
 
     proposer: ClassVar[str] = ""
     """"module:attribute" of a `models.proposer.Proposer`, where steps propose its drafts on the device (`receive`)."""
@@ -83,6 +84,10 @@ class Drafter(ABC):
 
     def learn(self, slots: I32, accepted: I32) -> None:
         """How many [N] of the drafts last proposed for these slots were accepted. Default: nothing is learnt."""
+        return
+
+    def finish(self, slot: int) -> None:
+        """The sequence in this slot has ended, and is about to leave. Default: nothing is kept of it."""
         return
 
 

@@ -49,6 +49,9 @@ class GuardedDrafter(Drafter):
     def learn(self, slots: I32, accepted: I32) -> None:
         self._call(lambda: self._drafter.learn(slots, accepted), None)
 
+    def finish(self, slot: int) -> None:
+        self._call(lambda: self._drafter.finish(slot), None)
+
     def _call(self, call: Callable[[], T], nothing: T) -> T:
         if self.failed:
             return nothing

@@ -184,6 +184,11 @@ class Speculator:
         if self.drafter is not None:
             self.drafter.receive(slots, drafts)
 
+    def finish(self, slot: int) -> None:
+        """The sequence in this slot has ended, and is about to leave."""
+        if self.drafter is not None:
+            self.drafter.finish(slot)
+
     def count_accepted(self, slots: I32, accepted: I32) -> None:
         """How many [N] of the drafts of these sequences were accepted. Fillers do not count."""
         proposed = self._proposed[slots]
