@@ -62,14 +62,24 @@ def test_the_digest_is_that_of_names_scales_and_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"peft_type": "VERA"}, "peft_type: 'VERA'"),
-        ({"use_dora": True}, "use_dora"),
-        ({"lora_bias": True}, "lora_bias"),
+        *(
+            ({"peft_type": k}, f"peft_type: '{k}' .*merge_and_unload")
+            for k in ("VERA", "LOHA", "LOKR", "IA3", "OFT", "ADALORA")
+        ),
+        ({"peft_type": ["LORA"]}, "peft_type: "),
+        *(
+            ({"init_lora_weights": init}, f"init_lora_weights: '{init}' changes the base .*path_initial_model_for_weight")
+            for init in ("pissa_niter_4", "olora", "corda")
+        ),
+        ({"init_lora_weights": "loftq"}, "init_lora_weights: 'loftq' .*quantised one; merge it"),
+        ({"use_dora": True}, "_proj: has no lora_magnitude_vector, and use_dora"),
+        ({"use_dora": True, "lora_bias": True}, "lora_bias: peft has no DoRA with it"),
         ({"bias": "some"}, "bias: 'some' is not one of"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters"),
-        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights: 'pissa_niter_4' changes the base"),
-        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save: .*merge_and_unload"),
+        ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters: .*merge_and_unload"),
+        ({"trainable_token_indices": [3]}, "trainable_token_indices: .*merge_and_unload"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication: .*merge_and_unload"),
+        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens: .*train a plain LoRA"),
         ({"use_something_new": True}, "use_something_new"),
         ({"alpha_pattern": {"(a+)+b": 2}}, "alpha_pattern: .*regular expressions"),
         ({"r": 0}, "r: must be a whole number"),
@@ -78,11 +88,14 @@ def test_the_digest_is_that_of_names_scales_and_values(tmp_path: Path) -> None:
         ({"rank_pattern": {}}, "up_proj: rank 3, and adapter_config.json says 2"),
     ],
 )
-def test_a_configuration_that_is_no_plain_lora_is_refused_by_its_field(
+def test_a_variant_that_is_not_served_is_refused_by_its_field_with_the_remedy(
     config: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises((UnsupportedModelError, CheckpointError), match=words):
         read_adapter(write(tmp_path / "a", config))
+
+
+ONE = np.ones(2, np.float32)
 
 
 def _with(**more: np.ndarray) -> dict[str, np.ndarray]:
@@ -93,9 +106,14 @@ def _with(**more: np.ndarray) -> dict[str, np.ndarray]:
     ("tensors", "words"),
     [
         (_with(model__embed_tokens__lora_embedding_A=np.ones((2, 9), np.float32)), "embed_tokens.lora_embedding_A"),
-        (_with(a__base_layer__bias=np.ones(2, np.float32)), "a.base_layer.bias: biases of adapters are not served"),
-        (_with(a__lora_magnitude_vector=np.ones(2, np.float32)), "lora_magnitude_vector"),
-        ({k: v for k, v in arrays().items() if "up_proj.lora_B" not in k}, "up_proj: has lora_A and not"),
+        (_with(a__base_layer__bias=ONE, a__bias=ONE), "a.bias: the module has two biases"),
+        (_with(**{f"{Q}.lora_B.bias": ONE}), r"q_proj.weight: bias of shape \[2\], and B has 8 rows"),
+        (_with(**{f"{Q}.lora_magnitude_vector": ONE}), "q_proj: has a lora_magnitude_vector, and not use_dora"),
+        (_with(**{f"{Q}.lora_magnitude_vector.bias": ONE}), "lora_magnitude_vector.bias: no lora_A"),
+        (_with(a__lora_magnitude_vector=ONE), "a: has magnitude and no lora_A"),
+        ({"model.norm.bias": ONE}, "changes no matrix"),
+        (_with(a__token_adapter__trainable_tokens_delta=np.ones((1, 2), np.float32)), "trainable_tokens_delta: no lora_A"),
+        ({k: v for k, v in arrays().items() if "up_proj.lora_B" not in k}, "up_proj: has A and no lora_B"),
         ({k: v.astype(np.int32) for k, v in arrays().items()}, "is int32"),
         ({k: np.full_like(v, np.inf) for k, v in arrays().items()}, "NaN or infinity"),
         (

@@ -109,8 +109,8 @@ async def test_what_cannot_be_loaded_is_refused_and_what_is_idle_is_forgotten(
     wide = write_adapter(base, tmp_path / "wide", 3, 17, ATTENTION)
     with pytest.raises(RequestError, match=r"wide: the adapter has rank 17 .*--max-lora-rank"):
         await ask(engine, LoRARequest("wide", 9, str(wide)), "wide")
-    (wide / "adapter_config.json").write_text('{"peft_type": "LORA", "use_dora": true, "r": 17, "lora_alpha": 1}')
-    with pytest.raises(UnsupportedModelError, match="use_dora"):
+    (wide / "adapter_config.json").write_text('{"peft_type": "LORA", "use_qalora": true, "r": 17, "lora_alpha": 1}')
+    with pytest.raises(UnsupportedModelError, match="use_qalora"):
         await engine.add_lora(LoRARequest("wide", 9, str(wide)))
     for name in ("a", "b", "a"):
         check(await ask(engine, loras[name], name), Path(loras[name].lora_path) / "merged")

@@ -232,10 +232,11 @@ class World:
 
         pool.release, pool.take = released, taken
 
-    def write_adapter(self, slot: int, digest: bytes) -> None:
+    def write_adapter(self, slot: int, digest: bytes) -> int:
         self.writes.append((slot, digest))
         action = lambda: self.content.__setitem__(slot, digest)  # noqa: E731
         self.queue.append(action) if self.deferred else action()
+        return 0
 
     def spoil_blocks(self) -> None:
         self.queue.extend(self.spoils)

@@ -1,5 +1,5 @@
-"""From an adapter's matrices, under checkpoint names, to the arrays of layers. Every matrix must be used: an adapter without
-one of its matrices differs from the trained one."""
+"""From an adapter's updates, under checkpoint names, to the arrays of layers. Every update must be used: an adapter without one
+of its matrices differs from the trained one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from thalweg.checkpoint.adapters.base import AdapterWeights, LowRank, largest
+from thalweg.checkpoint.adapters.base import AdapterWeights, LowRank, Replaced, largest
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.models.adapters import AdapterPlan, Target
-from thalweg.models.weights import Source
+from thalweg.models.adapters import EXTENDED, AdapterPlan, Target
+from thalweg.models.weights import Role, Source
+
+BaseReader = Callable[[Source, Role], torch.Tensor]
+"""A tensor of the base model, whole and dequantised, f32 on the host (`models.files.Files.read_dense`)."""
 
 
 @dataclass(slots=True)
@@ -22,6 +25,8 @@ class TargetArrays:
     a: torch.Tensor
     b: torch.Tensor
     ranks: torch.Tensor
+    vectors: torch.Tensor | None = None
+    """None: zeros."""
 
     @classmethod
     def zeros(cls, target: Target, rank: int, dtype: torch.dtype) -> TargetArrays:
@@ -32,51 +37,132 @@ class TargetArrays:
             torch.zeros(len(target.sources), dtype=torch.int32),
         )
 
+    @property
+    def level(self) -> int:
+        """Least level of the part `Adapters` in steps with it."""
+        return 0 if self.vectors is None else EXTENDED
+
 
 def lay_out(
-    adapter: AdapterWeights, room: AdapterPlan, rename: Callable[[str], str | None], dtype: torch.dtype
+    adapter: AdapterWeights, room: AdapterPlan, rename: Callable[[str], str | None], dtype: torch.dtype, base: BaseReader
 ) -> dict[str, TargetArrays]:
     """The arrays of every target that the adapter changes, by its name. B holds the scale: it is multiplied in float32, then
     rounded to dtype. rename: the layers' name of a checkpoint's tensor (`Model.rename`), None for tensors they do not have.
+    base: read for DoRA and for biases only.
 
-    CheckpointError names a matrix unknown to the model, of another shape, given twice, or too large for dtype.
+    CheckpointError names a tensor unknown to the model, of another shape, given twice, or too large for dtype.
     UnsupportedModelError names an unsupported target, and an adapter of too large a rank."""
     if adapter.rank > room.rank:
         raise UnsupportedModelError(
             f"the adapter has rank {adapter.rank} and the engine has room for {room.rank}: start it with --max-lora-rank "
             f"(max_lora_rank) of at least {adapter.rank}"
         )
-    found: dict[str, list[_TargetMatrix]] = {}
-    for place in _sources(room):
-        for stored in place.names:
-            found.setdefault(stored, []).append(place)
-    made: dict[str, TargetArrays] = {}
-    changed: dict[tuple[str, int], str] = {}
-    for name, module in adapter.modules.items():
-        known = rename(name)
-        places = [] if known is None else found.get(known, [])
+    layout = _Layout(room, rename, dtype, base)
+    for name, update in adapter.modules.items():
+        if isinstance(update, LowRank):
+            layout.add_matrix(name, update)
+        else:
+            layout.add_bias(name, update)
+    return layout.arrays
+
+
+class _Layout:
+    """The arrays of one adapter while its updates are added."""
+
+    def __init__(
+        self, room: AdapterPlan, rename: Callable[[str], str | None], dtype: torch.dtype, base: BaseReader
+    ) -> None:  # fmt: skip
+        self._room, self._rename, self._dtype, self._base = room, rename, dtype, base
+        self._matrices: dict[str, list[_TargetMatrix]] = {}
+        self._biases: dict[str, list[_TargetMatrix]] = {}
+        """Places by the name of a stored tensor that holds them."""
+        for place in _sources(room):
+            for stored in place.names:
+                self._matrices.setdefault(stored, []).append(place)
+            if place.bias is not None:
+                self._biases.setdefault(place.bias.name, []).append(place)
+        self._changed: dict[tuple[str, int, str], str] = {}
+        """(target, index, "weight" or "bias") -> the update that changes it."""
+        self.arrays: dict[str, TargetArrays] = {}
+
+    def add_matrix(self, name: str, module: LowRank) -> None:
+        known = self._rename(name)
+        places = [] if known is None else self._matrices.get(known, [])
         if not places:
             raise CheckpointError(f"{name}: the model has no linear layer of this name that adapters may change")
         covered = np.zeros(len(module.b), np.bool_)
         for place in places:
             rows = place.rows(name, module, known)
             covered[rows] = True
-            if (other := changed.setdefault((place.name, place.index), name)) != name:
-                raise CheckpointError(f"{name}: {other} names the same matrix of the model: keep one of the two")
-            arrays = made.setdefault(place.name, TargetArrays.zeros(place.target, room.rank, dtype))
-            rank, first = len(module.a), place.index * room.rank
+            arrays = self._open(name, place, "weight")
             b = torch.from_numpy(module.b[rows]) * module.scale
-            if any(np.abs(largest(x)).max() > torch.finfo(dtype).max for x in (module.a, b.numpy())):
-                raise CheckpointError(
-                    f"{name}: A, or B times its scale {module.scale:g} (alpha, rank), overflows {str(dtype).split('.')[-1]}"
-                )
-            outputs = sum(place.target.rows[: place.index])
-            arrays.a[first : first + rank] = torch.from_numpy(module.a)
-            arrays.b[:rank, outputs : outputs + len(b)] = b.T
-            arrays.ranks[place.index] = rank
+            bias = None if module.bias is None else torch.from_numpy(module.bias[rows]) * module.scale
+            if module.magnitude is not None:
+                gain = self._find_gain(place, module, b, torch.from_numpy(module.magnitude[rows]))
+                b = b * gain[:, None]
+                held = self._base_bias(place)
+                self._vectors(arrays, place)[0] += gain - 1
+                bias = held - gain * held
+            if bias is not None:
+                self._vectors(arrays, place)[1] += bias
+            self._put(name, module, place, arrays, b)
         if not covered.all():
             raise UnsupportedModelError(f"{name}: some rows of this matrix are not of a linear layer that adapters may change")
-    return made
+
+    def add_bias(self, name: str, update: Replaced) -> None:
+        known = self._rename(name)
+        places = [] if known is None else self._biases.get(known, [])
+        if not places:
+            raise UnsupportedModelError(f"{name}: the model has no bias of this name that adapters may change")
+        for place in places:
+            assert place.bias is not None
+            shape = place.bias.checkpoint_shape
+            if update.values.shape != shape:
+                raise CheckpointError(
+                    f"{name}: the bias of shape {list(update.values.shape)} does not fit the model's of shape {list(shape)}: "
+                    "the adapter belongs to another model"
+                )
+            arrays = self._open(name, place, "bias")
+            first = place.bias.first
+            values = torch.from_numpy(update.values[first : first + place.bias.shape[0]])
+            self._vectors(arrays, place)[1] += values - self._base_bias(place)
+
+    def _open(self, name: str, place: _TargetMatrix, what: str) -> TargetArrays:
+        """The arrays of a place that no other update changes in the same way."""
+        if (other := self._changed.setdefault((place.name, place.index, what), name)) != name:
+            raise CheckpointError(f"{name}: {other} names the same matrix of the model: keep one of the two")
+        return self.arrays.setdefault(place.name, TargetArrays.zeros(place.target, self._room.rank, self._dtype))
+
+    def _put(self, name: str, module: LowRank, place: _TargetMatrix, arrays: TargetArrays, b: torch.Tensor) -> None:
+        """A, and B [outputs of the place, rank] with its scale, into the arrays."""
+        rank, first, outputs = len(module.a), place.index * self._room.rank, place.outputs
+        if any(np.abs(largest(x)).max() > torch.finfo(self._dtype).max for x in (module.a, b.numpy())):
+            raise CheckpointError(
+                f"{name}: A, or B times its scale {module.scale:g} (alpha, rank), overflows {str(self._dtype).split('.')[-1]}"
+            )
+        arrays.a[first : first + rank] = torch.from_numpy(module.a)
+        arrays.b[:rank, outputs] = b.T
+        arrays.ranks[place.index] = rank
+
+    def _vectors(self, arrays: TargetArrays, place: _TargetMatrix) -> torch.Tensor:
+        """f32[2, outputs of the place], a view."""
+        if arrays.vectors is None:
+            arrays.vectors = torch.zeros(2, sum(place.target.rows))
+        return arrays.vectors[:, place.outputs]
+
+    def _find_gain(self, place: _TargetMatrix, module: LowRank, b: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
+        """f32[outputs]: DoRA's magnitude over the norm of each row of W + B A. b: with its scale."""
+        weight = self._base(place.source, place.target.role)
+        norms = torch.addmm(weight, b, torch.from_numpy(module.a)).square().sum(1).sqrt()
+        return magnitude / norms
+
+    def _base_bias(self, place: _TargetMatrix) -> torch.Tensor:
+        """f32[outputs] of the base model, zeros where it has none."""
+        if place.target.biases and place.bias is None:
+            raise UnsupportedModelError(f"{place.name}: this layer's bias is not of its matrices: DoRA is not served for it")
+        if place.bias is None or place.bias.absent:
+            return torch.zeros(place.source.shape[0])
+        return self._base(place.bias, "plain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +174,17 @@ class _TargetMatrix:
     target: Target
     index: int
     source: Source
+
+    @property
+    def bias(self) -> Source | None:
+        """None: there is none, or one that is divided otherwise than the matrices."""
+        return self.target.biases[self.index] if len(self.target.biases) == len(self.target.sources) else None
+
+    @property
+    def outputs(self) -> slice:
+        """Its outputs among the target's."""
+        first = sum(self.target.rows[: self.index])
+        return slice(first, first + self.target.rows[self.index])
 
     @property
     def names(self) -> tuple[str, ...]:

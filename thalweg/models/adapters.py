@@ -1,4 +1,5 @@
-"""Low-rank adapters of linear layers (LoRA, Hu et al. 2021): y + B (A x), each token with the adapter of its sequence.
+"""Low-rank adapters of linear layers (LoRA, Hu et al. 2021): y + B (A x), each token with the adapter of its sequence. Adapters
+with DoRA or biases also scale y and add a vector.
 
 A linear layer built with an `AdapterPlan` has a `Target`. The adapters themselves are in the state, several per target, so an
 executable is compiled once and adapters come and go between its steps.
@@ -13,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 from thalweg.hal import ops
 from thalweg.hal.device import Device
 from thalweg.hal.step import Array
-from thalweg.models.weights import Source, Weight
+from thalweg.models.weights import Role, Source, Weight
 
 if TYPE_CHECKING:
     from thalweg.models.context import Context
     from thalweg.models.flow import Flow
+
+EXTENDED = 1
+"""Least level of the part `Adapters` in steps that compute more than y + B (A x)."""
 
 
 @dataclass(slots=True)
@@ -43,25 +47,31 @@ class Target:
     """Outputs of each source, on this rank."""
     columns: bool
     """Do ranks divide the inputs? Then A is divided by columns, else B by rows."""
+    biases: tuple[Source, ...] = ()
+    """The bias of each source. (): the layer has none."""
+    role: Role = "linear"
 
     def allocate(self, plan: AdapterPlan, device: Device, dtype: str) -> dict[str, Any]:
-        """Its arrays in the state, as `hal.ops.lora_add` takes them: "a", "b" and "ranks". Slot 0 is that of sequences without
-        an adapter."""
+        """Its arrays in the state: "a", "b" and "ranks" for `hal.ops.lora_add`, "vectors" for `lora_rescale`. Slot 0 is that of
+        sequences without an adapter."""
         slots, parts = plan.adapters + 1, len(self.sources)
         return {
             "a": device.alloc((slots, parts * plan.rank, self.inputs), dtype),
             "b": device.alloc((slots, plan.rank, sum(self.rows)), dtype),
             "ranks": device.alloc((slots, parts), "int32"),
+            "vectors": device.alloc((slots, 2, sum(self.rows)), "float32"),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """Which adapter each row of a step has. Fields are what `hal.ops.lora_rows` returns."""
+    """Which adapter each row of a step has. The arrays are those that `hal.ops.lora_rows` returns."""
 
     slots: Array
     order: Array
     starts: Array
+    extended: bool
+    """Is the step's level at least `EXTENDED`?"""
 
 
 class AdapterRowsBuilder:
@@ -76,22 +86,27 @@ class AdapterRowsBuilder:
         that are read. None: all tokens."""
         if part is None:
             return None
-        return AdapterRows(*(self._rows(part.slot, token_seq) if read is None else self._rows(part.slot, token_seq, read)))
+        found = self._rows(part.slot, token_seq) if read is None else self._rows(part.slot, token_seq, read)
+        slots, order, starts = found
+        return AdapterRows(slots, order, starts, part.level >= EXTENDED)
 
 
 class LinearAdapter:
     """The adapter's addition to a linear layer's product. y [T, outputs], x [T, inputs] -> [T, outputs]."""
 
-    def __init__(self, ctx: Context, weight: Weight, *, columns: bool) -> None:
+    def __init__(self, ctx: Context, weight: Weight, bias: Weight | None, *, columns: bool) -> None:
         """columns: as in `Target`."""
         assert ctx.adapters is not None
         size = ctx.mesh.tensor.size
         shapes = [s.shard_shape(weight.shard, size) for s in weight.sources]
         self.name = weight.sources[0].name
-        self.target = Target(weight.sources, shapes[0][1], tuple(shape[0] for shape in shapes), columns and size > 1)
+        self.target = Target(
+            weight.sources, shapes[0][1], tuple(shape[0] for shape in shapes), columns and size > 1,
+            () if bias is None else bias.sources, weight.role,
+        )  # fmt: skip
         known = ctx.adapters.targets.setdefault(self.name, self.target)
         assert known == self.target, f"{self.name}: two layers begin with this matrix, and are not alike"
-        self._add = ctx.bind(ops.lora_add, rows=self.target.rows)
+        self._add, self._rescale = ctx.bind(ops.lora_add, rows=self.target.rows), ctx.bind(ops.lora_rescale)
 
     def __call__(self, y: Array, x: Array, flow: Flow | None, read: bool = False) -> Array:
         """y itself where the step adapts no sequence. read: x has only the sampled rows."""
@@ -101,6 +116,8 @@ class LinearAdapter:
         if rows is None:
             return y
         held = flow.adapters[self.name]
+        if rows.extended:
+            y = self._rescale(y, rows.slots, held["vectors"])
         return self._add(y, x, rows.slots, rows.order, rows.starts, held["a"], held["b"], held["ranks"])
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from thalweg.hal.ops.quantise import dequantise
 from thalweg.hal.weights import DENSE, ONCE, PER_GROUP, QTensor
 from thalweg.models.decoder import Decoder
 from thalweg.models.merged_adapter import MergedAdapter
-from thalweg.models.weights import ParamSpec, Source, TensorView, walk
+from thalweg.models.weights import ParamSpec, Role, Source, TensorView, Weight, walk
 from thalweg.quantization.format import CACHE, Format
 from thalweg.quantization.online import concat_rows
 
@@ -56,16 +57,29 @@ class Files:
                 rows = source.shard_shape(spec.shard, self._size)[0]
                 out[at : at + rows], at = 0, at + rows
                 continue
-            values = self._values(spec, source, rank)
-            part = out[at : at + len(values)]
-            _copy(part, values, FLOATS[self._dtype(source)])
-            if _has_norm(source):
-                part.copy_(F.normalize(part.to(torch.float32), dim=-1))
-            if source.name in self._adapted:
-                share = _share(source, spec.shard, rank, self._size)
-                part.copy_(part.to(torch.float32) + self._adapted.change(source.name, self._tensor, *share))
-            at += len(values)
-            self._forget(source)
+            at += self._fill(out[at:], spec, source, rank)
+        return out
+
+    def _fill(self, out: torch.Tensor, spec: ParamSpec, source: Source, rank: int) -> int:
+        """One rank's share of a source into the first rows of `out`. Returns how many."""
+        values = self._values(spec, source, rank)
+        part = out[: len(values)]
+        _copy(part, values, FLOATS[self._dtype(source)])
+        if _has_norm(source):
+            part.copy_(F.normalize(part.to(torch.float32), dim=-1))
+        if source.name in self._adapted:
+            share = _share(source, spec.shard, rank, self._size)
+            part.copy_(part.to(torch.float32) + self._adapted.change(source.name, self._tensor, *share))
+        self._forget(source)
+        return len(values)
+
+    def read_dense(self, source: Source, role: Role) -> torch.Tensor:
+        """One source, whole and dequantised: float32 on the host. Any thread may call it."""
+        spec = ParamSpec(Weight((source,), role=role), "float32")
+        if self._format is not None and (form := self._format.of(role, source.name)) != DENSE:
+            return _undone(self._codes(replace(spec, format=form), 0))
+        out = torch.empty(source.shape)
+        self._fill(out, spec, source, 0)
         return out
 
     def locate(self, spec: ParamSpec, rank: int) -> FileArray | None:

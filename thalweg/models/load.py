@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from thalweg.checkpoint.weights import open_weights
-from thalweg.errors import ConfigError
+from thalweg.errors import ConfigError, UnsupportedModelError
 from thalweg.hal.device import Device, FileArray
 from thalweg.hal.ops.quantise import at_rest
 from thalweg.hal.step import Params
@@ -62,7 +62,7 @@ def load_params(
     if load_format == "dummy":
         read = _dummy_reader(model, seed, device)
     elif load_format in LOAD_FORMATS:
-        files = (model.reader or Files)(model, open_weights(path, model.spec.folders), device)
+        files = open_files(model, path, device, load_format)
         read, packed, lying = files.read, files.read_packed, files.locate
     else:
         raise ConfigError(f"load_format: unknown format {load_format!r}; supported: {', '.join(LOAD_FORMATS)}")
@@ -73,6 +73,14 @@ def load_params(
         return _load(model, specs, device, read, packed, arriving, shared, progress, ranks)
     finally:
         arriving.close()
+
+
+def open_files(model: Model, path: str | Path, device: Device, load_format: str) -> Files:
+    """The reader of a model's parameters. UnsupportedModelError if no files hold them."""
+    if load_format == "dummy":
+        raise UnsupportedModelError("load_format: the model has random weights (dummy), and no files to read this from")
+    found: Files = (model.reader or Files)(model, open_weights(path, model.spec.folders), device)
+    return found
 
 
 def _load(

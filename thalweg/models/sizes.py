@@ -108,7 +108,8 @@ def adapter_bytes(spec: ModelSpec, dtype: str, adapters: int, rank: int) -> int:
     linear = {w.sources for _, w in walk(parts) if w.role == "linear"}
     values = sum(rank * (len(each) * each[0].shape[1] + sum(s.shape[0] for s in each)) for each in linear)
     ranks = 4 * sum(len(each) for each in linear)  # int32
-    return (adapters + 1) * (int(values) * BYTES[dtype] + ranks)
+    vectors = 2 * 4 * sum(s.shape[0] for each in linear for s in each)  # float32
+    return (adapters + 1) * int(values * BYTES[dtype] + ranks + vectors)
 
 
 def loading_bytes(spec: ModelSpec, dtype: str, ranks: int = 1, use: Scheme = DENSE_FORMATS) -> int:

@@ -24,13 +24,33 @@ class LowRank:
     b: np.ndarray  # f32[outputs, rank]
     scale: float
     """alpha / rank, or the format's equivalent."""
+    magnitude: np.ndarray | None = None
+    """f32[outputs] of DoRA (Liu et al. 2024): the norm of each row of the adapted matrix. None: no DoRA."""
+    bias: np.ndarray | None = None
+    """f32[outputs], added to b's product, so multiplied by scale."""
+
+    def arrays(self) -> list[np.ndarray]:
+        return [x for x in (self.a, self.b, self.magnitude, self.bias) if x is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """New values of a tensor of the base model: a trained bias."""
+
+    values: np.ndarray  # f32, of the tensor's shape
+
+    def arrays(self) -> list[np.ndarray]:
+        return [self.values]
+
+
+Update = LowRank | Replaced
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
     """An adapter, read and checked."""
 
-    modules: Mapping[str, LowRank]
+    modules: Mapping[str, Update]
     """Name of the base model's tensor in its checkpoint -> update: "model.layers.0.self_attn.q_proj.weight"."""
     digest: bytes
     """Digest of names, scales and values. Equal adapters have equal digests, independent of their files."""
@@ -38,7 +58,7 @@ class AdapterWeights:
     @property
     def rank(self) -> int:
         """The largest rank of its modules."""
-        return max(len(m.a) for m in self.modules.values())
+        return max(len(m.a) for m in self.modules.values() if isinstance(m, LowRank))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +67,7 @@ class AdapterFormat:
     name of the base tensor -> update. It raises CheckpointError or UnsupportedModelError."""
 
     holds: Callable[[Path], bool]
-    read: Callable[[Path], Mapping[str, LowRank]]
+    read: Callable[[Path], Mapping[str, Update]]
 
 
 def read_floats(path: Path) -> dict[str, np.ndarray]:
@@ -73,34 +93,46 @@ def largest(values: np.ndarray) -> np.ndarray:
     return np.array([values.min(), values.max()]) if values.size else np.zeros(2, np.float32)
 
 
-def check_modules(path: Path, modules: Mapping[str, LowRank]) -> AdapterWeights:
-    """Checks the matrices that a reader found. CheckpointError names a module with mismatched arrays, NaN or infinity, or an
-    adapter without modules."""
-    if not modules:
+def check_modules(path: Path, modules: Mapping[str, Update]) -> AdapterWeights:
+    """Checks the updates that a reader found. CheckpointError names a module with mismatched arrays, NaN or infinity, or an
+    adapter without matrices."""
+    if not any(isinstance(m, LowRank) for m in modules.values()):
         raise CheckpointError(f"{path}: the adapter changes no matrix")
     for name, m in modules.items():
-        if m.a.ndim != 2 or m.b.ndim != 2 or not m.a.shape[0] or m.b.shape[1] != m.a.shape[0]:
-            raise CheckpointError(
-                f"{path}: {name}: A of shape {list(m.a.shape)} and B of shape {list(m.b.shape)} are no [rank, inputs] and "
-                "[outputs, rank]"
-            )
-        if not all(np.isfinite(x).all() for x in (m.scale, largest(m.a), largest(m.b))):
+        if isinstance(m, LowRank):
+            _check_shapes(path, name, m)
+        if not all(np.isfinite(x).all() for x in (getattr(m, "scale", 0.0), *map(largest, m.arrays()))):
             raise CheckpointError(f"{path}: {name}: holds NaN or infinity")
     return AdapterWeights(dict(modules), _hash(modules))
 
 
-def _hash(modules: Mapping[str, LowRank]) -> bytes:
+def _check_shapes(path: Path, name: str, m: LowRank) -> None:
+    if m.a.ndim != 2 or m.b.ndim != 2 or not m.a.shape[0] or m.b.shape[1] != m.a.shape[0]:
+        raise CheckpointError(
+            f"{path}: {name}: A of shape {list(m.a.shape)} and B of shape {list(m.b.shape)} are no [rank, inputs] and "
+            "[outputs, rank]"
+        )
+    for what, vector in (("magnitude", m.magnitude), ("bias", m.bias)):
+        if vector is not None and vector.shape != (len(m.b),):
+            raise CheckpointError(f"{path}: {name}: {what} of shape {list(vector.shape)}, and B has {len(m.b)} rows")
+
+
+def _hash(modules: Mapping[str, Update]) -> bytes:
     """The digest. Two threads share the modules: an adapter of a small model has tens of megabytes."""
     names = sorted(modules)
     with ThreadPoolExecutor(2) as pool:
         return sha256(b"".join(pool.map(lambda some: _hash_some(modules, some), (names[::2], names[1::2])))).digest()
 
 
-def _hash_some(modules: Mapping[str, LowRank], names: Sequence[str]) -> bytes:
+def _hash_some(modules: Mapping[str, Update], names: Sequence[str]) -> bytes:
     hashed = sha256()  # most processors have instructions for it
     for name in names:
         m = modules[name]
-        hashed.update(f"{name}\0{float(m.scale).hex()}\0{m.a.shape}{m.b.shape}".encode())
-        for array in (m.a, m.b):
+        if isinstance(m, LowRank):
+            more = "".join(f" {field}" for field in ("magnitude", "bias") if getattr(m, field) is not None)
+            hashed.update(f"{name}\0{float(m.scale).hex()}\0{m.a.shape}{m.b.shape}{more}".encode())
+        else:
+            hashed.update(f"{name}\0{type(m).__name__}\0{m.values.shape}".encode())
+        for array in m.arrays():
             hashed.update(np.ascontiguousarray(array, np.float32).data)
     return hashed.digest()

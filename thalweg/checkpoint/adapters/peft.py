@@ -1,5 +1,5 @@
 """Reads peft's folders: adapter_config.json and adapter_model.safetensors. Supported: plain LoRA, rsLoRA (alpha / sqrt(rank)),
-and ranks and alphas by module. Other variants are rejected by name.
+ranks and alphas by module, DoRA, and biases. Other variants are rejected by name.
 
 The tensors in the file determine the adapted modules: `target_modules` is ignored. Patterns are compared as text, never run as
 regular expressions: those of an untrusted file may not terminate.
@@ -10,82 +10,101 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from thalweg.checkpoint.adapters.base import AdapterFormat, LowRank, read_floats
+from thalweg.checkpoint.adapters.base import AdapterFormat, LowRank, Replaced, Update, read_floats
+from thalweg.checkpoint.adapters.peft_refusals import MERGE, check_kind
 from thalweg.checkpoint.json_files import read_object
 from thalweg.errors import CheckpointError, UnsupportedModelError
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
-MERGE = "merge it into the base model (peft: merge_and_unload) and serve the result"
-REFUSED = {
-    "use_dora": "DoRA scales each output by a norm of the base weight",
-    "lora_bias": "B has a bias",
-    "modules_to_save": "whole modules are replaced",
-    "target_parameters": "parameters of experts are adapted",
-    "trainable_token_indices": "single rows of the embedding are trained",
-    "layer_replication": "layers of the base model are repeated",
-    "alora_invocation_tokens": "it acts from certain tokens on",
-    "use_qalora": "inputs are pooled first",
-    "use_bdlora": "its matrices are block-diagonal",
-    "arrow_config": "several adapters are routed",
-    "kasa_config": "singular values of the base model are changed",
-    "velora_config": "another kind of adapter",
-    "monteclora_config": "another kind of adapter",
-    "megatron_config": "it is of a model that is divided already",
-}
-"""Fields that must be empty in plain LoRA -> their meaning."""
-INITS = (None, True, False, "gaussian", "eva", "orthogonal", "mica", "lora_ga")
-"""Values of init_lora_weights that do not change the base model. Others (pissa, olora, corda, loftq) change it."""
 BIASES = ("none", "lora_only", "all")
-"""Values of bias. The last two add tensors where the base model has biases, which is not supported. A file without such tensors
-is plain LoRA."""
-TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>[^\0]+)\.lora_(?P<part>[AB])(?:\.[\w-]+)?\.weight")
+"""Values of bias. The last two add tensors where the base model has biases. A file without such tensors is plain LoRA."""
+PREFIX, BASE = "base_model.model.", ".base_layer"
+TENSOR = re.compile(
+    r"(?P<module>[^\0]+?)\.(?P<part>lora_A|lora_B|lora_magnitude_vector)(?:\.(?!weight$|bias$)[\w-]+)?(?:\.(?P<leaf>weight|bias))?"
+)
+FIELDS = {
+    ("lora_A", "weight"): "A", ("lora_B", "weight"): "B", ("lora_B", "bias"): "bias",
+    ("lora_magnitude_vector", "weight"): "magnitude", ("lora_magnitude_vector", None): "magnitude",
+}  # fmt: skip
+"""Name of a part, and its last word -> the array of a module."""
 LITERAL = re.compile(r"\^?[\w.-]+\$?")
+
+
+@dataclass(slots=True)
+class _Tensors:
+    """The tensors of a file, by what they are."""
+
+    modules: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    """Module -> array of `FIELDS` -> values."""
+    replaced: dict[str, np.ndarray] = field(default_factory=dict)
+    """Name of a tensor of the base model -> its new values."""
 
 
 def _holds(path: Path) -> bool:
     return path.is_dir() and (path / CONFIG).is_file()
 
 
-def _read(path: Path) -> dict[str, LowRank]:
+def _read(path: Path) -> dict[str, Update]:
     config = path / CONFIG
     said = read_object(config)
     _check(config, said)
     if not (path / WEIGHTS).is_file():
         if (path / PICKLE).is_file():
-            raise CheckpointError(f"{path / PICKLE}: pickled files can run code and are never opened; save it as safetensors")
-        raise CheckpointError(f"{path / WEIGHTS}: does not exist")
-    parts: dict[str, dict[str, np.ndarray]] = {}
-    for name, values in read_floats(path / WEIGHTS).items():
-        found = TENSOR.fullmatch(name)
-        if name.endswith(".bias"):
-            raise UnsupportedModelError(f"{path / WEIGHTS}: {name[:200]}: biases of adapters are not served; {MERGE}")
-        if found is None:
-            raise UnsupportedModelError(
-                f"{path / WEIGHTS}: {name[:200]}: this version serves lora_A and lora_B of linear layers only; {MERGE}"
+            raise CheckpointError(
+                f"{path / PICKLE}: pickled files can run code and are never opened; save it as safetensors "
+                "(peft: save_pretrained(..., safe_serialization=True))"
             )
-        of = parts.setdefault(found["module"], {})
-        if found["part"] in of:
-            raise CheckpointError(f"{path / WEIGHTS}: {name[:200]}: the module has two lora_{found['part']}")
-        of[found["part"]] = values
-    return {f"{module}.weight": _module(path, said, module, arrays) for module, arrays in parts.items()}
+        raise CheckpointError(f"{path / WEIGHTS}: does not exist")
+    found = _sort(path / WEIGHTS, read_floats(path / WEIGHTS))
+    updates: dict[str, Update] = {f"{m}.weight": _module(path, said, m, arrays) for m, arrays in found.modules.items()}
+    return updates | {name: Replaced(values) for name, values in found.replaced.items()}
+
+
+def _sort(file: Path, tensors: Mapping[str, np.ndarray]) -> _Tensors:
+    """CheckpointError for a tensor given twice, UnsupportedModelError for one of no known use."""
+    made = _Tensors()
+    for stored, values in tensors.items():
+        name = stored.removeprefix(PREFIX)
+        part = TENSOR.fullmatch(name)
+        known = None if part is None else FIELDS.get((part["part"], part["leaf"]))
+        if part is not None and known is not None:
+            of = made.modules.setdefault(part["module"], {})
+            if known in of:
+                raise CheckpointError(f"{file}: {stored[:200]}: the module has two lora_{known}")
+            of[known] = values
+        elif part is None and name.endswith(".bias") and "lora_" not in name:
+            plain = name.removesuffix(".bias").removesuffix(BASE) + ".bias"
+            if plain in made.replaced:
+                raise CheckpointError(f"{file}: {stored[:200]}: the module has two biases")
+            made.replaced[plain] = values
+        else:
+            raise UnsupportedModelError(
+                f"{file}: {stored[:200]}: no lora_A, lora_B, magnitude or bias, and others are not served; {MERGE}"
+            )
+    return made
 
 
 def _module(path: Path, said: Mapping[str, Any], module: str, arrays: Mapping[str, np.ndarray]) -> LowRank:
-    if arrays.keys() != {"A", "B"}:
-        (only,) = arrays
-        raise CheckpointError(f"{path / WEIGHTS}: {module[:200]}: has lora_{only} and not the other of the two")
+    for one in ("A", "B"):
+        if one not in arrays:
+            raise CheckpointError(f"{path / WEIGHTS}: {module[:200]}: has {', '.join(sorted(arrays))} and no lora_{one}")
+    if bool(said.get("use_dora")) != ("magnitude" in arrays):
+        has = "no lora_magnitude_vector, and use_dora" if said.get("use_dora") else "a lora_magnitude_vector, and not use_dora"
+        raise CheckpointError(f"{path / WEIGHTS}: {module[:200]}: has {has} in {CONFIG}: the file is not whole")
     rank = _of_module(said.get("rank_pattern"), module, said["r"])
     if len(arrays["A"]) != rank:
         raise CheckpointError(
             f"{path / WEIGHTS}: {module[:200]}: rank {len(arrays['A'])}, and {CONFIG} says {rank} (r, rank_pattern)"
         )
     alpha = _of_module(said.get("alpha_pattern"), module, said["lora_alpha"])
-    return LowRank(arrays["A"], arrays["B"], alpha / (rank**0.5 if said.get("use_rslora") else rank))
+    scale = alpha / (rank**0.5 if said.get("use_rslora") else rank)
+    return LowRank(arrays["A"], arrays["B"], scale, arrays.get("magnitude"), arrays.get("bias"))
 
 
 def _of_module(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
@@ -98,22 +117,12 @@ def _of_module(patterns: Mapping[str, Any] | None, module: str, default: Any) ->
 
 
 def _check(file: Path, said: Mapping[str, Any]) -> None:
-    """CheckpointError for values of a wrong type, UnsupportedModelError for anything except plain LoRA."""
-    if (kind := said.get("peft_type", "LORA")) != "LORA":
-        raise UnsupportedModelError(f"{file}: peft_type: {kind!r:.80} is not served, LORA only; {MERGE}")
-    for key, why in REFUSED.items():
-        if said.get(key):
-            raise UnsupportedModelError(f"{file}: {key}: {why}, which is not served; {MERGE}")
+    """CheckpointError for values of a wrong type, UnsupportedModelError for variants that are not served."""
+    check_kind(file, said)
     if (bias := said.get("bias", "none")) not in BIASES:
         raise CheckpointError(f"{file}: bias: {bias!r:.80} is not one of {', '.join(BIASES)}")
-    init = said.get("init_lora_weights", True)
-    if init not in INITS:
-        raise UnsupportedModelError(
-            f"{file}: init_lora_weights: {init!r:.80} changes the base model too; convert the adapter to a plain one "
-            "(peft: save_pretrained(..., path_initial_model_for_weight_conversion=...))"
-        )
-    if unknown := next((k for k, v in said.items() if k.startswith("use_") and v and k != "use_rslora"), None):
-        raise UnsupportedModelError(f"{file}: {unknown[:80]}: unknown to this version; {MERGE}")
+    if said.get("use_dora") and said.get("lora_bias"):
+        raise CheckpointError(f"{file}: lora_bias: peft has no DoRA with it; leave one of the two out")
     if not _is_rank(said.get("r")):
         raise CheckpointError(f"{file}: r: must be a whole number of at least 1, not {said.get('r')!r:.80}")
     if not _is_number(said.get("lora_alpha")):

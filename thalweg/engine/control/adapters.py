@@ -8,7 +8,7 @@ adapters wait and let the rest pass, up to a limit: see `OVERTAKES`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,9 +25,9 @@ and the slots in use run empty."""
 
 class AdapterSlots:
     """slots: of the state, numbered from 1. seqs: slots of sequences. write: puts a loaded adapter into a slot, after the steps
-    launched so far and before later ones."""
+    launched so far and before later ones. It returns the level of the part `Adapters` in steps with this adapter."""
 
-    def __init__(self, slots: int, seqs: int, write: Callable[[int, bytes], Any]) -> None:
+    def __init__(self, slots: int, seqs: int, write: Callable[[int, bytes], int]) -> None:
         self._write = write
         self._loaded: set[bytes] = set()
         self._refused: dict[bytes, str] = {}
@@ -43,6 +43,8 @@ class AdapterSlots:
         """Requests of this round that wait for a slot."""
         self.of_sequence: NDArray[np.int32] = np.zeros(seqs + 1, np.int32)
         """The adapter's slot of each sequence's slot. 0: it has none."""
+        self.levels: NDArray[np.int32] = np.zeros(slots + 1, np.int32)
+        """What `write` returned for each slot."""
 
     # ------------------------------------------------------------------ what is loaded
 
@@ -89,7 +91,7 @@ class AdapterSlots:
         if at is None:
             at = next(iter(self._idle))
             self._slot_of.pop(self._content[at], None)
-            self._write(at, request.adapter)
+            self.levels[at] = self._write(at, request.adapter)
             self._content[at], self._slot_of[request.adapter] = request.adapter, at
         self._idle.pop(at, None)
         self._users[at] += 1

@@ -13,7 +13,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import msgspec
 import numpy as np
@@ -75,8 +74,7 @@ class EngineCore:
         self.adapters: AdapterSlots | None = None
         """Loaded adapters. None: requests have none."""
         if scheduler.adapter_slots:
-            write = partial(executor.call, "write_adapter")
-            self.adapters = AdapterSlots(scheduler.adapter_slots, scheduler.max_seqs, write)
+            self.adapters = AdapterSlots(scheduler.adapter_slots, scheduler.max_seqs, self._write_adapter)
         parts = builders(
             Setup(scheduler.max_seqs, config.model.max_len, config.model.vocab, grammars, self._encodings, top, self.adapters)
         )
@@ -381,6 +379,11 @@ class EngineCore:
         fault of its files. Any thread may call it during steps. Requests may name it after `adapters.load`."""
         found: bytes = self._executor.call("read_adapter", path, digest)[0]
         return found
+
+    def _write_adapter(self, slot: int, digest: bytes) -> int:
+        """As the worker's operation `write_adapter`, on every rank."""
+        levels: list[int] = self._executor.call("write_adapter", slot, digest)
+        return max(levels)
 
     def _adapter_problem(self, digest: bytes) -> str | None:
         """Why a request cannot have this adapter, or None."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,41 @@ from thalweg.hal.device import Device
 from thalweg.hal.step import StateBox
 from thalweg.models.adapter_layout import TargetArrays, lay_out
 from thalweg.models.adapters import AdapterPlan
+from thalweg.models.files import Files
+from thalweg.models.load import open_files
+from thalweg.models.weights import Role, Source
+
+
+class BaseWeights:
+    """Tensors of the base model for adapters that depend on them. Its files are opened when one is first read."""
+
+    def __init__(self, model: Any, device: Device, path: Path, load_format: str) -> None:
+        """As `AdapterStore`."""
+        self._open = partial(open_files, model, path, device, load_format)
+        self._files: Files | None = None
+
+    def read(self, source: Source, role: Role) -> torch.Tensor:
+        """As `Files.read_dense`. UnsupportedModelError if the weights are not from files."""
+        if self._files is None:
+            self._files = self._open()
+        return self._files.read_dense(source, role)
 
 
 class AdapterStore:
     """Loaded adapters, and the slots of the state."""
 
-    def __init__(self, model: Any, device: Device, state: StateBox) -> None:
-        """model: `models.build.Model`, built with a `AdapterPlan`."""
+    def __init__(self, model: Any, device: Device, state: StateBox, path: Path, load_format: str) -> None:
+        """model: `models.build.Model`, built with an `AdapterPlan`. path, load_format: of its files, as it was loaded."""
         self._room: AdapterPlan = model.adapters
         self._rename, self._dtype = model.rename, getattr(torch, model.dtype)
         self._device, self._state = device, state
+        self._base = BaseWeights(model, device, path, load_format)
         self._loaded: dict[bytes, dict[str, TargetArrays]] = {}
         """By digest: the arrays of every target that an adapter changes."""
         self._written: list[frozenset[str]] = [frozenset()] * (self._room.adapters + 1)
-        """Targets of any rank, by slot."""
+        """Targets with arrays of any rank, by slot."""
+        self._rescaled: list[frozenset[str]] = list(self._written)
+        """Targets with vectors, by slot."""
 
     @property
     def operations(self) -> Mapping[str, Callable[..., Any]]:
@@ -42,7 +64,7 @@ class AdapterStore:
         if digest and adapter.digest != digest:
             raise CheckpointError(f"{path}: the adapter has changed since it was first read; load it again")
         try:
-            self._loaded[adapter.digest] = lay_out(adapter, self._room, self._rename, self._dtype)
+            self._loaded[adapter.digest] = lay_out(adapter, self._room, self._rename, self._dtype, self._base.read)
         except ThalwegError as e:
             raise type(e)(f"{path}: {e}") from None
         return adapter.digest
@@ -51,15 +73,22 @@ class AdapterStore:
         """Free the host's memory. Slots keep their contents."""
         self._loaded.pop(digest, None)
 
-    def write(self, slot: int, digest: bytes) -> None:
-        """Put a loaded adapter into a slot, in order with the steps. Targets that it does not change get rank 0."""
+    def write(self, slot: int, digest: bytes) -> int:
+        """Put a loaded adapter into a slot, in order with the steps. Targets that it does not change get rank 0. Returns the
+        level of the part `Adapters` in steps with this adapter."""
         adapter = self._loaded[digest]
         arrays = self._state.value["adapters"]
         for name in self._written[slot] - adapter.keys():
             self._write(arrays[name], slot, {"ranks": torch.zeros(len(self._room.targets[name].sources), dtype=torch.int32)})
         for name, values in adapter.items():
             self._write(arrays[name], slot, {"a": values.a, "b": values.b, "ranks": values.ranks})
-        self._written[slot] = frozenset(adapter)
+        vectors = {name: values.vectors for name, values in adapter.items() if values.vectors is not None}
+        for name in self._rescaled[slot] - vectors.keys():
+            self._write(arrays[name], slot, {"vectors": torch.zeros(2, sum(self._room.targets[name].rows))})
+        for name, vector in vectors.items():
+            self._write(arrays[name], slot, {"vectors": vector})
+        self._written[slot], self._rescaled[slot] = frozenset(adapter), frozenset(vectors)
+        return max(values.level for values in adapter.values())
 
     def _write(self, held: dict[str, Any], slot: int, values: Mapping[str, torch.Tensor]) -> None:
         for name, value in values.items():

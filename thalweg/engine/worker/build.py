@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from thalweg.config import EngineArgs
 from thalweg.engine.worker.moves import block_operations, check_moves
@@ -84,14 +85,16 @@ def _build_with_model(inputs: BuildInputs, least: Callable[[int], int]) -> Worke
         quantization=built.quantization,
     )  # fmt: skip
     kernels, model = [str(c) for c in built.binder.bindings], built.model
+    more: dict[str, Any] = {}
     facts = (built.dtype, str(built.quantization), *kernels)
     if model.adapters is not None:  # a sum over padded ranks has other bits
         facts += (f"adapters of rank {model.adapters.rank}",)
+        more |= AdapterStore(model, device, state, inputs.path, inputs.args.load_format).operations
     return Worker(
         config, runner.launch, kernels, device,
         operations={
             "populate": lambda reached: populate_caches(device, model, state, reached),
-            **({} if model.adapters is None else AdapterStore(model, device, state).operations),
+            **more,
             **block_operations(inputs, state, model.layer_group, model.groups, model.layouts, facts),
         },
         encoder=make_encoder(inputs, built, params),

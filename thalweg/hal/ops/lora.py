@@ -90,6 +90,30 @@ def lora_add(
     return torch.cat(made, 1)
 
 
+def _rescale_sample(tokens: int, outputs: int) -> Sample:
+    """Slot 2 changes every other output, slot 3 none."""
+
+    def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        y = rng.normal(size=(tokens, outputs)).astype(np.float16)
+        vectors = rng.normal(size=(SLOTS, 2, outputs)).astype(np.float32)
+        vectors[NONE], vectors[2, :, ::2], vectors[3] = UNREAD, 0, 0
+        return y, (np.arange(tokens) % (SLOTS - 1)).astype(np.int32), vectors
+
+    return Sample(f"{tokens}x{outputs}", make)
+
+
+@op(samples=[_rescale_sample(1, 48), _rescale_sample(9, 33)], tolerances={"float32": 1e-6, "bfloat16": 1e-2})
+def lora_rescale(y: Tensor, slots: Tensor, vectors: Tensor) -> Tensor:
+    """y [T, N] -> y + y * vectors[s, 0] + vectors[s, 1], s the slot of each row: gains less 1, and biases.
+
+    slots i32[T]. vectors f32[slots, 2, N]. Computed in float32. Rows of slot 0, and outputs where both are zero, keep their
+    bits."""
+    gain, bias = vectors[slots.long()].unbind(1)
+    same = (slots == NONE)[:, None] | ((gain == 0) & (bias == 0))
+    wide = y.to(torch.float32)
+    return torch.where(same, y, (wide + wide * gain + bias).to(y.dtype))
+
+
 def _change(part: Tensor, x: Tensor, a: Tensor, b: Tensor, i: int, rank: Tensor) -> Tensor:
     """The outputs of part i of every row, with the adapter of a [parts * rank, H] and b [rank, outputs]."""
     held = (torch.arange(b.shape[0], device=x.device) < rank)[:, None]

@@ -21,7 +21,7 @@ ROWS: Mapping[str, tuple[int, ...]] = {
     "penalties": (0, 2, 3, 4, 5, 6, 7), "token_mask": (0, 1), "truncate": (0, 1, 2, 3), "sample": (0, 1, 2, 3),
     "draw": (0, 1, 2, 3, 4, 5, 6),
     "linear_argmax": (0,), "logprobs": (0, 1), "resolve_tokens": (0, 2, 3), "route": (0,), "experts": (0, 1, 2),
-    "lora_add": (0, 1, 2), "layer_norm": (0,), "activation": (0,),
+    "lora_add": (0, 1, 2), "lora_rescale": (0, 1), "layer_norm": (0,), "activation": (0,),
     "head_linear": (0,), "delta_gates": (0, 1), "gated_rms_norm": (0, 1), "sigmoid_mul": (0, 1), "gated_group_norm": (0, 1),
     "channel_delta_gates": (0, 1), "index_top": (0, 1, 4, 5), "chosen_attention": (0, 3, 4),
 }  # fmt: skip

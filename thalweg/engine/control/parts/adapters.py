@@ -27,4 +27,5 @@ class AdaptersBuilder(Builder):
     def build(self, work: StepRows) -> tuple[Adapters | None, int]:
         """A sequence keeps its adapter's slot while it runs."""
         assert self._slots is not None, "a sequence entered"
-        return Adapters(self._slots.of_sequence[work.slots]), FOREVER
+        slots = self._slots.of_sequence[work.slots]
+        return Adapters(slots, level=int(self._slots.levels[slots].max())), FOREVER
