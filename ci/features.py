@@ -179,7 +179,13 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             "`cpu` and GPUs: a process for each rank. `tpu`: one process drives all devices",
         ),
         Feature("Pipeline parallelism", "NNNNN", flag="pipeline-parallel-size"),
-        Feature("Expert parallelism", "NNNNN", flag="enable-expert-parallel"),
+        Feature(
+            "[Expert parallelism](distributed.md#experts)",
+            "RUUUU",
+            ("tests/models/test_rank_models.py",),
+            flag="enable-expert-parallel",
+            note="within the ranks of tensor parallelism",
+        ),
         Feature(
             "[Data parallelism](deployment.md#several-engines)",
             "RNNNN",

@@ -2,7 +2,7 @@
 
 Starts the ranks as processes, each with one device of the platform, and runs the models one after another, in mixed batches of
 chunks and decodes. Prints a line for a model that is refused or differs, and the sums. Exit status 1: one differs.
-Run: python ci/tp_zoo.py [--ranks 2] [--platform cpu] [NAME ...]
+Run: python ci/tp_zoo.py [--ranks 2] [--platform cpu] [--enable-expert-parallel] [NAME ...]
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--platform", default="cpu")
+    parser.add_argument("--enable-expert-parallel", action="store_true", help="only mixtures, with whole experts on ranks")
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -60,11 +61,14 @@ def run_rank(args: Any) -> int:
         each.mkdir(exist_ok=True)
     # Before torch knows of ranks, as transformers then writes files on the first one only.
     paths = {name: make_checkpoint(name, folder / str(args.rank), tokenizer=False) for name in names}
+    if args.enable_expert_parallel:
+        paths = {name: path for name, path in paths.items() if has_experts(path)}
     device = load(args.platform).open(Place(args.rank, args.ranks, (args.rank,), {RENDEZVOUS: f"file://{meet}"}))
     counts = {"equal": 0, "differ": 0, "failed": 0, "refused": 0}
     for name, path in paths.items():
         try:
-            seqs = Rig(path, device=device, rank=args.rank).generate(prompts(), NEW, chunk=6, budget=17)
+            rig = Rig(path, device=device, rank=args.rank, expert_parallel=args.enable_expert_parallel)
+            seqs = rig.generate(prompts(), NEW, chunk=6, budget=17)
         except Exception as e:  # the same on every rank
             said = "refused" if isinstance(e, ConfigError) else "failed"
             words = f"{type(e).__name__}: {e}".replace("\n", "; ")
@@ -83,6 +87,14 @@ def run_rank(args: Any) -> int:
     if lead:
         print(f"{args.ranks} ranks of {args.platform}: " + ", ".join(f"{n} {said}" for said, n in counts.items()))
     return 1 if counts["differ"] or counts["failed"] else 0
+
+
+def has_experts(path: Path) -> bool:
+    from thalweg.checkpoint.config import read_config
+    from thalweg.models.expert_parallel import moe_of
+    from thalweg.models.registry import declare
+
+    return any(moe_of(layer.ffn) for layer in declare(read_config(path), path)[1].layers)
 
 
 if __name__ == "__main__":

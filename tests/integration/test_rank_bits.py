@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from zoo import make_checkpoint
 
 from thalweg import LLM, SamplingParams
 
-PROMPTS = ["Once upon a time", "2 + 2 =", "a b a b a", "one two three " * 20, "The capital of", "hello there " * 9]
+PROMPTS = ["Once upon a time", "2 + 2 =", "a b a b a", "one two three " * 15, "The capital of", "hello there " * 9]
 PARAMS = [
     SamplingParams(temperature=1.0 if i % 2 else 0, seed=i, max_tokens=24, ignore_eos=True, logprobs=1)
     for i in range(len(PROMPTS))
@@ -21,22 +23,23 @@ def answer(llm: LLM, prompts: list[str], params: list[SamplingParams]) -> list[A
     return [(o.token_ids, [sorted((t, p.logprob) for t, p in each.items()) for each in o.logprobs or ()]) for o in made]
 
 
-def start(ranks: int, dtype: str, tokens: int = 2048) -> LLM:
+def start(ranks: int, dtype: str, tokens: int = 2048, **more: Any) -> LLM:
     return LLM(
         device="cpu", tensor_parallel_size=ranks, dtype=dtype, max_model_len=256, max_num_seqs=8, max_num_batched_tokens=tokens,
-        use_tqdm_on_load=False, enable_prefix_caching=False, kv_cache_memory_bytes=1 << 23,
+        use_tqdm_on_load=False, enable_prefix_caching=False, kv_cache_memory_bytes=1 << 23, **more,
     )  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_request_has_the_same_bits_alone_in_a_crowd_and_in_chunks(ranks: int) -> None:
-    llm = start(ranks, "bfloat16", tokens=24)
+@pytest.mark.parametrize(("ranks", "mixture"), [(2, ""), (4, ""), (2, "mixtral")])
+def test_a_request_has_the_same_bits_alone_in_a_crowd_and_in_chunks(ranks: int, mixture: str, tmp_path: Path) -> None:
+    more = {"model": str(make_checkpoint(mixture, tmp_path)), "enable_expert_parallel": True} if mixture else {}
+    llm = start(ranks, "bfloat16", tokens=24, **more)
     crowd = answer(llm, PROMPTS, PARAMS)
     assert crowd == answer(llm, PROMPTS, PARAMS)
     assert crowd == [answer(llm, [prompt], [params])[0] for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
     llm.llm_engine.shutdown()
-    llm = start(ranks, "bfloat16")
+    llm = start(ranks, "bfloat16", **more)
     assert crowd == answer(llm, PROMPTS, PARAMS)
     llm.llm_engine.shutdown()
 

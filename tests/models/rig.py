@@ -46,14 +46,16 @@ class Rig:
     def __init__(
         self, path: Path, *, dtype: str = "float32", platform: str = "reference", max_len: int = 64, block: int = 4,
         slots: int = 9, invariant: bool = False, impl: str = "auto", adapters: AdapterPlan | None = None,
-        device: Device | None = None, rank: int = 0,
+        device: Device | None = None, rank: int = 0, expert_parallel: bool = False,
     ) -> None:  # fmt: skip
-        """device: one that is open. rank: of those that its communicator joins."""
+        """device: one that is open. rank: of those that its communicator joins. expert_parallel: they hold experts whole."""
         self.device = device or load(platform).open(Place())
         binder = Binder(self.device.kernels, batch_invariant=invariant)
+        comm = self.device.comm
         self.model = build(
             declare({**read_config(path), "model_impl": impl}, path)[0], binder=binder, attention=self.device.attention,
-            mesh=Mesh(self.device.comm), dtype=dtype, max_len=max_len, block_tokens=block, adapters=adapters,
+            mesh=Mesh(comm, expert=comm) if expert_parallel else Mesh(comm), dtype=dtype, max_len=max_len, block_tokens=block,
+            adapters=adapters,
         )  # fmt: skip
         ranks = (rank,) if device else range(self.device.comm.size)
         self.params = load_params(self.model, path, self.device, progress=False, ranks=ranks)

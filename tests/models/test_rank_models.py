@@ -3,6 +3,9 @@ processes."""
 
 from __future__ import annotations
 
+import re
+import threading
+
 import numpy as np
 import pytest
 from rig import Rig
@@ -10,6 +13,7 @@ from test_families import prompts
 from thread_ranks import Ring, run_ranks
 from zoo import make_checkpoint
 
+from thalweg.checkpoint.safetensors import Checkpoint
 from thalweg.hal.discovery import load
 from thalweg.hal.platform import Place
 
@@ -28,17 +32,29 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.sampled(4)
-def test_ranks_that_share_a_model_give_the_text_of_one(name, tmp_path):
+PLACED = {
+    "gpt-oss": 2,  # biases of experts
+    "mixtral": 4,  # five experts: a rank with two
+    "longcat-flash": 2,  # choices without an expert
+    "llama4": 2,  # weights that multiply inputs
+    "nemotron-h": 2,  # experts without gates, behind a projection
+}
+"""Mixtures with experts whole on ranks."""
+CASES = [*((name, ranks, False) for name, ranks in KINDS.items()), *((name, ranks, True) for name, ranks in PLACED.items())]
+
+
+@pytest.mark.parametrize(("name", "ranks", "placed"), CASES)
+@pytest.mark.sampled(6)
+def test_ranks_that_share_a_model_give_the_text_of_one(name, ranks, placed, tmp_path):
     path = make_checkpoint(name, tmp_path, tokenizer=False)
-    ring = Ring(KINDS[name])
+    ring = Ring(ranks)
 
     def generate(rank: int, comm: Ring | None = None):
         device = load("reference").open(Place())
         if comm is not None:
             device.comm = comm
-        return Rig(path, device=device, rank=rank).generate(prompts(), 6, chunk=8, budget=24)
+        rig = Rig(path, device=device, rank=rank, expert_parallel=placed and comm is not None)
+        return rig.generate(prompts(), 6, chunk=8, budget=24)
 
     one = generate(0)
     for seqs in run_ranks(ring, lambda rank: generate(rank, ring)):
@@ -46,3 +62,25 @@ def test_ranks_that_share_a_model_give_the_text_of_one(name, tmp_path):
             assert s.tokens == t.tokens
             np.testing.assert_allclose(s.logprobs, t.logprobs, atol=1e-4)
             np.testing.assert_allclose(s.scores, t.scores, atol=1e-4)
+
+
+def test_a_rank_reads_only_the_experts_it_holds(tmp_path, monkeypatch):
+    path = make_checkpoint("mixtral", tmp_path, tokenizer=False)  # of five experts
+    read = Checkpoint.read
+    seen: list[set[int]] = [set(), set()]
+
+    def note(self, name, *more):
+        if (found := re.search(r"experts\.(\d+)\.", name)) is not None:
+            seen[int(threading.current_thread().name)].add(int(found[1]))
+        return read(self, name, *more)
+
+    monkeypatch.setattr(Checkpoint, "read", note)
+    ring = Ring(2)
+
+    def build(rank: int):
+        device = load("reference").open(Place())
+        device.comm = ring
+        return Rig(path, device=device, rank=rank, expert_parallel=True)
+
+    run_ranks(ring, build)
+    assert seen == [{0, 1, 2}, {2, 3, 4}]

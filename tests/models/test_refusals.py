@@ -49,7 +49,14 @@ def test_the_fallback_is_refused_and_families_are_not(tmp_path: Path) -> None:
         check_ranks(declare(config, path)[1], {"tensor": 2})
 
 
-@pytest.mark.parametrize("axis", ["expert", "stage", "data"])
+def test_whole_experts_are_for_mixtures_on_the_ranks_of_the_tensor_axis(tmp_path: Path) -> None:
+    path = make_checkpoint("llama", tmp_path, tokenizer=False)
+    two = Two()
+    assert "enable_expert_parallel: this model has no experts" in refused(path, Mesh(two, expert=two))
+    assert "expert: experts are placed on the ranks of the tensor axis" in refused(path, Mesh(expert=two))
+
+
+@pytest.mark.parametrize("axis", ["stage", "data"])
 def test_no_model_is_divided_along_an_axis_that_no_layer_reads(axis: str, tmp_path: Path) -> None:
     path = make_checkpoint("llama", tmp_path, tokenizer=False)
     assert f"{axis}: models are divided by tensor parallelism only" in refused(path, Mesh(**{axis: Two()}))

@@ -88,7 +88,7 @@ class Mesh:
     tensor: Communicator = SOLO
     """Ranks that compute a share of every layer."""
     expert: Communicator = SOLO
-    """Ranks that compute different experts, whole."""
+    """Ranks that compute different experts, whole: the ranks of `tensor`."""
     stage: Communicator = SOLO
     """Ranks that compute different layers, in order."""
     data: Communicator = SOLO

@@ -16,6 +16,7 @@ from thalweg.hal.weights import WeightFormat
 from thalweg.models.adapters import AdapterPlan
 from thalweg.models.context import Context
 from thalweg.models.decoder import Decoder
+from thalweg.models.expert_parallel import place_experts
 from thalweg.models.fallback.spec import TransformersSpec
 from thalweg.models.refusals import check_ranks
 from thalweg.models.registry import family
@@ -61,6 +62,8 @@ def build(
             raise ConfigError(f"{name}: must be at least 1, not {value}")
     spec = family(config)(config)
     check_ranks(spec, mesh.sizes())
+    if mesh.expert.size > 1:
+        spec = place_experts(spec)
     use = resolve_scheme(scheme(config, quantization), binder, dtype, spec.hidden)
     ctx = Context(
         binder, attention, mesh, dtype, max_len, block_tokens, use, kv_dtype, tuple(kv_skip), state_tokens or block_tokens,

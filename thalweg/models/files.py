@@ -45,6 +45,7 @@ class Files:
 
     def read(self, spec: ParamSpec, rank: int) -> torch.Tensor | QTensor:
         """One rank's share of a parameter, on the host: values in spec.dtype, or codes as the checkpoint has them."""
+        spec = spec.of_rank(rank, self._size)
         if self._format is not None and spec.format != DENSE:
             return self._codes(spec, rank)
         kept = spec.pack is None or (spec.format == DENSE and spec.pack.keeps_dense)
@@ -86,6 +87,7 @@ class Files:
         """Where one rank's share of a parameter lies in files, if it lies there byte for byte as `read` would give it."""
         if spec.make is not None or not spec.sources or (self._format is not None and spec.format != DENSE):
             return None
+        spec = spec.of_rank(rank, self._size)
         parts = []
         for source in spec.sources:
             if source.absent or source.name not in self._stored or self._alters(spec, source):
@@ -101,6 +103,7 @@ class Files:
 
     def read_packed(self, spec: ParamSpec, rank: int) -> Any:
         """The same packed straight from the files; None where values have to be converted or codes read."""
+        spec = spec.of_rank(rank, self._size)
         if self._format is not None and spec.format != DENSE:
             return self._blocks(spec, rank, self._format)
         mapped = spec.pack.mapped if spec.pack else None

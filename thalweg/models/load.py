@@ -27,7 +27,7 @@ from thalweg.host import heap
 from thalweg.models import sizes
 from thalweg.models.build import Model
 from thalweg.models.files import FLOATS, Files
-from thalweg.models.weights import ParamSpec, walk
+from thalweg.models.weights import ParamSpec, expert_span, walk
 from thalweg.options.weights import LOAD_FORMATS
 from thalweg.quantization.online import round_weight
 
@@ -107,7 +107,7 @@ def _load(
         if made in placed:
             node[keys[-1]] = placed[made]
             continue
-        if spec.shard is not None and len(ranks) > 1:
+        if spec.weight.is_divided and len(ranks) > 1:
             puts = [functools.partial(device.put_on, rank=i) for i in range(len(ranks))]
             shares = [_place_param(spec, value(spec, r), put) for r, put in zip(ranks, puts, strict=True)]
             node[keys[-1]] = device.join(shares)
@@ -145,7 +145,7 @@ class _DirectLoads:
         for _, spec in specs:
             key = _key(spec, size)
             once = key if spec.format == DENSE else (key, spec.pack, spec.format)
-            if once in seen or (spec.shard is not None and len(ranks) > 1) or (spec.format != DENSE and not device.rounds):
+            if once in seen or (spec.weight.is_divided and len(ranks) > 1) or (spec.format != DENSE and not device.rounds):
                 continue
             if key in shared:
                 seen.add(once)
@@ -223,8 +223,13 @@ def _dummy_reader(model: Model, seed: int, device: Device) -> Reader:
 
 def cut_share(whole: Any, spec: ParamSpec, rank: int, size: int) -> Any:
     """One rank's share of a whole parameter, in new memory."""
-    if spec.shard is None or size == 1:
+    if size == 1 or not spec.weight.is_divided:
         return whole
+    if spec.weight.experts:
+        rows = len(whole) // spec.weight.experts
+        first = expert_span(spec.weight.experts, rank, size)[0] * rows
+        return whole[np.arange(first, first + spec.shape(size)[0])]
+    assert spec.shard is not None
     parts = [s.shard(spec.shard, rank, size) for s in spec.sources]
     if spec.shard:
         picked = np.arange(parts[0].start, parts[0].stop)

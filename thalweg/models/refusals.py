@@ -36,9 +36,10 @@ TENSOR = (
 
 def check_ranks(spec: ModelSpec | TransformersSpec, sizes: Mapping[str, int]) -> None:
     """ConfigError lists why this model cannot be divided so. sizes: ranks of each axis of `hal.comm.Mesh`."""
-    divided = [axis for axis, size in sizes.items() if size > 1 and axis != "tensor"]
-    if divided:
+    if divided := [axis for axis in ("stage", "data") if sizes.get(axis, 1) > 1]:
         raise ConfigError(*(f"{axis}: models are divided by tensor parallelism only, not along this axis" for axis in divided))
+    if sizes.get("expert", 1) not in (1, sizes.get("tensor", 1)):
+        raise ConfigError("expert: experts are placed on the ranks of the tensor axis, and on no others")
     if sizes.get("tensor", 1) > 1 and (found := refusals_of(spec)):
         raise ConfigError(*(f"tensor_parallel_size: {r.why}: leave it at 1" for r in found))
 

@@ -12,18 +12,19 @@ from thalweg.hal.attention import AttnSpec
 from thalweg.hal.kv import BYTES, CrossSpec, KVSpec, StateSpec, kept_bytes
 from thalweg.hal.platform import StepSizes
 from thalweg.hal.weights import DENSE, WeightFormat
+from thalweg.models.expert_parallel import moe_of
 from thalweg.models.spec import (
+    FFN,
     Attention,
     CrossAttention,
     LatentAttention,
     Layer,
     Mixer,
     ModelSpec,
-    MoE,
     ParallelMoE,
     ShortcutMoE,
 )
-from thalweg.models.weights import HEADS, MULTIPLIED, Weight, products, walk
+from thalweg.models.weights import HEADS, MULTIPLIED, Weight, experts_of_rank, products, walk
 from thalweg.quantization.format import Scheme
 from thalweg.quantization.online import CHUNK, DENSE_FORMATS
 
@@ -61,7 +62,7 @@ def held_bytes(
 ) -> int:
     """Bytes of a parameter on one rank: in dtype, or in its format. share: the held fraction of a dense matrix's bytes."""
     total = 0
-    for part in products(weight, use):
+    for part in products(weight.of_rank(0, ranks), use):
         form = use.of(part.role, part.sources[0].name)
         shapes = [s.shard_shape(weight.shard, ranks) for s in part.sources]
         if form == DENSE:
@@ -118,7 +119,8 @@ def loading_bytes(spec: ModelSpec, dtype: str, ranks: int = 1, use: Scheme = DEN
     most = chunk = 0
     for weight in parameters(spec):
         held = held_bytes(weight, dtype, use, ranks)
-        dense = sum(prod(s.shard_shape(weight.shard, ranks)) for s in weight.sources) * BYTES[weight.dtype or dtype]
+        shapes = [s.shard_shape(weight.shard, ranks) for s in weight.of_rank(0, ranks).sources]
+        dense = sum(map(prod, shapes)) * BYTES[weight.dtype or dtype]
         most = max(most, held + dense)
         chunk = max(chunk, min(values(weight), CHUNK) if held != dense else 0)
     return most + TEMPORARIES * chunk * BYTES["float32"]
@@ -210,10 +212,20 @@ def step_sizes(
     )
     return StepSizes(
         tokens=max(tokens, spec.speech.frames if spec.speech else 0), seqs=seqs, max_len=max_len, hidden=wide,
-        inner=max((each.ffn.width for each in layers if each.ffn), default=0) // ranks + inputs, heads=max(1, heads // ranks),
-        kv_heads=max(1, kv_heads // ranks), head_dim=head_dim, vocab=row, dtype_bytes=BYTES[dtype],
-        batch_invariant=batch_invariant,
+        inner=max((_inner_values(each.ffn, ranks) for each in layers if each.ffn), default=0) + inputs,
+        heads=max(1, heads // ranks), kv_heads=max(1, kv_heads // ranks), head_dim=head_dim, vocab=row,
+        dtype_bytes=BYTES[dtype], batch_invariant=batch_invariant,
     )  # fmt: skip
+
+
+def _inner_values(ffn: FFN, ranks: int) -> int:
+    """Inner values of one token on one rank, at the most."""
+    moe = moe_of(ffn)
+    if moe is None or not moe.placed:
+        return ffn.width // ranks
+    chosen = moe.inner * min(moe.top_k, experts_of_rank(moe.experts, ranks))
+    dense = ffn.mlp.width if isinstance(ffn, ParallelMoE | ShortcutMoE) else 0
+    return max(chosen + (moe.shared.inner // ranks if moe.shared else 0), dense // ranks)
 
 
 def _is_speech_weight(spec: ModelSpec, keys: tuple[Any, ...]) -> bool:
@@ -266,9 +278,8 @@ def step_work(
         size, count = held_bytes(w, dtype, use), values(w)
         computed = requests if w.role in HEADS or _meets_last_rows(spec, keys, last) else rows
         if w.role == "experts" and keys[0] == "layers":
-            ffn = spec.layers[keys[1]].ffn
-            moe = ffn.moe if isinstance(ffn, ParallelMoE | ShortcutMoE) else ffn
-            assert isinstance(moe, MoE)
+            moe = moe_of(spec.layers[keys[1]].ffn)
+            assert moe is not None
             size = size * min(moe.experts, computed * moe.top_k) // moe.experts
             count = count * moe.top_k // moe.experts
         read += size

@@ -118,11 +118,27 @@ class Weight:
     """Its values with load_format "dummy"."""
     dtype: str = ""
     """Its dtype in memory; "" = the model's dtype."""
+    experts: int = 0
+    """Experts that are placed whole on ranks, each with an equal run of the sources (`expert_span`). 0 = as `shard` has it."""
+
+    @property
+    def is_divided(self) -> bool:
+        """Do ranks hold different parts?"""
+        return self.shard is not None or self.experts > 0
 
     def shape(self, size: int) -> tuple[int, ...]:
         """On one of `size` ranks."""
-        parts = [s.shard_shape(self.shard, size) for s in self.sources]
+        parts = [s.shard_shape(self.shard, size) for s in self.of_rank(0, size).sources]
         return (sum(p[0] for p in parts), *parts[0][1:])
+
+    def of_rank(self, rank: int, size: int) -> Weight:
+        """The parameter with only the sources that a rank reads from."""
+        if not self.experts or size == 1:
+            return self
+        first, _ = expert_span(self.experts, rank, size)
+        run = len(self.sources) // self.experts
+        mine = self.sources[first * run : (first + experts_of_rank(self.experts, size)) * run]
+        return replace(self, sources=mine, experts=0)
 
 
 class IndivisibleError(ValueError):
@@ -147,6 +163,10 @@ class ParamSpec:
     """As `QTensor` has it."""
     make: Callable[[], Array] | None = field(default=None, kw_only=True)
     """A computed table instead of stored values, whole. Its only source, where it is divided, is a `table_source`."""
+
+    def of_rank(self, rank: int, size: int) -> ParamSpec:
+        """As `Weight.of_rank`."""
+        return replace(self, weight=self.weight.of_rank(rank, size)) if self.weight.experts else self
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -186,12 +206,22 @@ def heads_of_rank(heads: int, ranks: int) -> int:
     return max(1, heads // ranks)
 
 
+def experts_of_rank(experts: int, ranks: int) -> int:
+    """Experts that each rank holds. Where ranks do not divide them, one of some ranks' experts is another rank's too."""
+    return -(-experts // ranks)
+
+
+def expert_span(experts: int, rank: int, ranks: int) -> tuple[int, int]:
+    """The first expert of a rank, and the first of the next: those it computes, all among the ones it holds."""
+    return rank * experts // ranks, (rank + 1) * experts // ranks
+
+
 def attach_views(weight: Weight, views: Sequence[TensorView]) -> Weight:
     """The same with a view for each source."""
     return replace(weight, sources=tuple(replace(s, within=v) for s, v in zip(weight.sources, views, strict=True)))
 
 
-def matrices(parts: Mapping[str, int], inputs: int, *, shard: int, role: Role = "linear") -> Weight:
+def matrices(parts: Mapping[str, int], inputs: int, *, shard: int | None, role: Role = "linear") -> Weight:
     """Matrices of these names and outputs, side by side in one product: [outputs, inputs] each."""
     return Weight(tuple(Source(f"{name}.weight", (n, inputs)) for name, n in parts.items()), shard, role)
 

@@ -67,6 +67,10 @@ class DeviceOptions(WeightOptions, kw_only=True, frozen=True):
         "Devices (on cpu, processes) that split each layer, and with it the weights and the cache", group="ParallelConfig",
         tier="scale", aliases=("-tp",), ge=1,
     )] = 1  # fmt: skip
+    enable_expert_parallel: Annotated[bool, _option(
+        "With tensor_parallel_size, place each expert whole on one of the devices rather than a share of it on every one",
+        group="ParallelConfig", tier="scale", aliases=("-ep",),
+    )] = False  # fmt: skip
     data_parallel_size: Annotated[int, _option(
         "Engines that share the requests, each with the whole model; more than one only on processors", group="ParallelConfig",
         tier="scale", aliases=("-dp",), ge=1, le=64,

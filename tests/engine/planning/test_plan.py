@@ -8,6 +8,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,22 @@ def test_a_plan_of_ranks_is_that_of_each_and_names_the_fewest_that_fit(model: Pa
     words = ["plan", str(model), "--device", "cpu", "--load-format", "dummy", "-tp", "2", "--max-model-len", "128"]
     assert main(words) == 0
     assert "2 (--tensor-parallel-size); sizes are those of each rank; 1 is the smallest that fits" in capsys.readouterr().out
+
+
+def test_a_plan_counts_the_whole_experts_of_a_rank(tmp_path: Path) -> None:
+    mixture = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts_per_tok": 2, "moe_intermediate_size": 25}
+    expert = 3 * CONFIG["hidden_size"] * 25 * 4 * CONFIG["num_hidden_layers"]
+
+    def weights(experts: int, ranks: int, **flags: Any) -> int:
+        (tmp_path / "config.json").write_text(json.dumps(CONFIG | mixture | {"num_experts": experts}))
+        return plan(args(tmp_path, device="cpu", max_model_len=128, tensor_parallel_size=ranks, **flags)).weights
+
+    router = CONFIG["hidden_size"] * 4 * CONFIG["num_hidden_layers"]
+    placed = [weights(n, 2, enable_expert_parallel=True) for n in (4, 5, 6)]
+    assert [b - a for a, b in pairwise(placed)] == [expert + router, router]  # of five, each rank holds three
+    assert weights(4, 1, enable_expert_parallel=True) == weights(4, 1)
+    with pytest.raises(ConfigError, match="tensor_parallel_size: 2 does not divide this model"):  # of 25 inner values
+        weights(4, 2)
 
 
 def test_no_framework_is_loaded() -> None:

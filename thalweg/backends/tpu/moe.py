@@ -45,6 +45,8 @@ def _supports(spec: Mapping[str, Any]) -> str | None:
         return "runs experts with gates"
     if spec.get("biased") or spec.get("down_biased"):
         return "adds no biases"
+    if spec.get("elsewhere"):
+        return "computes every choice here"
     if spec["act"] not in ACTIVATIONS:
         return f"runs {', '.join(ACTIVATIONS)}, not {spec['act']}"
     if spec["dtype"] not in DTYPES:

@@ -179,17 +179,20 @@ def down(
 
 
 @triton.jit
-def _together(y, weights, ids, bias, out, hidden, K: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr):
+def _together(
+    y, weights, ids, bias, out, hidden, E: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """out[t] = the sum of weights[t, i] * y[t, i], in the order of i. BIAS: y[t, i] gets bias[ids[t, i]] of bias
-    [E, hidden]."""
+    [E, hidden]. An id of E adds nothing, and has no y."""
     t = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros([BLOCK], tl.float32)
     for i in range(0, K):
-        part = tl.load(y + (t * K + i) * hidden + c, mask=c < hidden, other=0.0).to(tl.float32)
+        e = tl.load(ids + t * K + i)
+        there = (c < hidden) & (e < E)
+        part = tl.load(y + (t * K + i) * hidden + c, mask=there, other=0.0).to(tl.float32)
         if BIAS:
-            row = tl.load(ids + t * K + i).to(tl.int64) * hidden
-            part += tl.load(bias + row + c, mask=c < hidden, other=0.0).to(tl.float32)
+            part += tl.load(bias + e.to(tl.int64) * hidden + c, mask=there, other=0.0).to(tl.float32)
         acc += tl.load(weights + t * K + i) * part
     tl.store(out + t * hidden + c, acc.to(out.dtype.element_ty), mask=c < hidden)
 
@@ -259,7 +262,7 @@ def experts(
     launch(down, middle, kinds[1], down_, down_group, y)
     block = min(1024, triton.next_power_of_2(hidden))
     _together[(tokens, triton.cdiv(hidden, block))](
-        y, weights.contiguous(), ids.contiguous(), y if down_bias is None else down_bias, out, hidden, K=k,
+        y, weights.contiguous(), ids.contiguous(), y if down_bias is None else down_bias, out, hidden, E=experts, K=k,
         BIAS=down_bias is not None, BLOCK=block, num_warps=4,
     )  # fmt: skip
     return out

@@ -133,6 +133,7 @@ def _gather_inputs(args: EngineArgs, platform: Platform) -> _PlanInputs:
     path = Path(args.model)
     hf = checkpoint_config.read(args, path)
     hf, spec = registry.declare(hf, path)
+    spec = resolve.divide(args, spec)
     facts = resolve.within(read_facts(hf, path), spec)
     resolve.check_values(args, platform)
     args = resolve.for_tail(args, spec)

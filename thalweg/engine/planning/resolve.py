@@ -16,6 +16,7 @@ from thalweg.hal.device import DeviceInfo, Memory
 from thalweg.hal.kv import KVSpec, StateSpec
 from thalweg.hal.platform import Defaults, ModelInfo, Parallel, Place, Platform
 from thalweg.models import sizes
+from thalweg.models.expert_parallel import place_experts
 from thalweg.models.fallback.spec import TransformersSpec
 from thalweg.models.spec import ModelSpec
 from thalweg.options.speculation import read_speculation_config
@@ -69,6 +70,14 @@ def for_tail(args: EngineArgs, spec: ModelSpec) -> EngineArgs:
         raise ConfigError("speculative_config: this model generates no tokens to guess; omit it")
     whole = {} if in_chunks(spec) else {"enable_chunked_prefill": False, "enable_prefix_caching": False}
     return msgspec.structs.replace(args, **whole)
+
+
+def divide(args: EngineArgs, spec: ModelSpec) -> ModelSpec:
+    """The model as the ranks of these arguments divide it. ConfigError where a flag needs a part that it lacks."""
+    if not args.enable_expert_parallel:
+        return spec
+    placed = place_experts(spec)
+    return placed if args.tensor_parallel_size > 1 else spec
 
 
 def _for_foreign(args: EngineArgs) -> EngineArgs:

@@ -69,7 +69,7 @@ def route(
 
 def _experts_sample(
     tokens: int, act: str = "silu", weight: WeightFormat = DENSE, down: WeightFormat | None = None, biased: bool = False,
-    gated: bool = True, down_biased: bool = False, hidden: int = 128, ffn: int = 64,
+    gated: bool = True, down_biased: bool = False, elsewhere: bool = False, hidden: int = 128, ffn: int = 64,
 ) -> Sample:  # fmt: skip
     """down: None = as weight."""
     experts, k = 6, 2
@@ -77,6 +77,9 @@ def _experts_sample(
 
     def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         ids = np.stack([rng.permutation(experts - 1)[:k] for _ in range(tokens)]).astype(np.int32)  # one expert has no token
+        if elsewhere:
+            ids[ids < 2] = experts
+            ids[-1] = experts
         half = np.float16
         return (
             rng.normal(size=(tokens, hidden)).astype(half), ids, rng.uniform(0.1, 1, (tokens, k)).astype(np.float32),
@@ -91,6 +94,9 @@ def _experts_sample(
     facts: dict[str, bool] = {} if gated else {"gated": False}
     if biased:
         facts["biased"] = True
+    if elsewhere:
+        facts["elsewhere"] = True
+        named += "-elsewhere"
     if down_biased:
         facts["down_biased"] = True
         named += "-down-biased"
@@ -106,6 +112,7 @@ def _experts_sample(
         _experts_sample(5, f"{CUT}0.6"), _experts_sample(5, SWIGLU_OAI, MXFP4, biased=True, hidden=160, ffn=96),
         _experts_sample(9, SWIGLU_OAI, MXFP4, biased=True, down_biased=True, hidden=160, ffn=96),
         _experts_sample(9, "relu2", gated=False), _experts_sample(5, "relu2", INT8, gated=False),
+        _experts_sample(9, elsewhere=True), _experts_sample(5, weight=INT8, elsewhere=True),
     ],
     tolerances={"float32": 1e-5, "bfloat16": 1e-2},
 )  # fmt: skip
@@ -121,7 +128,8 @@ def experts(
     The two weights may differ in format. bias [experts * 2 F] is that of gate_up, down_bias [experts * H] that of down.
     Both have the type of x. Facts at bind: dtype, weight and down_weight (their WeightFormats), of quantised ones group and
     down_group, biased, where there is a bias, down_biased, where there is a down_bias, and gated, where there is no gate:
-    gate_up [experts * F, H] then has only rows of up, and an expert is down_e(act(up_e(x))).
+    gate_up [experts * F, H] then has only rows of up, and an expert is down_e(act(up_e(x))). elsewhere, where ids may be
+    `experts`: such a choice is computed elsewhere, and adds nothing. A row may have several.
     """
     first = gate_up if isinstance(gate_up, Tensor) else dequantise(gate_up, group, x.dtype)
     second = down if isinstance(down, Tensor) else dequantise(down, down_group, x.dtype)

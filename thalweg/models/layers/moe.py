@@ -20,20 +20,22 @@ from thalweg.models.layers.mlp import GatedMLP
 from thalweg.models.layers.norm import RMSNorm
 from thalweg.models.layers.ungated import UngatedMLP
 from thalweg.models.spec import MLP, MoE
-from thalweg.models.weights import ParamSpec, Weight
+from thalweg.models.weights import ParamSpec, Weight, expert_span, experts_of_rank, table_source
 from thalweg.quantization.online import linear_spec
 
 
 class Experts:
-    """x [T, hidden] -> [T, hidden]. Ranks hold a share of every expert's inner values, and sum."""
+    """x [T, hidden] -> [T, hidden]. Ranks hold a share of every expert's inner values, or some experts whole, and sum."""
 
     def __init__(self, ctx: Context, spec: MoE, weights: Mapping[str, Any]) -> None:
         self._comm, self._inward, self._top_k, self._logit_scale = ctx.mesh.tensor, spec.inward, spec.top_k, spec.logit_scale
         self._matrices = spec.experts if spec.zero else 0
-        inner = ctx.share(spec.inner, "inner values of an expert")
+        inner = spec.inner if spec.placed else ctx.share(spec.inner, "inner values of an expert")
+        self._here = experts_of_rank(spec.experts, self._comm.size) if spec.placed else spec.experts
         router, first, second = (weights[k]["weight"] for k in ("router", "gate_up", "down"))
         hidden = router.sources[0].shape[1]
         facts = ({"biased": True} if spec.biases else {}) | ({} if spec.gated else {"gated": False})
+        facts |= {"elsewhere": True} if spec.placed else {}
         self._router = ctx.bind(ops.linear, in_features=hidden, out_features=spec.experts + spec.zero, **linear_spec(DENSE))
         grouped = {"groups": spec.groups, "top_groups": spec.top_groups} if spec.groups > 1 else {}
         if spec.groups > 1 and spec.group_best != 2:
@@ -50,12 +52,12 @@ class Experts:
         form, down = ctx.format(first), ctx.format(second)
         act = f"{CUT}{spec.cut:g}" if spec.cut else spec.act
         self._experts, self._biases = bind_experts(
-            ctx, spec, experts=spec.experts, act=act, weight=form, group=form.group, down_weight=down,
+            ctx, spec, experts=self._here, act=act, weight=form, group=form.group, down_weight=down,
             down_group=down.group, in_features=spec.latent or hidden, inner=inner, **facts,
         )  # fmt: skip
 
         def weight_spec(weight: Weight, form: WeightFormat) -> dict[str, ParamSpec]:
-            return {"weight": ParamSpec(weight, ctx.dtype, self._experts.pack, form, spec.experts)}
+            return {"weight": ParamSpec(weight, ctx.dtype, self._experts.pack, form, self._here)}
 
         self.specs: dict[str, Any] = {
             "router": {"weight": ParamSpec(router, ctx.dtype, self._router.pack)},
@@ -65,6 +67,8 @@ class Experts:
         for key in ("router_bias", "biases"):
             if key in weights:
                 self.specs[key] = {name: ParamSpec(w, ctx.dtype) for name, w in weights[key].items()}
+        if spec.placed:
+            self.specs["span"] = _span_spec(first, spec.experts, self._comm.size)
         if spec.correction:
             self.specs["correction"] = {"bias": ParamSpec(weights["correction"]["bias"], "float32")}
         self._latent = {k: Product(ctx, weights[k]["weight"]) for k in ("enter", "leave") if k in weights}
@@ -99,7 +103,8 @@ class Experts:
         entered = self._project(p, "enter", x if self._entry is None else self._entry(p["entry"], x))
         biases = [p["biases"][name] for name in self._biases]
         matrices = p["gate_up"]["weight"], p["down"]["weight"], *biases
-        out = self._comm.all_reduce((self._inwards if self._inward else self._experts)(entered, ids, shares, *matrices))
+        mine = ids if "span" not in p else self._number_here(p["span"], ids)
+        out = self._comm.all_reduce((self._inwards if self._inward else self._experts)(entered, mine, shares, *matrices))
         out = self._project(p, "leave", out)
         if "biases" in p and "down" not in self._biases:  # once, not once per rank
             each = p["biases"]["down"].view(-1, out.shape[-1])[ids.long()].to(torch.float32)
@@ -129,12 +134,26 @@ class Experts:
             shares = shares * p["expert_scale"]["weight"].to(torch.float32)[ids.long()]
         return ids, shares
 
+    def _number_here(self, span: Array, ids: Array) -> Array:
+        """ids i32[T, k] of all experts -> their numbers on this rank; experts of other ranks have the number after the last."""
+        first, end = span[0, 0], span[0, 1]
+        return torch.where((ids >= first) & (ids < end), ids - first, self._here)
+
     def _inwards(self, x: Array, ids: Array, shares: Array, *matrices: Array) -> Array:
         """Each token-expert pair is a separate row, multiplied by its weight before the expert."""
         rows = (x.unsqueeze(1) * shares.to(x.dtype).unsqueeze(-1)).flatten(0, 1)
         out = self._experts(rows, ids.reshape(-1, 1), torch.ones_like(shares).reshape(-1, 1), *matrices)
         first, *others = out.unflatten(0, (-1, self._top_k)).unbind(1)
         return sum(others, first)  # in the same order in any batch
+
+
+def _span_spec(matrix: Weight, experts: int, ranks: int) -> ParamSpec:
+    """i32[1, 2]: `expert_span` of the rank. matrix: one that is placed by it, which names the table."""
+
+    def make() -> Array:
+        return torch.tensor([expert_span(experts, rank, ranks) for rank in range(ranks)], dtype=torch.int32)
+
+    return ParamSpec(Weight((table_source(f"{matrix.sources[0].name}.span", ranks, 2),), 0), "int32", make=make)
 
 
 def bind_experts(ctx: Context, spec: MoE, **facts: Any) -> tuple[BoundOp, tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.models.spec.mlp import MLP, UngatedMLP
@@ -80,6 +80,8 @@ class MoE:
     """As `MLP.cut`, of each expert."""
     zero: int = 0
     """Additional zero-computation experts (identity). They are the router's last outputs, and have no matrices."""
+    placed: bool = False
+    """Ranks hold some experts whole, rather than a share of each. Set by `place_experts`."""
 
     def __post_init__(self) -> None:
         if not self.gated and (self.fused or self.biases):
@@ -130,22 +132,31 @@ class MoE:
                     Source(f"{each[e]}.{self.down}.bias", (hidden,), within=TensorView(*second, e)) for e in range(self.experts)
                 )),
             }  # fmt: skip
+        if self.placed and "biases" in more:
+            more["biases"]["gate_up"] = self._place(more["biases"]["gate_up"])
         return {
             "router": {"weight": Weight((Source(f"{at}{self.router}.weight", (self.experts + self.zero, hidden)),))},
             "gate_up": {
-                "weight": self._view_fused(at, matrices(gates, seen, shard=0, role="experts"), 0, 2 * self.inner, seen)
+                "weight": self._place(
+                    self._view_fused(at, matrices(gates, seen, shard=0, role="experts"), 0, 2 * self.inner, seen)
+                )
             },
             "down": {
-                "weight": self._view_fused(
-                    at,
-                    matrices({f"{e}.{self.down}": seen for e in each}, self.inner, shard=1, role="experts"),
-                    1,
-                    seen,
-                    self.inner,
+                "weight": self._place(
+                    self._view_fused(
+                        at,
+                        matrices({f"{e}.{self.down}": seen for e in each}, self.inner, shard=1, role="experts"),
+                        1,
+                        seen,
+                        self.inner,
+                    )
                 )
             },
             **more,
         }
+
+    def _place(self, weight: Weight) -> Weight:
+        return replace(weight, shard=None, experts=self.experts) if self.placed else weight
 
     def _view_fused(self, at: str, weight: Weight, which: int, outputs: int, inputs: int) -> Weight:
         """outputs, inputs: of an expert's matrix in the fused tensor, each of which holds two of the sources, or one."""

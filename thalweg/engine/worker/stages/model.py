@@ -80,7 +80,7 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
     block_tokens = resolve.block_tokens(args, inputs.defaults)
     background = device.background() if spec.vision is not None or spec.audio is not None else None
     model = assemble(
-        inputs.hf, binder=binder, attention=_select_attention(inputs, device.attention), mesh=Mesh(device.comm), dtype=dtype,
+        inputs.hf, binder=binder, attention=_select_attention(inputs, device.attention), mesh=_mesh(inputs), dtype=dtype,
         max_len=length, block_tokens=block_tokens, quantization=method, kv_dtype=args.kv_dtype,
         kv_skip=args.kv_cache_dtype_skip_layers,
         state_tokens=resolve.state_tokens(args, spec, block_tokens), spare_states=schedule.most_drafts > 0,
@@ -90,6 +90,11 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
     )  # fmt: skip
     proposer = _make_proposer(model, binder, schedule)
     return BuiltModel(model, binder, dtype, length, schedule, method, background, proposer)
+
+
+def _mesh(inputs: BuildInputs) -> Mesh:
+    comm = inputs.device.comm
+    return Mesh(comm, expert=comm) if inputs.args.enable_expert_parallel else Mesh(comm)
 
 
 def _make_proposer(model: Model, binder: Binder, schedule: SchedulerConfig) -> Proposer | None:

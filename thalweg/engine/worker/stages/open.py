@@ -105,6 +105,7 @@ def open_device(
     hf = checkpoint_config.read(args, path)
     formats.scheme(hf, args.quantization)
     hf, spec = registry.declare(hf, path)  # refuse an unknown architecture before a framework is imported
+    spec = resolve.divide(args, spec)
     facts = resolve.within(read_facts(hf, path), spec)
     args = resolve.for_tail(args, spec)
     configured = functools.partial(resolve.configure_platform, args)

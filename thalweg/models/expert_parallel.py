@@ -1,0 +1,31 @@
+"""Expert parallelism: ranks hold some experts of a mixture whole, rather than a share of each. Loads no tensor framework."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from thalweg.errors import ConfigError
+from thalweg.models.fallback.spec import TransformersSpec
+from thalweg.models.spec import ModelSpec, MoE, ParallelMoE, ShortcutMoE
+
+
+def moe_of(ffn: Any) -> MoE | None:
+    """The mixture in a layer's feed-forward part."""
+    found = ffn.moe if isinstance(ffn, ParallelMoE | ShortcutMoE) else ffn
+    return found if isinstance(found, MoE) else None
+
+
+def place_experts(spec: ModelSpec) -> ModelSpec:
+    """The model with whole experts on ranks. ConfigError: it has no experts."""
+    if isinstance(spec, TransformersSpec) or all(moe_of(layer.ffn) is None for layer in spec.layers):
+        raise ConfigError("enable_expert_parallel: this model has no experts to place on ranks; omit it")
+    return replace(spec, layers=tuple(replace(layer, ffn=_place(layer.ffn)) for layer in spec.layers))
+
+
+def _place(ffn: Any) -> Any:
+    moe = moe_of(ffn)
+    if moe is None:
+        return ffn
+    placed = replace(moe, placed=True)
+    return placed if ffn is moe else replace(ffn, moe=placed)
