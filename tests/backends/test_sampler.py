@@ -15,6 +15,7 @@ from thalweg.hal.parts.bad_words import BadWords
 from thalweg.hal.parts.bias import Bias
 from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.parts.mask import Mask
+from thalweg.hal.parts.penalties import Penalties
 from thalweg.hal.step import SamplingArrays, StepBatch
 from thalweg.models.sampler import Sampler
 
@@ -134,3 +135,35 @@ def test_a_step_made_for_drafts_serves_a_batch_without_any(binder: Binder) -> No
     assert wide.tokens.tolist() == plain.tokens.tolist()
     assert wide.counts.tolist() == plain.counts.tolist()
     assert torch.equal(history, same)
+
+
+def test_the_row_before_a_draft_has_the_tokens_before_it_and_no_other(binder: Binder) -> None:
+    """Penalties, bad words, biases and logprobs of a step with drafts are those of steps of one token."""
+    i32, f32, drafts = np.int32, np.float32, [9, 20, 9]
+    logits = torch.randn(4, V)
+    logits[:, [9, 20]] += torch.tensor([4.0, 3.0])
+    history = torch.zeros(2, 12, dtype=torch.int32)
+    history[1, :8] = torch.tensor([1, 2, 3, 9, 4, *drafts])
+    penalties = Penalties(np.ones(1, f32), np.zeros(1, f32), np.full(1, 1.2, f32), np.full(1, 2, i32))
+    words, ban = np.array([[9, 20]], i32), np.full(1, -7, f32)
+
+    def parts(rows: list[int]) -> tuple[Any, ...]:
+        n, row = len(rows), np.array(rows, i32)
+        return penalties, BadWords(row, words.repeat(n, 0)), Bias(row, np.full(n, 9, i32), ban.repeat(n))
+
+    each = []
+    for at in range(4):
+        batch = replace(_batch(1), parts=parts([0]), context=np.full(1, 4 + at, i32))
+        batch.features = batch.infer_features(logprobs=1)
+        each.append(_run(binder, logits[at : at + 1], batch, "processed_logprobs", history.clone())[0])
+    pick = np.array([[0, 1, 2, -1]], i32)
+    verify = replace(
+        _batch(1), tokens=np.array([4, *drafts], i32), token_seq=np.zeros(4, i32), positions=np.arange(4, 8, dtype=i32),
+        query=np.full(1, 4, i32), last_row=np.full(1, 3, i32),
+        parts=(Drafts(np.arange(1, 4, dtype=i32), pick, level=3), *parts([0, -1, -2, -3])),
+    )  # fmt: skip
+    verify.features = verify.infer_features(logprobs=1)
+    rows = logits[[3, 0, 1, 2]]
+    got, _ = _run(binder, rows, verify, "processed_logprobs", history.clone())
+    assert got.tokens[0].tolist() == [r.tokens.item() for r in each]
+    assert torch.equal(got.logprobs.values, torch.cat([r.logprobs.values for r in each]))

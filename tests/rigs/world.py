@@ -402,7 +402,8 @@ class World:
             handle = int(out.handles[i])
             t = self.tracked[handle]
             seen[handle] = seen.get(handle, 0) + 1
-            at = t.request.prompt_len + t.got - 1  # position of the token; one token per frame without speculation
+            later = out.handles.tolist().count(handle) - seen[handle]
+            at = t.request.prompt_len + t.got - 1 - later  # position of the token
             assert out.logprobs.tokens[m, 0] == out.tokens[i]
             assert out.logprobs.tokens.shape[1] >= 1 + t.request.sampling.logprobs
             assert abs(out.logprobs.values[m, 0] - self.oracle.value(t.hashes[at - 1], int(out.tokens[i]))) < 1e-6

@@ -134,7 +134,7 @@ class Part:
     logits: ClassVar[bool] = False
     """It changes logits before sampling."""
     drafts: ClassVar[bool] = False
-    """It has rows for drafts too. A sequence with any other part that changes logits gets no drafts."""
+    """Its changes are computed for drafts too. A sequence with any other part that changes logits gets no drafts."""
     prompts: ClassVar[bool] = False
     """Only steps that compute part of a prompt have it."""
     level: int = field(default=0, kw_only=True)

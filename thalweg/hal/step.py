@@ -252,7 +252,7 @@ class StepResult:
 
     tokens: Array  # i32[S, K]
     counts: Array  # i32[S]; how many of the K are real: one more than guesses that were right (0 where emit was False)
-    logprobs: Logprobs | None = None  # N = S
+    logprobs: Logprobs | None = None  # N = S * K; row s * K + k is that of tokens[s, k]
     score: Logprobs | None = None  # N = P; the prompt tokens of `Scores`
     invalid: Array | None = None  # bool[S]; logits held NaN or +inf: the row's token means nothing
     pooled: Array | None = None  # f32[S, H]; a vector per sequence, of models that give those: then tokens mean nothing

@@ -18,7 +18,7 @@ from thalweg.hal.fields import Part
 from thalweg.hal.op import Binder, BoundOp
 from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.step import SCRATCH, Features, Logprobs, SamplingArrays, StepBatch, StepResult
-from thalweg.models.logits.change import DraftLogitsProcessor, LogitRows, LogitsProcessor
+from thalweg.models.logits.change import LogitRows, LogitsProcessor
 from thalweg.options.requests import LOGPROBS_MODES
 from thalweg.plugins import import_attribute
 
@@ -51,13 +51,13 @@ class Sampler:
         (tokens [S, K]) and the history with the sampled tokens of the rows that emit. The noise of a row is that of the
         position its token will take, so a draft is right exactly if that token would have been sampled without it.
 
-        Sequences with drafts ask for nothing that `_shape` does but for masks, nor for logprobs: the caller sees to that."""
+        Sequences with drafts have no part that changes logits without `Part.drafts`: the caller sees to that."""
         want, s, drafts = batch.features, batch.sampling, batch.get(Drafts)
-        position = batch.context + batch.query
-        shaped = self._shape(logits, LogitRows(history, batch.slots, position), batch)
+        rows = LogitRows(history, batch.slots, batch.context + batch.query)
         if drafts is not None:
-            s = _of_rows(s, batch.token_seq.index_select(0, drafts.row))
-            position = torch.cat([position, batch.positions.index_select(0, drafts.row)])
+            rows = _with_drafts(rows, batch, drafts)
+            s = SamplingArrays(**{f.name: rows.spread(getattr(s, f.name)) for f in fields(SamplingArrays)})
+        position, shaped = rows.lengths, self._shape(logits, rows, batch)
         if self._draw is not None and not (self._processed and want.logprobs >= 0):
             tokens, most = self._draw(shaped, s.temperature, s.top_k, s.top_p, s.min_p, s.seed, position)
             chosen = self._gather_logprobs(logits, tokens, batch) if want.logprobs >= 0 else None
@@ -100,6 +100,8 @@ class Sampler:
         slots = torch.where(kept, batch.slots[:, None], SCRATCH)
         history = self._write(history, slots.flatten(), position.flatten(), tokens.flatten())
         counts = torch.where(batch.emit, accepted + 1, 0).to(torch.int32)
+        if logprobs is not None:
+            logprobs = Logprobs(*(a.index_select(0, at.flatten()) for a in (logprobs.tokens, logprobs.values, logprobs.ranks)))
         return StepResult(tokens, counts, logprobs=logprobs, invalid=(invalid & kept).any(1)), history
 
     def score(self, logits: Tensor, targets: Tensor, k: int) -> Logprobs:
@@ -107,30 +109,24 @@ class Sampler:
         return self._best(logits, targets, k)
 
     def _shape(self, logits: Tensor, rows: LogitRows, batch: StepBatch) -> Tensor:
-        """Penalties, bans, biases and masks, which do not depend on temperature. Of each sequence's last row, and of possible
-        drafts."""
-        asked = [(change, part) for kind, change in self._changes if (part := batch.get(kind)) is not None]
-        if not asked:
-            return logits
+        """Penalties, bans, biases and masks, which do not depend on temperature."""
         n = batch.slots.shape[0]
-        if logits.shape[0] == n:
-            for change, part in asked:
+        for kind, change in self._changes:
+            part = batch.get(kind)
+            if part is None:
+                continue
+            if kind.drafts or rows.owners is None:
                 logits = change(logits, part, rows)
-            return logits
-        last, ahead = logits[:n], logits[n:]
-        for change, part in asked:
-            last = change(last, part, rows)
-            if isinstance(change, DraftLogitsProcessor):
-                ahead = change.ahead(ahead, part)
-        return torch.cat([last, ahead])
+            else:
+                logits = torch.cat([change(logits[:n], part, rows.only_last()), logits[n:]])
+        return logits
 
     @staticmethod
     def _scale(logits: Tensor, temperature: Tensor, want: Features) -> Tensor:
         return logits / torch.where(temperature > 0, temperature, 1.0)[:, None] if want.random else logits
 
     def _gather_logprobs(self, logits: Tensor, tokens: Tensor, batch: StepBatch) -> Logprobs:
-        n = batch.slots.shape[0]
-        return self._best(logits[:n], tokens[:n], batch.features.logprobs)
+        return self._best(logits, tokens, batch.features.logprobs)
 
     def _best(self, logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
         bound = self._logprobs.get(k)
@@ -140,7 +136,8 @@ class Sampler:
         return Logprobs(ids, values, ranks)
 
 
-def _of_rows(s: SamplingArrays, owners: Tensor) -> SamplingArrays:
-    """The parameters of every sequence, then those of the sequences that own further rows."""
-    parts = ((f.name, getattr(s, f.name)) for f in fields(SamplingArrays))
-    return SamplingArrays(**{name: torch.cat([a, a.index_select(0, owners)]) for name, a in parts})
+def _with_drafts(last: LogitRows, batch: StepBatch, drafts: Drafts) -> LogitRows:
+    """The last row of each sequence, then the row before each draft."""
+    owners, position = (a.index_select(0, drafts.row) for a in (batch.token_seq, batch.positions))
+    slots = torch.cat([last.slots, last.slots.index_select(0, owners)])
+    return LogitRows(last.history, slots, torch.cat([last.lengths, position]), owners)

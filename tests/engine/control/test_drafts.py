@@ -17,6 +17,7 @@ from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.errors import ConfigError
 from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.parts.mask import Mask
+from thalweg.hal.parts.penalties import Penalties
 from thalweg.hal.parts.proposing import Proposing
 
 MOST = 4
@@ -103,14 +104,28 @@ def test_a_range_ends_with_the_context():
     [
         {"repetition_penalty": 1.1},
         {"logit_bias": ((1, 1.5),)},
-        {"bad_words": ((1, 2),)},
-        {"min_tokens": 5, "stop_ids": (3,)},
+        {"bad_words": tuple((a, b) for a in range(64) for b in range(0, 64, 9))},
+        {"min_tokens": 7, "stop_ids": tuple(range(0, 64, 2)), "logit_bias": ((1, float("-inf")),)},
         {"logprobs": 1},
     ],
 )
-def test_what_changes_from_token_to_token_has_no_drafts_and_harms_none_beside_it(fields):
-    w = world()
+@pytest.mark.parametrize("luck", [0.0, 0.6, 1.0])
+def test_sequences_whose_logits_change_with_every_token_have_drafts(fields, luck):
+    w = world(luck=luck)
     ask(w, 0, [1, 2, 3], 15, **fields)
+    ask(w, 1, [4, 5, 6], 15)
+    w.drain()
+    found = [(b, d) for b in w.batch_log if (d := b.get(Drafts)) is not None]
+    owners = {int(w_slot) for b, d in found for w_slot in b.slots[b.token_seq[d.row]]}
+    assert len(owners) == 2
+    drafts = w.core.scheduler.counters.drafts
+    assert drafts.accepted >= 0.7 * drafts.drafted if luck == 1 else drafts.accepted < drafts.drafted
+
+
+def test_a_sequence_with_a_part_that_is_not_computed_for_drafts_has_none(monkeypatch):
+    monkeypatch.setattr(Penalties, "drafts", False)
+    w = world()
+    ask(w, 0, [1, 2, 3], 15, repetition_penalty=1.1)
     ask(w, 1, [4, 5, 6], 15)
     w.drain()
     found = [(b, d) for b in w.batch_log if (d := b.get(Drafts)) is not None]
@@ -129,10 +144,11 @@ def test_masks_have_a_row_for_each_draft_and_others_beside_them_none_to_speak_of
     assert w.core.scheduler.counters.drafts.accepted == w.core.scheduler.counters.drafts.drafted == 44
 
 
-def test_a_sequence_with_drafts_sits_out_while_others_go_on():
+def test_a_sequence_with_drafts_sits_out_while_others_go_on(monkeypatch):
+    monkeypatch.setattr(Penalties, "drafts", False)
     w = world(depth=2)
     ask(w, 0, [1, 2, 3], 30)
-    ask(w, 1, [4, 5, 6], 30, logprobs=0)
+    ask(w, 1, [4, 5, 6], 30, repetition_penalty=1.1)
     w.drain()
     alone = [b for b in w.batch_log[2:] if b.slots.size == 1]
     both = [b for b in w.batch_log[2:] if b.slots.size == 2]
@@ -164,12 +180,13 @@ def test_only_what_was_accepted_is_published():
     assert w.core.stats().prefix_hits > 60
 
 
-def test_drafts_take_no_block_that_others_will_need():
+def test_drafts_take_no_block_that_others_will_need(monkeypatch):
+    monkeypatch.setattr(Penalties, "drafts", False)
     preemptions = []
     for drafts in (True, False):
         w = world(blocks=13, block_tokens=2, max_len=24, max_seqs=3, luck=0.0)
         for h in range(3):
-            ask(w, h, [h + 1] * 2, 18, logprobs=-1 if drafts else 0)
+            ask(w, h, [h + 1] * 2, 18, repetition_penalty=1.0 if drafts else 1.1)
         w.drain()
         preemptions.append(w.core.stats().preemptions)
     assert preemptions[0] == preemptions[1]

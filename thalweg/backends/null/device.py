@@ -152,9 +152,13 @@ class FixedTokenModel:
         n, drafts, scores = batch.slots.shape[0], batch.get(Drafts), batch.get(Scores)
         if drafts is not None:
             ids = np.full(batch.tokens.size, self._token, np.int64)
-            return verify_drafts(
+            result = verify_drafts(
                 batch, drafts, ids[:1].repeat(n), ids[drafts.row], np.where(batch.tokens < 0, ids, batch.tokens)
             )
+            if batch.features.logprobs >= 0:
+                chosen = result.tokens.astype(np.int64).ravel()
+                result.logprobs = hash_logprobs(chosen, np.zeros_like(chosen), batch.features.logprobs, self._vocab)
+            return result
         tokens = self._cache.get(n)
         if tokens is None:
             tokens = self._cache[n] = np.full((n, 1), self._token, np.int32)

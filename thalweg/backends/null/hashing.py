@@ -101,11 +101,10 @@ class HashModel:
         picked = (mix(seen).view(np.uint64) >> np.uint64(1)).astype(np.int64) % self._vocab
         out = np.zeros(batch.slots.shape[0], np.int64)
         out[emit] = picked[: emit.size]
+        named = np.concatenate([emit, -1 - np.arange(rows.size - emit.size)])
         if any(batch.get(kind) is not None for kind in (Bias, BadWords, Mask)):
-            self._skip_banned(batch, history, out, emit)
-        if (mask := batch.get(Mask)) is not None and mask.ahead.size:
-            for i, words in enumerate(mask.ahead, emit.size):
-                picked[i] = self._next(int(picked[i]), words)
+            self._skip_banned(batch, history, picked, named, rows, ends)
+            out[emit] = picked[: emit.size]
         if drafts is not None:
             result = verify_drafts(batch, drafts, out, picked[emit.size :], tokens)
             first = reached - (drafts.pick >= 0).sum(1)
@@ -118,7 +117,9 @@ class HashModel:
         for cache, table, h, sums in carried:
             self._settle(batch, cache, table, h, sums, batch.last_row - wrong)
         if batch.features.logprobs >= 0:
-            result.logprobs = hash_logprobs(out, hashes[batch.last_row], batch.features.logprobs, self._vocab)
+            at = batch.last_row[:, None] if drafts is None else _rows_before(batch, drafts)
+            chosen = result.tokens.astype(np.int64).ravel()
+            result.logprobs = hash_logprobs(chosen, hashes[at.ravel()], batch.features.logprobs, self._vocab)
         if scores is not None:
             result.score = hash_logprobs(scores.target.astype(np.int64), hashes[scores.row], scores.level, self._vocab)
         return result
@@ -172,9 +173,13 @@ class HashModel:
         total: I64 = np.where(inside, values, 0).sum(axis=1)
         return total
 
-    def _skip_banned(self, batch: StepBatch, history: NDArray[np.int32], out: I64, rows: Any) -> None:
-        """Move each row's token up to the next one that nothing bans."""
+    def _skip_banned(
+        self, batch: StepBatch, history: NDArray[np.int32], picked: I64, named: Any, rows: Any, ends: Any
+    ) -> None:  # fmt: skip
+        """Move each token of `picked` up to the next one that nothing bans. named: its row, as parts name rows of logits. rows,
+        ends: its sequence, and its position."""
         banned: dict[int, set[int]] = {}
+        places = {name: (int(batch.slots[row]), int(end)) for name, row, end in zip(named.tolist(), rows, ends, strict=True)}
         bias, bad, masks = batch.get(Bias), batch.get(BadWords), batch.get(Mask)
         if bias is not None:
             for row, token, value in zip(bias.row.tolist(), bias.token.tolist(), bias.value.tolist(), strict=True):
@@ -182,12 +187,14 @@ class HashModel:
                     banned.setdefault(row, set()).add(token)
         for row, words in zip(bad.row.tolist(), bad.words.tolist(), strict=True) if bad is not None else ():
             word = [w for w in words if w >= 0]
-            slot, end = int(batch.slots[row]), int(batch.context[row] + batch.query[row])
-            if end >= len(word) - 1 and history[slot, end - len(word) + 1 : end].tolist() == word[:-1]:
+            slot, end = places.get(row, (0, -1))
+            if word and end >= len(word) - 1 and history[slot, end - len(word) + 1 : end].tolist() == word[:-1]:
                 banned.setdefault(row, set()).add(word[-1])
-        for row in rows.tolist():
-            mask = None if masks is None else masks.allowed[row]
-            out[row] = self._next(int(out[row]), mask, banned.get(row, set()))
+        for i, row in enumerate(named.tolist()):
+            mask = None
+            if masks is not None and (row >= 0 or masks.ahead.size):
+                mask = masks.allowed[row] if row >= 0 else masks.ahead[-1 - row]
+            picked[i] = self._next(int(picked[i]), mask, banned.get(row, set()))
 
     def _next(self, token: int, mask: NDArray[np.uint32] | None, banned: Collection[int] = ()) -> int:
         """The token, or the next allowed one above it."""
@@ -221,6 +228,12 @@ def verify_drafts(batch: StepBatch, drafts: Drafts, last: I64, before: I64, toke
     right = (pick >= 0) & (before == tokens[drafts.row])[pick]
     accepted = np.cumprod(right, axis=1).sum(1)
     return StepResult(sampled.astype(np.int32), np.where(batch.emit, accepted + 1, 0).astype(np.int32))
+
+
+def _rows_before(batch: StepBatch, drafts: Drafts) -> I64:
+    """i64[S, K]: the row in T before each token of a result."""
+    rows: I64 = np.where(drafts.pick < 0, batch.last_row[:, None], drafts.row[drafts.pick] - 1)
+    return rows
 
 
 def hash_logprobs(tokens: Any, seen: I64, k: int, vocab: int) -> Logprobs:

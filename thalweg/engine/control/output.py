@@ -128,7 +128,7 @@ class ResultReader:
         self._ends(slots, tokens[last], s.known[slots], ended)
         news = StepOutput(step.handles[rows[at]], tokens, ended)
         if step.wants_logprobs and result.logprobs is not None:
-            news.logprobs = self._logprobs(result, slots, rows, last)
+            news.logprobs = self._logprobs(result, slots[at], rows[at] * grid.shape[1] + place)
         if step.scored:
             self._scores(step, result, news)
         return news
@@ -202,17 +202,14 @@ class ResultReader:
             eos = token in request.sampling.eos_ids
             ended.append((request, SequenceFinished(request.handle, "stop", stop_id=-1 if eos else token)))
 
-    def _logprobs(
-        self, result: StepResult, slots: I32, rows: NDArray[np.int64], places: NDArray[np.int64] | None = None
-    ) -> TokenLogprobs | None:
-        """places: positions of these sequences' tokens in the output, if not consecutive."""
+    def _logprobs(self, result: StepResult, slots: I32, rows: NDArray[np.int64]) -> TokenLogprobs | None:
+        """slots, rows: of each token of the output, its sequence and its row of the result's logprobs."""
         asked = np.nonzero(self._slots.logprobs[slots] >= 0)[0]
         if not asked.size or result.logprobs is None:
             return None
         at, found = rows[asked], result.logprobs
-        news = asked if places is None else places[asked]
         return TokenLogprobs(
-            news.astype(np.int32), np.asarray(found.tokens)[at], np.asarray(found.values)[at], np.asarray(found.ranks)[at]
+            asked.astype(np.int32), np.asarray(found.tokens)[at], np.asarray(found.values)[at], np.asarray(found.ranks)[at]
         )
 
     def _scores(self, step: LaunchedStep, result: StepResult, news: StepOutput) -> None:

@@ -43,7 +43,7 @@ STOP_WIDTH = 8
 
 RANDOM, TRUNCATE, MANY_STOPS, LOOKBACK, PER_TOKEN, WAITS, PARTS = (1 << i for i in range(7))
 """Bits of `Slots.flags`: features of a sequence beyond greedy tokens. LOOKBACK: the step reads its history. PER_TOKEN: its
-logits change in a way that cannot be computed for drafts. WAITS: the change depends on the token before, so the sequence is
+logits change in a way that is not computed for drafts. WAITS: the change depends on the token before, so the sequence is
 in no step until that has returned, unless it hopes. PARTS: the first of the bits that parts of a step have, one each."""
 
 

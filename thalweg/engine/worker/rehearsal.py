@@ -73,9 +73,14 @@ def scratch(query: Sequence[int], tables: Sequence[Table], blocks: int, *, unifo
 def asking(batch: StepBatch, features: Features, sizes: Mapping[str, int]) -> StepBatch:
     """The batch with the features and their parts, which change nothing. sizes: lengths of dimensions that parts name."""
     known = {"T": batch.tokens.shape[0], "S": batch.slots.shape[0], **sizes}
-    without = {**known, "N": 0} if features.level(Drafts) < 0 else known  # rows for drafts
-    parts = tuple(kind.blank(without if kind.drafts else known, level) for kind, level in features.parts)
+    without = {**known, "N": 0} if features.level(Drafts) < 0 else known
+    parts = tuple(kind.blank(without if _has_draft_rows(kind) else known, level) for kind, level in features.parts)
     return replace(batch, features=features, parts=parts)
+
+
+def _has_draft_rows(kind: type[Part]) -> bool:
+    """Does a part have arrays of rows for drafts, next to those of sequences?"""
+    return kind.drafts and any("S" in d.axes for d in dims(kind).values())
 
 
 def sizes(vocab: int, words: int = 3) -> dict[str, int]:

@@ -14,5 +14,6 @@ class BadWords(Part):
     """The last token of a word is banned where the history ends with the others."""
 
     logits = True
-    row: Array = dim("N", np.int32)  # row in S
+    drafts = True
+    row: Array = dim("N", np.int32)  # row in S; -1 - i: the row before draft i of `Drafts.row`
     words: Array = dim("N <length", np.int32, fill=-1)  # -1 in front matches anything; no last token: nothing is banned

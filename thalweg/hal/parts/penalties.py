@@ -14,6 +14,7 @@ class Penalties(Part):
     """A row with its values off is unchanged. The step looks back at the history of every row."""
 
     logits = True
+    drafts = True
     repetition: Array = dim("S", np.float32, fill=1)  # 1 = off; counts prompt and output
     presence: Array = dim("S", np.float32)  # 0 = off; counts output only
     frequency: Array = dim("S", np.float32)  # 0 = off; counts output only

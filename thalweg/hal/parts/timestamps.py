@@ -14,6 +14,7 @@ class Timestamps(Part):
     """Tokens from `begin` on are times, in order. The step looks back at the history of the rows that ask."""
 
     logits = True
+    drafts = True
     begin: Array = dim("S", np.int32, fill=-1)  # the first time; -1 = off
     end: Array = dim("S", np.int32)  # the token that ends a transcript: those before it are text
     prompt_len: Array = dim("S", np.int32)  # positions at or beyond it are output

@@ -14,5 +14,5 @@ class BadWordsProcessor:
         self._op = bind(ops.bad_words)
 
     def __call__(self, logits: Tensor, part: BadWords, rows: LogitRows) -> Tensor:
-        out: Tensor = self._op(logits, rows.history, rows.slots, rows.lengths, part.row, part.words)
+        out: Tensor = self._op(logits, rows.history, rows.slots, rows.lengths, rows.locate(part.row), part.words)
         return out

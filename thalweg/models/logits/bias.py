@@ -14,5 +14,5 @@ class BiasProcessor:
         self._op = bind(ops.logit_bias)
 
     def __call__(self, logits: Tensor, part: Bias, rows: LogitRows) -> Tensor:
-        out: Tensor = self._op(logits, part.row, part.token, part.value)
+        out: Tensor = self._op(logits, rows.locate(part.row), part.token, part.value)
         return out

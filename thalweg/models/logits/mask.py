@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from thalweg.hal import ops
@@ -14,9 +15,7 @@ class MaskProcessor:
         self._op = bind(ops.token_mask)
 
     def __call__(self, logits: Tensor, part: Mask, rows: LogitRows) -> Tensor:
-        out: Tensor = self._op(logits, part.allowed)
-        return out
-
-    def ahead(self, logits: Tensor, part: Mask) -> Tensor:
-        out: Tensor = self._op(logits, part.ahead) if part.ahead.shape[0] else logits
-        return out
+        n, drafts = part.allowed.shape[0], part.ahead.shape[0]
+        allowed = torch.cat([part.allowed, part.ahead]) if drafts else part.allowed
+        out: Tensor = self._op(logits[: n + drafts], allowed)
+        return out if out.shape == logits.shape else torch.cat([out, logits[n:]])

@@ -14,7 +14,6 @@ class PenaltiesProcessor:
         self._op = bind(ops.penalties)
 
     def __call__(self, logits: Tensor, part: Penalties, rows: LogitRows) -> Tensor:
-        out: Tensor = self._op(
-            logits, rows.history, rows.slots, rows.lengths, part.prompt_len, part.repetition, part.presence, part.frequency
-        )
+        values = (rows.spread(a) for a in (part.prompt_len, part.repetition, part.presence, part.frequency))
+        out: Tensor = self._op(logits, rows.history, rows.slots, rows.lengths, *values)
         return out

@@ -17,8 +17,9 @@ class BadWordsBuilder(Builder):
         return p.grammar is None and any(len(w) > 1 for w in p.bad_words)
 
     def build(self, work: StepRows) -> tuple[BadWords, int]:
-        found = [(row, w) for row, r in work.rows(self.flag) for w in r.sampling.bad_words if len(w) > 1]
+        asked = ((work.logit_rows(row), r.sampling.bad_words) for row, r in work.rows(self.flag))
+        found = [(at, w) for rows, words in asked for w in words if len(w) > 1 for at in rows]
         words = np.full((len(found), max(len(w) for _, w in found)), -1, np.int32)
         for i, (_, w) in enumerate(found):
             words[i, -len(w) :] = w
-        return BadWords(np.array([row for row, _ in found], np.int32), words), FOREVER
+        return BadWords(np.array([at for at, _ in found], np.int32), words), FOREVER

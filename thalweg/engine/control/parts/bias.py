@@ -19,25 +19,26 @@ class BiasBuilder(Builder):
         return bool(p.logit_bias) or waits or any(len(w) == 1 for w in p.bad_words)
 
     def build(self, work: StepRows) -> tuple[Bias | None, int]:
-        """Valid until the first sequence reaches min_tokens: the token a step samples has the index `length`."""
+        """Valid until the first sequence reaches min_tokens: the token a step samples has the index `length`, and with drafts
+        one more for each."""
         rows: list[int] = []
         tokens: list[int] = []
         values: list[float] = []
         state, lasts, ban = work.state, FOREVER, float("-inf")
         for row, request in work.rows(self.flag):
             p = request.sampling
-            if p.grammar is not None:
-                rows, tokens = rows + [row] * len(p.logit_bias), tokens + [t for t, _ in p.logit_bias]
-                values += [v for _, v in p.logit_bias]
-                continue
-            pairs = [*p.logit_bias, *((w[0], ban) for w in p.bad_words if len(w) == 1)]
-            left = int(state.stop_from[request.slot] - state.length[request.slot])
+            always, early, left = [*p.logit_bias], list[tuple[int, float]](), 0
+            if p.grammar is None:
+                always += ((w[0], ban) for w in p.bad_words if len(w) == 1)
+                early = [(i, ban) for i in (*p.eos_ids, *p.stop_ids)]
+                left = int(state.stop_from[request.slot] - state.length[request.slot])
             if left > 0:
-                pairs += [(i, ban) for i in (*p.eos_ids, *p.stop_ids)]
                 lasts = min(lasts, left)
-            rows += [row] * len(pairs)
-            tokens += [t for t, _ in pairs]
-            values += [v for _, v in pairs]
+            for ahead, at in enumerate(work.logit_rows(row)):
+                pairs = always + early if ahead < left else always
+                rows += [at] * len(pairs)
+                tokens += [t for t, _ in pairs]
+                values += [v for _, v in pairs]
         if not rows:
             return None, lasts
         return Bias(np.array(rows, np.int32), np.array(tokens, np.int32), np.array(values, np.float32)), lasts

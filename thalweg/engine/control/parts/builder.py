@@ -91,6 +91,14 @@ class StepRows:
         rows = np.nonzero(self.state.flags[self.slots] & flag)[0].tolist()
         return [(row, r) for row in rows if (r := self.state.requests[int(self.slots[row])]) is not None]
 
+    def logit_rows(self, row: int) -> list[int]:
+        """The rows of logits of a sequence as parts name them, in the order of their tokens. -1 - i is the row before draft i
+        of the step, and `row` is the last."""
+        if self.drafts is None:
+            return [row]
+        end = int(self.drafts[: row + 1].sum())
+        return [*(-1 - i for i in range(end - int(self.drafts[row]), end)), row]
+
     def first_token(self, row: int) -> int:
         """Index in T of a row's first new token."""
         return int(self.query[:row].sum())

@@ -3,8 +3,8 @@
 A draft is accepted exactly if it equals the token that would be sampled at its position. The noise of sampling is a hash of
 seed, position and token, so the text does not depend on the drafter, nor on whether there is one.
 
-Sequences have drafts if only masks change their logits, because each draft has its mask. Drafts have no history and no bias,
-so other sequences (`slots.PER_TOKEN`) have none. Nor have those with logprobs.
+The row of each draft has the history up to it, so penalties count no draft after it. Sequences have no drafts if a part changes
+their logits and is not computed for drafts (`hal.fields.Part.drafts`).
 """
 
 from __future__ import annotations

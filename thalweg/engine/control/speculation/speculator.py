@@ -50,7 +50,7 @@ class Speculator:
     def eligible(self, slots: I32) -> Mask:
         """Which of these may have drafts: verification supports all their features, and more than one token is left."""
         s = self._slots
-        plain = ((s.flags[slots] & PER_TOKEN) == 0) & (s.logprobs[slots] < 0)
+        plain = (s.flags[slots] & PER_TOKEN) == 0
         if self._needs:
             plain &= (s.flags[slots] & self._needs) != 0
         may: Mask = plain & (s.limit[slots] - s.length[slots] > 1)
