@@ -193,7 +193,13 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             flag="data-parallel-size",
             note="elsewhere, start a server per device behind a load balancer",
         ),
-        Feature("Several hosts", "NNNNN", flag="nnodes"),
+        Feature(
+            "[Several machines](distributed.md#several-machines)",
+            "RUUUN",
+            ("tests/integration/test_nodes.py",),
+            flag="nnodes",
+            note="`cpu`: two process trees on one machine, over TCP",
+        ),
     ),
     "Speculation": (
         Feature("[N-gram drafts](speculative-decoding.md)", "RHHHU", ("tests/integration/test_speculation.py",)),

@@ -117,6 +117,7 @@ WORDS: dict[str, tuple[str, ...]] = {
 }
 """Values for flags that refuse most."""
 BESIDE = {
+    "node-rank": ("--nnodes", "4"),
     "enable-log-outputs": ("--enable-log-requests",),
     "fingerprint-mode": ("--fingerprint-value", "x"),
     "fingerprint-value": ("--fingerprint-mode", "custom"),

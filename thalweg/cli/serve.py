@@ -39,6 +39,12 @@ def run(words: list[str]) -> int:
         raise ConfigError("--lora-modules: adapters need --enable-lora")
     if made.lora_root and not args.enable_lora:
         raise ConfigError("--lora-root: adapters need --enable-lora")
+    if made.headless:
+        from thalweg.engine.executor.node import host_ranks
+
+        return host_ranks(args)
+    if args.node_rank:
+        raise ConfigError(f"--node-rank: machine {args.node_rank} hosts ranks only; add --headless")
     common.say_bundled(args)
     # In this order: a port in use fails at once, and the engine's process imports its code while this one imports the web
     # framework.

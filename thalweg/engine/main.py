@@ -36,6 +36,7 @@ from thalweg.engine.control.loading import AdapterLoads, LoadedAdapter
 from thalweg.engine.control.profiles import Profiles
 from thalweg.engine.control.store.connect import check_store, connect, key_hash
 from thalweg.engine.executor.messages import describe_failure
+from thalweg.engine.ipc import port
 from thalweg.engine.ipc.codec import Codec, FrameError
 from thalweg.engine.ipc.socket import Channel, ChannelClosedError
 from thalweg.engine.worker.stages.open import prepare
@@ -248,4 +249,6 @@ def _report(channel: Channel, e: Exception) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[3:]:
+        port.adopt_port(int(sys.argv[3]))
     sys.exit(main(int(sys.argv[1]), sys.argv[2]))

@@ -8,6 +8,7 @@ variables: `TWINS` are honoured under both names, ours first. `foreign` names th
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from thalweg.errors import ConfigError
@@ -112,6 +113,12 @@ def log_level() -> str:
 def set_log_level(level: str) -> None:
     """THALWEG_LOGGING_LEVEL for processes that this one starts: `--log-level`."""
     os.environ["THALWEG_LOGGING_LEVEL"] = level.upper()
+
+
+def set_unset(values: Mapping[str, str]) -> None:
+    """Variables of libraries, for this process, where the user has not set them."""
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
 
 
 def keep_alive_seconds() -> int:

@@ -16,6 +16,7 @@ from thalweg.engine.control.core import EngineCore
 from thalweg.engine.control.executor import Executor
 from thalweg.engine.control.profiles import Profiles
 from thalweg.engine.control.store.connect import connect, key_hash
+from thalweg.engine.ipc.port import keep_port, release_port
 from thalweg.engine.messages import Stats
 from thalweg.engine.worker.stages.open import start_ahead
 from thalweg.engine.worker.worker import Worker
@@ -65,7 +66,15 @@ class LLMEngine(NoWorkerCalls, NoVllmConfig):
     def _start(self) -> None:
         with pause_gc():
             args = self.frontend.args
-            self.executor: Executor = load_executor(args)(args)
+            several = args.nnodes > 1 and not args.node_rank
+            try:
+                if several:
+                    keep_port(args.master_addr, args.master_port)
+                self.executor: Executor = load_executor(args)(args)
+            except BaseException:
+                if several:
+                    release_port()
+                raise
         self._profiles = None if read_profiler_config(args) is None else Profiles(self.executor)
         self.client.connect(self.executor.config)
         structured = self.client.structured
@@ -328,3 +337,5 @@ class LLMEngine(NoWorkerCalls, NoVllmConfig):
         if hasattr(self, "executor"):
             self.core.close()
             self.executor.close()
+        if self.frontend.args.nnodes > 1:
+            release_port()

@@ -47,6 +47,9 @@ class HttpOptions(msgspec.Struct, kw_only=True, frozen=True):
     host: Annotated[str, _option("Address to bind; 127.0.0.1 answers this machine only, 0.0.0.0 every interface")] = "127.0.0.1"
     port: Annotated[int, _option("TCP port to bind", ge=0, le=65535, note="0: any free port")] = 8000
     uds: Annotated[str | None, _option("Bind a Unix socket instead of TCP")] = None
+    headless: Annotated[bool, _option(
+        "Host ranks of the engine that machine 0 runs (--nnodes, --node-rank), without an HTTP server", tier="scale",
+    )] = False  # fmt: skip
     root_path: Annotated[str, _option("URL prefix behind a reverse proxy", check=check_prefix, none=True)] = ""
     api_key: Annotated[list[str], _option(
         "Bearer keys clients must send; several may be given. Other users of the machine can read a command line: prefer the "

@@ -27,7 +27,7 @@ from thalweg.hal.comm import Communicator, Solo
 from thalweg.hal.device import Background, DeviceInfo, Executable, Memory
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
-from thalweg.hal.platform import Place
+from thalweg.hal.platform import RENDEZVOUS, Place
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 from thalweg.hal.times import Times
 
@@ -203,7 +203,7 @@ def open_device(
 
 
 def _open_communicator(place: Place, library: NativeLibrary | None) -> Communicator:
-    if library is None:
+    if library is None or place.environment.get(RENDEZVOUS, "").startswith("tcp://"):  # ranks of several machines
         from thalweg.backends.torch_comm import TorchCommunicator
 
         return TorchCommunicator("gloo", place)

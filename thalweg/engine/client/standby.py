@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 from thalweg.config import EngineArgs
+from thalweg.engine.ipc import port
 from thalweg.engine.ipc.pair import End, pair
 from thalweg.host import processes
 
@@ -17,11 +18,14 @@ class Standby:
     def __init__(self, device: str, expected: EngineArgs | None = None) -> None:
         """device: the expected `--device`. expected: the arguments it will serve, if they follow at once: it may then reserve
         memory for the weights. A mere standby must not."""
+        if expected is not None and expected.nnodes > 1 and not expected.node_rank:
+            port.keep_port(expected.master_addr, expected.master_port)
         self._sock, theirs = pair()
         with theirs:
             try:
-                fd = theirs.fileno()
-                self._process = processes.Process("thalweg.engine.main", str(fd), device, inherit=(fd,))
+                fds = (theirs.fileno(), *port.inheritable())
+                words = (str(fds[0]), device, *map(str, fds[1:]))
+                self._process = processes.Process("thalweg.engine.main", *words, inherit=fds)
             except BaseException:
                 self._sock.close()
                 raise

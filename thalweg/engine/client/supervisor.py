@@ -24,6 +24,7 @@ from thalweg.engine import messages as m
 from thalweg.engine.client.process import EngineProcess
 from thalweg.engine.client.recovery import Recovery, Verdict
 from thalweg.engine.client.standby import Standby
+from thalweg.engine.ipc.port import release_port
 from thalweg.errors import EngineDeadError, RankLostError, RequestError, ThalwegError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -231,6 +232,8 @@ class Supervisor:
             self._standby.end()
         if self._engine is not None:
             await self._engine.stop()
+        if self._args.nnodes > 1:
+            release_port()
 
     # ------------------------------------------------------------------ one engine after another
 

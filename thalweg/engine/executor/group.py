@@ -2,71 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import queue
-import shutil
-import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
-
-import msgspec
 
 from thalweg.config import EngineArgs
 from thalweg.engine import messages as m
 from thalweg.engine.client.process import as_error
-from thalweg.engine.executor.messages import Beat, Begin, FromRank, Launch, RankAnswer, RankCall
-from thalweg.engine.ipc.codec import Codec, FrameError
-from thalweg.engine.ipc.pair import pair
-from thalweg.engine.ipc.socket import Channel, ChannelClosedError
+from thalweg.engine.executor.launcher import Launcher
+from thalweg.engine.executor.member import PATIENCE_SECONDS, Member
+from thalweg.engine.executor.messages import Beat, Begin, Launch, RankAnswer, RankCall
+from thalweg.engine.ipc.codec import FrameError
+from thalweg.engine.ipc.socket import ChannelClosedError
 from thalweg.errors import DeviceError, EngineDeadError, PeerError, RankLostError, ThalwegError
-from thalweg.hal.platform import RENDEZVOUS, Place
-from thalweg.host.processes import Process
+from thalweg.hal.platform import Place
 
 M = TypeVar("M")
 LOOK_SECONDS = 0.25
 SOONER = 0.9
 """Part of hang_timeout after which a rank that holds up the others is named. The client ends a whole engine after the full
 time."""
-PATIENCE_SECONDS = 1.5
-"""Seconds in which the cause of a PeerError, another rank's end, becomes known."""
-FOLDER, OWNER = "thalweg-ranks-", "owner"
-
-
-class Member:
-    """One other rank."""
-
-    def __init__(self, place: Place, words: str, process: Process, channel: Channel) -> None:
-        """words: how messages name it."""
-        self.place, self.words, self.process, self.channel = place, words, process, channel
-        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        """Its messages while it was built, or the error that ended the group."""
-        self.answers: dict[int, Future[Any]] = {}
-        self.heard = time.monotonic()
-        self.steps = 0
-
-    def expect(self, kind: type[M]) -> M:
-        """The next message, which must be of this kind. Raises the error that ended the group."""
-        message = self.inbox.get()
-        if isinstance(message, BaseException):
-            self.inbox.put(message)  # for the next caller
-            raise message
-        if not isinstance(message, kind):
-            raise EngineDeadError(f"{self.words} sent {type(message).__name__}, not {kind.__name__}")
-        return message
 
 
 class RankGroup:
     """Starts the other ranks. If one ends, fails or hangs, all are ended, and `failure` names it."""
 
-    def __init__(self, args: EngineArgs, places: Sequence[Place]) -> None:
+    def __init__(self, args: EngineArgs, places: Sequence[Place], launcher: Launcher) -> None:
         self.failure: ThalwegError | None = None
         self.ready = False
         """Every rank is built. Until then one may be silent for longer, as imports are."""
@@ -79,15 +42,12 @@ class RankGroup:
         self._peer_failure: ThalwegError | None = None
         """The error of a rank that only waited for another."""
         self._lock, self._sending = threading.Lock(), threading.Lock()
-        self._folder = MeetingFolder()
-        self.places = tuple(
-            replace(p, environment={**p.environment, RENDEZVOUS: f"file://{self._folder.path}"}) for p in places
-        )
+        self._launcher = launcher
         self.members: list[Member] = []
         try:
-            for place in self.places[1:]:
-                self.members.append(self._start(place))
-            self.send_each([Begin.at(each.place, _child_args(args)) for each in self.members])
+            self.places = launcher.place(places)
+            self.members += launcher.start(self.places[1:])
+            self.send_each([Begin.at(each.place, each.args) for each in self.members])
         except BaseException:
             self.close()
             raise
@@ -149,7 +109,7 @@ class RankGroup:
             reply.set_exception(error)
         for each in self.members:
             each.process.kill()
-        self._folder.remove()  # which ends the waiting of those that are there
+        self._launcher.release()  # which ends the waiting of those that are there
         self._failed.set()
         self.abort()
 
@@ -169,22 +129,9 @@ class RankGroup:
             each.process.end()
         for each in self.members:
             each.channel.shut()
-        self._folder.remove()
+        self._launcher.release()
 
     # ------------------------------------------------------------ threads
-
-    def _start(self, place: Place) -> Member:
-        here, there = pair()
-        with there:
-            try:
-                fd = there.fileno()
-                tied = "tied" if threading.current_thread() is threading.main_thread() else "free"
-                process = Process("thalweg.engine.executor.rank", str(fd), self._args.device, tied, inherit=(fd,))
-            except BaseException:
-                here.close()
-                raise
-        words = f"rank {place.rank} of {place.world}"
-        return Member(place, words, process, Channel(here.detach(), Codec[Any](FromRank)))
 
     def _read(self, member: Member) -> None:
         try:
@@ -200,7 +147,7 @@ class RankGroup:
                 else:
                     member.inbox.put(message)
         except ChannelClosedError:
-            self.fail(self._describe_end(member))
+            self.fail(member.describe_end(self._peer_failure))
         except FrameError as e:
             self.fail(EngineDeadError(f"{member.words}: {e}"))
 
@@ -211,15 +158,6 @@ class RankGroup:
             self.explain(error)
         else:
             self.fail(error)
-
-    def _describe_end(self, member: Member) -> ThalwegError:
-        code = member.process.wait_for(PATIENCE_SECONDS)
-        if code is None:
-            return EngineDeadError(f"{member.words} closed its channel")
-        if self._peer_failure is not None and code > 0:  # it has said why
-            return self._peer_failure
-        kind = RankLostError if code == -signal.SIGKILL else EngineDeadError
-        return kind(f"{member.words} ended: {signal.Signals(-code).name if code < 0 else f'exit status {code}'}")
 
     def _give(self, member: Member, answer: RankAnswer) -> None:
         with self._lock:
@@ -246,29 +184,3 @@ class RankGroup:
             since, behind = self.stepping(), min(self.members, key=lambda each: each.steps)
             if since is not None and now - since > SOONER * self._args.hang_timeout:
                 self.fail(RankLostError(f"{behind.words} has finished no step for {now - since:.0f} s (hang_timeout)"))
-
-
-def _child_args(args: EngineArgs) -> EngineArgs:
-    return msgspec.structs.replace(args, use_tqdm_on_load=False)
-
-
-class MeetingFolder:
-    """Where the ranks of this engine meet, in memory where the system has a place for that. Its maker holds a lock in it,
-    so that folders of engines that were killed are known, and removed here."""
-
-    def __init__(self) -> None:
-        shared = Path("/dev/shm")
-        home = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
-        for old in home.glob(f"{FOLDER}*"):
-            with contextlib.suppress(OSError):  # that of another user, or one in use
-                with (old / OWNER).open("rb") as owner:
-                    fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(old, ignore_errors=True)
-        self.path = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-", dir=home))
-        self._owner = (self.path / OWNER).open("wb")
-        fcntl.flock(self._owner, fcntl.LOCK_EX)
-
-    def remove(self) -> None:
-        """Safe to call twice."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._owner.close()

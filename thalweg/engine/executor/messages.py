@@ -1,4 +1,4 @@
-"""Messages between rank 0 of an engine and its other ranks, which are child processes."""
+"""Messages between rank 0 of an engine and its other ranks, which are child processes or processes of other machines."""
 
 from __future__ import annotations
 
@@ -11,6 +11,29 @@ from thalweg.config import EngineArgs
 from thalweg.engine import messages as m
 from thalweg.errors import ThalwegError
 from thalweg.hal.platform import Place
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """The first message of a process of another machine, which offers to be a rank."""
+
+    version: str
+    rank: int
+    world: int
+    nodes: int
+    model: str
+    """The model's directory there."""
+    digest: str
+    """Of the model's configuration."""
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """The connection is that of the rank from now on. Begin follows once every rank is there."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The process cannot be this rank, ever."""
+
+    why: str
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):

@@ -1,4 +1,4 @@
-"""The executor `mp`: rank 0 in the engine's process, and a child process for each other rank.
+"""The executor `mp`: rank 0 in the engine's process, and a process for each other rank, on this machine or on several.
 
 A batch goes to the other ranks before rank 0 plans it, as plans depend on a rank's heads. Every rank draws the same tokens, so
 only the result of rank 0 is read. Encoders run on rank 0, and their vectors are part of the batch.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,12 +18,14 @@ from thalweg.engine import messages as m
 from thalweg.engine.control.executor import Executor
 from thalweg.engine.executor.group import RankGroup
 from thalweg.engine.executor.inline import InlineExecutor, open_inline
+from thalweg.engine.executor.launcher import Launcher, LocalLauncher
 from thalweg.engine.executor.messages import Join, Joining, Launch, RankCall, Room
+from thalweg.engine.executor.nodes import NodesLauncher
 from thalweg.engine.ipc.steps import write_step
 from thalweg.engine.planning import resolve
 from thalweg.engine.worker.build import BuildGroup, build
 from thalweg.engine.worker.worker import Worker
-from thalweg.errors import EngineDeadError
+from thalweg.errors import ConfigError, EngineDeadError
 from thalweg.hal import discovery
 from thalweg.hal.device import Device, Pending
 from thalweg.hal.step import StepBatch, StepResult
@@ -103,14 +106,24 @@ class ProcessExecutor(InlineExecutor):
 
 def open_processes(args: EngineArgs) -> Executor:
     """Build a worker per rank, all at once. Errors as in `build`. One of another rank is named with it. EngineDeadError if a
-    rank ended without words."""
+    rank ended without words. DeviceError names the ranks of a machine that did not come."""
+    if args.node_rank:
+        raise ConfigError(
+            f"node_rank: machine 0 runs the engine, and machine {args.node_rank} hosts ranks of it; start it by "
+            "thalweg serve MODEL --headless"
+        )
+    return open_ranks(args, NodesLauncher if args.nnodes > 1 else LocalLauncher)
+
+
+def open_ranks(args: EngineArgs, launch: Callable[[EngineArgs], Launcher]) -> Executor:
+    """As `open_processes`, with the other ranks started by a launcher of these arguments."""
     platform = discovery.resolve_platform(args.device)
     places = resolve.places(args, platform)
     if len(places) == 1:
         return open_inline(args)
     if args.device == "auto":  # every rank opens the platform that this process chose
         args = msgspec.structs.replace(args, device=platform.name)
-    group = RankGroup(args, places)
+    group = RankGroup(args, places, launch(args))
     worker = None
     try:
         worker = build(args, place=group.places[0], group=LeadingGroup(group))
@@ -130,6 +143,7 @@ def open_processes(args: EngineArgs) -> Executor:
 
 def _check_alike(ours: EngineConfig, theirs: EngineConfig, words: str) -> None:
     """EngineDeadError where a rank would run other steps."""
+    theirs = msgspec.structs.replace(theirs, model=msgspec.structs.replace(theirs.model, path=ours.model.path))
     for name in ("model", "cache", "scheduler"):
         if getattr(ours, name) != getattr(theirs, name):
             raise EngineDeadError(f"{words} disagrees with rank 0: {name} {getattr(theirs, name)}, not {getattr(ours, name)}")

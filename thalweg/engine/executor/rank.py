@@ -15,11 +15,11 @@ if __name__ == "__main__":
     if sys.argv[3] == "tied":
         die_with_parent()
     gc.disable()  # as in engine.main
-    from thalweg.engine.worker.ahead import begin
+    from thalweg.engine.worker.ahead import begin as start_ahead
     from thalweg.host import lossy
 
     lossy.install()
-    begin(sys.argv[2])
+    start_ahead(sys.argv[2])
 
 import contextlib
 import logging
@@ -44,7 +44,9 @@ from thalweg.engine.executor.messages import (
     ToRank,
     describe_failure,
 )
+from thalweg.engine.executor.nodes import INTERFACE
 from thalweg.engine.ipc.codec import Codec, FrameError
+from thalweg.engine.ipc.door import interface_at
 from thalweg.engine.ipc.socket import Channel, ChannelClosedError
 from thalweg.engine.ipc.steps import read_step
 from thalweg.engine.worker.build import BuildGroup, build
@@ -52,6 +54,7 @@ from thalweg.engine.worker.stages.open import prepare
 from thalweg.engine.worker.worker import Worker
 from thalweg.errors import ThalwegError
 from thalweg.hal.device import Pending
+from thalweg.hal.platform import RENDEZVOUS
 from thalweg.host import envs
 
 M = TypeVar("M")
@@ -149,16 +152,20 @@ class RankLoop:
 def main(fd: int) -> int:
     """Returns the exit status, where the process does not end with its channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides
+    interface = interface_at(fd)
     channel = Channel(fd, Codec[Any](ToRank))
     feed = Feed(channel)
-    told = feed.expect(Begin)
+    begin = feed.expect(Begin)
+    envs.set_unset({name: value for name, value in begin.environment.items() if name != RENDEZVOUS})
+    if interface is not None:  # of this machine, where rank 0 is on another
+        envs.set_unset({INTERFACE: interface})
     level = max(logging.getLevelName(envs.log_level()), logging.WARNING)  # rank 0 logs everything common to all ranks
     logging.basicConfig(
-        level=level, datefmt="%H:%M:%S", format=f"%(levelname)s %(asctime)s rank {told.rank} %(name)s: %(message)s"
+        level=level, datefmt="%H:%M:%S", format=f"%(levelname)s %(asctime)s rank {begin.rank} %(name)s: %(message)s"
     )
     try:
-        prepare(told.args.device, told.args)
-        worker = build(told.args, place=told.place, group=JoinedGroup(channel, feed))
+        prepare(begin.args.device, begin.args)
+        worker = build(begin.args, place=begin.place, group=JoinedGroup(channel, feed))
         channel.send(m.Ready(worker.config, worker.plan, worker.load_seconds))
         gc.freeze()
         gc.enable()

@@ -146,7 +146,7 @@ def _gather_inputs(args: EngineArgs, platform: Platform) -> _PlanInputs:
     ranks = sum(len(p.devices) for p in places)
     if ranks > 1:
         check_ranks(spec, {"tensor": ranks})
-    info, defaults = resolve.share_of_device(platform, len(places), info, platform.defaults(facts, info))
+    info, defaults = resolve.share_of_device(platform, max(1, len(places) // args.nnodes), info, platform.defaults(facts, info))
     return _PlanInputs(args, hf, facts, spec, platform, info, defaults, ranks)
 
 

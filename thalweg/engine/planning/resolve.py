@@ -101,11 +101,27 @@ def places(args: EngineArgs, platform: Platform) -> tuple[Place, ...]:
         raise ConfigError(
             f"tensor_parallel_size: platform {platform.name!r} divides no model among {len(found)} processes: leave it at 1"
         )
+    per_node = len(found)
+    if args.nnodes > 1:
+        per_node = ranks_per_node(args, platform, len(found))
+        found = tuple(replace(p, devices=(p.rank % per_node,)) for p in found)
     if args.device_ids is None or args.tensor_parallel_size == 1:
         return found
     if len(found) == 1 or platform.options is None or "device" not in get_type_hints(type(platform.options)):
         raise ConfigError(f"device_ids: ranks of platform {platform.name!r} use its first devices; omit it")
-    return tuple(replace(p, devices=(i,)) for p, i in zip(found, args.device_ids, strict=True))
+    return tuple(replace(p, devices=(args.device_ids[p.rank % per_node],)) for p in found)
+
+
+def ranks_per_node(args: EngineArgs, platform: Platform, ranks: int) -> int:
+    """Ranks of each machine. ConfigError where the machines do not divide them, or one process drives all devices."""
+    if ranks == 1 and args.tensor_parallel_size > 1:
+        raise ConfigError(f"nnodes: on platform {platform.name!r} one process drives every device, of one machine; omit it")
+    if ranks % args.nnodes:
+        raise ConfigError(
+            f"nnodes: {args.nnodes} machines do not divide {ranks} {'ranks' if ranks > 1 else 'rank'} (tensor_parallel_size) "
+            "evenly; give each machine as many"
+        )
+    return ranks // args.nnodes
 
 
 def only_place(args: EngineArgs, platform: Platform) -> Place:
@@ -137,8 +153,12 @@ def configure_platform(args: EngineArgs, platform: Platform) -> Platform:
         said = _share_of_threads(args, platform) | said
     if args.device_ids is not None and args.tensor_parallel_size == 1:
         said |= _device(args.device_ids, platform)
-    elif args.device_ids is not None and len(set(args.device_ids)) != args.tensor_parallel_size:
-        raise ConfigError(f"device_ids: tensor_parallel_size is {args.tensor_parallel_size}: name as many different devices")
+    elif args.device_ids is not None and len(set(args.device_ids)) * args.nnodes != args.tensor_parallel_size:
+        machines = f" on {args.nnodes} machines" if args.nnodes > 1 else ""
+        raise ConfigError(
+            f"device_ids: tensor_parallel_size is {args.tensor_parallel_size}{machines}: name as many different devices"
+            f"{' as each has ranks' if machines else ''}"
+        )
     captured = {"graph_sizes": args.cudagraph_capture_sizes, "largest_graph": args.max_cudagraph_capture_size}
     captured = {name: value for name, value in captured.items() if value is not None}
     asked = bool(said or captured or args.enforce_eager)
@@ -177,7 +197,7 @@ def _share_of_threads(args: EngineArgs, platform: Platform) -> dict[str, Any]:
     facts = platform.describe()
     if facts is None or platform.options is None or "threads" not in get_type_hints(type(platform.options)):
         return {}
-    return {"threads": max(1, facts.cores // (args.data_parallel_size * args.tensor_parallel_size))}
+    return {"threads": max(1, facts.cores // (args.data_parallel_size * max(1, args.tensor_parallel_size // args.nnodes)))}
 
 
 def _device(ids: Sequence[int], platform: Platform) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def open_device(
     resolve.check_values(args, platform)
     if platform.runs_models:
         args = _with_cache_type(args, hf, spec)
-    processes = len(resolve.places(args, platform))
+    processes = max(1, len(resolve.places(args, platform)) // args.nnodes)  # of this machine
     if place is None:
         place = resolve.only_place(args, platform)
     join()

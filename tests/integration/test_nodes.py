@@ -1,0 +1,161 @@
+"""An engine over two machines, as two process trees that reach each other by TCP: one text, one end, and faults between."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thalweg import LLM, AsyncLLM, EngineArgs, SamplingParams
+from thalweg.engine.executor.node import HeadlessNode
+from thalweg.errors import ConfigError, DeviceError
+from thalweg.params import RequestOutputKind
+
+SIZES: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 4, "max_num_batched_tokens": 64, "dtype": "float32"}
+PROMPTS = ["Once upon a time", "2 + 2 =", "one two three " * 20]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+class Node:
+    """The second machine: the command that a user gives there."""
+
+    def __init__(self, port: int) -> None:
+        given = {"device": "cpu", "tensor_parallel_size": 2, "nnodes": 2, "node_rank": 1, "master_port": port, **SIZES}
+        words = [w for name, value in given.items() for w in (f"--{name.replace('_', '-')}", str(value))]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "thalweg", "serve", "--headless", *words], stderr=subprocess.PIPE, text=True
+        )
+
+    @property
+    def ranks(self) -> list[int]:
+        pid = self.process.pid
+        try:
+            found = [int(c) for f in Path(f"/proc/{pid}/task").glob("*/children") for c in f.read_text().split()]
+        except OSError:
+            return []
+        return [c for c in found if Path(f"/proc/{c}/cmdline").exists()]
+
+    def kill(self) -> None:
+        """The machine fails: everything on it is gone at once."""
+        ranks = self.ranks
+        self.process.kill()
+        self.process.communicate()
+        wait_until_gone(ranks)
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    for _ in range(500):
+        if not any(Path(f"/proc/{p}").exists() for p in pids):
+            return
+        subprocess.run(["sleep", "0.01"], check=True)
+    raise AssertionError(f"{pids} live on")
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    port = free_port()
+    yield port
+    with socket.create_server(("127.0.0.1", port)):  # given back
+        pass
+
+
+async def texts(engine: AsyncLLM, begun: asyncio.Event | None = None) -> list[list[int]]:
+    """begun: set once every stream has a few tokens."""
+    waiting = set(range(len(PROMPTS)))
+
+    async def collect(i: int) -> list[int]:
+        params = SamplingParams(
+            temperature=0.8 if i else 0, seed=i, max_tokens=96, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+        )
+        got: list[int] = []
+        async for out in engine.generate(PROMPTS[i], params, f"{i} {os.urandom(4).hex()}"):
+            got += out.outputs[0].token_ids
+            waiting.discard(i if len(got) > 4 else -1)
+            if begun is not None and not waiting:
+                begun.set()
+        return got
+
+    return list(await asyncio.gather(*(collect(i) for i in range(len(PROMPTS)))))
+
+
+async def text_of_one() -> list[list[int]]:
+    engine = await AsyncLLM.start(EngineArgs(device="cpu", **SIZES))
+    try:
+        return await texts(engine)
+    finally:
+        await engine.shutdown()
+
+
+@pytest.mark.slow
+async def test_requests_survive_the_second_machine_and_both_ends_end_together(port: int) -> None:
+    whole = await text_of_one()
+    node = Node(port)
+    engine = await AsyncLLM.start(
+        EngineArgs(device="cpu", tensor_parallel_size=2, nnodes=2, master_port=port, max_restarts=9, **SIZES)
+    )
+    try:
+        assert await texts(engine) == whole
+        for who in ("machine", "rank"):
+            begun = asyncio.Event()
+            running = asyncio.create_task(texts(engine, begun))
+            await begun.wait()
+            restarts = engine._supervisor.restarts
+            if who == "machine":
+                node.kill()
+                node = Node(port)
+            else:
+                os.kill(node.ranks[0], signal.SIGKILL)
+            assert await asyncio.wait_for(running, 120) == whole, who
+            assert engine._supervisor.restarts > restarts
+        ranks = node.ranks
+    except BaseException:
+        node.kill()
+        raise
+    finally:
+        await engine.shutdown()
+    said = node.process.communicate(timeout=20)[1]
+    assert node.process.returncode == 0
+    assert "machine 0 has ended" in said
+    wait_until_gone(ranks)
+
+
+def test_a_machine_that_differs_is_refused_by_field_and_its_ranks_are_named_as_missing(port: int) -> None:
+    other = EngineArgs(device="null", tensor_parallel_size=4, nnodes=2, node_rank=1, master_port=port, max_model_len=64)
+    with ThreadPoolExecutor() as threads:
+        refused = threads.submit(HeadlessNode(other).run)
+        with pytest.raises(DeviceError, match=r"rank 1 of 2 \(machine 1 of 2\) did not come .* --node-rank 1 --headless"):
+            LLM(
+                device="null", tensor_parallel_size=2, nnodes=2, master_port=port, distributed_timeout_seconds=1,
+                max_model_len=64,
+            )  # fmt: skip
+        with pytest.raises(ConfigError, match="tensor_parallel_size: it counts 4 ranks, and rank 0 counts 2"):
+            refused.result()
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ({"tensor_parallel_size": 2, "nnodes": 3}, "nnodes: 3 machines do not divide 2 ranks"),
+        ({"tensor_parallel_size": 2, "nnodes": 2, "node_rank": 2}, "node_rank must be less than nnodes"),
+        ({"tensor_parallel_size": 2, "nnodes": 2, "node_rank": 1}, "node_rank: machine 0 runs the engine"),
+        ({"node_rank": 1}, "node_rank: 1 is a machine of several"),
+        ({"tensor_parallel_size": 2, "nnodes": 2, "master_addr": "192.0.2.1"}, "master_addr, master_port: cannot listen"),
+        ({"tensor_parallel_size": 2, "nnodes": 2, "distributed_executor_backend": "uni"}, "nnodes: the executor uni"),
+    ],
+)
+def test_sizes_and_addresses_that_cannot_be_are_refused_by_field(flags: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        LLM(device="null", max_model_len=64, **flags)
