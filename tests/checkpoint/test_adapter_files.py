@@ -75,7 +75,6 @@ def test_the_digest_is_that_of_names_scales_and_values(tmp_path: Path) -> None:
         ({"use_dora": True}, "_proj: has no lora_magnitude_vector, and use_dora"),
         ({"use_dora": True, "lora_bias": True}, "lora_bias: peft has no DoRA with it"),
         ({"bias": "some"}, "bias: 'some' is not one of"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save: .*merge_and_unload"),
         ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters: .*merge_and_unload"),
         ({"trainable_token_indices": [3]}, "trainable_token_indices: .*merge_and_unload"),
         ({"layer_replication": [[0, 2]]}, "layer_replication: .*merge_and_unload"),
@@ -105,8 +104,8 @@ def _with(**more: np.ndarray) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [
-        (_with(model__embed_tokens__lora_embedding_A=np.ones((2, 9), np.float32)), "embed_tokens.lora_embedding_A"),
-        (_with(a__base_layer__bias=ONE, a__bias=ONE), "a.bias: the module has two biases"),
+        (_with(model__embed_tokens__lora_embedding_A=np.ones((2, 9), np.float32)), "embed_tokens: has table A and no lora_A"),
+        (_with(a__base_layer__bias=ONE, a__bias=ONE), "a.bias: the module has two of this tensor"),
         (_with(**{f"{Q}.lora_B.bias": ONE}), r"q_proj.weight: bias of shape \[2\], and B has 8 rows"),
         (_with(**{f"{Q}.lora_magnitude_vector": ONE}), "q_proj: has a lora_magnitude_vector, and not use_dora"),
         (_with(**{f"{Q}.lora_magnitude_vector.bias": ONE}), "lora_magnitude_vector.bias: no lora_A"),

@@ -12,7 +12,7 @@ from rig import Rig
 from safetensors.torch import load_file, save_file
 from zoo import ALL, CONFIGS, VOCAB, load_reference, make_checkpoint
 
-from thalweg.models.adapters import AdapterPlan
+from thalweg.models.adapters import HEAD, AdapterPlan
 from thalweg.models.weights import Source
 
 RANK, NEW = 4, 6
@@ -31,6 +31,8 @@ def fill(rig: Rig, slot: int, rank: int) -> dict[Source, torch.Tensor]:
     """A random adapter into a slot of the state. Returns what it adds to each matrix."""
     rng, changes = torch.Generator().manual_seed(slot), {}
     for name, target in rig.model.adapters.targets.items():
+        if name == HEAD:  # of a tied model it is changed apart from the embedding
+            continue
         pair = rig.box.value["adapters"][name]
         for i, (source, rows) in enumerate(zip(target.sources, target.rows, strict=True)):
             a = torch.randn(rank, target.inputs, generator=rng) / target.inputs**0.5

@@ -165,10 +165,15 @@ def test_what_cannot_be_served_is_refused_in_words_and_the_engine_goes_on(
     other = make_checkpoint("llama", tmp_path / "other", tokenizer=False)
     cases = {
         "wide": (write_adapter(base, tmp_path / "wide", 1, 17, ATTENTION), UnsupportedModelError, r"rank 17 .*--max-lora-rank"),
-        "embedding": (
-            write_adapter(base, tmp_path / "embedding", 1, 2, ("embed_tokens",)),
+        "norm": (
+            write_adapter(base, tmp_path / "norm", 1, 2, ATTENTION),
+            UnsupportedModelError,
+            r"norm\.weight: whole",
+        ),
+        "resized": (
+            write_adapter(base, tmp_path / "resized", 1, 2, ("embed_tokens",)),
             CheckpointError,
-            r"embed_tokens\.weight: the model has",
+            r"embed_tokens\.weight: the adapter holds a base matrix .*\[3, 48\].*save_embedding_layers=False",
         ),
         "other": (write_adapter(other, tmp_path / "other", 1, 2, ATTENTION), CheckpointError, r"q_proj.* another model"),
         "missing": (tmp_path / "nowhere", CheckpointError, "does not exist"),
@@ -180,6 +185,9 @@ def test_what_cannot_be_served_is_refused_in_words_and_the_engine_goes_on(
         "twice": (write_adapter(base, tmp_path / "twice", 1, 2, ATTENTION), CheckpointError, "names the same matrix"),
         "long": (Path("/" + 200 * "n" + "a" * 3000), CheckpointError, "cannot be read"),
     }
+    for name, more in (("norm", {"model.norm.weight": 48}), ("resized", {"model.embed_tokens.base_layer.weight": (3, 48)})):
+        file = tmp_path / name / "adapter_model.safetensors"
+        save_file(load_file(file) | {k: torch.ones(shape) for k, shape in more.items()}, file)
     file = tmp_path / "twice" / "adapter_model.safetensors"
     tensors = load_file(file)
     save_file(tensors | {name.replace(".model.model.", ".model."): values.clone() for name, values in tensors.items()}, file)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from zoo import load_reference, make_checkpoint
+from transformers import AutoModelForSequenceClassification
+from zoo import load_reference, make_checkpoint, make_classifier, make_tokenizer
 
 from thalweg import LLM, LoRARequest, SamplingParams
 
@@ -26,6 +27,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dora with biases": ("qwen2", {"target_modules": ["q_proj", "down_proj"], "use_dora": True, "bias": "all"}),
     "lora_bias": ("llama", {"target_modules": ["q_proj", "o_proj", "down_proj"], "lora_bias": True}),
     "bias": ("qwen2", {"target_modules": ["q_proj"], "bias": "lora_only"}),
+    "embedding": ("llama", {"target_modules": ["embed_tokens", "up_proj"]}),
+    "output matrix": ("llama", {"target_modules": ["lm_head", "q_proj"], "use_dora": True}),
+    "both, apart in a tied model": ("qwen3", {"target_modules": ["embed_tokens", "lm_head"]}),
+    "a scaled embedding and capped logits": ("gemma2", {"target_modules": ["embed_tokens", "lm_head"]}),
 }
 """Name -> (model, arguments of LoraConfig)."""
 
@@ -54,10 +59,14 @@ def engines(bases: Callable[[str], Path]) -> Iterator[Callable[[str], LLM]]:
 
 def write(base: Path, folder: Path, **config: Any) -> PeftModel:
     """An adapter of random values, as peft saves it, and the model with it."""
+    return adapt(load_reference(base, torch.float32), LoraConfig(r=4, lora_alpha=6, **config), folder)
+
+
+def adapt(base: torch.nn.Module, config: LoraConfig, folder: Path) -> PeftModel:
     torch.manual_seed(3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = get_peft_model(load_reference(base, torch.float32), LoraConfig(r=4, lora_alpha=6, **config))
+        model = get_peft_model(base, config)
         with torch.no_grad():
             for name, value in model.named_parameters():
                 if value.requires_grad:
@@ -81,6 +90,31 @@ def check(output: Any, model: torch.nn.Module) -> list[int]:
     told = [p[t].logprob for t, p in zip(tokens, choice.logprobs, strict=True)]
     np.testing.assert_allclose(told, logits.log_softmax(-1)[range(NEW), tokens].numpy(), atol=1e-4)
     return tokens
+
+
+@pytest.mark.parametrize(("name", "modules"), [("qwen3", ["q_proj"]), ("roberta", ["query"])])
+@torch.inference_mode()
+def test_a_classifier_that_an_adapter_replaces_classifies_its_sequences(name: str, modules: list[str], tmp_path: Path) -> None:
+    """And no others: peft saves the head of a classifier whole."""
+    path = make_classifier(name, tmp_path, 3)
+    make_tokenizer(path)
+    base = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
+    with torch.inference_mode(False):
+        model = adapt(base, LoraConfig(task_type="SEQ_CLS", r=4, target_modules=modules), tmp_path / "adapter")
+    llm = LLM(
+        path, runner="pooling", device="cpu", dtype="float32", max_model_len=64, max_num_seqs=8, threads=1, enable_lora=True,
+        max_loras=2, use_tqdm_on_load=False,
+    )  # fmt: skip
+    adapter, prompts = LoRARequest("a", 1, str(tmp_path / "adapter")), [{"prompt_token_ids": p} for p in PROMPTS]
+    outputs = [llm.classify(prompts, use_tqdm=False, lora_request=loras) for loras in ([adapter, None], [None, adapter])]
+    for i, prompt in enumerate(PROMPTS):
+        adapted = model(torch.tensor([prompt])).logits.softmax(-1)[0]
+        with model.disable_adapter():
+            plain = model(torch.tensor([prompt])).logits.softmax(-1)[0]
+        np.testing.assert_allclose(outputs[i][i].outputs.probs, adapted, atol=1e-5)
+        np.testing.assert_allclose(outputs[1 - i][i].outputs.probs, plain, atol=1e-5)
+        assert (adapted - plain).abs().max() > 1e-2
+    llm.shutdown()
 
 
 @pytest.mark.parametrize("case", CASES)

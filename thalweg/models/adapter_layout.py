@@ -5,42 +5,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from thalweg.checkpoint.adapters.base import AdapterWeights, LowRank, Replaced, largest
+from thalweg.checkpoint.adapters.peft_refusals import MERGE
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.models.adapters import EXTENDED, AdapterPlan, Target
+from thalweg.models.adapters import EMBED, EXTENDED, HEAD, AdapterPlan, ProjectionTarget, TableTarget, Target
 from thalweg.models.weights import Role, Source
 
 BaseReader = Callable[[Source, Role], torch.Tensor]
 """A tensor of the base model, whole and dequantised, f32 on the host (`models.files.Files.read_dense`)."""
 
 
+SWITCHES = ("ranks", "vectors", "set")
+"""Arrays that change nothing where they are zero, whatever the others hold."""
+
+
 @dataclass(slots=True)
 class TargetArrays:
-    """Arrays of one slot of a target, shaped as in `Target.allocate`. On the host."""
+    """Arrays of one slot of a target, by the names and in the shapes of its `allocate`. On the host. Absent ones are zeros."""
 
-    a: torch.Tensor
-    b: torch.Tensor
-    ranks: torch.Tensor
-    vectors: torch.Tensor | None = None
-    """None: zeros."""
+    arrays: dict[str, torch.Tensor]
+    level: int = 0
+    """Least level of the part `Adapters` in steps with it."""
 
     @classmethod
-    def zeros(cls, target: Target, rank: int, dtype: torch.dtype) -> TargetArrays:
+    def zeros(cls, target: Target, rank: int, dtype: torch.dtype, level: int) -> TargetArrays:
         """Arrays of a slot for an adapter that does not change the target."""
-        return cls(
-            torch.zeros(len(target.sources) * rank, target.inputs, dtype=dtype),
-            torch.zeros(rank, sum(target.rows), dtype=dtype),
-            torch.zeros(len(target.sources), dtype=torch.int32),
-        )
-
-    @property
-    def level(self) -> int:
-        """Least level of the part `Adapters` in steps with it."""
-        return 0 if self.vectors is None else EXTENDED
+        parts = len(target.sources)
+        arrays = {
+            "a": torch.zeros(parts * rank, target.inputs, dtype=dtype),
+            "b": torch.zeros(rank, sum(target.rows), dtype=dtype),
+            "ranks": torch.zeros(parts, dtype=torch.int32),
+        }
+        return cls(arrays, level)
 
 
 def lay_out(
@@ -48,7 +49,7 @@ def lay_out(
 ) -> dict[str, TargetArrays]:
     """The arrays of every target that the adapter changes, by its name. B holds the scale: it is multiplied in float32, then
     rounded to dtype. rename: the layers' name of a checkpoint's tensor (`Model.rename`), None for tensors they do not have.
-    base: read for DoRA and for biases only.
+    base: read for DoRA, biases and copies of base matrices only.
 
     CheckpointError names a tensor unknown to the model, of another shape, given twice, or too large for dtype.
     UnsupportedModelError names an unsupported target, and an adapter of too large a rank."""
@@ -60,9 +61,9 @@ def lay_out(
     layout = _Layout(room, rename, dtype, base)
     for name, update in adapter.modules.items():
         if isinstance(update, LowRank):
-            layout.add_matrix(name, update)
+            layout.add_low_rank(name, update)
         else:
-            layout.add_bias(name, update)
+            layout.replace(name, update)
     return layout.arrays
 
 
@@ -85,11 +86,18 @@ class _Layout:
         """(target, index, "weight" or "bias") -> the update that changes it."""
         self.arrays: dict[str, TargetArrays] = {}
 
-    def add_matrix(self, name: str, module: LowRank) -> None:
+    def add_low_rank(self, name: str, module: LowRank) -> None:
         known = self._rename(name)
+        table = self._room.tables.get(EMBED)
+        if table is not None and known == table.source.name:
+            self._add_table(name, module, table)
+            return
         places = [] if known is None else self._matrices.get(known, [])
         if not places:
             raise CheckpointError(f"{name}: the model has no linear layer of this name that adapters may change")
+        if module.base is not None:
+            for place in places:
+                self._check_copy(name, module.base(), place.source, place.target.role)
         covered = np.zeros(len(module.b), np.bool_)
         for place in places:
             rows = place.rows(name, module, known)
@@ -109,11 +117,63 @@ class _Layout:
         if not covered.all():
             raise UnsupportedModelError(f"{name}: some rows of this matrix are not of a linear layer that adapters may change")
 
-    def add_bias(self, name: str, update: Replaced) -> None:
+    def _add_table(self, name: str, module: LowRank, table: TableTarget) -> None:
+        """The embedding: B has a row for each token."""
+        shape = (len(module.b), module.a.shape[1])
+        if shape != table.source.shape:
+            raise CheckpointError(
+                f"{name}: an embedding of shape {list(shape)} is adapted, and the model's has {list(table.source.shape)}: the "
+                "vocabulary was resized, or the adapter belongs to another model"
+            )
+        if module.magnitude is not None or module.bias is not None:
+            raise UnsupportedModelError(f"{name}: DoRA and biases of embeddings are not served; {MERGE}")
+        if module.base is not None:
+            self._check_copy(name, module.base(), table.source, "embedding")
+        room, rank = self._room.rank, len(module.a)
+        a, b = torch.zeros(room, table.hidden, dtype=self._dtype), torch.zeros(table.vocab, room, dtype=self._dtype)
+        scaled = torch.from_numpy(np.ascontiguousarray(module.a)) * module.scale
+        self._check_range(name, module, scaled, module.b)
+        a[:rank], b[:, :rank] = scaled, torch.from_numpy(np.ascontiguousarray(module.b))
+        made = {"table": b, "a": torch.eye(room, dtype=self._dtype), "b": a, "ranks": torch.tensor([rank], dtype=torch.int32)}
+        self.arrays[EMBED] = TargetArrays(made, EXTENDED)
+
+    def _check_copy(self, name: str, copy: np.ndarray, source: Source, role: Role) -> None:
+        """CheckpointError if the adapter's copy of the base matrix is not the model's, but for rounding to bfloat16."""
+        if copy.shape != source.shape or not np.allclose(copy, self._base(source, role).numpy(), rtol=2**-7, atol=1e-5):
+            raise CheckpointError(
+                f"{name}: the adapter holds a base matrix of shape {list(copy.shape)} that differs from the model's, of shape "
+                f"{list(source.shape)}: its vocabulary was resized, or its base is another model. If it is the same, save the "
+                "adapter without the copy (peft: save_pretrained(..., save_embedding_layers=False))"
+            )
+
+    def replace(self, name: str, update: Replaced) -> None:
         known = self._rename(name)
-        places = [] if known is None else self._biases.get(known, [])
-        if not places:
-            raise UnsupportedModelError(f"{name}: the model has no bias of this name that adapters may change")
+        for target in self._room.projections.values():
+            for key, source in (("weight", target.weight), ("bias", target.bias)):
+                if source is not None and source.name == known:
+                    self._replace_projection(name, update, target, key, source)
+                    return
+        if known is None or known not in self._biases:
+            raise UnsupportedModelError(
+                f"{name}: whole tensors are replaced in classifiers, and biases in linear layers; this is neither; {MERGE}"
+            )
+        self._replace_bias(name, update, self._biases[known])
+
+    def _replace_projection(self, name: str, update: Replaced, target: ProjectionTarget, key: str, source: Source) -> None:
+        if update.values.shape != source.shape:
+            raise CheckpointError(
+                f"{name}: a tensor of shape {list(update.values.shape)} replaces the model's of shape {list(source.shape)}: "
+                "the classes must be as many"
+            )
+        held = self.arrays.get(target.weight.name)
+        if held is None:
+            arrays = {"weight": self._base(target.weight, target.role), "set": torch.ones(1, dtype=torch.int32)}
+            if target.bias is not None:
+                arrays["bias"] = self._base(target.bias, "plain")
+            held = self.arrays[target.weight.name] = TargetArrays(arrays, EXTENDED)
+        held.arrays[key] = torch.from_numpy(update.values).to(self._dtype)
+
+    def _replace_bias(self, name: str, update: Replaced, places: list[_TargetMatrix]) -> None:
         for place in places:
             assert place.bias is not None
             shape = place.bias.checkpoint_shape
@@ -131,24 +191,28 @@ class _Layout:
         """The arrays of a place that no other update changes in the same way."""
         if (other := self._changed.setdefault((place.name, place.index, what), name)) != name:
             raise CheckpointError(f"{name}: {other} names the same matrix of the model: keep one of the two")
-        return self.arrays.setdefault(place.name, TargetArrays.zeros(place.target, self._room.rank, self._dtype))
+        level = EXTENDED if place.name == HEAD else 0
+        return self.arrays.setdefault(place.name, TargetArrays.zeros(place.target, self._room.rank, self._dtype, level))
 
     def _put(self, name: str, module: LowRank, place: _TargetMatrix, arrays: TargetArrays, b: torch.Tensor) -> None:
         """A, and B [outputs of the place, rank] with its scale, into the arrays."""
-        rank, first, outputs = len(module.a), place.index * self._room.rank, place.outputs
-        if any(np.abs(largest(x)).max() > torch.finfo(self._dtype).max for x in (module.a, b.numpy())):
+        rank, first = len(module.a), place.index * self._room.rank
+        self._check_range(name, module, module.a, b)
+        arrays.arrays["a"][first : first + rank] = torch.from_numpy(module.a)
+        arrays.arrays["b"][:rank, place.outputs] = b.T
+        arrays.arrays["ranks"][place.index] = rank
+
+    def _check_range(self, name: str, module: LowRank, *values: Any) -> None:
+        if any(np.abs(largest(np.asarray(x))).max() > torch.finfo(self._dtype).max for x in values):
             raise CheckpointError(
                 f"{name}: A, or B times its scale {module.scale:g} (alpha, rank), overflows {str(self._dtype).split('.')[-1]}"
             )
-        arrays.a[first : first + rank] = torch.from_numpy(module.a)
-        arrays.b[:rank, outputs] = b.T
-        arrays.ranks[place.index] = rank
 
     def _vectors(self, arrays: TargetArrays, place: _TargetMatrix) -> torch.Tensor:
         """f32[2, outputs of the place], a view."""
-        if arrays.vectors is None:
-            arrays.vectors = torch.zeros(2, sum(place.target.rows))
-        return arrays.vectors[:, place.outputs]
+        arrays.level = EXTENDED
+        held = arrays.arrays.setdefault("vectors", torch.zeros(2, sum(place.target.rows)))
+        return held[:, place.outputs]
 
     def _find_gain(self, place: _TargetMatrix, module: LowRank, b: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
         """f32[outputs]: DoRA's magnitude over the norm of each row of W + B A. b: with its scale."""
@@ -189,13 +253,15 @@ class _TargetMatrix:
     @property
     def names(self) -> tuple[str, ...]:
         """Of the stored tensor that holds it."""
+        if self.target.stored:
+            return (self.target.stored,)
         view = self.source.within
         return (self.source.name,) if view is None else (self.source.name, view.name)
 
     def rows(self, name: str, module: LowRank, known: str | None) -> np.ndarray | slice:
         """Which rows of B, i64[outputs of the matrix] or a range of them, are this matrix's."""
         source, view = self.source, self.source.within
-        if known == source.name or view is None:
+        if view is None or known in (source.name, self.target.stored):
             shape: tuple[int, ...] = source.checkpoint_shape
             rows: np.ndarray | slice = slice(source.first, source.first + source.shape[0])
         elif view.at is not None or view.flat or view.normed:

@@ -21,7 +21,7 @@ from thalweg.hal.parts.sources import Sources
 from thalweg.hal.parts.sparse import Sparse
 from thalweg.hal.step import Array, StepBatch, StepShape
 from thalweg.models import sizes, spec
-from thalweg.models.adapters import AdapterRowsBuilder, Held
+from thalweg.models.adapters import EXTENDED, AdapterRows, AdapterRowsBuilder, Held, SequenceSlots
 from thalweg.models.block import Block, build_layer
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, MixerRef
@@ -165,10 +165,11 @@ class Decoder:
         adapters: those in the state, where the model is built with some. replays: of a step that verifies drafts, filled with
         the inputs of `layers.recurrent.settle`, which moves the states of recurrent layers to the accepted tokens. taps: its
         keys are layers; it gets the hidden states [T, hidden] after each, before any final norm. Not with rows."""
-        x, flow = self.prepare_inputs(params, batch, kv, params.get("rope", {}))
+        adapted = None
+        if self._adapter_rows is not None:
+            adapted = self._adapter_rows(batch.get(Adapters), batch.token_seq, adapters)
+        x, flow = self.prepare_inputs(params, batch, kv, params.get("rope", {}), adapted)
         flow.replays = replays
-        if self._adapter_rows is not None and adapters:
-            flow.adapter_rows, flow.adapters = self._adapter_rows(batch.get(Adapters), batch.token_seq), adapters
         sources = batch.get(Sources)
         if sources is not None and self._speech is not None:
             flow.sources = self._speech(params["speech"], sources.features)
@@ -179,7 +180,7 @@ class Decoder:
             if i == cut:  # no layer behind it looks at either
                 flow.read, flow.batch = rows, replace(batch, last_alone=rows is batch.last_row)
                 if flow.adapter_rows is not None and self._adapter_rows is not None:
-                    flow.adapter_rows_read = self._adapter_rows(batch.get(Adapters), batch.token_seq, rows)
+                    flow.adapter_rows_read = self._adapter_rows(batch.get(Adapters), batch.token_seq, adapters, rows)
             x, residual = block(params["layers"][i], x, residual, flow)
             if laid is not None and i + 1 < laid.shape[1] // self.hidden:
                 x = x + laid[:, (i + 1) * self.hidden : (i + 2) * self.hidden].to(x.dtype)
@@ -194,12 +195,12 @@ class Decoder:
         return x if rows is None or cut >= 0 else x.index_select(0, rows), flow.caches
 
     def prepare_inputs(
-        self, params: Any, batch: StepBatch, kv: Sequence[Array], tables: Mapping[int, Any]
+        self, params: Any, batch: StepBatch, kv: Sequence[Array], tables: Mapping[int, Any], adapted: AdapterRows | None = None
     ) -> tuple[Array, Flow]:
-        """The first layer's input, [T, hidden] or all streams [T, n, hidden], and the step's `Flow`. tables: as Flow has
-        them."""
+        """The first layer's input, [T, hidden] or all streams [T, n, hidden], and the step's `Flow`. tables, adapted: as Flow
+        has them (`adapter_rows`)."""
         laid = _overlay_vectors(batch)
-        x, inputs = self._embed_tokens(params, batch, laid), None
+        x, inputs = self._embed_tokens(params, batch, laid, adapted), None
         if self._inputs is not None:
             assert self.spec.inputs is not None
             tokens, overlays = batch.tokens, batch.get(Overlays)
@@ -208,7 +209,7 @@ class Decoder:
             inputs = self._inputs(params["inputs"], tokens, x)
         if self._streams is not None:
             x = self._streams.enter(params["streams"], x)
-        flow = Flow(batch, list(kv), tables, inputs, laid=laid)
+        flow = Flow(batch, list(kv), tables, inputs, laid=laid, adapter_rows=adapted)
         if self._distances is not None:
             flow.distances = self._distances(params["distances"])
         self._along_axes(params, flow)
@@ -226,12 +227,12 @@ class Decoder:
             for i, table in flow.tables.items()
         }
 
-    def _embed_tokens(self, params: Any, batch: StepBatch, laid: Array | None) -> Array:
+    def _embed_tokens(self, params: Any, batch: StepBatch, laid: Array | None, adapted: AdapterRows | None) -> Array:
         """[T, hidden]. laid: result of `_overlay_vectors`."""
         tokens, types = batch.tokens, None
         if self.spec.types > 1:
             types, tokens = torch.div(tokens, self.vocab, rounding_mode="floor"), tokens % self.vocab
-        x: Array = self._embed(params["embed"], tokens)
+        x: Array = self._embed(params["embed"], tokens, adapted)
         overlays = batch.get(Overlays)
         if overlays is not None and laid is not None:
             x = torch.where((overlays.pick >= 0).unsqueeze(1), laid[:, : self.hidden].to(x.dtype), x)
@@ -261,28 +262,44 @@ class Decoder:
         assert self._pooler is not None
         return None if self._lexical is not None else self._pooler.rows(batch)
 
-    def pool(self, params: Any, x: Array, batch: StepBatch) -> Array:
+    def sequence_slots(self, batch: StepBatch, adapters: Held | None, row: Array | None = None) -> SequenceSlots | None:
+        """The adapters of the sequences, or of the tokens in these rows i32[N]. None: those of the step keep the classifier."""
+        part = batch.get(Adapters)
+        if part is None or part.level < EXTENDED or adapters is None or self._classes is None:
+            return None
+        return SequenceSlots(part.slot if row is None else part.slot[batch.token_seq[row].long()], adapters)
+
+    def pool(self, params: Any, x: Array, batch: StepBatch, adapters: Held | None = None) -> Array:
         """x of `forward` of whole sequences, the `pooled_rows` [S, hidden] or all [T, hidden] -> f32[S, n], a vector or
-        classes. Only where the model `pools`."""
+        classes. Only where the model `pools`. adapters: as in `forward`."""
         assert self._pooler is not None
         if self._lexical is not None:
             return self._lexical.pool(params["lexical"], x, batch)
-        return self._tail(params, self._pooler(x, batch))
+        return self._tail(params, self._pooler(x, batch), self.sequence_slots(batch, adapters))
 
-    def each(self, params: Any, x: Array, row: Array) -> Array:
-        """The same of single tokens, those in these rows i32[N] of x: f32[N, n]."""
+    def each(self, params: Any, x: Array, row: Array, slots: SequenceSlots | None = None) -> Array:
+        """The same of single tokens, those in these rows i32[N] of x: f32[N, n]. slots: their `sequence_slots`."""
         x = x.index_select(0, row)
-        return self._tail(params, x.to(torch.float32)) if self._lexical is None else self._lexical(params["lexical"], x)
+        if self._lexical is not None:
+            return self._lexical(params["lexical"], x)
+        return self._tail(params, x.to(torch.float32), slots)
 
-    def _tail(self, params: Any, vectors: Array) -> Array:
+    def _tail(self, params: Any, vectors: Array, slots: SequenceSlots | None) -> Array:
         if self._dense is not None:
             vectors = self._dense(params["dense"], vectors)
-        return vectors if self._classes is None else self._classes(params["classes"], vectors)
+        return vectors if self._classes is None else self._classes(params["classes"], vectors, slots)
 
-    def logits(self, params: Any, x: Array) -> Array:
-        """x [N, hidden] of `forward` -> f32[N, vocab]."""
+    def head_rows(self, batch: StepBatch, adapters: Held | None, rows: Array) -> AdapterRows | None:
+        """The adapters of these rows i32[N] for `logits`. None: those of the step do not change the output matrix."""
+        part = batch.get(Adapters)
+        if self._adapter_rows is None or part is None or part.level < EXTENDED:
+            return None
+        return self._adapter_rows(part, batch.token_seq, adapters, rows)
+
+    def logits(self, params: Any, x: Array, adapted: AdapterRows | None = None) -> Array:
+        """x [N, hidden] of `forward` -> f32[N, vocab]. adapted: its `head_rows`."""
         assert self._head is not None
-        return self._head(params["head"], x)
+        return self._head(params["head"], x, adapted)
 
     @property
     def has_argmax(self) -> bool:

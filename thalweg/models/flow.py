@@ -52,8 +52,6 @@ class Flow:
     """Which adapter each row has. None: the step adapts no sequence."""
     adapter_rows_read: AdapterRows | None = None
     """The same of the rows that `read` names, where it does."""
-    adapters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The adapters in the state, as `models.adapters.allocate` makes them."""
     replays: list[Any] | None = None
     """Of steps that verify drafts: the ops over recurrent states, which `layers.recurrent.settle` runs again."""
     read: Array | None = None

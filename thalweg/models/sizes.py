@@ -109,8 +109,17 @@ def adapter_bytes(spec: ModelSpec, dtype: str, adapters: int, rank: int) -> int:
     linear = {w.sources for _, w in walk(parts) if w.role == "linear"}
     values = sum(rank * (len(each) * each[0].shape[1] + sum(s.shape[0] for s in each)) for each in linear)
     ranks = 4 * sum(len(each) for each in linear)  # int32
-    vectors = 2 * 4 * sum(s.shape[0] for each in linear for s in each)  # float32
-    return (adapters + 1) * int(values * BYTES[dtype] + ranks + vectors)
+    outputs = sum(s.shape[0] for each in linear for s in each)
+    values += rank * (spec.vocab + rank + spec.hidden)  # the embedding, with the identity of `TableTarget`
+    ranks += 4
+    if "head" in made and not spec.head_normed:
+        values += rank * (spec.hidden + spec.vocab)
+        ranks, outputs = ranks + 4, outputs + spec.vocab
+    classes = [w for keys, w in walk({"classes": made.get("classes", {})}) if keys[-1] == "weight" and len(w.shape(1)) == 2]
+    for each in (w for w in classes if len(w.sources) == 1):  # with a bias, whether they have one or not
+        values += each.shape(1)[0] * (each.shape(1)[1] + 1)
+        ranks += 4
+    return (adapters + 1) * int(values * BYTES[dtype] + ranks + 2 * 4 * outputs)  # int32, and two vectors of float32
 
 
 def loading_bytes(spec: ModelSpec, dtype: str, ranks: int = 1, use: Scheme = DENSE_FORMATS) -> int:

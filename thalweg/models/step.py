@@ -17,7 +17,7 @@ from thalweg.hal.parts.history import History
 from thalweg.hal.parts.proposing import Proposing
 from thalweg.hal.parts.scores import Scores
 from thalweg.hal.step import Array, Logprobs, Params, State, Step, StepBatch, StepResult
-from thalweg.models.adapters import allocate
+from thalweg.models.adapters import AdapterRows, Held, allocate
 from thalweg.models.build import Model
 from thalweg.models.heads.pooling import pooling_result
 from thalweg.models.layers.recurrent import Replay, settle
@@ -77,6 +77,8 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
         taps: dict[int, Any] = {} if tail is None else dict.fromkeys(tail.taps)
         some = scores is None and not batch.uniform and not taps  # of a uniform batch all rows are read, or nearly
         replays: list[Replay] = []
+        adapters = state.get("adapters")
+        adapted = None if adapters is None else model.head_rows(batch, adapters, rows)
         more = _adapters(state)
         if drafts is not None and model.recurrent:
             more["replays"] = replays
@@ -84,16 +86,16 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
             more["taps"] = taps
         x, kv = model.forward(params, batch, state["kv"], rows if some else None, **more)
         last = x if some else x.index_select(0, rows)
-        if model.has_argmax and batch.features.plain:
+        if model.has_argmax and batch.features.plain and adapted is None:
             tokens, values = model.argmax(params, last)
             result, history = sampler.emit(tokens, values, history, batch)
         else:
-            result, history = sampler(model.logits(params, last), history, batch)
+            result, history = sampler(_logits(model, params, last, adapted), history, batch)
         if drafts is not None and replays:
             wrong = (drafts.pick >= 0).sum(1) - (result.counts - 1).clamp(min=0)
             kv = settle(replays, kv, batch, (batch.query - wrong).to(torch.int32))
         if scores is not None:
-            result = replace(result, score=_score(model, sampler, params, x, scores))
+            result = replace(result, score=_score(model, sampler, params, x, batch, scores, adapters))
         state = {**state, "kv": kv, "history": history}
         if tail is not None:
             proposed, state = tail.propose(params, state, batch, tuple(taps.values()), result.tokens, result.counts)
@@ -107,25 +109,36 @@ def _pooling_step(model: Model) -> Step:
     def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
         batch = replace(batch, positions=batch.positions.clamp(max=model.max_len - 1))
         rows, wanted = model.pooled_rows(batch), batch.get(EachToken)
-        x, kv = model.forward(params, batch, state["kv"], rows if wanted is None else None, **_adapters(state))
+        more = _adapters(state)
+        x, kv = model.forward(params, batch, state["kv"], rows if wanted is None else None, **more)
         if wanted is None:
-            return {**state, "kv": kv}, pooling_result(model.pool(params, x, batch), batch)
-        vectors = model.pool(params, x if rows is None else x.index_select(0, rows), batch)
-        return {**state, "kv": kv}, pooling_result(vectors, batch, wanted.row, model.each(params, x, wanted.row))
+            return {**state, "kv": kv}, pooling_result(model.pool(params, x, batch, **more), batch)
+        vectors = model.pool(params, x if rows is None else x.index_select(0, rows), batch, **more)
+        slots = {"slots": model.sequence_slots(batch, row=wanted.row, **more)} if more else {}
+        each = model.each(params, x, wanted.row, **slots)
+        return {**state, "kv": kv}, pooling_result(vectors, batch, wanted.row, each)
 
     return step
 
 
 def _adapters(state: State) -> dict[str, Any]:
-    """The argument of `Model.forward` that models without adapters lack."""
+    """The argument of a model's methods that models without adapters lack."""
     return {"adapters": state["adapters"]} if "adapters" in state else {}
 
 
-def _score(model: Model, sampler: Sampler, params: Params, x: Array, scores: Scores) -> Logprobs:
+def _logits(model: Model, params: Params, x: Array, adapted: AdapterRows | None) -> Array:
+    logits: Array = model.logits(params, x) if adapted is None else model.logits(params, x, adapted)
+    return logits
+
+
+def _score(
+    model: Model, sampler: Sampler, params: Params, x: Array, batch: StepBatch, scores: Scores, adapters: Held | None
+) -> Logprobs:
     """Logprobs of known tokens, in chunks of SCORE_ROWS rows."""
     parts = []
     for at in range(0, scores.row.shape[0], SCORE_ROWS):
         rows, targets = (a[at : at + SCORE_ROWS] for a in (scores.row, scores.target))
-        logits = model.logits(params, x.index_select(0, rows))
+        adapted = None if adapters is None else model.head_rows(batch, adapters, rows)
+        logits = _logits(model, params, x.index_select(0, rows), adapted)
         parts.append(sampler.score(logits, targets, scores.level))
     return Logprobs(*(torch.cat([getattr(p, f) for p in parts]) for f in ("tokens", "values", "ranks")))

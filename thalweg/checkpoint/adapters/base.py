@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -28,6 +29,8 @@ class LowRank:
     """f32[outputs] of DoRA (Liu et al. 2024): the norm of each row of the adapted matrix. None: no DoRA."""
     bias: np.ndarray | None = None
     """f32[outputs], added to b's product, so multiplied by scale."""
+    base: Callable[[], np.ndarray] | None = None
+    """Reads the file's copy of the base matrix, which must be the model's. None: the file has none."""
 
     def arrays(self) -> list[np.ndarray]:
         return [x for x in (self.a, self.b, self.magnitude, self.bias) if x is not None]
@@ -35,7 +38,7 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """New values of a tensor of the base model: a trained bias."""
+    """New values of a tensor of the base model: a trained bias, or a layer of a classifier."""
 
     values: np.ndarray  # f32, of the tensor's shape
 
@@ -70,11 +73,15 @@ class AdapterFormat:
     read: Callable[[Path], Mapping[str, Update]]
 
 
-def read_floats(path: Path) -> dict[str, np.ndarray]:
-    """Every tensor of a safetensors file, in float32. The header is checked like a checkpoint's. CheckpointError names a tensor
-    without floating-point numbers."""
+def read_floats(path: Path) -> dict[str, Callable[[], np.ndarray]]:
+    """Readers of every tensor of a safetensors file, in float32. The header is checked like a checkpoint's. A reader raises
+    CheckpointError for a tensor without floating-point numbers."""
     shard = Shard(path)
-    return {name: widen(path, name, entry.dtype, shard.read(name)) for name, entry in shard.entries.items()}
+
+    def read(name: str, dtype: str) -> np.ndarray:
+        return widen(path, name, dtype, shard.read(name))
+
+    return {name: partial(read, name, entry.dtype) for name, entry in shard.entries.items()}
 
 
 def widen(path: Path, name: str, dtype: str, values: np.ndarray) -> np.ndarray:

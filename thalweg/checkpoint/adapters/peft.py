@@ -1,5 +1,6 @@
 """Reads peft's folders: adapter_config.json and adapter_model.safetensors. Supported: plain LoRA, rsLoRA (alpha / sqrt(rank)),
-ranks and alphas by module, DoRA, and biases. Other variants are rejected by name.
+ranks and alphas by module, DoRA, biases, embeddings and output matrices, and whole layers of classifiers. Other variants are
+rejected by name.
 
 The tensors in the file determine the adapted modules: `target_modules` is ignored. Patterns are compared as text, never run as
 regular expressions: those of an untrusted file may not terminate.
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,12 @@ BIASES = ("none", "lora_only", "all")
 """Values of bias. The last two add tensors where the base model has biases. A file without such tensors is plain LoRA."""
 PREFIX, BASE = "base_model.model.", ".base_layer"
 TENSOR = re.compile(
-    r"(?P<module>[^\0]+?)\.(?P<part>lora_A|lora_B|lora_magnitude_vector)(?:\.(?!weight$|bias$)[\w-]+)?(?:\.(?P<leaf>weight|bias))?"
+    r"(?P<module>[^\0]+?)\.(?P<part>lora_A|lora_B|lora_magnitude_vector|lora_embedding_[AB])(?:\.(?!weight$|bias$)[\w-]+)?(?:\.(?P<leaf>weight|bias))?"
 )
 FIELDS = {
     ("lora_A", "weight"): "A", ("lora_B", "weight"): "B", ("lora_B", "bias"): "bias",
     ("lora_magnitude_vector", "weight"): "magnitude", ("lora_magnitude_vector", None): "magnitude",
+    ("lora_embedding_A", None): "table A", ("lora_embedding_B", None): "table B",
 }  # fmt: skip
 """Name of a part, and its last word -> the array of a module."""
 LITERAL = re.compile(r"\^?[\w.-]+\$?")
@@ -44,6 +46,8 @@ class _Tensors:
     """Module -> array of `FIELDS` -> values."""
     replaced: dict[str, np.ndarray] = field(default_factory=dict)
     """Name of a tensor of the base model -> its new values."""
+    copies: dict[str, Callable[[], np.ndarray]] = field(default_factory=dict)
+    """Module -> reader of the copy of its base matrix."""
 
 
 def _holds(path: Path) -> bool:
@@ -62,14 +66,18 @@ def _read(path: Path) -> dict[str, Update]:
             )
         raise CheckpointError(f"{path / WEIGHTS}: does not exist")
     found = _sort(path / WEIGHTS, read_floats(path / WEIGHTS))
-    updates: dict[str, Update] = {f"{m}.weight": _module(path, said, m, arrays) for m, arrays in found.modules.items()}
+    if alone := found.copies.keys() - found.modules.keys():
+        raise CheckpointError(f"{path / WEIGHTS}: {min(alone)[:200]}: has a base_layer and no lora_A")
+    updates: dict[str, Update] = {
+        f"{m}.weight": _module(path, said, m, arrays, found.copies.get(m)) for m, arrays in found.modules.items()
+    }
     return updates | {name: Replaced(values) for name, values in found.replaced.items()}
 
 
-def _sort(file: Path, tensors: Mapping[str, np.ndarray]) -> _Tensors:
+def _sort(file: Path, tensors: Mapping[str, Callable[[], np.ndarray]]) -> _Tensors:
     """CheckpointError for a tensor given twice, UnsupportedModelError for one of no known use."""
     made = _Tensors()
-    for stored, values in tensors.items():
+    for stored, read in tensors.items():
         name = stored.removeprefix(PREFIX)
         part = TENSOR.fullmatch(name)
         known = None if part is None else FIELDS.get((part["part"], part["leaf"]))
@@ -77,12 +85,15 @@ def _sort(file: Path, tensors: Mapping[str, np.ndarray]) -> _Tensors:
             of = made.modules.setdefault(part["module"], {})
             if known in of:
                 raise CheckpointError(f"{file}: {stored[:200]}: the module has two lora_{known}")
-            of[known] = values
-        elif part is None and name.endswith(".bias") and "lora_" not in name:
-            plain = name.removesuffix(".bias").removesuffix(BASE) + ".bias"
+            of[known] = read()
+        elif part is None and name.endswith(f"{BASE}.weight"):
+            made.copies[name.removesuffix(f"{BASE}.weight")] = read
+        elif part is None and name.endswith((".bias", ".weight")) and "lora_" not in name:
+            leaf = name.rpartition(".")[2]
+            plain = f"{name.removesuffix(f'.{leaf}').removesuffix(BASE)}.{leaf}"
             if plain in made.replaced:
-                raise CheckpointError(f"{file}: {stored[:200]}: the module has two biases")
-            made.replaced[plain] = values
+                raise CheckpointError(f"{file}: {stored[:200]}: the module has two of this tensor")
+            made.replaced[plain] = read()
         else:
             raise UnsupportedModelError(
                 f"{file}: {stored[:200]}: no lora_A, lora_B, magnitude or bias, and others are not served; {MERGE}"
@@ -90,7 +101,12 @@ def _sort(file: Path, tensors: Mapping[str, np.ndarray]) -> _Tensors:
     return made
 
 
-def _module(path: Path, said: Mapping[str, Any], module: str, arrays: Mapping[str, np.ndarray]) -> LowRank:
+def _module(
+    path: Path, said: Mapping[str, Any], module: str, arrays: Mapping[str, np.ndarray], base: Callable[[], np.ndarray] | None
+) -> LowRank:
+    if "table A" in arrays and "table B" in arrays:  # of an embedding [vocab, hidden], so the other way round
+        turned = {"A": arrays["table B"].T, "B": arrays["table A"].T}
+        arrays = turned | {k: v for k, v in arrays.items() if not k.startswith("table")}
     for one in ("A", "B"):
         if one not in arrays:
             raise CheckpointError(f"{path / WEIGHTS}: {module[:200]}: has {', '.join(sorted(arrays))} and no lora_{one}")
@@ -104,7 +120,7 @@ def _module(path: Path, said: Mapping[str, Any], module: str, arrays: Mapping[st
         )
     alpha = _of_module(said.get("alpha_pattern"), module, said["lora_alpha"])
     scale = alpha / (rank**0.5 if said.get("use_rslora") else rank)
-    return LowRank(arrays["A"], arrays["B"], scale, arrays.get("magnitude"), arrays.get("bias"))
+    return LowRank(arrays["A"], arrays["B"], scale, arrays.get("magnitude"), arrays.get("bias"), base)
 
 
 def _of_module(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:

@@ -25,7 +25,6 @@ TYPES: Mapping[str, str] = {
 }
 """peft_type -> the reason. Others are named without one."""
 FIELDS: Mapping[str, tuple[str, str]] = {
-    "modules_to_save": ("whole modules are replaced", MERGE),
     "target_parameters": ("parameters of experts are adapted", MERGE),
     "trainable_token_indices": ("single rows of the embedding are trained", MERGE),
     "layer_replication": ("layers of the base model are repeated", MERGE),

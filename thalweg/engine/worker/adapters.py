@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from thalweg.checkpoint.adapters import read_adapter
 from thalweg.errors import CheckpointError, ThalwegError
 from thalweg.hal.device import Device
 from thalweg.hal.step import StateBox
-from thalweg.models.adapter_layout import TargetArrays, lay_out
+from thalweg.models.adapter_layout import SWITCHES, TargetArrays, lay_out
 from thalweg.models.adapters import AdapterPlan
 from thalweg.models.files import Files
 from thalweg.models.load import open_files
@@ -41,15 +42,14 @@ class AdapterStore:
     def __init__(self, model: Any, device: Device, state: StateBox, path: Path, load_format: str) -> None:
         """model: `models.build.Model`, built with an `AdapterPlan`. path, load_format: of its files, as it was loaded."""
         self._room: AdapterPlan = model.adapters
-        self._rename, self._dtype = model.rename, getattr(torch, model.dtype)
+        # The output matrix of a tied model has no name of its own otherwise, and adapters may change it alone.
+        self._rename, self._dtype = replace(model.spec, tied=False).rename, getattr(torch, model.dtype)
         self._device, self._state = device, state
         self._base = BaseWeights(model, device, path, load_format)
         self._loaded: dict[bytes, dict[str, TargetArrays]] = {}
         """By digest: the arrays of every target that an adapter changes."""
-        self._written: list[frozenset[str]] = [frozenset()] * (self._room.adapters + 1)
-        """Targets with arrays of any rank, by slot."""
-        self._rescaled: list[frozenset[str]] = list(self._written)
-        """Targets with vectors, by slot."""
+        self._written: list[frozenset[tuple[str, str]]] = [frozenset()] * (self._room.adapters + 1)
+        """(target, array) of any value, by slot."""
 
     @property
     def operations(self) -> Mapping[str, Callable[..., Any]]:
@@ -77,18 +77,15 @@ class AdapterStore:
         """Put a loaded adapter into a slot, in order with the steps. Targets that it does not change get rank 0. Returns the
         level of the part `Adapters` in steps with this adapter."""
         adapter = self._loaded[digest]
-        arrays = self._state.value["adapters"]
-        for name in self._written[slot] - adapter.keys():
-            self._write(arrays[name], slot, {"ranks": torch.zeros(len(self._room.targets[name].sources), dtype=torch.int32)})
-        for name, values in adapter.items():
-            self._write(arrays[name], slot, {"a": values.a, "b": values.b, "ranks": values.ranks})
-        vectors = {name: values.vectors for name, values in adapter.items() if values.vectors is not None}
-        for name in self._rescaled[slot] - vectors.keys():
-            self._write(arrays[name], slot, {"vectors": torch.zeros(2, sum(self._room.targets[name].rows))})
-        for name, vector in vectors.items():
-            self._write(arrays[name], slot, {"vectors": vector})
-        self._written[slot], self._rescaled[slot] = frozenset(adapter), frozenset(vectors)
-        return max(values.level for values in adapter.values())
+        state = self._state.value["adapters"]
+        written = frozenset((name, key) for name, target in adapter.items() for key in target.arrays)
+        for name, key in sorted(self._written[slot] - written):
+            if key in SWITCHES:
+                self._write(state[name], slot, {key: torch.zeros(tuple(state[name][key].shape[1:]))})
+        for name, target in adapter.items():
+            self._write(state[name], slot, target.arrays)
+        self._written[slot] = written
+        return max(target.level for target in adapter.values())
 
     def _write(self, held: dict[str, Any], slot: int, values: Mapping[str, torch.Tensor]) -> None:
         for name, value in values.items():

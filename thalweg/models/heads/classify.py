@@ -9,6 +9,7 @@ import torch
 
 from thalweg.hal import ops
 from thalweg.hal.step import Array
+from thalweg.models.adapters import SequenceSlots
 from thalweg.models.context import Context
 from thalweg.models.heads.dense import Projection
 from thalweg.models.tail import Classes
@@ -20,20 +21,21 @@ class Classifier:
 
     def __init__(self, ctx: Context, spec: Classes, hidden: int, weights: Mapping[str, Any]) -> None:
         self._dtype = getattr(torch, ctx.dtype)
-        self._dense = Projection(ctx, weights["dense"], spec.act) if spec.dense else None
+        self._dense = Projection(ctx, weights["dense"], spec.act, adapts=True) if spec.dense else None
         self._norm = ctx.bind(ops.layer_norm, size=hidden, eps=spec.eps) if spec.norm else None
-        self._out, self._difference = Projection(ctx, weights["out"]), spec.difference
+        self._out, self._difference = Projection(ctx, weights["out"], adapts=True), spec.difference
         self.specs: dict[str, Any] = {"out": self._out.specs}
         if self._dense is not None:
             self.specs["dense"] = self._dense.specs
         if self._norm is not None:
             self.specs["norm"] = {"weight": ParamSpec(weights["norm"]["weight"], ctx.dtype)}
 
-    def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
+    def __call__(self, p: Mapping[str, Any], x: Array, slots: SequenceSlots | None = None) -> Array:
+        """slots: the adapters of x, where some may replace this. None: they do not."""
         x = x.to(self._dtype)
         if self._dense is not None:
-            x = self._dense(p["dense"], x)
+            x = self._dense(p["dense"], x, slots)
         if self._norm is not None:
             x = self._norm(x, p["norm"]["weight"])
-        made = self._out(p["out"], x).to(torch.float32)
+        made = self._out(p["out"], x, slots).to(torch.float32)
         return made[:, 1:] - made[:, :1] if self._difference else made

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from thalweg.hal import ops
 from thalweg.hal.op import BoundOp
 from thalweg.hal.step import Array
+from thalweg.models.adapters import ProjectionAdapter, SequenceSlots
 from thalweg.models.context import Context
 from thalweg.models.tail import Dense
 from thalweg.models.weights import ParamSpec, Weight
@@ -25,7 +26,8 @@ class Projection:
     """x [S, inputs] in the model's dtype -> [S, outputs]: act(linear(x)). Every rank has the whole matrix, unrounded: it is
     small, and its outputs are the result, or become it."""
 
-    def __init__(self, ctx: Context, weights: Mapping[str, Weight], act: str = "none") -> None:
+    def __init__(self, ctx: Context, weights: Mapping[str, Weight], act: str = "none", *, adapts: bool = False) -> None:
+        """adapts: adapters may replace it."""
         self._act = ACTS[act]
         weight = weights["weight"]
         outputs, inputs = weight.sources[0].shape
@@ -34,9 +36,13 @@ class Projection:
         self.specs = {"weight": ParamSpec(weight, ctx.dtype, self._op.pack, form)}
         if "bias" in weights:
             self.specs["bias"] = ParamSpec(weights["bias"], ctx.dtype)
+        whole = adapts and ctx.adapters is not None and len(weight.sources) == 1
+        self._adapter = ProjectionAdapter(ctx, weight, weights.get("bias")) if whole else None
 
-    def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
-        return self._act(self._op(x, p["weight"], p.get("bias")))
+    def __call__(self, p: Mapping[str, Any], x: Array, slots: SequenceSlots | None = None) -> Array:
+        """slots: the adapters of x."""
+        y = self._op(x, p["weight"], p.get("bias"))
+        return self._act(y if self._adapter is None else self._adapter(y, x, slots))
 
 
 class DenseModules:

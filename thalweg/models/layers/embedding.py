@@ -11,6 +11,7 @@ from thalweg.errors import ConfigError
 from thalweg.hal import ops
 from thalweg.hal.step import Array, StepBatch
 from thalweg.hal.weights import DENSE
+from thalweg.models.adapters import HEAD, AdapterRows, LinearAdapter, TableAdapter
 from thalweg.models.context import Context
 from thalweg.models.spec import LearnedEmbedding, ModelSpec
 from thalweg.models.weights import ParamSpec
@@ -32,10 +33,14 @@ class Embedding:
         self._op = ctx.bind(ops.embed, vocab=spec.vocab, size=here, **one, **said)
         # Rounded to the model's dtype before it multiplies, as the published implementations do.
         self._scale = float(torch.tensor(spec.embed_scale, dtype=getattr(torch, ctx.dtype)))
+        self._adapter = None if ctx.adapters is None else TableAdapter(ctx, table)
         self.specs = {"weight": ParamSpec(table, ctx.dtype, self._op.pack, form)}
 
-    def __call__(self, p: Mapping[str, Any], tokens: Array) -> Array:
+    def __call__(self, p: Mapping[str, Any], tokens: Array, rows: AdapterRows | None = None) -> Array:
+        """rows: the adapters of the tokens. None: they have none."""
         x = self._comm.all_gather(self._op(tokens, p["weight"]), -1)
+        if self._adapter is not None:
+            x = self._adapter(x, tokens, rows)
         return x if self._scale == 1.0 else x * self._scale
 
 
@@ -71,12 +76,19 @@ class LMHead:
         # A positive scale and a cap keep the order, but change the reported logits.
         plain = ctx.mesh.tensor.size == 1 and spec.logit_scale == 1.0 and not spec.logit_softcap and not spec.head_bias
         self._argmax = ctx.binder.offer(ops.linear_argmax, self._op, dtype=ctx.dtype, **said) if plain else None
+        stored = f"{spec.head}.weight"
+        adapts = ctx.adapters is not None and not spec.head_normed
+        self._adapter = LinearAdapter(ctx, weights["weight"], weights.get("bias"), name=HEAD, stored=stored) if adapts else None
         self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack, form)}
         if "bias" in weights:
             self.specs["bias"] = ParamSpec(weights["bias"], ctx.dtype)
 
-    def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
-        logits = self._comm.all_gather(self._op(x, p["weight"], p.get("bias")), -1).to(torch.float32)
+    def __call__(self, p: Mapping[str, Any], x: Array, rows: AdapterRows | None = None) -> Array:
+        """rows: the adapters of x, where the step's may change this matrix. None: they do not."""
+        made = self._op(x, p["weight"], p.get("bias"))
+        if rows is not None and self._adapter is not None:
+            made = self._adapter.add(made, x, rows)
+        logits = self._comm.all_gather(made, -1).to(torch.float32)
         if self._scale != 1.0:
             logits = logits * self._scale
         return torch.tanh(logits / self._cap) * self._cap if self._cap else logits
