@@ -120,7 +120,10 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
             # Both. The supervisor ends its processes and its engine. But when cancelled as the engine becomes ready, only the
             # task holds the engine. To end it twice does no harm.
             await self._supervisor.stop()
-            await _abandon(engine)
+            try:
+                await _abandon(engine)
+            finally:
+                self._client.close()
             raise
         mark("canary answered")
         self.kernel_plan, self.load_seconds = ready.plan, ready.load_seconds

@@ -96,6 +96,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "cudagraph-capture-sizes": ("1", "4"),
     "kv-cache-dtype-skip-layers": ("0", "sliding_window"),
     "kv-transfer-config": ('{"kv_connector": "host"}',),
+    "kv-events-config": ('{"topic": "t"}',),
     "lora-modules": ("a=/a", '{"name": "b", "path": "/b"}'),
     "lora-root": (".",),
     "lora-resolver": ("folder",),
@@ -247,7 +248,7 @@ def test_what_of_compiling_is_not_honoured_is_refused_by_key(words, said):
 
 def test_all_refusals_at_once():
     with pytest.raises(ConfigError) as e:
-        parse("--fully-sharded-loras", "--data-parallel-rank", "2", "--kv-events-config.publisher", "x")
+        parse("--fully-sharded-loras", "--data-parallel-rank", "2", "--ec-transfer-config.ec_connector", "x")
     assert len(e.value.problems) == 3
 
 

@@ -62,7 +62,7 @@ class Run:
         self.world = World(
             self.config, salt=seed, deferred=rng.random() < 0.5, poison=rng.random() < 0.7, check=check,
             share_from=rng.choice([1, 1, 12, 1000]), clock=self.clock, luck=rng.choice([0.0, 0.7, 0.95, 1.0]),
-            store=self.store, drafts=rng.choice([0, 1, 2, 4, 7]), on_device=seed % 5 < 2,
+            store=self.store, drafts=rng.choice([0, 1, 2, 4, 7]), on_device=seed % 5 < 2, events=seed % 3 > 0,
         )  # fmt: skip
         self.total = rng.randrange(1, 25)
         self.faults = {

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 from oracle import Oracle
+from router_index import RouterIndex
 from stores import SimLane
 
 from thalweg.backends.null import NullOptions, NullPlatform
@@ -156,11 +157,11 @@ class Handed(DeviceDrafter):
 class World:
     def __init__(
         self, config: EngineConfig, *, salt=0, deferred=False, poison=False, check=True, share_from=1, hash_fn=None, clock=None,
-        drafts=0, luck=0.7, encoder=None, on_device=False, adapters=0, loaded=(), store=None,
+        drafts=0, luck=0.7, encoder=None, on_device=False, adapters=0, loaded=(), store=None, events=False,
     ) -> None:  # fmt: skip
         """adapters: slots for them. loaded: digests that requests may name. drafts: at most so many guesses of a sequence in a
         step, instead of what the configuration says; luck: the share of them that are right. store: a `stores.FaultyStore`,
-        which outlives the core."""
+        which outlives the core. events: a router's index follows the cache."""
         self.config, self.check = config, check
         self.windows = windows_of(config)
         self.oracle = Oracle(salt, config.model.vocab, self.windows)
@@ -182,6 +183,9 @@ class World:
             self.kwargs |= {"store": StoreConnection(store, self, 4.0, lanes), "hash_fn": hash_fn or keyed_hash(b"one secret")}
             self.block_bytes = [8 * (2 if g.kind == "state" else g.block_tokens) for g in config.cache.groups]
             self.signature = b"the hash model"
+        if events:
+            self.kwargs["kv_events"] = True
+        self.index = RouterIndex() if events else None
         self.tracked: dict[int, Tracked] = {}
         self.batches = 0
         self.sick: dict[int, int] = {}
@@ -347,6 +351,8 @@ class World:
             self.core.check()
         if out is not None:
             self.verify(out)
+            if self.index is not None:
+                self.index.follow(out, self.core)
         return out
 
     def drain(self, most: int = 100_000) -> None:

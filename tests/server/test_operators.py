@@ -124,3 +124,13 @@ def operators():
     running = Running(Resting(), ServerSettings(server_dev_mode=True))
     yield running
     running.stop()
+
+
+def test_addresses_of_kv_events_are_those_that_the_router_can_reach(start) -> None:
+    source = {"data_parallel_rank": 0, "endpoint": "tcp://*:5557", "replay_endpoint": None, "topic": "t"}
+
+    class Publishing(FakeEngine):
+        async def get_kv_event_sources(self) -> list[dict]:
+            return [dict(source)]
+
+    assert start(Publishing()).get("/kv_event_sources").json() == [{**source, "endpoint": "tcp://127.0.0.1:5557"}]

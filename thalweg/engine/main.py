@@ -45,6 +45,7 @@ from thalweg.executors import load_executor
 from thalweg.grammar.grammars import Grammars
 from thalweg.host import envs
 from thalweg.host.failpoints import fp
+from thalweg.options.kv_events import read_kv_events
 from thalweg.options.observation import read_profiler_config
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ def main(fd: int, device: str) -> int:
     try:
         core = EngineCore(
             executor, announce=lambda started: _announce(channel, started), grammars=grammars, hash_fn=key_hash(start.args),
-            store=connect(start.args, executor),
+            store=connect(start.args, executor), kv_events=read_kv_events(start.args) is not None,
         )  # fmt: skip
         with contextlib.suppress(ChannelClosedError):
             channel.send(m.Ready(executor.config, executor.plan, executor.load_seconds))

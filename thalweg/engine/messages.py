@@ -267,6 +267,40 @@ class Stats(msgspec.Struct, frozen=True):
     """Blocks and calls that failed. Tokens that failed to load were computed."""
 
 
+class BlocksStored(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Blocks of one KV group that can be found from now on, each the continuation of the one before."""
+
+    group: int
+    kind: str
+    """As `hal.kv.KVSpec.kind`."""
+    window: int
+    block_tokens: int
+    ids: list[int]
+    """Below 2**63, the same for equal contents after equal histories. They reveal no key."""
+    parent: int | None
+    """The block before the first one."""
+    tokens: np.ndarray  # i32[len(ids) * block_tokens]
+    adapter: bytes
+    """Digest. b"": the base model."""
+    cache_salt: str
+    media: list[list[tuple[bytes, int]]]
+    """Per block: (digest of an input, how many of its placeholders precede the block)."""
+
+
+class BlocksRemoved(msgspec.Struct, frozen=True, tag=True):
+    """Blocks of one KV group that can no longer be found."""
+
+    group: int
+    ids: list[int]
+
+
+class BlocksCleared(msgspec.Struct, frozen=True, tag=True):
+    """No block can be found: the cache was reset, or the engine has just started."""
+
+
+KvEvent = BlocksStored | BlocksRemoved | BlocksCleared
+
+
 class Outputs(msgspec.Struct, tag=True):
     """The outputs of one step, as arrays: token i belongs to the sequence handles[i] (a handle may repeat when speculating)."""
 
@@ -285,6 +319,10 @@ class Outputs(msgspec.Struct, tag=True):
     """Sequences preempted since the last frame. One may be in it twice."""
     pooled: PooledVectors | None = None
     each: list[TokenVectors] = []
+    kv_events: list[KvEvent] = []
+    """Changes of the prefix cache since the last frame, if they are published (kv_events_config)."""
+    engine: int = 0
+    """Number of the engine among several. Set by the client."""
 
     def answers(self, handle: int) -> bool:
         """Did the sequence get a token, or its vector?"""

@@ -28,6 +28,7 @@ from thalweg.lora import LoRARequest
 from thalweg.offline.adapters import OfflineAdapters
 from thalweg.offline.metrics import Metric, snapshot
 from thalweg.offline.sharing import SHUT, SLEEPS, atomic, with_lock
+from thalweg.options.kv_events import read_kv_events
 from thalweg.options.observation import read_profiler_config
 from thalweg.params import PoolingParams, SamplingParams
 from thalweg.refused import NoVllmConfig, NoWorkerCalls
@@ -79,7 +80,10 @@ class LLMEngine(NoWorkerCalls, NoVllmConfig):
         self.client.connect(self.executor.config)
         structured = self.client.structured
         grammars = None if structured is None else Grammars(lambda: structured.judge.vocabulary)
-        self.core = EngineCore(self.executor, grammars=grammars, hash_fn=key_hash(args), store=connect(args, self.executor))
+        self.core = EngineCore(
+            self.executor, grammars=grammars, hash_fn=key_hash(args), store=connect(args, self.executor),
+            kv_events=read_kv_events(args) is not None,
+        )  # fmt: skip
         self.adapters.attach(self.core)
 
     @classmethod

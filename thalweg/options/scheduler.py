@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, ClassVar
 
-from thalweg.options.kv_store import KvStoreOptions
+from thalweg.options.kv_events import KvEventsOptions
 from thalweg.options.option import Option, Rules
 
 _option = partial(Option, group="SchedulerConfig")
@@ -19,7 +19,7 @@ def check_limits(args: "SchedulerOptions") -> Iterator[str]:
         yield "max_long_partial_prefills must not exceed max_num_partial_prefills"
 
 
-class SchedulerOptions(KvStoreOptions, kw_only=True, frozen=True):
+class SchedulerOptions(KvEventsOptions, kw_only=True, frozen=True):
     """Which requests run in a step."""
 
     max_num_seqs: Annotated[int | None, _option("Sequences processed per step", ge=1)] = None

@@ -128,6 +128,7 @@ ROUTES = (
     Row("/version", "operators.metrics:version", "The version of this server"),
     Row("/load", "operators.metrics:load", "Requests in flight that go to the engine"),
     Row("/metrics", "operators.metrics:metrics", "Prometheus metrics", kinds=("text/plain",)),
+    Row("/kv_event_sources", "operators.kv_events:kv_event_sources", "Addresses of published KV events"),
     Row("/sleep", "operators.sleep:sleep", "Give the engine's memory back", method="POST", given=DEV),
     Row("/wake_up", "operators.sleep:wake_up", "Start the engine again", method="POST", given=DEV),
     Row("/is_sleeping", "operators.sleep:is_sleeping", "Does the engine sleep?"),
@@ -149,7 +150,9 @@ ROUTES = (
 )  # fmt: skip
 
 
-TOKENS_ONLY = frozenset({"/inference/v1/generate", "/abort_requests", "/v1/models", "/version", "/load", "/metrics"})
+TOKENS_ONLY = frozenset(
+    {"/inference/v1/generate", "/abort_requests", "/v1/models", "/version", "/load", "/metrics", "/kv_event_sources"}
+)
 """Routes of a server without texts (--tokens-only)."""
 
 

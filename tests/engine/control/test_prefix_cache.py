@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from thalweg.engine.control.cache.prefix import PrefixCache, keyed_hash
+from thalweg.engine.control.cache.prefix import Node, PrefixCache, keyed_hash
 from thalweg.engine.control.invariant import InvariantError
 
 SALTS = st.sampled_from([b"", b"a"])
@@ -38,10 +38,12 @@ class Watcher:
     def __init__(self) -> None:
         self.heard: list[tuple[int, int, bytes]] = []
 
-    def on_publish(self, group: int, block: int, key: bytes) -> None: ...
+    def on_publish(self, group: int, block: int, node: Node) -> None: ...
 
-    def on_evict(self, group: int, block: int, key: bytes) -> None:
-        self.heard.append((group, block, key))
+    def on_evict(self, group: int, block: int, node: Node) -> None:
+        self.heard.append((group, block, node.key))
+
+    def on_clear(self) -> None: ...
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -99,9 +101,10 @@ class CacheMachine(RuleBasedStateMachine):
     def evict(self, data) -> None:
         """Whoever watches hears of it while the key is known."""
         g, block = data.draw(st.sampled_from([(g, b) for g in (0, 1) for b in self.holds[g]]))
-        self.cache.watcher = watcher = Watcher()
+        watcher = Watcher()
+        self.cache.observers = (watcher,)
         self.cache.evict(g, block)
-        self.cache.watcher = None
+        self.cache.observers = ()
         salt, prompt = self.holds[g].pop(block)
         key = b""
         for tokens in prompt:

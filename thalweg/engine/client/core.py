@@ -15,6 +15,7 @@ from thalweg.config import EngineConfig
 from thalweg.engine.client.frontend import Frontend
 from thalweg.engine.client.grammars import StructuredOutputs
 from thalweg.engine.client.inputs import InputProcessor
+from thalweg.engine.client.kv_events import KvEvents
 from thalweg.engine.client.outputs import OutputProcessor
 from thalweg.engine.client.pooling_outputs import PoolingOutputs
 from thalweg.engine.client.prompt_reader import PromptReader
@@ -22,6 +23,7 @@ from thalweg.engine.client.submission import PoolingSubmission, Submission, with
 from thalweg.engine.messages import EngineRequest, Outputs
 from thalweg.errors import ConfigError, RequestError
 from thalweg.lora import LoRARequest
+from thalweg.options.kv_events import read_kv_events
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from thalweg.refused import EXTERNAL, TRACES
 from thalweg.text.tokenizer import Tokenizer
@@ -44,6 +46,8 @@ class ClientCore:
         self.outputs = OutputProcessor(frontend.tokenizer, frontend.args.stream_interval)
         self.pooled = PoolingOutputs()
         self.handles = itertools.count(1)
+        events = read_kv_events(frontend.args)
+        self.events = None if events is None else KvEvents(events, frontend.args.data_parallel_size)
 
     def connect(self, config: EngineConfig) -> None:
         """Prepare requests for an engine of this configuration. Called again for a replacement of the engine."""
@@ -80,7 +84,11 @@ class ClientCore:
             made = inputs.process_pooling(request_id, prompt, params, priority=priority, handles=handles)
         else:
             made = inputs.process(request_id, prompt, params, priority=priority, handles=handles, first_choice=first_choice)
-        return made if lora_request is None else with_adapter(made, lora_request, adapter)
+        if lora_request is None:
+            return made
+        if self.events is not None:
+            self.events.name_adapter(adapter, lora_request.lora_name)
+        return with_adapter(made, lora_request, adapter)
 
     def open(self, submission: Submission | PoolingSubmission) -> list[EngineRequest]:
         """Expect outputs of a request from now on. Returns the requests for the engine."""
@@ -93,6 +101,8 @@ class ClientCore:
 
     def process(self, frame: Outputs) -> tuple[list[Output], list[int]]:
         """(outputs for the callers, handles that the engine must stop)."""
+        if self.events is not None:
+            self.events.publish(frame)
         processed = self.outputs.process(frame)
         return [*processed.outputs, *self.pooled.process(frame)], processed.abort
 
@@ -123,8 +133,8 @@ class ClientCore:
         return [*self.outputs.resubmit(handles), *self.pooled.resubmit(handles)]
 
     def close(self) -> None:
-        """End the processes that read templates, media and grammars."""
-        for part in (self.frontend.chat, self.frontend.media, self.structured):
+        """End the processes that read templates, media and grammars, and the publishers of events."""
+        for part in (self.frontend.chat, self.frontend.media, self.structured, self.events):
             if part is not None:
                 part.close()
 

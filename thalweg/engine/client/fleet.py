@@ -168,7 +168,7 @@ class Fleet:
     # ------------------------------------------------------------------ news of engines
 
     def _take(self, i: int, frame: m.Outputs) -> None:
-        member = self._members[i]
+        frame.engine, member = i, self._members[i]
         for ended in frame.finished:
             member.open.pop(ended.handle, None)
         if frame.stats is not None:

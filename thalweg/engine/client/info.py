@@ -101,6 +101,10 @@ class InfoMethods(NoWeightUpdates, NoVllmConfig):
         """Times of an open request so far. None: it is not open, or is a pooling request."""
         return self._client.outputs.metrics(request_id)
 
+    async def get_kv_event_sources(self) -> list[dict[str, Any]]:
+        """Addresses of published KV events, one of each engine, in the form of vLLM's /kv_event_sources. []: none are."""
+        return [] if self._client.events is None else self._client.events.sources()
+
     def get_world_size(self, include_dp: bool = True) -> int:
         """Devices that share the model. include_dp: times the engines that share the requests."""
         args = self._frontend.args

@@ -20,6 +20,7 @@ import numpy as np
 from thalweg.drafters import SpeculationConfig, load_drafter
 from thalweg.engine.control.adapters import AdapterSlots
 from thalweg.engine.control.batch import BatchBuilder, LaunchedStep
+from thalweg.engine.control.cache.events import BlockEvents
 from thalweg.engine.control.cache.prefix import HashFn
 from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.encodings import Encodings
@@ -60,12 +61,13 @@ class EngineCore:
         drafter: Callable[[Slots], Drafter] | None = None,
         grammars: Grammars | None = None,
         store: StoreConnection | None = None,
+        kv_events: bool = False,
     ) -> None:
         """`executor` runs the steps. `announce` gets the sequences that a step begins before it is launched, so that a crash
         can be traced to them; without it they are in the step's Outputs. `hash_fn`, `share_from` and `drafter` (which
         replaces the configured one) are for tests. `grammars` compiles those of requests; None rejects such requests. `store`
-        keeps blocks beyond the cache. Raises ConfigError if the cache has unsupported groups, or groups that do not work with
-        drafts."""
+        keeps blocks beyond the cache. `kv_events`: Outputs list the changes of the prefix cache. Raises ConfigError if the
+        cache has unsupported groups, or groups that do not work with drafts."""
         config, encoder = executor.config, executor.encoder
         scheduler, cache = config.scheduler, config.cache
         self.config = config
@@ -86,6 +88,7 @@ class EngineCore:
         self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from, self._ready, self.adapters)
         speculator = self.scheduler.speculator = self._speculator(parts, drafter)
         self._transfers = self.scheduler.transfers = None if store is None else Transfers(store, self.kv, clock, share_from)
+        self._events = BlockEvents(self.kv) if kv_events else None
         most = speculator.most if speculator is not None else 0
         self._grammars, self._parts = grammars, parts
         self._builder = BatchBuilder(self.slots, self.kv, parts, most, config.cache.tables_kept)
@@ -228,7 +231,12 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool((self._requests and not self.paused) or self._in_flight or self._finished)
+        return bool((self._requests and not self.paused) or self._in_flight or self._has_news)
+
+    @property
+    def _has_news(self) -> bool:
+        """Is there something to report without a step?"""
+        return bool(self._finished) or (self._events is not None and self._events.waiting)
 
     def step(self) -> Outputs | None:
         """Launch until the pipeline is full or nothing can be scheduled, then read the oldest step. None: no output."""
@@ -251,13 +259,13 @@ class EngineCore:
                 elif not self._encodings.advance(None, wait=False):
                     time.sleep(POLL_SECONDS)  # requests without this need may come meanwhile
                 self._forget()
-                return self._outputs(None) if self._finished else None
+                return self._outputs(None) if self._has_news else None
             if self._transfers is not None and self._transfers.waiting and not self.paused:
                 self._transfers.pause()
-                return self._outputs(None) if self._finished else None
-            if self._requests and not self.kv.withheld and not self._finished and not self.paused:
+                return self._outputs(None) if self._has_news else None
+            if self._requests and not self.kv.withheld and not self._has_news and not self.paused:
                 raise InvariantError(f"nothing can be scheduled, but {len(self._requests)} requests wait")
-            return self._outputs(None) if self._finished else None
+            return self._outputs(None) if self._has_news else None
         oldest = self._in_flight.popleft()
         result = oldest.pending.result()
         seconds = self._observe(oldest)
@@ -355,6 +363,8 @@ class EngineCore:
             self._finished, self._started = [], []
         if self.scheduler.preempted:
             out.preempted, self.scheduler.preempted = self.scheduler.preempted, []
+        if self._events is not None:
+            out.kv_events = self._events.take()
         return out
 
     # ------------------------------------------------------------------ everything else

@@ -15,6 +15,8 @@ from thalweg.engine.control.cache.prefix import Node
 from thalweg.engine.messages import EngineRequest, Input, TokenSampling
 
 INT32_MAX = 2**31 - 1
+ADAPTER, ADAPTER_DIGEST = b"\0adapter:", 32
+"""Begin of the salt of requests with an adapter, and the bytes of the digest after it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +92,34 @@ def prefix_salt(request: EngineRequest) -> bytes:
     """The part of a key that separates its cached prefixes from others': the caller's salt, and the adapter. No caller's salt
     begins with NUL, and other salts continue with digits after it."""
     salt = request.cache_salt.encode("utf-8", "surrogatepass")
-    return b"\0adapter:%b%b" % (request.adapter, salt) if request.adapter else salt
+    return ADAPTER + request.adapter + salt if request.adapter else salt
+
+
+@dataclass(frozen=True, slots=True)
+class SaltParts:
+    """The contents of a block's salt (`Request.salt_of`)."""
+
+    adapter: bytes
+    """Digest. b"": the base model."""
+    cache_salt: str
+    media: tuple[tuple[bytes, int], ...]
+    """(digest of an input, how many of its placeholders precede the block), of each input in the block."""
+
+
+def read_salt(salt: bytes) -> SaltParts:
+    """The inverse of `Request.salt_of`."""
+    media = list[tuple[bytes, int]]()
+    if salt[:1] == b"\0" and salt[1:2].isdigit():
+        size, _, rest = salt[1:].partition(b":")
+        salt, rest = rest[: int(size)], rest[int(size) :]
+        while rest:
+            first, size, rest = rest.split(b":", 2)
+            media.append((rest[: int(size)], int(first)))
+            rest = rest[int(size) :]
+    adapter = b""
+    if salt.startswith(ADAPTER):
+        adapter, salt = salt[len(ADAPTER) :][:ADAPTER_DIGEST], salt[len(ADAPTER) + ADAPTER_DIGEST :]
+    return SaltParts(adapter, salt.decode("utf-8", "surrogatepass"), tuple(media))
 
 
 def find_stretches(inputs: Sequence[Input]) -> tuple[tuple[int, int], ...]:

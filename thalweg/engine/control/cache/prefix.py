@@ -57,9 +57,13 @@ class BlockObserver(Protocol):
     """Notified of blocks that become findable, and of findable ones about to be overwritten. Both calls come between the
     launch of the step that completed the block and the launch of any step that overwrites it."""
 
-    def on_publish(self, group: int, block: int, key: bytes, /) -> None: ...
+    def on_publish(self, group: int, block: int, node: Node, /) -> None: ...
 
-    def on_evict(self, group: int, block: int, key: bytes, /) -> None: ...
+    def on_evict(self, group: int, block: int, node: Node, /) -> None: ...
+
+    def on_clear(self) -> None:
+        """No block can be found any more."""
+        ...
 
 
 class PrefixCache:
@@ -69,7 +73,7 @@ class PrefixCache:
         self._hash = hash_fn or keyed_hash(secrets.token_bytes(32), algorithm)
         self._nodes: dict[bytes, Node] = {}
         self._owners: list[dict[int, Node]] = [{} for _ in range(groups)]
-        self.watcher: BlockObserver | None = None
+        self.observers: tuple[BlockObserver, ...] = ()
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -104,16 +108,16 @@ class PrefixCache:
             return False
         node.blocks[group] = block
         self._owners[group][block] = node
-        if self.watcher is not None:
-            self.watcher.on_publish(group, block, node.key)
+        for observer in self.observers:
+            observer.on_publish(group, block, node)
         return True
 
     def evict(self, group: int, block: int) -> None:
         """The block is about to be overwritten. No step that writes to it has been launched."""
         node = self._owners[group].pop(block)
         node.blocks[group] = 0
-        if self.watcher is not None:
-            self.watcher.on_evict(group, block, node.key)
+        for observer in self.observers:
+            observer.on_evict(group, block, node)
         self.prune(node)
 
     def prune(self, node: Node) -> None:
@@ -140,6 +144,8 @@ class PrefixCache:
         self._nodes.clear()
         for owners in self._owners:
             owners.clear()
+        for observer in self.observers:
+            observer.on_clear()
 
     def check(self) -> None:
         children: dict[int, int] = {}

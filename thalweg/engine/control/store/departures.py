@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from thalweg.engine.control.cache.prefix import Node
 from thalweg.engine.control.store.base import Store
 from thalweg.engine.control.store.lanes import Lane, LaneCall
 from thalweg.engine.control.store.mover import Mover
@@ -57,13 +58,18 @@ class StoreSaves:
         """Is nothing queued, or being copied?"""
         return not (self._queued or self._evicted or self._copies)
 
-    def on_publish(self, group: int, block: int, key: bytes) -> None:
+    def on_publish(self, group: int, block: int, node: Node) -> None:
         if not self.muted:
-            self._queued[group, block] = key
+            self._queued[group, block] = node.key
 
-    def on_evict(self, group: int, block: int, key: bytes) -> None:
+    def on_evict(self, group: int, block: int, node: Node) -> None:
         if self._queued.pop((group, block), None) is not None:
-            self._evicted.append(((group, block), key))
+            self._evicted.append(((group, block), node.key))
+
+    def on_clear(self) -> None:
+        """Queued blocks may be overwritten from now on."""
+        self._queued.clear()
+        self._evicted.clear()
 
     def flush(self) -> None:
         """Start the copies that must precede the next step, and a few more."""
@@ -124,11 +130,6 @@ class StoreSaves:
         self.flush()
         self.collect(wait=True)
         return not self.idle
-
-    def reset(self) -> None:
-        """Queued blocks can no longer be found, and may be overwritten."""
-        self._queued.clear()
-        self._evicted.clear()
 
 
 def _save(store: Store, keys: list[bytes], rows: np.ndarray) -> None:

@@ -41,7 +41,7 @@ class Transfers:
         self._reading, self._writing = to.lanes("kv store: load"), to.lanes("kv store: save")
         self.departures = StoreSaves(to.store, to.mover, names, self._writing)
         self.arrivals = StoreLoads(to.store, to.mover, names, self._reading, kv, clock, to.load_timeout, least)
-        kv.prefix.watcher = self.departures
+        kv.prefix.observers += (self.departures,)
 
     @property
     def waiting(self) -> bool:
@@ -80,7 +80,6 @@ class Transfers:
 
     def reset(self) -> None:
         """The prefix cache has been emptied."""
-        self.departures.reset()
         self.departures.collect(wait=True)  # saved before the store is cleared, not after
         self.arrivals.reset()
         self._writing.submit(self._store.clear)
