@@ -150,7 +150,7 @@ def _list_matrices(spec: ModelSpec, use: Any) -> Iterator[Matrix]:
             act = getattr(form, "act", "")
             operands = "float8" if act.startswith("float8") else "int8" if act.startswith("int8") else "dense"
             if form.kind != "dense" and not act:
-                operands = "four" if form.bits == 4 else "codes"
+                operands = "codes" if form.bits != 4 else "grouped" if form.kind == "int" and 0 < form.group <= 64 else "four"
             held, each = sizes.held_bytes(part, DTYPE, use), 1 if act else 2
             if isinstance(moe, MoE):
                 width = part.sources[0].shape[1]

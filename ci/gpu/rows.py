@@ -33,7 +33,9 @@ from thalweg.hal.ops.quantise import dequantise, quantise
 from thalweg.hal.platform import Place
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 
-FORMATS = (DENSE, FP8_SCALED, INT8_W8A8, FP8, INT8, INT4, MXFP4, NVFP4)
+GROUPED = replace(INT4, group=64, symmetric=False)
+"""4-bit integers as `--quantization int4` rounds them."""
+FORMATS = (DENSE, FP8_SCALED, INT8_W8A8, FP8, INT8, INT4, GROUPED, MXFP4, NVFP4)
 LARGEST = 1 << 27
 """Elements of the largest weight that is quantised here: a vocabulary's takes too long."""
 WIDTHS = ((4096, 4096), (4096, 14336))
@@ -212,7 +214,7 @@ def unmet(device: Device, sizes: Sizes) -> dict[str, Any]:
         return {"holds": None, "why": "none of our products serves here"}
     product, missing = tiles(device.info.notes["arch"]).product, {}
     for operands in OPERANDS:
-        met = {product.choose(operands, n, out) for out, _ in sizes.weights for n in sizes.rows}
+        met = {product.choose(operands, n, out, width) for out, width in sizes.weights for n in sizes.rows}
         if left := [f"{t.rows} x {t.cols}" for t in getattr(product, operands) if t not in met]:
             missing[operands] = left
     return {"holds": not missing, "unmet": missing}

@@ -15,7 +15,7 @@ from thalweg.backends.triton_kernels import attention, codes, paged, sampling, t
 from thalweg.backends.triton_kernels.quantised import E2M1
 from thalweg.backends.triton_kernels.sampling import _gumbel
 from thalweg.backends.triton_kernels.testing import InterpretOptions, InterpretPlatform
-from thalweg.backends.triton_kernels.tiles import tiles
+from thalweg.backends.triton_kernels.tiles import FOURS, tiles
 from thalweg.hal import noise, ops
 from thalweg.hal.attention import AttnSpec, QKPrologue
 from thalweg.hal.device import Device
@@ -81,6 +81,7 @@ def test_a_row_of_a_product_is_the_same_bits_in_whatever_tile(device: Device, dt
 CODED = {
     "codes": (WeightFormat("int", 8, 32), "", 96), "int8": (WeightFormat("int", 8, act="int8"), "", 96),
     "float8": (WeightFormat("float", 8, act="float8_e4m3fn"), "float8_e4m3fn", 96), "four": (INT4, "", 640),
+    "grouped": (replace(INT4, group=64, symmetric=False), "", 640),
     "four of groups of 32": (MXFP4, "", 600), "four with minima": (WeightFormat("int", 4, 32, symmetric=False), "", 600),
 }  # fmt: skip
 """What a product multiplies -> (a format, the 8-bit float of the target, inputs)."""
@@ -95,9 +96,9 @@ def test_a_row_of_a_quantised_product_is_the_same_bits_in_whatever_tile(operands
     kernels = [k for k in device.kernels if k.op == "linear" and k.batch_invariant]
     kernel = next(k for k in kernels if k.supports({"weight": format, "dtype": "bfloat16"}) is None)
     kind = operands.split()[0]
-    met = {product.choose(kind, n, cols) for cols, rows in SIZES.items() for n in rows}
+    met = {product.choose(kind, n, cols, width) for cols, rows in SIZES.items() for n in rows}
     assert met == set(getattr(product, kind))
-    assert kind != "four" or (width > product.slice and any(t.shared for t in met))
+    assert kind not in FOURS or (width > product.slice and any(t.shared for t in met))
     x = torch.randn(40, width, generator=rng).to(torch.bfloat16)
     for cols, rows in SIZES.items():
         held = quantise(torch.randn(cols, width, generator=rng), format)

@@ -184,8 +184,11 @@ def test_the_tiles_of_a_product_differ_in_what_changes_no_sum() -> None:
         shapes = [*getattr(p, operands), p.base(16), p.base(1 << 20)]
         if operands == "int8" or operands in SHOWN.get(arch, ()):
             continue
-        if operands == "four":  # a chunk has its own length, and the weight's columns are the rows of the instruction
-            assert not arch.startswith("sm_") or len({t.cols >= 64 for t in p.four}) == 1, arch
+        if operands in (
+            "four",
+            "grouped",
+        ):  # a chunk has its own length, and the weight's columns are the rows of the instruction
+            assert not arch.startswith("sm_") or len({t.cols >= 64 for t in getattr(p, operands)}) <= 1, arch
             continue
         assert {t.inner for t in shapes} == {p.inner}, (arch, operands)
         assert len({t.rows >= 64 for t in shapes}) == 1, (arch, operands)
@@ -200,7 +203,7 @@ def test_weights_that_people_serve_meet_every_tile_of_a_product() -> None:
     """Else the row test on a device (ci/gpu/rows.py) would compare a tile with itself."""
     for arch, operands in itertools.product(set(known_architectures()) - {"interpret"}, OPERANDS):
         p = tiles(arch).product
-        met = {p.choose(operands, rows, cols) for cols, _ in REAL for rows in ROWS}
+        met = {p.choose(operands, rows, cols, width) for cols, width in REAL for rows in ROWS}
         assert met >= set(getattr(p, operands)), (arch, operands)
 
 

@@ -48,7 +48,7 @@ def linear(tiles: TileSizes, x: Tensor, weight: Tensor, bias: Tensor | None = No
     (rows, width), cols = flat.shape, weight.shape[0]
     out = torch.empty((rows, cols), dtype=x.dtype, device=x.device)
     if rows:
-        t = tiles.product.choose("dense", rows, cols)
+        t = tiles.product.choose("dense", rows, cols, width)
         t = t.cut(tiles.scalar) if x.dtype == torch.float32 else t
         k = max(16, t.inner * 2 // x.element_size())
         grid = (triton.cdiv(rows, t.rows), triton.cdiv(cols, t.cols))

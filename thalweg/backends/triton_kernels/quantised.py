@@ -28,7 +28,7 @@ from thalweg.backends.triton_kernels import codes, fours
 from thalweg.backends.triton_kernels.codes import to_e8m0, without_negative_zero
 from thalweg.backends.triton_kernels.fours import SUMMED, each
 from thalweg.backends.triton_kernels.linear import DTYPES
-from thalweg.backends.triton_kernels.tiles import ProductTile, TileSizes
+from thalweg.backends.triton_kernels.tiles import FOURS, ProductTile, TileSizes
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.weights import QTensor, WeightFormat
 
@@ -269,8 +269,10 @@ def linear(
     if act:
         flat, x_scales = round_rows(tiles, flat, act)
     made = tile_kind(tiles, kind, act)
-    t = choose_tile(tiles, made, act, cols, rows, exact, x.dtype, fours.is_chain(made, **static))
-    k, length = inputs_of(made, static["GROUP"], t.inner, x.dtype), slice_of(tiles, made, cols, width)
+    operand = operands(tiles, made, act, group)
+    t = choose_tile(tiles, operand, cols, width, rows, exact, x.dtype, fours.is_chain(made, **static))
+    length = tiles.product.slice_of(operand, cols, width)
+    k = inputs_of(made, static["GROUP"], t.inner, x.dtype)
     unroll = steps_of(made, t, k)
     if made == "raw8":  # loaded as they are, the matrix unit reads them where they arrive
         flat, packed = (t.view(getattr(torch, tiles.float8)) for t in (flat, packed))
@@ -291,12 +293,12 @@ def linear(
 
 
 def choose_tile(
-    tiles: TileSizes, made: str, act: str, cols: int, rows: int, exact: bool, dtype: torch.dtype, chain: bool = False
+    tiles: TileSizes, operand: str, cols: int, width: int, rows: int, exact: bool, dtype: torch.dtype, chain: bool
 ) -> ProductTile:  # fmt: skip
-    """The tile of a product. made: as of `tile_kind`. chain: as of `fours.is_chain`."""
-    if exact or fours.is_four(made):
+    """The tile of a product. operand: one of `tiles.OPERANDS`. chain: as of `fours.is_chain`."""
+    if exact or operand in FOURS:
         rows = max(rows, fours.CHAINED) if chain else rows
-        t = tiles.product.choose("four" if fours.is_four(made) else operands(tiles, act), rows, cols)
+        t = tiles.product.choose(operand, rows, cols, width)
         return t.cut(tiles.scalar) if dtype == torch.float32 else t
     m, n = tile_sizes(tiles, cols, rows, exact, dtype)
     p = tiles.product
@@ -306,12 +308,6 @@ def choose_tile(
 def steps_of(made: str, t: ProductTile, k: int) -> int:
     """Steps of K in one iteration."""
     return max(1, t.inner // k) if fours.is_four(made) else t.unroll
-
-
-def slice_of(tiles: TileSizes, made: str, cols: int, width: int) -> int:
-    """Inputs of separate sums, 0 where there is one sum: a number of the weight, for all tiles."""
-    p = tiles.product
-    return p.slice if fours.is_four(made) and cols < p.sliced and width > p.slice else 0
 
 
 def shifts(kind: str, group: int, weight: dict[str, Tensor]) -> tuple[Tensor, dict[str, Any]]:
@@ -343,8 +339,10 @@ def tile_sizes(tiles: TileSizes, cols: int, rows: int, exact: bool, dtype: torch
     return m, n
 
 
-def operands(tiles: TileSizes, act: str) -> str:
-    """Which tiles of a product serve inputs rounded to `act`."""
+def operands(tiles: TileSizes, made: str, act: str, group: int) -> str:
+    """Which tiles of a product serve codes of `tile_kind` made, with inputs rounded to `act`."""
+    if fours.is_four(made):
+        return "grouped" if made == "int4" and 0 < group <= fours.SHORT else "four"
     if act == "int8":
         return "int8"
     return "float8" if act and tiles.float8 else "codes"

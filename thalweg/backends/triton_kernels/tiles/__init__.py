@@ -83,24 +83,27 @@ class ProductTile:
     shared: bool = False
     unroll: int = 1
 
-    def serves(self, rows: int, cols: int) -> bool:
+    def serves(self, rows: int, cols: int, slices: int = 1) -> bool:
+        """Does it serve a product of this size? slices: of its sums, which have programs only where `shared`."""
         fits = self.least <= rows and (not self.most or rows <= self.most)
-        return fits and -(-rows // self.rows) * -(-cols // self.cols) >= self.programs
+        return fits and -(-rows // self.rows) * -(-cols // self.cols) * (slices if self.shared else 1) >= self.programs
 
     def cut(self, most: int) -> ProductTile:
         """The same with at most so many rows and columns."""
         return replace(self, rows=min(self.rows, most), cols=min(self.cols, most))
 
 
-OPERANDS = ("dense", "int8", "float8", "codes", "four")
+OPERANDS = ("dense", "int8", "float8", "codes", "four", "grouped")
 """Operands of a product: dense numbers, 8-bit integers, 8-bit floats, or codes of 8 or 4 bits that become numbers in
-registers."""
+registers. grouped: 4-bit integers with groups of 64 or fewer."""
+
+FOURS = ("four", "grouped")
 
 
 @dataclass(frozen=True, slots=True)
 class ProductTiles:
-    """A matrix product. dense, int8, float8, codes, four: its tiles by operand, in order of preference. The first
-    that serves is taken, else the tile for any sizes, `base`.
+    """A matrix product. dense, int8, float8, codes, four, grouped: its tiles by operand, in order of preference. The first
+    that serves is taken, else the tile for any sizes, `base`. grouped may be empty: then those of `four` serve.
 
     A row keeps its bits only if every tile adds the terms of a sum in one order. Tiles of one list therefore have the same
     `inner`, but where sums are exact (integers), or where the matrix unit adds up whole rows itself and a device has shown it.
@@ -124,6 +127,7 @@ class ProductTiles:
     float8: tuple[ProductTile, ...]
     codes: tuple[ProductTile, ...]
     four: tuple[ProductTile, ...]
+    grouped: tuple[ProductTile, ...]
     slice: int
     sliced: int
     experts: tuple[ProductTile, ...]
@@ -131,10 +135,15 @@ class ProductTiles:
     def base(self, cols: int) -> ProductTile:
         return ProductTile(self.rows, self.cols if cols >= self.wide else self.narrow, self.inner, self.warps, self.stages)
 
-    def choose(self, operands: str, rows: int, cols: int) -> ProductTile:
-        """The tile where `rows` rows meet a weight of `cols`. operands: one of OPERANDS."""
-        tiles: tuple[ProductTile, ...] = getattr(self, operands)
-        return next((t for t in tiles if t.serves(rows, cols)), self.base(cols))
+    def choose(self, operands: str, rows: int, cols: int, width: int = 0) -> ProductTile:
+        """The tile where `rows` rows meet a weight [cols, width]. operands: one of OPERANDS. width 0: sums have one slice."""
+        tiles: tuple[ProductTile, ...] = getattr(self, operands) or (self.four if operands == "grouped" else ())
+        slices = -(-width // (self.slice_of(operands, cols, width) or width or 1)) or 1
+        return next((t for t in tiles if t.serves(rows, cols, slices)), self.base(cols))
+
+    def slice_of(self, operands: str, cols: int, width: int) -> int:
+        """Inputs of separate sums, 0 where there is one sum: a number of the weight, for all tiles."""
+        return self.slice if operands in FOURS and cols < self.sliced and width > self.slice else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +181,7 @@ class TileSizes:
 
 def of_any_rows(t: TileSizes) -> TileSizes:
     """The same with one tile for products of any number of rows, and for exact attention over prompts that of decodes."""
-    product = replace(t.product, dense=(), int8=(), float8=(), codes=(), four=(), experts=())
+    product = replace(t.product, dense=(), int8=(), float8=(), codes=(), four=(), grouped=(), experts=())
     return replace(t, product=product, attention=replace(t.attention, exact_prefill=t.attention.exact))
 
 
