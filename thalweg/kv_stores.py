@@ -12,9 +12,34 @@ from typing import Any
 from thalweg.errors import ConfigError
 from thalweg.plugins import PluginRegistry
 
-_HOST = "thalweg.engine.control.store.host:HostStore"
-STORES: Mapping[str, str] = {"OffloadingConnector": _HOST, "host": _HOST}
+_ROOM = "thalweg.engine.control.store."
+_HOST, _DISK, _REDIS = _ROOM + "host:HostStore", _ROOM + "disk:DiskStore", _ROOM + "redis:RedisStore"
+STORES: Mapping[str, str] = {
+    "host": _HOST,
+    "OffloadingConnector": _HOST,
+    "SimpleCPUOffloadConnector": _HOST,
+    "disk": _DISK,
+    "ExampleConnector": _DISK,
+    "SharedStorageConnector": _DISK,
+    "redis": _REDIS,
+    "valkey": _REDIS,
+}
+"""Names, vLLM's for the same purpose too -> classes."""
 LMCACHE = "LMCache is written against another engine's classes; the store in host memory is OffloadingConnector"
+_BETWEEN = "it hands blocks from engine to engine; engines here share a store: disk on one machine, redis on several"
+_REMOTE = "engines of several machines share a redis store"
+INSTEAD: Mapping[str, str] = {
+    "LMCache": LMCACHE,
+    "Nixl": _BETWEEN,
+    "P2p": _BETWEEN,
+    "MoRIIO": _BETWEEN,
+    "MooncakeStore": _REMOTE,
+    "Mooncake": _BETWEEN,
+    "HF3FS": "a mounted file system is a disk store",
+    "FlexKV": _REMOTE,
+    "Multi": "one store is configured; disk and redis keep more than host memory does",
+}
+"""Begin of a connector's name in vLLM -> the alternative."""
 _LIST = PluginRegistry("thalweg.kv_stores", STORES)
 
 
@@ -22,7 +47,7 @@ def find_problem(name: str) -> str | None:
     """Why no store has this name, in words. None: one has it."""
     if name in _LIST:
         return None
-    answer = f"; {LMCACHE}" if name.startswith("LMCache") else ""
+    answer = next((f"; {words}" for begin, words in INSTEAD.items() if name.startswith(begin)), "")
     return f"{name!r:.60} is not here; this version has {', '.join(_LIST.names())}{answer}"
 
 

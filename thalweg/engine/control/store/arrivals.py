@@ -169,14 +169,18 @@ class StoreLoads:
             if not more:
                 break
             names = [self._names.name(keys[i], g) for g, i in more]
+            damaged = list[bytes]()
             for (g, i), name, kept in zip(more, names, self._store.load(names), strict=True):
                 block = unseal(name, kept, self._mover.block_bytes[g])
                 if block is None:
+                    damaged += [name] if kept is not None else []
                     out.wrong += 1
                     stored.discard((g, i))
                     nodes[i].blocks[g] = 0
                 else:
                     blocks[g, i] = block
+            if damaged:
+                self._store.discard(damaged)
         out.count = count
         for group in groups:
             indices = [i for g, i in want if g == group.index]

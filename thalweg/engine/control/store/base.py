@@ -13,8 +13,8 @@ class Store(ABC):
     A key is 16 bytes. It names the tokens of a block and all before them, the model with its adapters and media, the layout
     of the block, and the engine's key secret. Equal keys mean equal bytes, and a key is written once.
 
-    The engine calls from two threads, never from the one that runs steps. `lookup` and `load` come from one thread, `save`
-    and `clear` from the other. A call may block, and may raise: the error is logged, and the block counts as missing. A
+    The engine calls from two threads, never from the one that runs steps. `lookup`, `load` and `discard` come from one thread,
+    `save` and `clear` from the other. A call may block, and may raise: the error is logged, and the block counts as missing. A
     request waits `load_timeout` seconds for a prefix and is then computed.
 
     The engine checks a block's length and checksum, which finds faults of a store. It does not find forgeries: write access
@@ -45,6 +45,10 @@ class Store(ABC):
     @abstractmethod
     def save(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> None:
         """Keep these blocks."""
+
+    def discard(self, keys: Sequence[bytes]) -> None:
+        """These blocks failed their checksums: forget them, so that they can be saved again. Default: nothing."""
+        return
 
     def clear(self) -> None:
         """The engine's prefix cache is being reset. Default: nothing, blocks of a shared store belong to others too."""

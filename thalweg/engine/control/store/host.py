@@ -58,6 +58,11 @@ class HostStore(Store):
                 while self._held > self._limit:
                     self._held -= len(self._blocks.popitem(last=False)[1])
 
+    def discard(self, keys: Sequence[bytes]) -> None:
+        with self._lock:
+            for key in keys:
+                self._held -= len(self._blocks.pop(key, b""))
+
     def clear(self) -> None:
         with self._lock:
             self._blocks.clear()
