@@ -91,6 +91,7 @@ PACKAGES = {
     "thalweg/engine/worker/": {"numpy", "torch", "msgspec"},
     "thalweg/engine/ipc/publisher.py": {"zmq"},
     "thalweg/engine/control/store/redis.py": {"redis"},
+    "thalweg/engine/executor/launched.py": {"msgspec", "torch"},
     "thalweg/engine/": {"numpy", "msgspec"},
     "thalweg/grammar/compiled.py": {"llguidance"},
     "thalweg/grammar/": {"numpy", "msgspec"},

@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 
 _HERE = "thalweg.engine.executor"
 EXECUTORS: Mapping[str, str] = {
+    "external_launcher": f"{_HERE}.launched:open_launched",
     "mp": f"{_HERE}.processes:open_processes",
     "uni": f"{_HERE}.inline:open_inline",
 }
-"""mp: a process for each rank; the first rank runs in the engine's process. Equal to uni with one rank."""
+"""mp: a process for each rank; the first rank runs in the engine's process. Equal to uni with one rank. external_launcher:
+every rank is a process that torchrun has started."""
+OF_PROGRAMS = frozenset({"external_launcher"})
+"""Executors whose ranks are programs with `LLM(...)`. A server cannot use them."""
 REFUSED = {
-    "external_launcher": "the engine is started by the server or by LLM(...), and joins no ranks of a launcher; omit it",
     "ray": "the engine runs its ranks on this machine, never on a Ray cluster; omit it",
 }
 """Names known from vLLM, not supported here -> the alternative."""

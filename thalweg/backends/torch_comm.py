@@ -73,8 +73,9 @@ class TorchCommunicator(Communicator):
             raise DeviceError(f"device: this torch has no {backend}, which {place.world} devices need to work together")
         try:
             dist.init_process_group(
-                backend, init_method=_store(where), rank=place.rank, world_size=place.world, timeout=timedelta(seconds=timeout)
-            )
+                backend, **_meet(where, place, timedelta(seconds=timeout)), rank=place.rank, world_size=place.world,
+                timeout=timedelta(seconds=timeout),
+            )  # fmt: skip
         except (RuntimeError, ValueError) as e:
             raise DeviceError(f"device: rank {place.rank} of {place.world} could not join the others at {where}: {e}") from e
         self.size, self._rank = place.world, place.rank
@@ -145,7 +146,11 @@ class TorchCommunicator(Communicator):
             raise PeerError(f"an exchange of rank {self._rank} of {self.size} with the others failed: {e}") from e
 
 
-def _store(where: str) -> str:
-    """A folder is where ranks meet, of which torch wants a file."""
+def _meet(where: str, place: Place, timeout: timedelta) -> dict[str, Any]:
+    """Arguments of torch for the ranks' meeting place. Of a folder it wants a file. At an address rank 0 listens, which torch
+    would leave to torchrun wherever that has started the process."""
+    if where.startswith("tcp://"):
+        host, _, port = where.removeprefix("tcp://").rpartition(":")
+        return {"store": dist.TCPStore(host, int(port), place.world, place.rank == 0, timeout)}  # type: ignore[attr-defined]
     path = Path(where.removeprefix("file://"))
-    return f"file://{path / 'torch'}" if where.startswith("file://") and path.is_dir() else where
+    return {"init_method": f"file://{path / 'torch'}" if path.is_dir() else where}

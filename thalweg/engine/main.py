@@ -40,8 +40,8 @@ from thalweg.engine.ipc import port
 from thalweg.engine.ipc.codec import Codec, FrameError
 from thalweg.engine.ipc.socket import Channel, ChannelClosedError
 from thalweg.engine.worker.stages.open import prepare
-from thalweg.errors import RequestError
-from thalweg.executors import load_executor
+from thalweg.errors import ConfigError, RequestError
+from thalweg.executors import OF_PROGRAMS, load_executor
 from thalweg.grammar.grammars import Grammars
 from thalweg.host import envs
 from thalweg.host.failpoints import fp
@@ -64,6 +64,11 @@ def main(fd: int, device: str) -> int:
         prepare(device, _next(channel, m.StartHint).args)
         start = _next(channel, m.Start)
         check_store(start.args)
+        if start.args.distributed_executor_backend in OF_PROGRAMS:
+            raise ConfigError(
+                f"distributed_executor_backend: {start.args.distributed_executor_backend} runs ranks of a program with "
+                "LLM(...); for a server omit it"
+            )
         executor: Executor = load_executor(start.args)(start.args)
     except ChannelClosedError:
         return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from thalweg.errors import ConfigError
@@ -113,6 +114,43 @@ def log_level() -> str:
 def set_log_level(level: str) -> None:
     """THALWEG_LOGGING_LEVEL for processes that this one starts: `--log-level`."""
     os.environ["THALWEG_LOGGING_LEVEL"] = level.upper()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedProcess:
+    """The place of this process among those that a launcher started."""
+
+    rank: int
+    local_rank: int
+    world: int
+    local_world: int
+    host: str
+    port: int
+    has_store: bool
+    """The launcher itself listens at the address."""
+
+
+def read_launcher() -> LaunchedProcess:
+    """RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them. ConfigError names the
+    first that is missing or wrong."""
+    world = _of_launcher("WORLD_SIZE", 1)
+    local_world = _of_launcher("LOCAL_WORLD_SIZE", 1, world + 1)
+    rank, local_rank = _of_launcher("RANK", 0, world), _of_launcher("LOCAL_RANK", 0, local_world)
+    host, port = os.environ.get("MASTER_ADDR", ""), _of_launcher("MASTER_PORT", 1, 65536)
+    if not host:
+        raise ConfigError("MASTER_ADDR is not set: external_launcher needs a program started by torchrun")
+    return LaunchedProcess(
+        rank, local_rank, world, local_world, host, port, os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    )
+
+
+def _of_launcher(name: str, least: int, end: int = 1 << 20) -> int:
+    text = os.environ.get(name, "")
+    if not text:
+        raise ConfigError(f"{name} is not set: external_launcher needs a program started by torchrun")
+    if not text.isdecimal() or not least <= int(text) < end:
+        raise ConfigError(f"{name}: {text!r} must be a number from {least} to {end - 1}")
+    return int(text)
 
 
 def set_unset(values: Mapping[str, str]) -> None:

@@ -80,7 +80,8 @@ class LLMEngine(NoWorkerCalls, NoVllmConfig):
         self.client.connect(self.executor.config)
         structured = self.client.structured
         grammars = None if structured is None else Grammars(lambda: structured.judge.vocabulary)
-        self.core = EngineCore(
+        make: type[EngineCore] = getattr(self.executor, "core_type", EngineCore)
+        self.core = make(
             self.executor, grammars=grammars, hash_fn=key_hash(args), store=connect(args, self.executor),
             kv_events=read_kv_events(args) is not None,
         )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +15,7 @@ from thalweg.engine import messages as m
 from thalweg.engine.client.process import as_error
 from thalweg.engine.executor.launcher import Launcher
 from thalweg.engine.executor.member import PATIENCE_SECONDS, Member
-from thalweg.engine.executor.messages import Beat, Begin, Launch, RankAnswer, RankCall
+from thalweg.engine.executor.messages import Beat, Begin, Launch, Leave, RankAnswer, RankCall
 from thalweg.engine.ipc.codec import FrameError
 from thalweg.engine.ipc.socket import ChannelClosedError
 from thalweg.errors import DeviceError, EngineDeadError, PeerError, RankLostError, ThalwegError
@@ -122,6 +124,16 @@ class RankGroup:
             self.fail(self._peer_failure or error)
         return self.failure or error
 
+    def finish(self, seconds: float) -> None:
+        """Wait until every other rank has finished its steps, at most so long. `close` must follow."""
+        self._closed.set()
+        with contextlib.suppress(ThalwegError):
+            self.send(Leave())
+        until = time.monotonic() + seconds
+        for each in self.members:
+            with contextlib.suppress(queue.Empty):
+                each.inbox.get(timeout=max(0.0, until - time.monotonic()))
+
     def close(self) -> None:
         """End every other rank, and leave nothing behind. Safe to call twice."""
         self._closed.set()
@@ -147,7 +159,9 @@ class RankGroup:
                 else:
                     member.inbox.put(message)
         except ChannelClosedError:
-            self.fail(member.describe_end(self._peer_failure))
+            error = member.describe_end(self._peer_failure)
+            self.fail(error)
+            member.inbox.put(error)  # also where the group is being closed
         except FrameError as e:
             self.fail(EngineDeadError(f"{member.words}: {e}"))
 

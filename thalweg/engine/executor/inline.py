@@ -19,6 +19,7 @@ class InlineExecutor(Executor):
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
+        self.open = True
         self._launch = worker.launch
 
     @property
@@ -48,6 +49,7 @@ class InlineExecutor(Executor):
         self.worker.device.enter()
 
     def close(self) -> None:
+        self.open = False
         self.worker.close()
 
 

@@ -94,8 +94,25 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     steps: int
 
 
-ToRank = Begin | Join | Room | Launch | RankCall
-FromRank = Joining | Room | m.Ready | m.EngineFailed | RankAnswer | Beat
+class Stepped(msgspec.Struct, frozen=True, tag=True):
+    """What a call of rank 0's engine returned, for ranks whose programs make the same calls. asked: a checksum of the requests
+    before it. reset: the answer to `reset_prefix_cache`."""
+
+    asked: int
+    outputs: m.Outputs | None
+    reset: bool = False
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """No step follows. Answered by Left, once every step is finished."""
+
+
+class Left(msgspec.Struct, frozen=True, tag=True):
+    """The rank is in no exchange any more."""
+
+
+ToRank = Begin | Join | Room | Launch | RankCall | Stepped | Leave
+FromRank = Joining | Room | m.Ready | m.EngineFailed | RankAnswer | Beat | Left
 
 
 def describe_failure(e: BaseException) -> m.EngineFailed:

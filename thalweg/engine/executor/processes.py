@@ -115,7 +115,9 @@ def open_processes(args: EngineArgs) -> Executor:
     return open_ranks(args, NodesLauncher if args.nnodes > 1 else LocalLauncher)
 
 
-def open_ranks(args: EngineArgs, launch: Callable[[EngineArgs], Launcher]) -> Executor:
+def open_ranks(
+    args: EngineArgs, launch: Callable[[EngineArgs], Launcher], make: type[ProcessExecutor] = ProcessExecutor
+) -> Executor:
     """As `open_processes`, with the other ranks started by a launcher of these arguments."""
     platform = discovery.resolve_platform(args.device)
     places = resolve.places(args, platform)
@@ -130,7 +132,7 @@ def open_ranks(args: EngineArgs, launch: Callable[[EngineArgs], Launcher]) -> Ex
         for member, ready in zip(group.members, group.collect(m.Ready), strict=True):
             _check_alike(worker.config, ready.config, member.words)
         group.ready = True
-        return ProcessExecutor(worker, group)
+        return make(worker, group)
     except BaseException as e:
         cause = group.explain(e)
         group.close()

@@ -29,6 +29,7 @@ import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from thalweg.engine import messages as m
@@ -38,9 +39,11 @@ from thalweg.engine.executor.messages import (
     Join,
     Joining,
     Launch,
+    Leave,
     RankAnswer,
     RankCall,
     Room,
+    Stepped,
     ToRank,
     describe_failure,
 )
@@ -64,8 +67,10 @@ BEAT_SECONDS = 0.5
 class Feed:
     """Messages of rank 0. A thread reads them, so that the end of rank 0 ends this process in the middle of a step."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, on_end: Callable[[], None] = lambda: os._exit(0)) -> None:
+        """on_end: called by a thread where rank 0 has ended. No process is left to read a result."""
         self._channel = channel
+        self.on_end = on_end
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.steps = 0
         threading.Thread(target=self._read, name="feed", daemon=True).start()
@@ -73,7 +78,7 @@ class Feed:
 
     def next(self) -> Any:
         message = self._inbox.get()
-        if isinstance(message, FrameError):
+        if isinstance(message, FrameError | ChannelClosedError):
             raise message
         return message
 
@@ -88,8 +93,9 @@ class Feed:
         try:
             while True:
                 self._inbox.put(self._channel.receive())
-        except ChannelClosedError:
-            os._exit(0)  # no process is left to read a result
+        except ChannelClosedError as e:
+            self.on_end()
+            self._inbox.put(e)
         except FrameError as e:
             self._inbox.put(e)
 
@@ -116,21 +122,31 @@ class JoinedGroup(BuildGroup):
 
 
 class RankLoop:
-    """Steps and operations, until the channel closes."""
+    """Steps and operations, until the channel closes or rank 0 parts."""
 
-    def __init__(self, worker: Worker, channel: Channel, feed: Feed) -> None:
+    def __init__(
+        self, worker: Worker, channel: Channel, feed: Feed, on_stepped: Callable[[Stepped], None] | None = None
+    ) -> None:
+        """on_stepped: gets what rank 0's calls return, where this rank's program makes the same."""
         self._worker, self._channel, self._feed = worker, channel, feed
+        self._on_stepped = on_stepped
         self._flying: deque[Pending] = deque()
         self._depth = worker.config.scheduler.pipeline_depth
 
     def run(self) -> None:
-        """Does not return. Raises the error of a step."""
+        """Until rank 0 parts. Raises the error of a step, and ChannelClosedError."""
         while True:
             message = self._feed.next()
             if isinstance(message, Launch):
                 self._launch(message)
             elif isinstance(message, RankCall):
                 self._channel.send(self._answer(message))
+            elif isinstance(message, Stepped) and self._on_stepped is not None:
+                self._on_stepped(message)
+            elif isinstance(message, Leave):
+                while self._flying:
+                    self._flying.popleft().result()
+                return
             else:
                 raise FrameError(f"{type(message).__name__} is only for the start")
 
