@@ -78,8 +78,7 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
             on_outputs=self._take, on_convicted=self._convict, on_dead=self._die, vocabulary=self._vocabulary,
         )  # fmt: skip
         self._resting = PauseController(self._supervisor, self._open_ids, self.abort)
-        args = frontend.args
-        self._adapters = ClientAdapters(self._supervisor, args.enable_lora, args.max_cpu_loras or args.max_loras)
+        self._adapters = ClientAdapters(self._supervisor, frontend.args)
 
     @classmethod
     def _make(cls, frontend: Frontend, loggers: Sequence[StatLogger]) -> Self:

@@ -8,7 +8,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-from thalweg.checkpoint.hub import PATTERNS, resolve_model
+from thalweg.checkpoint.hub import PATTERNS, resolve_adapter, resolve_model
 from thalweg.errors import CheckpointError
 
 
@@ -81,6 +81,23 @@ def test_what_the_hub_answers_is_said_in_words(error, words, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", answer)
     with pytest.raises(CheckpointError, match=words):
         resolve_model("org/name", revision="v9")
+
+
+def test_an_adapter_is_a_local_path_or_else_a_hub_id(monkeypatch, tmp_path):
+    asked = {}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **k: asked.update(k, repo=repo) or str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "here").mkdir(parents=True)
+    for path in ("org/here", "/org/name", "org/../name", "a/b/c", "name"):
+        assert resolve_adapter(path) == tmp_path / path
+    assert not asked
+    assert resolve_adapter("org/name", token="t") == tmp_path
+    assert (asked["repo"], asked["token"]) == ("org/name", "t")
+    assert "adapter_model.bin" not in asked["allow_patterns"]
+    monkeypatch.undo()
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: 1 / 0)
+    with pytest.raises(CheckpointError, match=r"^lora_path: org/name is not cached"):
+        resolve_adapter("org/name")
 
 
 def test_what_is_not_downloaded_is_what_was_told(monkeypatch, tmp_path):

@@ -39,7 +39,7 @@ def test_a_flag_is_found_by_any_of_its_names_and_a_refusal_says_why(capsys):
     for name in ("max-model-len", "--max_model_len", "MAX-MODEL-LEN"):
         assert printed(capsys, name).count("--max-model-len") == 1
     assert "--max-num-queued-reqs" in printed(capsys, "max-num-queued-reqs")
-    assert "merge the" in printed(capsys, "enable-lora-bias")
+    assert "merge the" in printed(capsys, "qlora-adapter-name-or-path")
     assert "--seed" in printed(capsys, "core", "--only", "honoured")
     assert "--seed" not in printed(capsys, "core", "--only", "refused")
     assert len(printed(capsys, "--status").splitlines()) == 5

@@ -503,7 +503,7 @@ def test_help_topics(capsys):
         shown[topic] = capsys.readouterr().out
     assert "--port" in shown["--help"]
     assert "SchedulerConfig" in shown["--help"]
-    assert "--lora-dtype" not in shown["--help"]
+    assert "--specialize-active-lora" not in shown["--help"]
     assert all(
         f"-{f.name}" in shown["--help=all"] or f"]{f.name}" in shown["--help=all"]
         for f in flags.table().values()

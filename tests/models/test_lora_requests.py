@@ -262,6 +262,24 @@ def test_the_slots_are_in_the_plan(llm: LLM, base: Path) -> None:
     assert planned.total == plan(EngineArgs(model=str(base), **SIZES)).total + held
 
 
+def test_only_the_named_modules_have_room_and_others_are_refused(base: Path, adapters: dict[str, Path]) -> None:
+    fields: dict[str, Any] = {"enable_lora": True, "lora_target_modules": [*ATTENTION, "layers.0.mlp.down_proj"], **SIZES}
+    llm = LLM(base, lora_dtype="float32", **fields)
+    check(ask(llm, PROMPTS[:1], LoRARequest("b", 1, str(adapters["b"])))[0], adapters["b"] / "merged")
+    with pytest.raises(UnsupportedModelError, match=r"gate_proj\.weight: .*\(--lora-target-modules\): add"):
+        ask(llm, PROMPTS[:1], LoRARequest("a", 2, str(adapters["a"])))
+    held = sum(t.nbytes for target in store_of(llm)._state.value["adapters"].values() for t in target.values())
+    llm.shutdown()
+    planned = plan(EngineArgs(model=str(base), **fields))
+    assert planned.adapters == held < plan(EngineArgs(model=str(base), enable_lora=True, **SIZES)).adapters
+    for more, words in (
+        ({"lora_target_modules": ["q_proj", "qkv_proj"]}, r"lora_target_modules: qkv_proj: .*down_proj, embed_tokens"),
+        ({"lora_dtype": "bfloat16"}, "lora_dtype: bfloat16, but .* float32"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            LLM(base, **{**fields, **more})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "options", "rounds"),

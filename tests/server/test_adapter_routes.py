@@ -19,6 +19,7 @@ from fake_engine import FakeEngine
 from safetensors.numpy import save_file
 
 from thalweg.checkpoint.adapters import read_adapter
+from thalweg.config import EngineArgs
 from thalweg.engine.client.adapters import ClientAdapters
 from thalweg.engine.messages import Outputs, SequenceStarted
 from thalweg.errors import RequestError
@@ -49,7 +50,7 @@ class Adapted(FakeEngine):
         self.config = msgspec.structs.replace(self.config, scheduler=scheduler)
         self.loaded: set[bytes] = set()
         supervisor: Any = SimpleNamespace(load_adapter=self._load, unload_adapter=self.loaded.remove)
-        self.adapters = ClientAdapters(supervisor, True, 2)
+        self.adapters = ClientAdapters(supervisor, EngineArgs(enable_lora=True, max_loras=2))
         self.served: list[bytes | None] = []
         self.handles = 0
 

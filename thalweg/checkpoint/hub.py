@@ -16,6 +16,8 @@ from thalweg.options.model import BUNDLED_FOLDERS
 
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.model.v*", "*.jinja")
 """Files to download: weights, configuration, tokenizers, templates. Never code, never pickles."""
+ADAPTER_FILES = ("adapter_config.json", "adapter_model*.safetensors", "*.gguf")
+"""Files of an adapter to download."""
 BESIDE = ("mmproj", "imatrix")
 """Words in names of GGUF files without a language model."""
 _QUANT = re.compile(r"[A-Za-z0-9][\w.\-]{0,40}")
@@ -69,6 +71,21 @@ def resolve_model(
     if native is None and _only_native(got, downloaded=True):
         got, native = _download(text, revision, download_dir, token, ours, PATTERNS), True
     return _found(got, native, downloaded=True)
+
+
+def resolve_adapter(
+    path: str, *, download_dir: str | None = None, token: str | bool | None = None, ignore: Sequence[str] = ()
+) -> Path:
+    """The folder or file of an adapter. path: local, or a hub id "org/name" that is no local path. A hub id is downloaded
+    unless cached. CheckpointError gives the fault and the remedy."""
+    local = Path(path).expanduser()
+    try:
+        exists = local.exists()
+    except (OSError, ValueError) as e:
+        raise CheckpointError(f"{path!s:.300}: cannot be read: {getattr(e, 'strerror', None) or e}") from e
+    if exists or local.is_absolute() or not _HUB_ID.fullmatch(path) or ".." in path:
+        return local.absolute()
+    return _download(path, None, download_dir, token, ignore, ADAPTER_FILES, "lora_path")
 
 
 def _found(path: Path, native: bool | None = None, downloaded: bool = False) -> Path:
@@ -131,8 +148,9 @@ def _list_names(files: Sequence[Path], most: int = 8) -> str:
 
 def _download(
     repo: str, revision: str | None, download_dir: str | None, token: str | bool | None, ignore: Sequence[str],
-    patterns: Sequence[str],
+    patterns: Sequence[str], field: str = "model",
 ) -> Path:  # fmt: skip
+    """field: what messages begin with."""
     from huggingface_hub import errors, snapshot_download
 
     if revision is not None and (".." in revision or "\0" in revision or not revision.strip()):
@@ -142,11 +160,11 @@ def _download(
         return Path(snapshot_download(repo, allow_patterns=list(patterns), ignore_patterns=list(ignore), **asked))
     except errors.GatedRepoError as e:
         raise CheckpointError(
-            f"model: {repo} is gated: accept its terms on the hub and pass a token (--hf-token); {_ELSEWHERE}"
+            f"{field}: {repo} is gated: accept its terms on the hub and pass a token (--hf-token); {_ELSEWHERE}"
         ) from e
     except errors.RepositoryNotFoundError as e:
         raise CheckpointError(
-            f"model: the hub has no repository {repo}, or it is private; check the name, pass a token, or {_ELSEWHERE}"
+            f"{field}: the hub has no repository {repo}, or it is private; check the name, pass a token, or {_ELSEWHERE}"
         ) from e
     except errors.RevisionNotFoundError as e:
         raise CheckpointError(f"revision: {repo} has no revision {revision!r}") from e
@@ -154,5 +172,5 @@ def _download(
         raise CheckpointError(f"model: {repo!r} is not a hub id: {e}") from e
     except Exception as e:  # the hub library raises whatever its transport does: offline, DNS, proxy, TLS, timeouts
         raise CheckpointError(
-            f"model: {repo} is not cached and the hub cannot be reached ({type(e).__name__}); {_ELSEWHERE}"
+            f"{field}: {repo} is not cached and the hub cannot be reached ({type(e).__name__}); {_ELSEWHERE}"
         ) from e

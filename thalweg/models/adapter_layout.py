@@ -13,6 +13,7 @@ import torch
 from thalweg.checkpoint.adapters.base import AdapterWeights, LowRank, Replaced, largest
 from thalweg.checkpoint.adapters.peft_refusals import MERGE
 from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.adapter_names import is_target
 from thalweg.models.adapters import EMBED, EXTENDED, HEAD, AdapterPlan, ProjectionTarget, TableTarget, Target
 from thalweg.models.weights import Role, Source
 
@@ -88,6 +89,7 @@ class _Layout:
 
     def add_low_rank(self, name: str, module: LowRank) -> None:
         known = self._rename(name)
+        self._check_target(name, known)
         table = self._room.tables.get(EMBED)
         if table is not None and known == table.source.name:
             self._add_table(name, module, table)
@@ -146,6 +148,14 @@ class _Layout:
                 "adapter without the copy (peft: save_pretrained(..., save_embedding_layers=False))"
             )
 
+    def _check_target(self, name: str, known: str | None) -> None:
+        if known is not None and not is_target(known.removesuffix(".bias"), self._room.modules):
+            modules = ", ".join(self._room.modules or ())
+            raise UnsupportedModelError(
+                f"{name}: the engine has room for adapters of {modules} only (--lora-target-modules): add this module, or omit "
+                "the flag"
+            )
+
     def replace(self, name: str, update: Replaced) -> None:
         known = self._rename(name)
         for target in self._room.projections.values():
@@ -157,6 +167,7 @@ class _Layout:
             raise UnsupportedModelError(
                 f"{name}: whole tensors are replaced in classifiers, and biases in linear layers; this is neither; {MERGE}"
             )
+        self._check_target(name, known)
         self._replace_bias(name, update, self._biases[known])
 
     def _replace_projection(self, name: str, update: Replaced, target: ProjectionTarget, key: str, source: Source) -> None:
@@ -255,8 +266,7 @@ class _TargetMatrix:
         """Of the stored tensor that holds it."""
         if self.target.stored:
             return (self.target.stored,)
-        view = self.source.within
-        return (self.source.name,) if view is None else (self.source.name, view.name)
+        return self.source.names
 
     def rows(self, name: str, module: LowRank, known: str | None) -> np.ndarray | slice:
         """Which rows of B, i64[outputs of the matrix] or a range of them, are this matrix's."""

@@ -7,7 +7,7 @@ executable is compiled once and adapters come and go between its steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import torch
 from thalweg.hal import ops
 from thalweg.hal.device import Device
 from thalweg.hal.step import Array
+from thalweg.models.adapter_names import is_target
 from thalweg.models.weights import Role, Source, Weight
 
 if TYPE_CHECKING:
@@ -37,12 +38,19 @@ class AdapterPlan:
     """At most so many in the state at once."""
     rank: int
     """The largest of an adapter."""
+    modules: Sequence[str] | None = None
+    """As in `adapter_names.is_target`."""
     targets: dict[str, Target] = field(default_factory=dict)
     """Linear layers, by the name of their first matrix, and the output matrix as `HEAD`."""
     tables: dict[str, TableTarget] = field(default_factory=dict)
     """The embedding as `EMBED`."""
     projections: dict[str, ProjectionTarget] = field(default_factory=dict)
     """Layers of the classifier, by the name of their matrix."""
+
+    def includes(self, weight: Weight, stored: str = "") -> bool:
+        """May adapters change this parameter? stored: as in `Target`."""
+        names = (stored,) if stored else [name for source in weight.sources for name in source.names]
+        return any(is_target(name, self.modules) for name in names)
 
     @property
     def every(self) -> Mapping[str, Target | TableTarget | ProjectionTarget]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -96,30 +96,6 @@ def weight_bytes(
         if not (once and w.role == "tied")
     )
     return held + table_bytes(spec, max_len)
-
-
-ADAPTED = ("layers", "inputs", "streams")
-"""Keys of `ModelSpec.weights` under which linear layers take adapters."""
-
-
-def adapter_bytes(spec: ModelSpec, dtype: str, adapters: int, rank: int) -> int:
-    """Of the state's slots for low-rank adapters, on one device: so many adapters, and slot 0, of this rank at the most."""
-    made = spec.weights()
-    parts = {key: part for key in ADAPTED if isinstance(part := made.get(key), Mapping)}
-    linear = {w.sources for _, w in walk(parts) if w.role == "linear"}
-    values = sum(rank * (len(each) * each[0].shape[1] + sum(s.shape[0] for s in each)) for each in linear)
-    ranks = 4 * sum(len(each) for each in linear)  # int32
-    outputs = sum(s.shape[0] for each in linear for s in each)
-    values += rank * (spec.vocab + rank + spec.hidden)  # the embedding, with the identity of `TableTarget`
-    ranks += 4
-    if "head" in made and not spec.head_normed:
-        values += rank * (spec.hidden + spec.vocab)
-        ranks, outputs = ranks + 4, outputs + spec.vocab
-    classes = [w for keys, w in walk({"classes": made.get("classes", {})}) if keys[-1] == "weight" and len(w.shape(1)) == 2]
-    for each in (w for w in classes if len(w.sources) == 1):  # with a bias, whether they have one or not
-        values += each.shape(1)[0] * (each.shape(1)[1] + 1)
-        ranks += 4
-    return (adapters + 1) * int(values * BYTES[dtype] + ranks + 2 * 4 * outputs)  # int32, and two vectors of float32
 
 
 def loading_bytes(spec: ModelSpec, dtype: str, ranks: int = 1, use: Scheme = DENSE_FORMATS) -> int:

@@ -87,6 +87,11 @@ class Source:
     fewer than ranks. 0: values are divided evenly, wherever that cuts."""
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Of the stored tensors that may hold it."""
+        return (self.name,) if self.within is None else (self.name, self.within.name)
+
+    @property
     def checkpoint_shape(self) -> tuple[int, ...]:
         """The shape that the checkpoint's tensor has."""
         return (self.rows or self.shape[0], *self.shape[1:])

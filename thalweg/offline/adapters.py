@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 
-from thalweg.engine.client.adapters import NOT_ENABLED, AdapterNames, check_request
+from thalweg.config import EngineArgs
+from thalweg.engine.client.adapters import NOT_ENABLED, AdapterNames, check_request, count_kept, locate_adapter
 from thalweg.engine.control.adapters import AdapterSlots
 from thalweg.engine.control.core import EngineCore
 from thalweg.errors import RequestError, ThalwegError
@@ -23,9 +25,8 @@ class _Engine:
 class OfflineAdapters:
     """The adapters that requests have named. Equal content is loaded once, whatever its names."""
 
-    def __init__(self, most: int) -> None:
-        """most: kept on the host while no request uses them."""
-        self._most = most
+    def __init__(self, args: EngineArgs) -> None:
+        self._most, self._locate = count_kept(args), partial(locate_adapter, args)
         self._names = AdapterNames()
         self._loaded: dict[bytes, None] = {}
         """In the order of their last use."""
@@ -69,7 +70,7 @@ class OfflineAdapters:
 
     def _load(self, engine: _Engine, request: LoRARequest, digest: bytes = b"") -> bytes:
         """digest: the required digest of the files. b"": any."""
-        found = engine.core.read_adapter(request.lora_path, digest)
+        found = engine.core.read_adapter(self._locate(request.lora_path), digest)
         engine.slots.load(found)
         self._loaded[found] = None
         return found

@@ -60,7 +60,7 @@ class LLMEngine(NoWorkerCalls, NoVllmConfig):
         args = located.given
         self.client = ClientCore(load_frontend(located), random.Random(args.seed))
         self._closed: list[Output] = []
-        self.adapters = OfflineAdapters(args.max_cpu_loras or args.max_loras)
+        self.adapters = OfflineAdapters(args)
         self._asleep = self._shut = False
         self._start()
 

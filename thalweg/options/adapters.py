@@ -16,6 +16,13 @@ def check_rank(rank: int) -> Iterator[str]:
         yield f"must be one of {', '.join(map(str, RANKS))}, not {rank}"
 
 
+def check_names(modules: list[str]) -> Iterator[str]:
+    if not modules:
+        yield "must name at least one module"
+    elif odd := [m for m in modules if not m or m != m.strip(". ")]:
+        yield f"{odd[0]!r:.40} is no name of a module, like q_proj"
+
+
 def check_adapters(args: "AdapterOptions") -> Iterator[str]:
     if args.max_cpu_loras is not None and args.max_cpu_loras < args.max_loras:
         yield f"max_cpu_loras ({args.max_cpu_loras}) must not be less than max_loras ({args.max_loras})"
@@ -33,5 +40,13 @@ class AdapterOptions(SpeculationOptions, kw_only=True, frozen=True):
     )] = 16  # fmt: skip
     max_cpu_loras: Annotated[int | None, _option(
         "Adapters kept in host memory while no request uses them, at least max-loras; default: max-loras", ge=1,
+    )] = None  # fmt: skip
+    lora_dtype: Annotated[str, _option(
+        "Type of adapters on the device: the model's type, in which layers compute",
+        choices=("auto", "bfloat16", "float16", "float32"),
+    )] = "auto"  # fmt: skip
+    lora_target_modules: Annotated[list[str] | None, _option(
+        "Modules that adapters may change, each a name or the end of one; others get no memory, and adapters of them are "
+        "refused", check=check_names,
     )] = None  # fmt: skip
     RULES: ClassVar[Rules] = (check_adapters,)

@@ -4,12 +4,14 @@ reads them again, and checks them against the model."""
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from thalweg.checkpoint.adapters import read_adapter
+from thalweg.checkpoint.hub import resolve_adapter
+from thalweg.config import EngineArgs
 from thalweg.engine import messages as m
 from thalweg.engine.client.fleet import Engines
 from thalweg.errors import RequestError
@@ -90,6 +92,16 @@ def check_request(request: object) -> LoRARequest:
     return request
 
 
+def count_kept(args: EngineArgs) -> int:
+    """Adapters that stay in host memory while no request uses them."""
+    return args.max_cpu_loras or args.max_loras
+
+
+def locate_adapter(args: EngineArgs, path: str) -> str:
+    """The local, absolute path of an adapter, downloaded first if it is a hub id. Errors as `hub.resolve_adapter`."""
+    return str(resolve_adapter(path, download_dir=args.download_dir, token=args.hf_token, ignore=args.ignore_patterns))
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterUse:
     """An open request that uses an adapter."""
@@ -132,9 +144,9 @@ class AdapterTraffic:
 class ClientAdapters:
     """The adapters of an engine process. Everything on one event loop, but reading files."""
 
-    def __init__(self, supervisor: Engines, enabled: bool, most: int) -> None:
-        """most: kept in the engine's host memory while no request uses them."""
-        self._supervisor, self._enabled, self._most = supervisor, enabled, most
+    def __init__(self, supervisor: Engines, args: EngineArgs) -> None:
+        self._supervisor, self._enabled, self._most = supervisor, args.enable_lora, count_kept(args)
+        self._locate = partial(locate_adapter, args)
         self._names = AdapterNames()
         self._loaded: dict[bytes, None] = {}
         """In the order of their last use."""
@@ -161,7 +173,7 @@ class ClientAdapters:
         known = self._names.find(request)
         if known is not None and known in self._loaded:
             return known
-        path = os.path.abspath(request.lora_path)
+        path = await asyncio.to_thread(self._locate, request.lora_path)
         digest = (await asyncio.to_thread(read_adapter, path)).digest
         if known is not None and known != digest:
             raise RequestError(

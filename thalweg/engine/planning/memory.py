@@ -26,7 +26,7 @@ from thalweg.hal.device import DeviceInfo, Memory
 from thalweg.hal.kv import KVSpec
 from thalweg.hal.parts.overlays import ENCODED
 from thalweg.hal.platform import Defaults, ModelInfo, Platform, StepSizes
-from thalweg.models import registry, sizes
+from thalweg.models import adapter_names, registry, sizes
 from thalweg.models.fallback.spec import UNRELIABLE, TransformersSpec
 from thalweg.models.refusals import check_ranks
 from thalweg.models.spec import ModelSpec
@@ -217,8 +217,26 @@ def history(schedule: SchedulerConfig, length: int, spec: ModelSpec | None = Non
 
 
 def adapter_slots(args: EngineArgs, spec: ModelSpec, dtype: str) -> int:
-    """Bytes of the slots for adapters. All are allocated at start."""
-    return sizes.adapter_bytes(spec, dtype, args.max_loras, args.max_lora_rank) if args.enable_lora else 0
+    """Bytes of the slots for adapters. All are allocated at start. ConfigError for options that do not fit the model."""
+    if not args.enable_lora:
+        return 0
+    if args.lora_dtype not in ("auto", dtype):
+        raise ConfigError(
+            f"lora_dtype: {args.lora_dtype}, but adapters are held in the model's type, {dtype}; leave it at auto"
+        )
+    if unmatched := adapter_names.find_unmatched(adapter_names.adapter_tensors(spec), args.lora_target_modules):
+        raise ConfigError(
+            f"lora_target_modules: {', '.join(unmatched)}: the model has no matrix of this name that adapters may change; name "
+            f"modules as its checkpoint does, like {', '.join(_module_names(spec))}"
+        )
+    return adapter_names.adapter_bytes(spec, dtype, args.max_loras, args.max_lora_rank, args.lora_target_modules)
+
+
+def _module_names(spec: ModelSpec) -> list[str]:
+    """The last parts of the names of modules that adapters may change."""
+    return sorted(
+        {name.removesuffix(".T").removesuffix(".weight").rpartition(".")[2] for name in adapter_names.adapter_tensors(spec)}
+    )
 
 
 def encoder_cache_bytes(spec: ModelSpec) -> int:

@@ -33,7 +33,7 @@ class Embedding:
         self._op = ctx.bind(ops.embed, vocab=spec.vocab, size=here, **one, **said)
         # Rounded to the model's dtype before it multiplies, as the published implementations do.
         self._scale = float(torch.tensor(spec.embed_scale, dtype=getattr(torch, ctx.dtype)))
-        self._adapter = None if ctx.adapters is None else TableAdapter(ctx, table)
+        self._adapter = TableAdapter(ctx, table) if ctx.adapters is not None and ctx.adapters.includes(table) else None
         self.specs = {"weight": ParamSpec(table, ctx.dtype, self._op.pack, form)}
 
     def __call__(self, p: Mapping[str, Any], tokens: Array, rows: AdapterRows | None = None) -> Array:
@@ -76,9 +76,9 @@ class LMHead:
         # A positive scale and a cap keep the order, but change the reported logits.
         plain = ctx.mesh.tensor.size == 1 and spec.logit_scale == 1.0 and not spec.logit_softcap and not spec.head_bias
         self._argmax = ctx.binder.offer(ops.linear_argmax, self._op, dtype=ctx.dtype, **said) if plain else None
-        stored = f"{spec.head}.weight"
-        adapts = ctx.adapters is not None and not spec.head_normed
-        self._adapter = LinearAdapter(ctx, weights["weight"], weights.get("bias"), name=HEAD, stored=stored) if adapts else None
+        weight, stored = weights["weight"], f"{spec.head}.weight"
+        adapted = ctx.adapters is not None and not spec.head_normed and ctx.adapters.includes(weight, stored)
+        self._adapter = LinearAdapter(ctx, weight, weights.get("bias"), name=HEAD, stored=stored) if adapted else None
         self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack, form)}
         if "bias" in weights:
             self.specs["bias"] = ParamSpec(weights["bias"], ctx.dtype)

@@ -69,7 +69,8 @@ class Linear:
         each = [replace(whole, sources=(s,)) for s in whole.sources] if clipped else [whole]
         parts = [part for weight in each for part in products(weight, ctx.formats)]
         self._clip = ActivationClamp(ctx, weights["clip"]) if clipped else None
-        self._adapter = None if ctx.adapters is None else LinearAdapter(ctx, whole, weights.get("bias"), columns=False)
+        adapted = ctx.adapters is not None and ctx.adapters.includes(whole)
+        self._adapter = LinearAdapter(ctx, whole, weights.get("bias"), columns=False) if adapted else None
         self._products = [Product(ctx, part) for part in parts]
         self._rows = [part.shape(ctx.mesh.tensor.size)[0] for part in parts]
         held = [product.spec for product in self._products]
@@ -108,7 +109,8 @@ class RowLinear:
         whole = weights["weight"]
         ctx.share(whole.sources[0].shape[1], f"inputs of {whole.sources[0].name.removesuffix('.weight')}")
         self._product = Product(ctx, whole)
-        self._adapter = None if ctx.adapters is None else LinearAdapter(ctx, whole, weights.get("bias"), columns=True)
+        adapted = ctx.adapters is not None and ctx.adapters.includes(whole)
+        self._adapter = LinearAdapter(ctx, whole, weights.get("bias"), columns=True) if adapted else None
         self._clip = ActivationClamp(ctx, weights["clip"]) if "clip" in weights else None
         self.specs = {"weight": self._product.spec}
         if self._clip is not None:

@@ -84,7 +84,7 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
         max_len=length, block_tokens=block_tokens, quantization=method, kv_dtype=args.kv_dtype,
         kv_skip=args.kv_cache_dtype_skip_layers,
         state_tokens=resolve.state_tokens(args, spec, block_tokens), spare_states=schedule.most_drafts > 0,
-        adapters=AdapterPlan(args.max_loras, args.max_lora_rank) if args.enable_lora else None,
+        adapters=AdapterPlan(args.max_loras, args.max_lora_rank, args.lora_target_modules) if args.enable_lora else None,
         background=None if background is None
         else (binder.of(background.kernels), _select_attention(inputs, background.attention)),
     )  # fmt: skip

@@ -1,0 +1,64 @@
+"""Which matrices of a model adapters may change (`--lora-target-modules`), and the bytes for it. Loads no tensor framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from thalweg.hal.kv import BYTES
+from thalweg.models.spec import ModelSpec
+from thalweg.models.weights import Source, walk
+
+
+def is_target(tensor: str, modules: Sequence[str] | None) -> bool:
+    """Is this tensor that of one of the modules, each a name or its end after a dot? modules: None is every one."""
+    if modules is None:
+        return True
+    module = tensor.removesuffix(".T").removesuffix(".weight")
+    return any(module == each or module.endswith(f".{each}") for each in modules)
+
+
+def find_unmatched(tensors: Iterable[str], modules: Sequence[str] | None) -> list[str]:
+    """The modules that none of the tensors is of."""
+    held = list(tensors)
+    return [each for each in modules or () if not any(is_target(tensor, (each,)) for tensor in held)]
+
+
+ADAPTED = ("layers", "inputs", "streams")
+"""Keys of `ModelSpec.weights` under which linear layers take adapters."""
+
+
+def adapter_linears(spec: ModelSpec) -> set[tuple[Source, ...]]:
+    """The sources of each linear layer that adapters may change."""
+    made = spec.weights()
+    parts = {key: part for key in ADAPTED if isinstance(part := made.get(key), Mapping)}
+    return {w.sources for _, w in walk(parts) if w.role == "linear"}
+
+
+def adapter_tensors(spec: ModelSpec) -> Iterator[str]:
+    """The names of all matrices that adapters may change."""
+    for sources in adapter_linears(spec):
+        yield from (name for s in sources for name in s.names)
+    yield f"{spec.root}{spec.embed}.weight"
+    if spec.pooling is None:
+        yield f"{spec.head}.weight"
+
+
+def adapter_bytes(spec: ModelSpec, dtype: str, adapters: int, rank: int, modules: Sequence[str] | None = None) -> int:
+    """Of the state's slots for low-rank adapters, on one device: so many adapters, and slot 0, of this rank at the most.
+    modules: as in `adapter_names.is_target`."""
+    made = spec.weights()
+    linear = {each for each in adapter_linears(spec) if any(is_target(name, modules) for s in each for name in s.names)}
+    values = sum(rank * (len(each) * each[0].shape[1] + sum(s.shape[0] for s in each)) for each in linear)
+    ranks = 4 * sum(len(each) for each in linear)  # int32
+    outputs = sum(s.shape[0] for each in linear for s in each)
+    if is_target(f"{spec.root}{spec.embed}.weight", modules):
+        values += rank * (spec.vocab + rank + spec.hidden)  # the embedding, with the identity of `TableTarget`
+        ranks += 4
+    if "head" in made and not spec.head_normed and is_target(f"{spec.head}.weight", modules):
+        values += rank * (spec.hidden + spec.vocab)
+        ranks, outputs = ranks + 4, outputs + spec.vocab
+    classes = [w for keys, w in walk({"classes": made.get("classes", {})}) if keys[-1] == "weight" and len(w.shape(1)) == 2]
+    for each in (w for w in classes if len(w.sources) == 1):  # with a bias, whether they have one or not
+        values += each.shape(1)[0] * (each.shape(1)[1] + 1)
+        ranks += 4
+    return (adapters + 1) * int(values * BYTES[dtype] + ranks + 2 * 4 * outputs)  # int32, and two vectors of float32
