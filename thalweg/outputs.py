@@ -12,7 +12,7 @@ import numpy as np
 
 from thalweg.lora import LoRARequest
 
-FINISH_REASONS = ("stop", "length", "abort", "error")
+FINISH_REASONS = ("stop", "length", "abort", "error", "cache_threshold")
 ABORTED = "the request was aborted"
 """`PoolingRequestOutput.error` of an aborted request."""
 
@@ -157,6 +157,8 @@ class RequestOutput:
     """finish_reason "error": the reason, in a message for the client."""
     lora_request: LoRARequest | None = None
     """The adapter it was served with."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """Of a finished request with do_remote_decode: the parameters with which another engine continues."""
 
     @property
     def encoder_prompt(self) -> None:
@@ -165,10 +167,6 @@ class RequestOutput:
     @property
     def encoder_prompt_token_ids(self) -> None:
         """As `encoder_prompt`."""
-
-    @property
-    def kv_transfer_params(self) -> None:
-        """Always None: keys and values go to no other engine."""
 
 
 @dataclass(slots=True)

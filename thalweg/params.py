@@ -233,6 +233,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Parameters are never changed here, so they need no copy."""
     thinking_token_budget: Annotated[int | None, Range(0, 2**31 - 1)] = None
     """Most tokens of reasoning, after which its end is written (EngineArgs.reasoning_config)."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """Hand over of the prompt's KV blocks through a store that engines share (docs/fleets.md). {"do_remote_decode": True}:
+    another engine continues. {"do_remote_prefill": True}: another engine has begun."""
+    cache_hit_threshold: Annotated[float | None, Range(0, 1)] = None
+    """Least share of the prompt that must be cached when it starts. Otherwise it ends with finish_reason "cache_threshold"."""
     logprob_token_ids: list[int] | None = None
     routed_experts_prompt_start: int | None = None
     """These two are known and rejected (REFUSED_PARAMS)."""
@@ -252,6 +257,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             self.repetition_detection = RepetitionDetectionParams(**self.repetition_detection)
         self._check_numbers()
         self._check_lists()
+        self._check_transfer()
         if self.temperature < GREEDY_BELOW:
             self.temperature, self.top_p, self.top_k, self.min_p = 0.0, 1.0, 0, 0.0
         elif self.temperature < MIN_TEMPERATURE:
@@ -308,6 +314,31 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         extra = {} if self.extra_args is None else self.extra_args
         if not isinstance(extra, dict) or not all(isinstance(k, str) for k in extra):
             raise RequestError("extra_args must map names to values", "extra_args")
+
+    def _check_transfer(self) -> None:
+        """vLLM's clients write kv_transfer_params in extra_args."""
+        name = "kv_transfer_params"
+        if self.extra_args and name in self.extra_args:
+            self.kv_transfer_params = self.extra_args[name]
+            self.extra_args = {k: v for k, v in self.extra_args.items() if k != name} or None
+        said = self.kv_transfer_params
+        if said is None:
+            return
+        if not isinstance(said, dict):
+            raise RequestError(f"{name} must be an object, not {type(said).__name__}", name)
+        flags = [said.get(key) or False for key in ("do_remote_decode", "do_remote_prefill")]
+        if not all(isinstance(flag, bool) for flag in flags) or all(flags):
+            raise RequestError(f"{name}: do_remote_decode and do_remote_prefill must be booleans, and not both true", name)
+
+    @property
+    def hands_over(self) -> bool:
+        """Does another engine continue?"""
+        return bool((self.kv_transfer_params or {}).get("do_remote_decode"))
+
+    @property
+    def takes_over(self) -> bool:
+        """Has another engine begun?"""
+        return bool((self.kv_transfer_params or {}).get("do_remote_prefill"))
 
     def clone(self) -> SamplingParams:
         return msgspec.structs.replace(self)

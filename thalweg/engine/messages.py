@@ -114,6 +114,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     adapter: bytes = b""
     """Digest of a loaded adapter (`LoadAdapter`). b"": the base model. Cached prefixes are shared only with the same."""
     read_prefix_cache: bool = True
+    hand_over: bool = False
+    """Another engine continues it: its end is reported when the store has its blocks."""
+    least_cached: float = 0.0
+    """Share of the prompt that must be cached when it starts. Else it ends with the reason cache_threshold."""
     streamed: bool = True
     """A caller reads its tokens one by one, so prompts in the same steps are rationed."""
     pool: bool = False
@@ -179,7 +183,7 @@ class SequenceFinished(msgspec.Struct, frozen=True):
 
     handle: int
     reason: str
-    """stop | length | abort | error"""
+    """stop | length | abort | error | cache_threshold"""
     stop_id: int = -1
     """The stop token id. -1 for end-of-sequence and everything else."""
     error: str = ""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from thalweg.errors import ConfigError
-from thalweg.kv_stores import LMCACHE, find_problem
+from thalweg.kv_stores import LMCACHE, find_problem, load_store
 from thalweg.options.cache import CacheOptions
 from thalweg.options.option import Option, Rules
 
@@ -21,8 +21,8 @@ class TransferConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
 
     kv_connector: str
     """A name of `thalweg.kv_stores`."""
-    kv_role: Literal["kv_both"] = "kv_both"
-    """Blocks are saved and loaded."""
+    kv_role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
+    """Blocks are saved and loaded by every role. The other names are vLLM's for a server of prompts, and one of answers."""
     kv_load_failure_policy: Literal["recompute"] = "recompute"
     """Blocks that fail to load are computed."""
     kv_connector_extra_config: dict[str, Any] = {}
@@ -89,12 +89,16 @@ def transfer(args: "KvStoreOptions") -> TransferConfig | None:
         made = msgspec.convert(said, TransferConfig)
     except msgspec.ValidationError as e:
         known = ", ".join(TransferConfig.__struct_fields__)
-        raise ConfigError(
-            f"kv_transfer_config: {e}; this version has {known}, the role kv_both and the policy recompute"
-        ) from None
+        raise ConfigError(f"kv_transfer_config: {e}; this version has {known}, and the policy recompute") from None
     if (problem := find_problem(made.kv_connector)) is not None:
         raise ConfigError(f"kv_transfer_config: kv_connector: {problem}")
     timeout = made.kv_connector_extra_config.get(TIMEOUT, 1)
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= 3600:
         raise ConfigError(f"kv_transfer_config: {TIMEOUT}: must be seconds above 0 and at most 3600, not {timeout!r:.40}")
     return made
+
+
+def shares_store(args: "KvStoreOptions") -> bool:
+    """Do other engines read the blocks of this one, and it theirs?"""
+    config = transfer(args)
+    return config is not None and bool(load_store(config.kv_connector).shared)

@@ -31,6 +31,7 @@ TYPES = {
     403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    412: "PreconditionFailedError",
     413: "RequestTooLargeError",
     408: "RequestTimeoutError",
     415: "UnsupportedMediaTypeError",

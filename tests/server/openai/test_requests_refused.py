@@ -87,7 +87,7 @@ def refused(response: httpx.Response, status: int, param: str | None) -> str:
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_decoding_backend": "mine"}, "guided_decoding_backend"),
         ({"logits_processors": ["x"]}, "logits_processors"),
-        ({"kv_transfer_params": {}}, "kv_transfer_params"),
+        ({"kv_transfer_params": {"do_remote_decode": 1}}, "kv_transfer_params"),
         ({"repetition_detection": {"max_pattern_size": 3}}, "repetition_detection"),
     ],
 )

@@ -24,6 +24,7 @@ from thalweg.engine.messages import EngineRequest, Outputs
 from thalweg.errors import ConfigError, RequestError
 from thalweg.lora import LoRARequest
 from thalweg.options.kv_events import read_kv_events
+from thalweg.options.kv_store import shares_store
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from thalweg.refused import EXTERNAL, TRACES
 from thalweg.text.tokenizer import Tokenizer
@@ -63,6 +64,7 @@ class ClientCore:
             structured=self.structured,
             media=self.frontend.media,
             marks=self.frontend.marks,
+            shares_store=shares_store(self.frontend.args),
         )
 
     def get_tokenizer(self) -> Tokenizer:

@@ -7,6 +7,7 @@ scheduling.
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,11 @@ from thalweg.media.kinds.base import MediaItem
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
 from thalweg.text.tokenizer import Tokenizer
 
+NO_SHARED_STORE = (
+    "kv_transfer_params: needs an engine with a store that others share: --kv-transfer-config with disk or redis, and "
+    "--kv-key-secret"
+)
+
 
 class InputProcessor:
     """Turns prompts into submissions. Cheap except for tokenising. Thread-safe except for the order seeds are drawn
@@ -42,11 +48,13 @@ class InputProcessor:
         structured: StructuredOutputs | None = None,
         media: MediaPreprocessor | None = None,
         marks: ReasoningMarkers | None = None,
+        shares_store: bool = False,
     ) -> None:
         """tokenizer None: prompts must be token ids, and text-valued parameters are rejected (skip_tokenizer_init). eos_ids:
         the model's end-of-sequence ids. seed_source: the source of seeds for requests without one. structured: the validator
         of grammars; None: no grammars. media: the preprocessor of media; None: a text-only model. marks: of its reasoning;
-        None: unknown."""
+        None: unknown. shares_store: other engines read the blocks of this one, and it theirs."""
+        self._shares_store, self._engine_id = shares_store, uuid.uuid4().hex
         self._media, self._speech = media, config.model.speech
         self._prompts = PromptEncoder(config, tokenizer)
         self._sampling = SamplingReader(config, tokenizer, eos_ids, structured, marks)
@@ -75,6 +83,8 @@ class InputProcessor:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling_params must be a SamplingParams, not {type(params).__name__}", "sampling_params")
         _check_priority(priority)
+        if (params.hands_over or params.takes_over) and not self._shares_store:
+            raise RequestError(NO_SHARED_STORE, "kv_transfer_params")
         prompt, mel = transcription.read(prompt, self._speech)
         prompt, items = _with_media(prompt)
         text, ids, salt, embedded = self._encode_prompt(prompt, params)
@@ -93,9 +103,23 @@ class InputProcessor:
             request = EngineRequest(
                 handle=next(handles), tokens=tokens, prompt_len=len(ids), sampling=sampling, inputs=inputs, priority=priority,
                 cache_salt=salt, read_prefix_cache=not skip, streamed=params.output_kind is not RequestOutputKind.FINAL_ONLY,
+                hand_over=params.hands_over and i == 0, least_cached=params.cache_hit_threshold or 0.0,
             )  # fmt: skip
             requests.append(request)
-        return Submission(request_id, text, ids, params, requests)
+        handover = self._handover(request_id) if params.hands_over else None
+        return Submission(request_id, text, ids, params, requests, handover=handover)
+
+    def _handover(self, request_id: str) -> dict[str, Any]:
+        """kv_transfer_params for the next engine. Names of blocks follow from the tokens, so it needs no others."""
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": self._engine_id,
+            "remote_request_id": request_id,
+            "remote_block_ids": [],
+            "remote_host": None,
+            "remote_port": None,
+        }
 
     def check_generates(self) -> None:
         """RequestError where the model gives vectors."""

@@ -388,7 +388,12 @@ class _Request:
             self.cached_tokens,
             self.error,
             self.submission.lora_request,
+            self.submission.handover if done and self._is_whole() else None,
         )
+
+    def _is_whole(self) -> bool:
+        """Did every choice end by itself?"""
+        return all(c.finish_reason in ("stop", "length") for c in self.choices)
 
 
 class _Rows:

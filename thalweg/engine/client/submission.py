@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,6 +26,8 @@ class Submission:
     requests: list[EngineRequest] = field(repr=False)
     lora_request: LoRARequest | None = None
     """The adapter it is served with. Its digest is in `requests`."""
+    handover: dict[str, Any] | None = None
+    """kv_transfer_params with which another engine continues it. None: no engine does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,6 +161,7 @@ class EngineCore:
                 r.handle, r.sampling, r.prompt_len, (priority, next(self._arrivals)), prefix_salt(r),
                 r.read_prefix_cache and r.sampling.prompt_logprobs < 0, limit, now, np.array(r.tokens, np.int32),
                 r.streamed, r.inputs, find_stretches(r.inputs), find_limit(r.inputs), adapter=r.adapter,
+                hand_over=r.hand_over, least_cached=r.least_cached,
             )  # fmt: skip
             request.gated = any(b.applies(request) and b.gates(request) for b in self._parts)
             self._requests[r.handle] = request
@@ -184,15 +185,21 @@ class EngineCore:
 
     def abort(self, handles: Sequence[int]) -> None:
         """End these sequences now. Unknown handles have already ended, and are ignored."""
+        if self._handing_over:
+            self._transfers.handovers.drop(handles)  # type: ignore[union-attr]
         for handle in handles:
             request = self._requests.get(handle)
             if request is not None:
                 self._end(request, SequenceFinished(handle, "abort"))
 
     def _end(self, request: Request, how: SequenceFinished) -> None:
+        how = msgspec.structs.replace(how, chunks=request.chunks) if request.chunks else how
+        if request.hand_over and self._transfers is not None and how.reason in ("stop", "length"):
+            self._transfers.handovers.hold(request, how)
+        else:
+            self._finished.append(how)
         self.scheduler.remove(request)
         del self._requests[request.handle]
-        self._finished.append(msgspec.structs.replace(how, chunks=request.chunks) if request.chunks else how)
         if request.gated:
             self._forget()
 
@@ -231,7 +238,12 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool((self._requests and not self.paused) or self._in_flight or self._has_news)
+        return bool((self._requests and not self.paused) or self._in_flight or self._has_news or self._handing_over)
+
+    @property
+    def _handing_over(self) -> bool:
+        """Do ends wait until a store has the blocks?"""
+        return self._transfers is not None and bool(self._transfers.handovers)
 
     @property
     def _has_news(self) -> bool:
@@ -241,11 +253,13 @@ class EngineCore:
     def step(self) -> Outputs | None:
         """Launch until the pipeline is full or nothing can be scheduled, then read the oldest step. None: no output."""
         self._encode()
+        if self._handing_over:
+            self._finished += self._transfers.handovers.take_done()  # type: ignore[union-attr]
         while self._may_launch():
             schedule = self.scheduler.schedule(len(self._in_flight))
             if self.scheduler.impossible:
-                for request, why in self.scheduler.impossible:
-                    self._end(request, SequenceFinished(request.handle, "error", error=why))
+                for request, how in self.scheduler.impossible:
+                    self._end(request, how)
                 self.scheduler.impossible.clear()
                 if schedule is None:
                     continue
@@ -263,6 +277,9 @@ class EngineCore:
             if self._transfers is not None and self._transfers.waiting and not self.paused:
                 self._transfers.pause()
                 return self._outputs(None) if self._has_news else None
+            if self._handing_over and not self._has_news:
+                self._transfers.pause_handover()  # type: ignore[union-attr]
+                return None
             if self._requests and not self.kv.withheld and not self._has_news and not self.paused:
                 raise InvariantError(f"nothing can be scheduled, but {len(self._requests)} requests wait")
             return self._outputs(None) if self._has_news else None

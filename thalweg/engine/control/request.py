@@ -66,6 +66,10 @@ class Request:
     """Digest. b"": the base model."""
     overtaken: int = 0
     """Requests with other adapters that entered while it waited for a slot."""
+    hand_over: bool = False
+    """As `EngineRequest.hand_over`."""
+    least_cached: float = 0.0
+    """As `EngineRequest.least_cached`."""
     tried_store: bool = False
     """Has it asked the store for a longer prefix since it last began to wait?"""
     claims: set[bytes] = field(default_factory=set)

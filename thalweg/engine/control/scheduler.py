@@ -29,6 +29,7 @@ from thalweg.engine.control.request import Request
 from thalweg.engine.control.slots import WAITS, Slots
 from thalweg.engine.control.speculation.drafter import AcceptanceCounters, Draft
 from thalweg.engine.control.speculation.speculator import Speculator
+from thalweg.engine.messages import SequenceFinished
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -91,8 +92,9 @@ class Scheduler:
         """In rank order."""
         self.running: list[Request] = []
         """In rank order."""
-        self.impossible: list[tuple[Request, str]] = []
-        """(request, reason): requests that turned out to fit in no cache of this size. The caller ends them."""
+        self.impossible: list[tuple[Request, SequenceFinished]] = []
+        """Requests that turned out to fit in no cache of this size, or have less cached than they ask for, and their ends. The
+        caller ends them."""
         self.preempted: list[int] = []
         """Handles, one for each preemption. The caller clears it."""
         self.counters = Counters()
@@ -277,16 +279,17 @@ class Scheduler:
                 return False
             else:
                 if not in_flight and not self._kv.withheld:
-                    self.impossible.append((request, self._too_big(upto)))
+                    self.impossible.append(self._too_big(request, upto))
                 return False
         return True
 
-    def _too_big(self, tokens: int) -> str:
+    def _too_big(self, request: Request, tokens: int) -> tuple[Request, SequenceFinished]:
         sizes = ", ".join(str(g.spec.block_tokens * (g.pool.total - 1)) for g in self._kv.groups)
-        return (
+        why = (
             f"the sequence has reached {tokens} tokens and alone fills the KV cache (room for {sizes} tokens): "
             "give the cache more blocks (--kv-cache-memory-bytes or --num-gpu-blocks-override), or ask for fewer tokens"
         )
+        return request, SequenceFinished(request.handle, "error", error=why)
 
     def _chunks(self, chunks: list[Chunk], budget: int, in_flight: int) -> int:
         """Chunks of sequences in the middle of their prompt, shared fairly: a sequence gets no more than another with the
@@ -404,6 +407,9 @@ class Scheduler:
                     continue
                 nodes = self._kv.find(request)
             cached = len(nodes) * self._kv.unit
+            if cached < request.least_cached * request.prompt_len and not (request.started or request.is_resumed):
+                self.impossible.append((request, SequenceFinished(request.handle, "cache_threshold")))
+                continue
             rest = request.tokens.size - cached
             take = self._chunk_size(cached, rest, budget)
             if whole and take < rest:
@@ -422,7 +428,7 @@ class Scheduler:
             if not take or not self._kv.fits(request.demand, running, spare):
                 request.held = "cache" if take else "tokens"
                 if not running and not in_flight and not self._kv.withheld:
-                    self.impossible.append((request, self._too_big(request.tokens.size)))
+                    self.impossible.append(self._too_big(request, request.tokens.size))
                 return given - budget
             long = 0 < threshold < request.tokens.size
             if take < rest:

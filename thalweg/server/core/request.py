@@ -45,6 +45,13 @@ class StreamOptions(WireModel):
     continuous_usage_stats: Flag | None = False
 
 
+def check_handover(transfer: dict[str, Any] | None, stream: bool) -> None:
+    """ApiError for a stream of a request that another server continues: its answer names the hand over at the end."""
+    if stream and transfer and transfer.get("do_remote_decode"):
+        name = "kv_transfer_params"
+        raise ApiError(f"{name}: an answer with do_remote_decode cannot be streamed; omit stream", name)
+
+
 class GenerationRequest(SamplingFields, RequestFields, OpenAIBody):
     """Fields of both completions and chat."""
 
@@ -67,6 +74,9 @@ class GenerationRequest(SamplingFields, RequestFields, OpenAIBody):
     allowed_token_ids: TokenIds | None = None
     prompt_logprobs: Int32 | None = None
     thinking_token_budget: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
+
+    kv_transfer_params: Json | None = None
+    cache_hit_threshold: Annotated[Number, Field(ge=0, le=1)] | None = None
 
     response_format: Json | None = None
     structured_outputs: Json | None = None
@@ -95,6 +105,7 @@ class GenerationRequest(SamplingFields, RequestFields, OpenAIBody):
     def _rules(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
             raise ApiError("stream_options is only for stream=true", "stream_options")
+        check_handover(self.kv_transfer_params, bool(self.stream))
         if self.prompt_logprobs is not None:
             if self.stream:
                 raise ApiError("prompt_logprobs cannot be streamed; leave out stream", "prompt_logprobs")

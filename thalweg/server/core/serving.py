@@ -341,6 +341,9 @@ class Serving:
         if "error" in reasons:
             known = of_grammar(output.error, params.structured_outputs) or find_lost(output.error)
             raise known or ApiError(output.error or "the engine could not finish this request", status=500)
+        if "cache_threshold" in reasons:
+            cached = f"less than {params.cache_hit_threshold:g} of the prompt is cached here"
+            raise ApiError(f"cache_hit_threshold: {cached}; send it elsewhere, or without", "cache_hit_threshold", 412)
         if "abort" in reasons and self.lifecycle.cutting:
             raise closing()
 

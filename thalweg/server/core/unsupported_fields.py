@@ -26,7 +26,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "min_characters": (0,),
     "prompt_embeds": (),
-    "kv_transfer_params": (),
     "vllm_xargs": ({},),
     "repetition_detection": ({"max_pattern_size": 0},),
     "media_io_kwargs": ({},),

@@ -20,11 +20,17 @@ from thalweg.server.http.answer import DONE
 from thalweg.server.inference.protocol import GenerateRequest, read
 from thalweg.server.openai import logprobs
 
+OWN_FIELDS = ("kv_transfer_params", "cache_hit_threshold")
+"""Parameters that are fields of the body."""
+
 
 async def generate(serving: Serving, http: Request) -> Response:
     request, ticket = await serving.read(http, lambda body: serving.fields.parse(GenerateRequest, body))
     serving.model_name(request.model)
-    params = read(request.sampling_params, bool(request.stream))
+    params = read(
+        request.sampling_params, bool(request.stream), kv_transfer_params=request.kv_transfer_params,
+        cache_hit_threshold=request.cache_hit_threshold,
+    )  # fmt: skip
     try:
         await serving.engine.prepare(params)
     except RequestError as e:
@@ -35,6 +41,8 @@ async def generate(serving: Serving, http: Request) -> Response:
 
 
 def rename_param(error: RequestError) -> ApiError:
+    if error.param in OWN_FIELDS:
+        return ApiError(str(error), error.param)
     param = "token_ids" if error.param in ("prompt", None) else f"sampling_params.{error.param}"
     return ApiError(str(error), param)
 
@@ -56,7 +64,7 @@ class TokensReply(TurnReply):
             "choices": [self._choice(c) for c in sorted(output.outputs, key=lambda c: c.index)],
             "prompt_logprobs": logprobs.prompt(output.prompt_logprobs) if self.job.params.prompt_logprobs is not None else None,
             "usage": self.serving.total_usage(self.job, outputs),
-            "kv_transfer_params": None,
+            "kv_transfer_params": output.kv_transfer_params,
         }
 
     def write(self, i: int, output: RequestOutput) -> Iterator[bytes]:

@@ -49,5 +49,5 @@ def _render(request: Fields, prompt: dict[str, Any], params: SamplingParams, i: 
         "stream_options": request.stream_options.model_dump() if request.stream_options else None,
         "cache_salt": request.cache_salt,
         "priority": request.priority,
-        "kv_transfer_params": None,
+        "kv_transfer_params": request.kv_transfer_params,
     }

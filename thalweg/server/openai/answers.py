@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from thalweg.outputs import CompletionOutput, RequestMetrics
+from thalweg.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from thalweg.server.core.job import GenerationJob
 from thalweg.server.core.request import GenerationRequest
 from thalweg.server.core.serving import Serving
@@ -46,6 +46,11 @@ def timing(serving: Serving, job: GenerationJob, metrics: RequestMetrics | None)
             "tokens_per_second": made / running if running > 0 else None,
         }
     }
+
+
+def handover(output: RequestOutput) -> dict[str, Any]:
+    """{"kv_transfer_params": ...} of a request that another server continues."""
+    return {} if output.kv_transfer_params is None else {"kv_transfer_params": output.kv_transfer_params}
 
 
 def finish(choice: CompletionOutput) -> dict[str, Any]:

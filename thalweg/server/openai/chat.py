@@ -18,7 +18,7 @@ from thalweg.server.core.turn import TurnReply, prepare_chat
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import DONE
 from thalweg.server.openai import logprobs
-from thalweg.server.openai.answers import as_ids, delta_of, finish, head_of, message_of, timing, usage_of
+from thalweg.server.openai.answers import as_ids, delta_of, finish, handover, head_of, message_of, timing, usage_of
 from thalweg.server.openai.chunks import ChunkWriter
 
 
@@ -60,7 +60,7 @@ class ChatReply(TurnReply):
             "choices": [self.choice(c) for c in sorted(output.outputs, key=lambda c: c.index)],
             "usage": self.serving.total_usage(self.job, outputs),
         }
-        body |= timing(self.serving, self.job, output.metrics)
+        body |= timing(self.serving, self.job, output.metrics) | handover(output)
         if self.serving.fingerprint is not None:
             body["system_fingerprint"] = self.serving.fingerprint
         asked = self.request.prompt_logprobs is not None

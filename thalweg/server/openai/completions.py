@@ -14,7 +14,7 @@ from thalweg.server.core.turn import TurnReply
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import DONE
 from thalweg.server.openai import logprobs
-from thalweg.server.openai.answers import as_ids, finish, head_of, timing, usage_of
+from thalweg.server.openai.answers import as_ids, finish, handover, head_of, timing, usage_of
 from thalweg.server.openai.chunks import ChunkWriter
 from thalweg.server.openai.protocol import CompletionRequest
 from thalweg.server.openai.sampling import completion_params
@@ -25,7 +25,10 @@ async def completions(serving: Serving, http: Request) -> Response:
     serving.model_name(request.model)
     params = completion_params(request, serving.engine.default_sampling, serving.engine.tokenizer is not None)
     await serving.engine.prepare(params)
-    job = serving.job("cmpl", http, request, await prompts(serving, request, ticket.tenant), params, ticket)
+    given = await prompts(serving, request, ticket.tenant)
+    if params.hands_over and len(given) > 1:
+        raise ApiError("kv_transfer_params: do_remote_decode is for one prompt; send a request for each", "kv_transfer_params")
+    job = serving.job("cmpl", http, request, given, params, ticket)
     return await CompletionReply(serving, job, request).respond(http, bool(request.stream))
 
 
@@ -71,7 +74,7 @@ class CompletionReply(TurnReply):
             "choices": choices,
             "usage": self.serving.total_usage(self.job, outputs, self.prompt_only),
         }
-        body |= timing(self.serving, self.job, outputs[0].metrics)
+        body |= timing(self.serving, self.job, outputs[0].metrics) | handover(outputs[0])
         if self.serving.fingerprint is not None:
             body["system_fingerprint"] = self.serving.fingerprint
         return body

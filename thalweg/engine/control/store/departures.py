@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -36,6 +37,26 @@ class _Copy:
     keys: list[bytes]
     export: Export
     size: int
+    call: LaneCall | None = None
+    """The call of `save`. None: the copy has not arrived on the host."""
+
+
+@dataclass(slots=True)
+class Urgent:
+    """Blocks that somebody waits for."""
+
+    queued: set[tuple[int, int]]
+    """(group, block) of those that have not left."""
+    copy: _Copy | None
+    """The latest copy with one of them, or one before them. Copies arrive and are saved in order."""
+    call: LaneCall | None
+    """The latest call of `save` when they were asked for."""
+
+    @property
+    def is_done(self) -> bool:
+        """Has the store been given all of them that could be saved?"""
+        copied = self.copy is None or (self.copy.call is not None and self.copy.call.is_done)
+        return not self.queued and copied and (self.call is None or self.call.is_done)
 
 
 class StoreSaves:
@@ -48,6 +69,7 @@ class StoreSaves:
         self._copies: deque[_Copy] = deque()
         self._saves: deque[tuple[LaneCall, int]] = deque()
         self._staged = self._saving = 0
+        self._urgent: list[Urgent] = []
         self.per_step = PER_STEP
         self.muted = False
         """Blocks published now came from the store."""
@@ -70,6 +92,18 @@ class StoreSaves:
         """Queued blocks may be overwritten from now on."""
         self._queued.clear()
         self._evicted.clear()
+        for urgent in self._urgent:
+            urgent.queued.clear()
+
+    def expedite(self, blocks: Iterable[tuple[int, int]]) -> Urgent:
+        """Let these blocks, (group, block) each, leave before other queued ones."""
+        mine = [place for place in blocks if place in self._queued]
+        for place in reversed(mine):
+            self._queued.move_to_end(place, last=False)
+        call = self._saves[-1][0] if self._saves else None
+        made = Urgent(set(mine), self._copies[-1] if self._copies else None, call)
+        self._urgent.append(made)
+        return made
 
     def flush(self) -> None:
         """Start the copies that must precede the next step, and a few more."""
@@ -102,6 +136,11 @@ class StoreSaves:
             size = len(numbers) * self._mover.block_bytes[group]
             self._copies.append(_Copy(keys, self._mover.export(group, np.array(numbers, np.int32)), size))
             self._staged += size
+        left = {place for place, _ in blocks}
+        for urgent in self._urgent:
+            if urgent.queued & left:
+                urgent.queued -= left
+                urgent.copy = self._copies[-1] if self._copies else None
 
     def collect(self, wait: bool) -> None:
         """Pass copies that have arrived on the host to the store. wait: for all copies."""
@@ -109,7 +148,9 @@ class StoreSaves:
             copy = self._copies.popleft()
             self._staged -= copy.size
             self._saving += copy.size
-            self._saves.append((self._lane.submit(partial(_save, self._store, copy.keys, copy.export.result())), copy.size))
+            copy.call = self._lane.submit(partial(_save, self._store, copy.keys, copy.export.result()))
+            self._saves.append((copy.call, copy.size))
+        self._urgent = [urgent for urgent in self._urgent if not urgent.is_done]
         while self._saves and self._saves[0][0].is_done:
             job, size = self._saves.popleft()
             self._saving -= size

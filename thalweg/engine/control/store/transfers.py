@@ -12,6 +12,7 @@ from thalweg.engine.control.request import Request
 from thalweg.engine.control.store.arrivals import StoreLoads
 from thalweg.engine.control.store.base import Store
 from thalweg.engine.control.store.departures import StoreSaves
+from thalweg.engine.control.store.handovers import Handovers
 from thalweg.engine.control.store.lanes import Lane, ThreadLane
 from thalweg.engine.control.store.mover import Mover
 from thalweg.engine.control.store.names import StoreKeys
@@ -41,6 +42,7 @@ class Transfers:
         self._reading, self._writing = to.lanes("kv store: load"), to.lanes("kv store: save")
         self.departures = StoreSaves(to.store, to.mover, names, self._writing)
         self.arrivals = StoreLoads(to.store, to.mover, names, self._reading, kv, clock, to.load_timeout, least)
+        self.handovers = Handovers(self.departures, clock, to.load_timeout)
         kv.prefix.observers += (self.departures,)
 
     @property
@@ -73,6 +75,11 @@ class Transfers:
     def pause(self) -> None:
         """Nothing can be done before a load has finished."""
         self._reading.wait(POLL_SECONDS)
+
+    def pause_handover(self) -> None:
+        """Nothing can be done before blocks for another engine are saved."""
+        if not self.settle():
+            self._writing.wait(POLL_SECONDS)
 
     def settle(self) -> bool:
         """There is no step to run: save a few more blocks. Returns whether more is left."""
