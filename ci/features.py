@@ -204,12 +204,21 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
     "Speculation": (
         Feature("[N-gram drafts](speculative-decoding.md)", "RHHHU", ("tests/integration/test_speculation.py",)),
         Feature(
+            "[Suffix decoding](speculative-decoding.md#suffix-decoding)", "RUUUU", ("tests/engine/control/test_suffix.py",)
+        ),
+        Feature(
+            "[Draft models](speculative-decoding.md#draft-models)",
+            "RNNNN",
+            ("tests/models/test_draft_model.py",),
+            "Elsewhere attention plans each step on the host, and they are refused",
+        ),
+        Feature(
             "[Jump-forward](structured-output.md#jump-forward) for structured output",
             "RHHHU",
             ("tests/integration/test_structured_output.py",),
         ),
         Feature("Drafts for models with recurrent layers", "RHHHU", ("tests/integration/test_recurrent_states.py",)),
-        Feature("Draft models, EAGLE, MTP", "NNNNN", flag="spec-model"),
+        Feature("EAGLE, MTP", "NNNNN"),
     ),
     "Adapters": (
         Feature(

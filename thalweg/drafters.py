@@ -17,13 +17,14 @@ from thalweg.plugins import PluginRegistry
 
 _HERE = "thalweg.engine.control.speculation"
 DRAFTERS: Mapping[str, str] = {
+    "draft_model": f"{_HERE}.draft_model:ModelDrafter",
     "ngram": f"{_HERE}.ngram:NGramDrafter",
     "suffix": f"{_HERE}.suffix:SuffixDrafter",
 }
 _LIST = PluginRegistry("thalweg.drafters", DRAFTERS)
 
-METHOD, TOKENS = "method", "num_speculative_tokens"
-"""Keys that every method has."""
+METHOD, TOKENS, MODEL = "method", "num_speculative_tokens", "model"
+"""Keys of every method, and the key of those that run a draft model."""
 MOST_DRAFTS = 64
 """Most drafts of a sequence in a step."""
 

@@ -107,6 +107,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "profiler-config": ('{"profiler": "torch", "torch_profiler_dir": "/p"}',),
     "speculative-config": ('{"method": "ngram", "num_speculative_tokens": 4}',),
     "spec-method": ("ngram",),
+    "spec-model": ("thalweg-nano-draft", "--spec-method", "draft_model", "--spec-tokens", "2"),
     "custom-histogram-buckets": ('{"request_latency": [1, 2]}',),
     "root-path": ("/x",),
     "chat-template": ("{{ a }}",),
@@ -269,7 +270,7 @@ def test_drafts_are_asked_for_by_an_object_its_keys_or_in_short():
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"num_speculative_tokens": 4}, "method: must be one of ngram, suffix, not None"),
+        ({"num_speculative_tokens": 4}, "method: must be one of draft_model, ngram, suffix, not None"),
         ({"method": "eagle3", "num_speculative_tokens": 4}, "not 'eagle3'"),
         ({"method": "ngram"}, "num_speculative_tokens: must be a whole number from 1 to 64, not None"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "from 1 to 64, not 0"),

@@ -8,11 +8,16 @@ a proposer is recorded, captured and compiled like others.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
 
 from thalweg.drafters import SpeculationConfig
+from thalweg.hal.attention import AttentionBackend
+from thalweg.hal.comm import Mesh
 from thalweg.hal.device import Device
+from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Binder
 from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.step import Array, Params, State, StepBatch
@@ -21,11 +26,38 @@ KEY = "proposer"
 """Under which a proposer's arrays lie in the parameters and in the state."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposerSetup:
+    """The facts a proposer may be made of."""
+
+    model: Any
+    """A `models.build.Model`: the target."""
+    binder: Binder
+    """For the proposer's ops."""
+    config: SpeculationConfig
+    attention: Sequence[AttentionBackend]
+    mesh: Mesh
+    max_len: int
+    block_tokens: int
+    load_format: str
+    seed: int
+    checkpoint: tuple[Path, Mapping[str, Any]] | None = None
+    """Files and configuration of the drafter's own model, if it has one."""
+
+
 class Proposer(ABC):
     """Made once, with the model. Holds no arrays: parameters and state are passed."""
 
     taps: tuple[int, ...] = ()
     """Layers after which it reads the hidden states."""
+
+    caches: tuple[tuple[int, KVLayout], ...] = ()
+    """(KV group of the model, layout of a block) of caches on the blocks of that group. State `kv` holds their arrays."""
+
+    @classmethod
+    def of(cls, setup: ProposerSetup) -> Self:
+        """Raises ConfigError for an incompatible model. Default: made of the model, the binder and the configuration."""
+        return cls(setup.model, setup.binder, setup.config)
 
     def __init__(self, model: Any, binder: Binder, config: SpeculationConfig) -> None:
         """model: a `models.build.Model`. binder: for the proposer's ops. Raises ConfigError for an incompatible model.

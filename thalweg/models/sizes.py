@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from thalweg.errors import ConfigError
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.kv import BYTES, CrossSpec, KVSpec, StateSpec, kept_bytes
 from thalweg.hal.platform import StepSizes
@@ -158,6 +159,17 @@ def kv_groups(
         spare = spare_states and isinstance(kind, StateSpec)
         groups.append(KVSpec(kind.kind, tokens, sum(each[i] for i in layers), layers, window, top, spare))
     return tuple(groups)
+
+
+def shared_group(groups: Sequence[KVSpec]) -> int:
+    """The KV group whose blocks hold a draft model's keys and values too: the first that keeps every token. ConfigError."""
+    found = next((i for i, g in enumerate(groups) if g.kind in ("full", "latent")), None)
+    if found is None:
+        raise ConfigError(
+            "speculative_config: draft_model keeps its cache on the blocks of attention over every token, and no layer of this "
+            "model has that; use method ngram or suffix"
+        )
+    return found
 
 
 def _block_bytes(s: Kept, block_tokens: int) -> int:

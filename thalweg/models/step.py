@@ -48,8 +48,13 @@ def make_state(
         state["history"] = device.alloc((slots, max_len + 1), "int32")
     if model.adapters is not None:
         state["adapters"] = allocate(model.adapters, device, model.dtype)
-    if proposer is not None and (kept := proposer.allocate(device, slots, max_len)):
-        state[KEY] = kept
+    if proposer is not None:
+        kept = dict(proposer.allocate(device, slots, max_len))
+        if proposer.caches:
+            at, layouts = zip(*proposer.caches, strict=True)
+            kept["kv"] = device.alloc_caches(layouts, [blocks[g] for g in at])
+        if kept:
+            state[KEY] = kept
     return state
 
 

@@ -18,7 +18,7 @@ def check_drafts(args: "SpeculationOptions") -> Iterable[str]:
 
 
 class SpeculationOptions(SchedulerOptions, kw_only=True, frozen=True):
-    """Which drafts are verified."""
+    """The drafts to verify."""
 
     speculative_config: Annotated[dict[str, Any] | None, _option(
         'Drafter and its settings: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, '
@@ -26,6 +26,7 @@ class SpeculationOptions(SchedulerOptions, kw_only=True, frozen=True):
     )] = None  # fmt: skip
     """The text is the same without."""
     spec_method: Annotated[str | None, _option("Shorthand for speculative-config method")] = None
+    spec_model: Annotated[str | None, _option("Shorthand for speculative-config model")] = None
     spec_tokens: Annotated[int | None, _option("Shorthand for speculative-config token count")] = None
 
     RULES: ClassVar[Rules] = (check_drafts,)
@@ -34,7 +35,8 @@ class SpeculationOptions(SchedulerOptions, kw_only=True, frozen=True):
 def read_speculation_config(args: "SpeculationOptions") -> SpeculationConfig | None:
     """The requested drafter. None: no drafts. ConfigError lists all problems."""
     said = dict(args.speculative_config or {})
-    for key, value in (("method", args.spec_method), ("num_speculative_tokens", args.spec_tokens)):
+    short = (("method", args.spec_method), ("model", args.spec_model), ("num_speculative_tokens", args.spec_tokens))
+    for key, value in short:
         if value is not None and said.setdefault(key, value) != value:
             raise ConfigError(f"speculative_config: {key} is {said[key]!r} there and {value!r} in its short flag; give one")
     if not said:

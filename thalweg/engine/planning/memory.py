@@ -20,6 +20,7 @@ from thalweg.checkpoint.weights import open_weights
 from thalweg.config import EngineArgs, SchedulerConfig, check_args
 from thalweg.engine.control.cache.groups import policy
 from thalweg.engine.planning import checkpoint_config, resolve
+from thalweg.engine.planning.draft import DraftModel, read_draft
 from thalweg.errors import CheckpointError, ConfigError, DeviceError
 from thalweg.hal import discovery
 from thalweg.hal.device import DeviceInfo, Memory
@@ -99,6 +100,7 @@ class _PlanInputs:
     """One of the devices that share the model."""
     defaults: Defaults
     ranks: int
+    draft: DraftModel | None
 
 
 def plan(args: EngineArgs) -> Plan:
@@ -147,7 +149,7 @@ def _gather_inputs(args: EngineArgs, platform: Platform) -> _PlanInputs:
     if ranks > 1:
         check_ranks(spec, {"tensor": ranks})
     info, defaults = resolve.share_of_device(platform, max(1, len(places) // args.nnodes), info, platform.defaults(facts, info))
-    return _PlanInputs(args, hf, facts, spec, platform, info, defaults, ranks)
+    return _PlanInputs(args, hf, facts, spec, platform, info, defaults, ranks, read_draft(args, hf, path))
 
 
 def _plan(k: _PlanInputs) -> Plan:
@@ -169,6 +171,7 @@ def _plan_sizes(k: _PlanInputs) -> Plan:
     if k.platform.runs_models:
         use = formats.scheme(k.hf, args.quantization)
         weights = sizes.weight_bytes(k.spec, dtype, length, k.ranks, use, k.platform.packs, k.platform.dense_share)
+        weights += 0 if k.draft is None else k.draft.weight_bytes(dtype, length, k.platform)
         beside = sizes.loading_bytes(k.spec, dtype, k.ranks, use)
         beside *= 2 if isinstance(k.spec, TransformersSpec) else 1  # tensors of experts are joined as a copy
     problems: list[str] = []
@@ -278,12 +281,13 @@ def _groups(k: _PlanInputs, length: int, block_tokens: int, dtype: str, drafts: 
     if not k.platform.runs_models:
         return (sizes.stand_in_group(k.spec, block_tokens),)
     states = resolve.state_tokens(k.args, k.spec, block_tokens)
-    return sizes.kv_groups(
+    groups = sizes.kv_groups(
         sizes.cache_specs(k.spec, dtype, k.args.kv_dtype, length, k.ranks, k.args.kv_cache_dtype_skip_layers),
         block_tokens,
         states,
         spare_states=drafts,
     )
+    return groups if k.draft is None else k.draft.add_caches(groups, dtype, length, block_tokens)
 
 
 def _check_stored(k: _PlanInputs) -> None:

@@ -66,7 +66,7 @@ def for_tail(args: EngineArgs, spec: ModelSpec) -> EngineArgs:
         return args
     if args.kv_cache_dtype != "auto" and not spec.causal:
         raise ConfigError("kv_cache_dtype: this model keeps no keys and values; omit it")
-    if args.speculative_config or args.spec_method or args.spec_tokens:
+    if args.speculative_config or args.spec_method or args.spec_model or args.spec_tokens:
         raise ConfigError("speculative_config: this model generates no tokens to guess; omit it")
     whole = {} if in_chunks(spec) else {"enable_chunked_prefill": False, "enable_prefix_caching": False}
     return msgspec.structs.replace(args, **whole)

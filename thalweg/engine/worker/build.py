@@ -81,7 +81,7 @@ def _build_with_model(inputs: BuildInputs, least: Callable[[int], int]) -> Worke
     )
     rehearse_steps(inputs, runner, limits, buckets, built.model.vocab)
     config = engine_config(
-        inputs, dtype=built.dtype, size=plan.size, groups=built.model.groups, schedule=plan.schedule, vocab=built.model.vocab,
+        inputs, dtype=built.dtype, size=plan.size, groups=built.groups, schedule=plan.schedule, vocab=built.model.vocab,
         quantization=built.quantization,
     )  # fmt: skip
     kernels, model = [str(c) for c in built.binder.bindings], built.model

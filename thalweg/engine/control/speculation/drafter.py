@@ -58,6 +58,9 @@ class Drafter(ABC):
     proposer: ClassVar[str] = ""
     """"module:attribute" of a `models.proposer.Proposer`, where steps propose its drafts on the device (`receive`)."""
 
+    runs_model: ClassVar[bool] = False
+    """Does the option `model` name a draft model with the target's tokenizer? Planning reads, checks and counts it."""
+
     @classmethod
     def settle(cls, options: dict[str, Any]) -> dict[str, Any]:
         """Resolve options that depend on each other. ValueError if they do not agree. Default: unchanged."""

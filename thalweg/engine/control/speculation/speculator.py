@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from thalweg.engine.control.cache.tables import KVCache
     from thalweg.engine.control.parts.builder import Builder
+    from thalweg.engine.control.scheduler import Chunk
 
     I32 = NDArray[np.int32]
     Mask = NDArray[np.bool_]
@@ -106,6 +107,17 @@ class Speculator:
                 planned.append(Draft(slot, tokens))
                 left -= len(tokens)
         return planned
+
+    def make_room(self, decode: I32, chunks: Sequence[Chunk], drafted: Sequence[Draft], running: int) -> None:
+        """Blocks for the tokens that a step proposes, where none of the `running` sequences needs them. Proposers may keep
+        something of each there."""
+        s, most = self._slots, self.proposes
+        ends = [(slot, 1) for slot in decode[s.scheduled[decode] + 1 + most > s.capacity[decode]].tolist()]
+        ends += [(c.slot, c.take) for c in chunks] + [(d.slot, 1 + len(d.tokens)) for d in drafted]
+        for slot, take in ends:
+            upto = min(int(s.scheduled[slot]) + take + most, int(s.limit[slot]))
+            if upto > s.capacity[slot] and not self._kv.is_crowded(running):
+                self._kv.grow(slot, upto)
 
     def _width(self, slots: I32, left: int) -> int:
         """Drafts of each sequence in a step with equally many for all, so that recorded, captured or compiled steps of this

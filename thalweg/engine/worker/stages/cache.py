@@ -39,7 +39,7 @@ class CachePlan:
 def plan_cache(inputs: BuildInputs, built: BuiltModel, least: Callable[[int], int]) -> CachePlan:
     """The cache that fits. least: of the bytes that each rank has, the fewest. Raises ConfigError, naming the flag to
     change."""
-    args, groups = inputs.args, built.model.groups
+    args, groups = inputs.args, built.groups
     room = least(_cache_bytes(inputs, built))
     schedule = resolve.with_states(args, groups, room, built.schedule)
     return CachePlan(resolve.cache_size(args, groups, room, built.max_len, schedule.max_seqs), schedule)
@@ -73,4 +73,6 @@ def _cache_bytes(inputs: BuildInputs, built: BuiltModel) -> int:
     use = formats.scheme(inputs.hf, args.quantization)
     platform = inputs.platform
     weights = sizes.weight_bytes(spec, built.dtype, built.max_len, ranks, use, platform.packs, platform.dense_share)
+    if inputs.draft is not None:
+        weights += inputs.draft.weight_bytes(built.dtype, built.max_len, platform)
     return resolve.cache_bytes(args, inputs.defaults, inputs.device.memory(), weights, others)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from thalweg.checkpoint import ahead
@@ -18,6 +18,7 @@ from thalweg.errors import ConfigError
 from thalweg.hal.attention import AttentionBackend, named_attention
 from thalweg.hal.comm import Mesh
 from thalweg.hal.device import Background
+from thalweg.hal.kv import KVSpec
 from thalweg.hal.op import Binder
 from thalweg.hal.step import Params
 from thalweg.host.marks import mark
@@ -51,6 +52,8 @@ class BuiltModel:
     """The method that rounds dense weights while they are loaded."""
     background: Background | None
     """The queue of the encoders, where the device has a second one."""
+    groups: tuple[KVSpec, ...] = ()
+    """KV groups, with caches of the proposer."""
     proposer: Proposer | None = None
     """The tail of steps that propose drafts."""
 
@@ -88,8 +91,11 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
         background=None if background is None
         else (binder.of(background.kernels), _select_attention(inputs, background.attention)),
     )  # fmt: skip
-    proposer = _make_proposer(model, binder, schedule)
-    return BuiltModel(model, binder, dtype, length, schedule, method, background, proposer)
+    proposer = _make_proposer(inputs, model, binder, schedule, length, block_tokens)
+    groups = list(model.groups)
+    for at, layout in () if proposer is None else proposer.caches:
+        groups[at] = replace(groups[at], bytes_per_block=groups[at].bytes_per_block + layout.bytes_per_block)
+    return BuiltModel(model, binder, dtype, length, schedule, method, background, tuple(groups), proposer)
 
 
 def _mesh(inputs: BuildInputs) -> Mesh:
@@ -97,13 +103,24 @@ def _mesh(inputs: BuildInputs) -> Mesh:
     return Mesh(comm, expert=comm) if inputs.args.enable_expert_parallel else Mesh(comm)
 
 
-def _make_proposer(model: Model, binder: Binder, schedule: SchedulerConfig) -> Proposer | None:
+def _make_proposer(
+    inputs: BuildInputs, model: Model, binder: Binder, schedule: SchedulerConfig, max_len: int, block_tokens: int
+) -> Proposer | None:  # fmt: skip
     """The proposer of the user's drafter, if it has one."""
+    from thalweg.models.proposer import ProposerSetup
+
     config = schedule.speculation
     where = "" if config is None else load_drafter(config.method).proposer
-    if not where:
+    if config is None or not where:
         return None
-    made: Proposer = import_attribute(where)(model, binder, config)
+    args, draft = inputs.args, inputs.draft
+    made: Proposer = import_attribute(where).of(
+        ProposerSetup(
+            model=model, binder=binder, config=config, attention=_select_attention(inputs, inputs.device.attention),
+            mesh=_mesh(inputs), max_len=max_len, block_tokens=block_tokens, load_format=args.load_format, seed=args.seed,
+            checkpoint=None if draft is None else (draft.path, draft.hf),
+        )
+    )  # fmt: skip
     return made
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.config import EngineArgs, check_args
 from thalweg.engine.planning import checkpoint_config, resolve
+from thalweg.engine.planning.draft import DraftModel, read_draft
 from thalweg.engine.planning.memory import to_load
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.executors import is_inline
@@ -40,6 +41,8 @@ class BuildInputs:
     device: Device
     defaults: Defaults
     place: Place
+    draft: DraftModel | None
+    """A draft model next to the model."""
 
     @property
     def ranks(self) -> range:
@@ -108,6 +111,7 @@ def open_device(
     spec = resolve.divide(args, spec)
     facts = resolve.within(read_facts(hf, path), spec)
     args = resolve.for_tail(args, spec)
+    draft = read_draft(args, hf, path)
     configured = functools.partial(resolve.configure_platform, args)
     platform = configured(platform) if platform else discovery.choose(args.device, configured)
     resolve.check_values(args, platform)
@@ -125,7 +129,7 @@ def open_device(
     except BaseException:
         device.close()
         raise
-    return BuildInputs(args, path, hf, facts, spec, platform, device, defaults, place)
+    return BuildInputs(args, path, hf, facts, spec, platform, device, defaults, place, draft)
 
 
 def _with_cache_type(args: EngineArgs, hf: dict[str, Any], spec: ModelSpec) -> EngineArgs:
