@@ -29,6 +29,7 @@ CHOKES = (
     Choke(("llguidance",), ("thalweg/grammar/compiled.py",), "grammars are compiled behind one door, with its limits"),
     Choke(("opentelemetry",), ("thalweg/server/observe/traces.py",), "an optional library; the rest works without it"),
     Choke(("zmq",), ("thalweg/engine/ipc/publisher.py",), "an optional library; the rest works without it"),
+    Choke(("ray",), ("thalweg/engine/executor/ray_cluster.py",), "an optional library; the rest works without it"),
     Choke(("redis",), ("thalweg/engine/control/store/redis.py",), "an optional library; the rest works without it"),
     Choke(("jinja2",), ("thalweg/template/sandbox.py",), "templates run in one sandbox"),
     Choke(
@@ -91,6 +92,7 @@ PACKAGES = {
     "thalweg/engine/worker/": {"numpy", "torch", "msgspec"},
     "thalweg/engine/ipc/publisher.py": {"zmq"},
     "thalweg/engine/control/store/redis.py": {"redis"},
+    "thalweg/engine/executor/ray_cluster.py": {"ray"},
     "thalweg/engine/executor/launched.py": {"msgspec", "torch"},
     "thalweg/engine/": {"numpy", "msgspec"},
     "thalweg/grammar/compiled.py": {"llguidance"},

@@ -200,6 +200,13 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             flag="nnodes",
             note="`cpu`: two process trees on one machine, over TCP",
         ),
+        Feature(
+            "[Ranks on a Ray cluster](distributed.md#ray)",
+            "RUUUN",
+            ("tests/integration/test_ray_ranks.py",),
+            note="`cpu`: a cluster of two nodes on one machine",
+        ),
+        Feature("[Ranks by torchrun](distributed.md#torchrun)", "RUUUN", ("tests/offline/test_launcher_ranks.py",)),
     ),
     "Speculation": (
         Feature("[N-gram drafts](speculative-decoding.md)", "RHHHU", ("tests/integration/test_speculation.py",)),

@@ -19,16 +19,13 @@ _HERE = "thalweg.engine.executor"
 EXECUTORS: Mapping[str, str] = {
     "external_launcher": f"{_HERE}.launched:open_launched",
     "mp": f"{_HERE}.processes:open_processes",
+    "ray": f"{_HERE}.ray_cluster:open_ray",
     "uni": f"{_HERE}.inline:open_inline",
 }
 """mp: a process for each rank; the first rank runs in the engine's process. Equal to uni with one rank. external_launcher:
-every rank is a process that torchrun has started."""
+every rank is a process that torchrun has started. ray: as mp, with the further ranks on nodes of a Ray cluster."""
 OF_PROGRAMS = frozenset({"external_launcher"})
 """Executors whose ranks are programs with `LLM(...)`. A server cannot use them."""
-REFUSED = {
-    "ray": "the engine runs its ranks on this machine, never on a Ray cluster; omit it",
-}
-"""Names known from vLLM, not supported here -> the alternative."""
 _LIST = PluginRegistry("thalweg.executors", EXECUTORS)
 
 
@@ -41,8 +38,6 @@ def find_problem(name: str | None) -> str | None:
     """Why no executor has this name, in words. None: one has it, or no name is given."""
     if name is None or name in _LIST:
         return None
-    if name in REFUSED:
-        return f"{name}: {REFUSED[name]}"
     return f"must be one of {', '.join(_LIST.names())}, or the name that an installed package adds, not {name!r}"
 
 

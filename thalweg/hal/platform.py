@@ -184,6 +184,12 @@ class Platform(ABC):
     supports_ranks: bool = False
     """`open` of a place in a world of several opens a communicator with the others."""
 
+    ray_resource: str = "CPU"
+    """Ray's name for what a rank needs one of."""
+
+    variables: tuple[str, ...] = ()
+    """How the names of environment variables begin that its libraries read, and that are alike for all ranks."""
+
     shares_device: bool = False
     """True: several processes may open its device at once, each with a part of its threads."""
 

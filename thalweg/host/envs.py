@@ -29,6 +29,8 @@ TWINS = {
 """vLLM's name: ours."""
 AS_IT_IS = ("VLLM_DO_NOT_TRACK", "VLLM_NO_USAGE_STATS")
 """Variables without effect: usage is never reported."""
+OF_RANKS = ("THALWEG_", "HF_", "PYTHONPATH")
+"""How names of variables begin that ranks on other machines get, besides those of their platform."""
 INSTEAD = {
     "VLLM_ATTENTION_BACKEND": "the device chooses; thalweg plan shows its choice",
     "VLLM_CPU_KVCACHE_SPACE": "--kv-cache-memory-bytes, in bytes",
@@ -224,6 +226,12 @@ def everything() -> dict[str, str]:
 def without_api_keys() -> dict[str, str]:
     """The environment of a child that serves no client: without any variable named *API_KEY."""
     return {k: v for k, v in os.environ.items() if not k.upper().endswith("API_KEY")}
+
+
+def of_ranks(prefixes: tuple[str, ...]) -> dict[str, str]:
+    """Variables that ranks on other machines need too, also those that begin with `prefixes`. No keys and secrets."""
+    given = without_api_keys().items()
+    return {k: v for k, v in given if k.startswith(OF_RANKS + prefixes) and not k.endswith(("TOKEN", "SECRET"))}
 
 
 def _switch(ours: str) -> bool:

@@ -77,7 +77,8 @@ class DeviceOptions(WeightOptions, kw_only=True, frozen=True):
     )] = 1  # fmt: skip
     distributed_executor_backend: Annotated[str | None, _option(
         "Executor of the steps: uni (the engine's process), mp (that and a process for each further rank), external_launcher "
-        "(a program with LLM(...) for each rank, by torchrun), or the name of an installed package's executor; default: mp "
+        "(a program with LLM(...) for each rank, by torchrun), ray (the further ranks on a Ray cluster), or the name of an "
+        "installed package's executor; default: mp "
         "where tensor_parallel_size is above 1, else uni", group="ParallelConfig",
         tier="scale", check=check_executor,
     )] = None  # fmt: skip

@@ -164,6 +164,8 @@ class GpuPlatform(Platform):
     """One vendor's GPUs. A subclass adds facts: how to find cards, the package to install, the vendor's kernels."""
 
     supports_ranks = True
+    ray_resource = "GPU"
+    variables = ("NCCL_", "RCCL_", "CCL_", "TRITON_", "UCX_")
     options: GpuOptions = GpuOptions()
     hardware: str
     """"NVIDIA GPU"."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from thalweg.host import envs
 
 log = logging.getLogger(__name__)
 GREETINGS: Codec[Any] = Codec(Hello | Welcome | Refused)
+CHECK_SECONDS = 0.5
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Gloo would look up this machine's own name, which is often a loopback address."""
 
@@ -80,9 +81,13 @@ class NodesLauncher(Launcher):
         )
 
 
-def gather(args: EngineArgs, places: Sequence[Place], door: Door, until: float, describe_missing: Any) -> list[Member]:
+def gather(
+    args: EngineArgs, places: Sequence[Place], door: Door, until: float, describe_missing: Callable[[Sequence[Place]], str],
+    check: Callable[[], None] = lambda: None,
+) -> list[Member]:  # fmt: skip
     """A member for each place, from processes that come to the door until time.monotonic() `until`. One that comes again, as
-    its machine was restarted meanwhile, replaces the first. DeviceError names the ranks that are missing."""
+    its machine was restarted meanwhile, replaces the first. DeviceError names the ranks that are missing. check: called now and
+    then. Raises where waiting is in vain."""
     digest = model_digest(args)
     found: dict[int, Member] = {}
     wanted = {p.rank: p for p in places}
@@ -92,8 +97,9 @@ def gather(args: EngineArgs, places: Sequence[Place], door: Door, until: float, 
                 each.channel.shut()
             missing = [p for p in places if p.rank not in found]
             raise DeviceError(f"device: rank{'s' if len(missing) > 1 else ''} {describe_missing(missing)}")
-        came = door.admit(GREETINGS, until)
+        came = door.admit(GREETINGS, min(until, time.monotonic() + CHECK_SECONDS))
         if came is None:
+            check()
             continue
         sock, host, hello = came
         if not isinstance(hello, Hello):

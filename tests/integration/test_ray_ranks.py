@@ -1,0 +1,106 @@
+"""Ranks as actors of a Ray cluster of two nodes: the text of one rank, also when an actor is killed, and nothing left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thalweg import LLM, AsyncLLM, EngineArgs, SamplingParams
+from thalweg.errors import ConfigError, DeviceError
+from thalweg.params import RequestOutputKind
+
+SIZES: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 4, "max_num_batched_tokens": 64, "dtype": "float32"}
+PROMPTS = ["Once upon a time", "2 + 2 =", "one two three " * 20]
+
+
+def rank_processes() -> list[int]:
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"thalweg.engine.executor.rank" in (each / "cmdline").read_bytes():
+                found.append(int(each.name))
+        except OSError:
+            continue
+    return found
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Two nodes with room for a rank each."""
+    from ray.cluster_utils import Cluster
+
+    sizes = {"num_cpus": 1, "object_store_memory": 80 << 20}
+    made = Cluster(initialize_head=True, head_node_args={**sizes, "include_dashboard": False})
+    try:
+        made.add_node(**sizes)
+        monkeypatch.setenv("RAY_ADDRESS", made.address)
+        yield made
+    finally:
+        made.shutdown()
+
+
+async def texts(engine: AsyncLLM, begun: asyncio.Event | None = None) -> list[list[int]]:
+    """begun: set once every stream has a few tokens."""
+    waiting = set(range(len(PROMPTS)))
+
+    async def collect(i: int) -> list[int]:
+        params = SamplingParams(
+            temperature=0.8 if i else 0, seed=i, max_tokens=64, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+        )
+        got: list[int] = []
+        async for out in engine.generate(PROMPTS[i], params, f"{i} {os.urandom(4).hex()}"):
+            got += out.outputs[0].token_ids
+            waiting.discard(i if len(got) > 4 else -1)
+            if begun is not None and not waiting:
+                begun.set()
+        return got
+
+    return list(await asyncio.gather(*(collect(i) for i in range(len(PROMPTS)))))
+
+
+@pytest.mark.slow
+async def test_requests_survive_an_actor_and_leave_the_cluster_free(cluster: Any) -> None:
+    one = await AsyncLLM.start(EngineArgs(device="cpu", **SIZES))
+    whole = await texts(one)
+    await one.shutdown()
+    before = set(rank_processes())
+    engine = await AsyncLLM.start(
+        EngineArgs(device="cpu", tensor_parallel_size=2, distributed_executor_backend="ray", max_restarts=9, **SIZES)
+    )
+    try:
+        assert await texts(engine) == whole
+        begun = asyncio.Event()
+        running = asyncio.create_task(texts(engine, begun))
+        await begun.wait()
+        (rank,) = set(rank_processes()) - before
+        os.kill(parent(rank), signal.SIGKILL)  # the actor
+        assert await asyncio.wait_for(running, 120) == whole
+        assert engine._supervisor.restarts == 1
+        with pytest.raises(DeviceError, match=r"no room for 4 ranks within 1 s .* 2 are there and 0 free"):
+            await asyncio.to_thread(
+                LLM, device="null", tensor_parallel_size=4, distributed_executor_backend="ray", max_model_len=64,
+                distributed_timeout_seconds=1,
+            )  # fmt: skip
+    finally:
+        await engine.shutdown()
+    for _ in range(200):
+        if set(rank_processes()) <= before:
+            break
+        await asyncio.sleep(0.05)
+    assert set(rank_processes()) <= before
+
+
+def test_ray_is_asked_for_by_name_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"ray is not installed; pip install 'thalweg\[ray\]'"):
+        LLM(device="null", tensor_parallel_size=2, distributed_executor_backend="ray", max_model_len=64)
