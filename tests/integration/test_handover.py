@@ -179,6 +179,15 @@ def test_offline_requests_say_it_in_extra_args(tmp_path: Path) -> None:
     assert second.num_cached_tokens >= 256
     assert second.kv_transfer_params is None
     assert second.outputs[0].token_ids == want.outputs[0].token_ids
+    third = want.outputs[0].token_ids[2]
+    stops = [
+        llm.generate([prompt], SamplingParams(max_tokens=8, stop_token_ids=[third], kv_transfer_params=said), use_tqdm=False)[
+            0
+        ].outputs[0]
+        for llm, said in ((engines[2], None), (engines[0], {"do_remote_decode": True}))
+    ]
+    assert stops[0].text == stops[1].text, "a stop token is not text, though its end comes later"
+    assert stops[0].stop_reason == stops[1].stop_reason == third
     with pytest.raises(RequestError, match="needs an engine with a store that others share"):
         run(engines[2], 1, kv_transfer_params={"do_remote_decode": True})
     cold = engines[2].generate(

@@ -227,6 +227,8 @@ class _Choice:
     def push(self, token: int, stopping: bool) -> None:
         """One new token. stopping: the engine ended the sequence by a stop token in this frame."""
         self.tokens.append(token)
+        if self.engine_request.hand_over:  # its end comes later than the token
+            stopping = token in self._stop_ids and len(self.tokens) >= self._after_min
         self.request.made += 1
         if self._repeats is not None and not stopping and self._repeats.found(self.tokens):
             self._push_text(token, stopping)

@@ -28,7 +28,7 @@ from thalweg.engine.control.executor import Executor
 from thalweg.engine.control.invariant import InvariantError, ensure
 from thalweg.engine.control.output import ResultReader, StepOutput
 from thalweg.engine.control.parts.builder import Builder, Setup, builders
-from thalweg.engine.control.request import Request, find_limit, find_stretches, limit_of, prefix_salt, refuse
+from thalweg.engine.control.request import Request, find_end, find_limit, find_stretches, limit_of, prefix_salt, refuse
 from thalweg.engine.control.scheduler import SHARE_FROM, Schedule, Scheduler
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.control.speculation.drafter import Drafter
@@ -153,8 +153,8 @@ class EngineCore:
                 self._finished.append(SequenceFinished(r.handle, "error", error=why))
                 continue
             limit = limit_of(r, self.config.model.max_len)
-            if r.tokens.size >= limit:  # resubmitted with everything already out
-                self._finished.append(SequenceFinished(r.handle, "length"))
+            if (ended := find_end(r, limit)) is not None:  # resubmitted with everything already out
+                self._finished.append(ended)
                 continue
             priority = r.priority if self.config.scheduler.policy == "priority" else 0
             request = Request(
@@ -186,7 +186,8 @@ class EngineCore:
     def abort(self, handles: Sequence[int]) -> None:
         """End these sequences now. Unknown handles have already ended, and are ignored."""
         if self._handing_over:
-            self._transfers.handovers.drop(handles)  # type: ignore[union-attr]
+            dropped = self._transfers.handovers.drop(handles)  # type: ignore[union-attr]
+            self._finished += [SequenceFinished(handle, "abort") for handle in dropped]
         for handle in handles:
             request = self._requests.get(handle)
             if request is not None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from thalweg.config import EngineConfig
 from thalweg.engine.control.cache.prefix import Node
-from thalweg.engine.messages import EngineRequest, Input, TokenSampling
+from thalweg.engine.messages import EngineRequest, Input, SequenceFinished, TokenSampling
 
 INT32_MAX = 2**31 - 1
 ADAPTER, ADAPTER_DIGEST = b"\0adapter:", 32
@@ -148,6 +148,19 @@ def limit_of(request: EngineRequest, max_len: int) -> int:
     """The length at which the request ends. A vector occupies no position of the context, but counts as one token more: it
     ends a sequence as a last token would."""
     return request.prompt_len + 1 if request.pool else min(request.prompt_len + request.sampling.max_tokens, max_len)
+
+
+def find_end(request: EngineRequest, limit: int) -> SequenceFinished | None:
+    """The end of a resubmitted request that needs no more tokens: its end was not reported, as a handed-over request's is not
+    before a store has its blocks. None: it goes on. limit: as `limit_of` gives it."""
+    sampling, made = request.sampling, request.tokens.size - request.prompt_len
+    if made > 0 and made >= (0 if sampling.grammar is not None else sampling.min_tokens):
+        last = int(request.tokens[-1])
+        if last in sampling.eos_ids:
+            return SequenceFinished(request.handle, "stop")
+        if last in sampling.stop_ids:
+            return SequenceFinished(request.handle, "stop", stop_id=last)
+    return SequenceFinished(request.handle, "length") if request.tokens.size >= limit else None
 
 
 def refuse(request: EngineRequest, config: EngineConfig, bounds: list[tuple[int, int]]) -> str | None:

@@ -31,9 +31,11 @@ class Handovers:
         places = [(g, block) for node in request.nodes for g, block in enumerate(node.blocks) if block]
         self._held.append(_Held(how, self._saves.expedite(places), self._clock() + self._timeout))
 
-    def drop(self, handles: Sequence[int]) -> None:
-        """Nobody waits for these ends any more."""
-        self._held = [h for h in self._held if h.how.handle not in handles]
+    def drop(self, handles: Sequence[int]) -> list[int]:
+        """Forget these ends. Returns the handles of those that were held."""
+        dropped = [h.how.handle for h in self._held if h.how.handle in handles]
+        self._held = [h for h in self._held if h.how.handle not in dropped]
+        return dropped
 
     def take_done(self) -> list[SequenceFinished]:
         """Ends to report now."""
