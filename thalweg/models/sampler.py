@@ -41,6 +41,7 @@ class Sampler:
         """Temperature, truncation and draw in one, where the device has it."""
         self._logprobs: dict[int, BoundOp] = {}
         self._write = binder.bind(ops.history_write)
+        self._verify_drafts = binder.bind(ops.verify_drafts)
 
     def _bind(self, op: Any, **static: Any) -> BoundOp:
         return self._binder.bind(op, **self._facts, **static)
@@ -78,31 +79,25 @@ class Sampler:
         of each row, NaN if one is."""
         drafts = batch.get(Drafts)
         if drafts is not None:
-            return self._verify(tokens, ~(most < float("inf")), history, batch, drafts, logprobs)
+            return self._verify(tokens, most, history, batch, drafts, logprobs)
         history = self._write(history, torch.where(batch.emit, batch.slots, SCRATCH), batch.context + batch.query, tokens)
         invalid = ~(most < float("inf"))  # true for NaN and for +inf
         return StepResult(tokens[:, None], batch.emit.to(torch.int32), logprobs=logprobs, invalid=invalid), history
 
     def _verify(
-        self, tokens: Tensor, invalid: Tensor, history: Tensor, batch: StepBatch, drafts: Drafts, logprobs: Logprobs | None
+        self, tokens: Tensor, most: Tensor, history: Tensor, batch: StepBatch, drafts: Drafts, logprobs: Logprobs | None
     ) -> tuple[StepResult, Tensor]:
-        """Of each sequence the tokens sampled before its drafts, as far as drafts are right, and the one after those."""
-        n, pick = batch.slots.shape[0], drafts.pick
-        column = torch.arange(pick.shape[1], device=pick.device, dtype=torch.int32)
-        row = torch.arange(n, device=pick.device, dtype=torch.int32)
-        at = torch.where(pick < 0, row[:, None], pick + n)
-        right = torch.cat([row < 0, tokens[n:] == batch.tokens.index_select(0, drafts.row)])
-        tokens, right, invalid = (a.index_select(0, at.flatten()).view(at.shape) for a in (tokens, right, invalid))
-        accepted = right.to(torch.int32).cumprod(1).sum(1).to(torch.int32)
-        kept = (column <= accepted[:, None]) & batch.emit[:, None]
-        first = batch.context + batch.query - (pick >= 0).sum(1).to(torch.int32)
-        position = (first[:, None] + column).clamp(max=history.shape[1] - 1)
-        slots = torch.where(kept, batch.slots[:, None], SCRATCH)
-        history = self._write(history, slots.flatten(), position.flatten(), tokens.flatten())
-        counts = torch.where(batch.emit, accepted + 1, 0).to(torch.int32)
+        """`emit` of a step with drafts."""
+        guesses, lengths, pick = batch.tokens.index_select(0, drafts.row), batch.context + batch.query, drafts.pick
+        found = self._verify_drafts(tokens, most, guesses, pick, batch.slots, lengths, batch.emit)
+        chosen, counts, invalid, slots, positions = found
+        history = self._write(history, slots, positions, chosen.flatten())
         if logprobs is not None:
-            logprobs = Logprobs(*(a.index_select(0, at.flatten()) for a in (logprobs.tokens, logprobs.values, logprobs.ranks)))
-        return StepResult(tokens, counts, logprobs=logprobs, invalid=(invalid & kept).any(1)), history
+            n = pick.shape[0]
+            last = torch.arange(n, device=pick.device, dtype=torch.int32)[:, None]
+            at = torch.where(pick < 0, last, pick + n).flatten()
+            logprobs = Logprobs(*(a.index_select(0, at) for a in (logprobs.tokens, logprobs.values, logprobs.ranks)))
+        return StepResult(chosen, counts, logprobs=logprobs, invalid=invalid), history
 
     def score(self, logits: Tensor, targets: Tensor, k: int) -> Logprobs:
         """Logprobs of known next tokens (of a prompt): logits f32[P, V] as the model gave them, targets i32[P]."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from thalweg.backends.cpu import KEPT_BLOCK, CpuPlatform
+from thalweg.backends.cpu import KEPT_BLOCK, CpuPlatform, bookkeeping
 from thalweg.backends.cpu.native import NativeLibrary, NoLibraryError, alloc_zeros, open_library, settle, waiting
 from thalweg.backends.cpu.native.peak import peak, read_rate
 from thalweg.backends.cpu.native.weight_cache import PackedWeightCache
@@ -198,7 +198,7 @@ def open_device(
         library.kept = _open_packed_weights(library, packed_weights)
     comm = _open_communicator(place, library) if place is not None and place.world > 1 else None
     if library is None:
-        return CpuDevice(info, (_absent(missing), *KERNELS), ATTENTION, None, comm=comm)
+        return CpuDevice(info, (_absent(missing), *bookkeeping.KERNELS, *KERNELS), ATTENTION, None, comm=comm)
     return CpuDevice(info, *_made_of(library), library, graphs, comm)
 
 
@@ -218,7 +218,8 @@ def _made_of(library: NativeLibrary) -> tuple[Sequence[Kernel], Sequence[Attenti
 
     compiled = (linear, rows, sampling, experts, heads, lora)
     native = [k for part in compiled for k in part.kernels(library)]
-    torch_kernels = [_make_recordable(k, library) for k in (*recurrence.kernels(library), *KERNELS)]
+    others = (*recurrence.kernels(library), *bookkeeping.KERNELS, *KERNELS)
+    torch_kernels = [_make_recordable(k, library) for k in others]
     attending = (attention.NativeAttention(library), attention.NativeEncoderAttention(library), *ATTENTION)
     return (*native, *torch_kernels), attending
 
