@@ -24,6 +24,7 @@ class LoRARequest:
     load_inplace: bool = False
     """Read the files again, though the name is known. Running requests keep the adapter they began with."""
     is_3d_lora_weight: bool = False
+    """Not used: the files show whether they have a tensor for all experts or one for each."""
 
     def __post_init__(self) -> None:
         for name in ("lora_name", "lora_path"):
@@ -35,8 +36,6 @@ class LoRARequest:
             raise RequestError(f"base_model_name must be text, not {self.base_model_name!r:.80}", "base_model_name")
         if self.tensorizer_config_dict is not None:
             raise NotSupportedError("tensorizer_config_dict: files of that kind are not read; save the adapter as safetensors")
-        if self.is_3d_lora_weight:
-            raise NotSupportedError("is_3d_lora_weight: adapters of experts are not served by this version")
 
     @property
     def adapter_id(self) -> int:

@@ -75,7 +75,6 @@ def test_the_digest_is_that_of_names_scales_and_values(tmp_path: Path) -> None:
         ({"use_dora": True}, "_proj: has no lora_magnitude_vector, and use_dora"),
         ({"use_dora": True, "lora_bias": True}, "lora_bias: peft has no DoRA with it"),
         ({"bias": "some"}, "bias: 'some' is not one of"),
-        ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters: .*merge_and_unload"),
         ({"trainable_token_indices": [3]}, "trainable_token_indices: .*merge_and_unload"),
         ({"layer_replication": [[0, 2]]}, "layer_replication: .*merge_and_unload"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens: .*train a plain LoRA"),

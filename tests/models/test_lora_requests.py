@@ -17,7 +17,7 @@ from zoo import load_reference, make_checkpoint
 from thalweg import LLM, BeamSearchParams, LoRARequest, RequestOutput, SamplingParams
 from thalweg.engine.planning.memory import plan
 from thalweg.engine.worker.adapters import AdapterStore
-from thalweg.errors import CheckpointError, ConfigError, NotSupportedError, RequestError, UnsupportedModelError
+from thalweg.errors import CheckpointError, ConfigError, RequestError, UnsupportedModelError
 from thalweg.options.engine import EngineArgs
 
 SIZES: dict[str, Any] = {
@@ -207,8 +207,6 @@ def test_what_cannot_be_served_is_refused_in_words_and_the_engine_goes_on(
             LoRARequest(*fields)
     with pytest.raises(RequestError, match="base_model_name must be text, not 5"):
         LoRARequest("a", 1, "/a", base_model_name=5)  # type: ignore[arg-type]
-    with pytest.raises(NotSupportedError, match="is_3d_lora_weight"):
-        LoRARequest("a", 1, "/a", is_3d_lora_weight=True)
     plain = LLM(**SIZES)
     with pytest.raises(RequestError, match="enable_lora"):
         plain.generate("a", GREEDY, lora_request=requests["a"], use_tqdm=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -12,14 +13,19 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 from zoo import load_reference, make_checkpoint, make_classifier, make_tokenizer
 
 from thalweg import LLM, LoRARequest, SamplingParams
+from thalweg.engine.planning.memory import plan
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.options.engine import EngineArgs
 
 NEW = 6
 GREEDY = SamplingParams(max_tokens=NEW, logprobs=0, ignore_eos=True, temperature=0)
 PROMPTS = [list(b"the same prompt for all of them"), list(b"another")]
+EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
 ATTENTION, EVERY = ["q_proj", "v_proj"], "all-linear"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dora": ("qwen3", {"target_modules": EVERY, "use_dora": True}),
@@ -31,8 +37,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "output matrix": ("llama", {"target_modules": ["lm_head", "q_proj"], "use_dora": True}),
     "both, apart in a tied model": ("qwen3", {"target_modules": ["embed_tokens", "lm_head"]}),
     "a scaled embedding and capped logits": ("gemma2", {"target_modules": ["embed_tokens", "lm_head"]}),
+    "experts": (
+        "qwen3-moe",
+        {"target_modules": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]},
+    ),
+    "one tensor of the experts": ("qwen3-moe", {"target_parameters": ["experts.down_proj"]}),
 }
 """Name -> (model, arguments of LoraConfig)."""
+SIZES: dict[str, Any] = {
+    "device": "cpu", "dtype": "float32", "max_model_len": 64, "block_size": 4, "max_num_seqs": 8, "threads": 1,
+    "kv_cache_memory_bytes": 1 << 20, "use_tqdm_on_load": False, "enable_lora": True, "max_loras": 2,
+}  # fmt: skip
+MORE: dict[str, dict[str, Any]] = {
+    "qwen3-moe": {"device": "reference", "threads": None, "lora_target_modules": ["q_proj", "v_proj", "experts"]},
+}
+"""Arguments of the engine by model. Only the device reference keeps experts' weights as they are."""
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +65,7 @@ def engines(bases: Callable[[str], Path]) -> Iterator[Callable[[str], LLM]]:
 
     def get(name: str) -> LLM:
         if name not in made:
-            made[name] = LLM(
-                bases(name), device="cpu", dtype="float32", max_model_len=64, block_size=4, max_num_seqs=8, threads=1,
-                kv_cache_memory_bytes=1 << 20, use_tqdm_on_load=False, enable_lora=True, max_loras=2,
-            )  # fmt: skip
+            made[name] = LLM(bases(name), **{**SIZES, **MORE.get(name, {})})
         return made[name]
 
     yield get
@@ -134,3 +150,39 @@ def test_a_variant_is_served_as_peft_computes_it(
     said, without = ([(o.outputs[0].token_ids, o.outputs[0].logprobs) for o in outputs] for outputs in (mixed, alone))
     assert said[1:3] == without
     assert said[0] != without[0]
+
+
+def test_experts_in_a_tensor_for_each_are_those_in_one(
+    bases: Callable[[str], Path], engines: Callable[[str], LLM], tmp_path: Path
+) -> None:
+    """As vLLM and older versions of peft name them. The slots are in the plan, and a kernel that packs experts is named."""
+    base, llm = bases("qwen3-moe"), engines("qwen3-moe")
+    write(base, tmp_path / "stacked", target_parameters=EXPERTS)
+    tensors, each = load_file(tmp_path / "stacked" / "adapter_model.safetensors"), {}
+    for name, b in tensors.items():
+        if "lora_B" not in name:
+            continue
+        holder, a = name.partition(".lora_B")[0], tensors[name.replace("lora_B", "lora_A")]
+        parts = ("gate_proj", "up_proj") if holder.endswith(".base_layer") else ("down_proj",)
+        for e, (mine, theirs) in enumerate(zip(a.view(-1, 4, a.shape[1]), b.view(len(b), 4, -1).unbind(2), strict=True)):
+            for part, rows in zip(parts, theirs.chunk(len(parts)), strict=True):
+                prefix = f"{holder.removesuffix('.base_layer')}.{e}.{part}.lora_"
+                each |= {f"{prefix}A.weight": mine.clone(), f"{prefix}B.weight": rows.clone().contiguous()}
+    config = json.loads((tmp_path / "stacked" / "adapter_config.json").read_text()) | {"target_parameters": None}
+    (tmp_path / "each").mkdir()
+    (tmp_path / "each" / "adapter_config.json").write_text(json.dumps(config))
+    save_file(each, tmp_path / "each" / "adapter_model.safetensors")
+    stacked, apart = (LoRARequest(name, 90 + i, str(tmp_path / name)) for i, name in enumerate(("stacked", "each")))
+    outputs = generate(llm, [PROMPTS[0]] * 3, [stacked, apart, None])
+    first, second, plain = ((o.outputs[0].token_ids, o.outputs[0].logprobs) for o in outputs)
+    assert first == second != plain
+    fields = {**SIZES, **MORE["qwen3-moe"]}
+    state = llm.llm_engine.executor.worker.operations["write_adapter"].__self__._state.value["adapters"]  # type: ignore[attr-defined]
+    held = sum(array.nbytes for target in state.values() for array in target.values())
+    assert plan(EngineArgs(model=str(base), **fields)).adapters == held
+    with pytest.raises(UnsupportedModelError, match=r"mlp\.experts: adapters of experts are not served with the kernel native"):
+        LLM(base, **{**fields, "device": "cpu"})
+    general = LLM(base, **SIZES)
+    with pytest.raises(CheckpointError, match=r"experts\.\d\.\w+_proj.* --lora-target-modules .*experts"):
+        generate(general, PROMPTS[:1], [apart])
+    general.shutdown()

@@ -219,7 +219,6 @@ def test_metrics_name_the_adapters_that_run_and_those_that_wait(running, tmp_pat
         ({"lora_name": "a", "lora_path": "cut"}, 400, "cut/adapter_model.safetensors"),
         ({"lora_name": "a", "lora_path": "nan"}, 400, "NaN"),
         ({"lora_name": "a", "lora_path": "wide"}, 400, "lora_path: wide: the adapter has rank 17"),
-        ({"lora_name": "a", "lora_path": "good", "is_3d_lora_weight": True}, 400, "is_3d_lora_weight"),
     ],
 )
 def test_what_cannot_be_served_is_refused_and_changes_nothing(start, tmp_path, body, status, said) -> None:

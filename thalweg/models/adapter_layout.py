@@ -5,44 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 
-from thalweg.checkpoint.adapters.base import AdapterWeights, LowRank, Replaced, largest
+from thalweg.checkpoint.adapters.base import AdapterWeights, LowRank, Replaced, StackedLowRank
 from thalweg.checkpoint.adapters.peft_refusals import MERGE
 from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.adapter_arrays import HINT, ExpertsLayout, TargetArrays, check_range
 from thalweg.models.adapter_names import is_target
 from thalweg.models.adapters import EMBED, EXTENDED, HEAD, AdapterPlan, ProjectionTarget, TableTarget, Target
 from thalweg.models.weights import Role, Source
 
 BaseReader = Callable[[Source, Role], torch.Tensor]
 """A tensor of the base model, whole and dequantised, f32 on the host (`models.files.Files.read_dense`)."""
-
-
-SWITCHES = ("ranks", "vectors", "set")
-"""Arrays that change nothing where they are zero, whatever the others hold."""
-
-
-@dataclass(slots=True)
-class TargetArrays:
-    """Arrays of one slot of a target, by the names and in the shapes of its `allocate`. On the host. Absent ones are zeros."""
-
-    arrays: dict[str, torch.Tensor]
-    level: int = 0
-    """Least level of the part `Adapters` in steps with it."""
-
-    @classmethod
-    def zeros(cls, target: Target, rank: int, dtype: torch.dtype, level: int) -> TargetArrays:
-        """Arrays of a slot for an adapter that does not change the target."""
-        parts = len(target.sources)
-        arrays = {
-            "a": torch.zeros(parts * rank, target.inputs, dtype=dtype),
-            "b": torch.zeros(rank, sum(target.rows), dtype=dtype),
-            "ranks": torch.zeros(parts, dtype=torch.int32),
-        }
-        return cls(arrays, level)
 
 
 def lay_out(
@@ -61,11 +37,13 @@ def lay_out(
         )
     layout = _Layout(room, rename, dtype, base)
     for name, update in adapter.modules.items():
-        if isinstance(update, LowRank):
+        if isinstance(update, StackedLowRank):
+            layout.experts.add_stack(name, update, rename(name))
+        elif isinstance(update, LowRank):
             layout.add_low_rank(name, update)
         else:
             layout.replace(name, update)
-    return layout.arrays
+    return layout.arrays | layout.experts.arrays
 
 
 class _Layout:
@@ -86,9 +64,12 @@ class _Layout:
         self._changed: dict[tuple[str, int, str], str] = {}
         """(target, index, "weight" or "bias") -> the update that changes it."""
         self.arrays: dict[str, TargetArrays] = {}
+        self.experts = ExpertsLayout(room.experts, room.rank, dtype)
 
     def add_low_rank(self, name: str, module: LowRank) -> None:
         known = self._rename(name)
+        if known is not None and self.experts.add_matrix(name, module, known):
+            return
         self._check_target(name, known)
         table = self._room.tables.get(EMBED)
         if table is not None and known == table.source.name:
@@ -96,7 +77,9 @@ class _Layout:
             return
         places = [] if known is None else self._matrices.get(known, [])
         if not places:
-            raise CheckpointError(f"{name}: the model has no linear layer of this name that adapters may change")
+            raise CheckpointError(
+                f"{name}: the model has no linear layer of this name that adapters may change{HINT if 'expert' in name else ''}"
+            )
         if module.base is not None:
             for place in places:
                 self._check_copy(name, module.base(), place.source, place.target.role)
@@ -134,7 +117,7 @@ class _Layout:
         room, rank = self._room.rank, len(module.a)
         a, b = torch.zeros(room, table.hidden, dtype=self._dtype), torch.zeros(table.vocab, room, dtype=self._dtype)
         scaled = torch.from_numpy(np.ascontiguousarray(module.a)) * module.scale
-        self._check_range(name, module, scaled, module.b)
+        check_range(name, module.scale, self._dtype, scaled, module.b)
         a[:rank], b[:, :rank] = scaled, torch.from_numpy(np.ascontiguousarray(module.b))
         made = {"table": b, "a": torch.eye(room, dtype=self._dtype), "b": a, "ranks": torch.tensor([rank], dtype=torch.int32)}
         self.arrays[EMBED] = TargetArrays(made, EXTENDED)
@@ -208,16 +191,10 @@ class _Layout:
     def _put(self, name: str, module: LowRank, place: _TargetMatrix, arrays: TargetArrays, b: torch.Tensor) -> None:
         """A, and B [outputs of the place, rank] with its scale, into the arrays."""
         rank, first = len(module.a), place.index * self._room.rank
-        self._check_range(name, module, module.a, b)
+        check_range(name, module.scale, self._dtype, module.a, b)
         arrays.arrays["a"][first : first + rank] = torch.from_numpy(module.a)
         arrays.arrays["b"][:rank, place.outputs] = b.T
         arrays.arrays["ranks"][place.index] = rank
-
-    def _check_range(self, name: str, module: LowRank, *values: Any) -> None:
-        if any(np.abs(largest(np.asarray(x))).max() > torch.finfo(self._dtype).max for x in values):
-            raise CheckpointError(
-                f"{name}: A, or B times its scale {module.scale:g} (alpha, rank), overflows {str(self._dtype).split('.')[-1]}"
-            )
 
     def _vectors(self, arrays: TargetArrays, place: _TargetMatrix) -> torch.Tensor:
         """f32[2, outputs of the place], a view."""

@@ -17,6 +17,21 @@ def is_target(tensor: str, modules: Sequence[str] | None) -> bool:
     return any(module == each or module.endswith(f".{each}") for each in modules)
 
 
+def container(expert: str) -> str:
+    """The module that holds the experts, of a matrix of the first: "mlp.experts" of "mlp.experts.0.up_proj.weight"."""
+    return expert.rpartition(".0.")[0]
+
+
+def expert_layers(spec: ModelSpec) -> dict[str, tuple[int, int, int]]:
+    """The modules with experts that adapters may change -> (experts, hidden size, inner size)."""
+    found = {}
+    for keys, w in walk({"layers": spec.weights()["layers"]}):
+        if w.role == "experts" and keys[-2] == "gate_up":
+            inner, hidden = w.sources[0].shape
+            found[container(w.sources[0].name)] = (len(w.sources) // 2, hidden, inner)
+    return found
+
+
 def find_unmatched(tensors: Iterable[str], modules: Sequence[str] | None) -> list[str]:
     """The modules that none of the tensors is of."""
     held = list(tensors)
@@ -38,6 +53,7 @@ def adapter_tensors(spec: ModelSpec) -> Iterator[str]:
     """The names of all matrices that adapters may change."""
     for sources in adapter_linears(spec):
         yield from (name for s in sources for name in s.names)
+    yield from expert_layers(spec)
     yield f"{spec.root}{spec.embed}.weight"
     if spec.pooling is None:
         yield f"{spec.head}.weight"
@@ -57,6 +73,10 @@ def adapter_bytes(spec: ModelSpec, dtype: str, adapters: int, rank: int, modules
     if "head" in made and not spec.head_normed and is_target(f"{spec.head}.weight", modules):
         values += rank * (spec.hidden + spec.vocab)
         ranks, outputs = ranks + 4, outputs + spec.vocab
+    for name, (experts, hidden, inner) in expert_layers(spec).items():  # only where they are named: they are many
+        if modules is not None and is_target(name, modules):
+            values += rank * experts * (3 * hidden + 3 * inner)
+            ranks += 4 * 3 * experts
     classes = [w for keys, w in walk({"classes": made.get("classes", {})}) if keys[-1] == "weight" and len(w.shape(1)) == 2]
     for each in (w for w in classes if len(w.sources) == 1):  # with a bias, whether they have one or not
         values += each.shape(1)[0] * (each.shape(1)[1] + 1)

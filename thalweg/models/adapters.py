@@ -20,6 +20,7 @@ from thalweg.models.adapter_names import is_target
 from thalweg.models.weights import Role, Source, Weight
 
 if TYPE_CHECKING:
+    from thalweg.models.adapter_experts import ExpertsTarget
     from thalweg.models.context import Context
     from thalweg.models.flow import Flow
 
@@ -52,9 +53,12 @@ class AdapterPlan:
         names = (stored,) if stored else [name for source in weight.sources for name in source.names]
         return any(is_target(name, self.modules) for name in names)
 
+    experts: dict[str, ExpertsTarget] = field(default_factory=dict)
+    """By the name of the module that holds them."""
+
     @property
-    def every(self) -> Mapping[str, Target | TableTarget | ProjectionTarget]:
-        return {**self.targets, **self.tables, **self.projections}
+    def every(self) -> Mapping[str, Target | TableTarget | ProjectionTarget | ExpertsTarget]:
+        return {**self.targets, **self.tables, **self.projections, **self.experts}
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,19 @@ class Replaced:
         return [self.values]
 
 
-Update = LowRank | Replaced
+@dataclass(frozen=True, slots=True)
+class StackedLowRank:
+    """The updates of a tensor of all experts [experts, outputs, inputs]: scale * b[e] @ a[e] of each."""
+
+    a: np.ndarray  # f32[experts, rank, inputs]
+    b: np.ndarray  # f32[experts, outputs, rank]
+    scale: float
+
+    def arrays(self) -> list[np.ndarray]:
+        return [self.a, self.b]
+
+
+Update = LowRank | Replaced | StackedLowRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +73,7 @@ class AdapterWeights:
     @property
     def rank(self) -> int:
         """The largest rank of its modules."""
-        return max(len(m.a) for m in self.modules.values() if isinstance(m, LowRank))
+        return max(int(m.a.shape[-2]) for m in self.modules.values() if not isinstance(m, Replaced))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +115,7 @@ def largest(values: np.ndarray) -> np.ndarray:
 def check_modules(path: Path, modules: Mapping[str, Update]) -> AdapterWeights:
     """Checks the updates that a reader found. CheckpointError names a module with mismatched arrays, NaN or infinity, or an
     adapter without matrices."""
-    if not any(isinstance(m, LowRank) for m in modules.values()):
+    if all(isinstance(m, Replaced) for m in modules.values()):
         raise CheckpointError(f"{path}: the adapter changes no matrix")
     for name, m in modules.items():
         if isinstance(m, LowRank):
@@ -139,7 +151,8 @@ def _hash_some(modules: Mapping[str, Update], names: Sequence[str]) -> bytes:
             more = "".join(f" {field}" for field in ("magnitude", "bias") if getattr(m, field) is not None)
             hashed.update(f"{name}\0{float(m.scale).hex()}\0{m.a.shape}{m.b.shape}{more}".encode())
         else:
-            hashed.update(f"{name}\0{type(m).__name__}\0{m.values.shape}".encode())
+            shapes, scale = [x.shape for x in m.arrays()], float(getattr(m, "scale", 1.0))
+            hashed.update(f"{name}\0{type(m).__name__}\0{scale.hex()}{shapes}".encode())
         for array in m.arrays():
             hashed.update(np.ascontiguousarray(array, np.float32).data)
     return hashed.digest()

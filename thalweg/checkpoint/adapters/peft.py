@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.checkpoint.adapters.base import AdapterFormat, LowRank, Replaced, Update, read_floats
+from thalweg.checkpoint.adapters.base import AdapterFormat, LowRank, Replaced, StackedLowRank, Update, read_floats
 from thalweg.checkpoint.adapters.peft_refusals import MERGE, check_kind
 from thalweg.checkpoint.json_files import read_object
 from thalweg.errors import CheckpointError, UnsupportedModelError
@@ -68,9 +68,12 @@ def _read(path: Path) -> dict[str, Update]:
     found = _sort(path / WEIGHTS, read_floats(path / WEIGHTS))
     if alone := found.copies.keys() - found.modules.keys():
         raise CheckpointError(f"{path / WEIGHTS}: {min(alone)[:200]}: has a base_layer and no lora_A")
-    updates: dict[str, Update] = {
-        f"{m}.weight": _module(path, said, m, arrays, found.copies.get(m)) for m, arrays in found.modules.items()
-    }
+    updates: dict[str, Update] = {}
+    for module, arrays in found.modules.items():
+        if _is_stacked(said, module):
+            updates[module] = _stack(path, said, module, arrays)
+        else:
+            updates[f"{module}.weight"] = _module(path, said, module, arrays, found.copies.get(module))
     return updates | {name: Replaced(values) for name, values in found.replaced.items()}
 
 
@@ -121,6 +124,31 @@ def _module(
     alpha = _of_module(said.get("alpha_pattern"), module, said["lora_alpha"])
     scale = alpha / (rank**0.5 if said.get("use_rslora") else rank)
     return LowRank(arrays["A"], arrays["B"], scale, arrays.get("magnitude"), arrays.get("bias"), base)
+
+
+def _is_stacked(said: Mapping[str, Any], module: str) -> bool:
+    """Is it of a parameter with a matrix for each expert? peft names the module that holds it, with `.base_layer` for each
+    further parameter of that module."""
+    holders = {str(p).rpartition(".")[0] for p in said.get("target_parameters") or ()}
+    plain = module
+    while plain.endswith(BASE):
+        plain = plain.removesuffix(BASE)
+    return any(plain == holder or plain.endswith(f".{holder}") for holder in holders)
+
+
+def _stack(path: Path, said: Mapping[str, Any], module: str, arrays: Mapping[str, np.ndarray]) -> StackedLowRank:
+    """A has the expert as its outer dimension [experts * rank, inputs], B as its inner one [outputs, rank * experts]."""
+    if arrays.keys() != {"A", "B"}:
+        raise CheckpointError(f"{path / WEIGHTS}: {module[:200]}: has {', '.join(sorted(arrays))}, not lora_A and lora_B only")
+    a, b, rank = arrays["A"], arrays["B"], said["r"]
+    if a.ndim != 2 or b.ndim != 2 or len(a) % rank or b.shape[1] != len(a):
+        raise CheckpointError(
+            f"{path / WEIGHTS}: {module[:200]}: A of shape {list(a.shape)} and B of shape {list(b.shape)} do not hold "
+            f"{rank} rows for each expert (r)"
+        )
+    experts = len(a) // rank
+    scale = said["lora_alpha"] / (rank**0.5 if said.get("use_rslora") else rank)
+    return StackedLowRank(a.reshape(experts, rank, -1), b.reshape(len(b), rank, experts).transpose(2, 0, 1), scale)
 
 
 def _of_module(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:

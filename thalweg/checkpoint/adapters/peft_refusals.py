@@ -25,7 +25,6 @@ TYPES: Mapping[str, str] = {
 }
 """peft_type -> the reason. Others are named without one."""
 FIELDS: Mapping[str, tuple[str, str]] = {
-    "target_parameters": ("parameters of experts are adapted", MERGE),
     "trainable_token_indices": ("single rows of the embedding are trained", MERGE),
     "layer_replication": ("layers of the base model are repeated", MERGE),
     "alora_invocation_tokens": ("it acts from certain tokens on (aLoRA)", RETRAIN),

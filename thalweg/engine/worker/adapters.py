@@ -14,7 +14,8 @@ from thalweg.checkpoint.adapters import read_adapter
 from thalweg.errors import CheckpointError, ThalwegError
 from thalweg.hal.device import Device
 from thalweg.hal.step import StateBox
-from thalweg.models.adapter_layout import SWITCHES, TargetArrays, lay_out
+from thalweg.models.adapter_arrays import SWITCHES, TargetArrays
+from thalweg.models.adapter_layout import lay_out
 from thalweg.models.adapters import AdapterPlan
 from thalweg.models.files import Files
 from thalweg.models.load import open_files

@@ -16,7 +16,7 @@ from thalweg.hal.ops.heads import head_linear
 from thalweg.hal.ops.history import history_write, resolve_tokens
 from thalweg.hal.ops.indexer import chosen_attention, index_top, index_write
 from thalweg.hal.ops.logits import bad_words, logit_bias, penalties, token_mask
-from thalweg.hal.ops.lora import lora_add, lora_rescale, lora_rows
+from thalweg.hal.ops.lora import lora_add, lora_experts, lora_rescale, lora_rows
 from thalweg.hal.ops.matmul import embed, linear, linear_argmax
 from thalweg.hal.ops.moe import experts, route
 from thalweg.hal.ops.norm import add_rms_norm, layer_norm, rms_norm
@@ -30,7 +30,8 @@ __all__ = [
     "channel_delta_rule", "chosen_attention",
     "cross_attention", "cross_write", "delta_gates", "delta_rule", "draw", "embed", "experts", "gated_group_norm",
     "gated_rms_norm", "head_linear", "history_write", "index_top", "index_write", "layer_norm", "linear",
-    "linear_argmax", "logit_bias", "logprobs", "lora_add", "lora_rescale", "lora_rows", "max_pool", "mean_pool", "penalties",
+    "linear_argmax", "logit_bias", "logprobs", "lora_add", "lora_experts", "lora_rescale", "lora_rows",
+    "max_pool", "mean_pool", "penalties",
     "resolve_tokens", "rms_norm", "rope", "route", "sample", "selective_scan", "sigmoid_mul", "ssd_scan",
     "token_mask", "truncate", "verify_drafts",
 ]  # fmt: skip
@@ -41,7 +42,7 @@ def all_ops() -> dict[str, Op]:
     found = (
         embed, linear, linear_argmax, rms_norm, add_rms_norm, rope, act_and_mul, resolve_tokens, history_write, penalties,
         bad_words, logit_bias, token_mask, truncate, sample, draw, logprobs, route, experts, lora_rows,
-        lora_add, lora_rescale, layer_norm, activation, mean_pool, max_pool, causal_conv, delta_gates, delta_rule,
+        lora_add, lora_experts, lora_rescale, layer_norm, activation, mean_pool, max_pool, causal_conv, delta_gates, delta_rule,
         gated_rms_norm, sigmoid_mul, head_linear, selective_scan, ssd_scan, gated_group_norm, cross_write, cross_attention,
         index_write, index_top, chosen_attention, channel_delta_gates, channel_delta_rule, verify_drafts,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from thalweg.hal.op import Sample, op
+from thalweg.hal.ops.activation import glu
 from thalweg.hal.ops.matmul import linear
 
 NONE = 0
@@ -112,6 +113,56 @@ def lora_rescale(y: Tensor, slots: Tensor, vectors: Tensor) -> Tensor:
     same = (slots == NONE)[:, None] | ((gain == 0) & (bias == 0))
     wide = y.to(torch.float32)
     return torch.where(same, y, (wide + wide * gain + bias).to(y.dtype))
+
+
+def _experts_sample(tokens: int, width: int, inner: int, experts: int) -> Sample:
+    """Slot 2 changes one expert, slot 3 none."""
+
+    def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        half = np.float16
+        ids = np.stack([rng.permutation(experts)[:2] for _ in range(tokens)]).astype(np.int32)
+        shapes = ((2 * RANK, width), (RANK, 2 * inner), (RANK, inner), (RANK, width))
+        pairs = [rng.normal(size=(SLOTS, experts, *shape)) / shape[1] ** 0.5 for shape in shapes]
+        ranks = np.full((SLOTS, experts, 3), RANK, np.int32)
+        ranks[2, 1:], ranks[3] = 0, 0
+        for array in pairs:
+            array[NONE], array[2, 1:], array[3] = UNREAD, UNREAD, UNREAD
+        slots = (np.arange(tokens) % (SLOTS - 1)).astype(np.int32)
+        return (
+            rng.normal(size=(tokens, width)).astype(half), ids, rng.uniform(0.1, 1, (tokens, 2)).astype(np.float32),
+            (rng.normal(size=(experts * 2 * inner, width)) / width**0.5).astype(half),
+            (rng.normal(size=(experts * width, inner)) / inner**0.5).astype(half),
+            *_row_arguments(slots), *(array.astype(half) for array in pairs), ranks,
+        )  # fmt: skip
+
+    return Sample(f"{tokens}x{width}x{inner}", make, {"experts": experts})
+
+
+@op(samples=[_experts_sample(1, 64, 32, 3), _experts_sample(9, 48, 16, 4)], tolerances={"float32": 1e-5, "bfloat16": 2e-2})
+def lora_experts(
+    x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, slots: Tensor, order: Tensor, starts: Tensor,
+    gate_up_a: Tensor, gate_up_b: Tensor, down_a: Tensor, down_b: Tensor, ranks: Tensor, *, experts: int, act: str = "silu",
+) -> Tensor:  # fmt: skip
+    """`experts` of gates, dense and without biases, each expert with the adapter of the row's slot.
+
+    x, ids, weights, gate_up, down: as `experts` has them. slots, order, starts: as `lora_rows` returns them. Matrices of each
+    expert as in `lora_add`, gate and up being two parts: gate_up_a [slots, experts, 2 * rank, H], gate_up_b
+    [slots, experts, rank, 2 F], down_a [slots, experts, rank, F], down_b [slots, experts, rank, H], ranks
+    i32[slots, experts, 3] of gate, up and down. Rows of slot 0 have the bits of `experts`."""
+    out, inner = torch.zeros(x.shape, dtype=torch.float32, device=x.device), down.shape[1]
+    for e, (w1, w2) in enumerate(zip(gate_up.chunk(experts), down.chunk(experts), strict=True)):
+        first = lora_add.reference(
+            linear.reference(x, w1), x, slots, order, starts, gate_up_a[:, e], gate_up_b[:, e], ranks[:, e, :2],
+            rows=(inner, inner),
+        )  # fmt: skip
+        glued = glu(*first.chunk(2, -1), act)
+        y = lora_add.reference(
+            linear.reference(glued, w2), glued, slots, order, starts, down_a[:, e], down_b[:, e], ranks[:, e, 2:],
+            rows=(x.shape[1],),
+        )  # fmt: skip
+        share = torch.where(ids == e, weights, 0.0).sum(-1, keepdim=True)
+        out = out + share * y.to(torch.float32)
+    return out.to(x.dtype)
 
 
 def _change(part: Tensor, x: Tensor, a: Tensor, b: Tensor, i: int, rank: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ ROWS: Mapping[str, tuple[int, ...]] = {
     "penalties": (0, 2, 3, 4, 5, 6, 7), "token_mask": (0, 1), "truncate": (0, 1, 2, 3), "sample": (0, 1, 2, 3),
     "draw": (0, 1, 2, 3, 4, 5, 6),
     "linear_argmax": (0,), "logprobs": (0, 1), "resolve_tokens": (0, 2, 3), "route": (0,), "experts": (0, 1, 2),
-    "lora_add": (0, 1, 2), "lora_rescale": (0, 1), "layer_norm": (0,), "activation": (0,),
+    "lora_add": (0, 1, 2), "lora_experts": (0, 1, 2, 5), "lora_rescale": (0, 1), "layer_norm": (0,), "activation": (0,),
     "head_linear": (0,), "delta_gates": (0, 1), "gated_rms_norm": (0, 1), "sigmoid_mul": (0, 1), "gated_group_norm": (0, 1),
     "channel_delta_gates": (0, 1), "index_top": (0, 1, 4, 5), "chosen_attention": (0, 3, 4),
 }  # fmt: skip
@@ -79,9 +79,9 @@ def bind(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str, kerne
 def pick(op: Op, args: Sequence[torch.Tensor], index: torch.Tensor) -> list[torch.Tensor]:
     """The arguments of some rows, i64[N], in any order and any number of times."""
     some = [a[index] if i in ROWS[op.name] else a for i, a in enumerate(args)]
-    if op is ops.lora_add:
-        seq = torch.arange(len(index), dtype=torch.int32)
-        some[2:5] = ops.lora_rows(some[2], seq, count=len(args[4]) - 1)
+    if op in (ops.lora_add, ops.lora_experts):  # then the rows of slots follow from the slots
+        at, seq = 2 if op is ops.lora_add else 5, torch.arange(len(index), dtype=torch.int32)
+        some[at : at + 3] = ops.lora_rows(some[at], seq, count=len(args[at + 2]) - 1)
     return some
 
 

@@ -13,6 +13,7 @@ from thalweg.hal.op import BoundOp
 from thalweg.hal.ops.activation import CUT
 from thalweg.hal.step import Array
 from thalweg.hal.weights import DENSE, WeightFormat
+from thalweg.models.adapter_experts import adapt_experts
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow
 from thalweg.models.layers.linear import Product
@@ -55,6 +56,8 @@ class Experts:
             ctx, spec, experts=self._here, act=act, weight=form, group=form.group, down_weight=down,
             down_group=down.group, in_features=spec.latent or hidden, inner=inner, **facts,
         )  # fmt: skip
+
+        self._adapter = adapt_experts(ctx, spec, first, second, self._experts, act)
 
         def weight_spec(weight: Weight, form: WeightFormat) -> dict[str, ParamSpec]:
             return {"weight": ParamSpec(weight, ctx.dtype, self._experts.pack, form, self._here)}
@@ -104,7 +107,11 @@ class Experts:
         biases = [p["biases"][name] for name in self._biases]
         matrices = p["gate_up"]["weight"], p["down"]["weight"], *biases
         mine = ids if "span" not in p else self._number_here(p["span"], ids)
-        out = self._comm.all_reduce((self._inwards if self._inward else self._experts)(entered, mine, shares, *matrices))
+        adapted = flow.adapter_rows if self._adapter is not None else None
+        if self._adapter is not None and adapted is not None and adapted.extended:
+            out = self._adapter(entered, mine, shares, p["gate_up"]["weight"], p["down"]["weight"], adapted)
+        else:
+            out = self._comm.all_reduce((self._inwards if self._inward else self._experts)(entered, mine, shares, *matrices))
         out = self._project(p, "leave", out)
         if "biases" in p and "down" not in self._biases:  # once, not once per rank
             each = p["biases"]["down"].view(-1, out.shape[-1])[ids.long()].to(torch.float32)

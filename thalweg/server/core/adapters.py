@@ -17,7 +17,6 @@ from thalweg.errors import (
     CheckpointError,
     ConfigError,
     EngineDeadError,
-    NotSupportedError,
     RequestError,
     ThalwegError,
     UnavailableError,
@@ -152,10 +151,7 @@ class ServedAdapters:
         known = self._served.get(name)
         number = next(self._numbers) if known is None else known.request.lora_int_id
         base = None if known is None else known.request.base_model_name
-        try:
-            request = LoRARequest(name, number, found, base, is_3d_lora_weight=is_3d)
-        except NotSupportedError as e:
-            raise ApiError(str(e), "is_3d_lora_weight") from None
+        request = LoRARequest(name, number, found, base, is_3d_lora_weight=is_3d)
         try:
             await self._add(LoRARequest(name, number, found, base, load_inplace=True))  # never an earlier content
         except (UnavailableError, EngineDeadError):

@@ -1,0 +1,90 @@
+"""Low-rank adapters of experts: a pair of matrices for each expert's gate, up and down. Only where the kernel of the experts
+keeps their weights as they are, dense."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from thalweg.errors import UnsupportedModelError
+from thalweg.hal import ops
+from thalweg.hal.device import Device
+from thalweg.hal.op import BoundOp
+from thalweg.hal.step import Array
+from thalweg.hal.weights import DENSE
+from thalweg.models.adapter_names import container, is_target
+from thalweg.models.spec import MoE
+from thalweg.models.weights import Source, Weight
+
+if TYPE_CHECKING:
+    from thalweg.models.adapters import AdapterPlan, AdapterRows
+    from thalweg.models.context import Context
+PARTS = ("gate", "up", "down")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsTarget:
+    """The experts of a layer, which adapters change."""
+
+    gate_up: tuple[Source, ...]
+    """Gate and up of each expert, in turn."""
+    down: tuple[Source, ...]
+    """One for each expert."""
+    hidden: int
+    inner: int
+
+    @property
+    def experts(self) -> int:
+        return len(self.down)
+
+    def sources(self, part: str) -> tuple[Source, ...]:
+        """Those of one of PARTS, by expert."""
+        return self.down if part == "down" else self.gate_up[PARTS.index(part) :: 2]
+
+    def shapes(self, rank: int) -> Mapping[str, tuple[int, ...]]:
+        """Of the arrays of a slot, by the names of `hal.ops.lora_experts`."""
+        e = self.experts
+        return {
+            "gate_up_a": (e, 2 * rank, self.hidden), "gate_up_b": (e, rank, 2 * self.inner),
+            "down_a": (e, rank, self.inner), "down_b": (e, rank, self.hidden), "ranks": (e, 3),
+        }  # fmt: skip
+
+    def allocate(self, plan: AdapterPlan, device: Device, dtype: str) -> dict[str, Any]:
+        """Its arrays in the state."""
+        shapes, slots = self.shapes(plan.rank), plan.adapters + 1
+        return {k: device.alloc((slots, *shape), "int32" if k == "ranks" else dtype) for k, shape in shapes.items()}
+
+
+class ExpertsAdapter:
+    """Experts with adapters, for steps in which some sequence has one. Arguments as in `hal.ops.experts`."""
+
+    def __init__(self, ctx: Context, spec: MoE, gate_up: Weight, down: Weight, act: str) -> None:
+        assert ctx.adapters is not None
+        self._name = container(gate_up.sources[0].name)
+        inner, hidden = gate_up.sources[0].shape
+        self._op = ctx.bind(ops.lora_experts, experts=spec.experts, act=act)
+        ctx.adapters.experts[self._name] = ExpertsTarget(gate_up.sources, down.sources, hidden, inner)
+
+    def __call__(self, x: Array, ids: Array, weights: Array, gate_up: Array, down: Array, rows: AdapterRows) -> Array:
+        held = rows.held[self._name]
+        arrays = (held[k] for k in ("gate_up_a", "gate_up_b", "down_a", "down_b", "ranks"))
+        out: Array = self._op(x, ids, weights, gate_up, down, rows.slots, rows.order, rows.starts, *arrays)
+        return out
+
+
+def adapt_experts(ctx: Context, spec: MoE, gate_up: Weight, down: Weight, op: BoundOp, act: str) -> ExpertsAdapter | None:
+    """None: `lora_target_modules` does not name the experts. UnsupportedModelError if it does and they cannot have adapters."""
+    name = container(gate_up.sources[0].name)
+    if ctx.adapters is None or ctx.adapters.modules is None or not is_target(name, ctx.adapters.modules):
+        return None
+    why = None
+    if not spec.gated or spec.biases or spec.inward or spec.zero or spec.latent or spec.placed or ctx.mesh.tensor.size > 1:
+        why = "experts without gates, with biases, or divided among ranks"
+    elif ctx.format(gate_up) != DENSE or ctx.format(down) != DENSE:
+        why = "quantised experts"
+    elif op.pack is not None and not op.pack.keeps_dense:
+        why = f"the kernel {op.choice.kernel}, which packs their weights. The device reference has another"
+    if why is not None:
+        raise UnsupportedModelError(f"lora_target_modules: {name}: adapters of experts are not served with {why}")
+    return ExpertsAdapter(ctx, spec, gate_up, down, act)
