@@ -132,6 +132,27 @@ async def test_requests_survive_the_second_machine_and_both_ends_end_together(po
     wait_until_gone(ranks)
 
 
+@pytest.mark.slow
+def test_a_headless_machine_ends_with_a_killed_server(port: int) -> None:
+    words = ["--device", "null", "--max-model-len", "64", "-tp", "2", "--nnodes", "2", "--master-port", str(port)]
+    command = [sys.executable, "-m", "thalweg", "serve", *words]
+    with (
+        subprocess.Popen([*command, "--node-rank", "1", "--headless"], stderr=subprocess.PIPE, text=True) as node,
+        subprocess.Popen([*command, "--port", "0"], stderr=subprocess.PIPE, text=True) as server,
+    ):
+        assert server.stderr is not None
+        try:
+            assert any(": serving " in line for line in server.stderr)
+            ranks = [int(c) for c in Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split()]
+            server.kill()
+            assert node.wait(20) == 0
+        finally:
+            server.kill()
+            node.kill()
+    assert len(ranks) == 1
+    wait_until_gone(ranks)
+
+
 def test_a_machine_that_differs_is_refused_by_field_and_its_ranks_are_named_as_missing(port: int) -> None:
     other = EngineArgs(device="null", tensor_parallel_size=4, nnodes=2, node_rank=1, master_port=port, max_model_len=64)
     with ThreadPoolExecutor() as threads:

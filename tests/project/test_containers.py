@@ -10,7 +10,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import yaml
 
 from thalweg.cli import common, flags, serve
 from thalweg.hal import discovery
@@ -42,6 +44,23 @@ def started(file: Path, *arguments: str) -> tuple[argparse.Namespace, Any]:
     words = [*entry[2:], *(arguments or default)]
     namespace = common.parse("serve", words, serve._arguments, about="", server=True)
     return namespace, serve.settings(flags.server_settings(namespace))
+
+
+def test_the_pods_of_a_leader_worker_set_are_the_machines_of_one_engine() -> None:
+    text = (ROOT / "examples" / "leaderworkerset" / "serve.yaml").read_text()
+    template = next(yaml.safe_load_all(text))["spec"]["leaderWorkerTemplate"]
+    engines = []
+    for index, role in enumerate(("leaderTemplate", "workerTemplate")):
+        (container,) = template[role]["spec"]["containers"]
+        given = {"LWS_GROUP_SIZE": str(template["size"]), "LWS_WORKER_INDEX": str(index), "POD_IP": "10.0.0.1"}
+        given["LWS_LEADER_ADDRESS"] = "thalweg-0.thalweg.default"
+        words = ["".join(given.get(part, part) for part in re.split(r"\$\((\w+)\)", word)) for word in container["args"]]
+        namespace, settings = started(FOLDER / "Dockerfile.cuda", *words)
+        assert settings.headless == (index > 0)
+        engines.append(common.engine_args(namespace, namespace.model_tag))
+    leader, worker = engines
+    assert worker.node_rank == 1 < worker.nnodes
+    assert leader == msgspec.structs.replace(worker, node_rank=0, master_addr="10.0.0.1")
 
 
 def test_every_platform_with_hardware_has_a_container() -> None:
