@@ -178,7 +178,13 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             ),
             "`cpu` and GPUs: a process for each rank. `tpu`: one process drives all devices",
         ),
-        Feature("Pipeline parallelism", "NNNNN", flag="pipeline-parallel-size"),
+        Feature(
+            "[Pipeline parallelism](distributed.md#stages)",
+            "RNNNN",
+            ("tests/models/test_stages.py", "tests/integration/test_rank_bits.py", "tests/integration/test_rank_faults.py"),
+            flag="pipeline-parallel-size",
+            note="on one machine",
+        ),
         Feature(
             "[Expert parallelism](distributed.md#experts)",
             "RUUUU",

@@ -1,4 +1,4 @@
-"""Models that tensor parallelism refuses, by layer, and layers that refuse by themselves: none should.
+"""Models that tensor parallelism and pipeline stages refuse, by layer, and layers that refuse by themselves: none should.
 
 Prints the table of thalweg/models/refusals.py. A finding is code in thalweg/models that raises where a communicator has
 several ranks, or that names the flag in a message. Run: python ci/refusals.py [REPOSITORY]
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from source import Finding, Source, dotted, main
 
-HOMES = ("thalweg/models/refusals.py", "thalweg/models/context.py", "thalweg/models/files.py")
-"""The table, sizes that do not divide, and tensors that cannot be cut."""
-FLAG = "tensor_parallel_size"
+HOMES = tuple(f"thalweg/models/{name}.py" for name in ("refusals", "context", "files", "stages"))
+"""The table, sizes that do not divide, tensors that cannot be cut, and layers that are fewer than stages."""
+FLAGS = ("tensor_parallel_size", "pipeline_parallel_size")
 WHY = "add a row to thalweg/models/refusals.py"
 
 
@@ -25,7 +25,7 @@ def check(source: Source) -> Iterator[Finding]:
         if (
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)
-            and FLAG in node.value
+            and any(flag in node.value for flag in FLAGS)
             and id(node) not in source.docs
         ):
             yield Finding(source.path, node.lineno, f"refuses ranks in words: {WHY}")
@@ -39,9 +39,12 @@ def _asks_ranks(test: ast.expr) -> bool:
 
 
 def table() -> str:
-    from thalweg.models.refusals import TENSOR
+    from thalweg.models.refusals import STAGE, TENSOR
 
-    return "\n".join([f"{'layer':<12}why tensor parallelism is refused", *(f"{r.layer:<12}{r.why}" for r in TENSOR)])
+    rows = [("layer", "flag", "why it is refused")]
+    for flag, found in (("tensor_parallel_size", TENSOR), ("pipeline_parallel_size", STAGE)):
+        rows += [(r.layer, flag, r.why) for r in found]
+    return "\n".join(f"{layer:<12}{flag:<24}{why}" for layer, flag, why in rows)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Starts the ranks as processes, each with one device of the platform, and runs the models one after another, in mixed batches of
 chunks and decodes. Prints a line for a model that is refused or differs, and the sums. Exit status 1: one differs.
-Run: python ci/tp_zoo.py [--ranks 2] [--platform cpu] [--enable-expert-parallel] [NAME ...]
+Run: python ci/tp_zoo.py [--ranks 2] [--stages 1] [--platform cpu] [--enable-expert-parallel] [NAME ...]
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--platform", default="cpu")
+    parser.add_argument("--stages", type=int, default=1, help="pipeline stages, one after another in each rank's process")
     parser.add_argument("--enable-expert-parallel", action="store_true", help="only mixtures, with whole experts on ranks")
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
@@ -45,7 +46,7 @@ def main() -> int:
 def run_rank(args: Any) -> int:
     sys.path.append(str(TESTS))
     import torch
-    from rig import Rig
+    from rig import Rig, StagedRig
     from test_families import prompts
     from zoo import ALL, load_reference, make_checkpoint
 
@@ -63,11 +64,13 @@ def run_rank(args: Any) -> int:
     paths = {name: make_checkpoint(name, folder / str(args.rank), tokenizer=False) for name in names}
     if args.enable_expert_parallel:
         paths = {name: path for name, path in paths.items() if has_experts(path)}
-    device = load(args.platform).open(Place(args.rank, args.ranks, (args.rank,), {RENDEZVOUS: f"file://{meet}"}))
+    place = Place(args.rank, args.ranks, (args.rank,), {RENDEZVOUS: f"file://{meet}"}) if args.ranks > 1 else Place()
+    device = load(args.platform).open(place)
     counts = {"equal": 0, "differ": 0, "failed": 0, "refused": 0}
     for name, path in paths.items():
         try:
-            rig = Rig(path, device=device, rank=args.rank, expert_parallel=args.enable_expert_parallel)
+            more = {"device": device, "rank": args.rank, "expert_parallel": args.enable_expert_parallel}
+            rig = StagedRig(path, args.stages, **more) if args.stages > 1 else Rig(path, **more)
             seqs = rig.generate(prompts(), NEW, chunk=6, budget=17)
         except Exception as e:  # the same on every rank
             said = "refused" if isinstance(e, ConfigError) else "failed"
@@ -85,7 +88,8 @@ def run_rank(args: Any) -> int:
         if lead and said != "equal":
             print(f"{name}: {said} {words}", flush=True)
     if lead:
-        print(f"{args.ranks} ranks of {args.platform}: " + ", ".join(f"{n} {said}" for said, n in counts.items()))
+        stages = f", {args.stages} stages" if args.stages > 1 else ""
+        print(f"{args.ranks} ranks{stages} of {args.platform}: " + ", ".join(f"{n} {said}" for said, n in counts.items()))
     return 1 if counts["differ"] or counts["failed"] else 0
 
 

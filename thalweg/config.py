@@ -137,6 +137,9 @@ class SchedulerConfig(msgspec.Struct, kw_only=True, frozen=True):
     prefill_interval: int = 1
     """While sequences run, prompts enter in every so many steps."""
     pipeline_depth: int = 1
+    stages: int = 1
+    """Stages of layers that a step passes. Of more than one, a sequence is in one step at a time, as its next token is known
+    only once the last stage has run."""
     speculation: SpeculationConfig | None = None
     adapter_slots: int = 0
     """Slots for adapters in the state. 0: requests have none."""

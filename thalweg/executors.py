@@ -47,4 +47,4 @@ def load_executor(args: EngineArgs) -> Any:
     name = args.distributed_executor_backend
     if (problem := find_problem(name)) is not None:
         raise ConfigError(f"distributed_executor_backend: {problem}")
-    return _LIST.load(name or ("mp" if args.tensor_parallel_size > 1 else "uni"))
+    return _LIST.load(name or ("mp" if args.tensor_parallel_size * args.pipeline_parallel_size > 1 else "uni"))

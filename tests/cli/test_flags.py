@@ -92,6 +92,7 @@ def test_refusals_stand_for_themselves():
 WORDS: dict[str, tuple[str, ...]] = {
     "device": ("cpu",),
     "device-ids": ("0",),
+    "pipeline-layer-partition": ("1", "2"),
     "distributed-executor-backend": ("mp",),
     "cudagraph-capture-sizes": ("1", "4"),
     "kv-cache-dtype-skip-layers": ("0", "sliding_window"),
@@ -180,11 +181,11 @@ def test_no_fact_of_an_honoured_flag_is_written_twice():
 
 
 def test_a_flag_that_asks_for_what_happens_anyway_is_accepted(capsys):
-    parse("--no-fully-sharded-loras", "--no-enforce-eager", "--tensor-parallel-size", "1", "--runner", "generate", "-pp", "1")
+    parse("--no-fully-sharded-loras", "--no-enforce-eager", "--tensor-parallel-size", "1", "--runner", "generate", "-pcp", "1")
     parse("--tokenizer-mode", "slow", "--code-revision", "main", "--limit-mm-per-prompt", "{}")
     parse("--task", "generate", "--lora-dtype", "auto", "--distributed-executor-backend", "mp")
     assert capsys.readouterr().err == ""
-    for words in (["-pp"], ["--pipeline-parallel-size", "2"], ["--fully-sharded-loras"]):
+    for words in (["-pcp"], ["--prefill-context-parallel-size", "2"], ["--fully-sharded-loras"]):
         with pytest.raises(ConfigError):
             parse(*words)
 

@@ -56,6 +56,16 @@ def test_ranks_run_the_steps_and_operations_of_rank_0(ranked: LLM) -> None:
     assert not list(Path("/dev/shm").glob(f"thalweg-ranks-{os.getpid()}-*"))
 
 
+def test_results_are_those_of_the_last_stage() -> None:
+    """Of platform null, which computes every token on each rank."""
+    llm = LLM(pipeline_parallel_size=2, **SIZES)
+    llm.llm_engine.executor.worker.launch = lambda batch: None  # a result that nobody may read
+    assert tokens(llm) == tokens(LLM(**SIZES))
+    with pytest.raises(ConfigError, match="distributed_executor_backend: tensor_parallel_size 1 and pipeline_parallel_size 2"):
+        LLM(pipeline_parallel_size=2, distributed_executor_backend="uni", **SIZES)
+    llm.llm_engine.shutdown()
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.slow), signal.SIGSTOP])
 def test_the_end_of_a_rank_is_that_of_the_engine_and_has_its_name(ranked: LLM, number: int) -> None:
     tokens(ranked)

@@ -45,6 +45,17 @@ def test_a_request_has_the_same_bits_alone_in_a_crowd_and_in_chunks(ranks: int, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_stages_of_layers_give_the_bits_of_all_layers_in_one_place(ranks: int) -> None:
+    found = []
+    for more in ({}, {"pipeline_parallel_size": 2}, {"pipeline_parallel_size": 2, "pipeline_layer_partition": [1, 5]}):
+        llm = start(ranks, "bfloat16", tokens=24, **more)
+        found.append(answer(llm, PROMPTS, PARAMS))
+        llm.llm_engine.shutdown()
+    assert found[1] == found[2] == found[0]
+
+
+@pytest.mark.slow
 def test_the_text_of_ranks_is_that_of_one() -> None:
     texts = []
     for ranks in (1, 2):

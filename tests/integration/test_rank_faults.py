@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from thalweg import AsyncLLM, EngineArgs, SamplingParams
@@ -60,9 +61,10 @@ def ranks() -> list[int]:
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[AsyncLLM]:
+async def engine(request: pytest.FixtureRequest) -> AsyncIterator[AsyncLLM]:
+    """With these arguments, if the test gives some."""
     before = set(ranks())
-    made = await AsyncLLM.start(ARGS)
+    made = await AsyncLLM.start(msgspec.structs.replace(ARGS, **getattr(request, "param", {})))
     yield made
     await made.shutdown()
     for _ in range(200):
@@ -108,10 +110,19 @@ FAULTS: list[Any] = [
 ]
 
 
+STAGED = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+
+
 @pytest.mark.slow
-async def test_text_is_the_same_whatever_ends_a_rank(engine: AsyncLLM) -> None:
+@pytest.mark.parametrize(
+    ("engine", "faults"),
+    [({}, FAULTS), (STAGED, [f for f in FAULTS if f[2] == "decode"])],
+    indirect=["engine"],
+    ids=["tp", "pp"],
+)
+async def test_text_is_the_same_whatever_ends_a_rank(engine: AsyncLLM, faults: list[Any]) -> None:
     whole = await texts(engine)
-    for who, number, when in FAULTS:
+    for who, number, when in faults:
         begun = asyncio.Event()
         restarts = engine._supervisor.restarts
         running = asyncio.create_task(texts(engine, begun))

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from thalweg.checkpoint.config import read_config
-from thalweg.hal.comm import Mesh
-from thalweg.hal.device import Device
+from thalweg.hal.comm import SOLO, Mesh, StageLinks
+from thalweg.hal.device import Device, Pending
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.parts.adapters import Adapters
@@ -25,7 +27,7 @@ from thalweg.models.adapters import AdapterPlan
 from thalweg.models.build import build
 from thalweg.models.load import load_params
 from thalweg.models.registry import declare
-from thalweg.models.step import make_state, make_step
+from thalweg.models.step import STAGE, make_state, make_step
 
 
 @dataclass
@@ -47,21 +49,26 @@ class Rig:
         self, path: Path, *, dtype: str = "float32", platform: str = "reference", max_len: int = 64, block: int = 4,
         slots: int = 9, invariant: bool = False, impl: str = "auto", adapters: AdapterPlan | None = None,
         device: Device | None = None, rank: int = 0, expert_parallel: bool = False,
+        stage: StageLinks | None = None, stage_layers: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
-        """device: one that is open. rank: of those that its communicator joins. expert_parallel: they hold experts whole."""
+        """device: one that is open. rank: of those that its communicator joins. expert_parallel: they hold experts whole.
+        stage: of a model divided into several, with these layers each."""
         self.device = device or load(platform).open(Place())
         binder = Binder(self.device.kernels, batch_invariant=invariant)
         comm = self.device.comm
         self.model = build(
             declare({**read_config(path), "model_impl": impl}, path)[0], binder=binder, attention=self.device.attention,
-            mesh=Mesh(comm, expert=comm) if expert_parallel else Mesh(comm), dtype=dtype, max_len=max_len, block_tokens=block,
-            adapters=adapters,
+            mesh=Mesh(comm, expert=comm if expert_parallel else SOLO, stage=stage or StageLinks()), dtype=dtype,
+            max_len=max_len, block_tokens=block, adapters=adapters, stage_layers=stage_layers,
         )  # fmt: skip
         ranks = (rank,) if device else range(self.device.comm.size)
         self.params = load_params(self.model, path, self.device, progress=False, ranks=ranks)
         width = -(-max_len // block)
         blocks = (slots - 1) * width + 1
-        state = make_state(self.model, self.device, blocks=[blocks] * len(self.model.groups), slots=slots, max_len=max_len)
+        state = make_state(
+            self.model, self.device, blocks=[blocks] * len(self.model.groups), slots=slots, max_len=max_len,
+            tokens=256 if stage else 0,
+        )  # fmt: skip
         self.box = StateBox(state)
         for layout, cache in zip(self.model.layouts, state["kv"], strict=True):
             for part in cache if isinstance(layout, tuple) else ():
@@ -150,4 +157,22 @@ class Rig:
         return seqs
 
 
-__all__ = ["ON_DEVICE", "Rig", "Seq"]
+class StagedRig(Rig):
+    """The last stage. Those before it run first, and hand over what leaves them."""
+
+    def __init__(self, path: Path, stages: int, sizes: Sequence[int] | None = None, **more: Any) -> None:
+        """sizes: as `stages.partition` has them."""
+        *links, last = (StageLinks(i, stages) for i in range(stages))
+        self.earlier = [Rig(path, stage=link, stage_layers=sizes, **more) for link in links]
+        super().__init__(path, stage=last, stage_layers=sizes, **more)
+        self.chain = [*self.earlier, self]
+        self.run_last, self.run = self.run, self._run_all
+
+    def _run_all(self, batch: StepBatch) -> Pending:
+        for here, behind in pairwise(self.chain):
+            here.run(batch).result()
+            behind.box.value[STAGE]["enter"].copy_(here.box.value[STAGE]["leave"])
+        return self.run_last(batch)
+
+
+__all__ = ["ON_DEVICE", "Rig", "Seq", "StagedRig"]

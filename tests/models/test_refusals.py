@@ -9,12 +9,12 @@ from zoo import make_checkpoint
 
 from thalweg.checkpoint.config import read_config
 from thalweg.errors import ConfigError
-from thalweg.hal.comm import Communicator, Mesh
+from thalweg.hal.comm import Communicator, Mesh, StageLinks
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Place
 from thalweg.models.build import build
-from thalweg.models.refusals import TENSOR, check_ranks, refusals_of
+from thalweg.models.refusals import STAGE, TENSOR, check_ranks, refusals_of
 from thalweg.models.registry import declare, family
 
 
@@ -56,7 +56,16 @@ def test_whole_experts_are_for_mixtures_on_the_ranks_of_the_tensor_axis(tmp_path
     assert "expert: experts are placed on the ranks of the tensor axis" in refused(path, Mesh(expert=two))
 
 
-@pytest.mark.parametrize("axis", ["stage", "data"])
-def test_no_model_is_divided_along_an_axis_that_no_layer_reads(axis: str, tmp_path: Path) -> None:
+def test_no_model_is_divided_along_the_axis_of_data(tmp_path: Path) -> None:
     path = make_checkpoint("llama", tmp_path, tokenizer=False)
-    assert f"{axis}: models are divided by tensor parallelism only" in refused(path, Mesh(**{axis: Two()}))
+    assert "so no model is divided along this axis" in refused(path, Mesh(data=Two()))
+
+
+@pytest.mark.parametrize(("name", "layers"), [("gemma3n", {"perlayer", "altup", "attention"}), ("longcat-flash", {"shortcut"})])
+def test_what_later_stages_would_lack_is_refused(name: str, layers: set[str], tmp_path: Path) -> None:
+    path = make_checkpoint(name, tmp_path, tokenizer=False)
+    config = read_config(path)
+    rows = refusals_of(declare(config, path)[1], STAGE)
+    assert {r.layer for r in rows} == layers
+    said = refused(path, Mesh(stage=StageLinks(0, 2)))
+    assert all(f"pipeline_parallel_size: {r.why}: leave it at 1" in said for r in rows)

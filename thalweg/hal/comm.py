@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from thalweg.hal.step import Array
 
@@ -81,6 +81,33 @@ class Solo(Communicator):
 SOLO = Solo()
 
 
+class StageLinks:
+    """The neighbours of this rank in a model with layers divided into stages. What passes between them is exchanged between
+    steps, never inside one: each stage records or captures its steps for itself."""
+
+    def __init__(self, index: int = 0, size: int = 1, before: Communicator = SOLO, after: Communicator = SOLO) -> None:
+        """index: of this rank's stage, of `size`. before, after: this rank with its neighbour, the earlier stage first."""
+        self.index, self.size, self._before, self._after = index, size, before, after
+
+    def receive(self, into: Array) -> None:
+        """Overwrite `into` with what the stage before sends, an array of the same shape and type."""
+        into.copy_(self._before.all_gather(into.unsqueeze(0), 0)[0])
+
+    def send(self, x: Array) -> None:
+        """To the next stage. Returns when that receives it."""
+        self._after.all_gather(x.unsqueeze(0), 0)
+
+    def abort(self) -> None:
+        """As `Communicator.abort`."""
+        self._before.abort()
+        self._after.abort()
+
+    def close(self) -> None:
+        """As `Communicator.close`."""
+        self._before.close()
+        self._after.close()
+
+
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """The axes along which ranks divide a model, each with its communicator."""
@@ -89,7 +116,7 @@ class Mesh:
     """Ranks that compute a share of every layer."""
     expert: Communicator = SOLO
     """Ranks that compute different experts, whole: the ranks of `tensor`."""
-    stage: Communicator = SOLO
+    stage: StageLinks = field(default_factory=StageLinks)
     """Ranks that compute different layers, in order."""
     data: Communicator = SOLO
     """Ranks that compute different sequences."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from thalweg.hal.attention import AttentionBackend
-from thalweg.hal.comm import Communicator, Solo
+from thalweg.hal.comm import Communicator, Solo, StageLinks
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import Array, Features, Params, StateBox, Step, StepBatch, StepResult, StepShape
@@ -124,6 +124,9 @@ class Device(ABC):
 
     info: DeviceInfo
     comm: Communicator = Solo()
+    """The ranks that share every layer."""
+    stages: StageLinks = StageLinks()
+    """The ranks that compute the layers before and after."""
     kernels: Sequence[Kernel] = ()
     """Kernels in order of preference. Ops without one run their reference body, and the kernel plan says so."""
     attention: Sequence[AttentionBackend] = ()
@@ -144,6 +147,11 @@ class Device(ABC):
 
     moves_blocks: bool = False
     """`export` and `import_` work, so KV blocks can go to a store and come back."""
+
+    def abort(self) -> None:
+        """End all exchanges with other ranks, as `Communicator.abort`."""
+        self.comm.abort()
+        self.stages.abort()
 
     @abstractmethod
     def memory(self) -> Memory: ...

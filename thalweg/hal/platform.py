@@ -133,6 +133,28 @@ class Place:
     world: int = 1
     devices: tuple[int, ...] = (0,)
     environment: Mapping[str, str] = field(default_factory=dict)
+    stages: int = 1
+    """Pipeline stages of the world. Ranks of a stage have consecutive numbers."""
+
+    @property
+    def stage(self) -> int:
+        """This rank's."""
+        return self.rank * self.stages // self.world
+
+    @property
+    def gives_results(self) -> bool:
+        """Is it the first rank of the last stage?"""
+        return self.rank == self.world - self.tensor_ranks
+
+    @property
+    def tensor_ranks(self) -> int:
+        """Processes of each stage."""
+        return self.world // self.stages
+
+    @property
+    def tensor_rank(self) -> int:
+        """This rank's number in its stage."""
+        return self.rank % self.tensor_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +211,9 @@ class Platform(ABC):
 
     variables: tuple[str, ...] = ()
     """How the names of environment variables begin that its libraries read, and that are alike for all ranks."""
+
+    supports_stages: bool = False
+    """`open` of a place in a world of several stages opens `Device.stages`."""
 
     shares_device: bool = False
     """True: several processes may open its device at once, each with a part of its threads."""

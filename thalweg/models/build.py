@@ -20,6 +20,7 @@ from thalweg.models.expert_parallel import place_experts
 from thalweg.models.fallback.spec import TransformersSpec
 from thalweg.models.refusals import check_ranks
 from thalweg.models.registry import family
+from thalweg.models.stages import cut_stage
 from thalweg.plugins import import_attribute
 from thalweg.quantization.format import Scheme
 from thalweg.quantization.online import Formats, linear_spec
@@ -48,13 +49,15 @@ def build(
     spare_states: bool = False,
     adapters: AdapterPlan | None = None,
     background: tuple[Binder, Sequence[AttentionBackend]] | None = None,
+    stage_layers: Sequence[int] | None = None,
 ) -> Model:
     """The model of a config.json, every op bound to the device's kernels (the choices are in `binder.bindings`).
 
     max_len: longest sequence served. quantization: a name of quantization.online.METHODS; dense weights
     are rounded at load. kv_dtype: as in AttnSpec. kv_skip, adapters, state_tokens (0 = block_tokens), spare_states: as in
     Context.
-    background: the binder and the attention of encoders, where they run in another queue than steps.
+    background: the binder and the attention of encoders, where they run in another queue than steps. stage_layers: layers of
+    each stage of `mesh.stage`, as `stages.partition` has it.
     Raises UnsupportedModelError, CheckpointError (the configuration), ConfigError (it does not
     divide among the ranks), DeviceError (no attention backend fits)."""
     for name, value in (("max_len", max_len), ("block_tokens", block_tokens)):
@@ -64,6 +67,8 @@ def build(
     check_ranks(spec, mesh.sizes())
     if mesh.expert.size > 1:
         spec = place_experts(spec)
+    if mesh.stage.size > 1:
+        spec = cut_stage(spec, mesh.stage.index, mesh.stage.size, stage_layers)
     use = resolve_scheme(scheme(config, quantization), binder, dtype, spec.hidden)
     ctx = Context(
         binder, attention, mesh, dtype, max_len, block_tokens, use, kv_dtype, tuple(kv_skip), state_tokens or block_tokens,

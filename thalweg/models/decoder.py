@@ -37,6 +37,7 @@ from thalweg.models.layers.perlayer import LayerInputs
 from thalweg.models.layers.recurrent import Replay
 from thalweg.models.layers.rotary import cos_sin_table
 from thalweg.models.layers.speech import SpeechEncoder
+from thalweg.models.stages import names_elsewhere, parts_before, parts_behind
 from thalweg.models.vision.audio_encoder import AudioEncoder
 from thalweg.models.vision.tower import VisionEncoder
 from thalweg.models.weights import ParamSpec, Weight
@@ -72,7 +73,7 @@ _ENDS = (
 
 def _build_ends(ctx: Context, s: spec.ModelSpec, weights: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of `_ENDS` that the model has, by key."""
-    declared = [(end, end.find(s)) for end in _ENDS]
+    declared = [(end, end.find(s)) for end in _ENDS if end.key in weights]
     return {end.key: end.build(ctx, s, part, weights[end.key]) for end, part in declared if part is not None}
 
 
@@ -91,23 +92,30 @@ class Decoder:
         self.layer_group = tuple(kept.index(kinds[owner]) for owner in owners)  # type: ignore[arg-type]
         """Per mixer: the index in `groups` of the cache it attends to."""
         ropes, read = s.ropes, {owner for i, owner in enumerate(owners) if owner != i}
-        self._embed = Embedding(ctx, s, weights["embed"])
+        self._embed = Embedding(ctx, s, weights["embed"]) if s.embeds else None
+        self.parts_before, self.parts_behind = parts_before(s), parts_behind(s)
+        """Arrays [T, hidden] that pass between this pipeline stage and its neighbours. 0: there is none on that side."""
+        self._elsewhere = names_elsewhere(s)
         places = [
             MixerRef(owners[i], self.layer_group[i], _table(ropes, mixer), of, i in read)
             for i, (of, mixer) in enumerate(s.mixers)
         ]
-        self.blocks = [
-            build_layer(ctx, layer, weights["layers"][i], [place for place in places if place.of == i])
-            for i, layer in enumerate(s.layers)
-        ]
+        self.blocks = {
+            i: build_layer(ctx, s.layers[i], weights["layers"][i], [place for place in places if place.of == i])
+            for i in s.layer_range
+        }
+        """This stage's layers."""
         self._adapter_rows = None if ctx.adapters is None else AdapterRowsBuilder(ctx)
-        self._mixes_last = sizes.mixes_last(s.layers)
-        mixers = [mixer for block in self.blocks for mixer in block.mixers]
-        self.recurrent = any(isinstance(mixer.spec, StateSpec) for mixer in mixers)
+        last = sizes.mixes_last(s.layers)
+        self._mixes_last = last if s.finishes and last in s.layer_range else -1
+        here = {of: iter(block.mixers) for of, block in self.blocks.items()}
+        mixers = {i: next(here[of]) for i, (of, _) in enumerate(s.mixers) if of in here}
+        self.recurrent = any(isinstance(mixer.spec, StateSpec) for mixer in mixers.values())
         """Do some of its layers keep states?"""
-        self.cache_scales = frozenset(n for mixer in mixers for n in getattr(mixer, "cache_scales", ()))
+        self.cache_scales = frozenset(n for mixer in mixers.values() for n in getattr(mixer, "cache_scales", ()))
         """Names of tensors of the checkpoint that were read while the model was built: scales of keys and values."""
-        self._learned = [AddedEmbedding(ctx, each, s.hidden, weights["learned"][i]) for i, each in enumerate(s.learned)]
+        learned = weights.get("learned", {})
+        self._learned = [AddedEmbedding(ctx, s.learned[i], s.hidden, each) for i, each in learned.items()]
         ends = _build_ends(ctx, s, weights)
         self._distances, self._inputs, self._streams = ends.get("distances"), ends.get("inputs"), ends.get("streams")
         self._embed_norm, self._norm = ends.get("embed_norm"), ends.get("norm")
@@ -118,23 +126,26 @@ class Decoder:
         """Encoders. Steps of the first two are separate executables, with the parameters under their keys."""
         self.specs: dict[str, Any] = {
             "rope": {i: _table_spec(rope, ctx.max_len) for i, rope in enumerate(ropes)},
-            "embed": self._embed.specs,
-            "layers": {i: b.specs for i, b in enumerate(self.blocks)},
+            "layers": {i: block.specs for i, block in self.blocks.items()},
         }
+        if self._embed is not None:
+            self.specs["embed"] = self._embed.specs
         if any(rope.sections for rope in ropes):
             self.specs["axes"] = {i: _axes_spec(rope) for i, rope in enumerate(ropes)}
         if self._learned:
             self.specs["learned"] = {i: each.specs for i, each in enumerate(self._learned)}
         self.specs |= {key: part.specs for key, part in ends.items()}
-        self.layouts: tuple[KVLayout | tuple[KVLayout, ...], ...] = tuple(mixer.layout for mixer in mixers)
-        """Per mixer; several where its cache is several arrays, and none where it reads another's."""
+        self.layouts: tuple[KVLayout | tuple[KVLayout, ...], ...] = tuple(
+            mixers[i].layout if i in mixers else () for i in range(len(places))
+        )
+        """Per mixer; several where its cache is several arrays, and none where it reads another's or is of another stage."""
         self.groups = sizes.kv_groups(
             kinds, ctx.block_tokens, ctx.state_tokens, [_bytes(each) for each in self.layouts], ctx.spare_states
         )
         """Mixers that keep the same tokens in the same way share a group."""
-        first = [mixers[g.layers[0]] for g in self.groups]
+        first = [next((mixers[i] for i in g.layers if i in mixers), None) for g in self.groups]
         self.attention: tuple[tuple[AttentionBackend, AttnSpec] | None, ...] = tuple(
-            None if a.backend is None else (a.backend, a.spec) for a in first
+            None if a is None or a.backend is None else (a.backend, a.spec) for a in first
         )
         """Per group: the backend that makes StepBatch.metadata, and the spec it makes it for, that of all its mixers. None: its
         mixers attend to nothing."""
@@ -142,11 +153,12 @@ class Decoder:
     @property
     def looks_ahead(self) -> bool:
         """Can its images see themselves whole, where the model means them to?"""
-        return all(b.mixers[0].spec.spans for layer, b in zip(self.spec.layers, self.blocks, strict=True) if _spans(layer))
+        return all(b.mixers[0].spec.spans for i, b in self.blocks.items() if _spans(self.spec.layers[i]))
 
     def rename(self, name: str) -> str | None:
-        """A checkpoint's tensor name as the layers know it; None for redundant tensors."""
-        return self.spec.rename(name)
+        """A checkpoint's tensor name as the layers know it; None for redundant tensors, and for those of other stages."""
+        known = self.spec.rename(name)
+        return None if known is None or known.startswith(self._elsewhere) else known
 
     def forward(
         self,
@@ -157,6 +169,7 @@ class Decoder:
         adapters: Held | None = None,
         replays: list[Replay] | None = None,
         taps: dict[int, Array] | None = None,
+        entered: Array | None = None,
     ) -> tuple[Array, list[Array]]:
         """The hidden states [T, hidden] after the final norm, and the new caches, one per mixer. Token ids are known:
         batch.tokens holds no ON_DEVICE. Where the model has token types, a token of type n is encoded as its id + n * vocab.
@@ -164,19 +177,26 @@ class Decoder:
         rows i32[R]: sampled rows, for a result [R, hidden]. After the last mixer, only these rows are computed.
         adapters: those in the state, where the model is built with some. replays: of a step that verifies drafts, filled with
         the inputs of `layers.recurrent.settle`, which moves the states of recurrent layers to the accepted tokens. taps: its
-        keys are layers; it gets the hidden states [T, hidden] after each, before any final norm. Not with rows."""
+        keys are layers; it gets the hidden states [T, hidden] after each, before any final norm. Not with rows.
+        entered: what the stage before gives, [parts_before, T, hidden]. A stage before the last gives
+        [parts_behind, T, hidden] for all rows."""
         adapted = None
         if self._adapter_rows is not None:
             adapted = self._adapter_rows(batch.get(Adapters), batch.token_seq, adapters)
-        x, flow = self.prepare_inputs(params, batch, kv, params.get("rope", {}), adapted)
+        residual, tables = None, params.get("rope", {})
+        if entered is None:
+            x, flow = self.prepare_inputs(params, batch, kv, tables, adapted)
+        else:
+            x, flow = entered[0], self._begin_flow(params, batch, kv, tables, _overlay_vectors(batch), adapted)
+            residual = entered[1] if self.parts_before > 1 else None
         flow.replays = replays
         sources = batch.get(Sources)
         if sources is not None and self._speech is not None:
             flow.sources = self._speech(params["speech"], sources.features)
-        residual, laid = None, flow.laid
-        late = rows is not None and laid is not None and laid.shape[1] // self.hidden > len(self.blocks)
+        laid = flow.laid
+        late = rows is not None and laid is not None and laid.shape[1] // self.hidden > len(self.spec.layers)
         cut = -1 if rows is None or late else self._mixes_last
-        for i, block in enumerate(self.blocks):
+        for i, block in self.blocks.items():
             if i == cut:  # no layer behind it looks at either
                 flow.read, flow.batch = rows, replace(batch, last_alone=rows is batch.last_row)
                 if flow.adapter_rows is not None and self._adapter_rows is not None:
@@ -186,6 +206,8 @@ class Decoder:
                 x = x + laid[:, (i + 1) * self.hidden : (i + 2) * self.hidden].to(x.dtype)
             if taps is not None and i in taps:
                 taps[i] = x if residual is None else x + residual
+        if self.parts_behind:
+            return torch.stack([x] if residual is None else [x, residual]), flow.caches
         if self._streams is not None:
             x = self._streams.leave(params["streams"], x)
         if self._norm is not None:
@@ -209,11 +231,17 @@ class Decoder:
             inputs = self._inputs(params["inputs"], tokens, x)
         if self._streams is not None:
             x = self._streams.enter(params["streams"], x)
+        return x, self._begin_flow(params, batch, kv, tables, laid, adapted, inputs)
+
+    def _begin_flow(
+        self, params: Any, batch: StepBatch, kv: Sequence[Array], tables: Mapping[int, Any], laid: Array | None,
+        adapted: AdapterRows | None, inputs: Array | None = None,
+    ) -> Flow:  # fmt: skip
         flow = Flow(batch, list(kv), tables, inputs, laid=laid, adapter_rows=adapted)
         if self._distances is not None:
             flow.distances = self._distances(params["distances"])
         self._along_axes(params, flow)
-        return x, flow
+        return flow
 
     def _along_axes(self, params: Any, flow: Flow) -> None:
         """With several position axes, each token has a separate row in the rotary tables."""
@@ -229,6 +257,7 @@ class Decoder:
 
     def _embed_tokens(self, params: Any, batch: StepBatch, laid: Array | None, adapted: AdapterRows | None) -> Array:
         """[T, hidden]. laid: result of `_overlay_vectors`."""
+        assert self._embed is not None
         tokens, types = batch.tokens, None
         if self.spec.types > 1:
             types, tokens = torch.div(tokens, self.vocab, rounding_mode="floor"), tokens % self.vocab
@@ -236,7 +265,7 @@ class Decoder:
         overlays = batch.get(Overlays)
         if overlays is not None and laid is not None:
             x = torch.where((overlays.pick >= 0).unsqueeze(1), laid[:, : self.hidden].to(x.dtype), x)
-        for i, table in enumerate(self._learned):
+        for i, table in enumerate(self._learned):  # all of them, as only the first stage embeds
             x = x + table(params["learned"][i], batch, types)
         if self._embed_norm is not None:
             x = self._embed_norm(params["embed_norm"], x)

@@ -6,13 +6,13 @@ cannot be cut. `ci/refusals.py` prints the table, and finds layers that refuse b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from thalweg.errors import ConfigError
 from thalweg.models.fallback.spec import TransformersSpec
-from thalweg.models.spec import ModelSpec
+from thalweg.models.spec import LatentAttention, LayerInputs, ModelSpec, ShortcutMoE, SpeechEncoder, Streams
 
 ENCODERS = ("vision", "audio")
 """Fields of a ModelSpec that every rank computes whole."""
@@ -20,7 +20,7 @@ ENCODERS = ("vision", "audio")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A kind of model that tensor parallelism excludes."""
+    """A kind of model that cannot be divided."""
 
     layer: str
     """The module of `models.layers`, or "fallback"."""
@@ -32,22 +32,43 @@ class Refusal:
 TENSOR = (
     Refusal("fallback", "the fallback to transformers runs on one device", lambda p: isinstance(p, TransformersSpec)),
 )  # fmt: skip
+"""For tensor parallelism."""
+STAGE = (
+    *TENSOR,
+    Refusal("perlayer", "each layer reads inputs made of the embeddings", lambda p: isinstance(p, LayerInputs)),
+    Refusal("altup", "it has several residual streams", lambda p: isinstance(p, Streams)),
+    Refusal("cross", "its layers read an encoder that runs inside the step", lambda p: isinstance(p, SpeechEncoder)),
+    Refusal("shortcut", "outputs of its experts skip layers", lambda p: isinstance(p, ShortcutMoE)),
+    Refusal("attention", "layers read the cache of an earlier layer", lambda p: getattr(p, "reads", None) is not None),
+    Refusal(
+        "latent", "layers read tokens that an earlier layer has selected",
+        lambda p: isinstance(p, LatentAttention) and p.top > 0 and p.indexer is None,
+    ),
+)  # fmt: skip
+"""For pipeline stages, which pass on only the hidden states."""
 
 
 def check_ranks(spec: ModelSpec | TransformersSpec, sizes: Mapping[str, int]) -> None:
     """ConfigError lists why this model cannot be divided so. sizes: ranks of each axis of `hal.comm.Mesh`."""
-    if divided := [axis for axis in ("stage", "data") if sizes.get(axis, 1) > 1]:
-        raise ConfigError(*(f"{axis}: models are divided by tensor parallelism only, not along this axis" for axis in divided))
+    if sizes.get("data", 1) > 1:
+        raise ConfigError("data: engines that share requests have a whole model each, so no model is divided along this axis")
     if sizes.get("expert", 1) not in (1, sizes.get("tensor", 1)):
         raise ConfigError("expert: experts are placed on the ranks of the tensor axis, and on no others")
-    if sizes.get("tensor", 1) > 1 and (found := refusals_of(spec)):
-        raise ConfigError(*(f"tensor_parallel_size: {r.why}: leave it at 1" for r in found))
+    tables = {"tensor_parallel_size": ("tensor", TENSOR), "pipeline_parallel_size": ("stage", STAGE)}
+    refused = [
+        f"{flag}: {r.why}: leave it at 1"
+        for flag, (axis, table) in tables.items()
+        if sizes.get(axis, 1) > 1
+        for r in refusals_of(spec, table)
+    ]
+    if refused:
+        raise ConfigError(*refused)
 
 
-def refusals_of(spec: ModelSpec | TransformersSpec) -> list[Refusal]:
-    """Rows of the table that apply to a model, each once."""
+def refusals_of(spec: ModelSpec | TransformersSpec, table: Sequence[Refusal] = TENSOR) -> list[Refusal]:
+    """Rows of a table that apply to a model, each once."""
     parts = [spec] if isinstance(spec, TransformersSpec) else list(_parts(spec, set()))
-    return [r for r in TENSOR if any(r.applies(p) for p in parts)]
+    return [r for r in table if any(r.applies(p) for p in parts)]
 
 
 def _parts(value: Any, seen: set[int]) -> Iterator[Any]:

@@ -88,7 +88,7 @@ def weight_bytes(
     unpacked, on one rank. dense_share: the fraction of a matrix's bytes that kernels hold."""
     table = f"{spec.root}{spec.embed}.weight"
     form = use.of("embedding", table)
-    once = spec.tied and ranks == 1 and not packs(dtype, form) and use.of("tied", table) == form
+    once = spec.tied and spec.span is None and ranks == 1 and not packs(dtype, form) and use.of("tied", table) == form
     each = dict.fromkeys(parameters(spec))  # layers may share one
     multiplied, share = {*MULTIPLIED, *["embedding"] * once}, functools.cache(dense_share)
     held = sum(
@@ -149,7 +149,7 @@ def kv_groups(
     """Mixers that keep the same share a group, in order of their first. state_tokens: the distance at which states are
     kept for others. bytes_per_block: of each mixer, as its backend lays blocks out; None = keys and values side by side, the
     layout that every backend here has. spare_states: as in Context."""
-    each = bytes_per_block or [0 if s is None else _block_bytes(s, block_tokens) for s in specs]
+    each = bytes_per_block or block_bytes(specs, block_tokens)
     groups = []
     for kind in dict.fromkeys(s for s in specs if s is not None):
         layers = tuple(i for i, s in enumerate(specs) if s == kind)
@@ -170,6 +170,15 @@ def shared_group(groups: Sequence[KVSpec]) -> int:
             "model has that; use method ngram or suffix"
         )
     return found
+
+
+def block_bytes(specs: Sequence[Kept | None], block_tokens: int, spec: ModelSpec | None = None) -> list[int]:
+    """Bytes of a block of each mixer's cache. spec: of a pipeline stage, which has no caches of other stages."""
+    layers = range(len(specs)) if spec is None else [layer for layer, _ in spec.mixers]
+    here = layers if spec is None else spec.layer_range
+    return [
+        0 if s is None or layer not in here else _block_bytes(s, block_tokens) for layer, s in zip(layers, specs, strict=True)
+    ]
 
 
 def _block_bytes(s: Kept, block_tokens: int) -> int:

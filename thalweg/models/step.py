@@ -24,19 +24,24 @@ from thalweg.models.layers.recurrent import Replay, settle
 from thalweg.models.proposer import KEY, Proposer
 from thalweg.models.sampler import Sampler
 
+STAGE = "stage"
+"""Key of the state of a pipeline stage: the arrays "enter" and "leave", [parts, tokens, hidden]."""
+
 SCORE_ROWS = 256
 """Rows of prompt logprobs computed at once: bounds the [rows, vocab] logits, whatever the prompt's length."""
 
 
 def make_state(
-    model: Model, device: Device, *, blocks: Sequence[int], slots: int, max_len: int, proposer: Proposer | None = None
+    model: Model, device: Device, *, blocks: Sequence[int], slots: int, max_len: int, proposer: Proposer | None = None,
+    tokens: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """{"kv": one cache per mixer, "history": i32[slots, max_len + 1]}: token ids by slot and position; one more than a
     sequence may have, because a step also writes the token it samples. A model that samples none has no history. A cache is a
     tuple of arrays where the layer's layout is one. Where adapters are planned, "adapters" holds them (`models.adapters`).
     `models.proposer.KEY` holds the proposer's state.
 
-    blocks: per KV group. Both counts include scratch (block 0, slot 0)."""
+    blocks: per KV group. Both counts include scratch (block 0, slot 0). tokens: of the largest step, for pipeline stages, with
+    arrays that pass between them under `STAGE`."""
     if len(blocks) != len(model.groups):
         raise ValueError(f"make_state: {len(blocks)} block counts for {len(model.groups)} KV groups")
     parts = [each if isinstance(each, tuple) else (each,) for each in model.layouts]
@@ -44,6 +49,9 @@ def make_state(
     made = iter(device.alloc_caches([part for each in parts for part in each], counts))
     kv = [tuple(next(made) for _ in each) if isinstance(each, tuple) else next(made) for each in model.layouts]
     state: dict[str, Any] = {"kv": kv}
+    if tokens:
+        sides = {"enter": model.parts_before, "leave": model.parts_behind}
+        state[STAGE] = {k: device.alloc((n, tokens, model.hidden), model.dtype) for k, n in sides.items() if n}
     if not model.pools:
         state["history"] = device.alloc((slots, max_len + 1), "int32")
     if model.adapters is not None:
@@ -62,6 +70,8 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
     """The step function of a model: resolves and records token ids, runs the model, samples, scores prompt tokens. With another
     tail it ends with a vector of each sequence, and of requested tokens. proposer: the tail of steps with the part
     `Proposing`."""
+    if getattr(model, "parts_behind", 0):
+        return _stage_step(model)
     if model.pools:
         return _pooling_step(model)
     resolve = binder.bind(ops.resolve_tokens)
@@ -84,7 +94,7 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
         replays: list[Replay] = []
         adapters = state.get("adapters")
         adapted = None if adapters is None else model.head_rows(batch, adapters, rows)
-        more = _adapters(state)
+        more = _adapters(state) | _entering_states(state, batch)
         if drafts is not None and model.recurrent:
             more["replays"] = replays
         if taps:
@@ -115,7 +125,8 @@ def _pooling_step(model: Model) -> Step:
         batch = replace(batch, positions=batch.positions.clamp(max=model.max_len - 1))
         rows, wanted = model.pooled_rows(batch), batch.get(EachToken)
         more = _adapters(state)
-        x, kv = model.forward(params, batch, state["kv"], rows if wanted is None else None, **more)
+        entered = _entering_states(state, batch)
+        x, kv = model.forward(params, batch, state["kv"], rows if wanted is None else None, **more, **entered)
         if wanted is None:
             return {**state, "kv": kv}, pooling_result(model.pool(params, x, batch, **more), batch)
         vectors = model.pool(params, x if rows is None else x.index_select(0, rows), batch, **more)
@@ -124,6 +135,24 @@ def _pooling_step(model: Model) -> Step:
         return {**state, "kv": kv}, pooling_result(vectors, batch, wanted.row, each)
 
     return step
+
+
+def _stage_step(model: Model) -> Step:
+    """Of a pipeline stage before the last: fills "leave" of its state. The result has nothing of the step."""
+
+    def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
+        batch = replace(batch, positions=batch.positions.clamp(max=model.max_len - 1), tokens=batch.tokens.clamp(min=0))
+        x, kv = model.forward(params, batch, state["kv"], **_entering_states(state, batch))
+        state[STAGE]["leave"][:, : x.shape[1]].copy_(x)
+        return {**state, "kv": kv}, StepResult(batch.slots[:, None], batch.query)
+
+    return step
+
+
+def _entering_states(state: State, batch: StepBatch) -> dict[str, Any]:
+    """The argument of `Model.forward` of a stage behind the first. A copy, as layers may write over their input."""
+    held = state.get(STAGE, {}).get("enter")
+    return {} if held is None else {"entered": held[:, : batch.tokens.shape[0]].clone()}
 
 
 def _adapters(state: State) -> dict[str, Any]:

@@ -21,6 +21,11 @@ def check_ids(ids: list[int]) -> Iterator[str]:
         yield f"must be numbers of devices, from 0, not {ids}"
 
 
+def check_layers(sizes: list[int]) -> Iterator[str]:
+    if not sizes or min(sizes) < 1:
+        yield f"must be numbers of layers of at least 1, not {sizes}"
+
+
 def check_executor(name: str) -> Iterator[str]:
     if (problem := find_problem(name)) is not None:
         yield problem
@@ -67,6 +72,14 @@ class DeviceOptions(WeightOptions, kw_only=True, frozen=True):
         "Devices (on cpu, processes) that split each layer, and with it the weights and the cache", group="ParallelConfig",
         tier="scale", aliases=("-tp",), ge=1,
     )] = 1  # fmt: skip
+    pipeline_parallel_size: Annotated[int, _option(
+        "Stages of consecutive layers, each on its own tensor_parallel_size devices (on cpu, processes)",
+        group="ParallelConfig", tier="scale", aliases=("-pp",), ge=1,
+    )] = 1  # fmt: skip
+    pipeline_layer_partition: Annotated[list[int] | None, _option(
+        "Layers of each stage, as many numbers as pipeline_parallel_size; default: as equal as possible, more in the middle",
+        group="ParallelConfig", tier="own", check=check_layers,
+    )] = None  # fmt: skip
     enable_expert_parallel: Annotated[bool, _option(
         "With tensor_parallel_size, place each expert whole on one of the devices rather than a share of it on every one",
         group="ParallelConfig", tier="scale", aliases=("-ep",),
@@ -78,7 +91,6 @@ class DeviceOptions(WeightOptions, kw_only=True, frozen=True):
     distributed_executor_backend: Annotated[str | None, _option(
         "Executor of the steps: uni (the engine's process), mp (that and a process for each further rank), external_launcher "
         "(a program with LLM(...) for each rank, by torchrun), ray (the further ranks on a Ray cluster), or the name of an "
-        "installed package's executor; default: mp "
-        "where tensor_parallel_size is above 1, else uni", group="ParallelConfig",
+        "installed package's executor; default: mp where there are several ranks, else uni", group="ParallelConfig",
         tier="scale", check=check_executor,
     )] = None  # fmt: skip

@@ -40,7 +40,7 @@ def _place(rank: int, world: int, folder: Path) -> Place:
 
 def _run_rank(rank: int, world: int, folder: Path, work: Callable[..., Any], pipe: Any) -> None:
     torch.set_num_threads(1)
-    comm = ShmCommunicator(open_library(1), _place(rank, world, folder), SECONDS)
+    comm = ShmCommunicator(open_library(1), _place(rank, world, folder), timeout=SECONDS)
     try:
         pipe.send(work(comm, rank, pipe))
     except PeerError as e:

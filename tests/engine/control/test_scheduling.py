@@ -1,6 +1,7 @@
 """What the control plane promises about order, room and prefixes. Tokens are compared with the oracle throughout."""
 
 import hashlib
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -64,6 +65,17 @@ def test_a_step_mixes_decodes_and_a_chunk_within_its_budget():
     w.drain()
     assert [b.query.tolist() for b in w.batch_log[1:4]] == [[1, 7], [1, 7], [1, 6]]
     assert [b.emit.tolist() for b in w.batch_log[1:4]] == [[True, False], [True, False], [True, True]]
+
+
+def test_a_sequence_is_in_one_step_at_a_time_where_a_step_passes_several_stages():
+    """Its next token is known once the last stage has run. Meanwhile the others decode, so that no stage waits."""
+    w = world(depth=2, stages=2)
+    for h in range(5):
+        w.submit(request(h, [h, 1], 6))
+    w.drain()
+    assert all((b.tokens >= 0).all() for b in w.batch_log)
+    assert max(len(b.slots) for b in w.batch_log[2:]) == 3  # of five
+    assert all(not set(a.slots) & set(b.slots) for a, b in pairwise(w.batch_log[1:]))
 
 
 @pytest.mark.parametrize("streamed", [True, False])

@@ -86,6 +86,19 @@ def test_a_plan_of_ranks_is_that_of_each_and_names_the_fewest_that_fit(model: Pa
     assert "2 (--tensor-parallel-size); sizes are those of each rank; 1 is the smallest that fits" in capsys.readouterr().out
 
 
+def test_a_plan_of_stages_is_that_of_the_one_with_the_least_room(model: Path) -> None:
+    flags: dict[str, Any] = {"device": "cpu", "max_model_len": 128, "kv_cache_memory_bytes": 1 << 20}
+    whole = plan(args(model, **flags))
+    staged = [plan(args(model, pipeline_parallel_size=2, pipeline_layer_partition=n, **flags)) for n in ([1, 2], [2, 1])]
+    assert [(p.devices, p.kv_per_token * 3) for p in staged] == [(2, 2 * whole.kv_per_token)] * 2
+    last, first = (p.weights for p in staged)
+    assert first < last < whole.weights  # the last also has the norm
+    with pytest.raises(ConfigError, match="pipeline_parallel_size: the model has 3 layers for 4 stages"):
+        plan(args(model, pipeline_parallel_size=4, **flags))
+    with pytest.raises(ConfigError, match="speculative_config: drafts are not divided among pipeline stages; omit it"):
+        plan(args(model, pipeline_parallel_size=2, spec_method="ngram", spec_tokens=2, **flags))
+
+
 def test_a_plan_counts_the_whole_experts_of_a_rank(tmp_path: Path) -> None:
     mixture = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts_per_tok": 2, "moe_intermediate_size": 25}
     expert = 3 * CONFIG["hidden_size"] * 25 * 4 * CONFIG["num_hidden_layers"]

@@ -54,6 +54,7 @@ class CpuPlatform(Platform):
     name = "cpu"
     shares_device = True
     supports_ranks = True
+    supports_stages = True
     options: CpuOptions = CpuOptions()
 
     def with_options(self, options: Any) -> Self:

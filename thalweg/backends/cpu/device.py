@@ -23,7 +23,7 @@ from thalweg.backends.host import cores
 from thalweg.backends.torch_native import ATTENTION, KERNELS
 from thalweg.errors import DeviceError
 from thalweg.hal.attention import AttentionBackend
-from thalweg.hal.comm import Communicator, Solo
+from thalweg.hal.comm import Communicator, Solo, StageLinks
 from thalweg.hal.device import Background, DeviceInfo, Executable, Memory
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
@@ -54,11 +54,12 @@ class CpuDevice(EagerDevice):
 
     def __init__(
         self, info: DeviceInfo, kernels: Sequence[Kernel], attention: Sequence[AttentionBackend], library: NativeLibrary | None,
-        record: bool = True, comm: Communicator | None = None,
+        record: bool = True, comm: Communicator | None = None, stages: StageLinks | None = None,
     ) -> None:  # fmt: skip
         """record: with a library, decode steps are recorded and replayed."""
         super().__init__(info, kernels, attention)
         self.comm = comm or Solo()
+        self.stages = stages or StageLinks()
         self._library = library
         self._arena = Arena(library) if library and record else None
         self._populated: dict[int, int] = {}
@@ -169,6 +170,7 @@ class CpuDevice(EagerDevice):
 
     def close(self) -> None:
         settle()
+        self.stages.close()
         self.comm.close()
         super().close()
 
@@ -196,10 +198,11 @@ def open_device(
         raise DeviceError(f"compress_weights: no kernel reads such weights here ({said}); omit it")
     if library is not None and packed_weights:
         library.kept = _open_packed_weights(library, packed_weights)
-    comm = _open_communicator(place, library) if place is not None and place.world > 1 else None
+    stages = _open_stages(place, library, missing) if place is not None and place.stages > 1 else None
+    comm = _open_communicator(place, library) if place is not None and place.tensor_ranks > 1 else None
     if library is None:
         return CpuDevice(info, (_absent(missing), *bookkeeping.KERNELS, *KERNELS), ATTENTION, None, comm=comm)
-    return CpuDevice(info, *_made_of(library), library, graphs, comm)
+    return CpuDevice(info, *_made_of(library), library, graphs, comm, stages)
 
 
 def _open_communicator(place: Place, library: NativeLibrary | None) -> Communicator:
@@ -209,7 +212,22 @@ def _open_communicator(place: Place, library: NativeLibrary | None) -> Communica
         return TorchCommunicator("gloo", place)
     from thalweg.backends.cpu.shm import ShmCommunicator
 
-    return ShmCommunicator(library, place)
+    first = place.stage * place.tensor_ranks
+    return ShmCommunicator(library, place, range(first, first + place.tensor_ranks))
+
+
+def _open_stages(place: Place, library: NativeLibrary | None, missing: str) -> StageLinks:
+    """Before the ranks of the stage are joined: recorded steps report failures of the communicator that is opened last."""
+    if library is None:  # and so no memory that ranks share
+        raise DeviceError(f"pipeline_parallel_size: stages exchange by compiled code ({missing}); leave it at 1")
+    from thalweg.backends.cpu.shm import ShmCommunicator
+
+    def join(earlier: int) -> Communicator:
+        if not 0 <= earlier < place.world - place.tensor_ranks:
+            return Solo()
+        return ShmCommunicator(library, place, (earlier, earlier + place.tensor_ranks))
+
+    return StageLinks(place.stage, place.stages, join(place.rank - place.tensor_ranks), join(place.rank))
 
 
 def _made_of(library: NativeLibrary) -> tuple[Sequence[Kernel], Sequence[AttentionBackend]]:

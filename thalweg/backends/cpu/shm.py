@@ -14,7 +14,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -42,16 +42,21 @@ REASONS = (
 
 
 class ShmCommunicator(Communicator):
-    """The ranks of one model on one machine. Opening it waits until all are there, at most `timeout` seconds."""
+    """Ranks of one model on one machine. Opening it waits until all are there, at most `timeout` seconds."""
 
-    def __init__(self, library: NativeLibrary, place: Place, timeout: float = 300.0) -> None:
-        self.size, self._rank, self._library = place.world, place.rank, library
+    def __init__(
+        self, library: NativeLibrary, place: Place, members: Sequence[int] | None = None, timeout: float = 300.0
+    ) -> None:
+        """members: the ranks that exchange, by their numbers in the world, in order. None: all."""
+        self._members = members or range(place.world)
+        self.size, self._rank, self._library = len(self._members), self._members.index(place.rank), library
+        self._world = place.world
         self._guard = threading.Lock()
         """Of the handle, which another thread may ask to abort."""
         self._files = contextlib.ExitStack()
         self._ranks = 0
         try:
-            self._join(_folder(place), time.monotonic() + timeout, timeout)
+            self._join(_folder(place, self._members), time.monotonic() + timeout, timeout)
         except BaseException:
             self.close()
             raise
@@ -109,7 +114,11 @@ class ShmCommunicator(Communicator):
     def describe_failure(self, failed: int) -> PeerError:
         """The library's return code as an error."""
         why, rank = failed >> 16, failed & 0xFFFF
-        return PeerError(f"rank {rank} of {self.size} {REASONS[why]}: rank {self._rank} cannot go on without it", rank)
+        number = self._members[rank]
+        return PeerError(f"{self._name(rank)} {REASONS[why]}: rank {self._members[self._rank]} cannot go on without it", number)
+
+    def _name(self, rank: int) -> str:
+        return f"rank {self._members[rank]} of {self._world}"
 
     def _gather(self, x: Tensor) -> Tensor:
         """Every rank's x: [size, *x.shape]."""
@@ -136,7 +145,7 @@ class ShmCommunicator(Communicator):
         descriptors = (ctypes.c_int * self.size)(*locks)
         self._ranks = self._library.ranks_open(file, self._rank, self.size, SLOT, descriptors) or 0
         if not self._ranks:
-            raise DeviceError(f"device: rank {self._rank} of {self.size} cannot map {bytes_:,} bytes of {folder / 'exchange'}")
+            raise DeviceError(f"device: {self._name(self._rank)} cannot map {bytes_:,} bytes of {folder / 'exchange'}")
         try:
             self.all_gather(torch.zeros(1, dtype=torch.uint8))
         except PeerError as e:
@@ -153,18 +162,19 @@ class ShmCommunicator(Communicator):
                 return opened
             for other, lock in enumerate(locks()):
                 if other != self._rank and not _is_locked(lock):
-                    raise DeviceError(f"device: rank {other} of {self.size} ended while the ranks met")
+                    raise DeviceError(f"device: {self._name(other)} ended while the ranks met")
             if not path.parent.exists():
-                raise DeviceError(f"device: rank {self._rank} of {self.size} met no other rank: {path.parent} was removed")
+                raise DeviceError(f"device: {self._name(self._rank)} met no other rank: {path.parent} was removed")
             if time.monotonic() > deadline:
                 raise DeviceError(
-                    f"device: rank {rank} of {self.size} did not come to {path.parent} within {timeout:g} s; rank {self._rank} "
-                    "waited for it"
+                    f"device: {self._name(rank)} did not come to {path.parent} within {timeout:g} s; rank "
+                    f"{self._members[self._rank]} waited for it"
                 )
             time.sleep(0.002)
 
 
-def _folder(place: Place) -> Path:
+def _folder(place: Place, members: Sequence[int]) -> Path:
+    """Where these ranks meet: a folder in that of the run, unless they are all of its ranks."""
     where = place.environment.get(RENDEZVOUS)
     who = f"device: rank {place.rank} of {place.world}"
     if not where:
@@ -172,6 +182,8 @@ def _folder(place: Place) -> Path:
     if not where.startswith("file://"):
         raise DeviceError(f"{who}: ranks of the cpu meet in a folder of one machine, file:///path, and not at {where}")
     folder = Path(where.removeprefix("file://"))
+    if len(members) < place.world:
+        folder /= "-".join(map(str, members))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 

@@ -36,7 +36,7 @@ class NullOptions:
 class NullPlatform(Platform):
     name = "null"
     shares_device = True
-    supports_ranks = True  # each computes every token, so there is nothing to exchange
+    supports_ranks = supports_stages = True  # each computes every token, so there is nothing to exchange
     options: NullOptions = NullOptions()
     runs_models = False
 

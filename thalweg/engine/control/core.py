@@ -84,7 +84,8 @@ class EngineCore:
         self.kv = KVCache(
             cache.groups, cache.blocks, self.slots, config.model.max_len, cache.prefix_caching, hash_fn, cache.prefix_hash
         )
-        self.slots.may_hope = self.kv.rewinds and not config.model.logprobs_mode.startswith("processed")
+        raw = not config.model.logprobs_mode.startswith("processed")
+        self.slots.may_hope = self.kv.rewinds and scheduler.stages == 1 and raw
         self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from, self._ready, self.adapters)
         speculator = self.scheduler.speculator = self._speculator(parts, drafter)
         self._transfers = self.scheduler.transfers = None if store is None else Transfers(store, self.kv, clock, share_from)

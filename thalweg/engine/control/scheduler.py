@@ -247,10 +247,13 @@ class Scheduler:
         scheduled, length = s.scheduled[order], s.length[order]
         ready = (length - scheduled == 1) & (length < s.limit[order])
         if in_flight:
-            ready &= ((s.flags[order] & WAITS) == 0) | (s.known[order] == length) | s.hopes[order]
+            known = s.known[order] == length
+            ready &= known if self._config.stages > 1 else ((s.flags[order] & WAITS) == 0) | known | s.hopes[order]
         if speculator is not None and in_flight:
             ready &= ~speculator.waits(order, ready)
         decode = order if ready.all() else order[ready]
+        if self._config.stages > 1:  # the others are those of the steps in other stages
+            budget = min(budget, -(-int((length - scheduled <= 1).sum()) // self._config.pipeline_depth))
         if decode.size > budget:
             decode = decode[:budget]
         tight = decode[s.scheduled[decode] >= s.capacity[decode]]

@@ -28,7 +28,7 @@ from thalweg.engine.control.core import EngineCore
 from thalweg.engine.control.executor import Executor
 from thalweg.engine.executor.inline import InlineExecutor, open_inline
 from thalweg.engine.executor.launcher import Launcher, MeetingFolder, with_meeting
-from thalweg.engine.executor.member import Member
+from thalweg.engine.executor.member import Member, describe_rank
 from thalweg.engine.executor.messages import Begin, Hello, Left, Refused, Stepped, ToRank, describe_failure
 from thalweg.engine.executor.nodes import GREETINGS, gather, model_digest
 from thalweg.engine.executor.processes import ProcessExecutor, open_ranks
@@ -185,11 +185,11 @@ class FollowingExecutor(InlineExecutor):
 
     core_type = _FollowingCore
 
-    def __init__(self, worker: Worker, channel: Channel, feed: Feed, words: str) -> None:
+    def __init__(self, worker: Worker, channel: Channel, feed: Feed, place: Place) -> None:
         super().__init__(worker)
-        self._channel, self._words = channel, words
+        self._channel, self._words = channel, describe_rank(place)
         self._stepped: queue.SimpleQueue[Stepped | BaseException] = queue.SimpleQueue()
-        self._loop = RankLoop(worker, channel, feed, self._stepped.put)
+        self._loop = RankLoop(worker, channel, feed, place, self._stepped.put)
         self._thread = threading.Thread(target=self._run, name="rank", daemon=True)
         self._thread.start()
 
@@ -264,8 +264,8 @@ def _follow(args: EngineArgs, place: Place, launch: envs.LaunchedProcess, key: s
             channel.send(describe_failure(e))
         channel.shut()
         raise
-    feed.on_end = worker.device.comm.abort
-    return FollowingExecutor(worker, channel, feed, words)
+    feed.on_end = worker.device.abort
+    return FollowingExecutor(worker, channel, feed, here)
 
 
 def _digest(asked: int, requests: Sequence[m.EngineRequest]) -> int:

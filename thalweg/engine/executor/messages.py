@@ -44,14 +44,15 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     world: int
     devices: list[int]
     environment: dict[str, str]
+    stages: int = 1
 
     @staticmethod
     def at(place: Place, args: EngineArgs) -> Begin:
-        return Begin(args, place.rank, place.world, list(place.devices), dict(place.environment))
+        return Begin(args, place.rank, place.world, list(place.devices), dict(place.environment), place.stages)
 
     @property
     def place(self) -> Place:
-        return Place(self.rank, self.world, tuple(self.devices), self.environment)
+        return Place(self.rank, self.world, tuple(self.devices), self.environment, self.stages)
 
 
 class Joining(msgspec.Struct, frozen=True, tag=True):
@@ -63,15 +64,21 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
 
 class Room(msgspec.Struct, frozen=True, tag=True):
-    """Bytes that a rank has for its KV cache. Answered by the least over ranks."""
+    """What a rank has room for in its KV cache, as `BuildGroup.least`. Answered by the least over ranks."""
 
     bytes: int
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
-    """A step, as `ipc.steps` writes it. Not answered: the result is that of rank 0."""
+    """A step, as `ipc.steps` writes it. The result is that of rank 0, or a StepDone of the last pipeline stage's first rank."""
 
     batch: Any
+
+
+class StepDone(msgspec.Struct, frozen=True, tag=True):
+    """The result of a step, as `ipc.steps` writes it."""
+
+    result: Any
 
 
 class RankCall(msgspec.Struct, frozen=True, tag=True):
@@ -112,7 +119,7 @@ class Left(msgspec.Struct, frozen=True, tag=True):
 
 
 ToRank = Begin | Join | Room | Launch | RankCall | Stepped | Leave
-FromRank = Joining | Room | m.Ready | m.EngineFailed | RankAnswer | Beat | Left
+FromRank = StepDone | Joining | Room | m.Ready | m.EngineFailed | RankAnswer | Beat | Left
 
 
 def describe_failure(e: BaseException) -> m.EngineFailed:

@@ -1,7 +1,8 @@
 """The executor `mp`: rank 0 in the engine's process, and a process for each other rank, on this machine or on several.
 
 A batch goes to the other ranks before rank 0 plans it, as plans depend on a rank's heads. Every rank draws the same tokens, so
-only the result of rank 0 is read. Encoders run on rank 0, and their vectors are part of the batch.
+only the result of rank 0 is read. With pipeline stages it is that of one rank of the last stage. Encoders run on rank 0, and
+their vectors are part of the batch.
 """
 
 from __future__ import annotations
@@ -9,19 +10,21 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from thalweg.config import EngineArgs, EngineConfig
+from thalweg.config import CacheConfig, EngineArgs, EngineConfig
 from thalweg.engine import messages as m
 from thalweg.engine.control.executor import Executor
 from thalweg.engine.executor.group import RankGroup
 from thalweg.engine.executor.inline import InlineExecutor, open_inline
 from thalweg.engine.executor.launcher import Launcher, LocalLauncher
-from thalweg.engine.executor.messages import Join, Joining, Launch, RankCall, Room
+from thalweg.engine.executor.member import Member
+from thalweg.engine.executor.messages import Join, Joining, Launch, RankCall, Room, StepDone
 from thalweg.engine.executor.nodes import NodesLauncher
-from thalweg.engine.ipc.steps import write_step
+from thalweg.engine.ipc.steps import read_step, write_step
 from thalweg.engine.planning import resolve
 from thalweg.engine.worker.build import BuildGroup, build
 from thalweg.engine.worker.worker import Worker
@@ -42,9 +45,9 @@ class LeadingGroup(BuildGroup):
         self._group.send(Join())
 
     def on_open(self, device: Device) -> None:
-        self._group.abort = device.comm.abort
+        self._group.abort = device.abort
         if self._group.failure is not None:  # meanwhile
-            device.comm.abort()
+            device.abort()
 
     def least(self, room: int) -> int:
         least = min(room, *(r.bytes for r in self._group.collect(Room)))
@@ -52,8 +55,22 @@ class LeadingGroup(BuildGroup):
         return least
 
 
+class RemoteStep:
+    """A step with a result that another rank sends."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    def ready(self) -> bool:
+        return not self._member.inbox.empty()
+
+    def result(self) -> StepResult:
+        result: StepResult = read_step(self._member.expect(StepDone).result)
+        return result
+
+
 class RankedStep:
-    """The step of rank 0."""
+    """A step of all ranks."""
 
     def __init__(self, executor: ProcessExecutor, pending: Pending) -> None:
         self._executor, self._pending = executor, pending
@@ -80,13 +97,16 @@ class ProcessExecutor(InlineExecutor):
         self._numbers = itertools.count()
         self._flying, self._progress = 0, 0.0
         group.stepping = lambda: self._progress if self._flying else None
+        self._last = next((each for each in group.members if each.place.gives_results), None)
+        """The rank of another pipeline stage that gives the results. None: rank 0 does."""
 
     def _launch_on_ranks(self, batch: StepBatch) -> Pending:
         self._progress = time.monotonic()
         self._flying += 1
         self.group.send(Launch(write_step(batch)))
         try:
-            return RankedStep(self, self.worker.launch(batch))
+            pending = self.worker.launch(batch)
+            return RankedStep(self, pending if self._last is None else RemoteStep(self._last))
         except Exception as e:
             raise self.group.explain(e) from e
 
@@ -147,5 +167,13 @@ def _check_alike(ours: EngineConfig, theirs: EngineConfig, words: str) -> None:
     """EngineDeadError where a rank would run other steps."""
     theirs = msgspec.structs.replace(theirs, model=msgspec.structs.replace(theirs.model, path=ours.model.path))
     for name in ("model", "cache", "scheduler"):
-        if getattr(ours, name) != getattr(theirs, name):
-            raise EngineDeadError(f"{words} disagrees with rank 0: {name} {getattr(theirs, name)}, not {getattr(ours, name)}")
+        mine, other = (_without_bytes(getattr(config, name)) for config in (ours, theirs))
+        if mine != other:
+            raise EngineDeadError(f"{words} disagrees with rank 0: {name} {other}, not {mine}")
+
+
+def _without_bytes(part: Any) -> Any:
+    """Blocks of pipeline stages differ in size only."""
+    if not isinstance(part, CacheConfig):
+        return part
+    return msgspec.structs.replace(part, groups=tuple(replace(g, bytes_per_block=0) for g in part.groups))

@@ -43,6 +43,7 @@ from thalweg.engine.executor.messages import (
     RankAnswer,
     RankCall,
     Room,
+    StepDone,
     Stepped,
     ToRank,
     describe_failure,
@@ -51,13 +52,13 @@ from thalweg.engine.executor.nodes import INTERFACE
 from thalweg.engine.ipc.codec import Codec, FrameError
 from thalweg.engine.ipc.door import interface_at
 from thalweg.engine.ipc.socket import Channel, ChannelClosedError
-from thalweg.engine.ipc.steps import read_step
+from thalweg.engine.ipc.steps import read_step, write_step
 from thalweg.engine.worker.build import BuildGroup, build
 from thalweg.engine.worker.stages.open import prepare
 from thalweg.engine.worker.worker import Worker
 from thalweg.errors import ThalwegError
 from thalweg.hal.device import Pending
-from thalweg.hal.platform import RENDEZVOUS
+from thalweg.hal.platform import RENDEZVOUS, Place
 from thalweg.host import envs
 
 M = TypeVar("M")
@@ -125,11 +126,11 @@ class RankLoop:
     """Steps and operations, until the channel closes or rank 0 parts."""
 
     def __init__(
-        self, worker: Worker, channel: Channel, feed: Feed, on_stepped: Callable[[Stepped], None] | None = None
+        self, worker: Worker, channel: Channel, feed: Feed, place: Place, on_stepped: Callable[[Stepped], None] | None = None
     ) -> None:
         """on_stepped: gets what rank 0's calls return, where this rank's program makes the same."""
         self._worker, self._channel, self._feed = worker, channel, feed
-        self._on_stepped = on_stepped
+        self._answers, self._on_stepped = place.gives_results, on_stepped
         self._flying: deque[Pending] = deque()
         self._depth = worker.config.scheduler.pipeline_depth
 
@@ -154,8 +155,10 @@ class RankLoop:
         """A step's result is looked at for its error only, as late as rank 0 looks at its own."""
         flying = self._flying
         flying.append(self._worker.launch(read_step(message.batch)))
-        while flying and (len(flying) > self._depth or flying[0].ready()):
-            flying.popleft().result()
+        while flying and (self._answers or len(flying) > self._depth or flying[0].ready()):
+            result = flying.popleft().result()
+            if self._answers:
+                self._channel.send(StepDone(write_step(result)))
         self._feed.steps += 1
 
     def _answer(self, message: RankCall) -> RankAnswer:
@@ -185,7 +188,7 @@ def main(fd: int) -> int:
         channel.send(m.Ready(worker.config, worker.plan, worker.load_seconds))
         gc.freeze()
         gc.enable()
-        RankLoop(worker, channel, feed).run()
+        RankLoop(worker, channel, feed, begin.place).run()
     except ChannelClosedError:
         return 0
     except Exception as e:

@@ -105,8 +105,10 @@ class _PlanInputs:
 
 def plan(args: EngineArgs) -> Plan:
     """Plan an engine. `args.model` is a local directory. Raises the errors of `build` for a wrong model or flag. Insufficient
-    memory is no error but `Plan.problems`."""
-    return _plan(_gather_inputs(args, discovery.resolve_platform(args.device)))
+    memory is no error but `Plan.problems`. Of several pipeline stages, the plan is that of the one with the least room."""
+    platform = discovery.resolve_platform(args.device)
+    made = [_plan(_gather_inputs(args, platform, stage)) for stage in range(args.pipeline_parallel_size)]
+    return max(made, key=lambda p: (bool(p.problems), -p.tokens, p.total))
 
 
 RANKS = (1, 2, 4, 8, 16, 32)
@@ -130,12 +132,12 @@ def to_load(args: EngineArgs, platform: Platform) -> int:
     return made.weights - sizes.table_bytes(known.spec, resolve.max_len(args, known.facts)) if made.fits else 0
 
 
-def _gather_inputs(args: EngineArgs, platform: Platform) -> _PlanInputs:
+def _gather_inputs(args: EngineArgs, platform: Platform, stage: int = 0) -> _PlanInputs:
     check_args(args)
     path = Path(args.model)
     hf = checkpoint_config.read(args, path)
     hf, spec = registry.declare(hf, path)
-    spec = resolve.divide(args, spec)
+    spec = resolve.divide(args, spec, stage)
     facts = resolve.within(read_facts(hf, path), spec)
     resolve.check_values(args, platform)
     args = resolve.for_tail(args, spec)
@@ -145,7 +147,7 @@ def _gather_inputs(args: EngineArgs, platform: Platform) -> _PlanInputs:
     if info is None:
         raise DeviceError(f"device: {platform.name!r} cannot be planned for: {platform.unplannable_reason()}")
     places = resolve.places(args, platform)
-    ranks = sum(len(p.devices) for p in places)
+    ranks = sum(len(p.devices) for p in places) // args.pipeline_parallel_size
     if ranks > 1:
         check_ranks(spec, {"tensor": ranks})
     info, defaults = resolve.share_of_device(platform, max(1, len(places) // args.nnodes), info, platform.defaults(facts, info))
@@ -193,7 +195,7 @@ def _plan_sizes(k: _PlanInputs) -> Plan:
     least = min(range(len(groups)), key=lambda i: groups[i].block_tokens)
     made = Plan(
         model=args.model, architecture=k.facts.architecture, platform=k.platform.name, device=k.info.name,
-        device_bytes=k.info.memory_bytes, devices=k.ranks, dtype=dtype,
+        device_bytes=k.info.memory_bytes, devices=k.ranks * args.pipeline_parallel_size, dtype=dtype,
         implementation="transformers" if isinstance(k.spec, TransformersSpec) else "thalweg",
         stored_bytes=k.facts.weight_bytes, weights=weights, loading=weights + beside,
         kv_per_token=sum(map(_per_token, groups)), kv_cache=kv_cache,
@@ -281,12 +283,9 @@ def _groups(k: _PlanInputs, length: int, block_tokens: int, dtype: str, drafts: 
     if not k.platform.runs_models:
         return (sizes.stand_in_group(k.spec, block_tokens),)
     states = resolve.state_tokens(k.args, k.spec, block_tokens)
-    groups = sizes.kv_groups(
-        sizes.cache_specs(k.spec, dtype, k.args.kv_dtype, length, k.ranks, k.args.kv_cache_dtype_skip_layers),
-        block_tokens,
-        states,
-        spare_states=drafts,
-    )
+    kept = sizes.cache_specs(k.spec, dtype, k.args.kv_dtype, length, k.ranks, k.args.kv_cache_dtype_skip_layers)
+    each = sizes.block_bytes(kept, block_tokens, k.spec)
+    groups = sizes.kv_groups(kept, block_tokens, states, each, spare_states=drafts)
     return groups if k.draft is None else k.draft.add_caches(groups, dtype, length, block_tokens)
 
 
@@ -295,7 +294,7 @@ def _check_stored(k: _PlanInputs) -> None:
     and some checkpoints keep tables. Counted in values, as files may be in another dtype than config.json names."""
     stored = open_weights(Path(k.args.model))
     held = sum(prod(stored.entry(name)[1]) for name in stored.names if k.spec.rename(name) is not None)
-    described = sizes.stored_values(k.spec)
+    described = sizes.stored_values(replace(k.spec, span=None) if k.spec.span else k.spec)
     extra = sizes.head_values(k.spec) if k.spec.tied else 0
     if not 0.98 * described <= held <= 1.02 * (described + extra):
         raise CheckpointError(

@@ -18,7 +18,9 @@ from thalweg.hal.platform import Defaults, ModelInfo, Parallel, Place, Platform
 from thalweg.models import sizes
 from thalweg.models.expert_parallel import place_experts
 from thalweg.models.fallback.spec import TransformersSpec
+from thalweg.models.refusals import check_ranks
 from thalweg.models.spec import ModelSpec
+from thalweg.models.stages import cut_stage
 from thalweg.options.speculation import read_speculation_config
 
 BLOCK_TOKENS = 16
@@ -72,12 +74,29 @@ def for_tail(args: EngineArgs, spec: ModelSpec) -> EngineArgs:
     return msgspec.structs.replace(args, **whole)
 
 
-def divide(args: EngineArgs, spec: ModelSpec) -> ModelSpec:
-    """The model as the ranks of these arguments divide it. ConfigError where a flag needs a part that it lacks."""
-    if not args.enable_expert_parallel:
+def divide(args: EngineArgs, spec: ModelSpec, stage: int = 0) -> ModelSpec:
+    """The model as the ranks of a pipeline stage divide it. ConfigError where a flag needs a part that it lacks."""
+    if args.enable_expert_parallel:
+        placed = place_experts(spec)
+        spec = placed if args.tensor_parallel_size > 1 else spec
+    if args.pipeline_parallel_size == 1:
         return spec
-    placed = place_experts(spec)
-    return placed if args.tensor_parallel_size > 1 else spec
+    check_ranks(spec, {"stage": args.pipeline_parallel_size})
+    _check_stages(args)
+    return cut_stage(spec, stage, args.pipeline_parallel_size, args.pipeline_layer_partition)
+
+
+def _check_stages(args: EngineArgs) -> None:
+    """ConfigError lists the flags that pipeline stages exclude."""
+    config = args.structured_outputs_config or {}
+    said = {
+        "speculative_config": (bool(args.speculative_config or args.spec_method or args.spec_tokens), "drafts are not"),
+        "structured_outputs_config: enable_jump_forward": (bool(config.get("enable_jump_forward")), "drafts are not"),
+        "enable_lora": (args.enable_lora, "adapters are not"),
+        "kv_transfer_config": (bool(args.kv_transfer_config or args.kv_offloading_size), "blocks in stores are not"),
+    }
+    if problems := [f"{name}: {why} divided among pipeline stages; omit it" for name, (there, why) in said.items() if there]:
+        raise ConfigError(*problems)
 
 
 def _for_foreign(args: EngineArgs) -> EngineArgs:
@@ -85,7 +104,8 @@ def _for_foreign(args: EngineArgs) -> EngineArgs:
     support."""
     said = {
         "batch_invariant": bool(args.batch_invariant),
-        "tensor_parallel_size": args.tensor_parallel_size > 1, "strict_kernels": args.strict_kernels,
+        "tensor_parallel_size": args.tensor_parallel_size > 1, "pipeline_parallel_size": args.pipeline_parallel_size > 1,
+        "strict_kernels": args.strict_kernels,
         "enable_lora": args.enable_lora,
     }  # fmt: skip
     why = "this model is served through transformers' own module, on one device, and not every operation of it is thalweg's"
@@ -96,7 +116,15 @@ def _for_foreign(args: EngineArgs) -> EngineArgs:
 
 def places(args: EngineArgs, platform: Platform) -> tuple[Place, ...]:
     """Where the processes of this engine sit, in order of ranks. ConfigError where the platform has no ranks."""
-    found = platform.topology(Parallel(tensor=args.tensor_parallel_size)).places
+    stages = args.pipeline_parallel_size
+    if stages > 1 and not platform.supports_stages:
+        raise ConfigError(f"pipeline_parallel_size: platform {platform.name!r} has no stages: leave it at 1")
+    if stages == 1 and args.pipeline_layer_partition is not None:
+        raise ConfigError("pipeline_layer_partition: pipeline_parallel_size is 1, so one stage has all layers; omit it")
+    if stages > 1 and args.nnodes > 1:
+        raise ConfigError("nnodes: stages (pipeline_parallel_size) run on one machine; use tensor_parallel_size for several")
+    found = platform.topology(Parallel(tensor=args.tensor_parallel_size, pipeline=stages)).places
+    found = tuple(replace(p, stages=stages) for p in found)
     if len(found) > 1 and not platform.supports_ranks:
         raise ConfigError(
             f"tensor_parallel_size: platform {platform.name!r} divides no model among {len(found)} processes: leave it at 1"
@@ -105,7 +133,7 @@ def places(args: EngineArgs, platform: Platform) -> tuple[Place, ...]:
     if args.nnodes > 1:
         per_node = ranks_per_node(args, platform, len(found))
         found = tuple(replace(p, devices=(p.rank % per_node,)) for p in found)
-    if args.device_ids is None or args.tensor_parallel_size == 1:
+    if args.device_ids is None or args.tensor_parallel_size * stages == 1:
         return found
     if len(found) == 1 or platform.options is None or "device" not in get_type_hints(type(platform.options)):
         raise ConfigError(f"device_ids: ranks of platform {platform.name!r} use its first devices; omit it")
@@ -129,10 +157,15 @@ def only_place(args: EngineArgs, platform: Platform) -> Place:
     found = places(args, platform)
     if len(found) > 1:
         raise ConfigError(
-            f"distributed_executor_backend: tensor_parallel_size {args.tensor_parallel_size} on platform {platform.name!r} "
-            f"needs {len(found)} processes; use mp, or omit it"
+            f"distributed_executor_backend: tensor_parallel_size {args.tensor_parallel_size}"
+            f"{_stages(args)} on platform {platform.name!r} needs {len(found)} processes; use mp, or omit it"
         )
     return found[0]
+
+
+def _stages(args: EngineArgs) -> str:
+    n = args.pipeline_parallel_size
+    return "" if n == 1 else f" and pipeline_parallel_size {n}"
 
 
 def share_of_device(platform: Platform, processes: int, info: DeviceInfo, defaults: Defaults) -> tuple[DeviceInfo, Defaults]:
@@ -149,15 +182,16 @@ def configure_platform(args: EngineArgs, platform: Platform) -> Platform:
     said = dict(args.additional_config or {})
     if args.threads is not None:
         said["threads"] = args.threads
-    if args.data_parallel_size > 1 or (args.tensor_parallel_size > 1 and platform.shares_device):
+    ranks = args.tensor_parallel_size * args.pipeline_parallel_size
+    if args.data_parallel_size > 1 or (ranks > 1 and platform.shares_device):
         said = _share_of_threads(args, platform) | said
-    if args.device_ids is not None and args.tensor_parallel_size == 1:
+    if args.device_ids is not None and ranks == 1:
         said |= _device(args.device_ids, platform)
-    elif args.device_ids is not None and len(set(args.device_ids)) * args.nnodes != args.tensor_parallel_size:
+    elif args.device_ids is not None and len(set(args.device_ids)) * args.nnodes != ranks:
         machines = f" on {args.nnodes} machines" if args.nnodes > 1 else ""
         raise ConfigError(
-            f"device_ids: tensor_parallel_size is {args.tensor_parallel_size}{machines}: name as many different devices"
-            f"{' as each has ranks' if machines else ''}"
+            f"device_ids: tensor_parallel_size is {args.tensor_parallel_size}{_stages(args)}{machines}: name as many different "
+            f"devices{' as each has ranks' if machines else ''}"
         )
     captured = {"graph_sizes": args.cudagraph_capture_sizes, "largest_graph": args.max_cudagraph_capture_size}
     captured = {name: value for name, value in captured.items() if value is not None}
@@ -197,7 +231,8 @@ def _share_of_threads(args: EngineArgs, platform: Platform) -> dict[str, Any]:
     facts = platform.describe()
     if facts is None or platform.options is None or "threads" not in get_type_hints(type(platform.options)):
         return {}
-    return {"threads": max(1, facts.cores // (args.data_parallel_size * max(1, args.tensor_parallel_size // args.nnodes)))}
+    ranks = args.tensor_parallel_size * args.pipeline_parallel_size
+    return {"threads": max(1, facts.cores // (args.data_parallel_size * max(1, ranks // args.nnodes)))}
 
 
 def _device(ids: Sequence[int], platform: Platform) -> dict[str, Any]:
@@ -272,6 +307,8 @@ def scheduler(args: EngineArgs, defaults: Defaults, length: int) -> SchedulerCon
             )
         seqs, tokens = (seqs, seqs) if args.max_num_seqs else (tokens, tokens)
     depth = 1 if args.async_scheduling is False else defaults.pipeline_depth or (2 if args.async_scheduling else 1)
+    if args.async_scheduling is not False:
+        depth = max(depth, args.pipeline_parallel_size)
     return SchedulerConfig(
         max_seqs=seqs,
         token_budget=tokens,
@@ -288,6 +325,7 @@ def scheduler(args: EngineArgs, defaults: Defaults, length: int) -> SchedulerCon
         pipeline_depth=depth,
         speculation=read_speculation_config(args),
         adapter_slots=args.max_loras if args.enable_lora else 0,
+        stages=args.pipeline_parallel_size,
         jump_forward=bool((args.structured_outputs_config or {}).get("enable_jump_forward")),
     )
 
@@ -392,4 +430,9 @@ def cache_size(args: EngineArgs, groups: tuple[KVSpec, ...], memory_bytes: int, 
                 f"{memory_bytes:,}; lower max_model_len to {room}, or raise kv_cache_memory_bytes"
             )
         length = room
-    return CacheSize(tuple(policy(g).num_blocks(g, room, seqs) for g in groups), length, room)
+    return cache_of(groups, room, length, seqs)
+
+
+def cache_of(groups: Sequence[KVSpec], tokens: int, length: int, seqs: int) -> CacheSize:
+    """The cache of so many tokens."""
+    return CacheSize(tuple(policy(g).num_blocks(g, tokens, seqs) for g in groups), min(length, tokens), tokens)

@@ -33,7 +33,8 @@ class BuildGroup:
         """The device is open."""
 
     def least(self, room: int) -> int:
-        """The least over ranks of the bytes that each has for its KV cache."""
+        """The least over ranks of what each has room for in its KV cache: bytes, or of pipeline stages sequences, then
+        tokens."""
         return room
 
 
@@ -66,6 +67,7 @@ def build(
 
 def _build_with_model(inputs: BuildInputs, least: Callable[[int], int]) -> Worker:
     from thalweg.engine.worker.adapters import AdapterStore
+    from thalweg.engine.worker.staged import StagedRunner
     from thalweg.models.step import make_step
 
     built = build_model(inputs)
@@ -84,6 +86,7 @@ def _build_with_model(inputs: BuildInputs, least: Callable[[int], int]) -> Worke
         inputs, dtype=built.dtype, size=plan.size, groups=built.groups, schedule=plan.schedule, vocab=built.model.vocab,
         quantization=built.quantization,
     )  # fmt: skip
+    launch = runner.launch if device.stages.size == 1 else StagedRunner(runner.launch, device.stages, state)
     kernels, model = [str(c) for c in built.binder.bindings], built.model
     more: dict[str, Any] = {}
     facts = (built.dtype, str(built.quantization), *kernels)
@@ -91,7 +94,7 @@ def _build_with_model(inputs: BuildInputs, least: Callable[[int], int]) -> Worke
         facts += (f"adapters of rank {model.adapters.rank}",)
         more |= AdapterStore(model, device, state, inputs.path, inputs.args.load_format).operations
     return Worker(
-        config, runner.launch, kernels, device,
+        config, launch, kernels, device,
         operations={
             "populate": lambda reached: populate_caches(device, model, state, reached),
             **more,

@@ -28,7 +28,7 @@ class Embedding:
         form = ctx.format(table)
         # A tied table has one packing for both uses only if their formats are equal.
         same = form == ctx.formats.of("tied", table.sources[0].name)
-        one = {"tied": True} if spec.tied and ctx.mesh.tensor.size == 1 and same else {}
+        one = {"tied": True} if spec.tied and spec.span is None and ctx.mesh.tensor.size == 1 and same else {}
         said = {} if form == DENSE else {"weight": form, "group": form.group}
         self._op = ctx.bind(ops.embed, vocab=spec.vocab, size=here, **one, **said)
         # Rounded to the model's dtype before it multiplies, as the published implementations do.

@@ -20,6 +20,10 @@ from thalweg.models.tail import Pooling
 from thalweg.models.weights import Source, TensorView, Weight, Weights, attach_views, matrices, vector
 
 Around = LayerEnding | AltUp
+ENTRY = ("embed", "speech", "learned", "inputs", "streams", "embed_norm", "vision", "audio")
+"""Keys of parameters that only the first stage has."""
+TAIL = ("norm", "head", "classes", "lexical", "dense")
+"""Keys of parameters that only the last stage has."""
 EXPERT = re.compile(r"\.experts\.(\d{1,9})\.")
 
 
@@ -160,6 +164,9 @@ class ModelSpec:
     """The audio encoder. Its vectors replace placeholders of a prompt."""
     vision: VisionSpec | None = None
     """The vision encoder; None: the model is text-only."""
+    span: tuple[int, int] | None = None
+    """Of a pipeline stage: its layers, [first, end). The first stage has the embedding and the encoders, the last one the norm
+    and the tail. None: all layers."""
 
     def __post_init__(self) -> None:
         if self.head_normed and self.tied:
@@ -172,13 +179,11 @@ class ModelSpec:
     def weights(self) -> Weights:
         """Every parameter, by the keys that loaded parameters have."""
         table = f"{self.root}{self.embed}"
-        shape = {table if self.tied else self.head: self.vocab}
         numbers = self.numbers or range(len(self.layers))
         made: dict[str, Any] = {
             "embed": {"weight": matrices({table: self.vocab}, self.hidden, shard=1, role="embedding")},
             "layers": {
-                i: each.weights(self.root + self.layer.format(n), self.hidden)
-                for i, (n, each) in enumerate(zip(numbers, self.layers, strict=True))
+                i: self.layers[i].weights(self.root + self.layer.format(numbers[i]), self.hidden) for i in self.layer_range
             },
         }
         if self.speech is not None:
@@ -191,7 +196,18 @@ class ModelSpec:
         for key, norm in (("embed_norm", self.embed_norm), ("norm", self.norm)):
             if norm is not None:
                 made[key] = norm.weights(self.root)
+        made |= self._tail_weights()
+        for key, tower in (("vision", self.vision), ("audio", self.audio)):
+            if tower is not None:
+                made[key] = tower.weights(self.hidden)
+        missing = {*(() if self.embeds else ENTRY), *(() if self.finishes else TAIL)}
+        return {key: part for key, part in made.items() if key not in missing}
+
+    def _tail_weights(self) -> dict[str, Any]:
+        made: dict[str, Any] = {}
         if self.pooling is None:
+            table = f"{self.root}{self.embed}"
+            shape = {table if self.tied else self.head: self.vocab}
             made["head"] = {"weight": matrices(shape, self.hidden, shard=0, role="tied" if self.tied else "head")}
             if self.head_normed:  # under a name that no file has
                 name = f"{self.head}.weight"
@@ -206,10 +222,22 @@ class ModelSpec:
             made["lexical"] = self.pooling.lexical.weights(self.root, self.hidden)
         if self.pooling is not None and self.pooling.dense:
             made["dense"] = {i: each.weights() for i, each in enumerate(self.pooling.dense)}
-        for key, tower in (("vision", self.vision), ("audio", self.audio)):
-            if tower is not None:
-                made[key] = tower.weights(self.hidden)
         return made
+
+    @property
+    def layer_range(self) -> range:
+        """The layers of this stage."""
+        return range(*self.span) if self.span else range(len(self.layers))
+
+    @property
+    def embeds(self) -> bool:
+        """Is it the first stage?"""
+        return self.layer_range.start == 0
+
+    @property
+    def finishes(self) -> bool:
+        """Is it the last stage?"""
+        return self.layer_range.stop == len(self.layers)
 
     @property
     def causal(self) -> bool:

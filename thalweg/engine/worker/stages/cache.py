@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from thalweg.config import SchedulerConfig
 from thalweg.engine.planning import resolve
 from thalweg.engine.planning.memory import adapter_slots, encoder_cache_bytes, history, step_sizes
@@ -40,9 +42,22 @@ def plan_cache(inputs: BuildInputs, built: BuiltModel, least: Callable[[int], in
     """The cache that fits. least: of the bytes that each rank has, the fewest. Raises ConfigError, naming the flag to
     change."""
     args, groups = inputs.args, built.groups
+    if inputs.place.stages > 1:
+        return _plan_stage(inputs, built, least)
     room = least(_cache_bytes(inputs, built))
     schedule = resolve.with_states(args, groups, room, built.schedule)
     return CachePlan(resolve.cache_size(args, groups, room, built.max_len, schedule.max_seqs), schedule)
+
+
+def _plan_stage(inputs: BuildInputs, built: BuiltModel, least: Callable[[int], int]) -> CachePlan:
+    """A token costs each stage something else, so the stages agree on numbers of sequences and of tokens."""
+    args, groups = inputs.args, built.groups
+    room = _cache_bytes(inputs, built)
+    schedule = resolve.with_states(args, groups, room, built.schedule)
+    seqs = least(schedule.max_seqs)
+    tokens = least(resolve.cache_size(args, groups, room, built.max_len, seqs).tokens)
+    size = resolve.cache_of(groups, tokens, built.max_len, seqs)
+    return CachePlan(size, replace(schedule, max_seqs=seqs))
 
 
 def allocate_state(inputs: BuildInputs, built: BuiltModel, plan: CachePlan) -> StateBox:
@@ -51,7 +66,7 @@ def allocate_state(inputs: BuildInputs, built: BuiltModel, plan: CachePlan) -> S
     return StateBox(
         make_state(
             built.model, inputs.device, blocks=plan.size.blocks, slots=plan.slots, max_len=plan.size.max_len,
-            proposer=built.proposer,
+            proposer=built.proposer, tokens=plan.schedule.token_budget if inputs.place.stages > 1 else 0,
         )
     )  # fmt: skip
 

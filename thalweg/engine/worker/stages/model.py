@@ -16,7 +16,7 @@ from thalweg.engine.planning.memory import gib, plan
 from thalweg.engine.worker.stages.open import BuildInputs
 from thalweg.errors import ConfigError
 from thalweg.hal.attention import AttentionBackend, named_attention
-from thalweg.hal.comm import Mesh
+from thalweg.hal.comm import SOLO, Mesh
 from thalweg.hal.device import Background
 from thalweg.hal.kv import KVSpec
 from thalweg.hal.op import Binder
@@ -88,6 +88,7 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
         kv_skip=args.kv_cache_dtype_skip_layers,
         state_tokens=resolve.state_tokens(args, spec, block_tokens), spare_states=schedule.most_drafts > 0,
         adapters=AdapterPlan(args.max_loras, args.max_lora_rank, args.lora_target_modules) if args.enable_lora else None,
+        stage_layers=args.pipeline_layer_partition,
         background=None if background is None
         else (binder.of(background.kernels), _select_attention(inputs, background.attention)),
     )  # fmt: skip
@@ -100,7 +101,7 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
 
 def _mesh(inputs: BuildInputs) -> Mesh:
     comm = inputs.device.comm
-    return Mesh(comm, expert=comm) if inputs.args.enable_expert_parallel else Mesh(comm)
+    return Mesh(comm, expert=comm if inputs.args.enable_expert_parallel else SOLO, stage=inputs.device.stages)
 
 
 def _make_proposer(

@@ -46,8 +46,8 @@ class BuildInputs:
 
     @property
     def ranks(self) -> range:
-        """Those that the device computes: all where one process drives every device."""
-        return range(self.place.rank, self.place.rank + len(self.place.devices))
+        """Those of its pipeline stage that the device computes: all where one process drives every device."""
+        return range(self.place.tensor_rank, self.place.tensor_rank + len(self.place.devices))
 
 
 def prepare(device: str, expected: EngineArgs | None = None) -> None:
@@ -108,7 +108,7 @@ def open_device(
     hf = checkpoint_config.read(args, path)
     formats.scheme(hf, args.quantization)
     hf, spec = registry.declare(hf, path)  # refuse an unknown architecture before a framework is imported
-    spec = resolve.divide(args, spec)
+    spec = resolve.divide(args, spec, place.stage if place else 0)
     facts = resolve.within(read_facts(hf, path), spec)
     args = resolve.for_tail(args, spec)
     draft = read_draft(args, hf, path)
