@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -139,3 +140,29 @@ def test_pickles_lies_and_folders_without_an_adapter_are_refused(tmp_path: Path)
         read_adapter(tmp_path)
     with pytest.raises(CheckpointError, match="does not exist"):
         read_adapter(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "tensor", "words"),
+    [
+        ({"general.type": "model"}, "blk.0.attn_q.weight.lora_a", "general.type and adapter.type"),
+        ({"adapter.alora.invocation_tokens": "1"}, "blk.0.attn_q.weight.lora_a", "adapter.alora.invocation_tokens"),
+        ({}, "blk.0.attn_q.weight.lora_a", "q_proj.weight: has lora_a and not"),
+        ({}, "token_embd.weight.lora_a", "token_embd.weight.lora_a: no lora_a or lora_b of a linear layer of llama"),
+        ({}, "blk.0.strange.weight.lora_b", "blk.0.strange.weight.lora_b: no lora_a"),
+    ],
+)
+def test_a_gguf_file_that_is_no_such_adapter_is_refused(
+    metadata: dict[str, str], tensor: str, words: str, tmp_path: Path
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    for key, value in ({"general.type": "adapter", "adapter.type": "lora"} | metadata).items():
+        writer.add_string(key, value)
+    writer.add_float32("adapter.lora.alpha", 6.0)
+    writer.add_tensor(tensor, np.ones((2, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises((UnsupportedModelError, CheckpointError), match=words):
+        read_adapter(tmp_path)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,7 @@ from transformers import AutoModelForSequenceClassification
 from zoo import load_reference, make_checkpoint, make_classifier, make_tokenizer
 
 from thalweg import LLM, LoRARequest, SamplingParams
+from thalweg.checkpoint.gguf.architectures.common import LAYER
 from thalweg.engine.planning.memory import plan
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.options.engine import EngineArgs
@@ -186,3 +189,30 @@ def test_experts_in_a_tensor_for_each_are_those_in_one(
     with pytest.raises(CheckpointError, match=r"experts\.\d\.\w+_proj.* --lora-target-modules .*experts"):
         generate(general, PROMPTS[:1], [apart])
     general.shutdown()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_a_file_of_llama_cpp_is_served_as_peft_computes_it(
+    name: str, bases: Callable[[str], Path], engines: Callable[[str], LLM], tmp_path: Path
+) -> None:
+    """Its converter interleaves the rows of Llama's q and k."""
+    base, llm = bases(name), engines(name)
+    model = write(base, tmp_path / "peft", target_modules=["q_proj", "k_proj", "o_proj", "down_proj"])
+    head_dim = json.loads((base / "config.json").read_text())["head_dim"]
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", name)
+    for key, value in (("general.type", "adapter"), ("adapter.type", "lora")):
+        writer.add_string(key, value)
+    writer.add_float32("adapter.lora.alpha", 6.0)
+    names = {v: k for k, v in LAYER.items()}
+    for stored, value in load_file(tmp_path / "peft" / "adapter_model.safetensors").items():
+        layer, module, part = re.fullmatch(r".*layers\.(\d+)\.(.*)\.lora_([AB])\.weight", stored).groups()  # type: ignore[union-attr]
+        if name == "llama" and part == "B" and module.endswith(("q_proj", "k_proj")):
+            value = value.view(-1, 2, head_dim // 2, value.shape[1]).transpose(1, 2).reshape(value.shape)
+        writer.add_tensor(f"blk.{layer}.{names[module]}.weight.lora_{part.lower()}", value.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    adapter = LoRARequest(f"{name} gguf", 120 + len(name), str(tmp_path / "a.gguf"))
+    for output in generate(llm, PROMPTS, [adapter, adapter]):
+        check(output, model)

@@ -22,10 +22,16 @@ BaseReader = Callable[[Source, Role], torch.Tensor]
 
 
 def lay_out(
-    adapter: AdapterWeights, room: AdapterPlan, rename: Callable[[str], str | None], dtype: torch.dtype, base: BaseReader
+    adapter: AdapterWeights,
+    room: AdapterPlan,
+    rename: Callable[[str], str | None],
+    dtype: torch.dtype,
+    base: BaseReader,
+    head_dim: int = 0,
 ) -> dict[str, TargetArrays]:
     """The arrays of every target that the adapter changes, by its name. B holds the scale: it is multiplied in float32, then
     rounded to dtype. rename: the layers' name of a checkpoint's tensor (`Model.rename`), None for tensors they do not have.
+    head_dim: values of a head of q and k, in adapters that have them `paired`. 0: layers differ.
     base: read for DoRA, biases and copies of base matrices only.
 
     CheckpointError names a tensor unknown to the model, of another shape, given twice, or too large for dtype.
@@ -40,10 +46,21 @@ def lay_out(
         if isinstance(update, StackedLowRank):
             layout.experts.add_stack(name, update, rename(name))
         elif isinstance(update, LowRank):
-            layout.add_low_rank(name, update)
+            layout.add_low_rank(name, unpair(name, update, head_dim) if update.paired else update)
         else:
             layout.replace(name, update)
     return layout.arrays | layout.experts.arrays
+
+
+def unpair(name: str, module: LowRank, head_dim: int) -> LowRank:
+    """The same with rows in transformers' order: the first values of all pairs of a head, then the second ones."""
+    if not head_dim or head_dim % 2 or len(module.b) % head_dim:
+        raise UnsupportedModelError(
+            f"{name}: its {len(module.b)} rows are in llama.cpp's order, by heads, and the model's heads are not alike: serve "
+            "the adapter in peft's own form"
+        )
+    b = module.b.reshape(-1, head_dim // 2, 2, module.b.shape[1]).swapaxes(1, 2).reshape(module.b.shape)
+    return replace(module, b=b, paired=False)
 
 
 class _Layout:

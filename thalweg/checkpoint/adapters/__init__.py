@@ -13,7 +13,10 @@ from thalweg.checkpoint.adapters.base import AdapterFormat, AdapterWeights, chec
 from thalweg.errors import CheckpointError
 from thalweg.plugins import PluginRegistry
 
-FORMATS = PluginRegistry("thalweg.adapter_formats", {"peft": "thalweg.checkpoint.adapters.peft:FORMAT"})
+FORMATS = PluginRegistry(
+    "thalweg.adapter_formats",
+    {"peft": "thalweg.checkpoint.adapters.peft:FORMAT", "gguf": "thalweg.checkpoint.adapters.gguf:FORMAT"},
+)
 """Name -> an `AdapterFormat`."""
 
 

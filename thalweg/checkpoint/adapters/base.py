@@ -31,6 +31,8 @@ class LowRank:
     """f32[outputs], added to b's product, so multiplied by scale."""
     base: Callable[[], np.ndarray] | None = None
     """Reads the file's copy of the base matrix, which must be the model's. None: the file has none."""
+    paired: bool = False
+    """Rows of b are in the order of llama.cpp's q and k: the two values of a rotated pair are adjacent."""
 
     def arrays(self) -> list[np.ndarray]:
         return [x for x in (self.a, self.b, self.magnitude, self.bias) if x is not None]
@@ -148,7 +150,9 @@ def _hash_some(modules: Mapping[str, Update], names: Sequence[str]) -> bytes:
     for name in names:
         m = modules[name]
         if isinstance(m, LowRank):
-            more = "".join(f" {field}" for field in ("magnitude", "bias") if getattr(m, field) is not None)
+            more = (
+                "".join(f" {field}" for field in ("magnitude", "bias") if getattr(m, field) is not None) + " paired" * m.paired
+            )
             hashed.update(f"{name}\0{float(m.scale).hex()}\0{m.a.shape}{m.b.shape}{more}".encode())
         else:
             shapes, scale = [x.shape for x in m.arrays()], float(getattr(m, "scale", 1.0))

@@ -45,6 +45,8 @@ class AdapterStore:
         self._room: AdapterPlan = model.adapters
         # The output matrix of a tied model has no name of its own otherwise, and adapters may change it alone.
         self._rename, self._dtype = replace(model.spec, tied=False).rename, getattr(torch, model.dtype)
+        heads = {getattr(mixer, "head_dim", 0) for _, mixer in model.spec.mixers}
+        self._head_dim = heads.pop() if len(heads) == 1 else 0
         self._device, self._state = device, state
         self._base = BaseWeights(model, device, path, load_format)
         self._loaded: dict[bytes, dict[str, TargetArrays]] = {}
@@ -65,7 +67,9 @@ class AdapterStore:
         if digest and adapter.digest != digest:
             raise CheckpointError(f"{path}: the adapter has changed since it was first read; load it again")
         try:
-            self._loaded[adapter.digest] = lay_out(adapter, self._room, self._rename, self._dtype, self._base.read)
+            self._loaded[adapter.digest] = lay_out(
+                adapter, self._room, self._rename, self._dtype, self._base.read, self._head_dim
+            )
         except ThalwegError as e:
             raise type(e)(f"{path}: {e}") from None
         return adapter.digest
