@@ -112,6 +112,8 @@ class CacheConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Type of keys and values in the cache. "": the model's dtype."""
     tables_kept: bool = False
     """The device keeps block tables (`hal.device.Device.keeps_tables`)."""
+    max_retention: float = 3600.0
+    """Most seconds for which a request's blocks are kept (`EngineRequest.retain`)."""
 
 
 JUMP = 8

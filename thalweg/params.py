@@ -238,6 +238,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     another engine continues. {"do_remote_prefill": True}: another engine has begun."""
     cache_hit_threshold: Annotated[float | None, Range(0, 1)] = None
     """Least share of the prompt that must be cached when it starts. Otherwise it ends with finish_reason "cache_threshold"."""
+    cache_retention: Annotated[float | None, Range(0, 86400)] = None
+    """Seconds for which the KV blocks of prompt and output are kept after the end, while there are others to evict. At most
+    EngineArgs.max_cache_retention."""
     logprob_token_ids: list[int] | None = None
     routed_experts_prompt_start: int | None = None
     """These two are known and rejected (REFUSED_PARAMS)."""

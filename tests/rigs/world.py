@@ -519,5 +519,5 @@ def random_request(
     return EngineRequest(
         handle=handle, tokens=np.array(tokens, np.int32), prompt_len=len(tokens),
         sampling=sampling, priority=rng.randrange(3), cache_salt=rng.choice(["", "", "a", "b"]),
-        read_prefix_cache=rng.random() < 0.9, hand_over=handle % 4 == 0,
+        read_prefix_cache=rng.random() < 0.9, hand_over=handle % 4 == 0, retain=float(handle % 3),
     )  # fmt: skip

@@ -118,6 +118,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Another engine continues it: its end is reported when the store has its blocks."""
     least_cached: float = 0.0
     """Share of the prompt that must be cached when it starts. Else it ends with the reason cache_threshold."""
+    retain: float = 0.0
+    """Seconds after its end for which its blocks are kept, while there are others to hand out."""
     streamed: bool = True
     """A caller reads its tokens one by one, so prompts in the same steps are rationed."""
     pool: bool = False

@@ -50,6 +50,10 @@ class CacheOptions(NodeOptions, kw_only=True, frozen=True):
         "blake2b"
     )
     """Every hash is keyed with a secret, and hits are compared, so it changes no answer."""
+    max_cache_retention: Annotated[float, _option(
+        "Most seconds for which a request may ask to keep its KV blocks (cache_retention, cache_control); 0: none", tier="own",
+        ge=0, le=86400, unit="seconds",
+    )] = 3600.0  # fmt: skip
     disable_sliding_window: Annotated[
         bool, _option("Attend to all tokens in window layers, and cap the context at the window", group="ModelConfig")
     ] = False

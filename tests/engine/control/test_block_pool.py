@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from thalweg.engine.control.cache.pool import BlockPool
+from thalweg.engine.control.cache.pool import MOST_KEPT, BlockPool
 from thalweg.engine.control.invariant import InvariantError
 
 TOTAL = 7
@@ -16,14 +16,54 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.forgotten: list[int] = []
-        self.pool = BlockPool(TOTAL, self.forgotten.append)
+        self.now = 0.0
+        self.pool = BlockPool(TOTAL, self.forgotten.append, lambda: self.now)
+        self.until: dict[int, float] = {}
+        self.kept: list[int] = []  # oldest release first
         self.holders: dict[int, int] = {}
         self.findable: set[int] = set()
         self.cached: list[int] = []  # oldest release first
         self.taken = {0}
 
     def free(self) -> set[int]:
-        return set(range(1, TOTAL)) - self.holders.keys() - set(self.cached)
+        return set(range(1, TOTAL)) - self.holders.keys() - set(self.cached) - set(self.kept)
+
+    def oldest(self) -> int:
+        """The cached block that goes next."""
+        first = min(self.kept, key=self.until.__getitem__, default=None)
+        if first is not None and (not self.cached or self.until[first] <= self.now):
+            self.kept.remove(first)
+            del self.until[first]
+            return first
+        return self.cached.pop(0)
+
+    def keep(self, block: int) -> None:
+        if block in self.kept:
+            self.kept.remove(block)
+        elif len(self.kept) >= int(MOST_KEPT * TOTAL):
+            other = min(self.kept, key=self.until.__getitem__)
+            self.kept.remove(other)
+            del self.until[other]
+            self.cached.append(other)
+        self.kept.append(block)
+
+    @precondition(lambda self: self.findable)
+    @rule(data=st.data(), seconds=st.integers(1, 5))
+    def retain(self, data, seconds) -> None:
+        block = data.draw(st.sampled_from(sorted(self.findable)))
+        self.pool.retain(block, self.now + seconds)
+        if self.now + seconds <= self.until.get(block, 0):
+            return
+        self.until[block] = self.now + seconds
+        if block in self.cached:
+            self.cached.remove(block)
+            self.keep(block)
+        elif block in self.kept:
+            self.keep(block)
+
+    @rule(seconds=st.integers(1, 4))
+    def wait(self, seconds) -> None:
+        self.now += seconds
 
     @precondition(lambda self: len(self.holders) < TOTAL - 1)
     @rule()
@@ -34,7 +74,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert block in free
             assert len(self.forgotten) == before
         else:
-            assert block == self.cached.pop(0), "not the least recently released block"
+            assert block == self.oldest(), "not the least recently released block, or a kept one before its time"
             assert self.forgotten[before:] == [block]
             self.findable.discard(block)
         self.holders[block] = 1
@@ -49,7 +89,7 @@ class PoolMachine(RuleBasedStateMachine):
         if not self.holders[block]:
             del self.holders[block]
             if block in self.findable:
-                self.cached.append(block)
+                self.keep(block) if block in self.until else self.cached.append(block)
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
@@ -65,13 +105,15 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.share(block)
         if block in self.cached:
             self.cached.remove(block)
+        if block in self.kept:
+            self.kept.remove(block)
         self.holders[block] = self.holders.get(block, 0) + 1
 
     @rule()
     def untag_all(self) -> None:
         self.pool.untag_all()
-        self.findable.clear()
-        self.cached.clear()
+        for emptied in (self.findable, self.cached, self.kept, self.until):
+            emptied.clear()
 
     @rule(data=st.data())
     def misuse_is_refused(self, data) -> None:
@@ -81,7 +123,7 @@ class PoolMachine(RuleBasedStateMachine):
                 self.pool.release(block)
             with pytest.raises(InvariantError):
                 self.pool.tag(block)
-            if block not in self.cached:
+            if block not in self.cached + self.kept:
                 with pytest.raises(InvariantError):
                     self.pool.share(block)
 

@@ -279,8 +279,34 @@ def test_hints_are_accepted_and_told(start):
     }  # fmt: skip
     r = running.post("/v1/messages?beta=true", body, headers={"anthropic-version": "2023-06-01", "anthropic-beta": "x"})
     assert r.status_code == 200
-    told = "context_management, messages[].content[].cache_control, tools[].web_search_20250305"
+    told = "context_management, tools[].web_search_20250305"
     assert r.headers["x-ignored-fields"] == told
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({}, None),
+        ({"cache_control": {"type": "ephemeral"}}, 300),
+        ({"system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]}, 3600),
+        ({"tools": [{**TOOLS[0], "cache_control": {"type": "ephemeral", "ttl": "5m"}}], "cache_retention": 7}, 7),
+    ],
+)
+def test_cache_control_keeps_the_conversation_for_its_ttl(start, fields, seconds):
+    running = start(Scripted("hello"))
+    body = {"model": "fake", "messages": [{"role": "user", "content": "?"}], "max_tokens": 9, **fields}
+    r = running.post("/v1/messages", body)
+    assert r.status_code == 200, r.text
+    assert "x-ignored-fields" not in r.headers
+    assert running.engine.params[-1].cache_retention == seconds
+
+
+def test_an_unknown_ttl_is_refused_by_its_place(start):
+    block = {"type": "text", "text": "?", "cache_control": {"type": "ephemeral", "ttl": "2d"}}
+    body = {"model": "fake", "messages": [{"role": "user", "content": [block]}], "max_tokens": 9}
+    r = start(Scripted("hello")).post("/v1/messages", body)
+    assert r.status_code == 400
+    assert "messages[0].content[0].cache_control" in r.json()["error"]["message"]
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}

@@ -104,6 +104,7 @@ class InputProcessor:
                 handle=next(handles), tokens=tokens, prompt_len=len(ids), sampling=sampling, inputs=inputs, priority=priority,
                 cache_salt=salt, read_prefix_cache=not skip, streamed=params.output_kind is not RequestOutputKind.FINAL_ONLY,
                 hand_over=params.hands_over and i == 0, least_cached=params.cache_hit_threshold or 0.0,
+                retain=params.cache_retention or 0.0,
             )  # fmt: skip
             requests.append(request)
         handover = self._handover(request_id) if params.hands_over else None

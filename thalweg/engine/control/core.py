@@ -82,7 +82,14 @@ class EngineCore:
         )
         self.slots = Slots(scheduler.max_seqs, config.model.max_len, parts)
         self.kv = KVCache(
-            cache.groups, cache.blocks, self.slots, config.model.max_len, cache.prefix_caching, hash_fn, cache.prefix_hash
+            cache.groups,
+            cache.blocks,
+            self.slots,
+            config.model.max_len,
+            cache.prefix_caching,
+            hash_fn,
+            cache.prefix_hash,
+            clock,
         )
         raw = not config.model.logprobs_mode.startswith("processed")
         self.slots.may_hope = self.kv.rewinds and scheduler.stages == 1 and raw
@@ -162,7 +169,7 @@ class EngineCore:
                 r.handle, r.sampling, r.prompt_len, (priority, next(self._arrivals)), prefix_salt(r),
                 r.read_prefix_cache and r.sampling.prompt_logprobs < 0, limit, now, np.array(r.tokens, np.int32),
                 r.streamed, r.inputs, find_stretches(r.inputs), find_limit(r.inputs), adapter=r.adapter,
-                hand_over=r.hand_over, least_cached=r.least_cached,
+                hand_over=r.hand_over, least_cached=r.least_cached, retain=r.retain,
             )  # fmt: skip
             request.gated = any(b.applies(request) and b.gates(request) for b in self._parts)
             self._requests[r.handle] = request
@@ -200,6 +207,8 @@ class EngineCore:
             self._transfers.handovers.hold(request, how)
         else:
             self._finished.append(how)
+        if request.retain:
+            self.kv.retain(request, self._clock() + min(request.retain, self.config.cache.max_retention))
         self.scheduler.remove(request)
         del self._requests[request.handle]
         if request.gated:

@@ -70,6 +70,8 @@ class Request:
     """As `EngineRequest.hand_over`."""
     least_cached: float = 0.0
     """As `EngineRequest.least_cached`."""
+    retain: float = 0.0
+    """As `EngineRequest.retain`."""
     tried_store: bool = False
     """Has it asked the store for a longer prefix since it last began to wait?"""
     claims: set[bytes] = field(default_factory=set)

@@ -26,6 +26,7 @@ def chat_of(request: MessagesRequest, effort: str | None = None) -> ChatRequest:
         "temperature": request.temperature,
         "top_p": request.top_p,
         "top_k": request.top_k,
+        "cache_retention": request.cache_retention,
         "include_reasoning": not (request.thinking and request.thinking.type == "disabled"),
     }
     disabled = request.thinking is not None and request.thinking.type == "disabled"

@@ -1,4 +1,4 @@
-"""Requests of the Messages API as clients may send them. Hints, such as cache_control, are unknown fields."""
+"""Requests of the Messages API as clients may send them."""
 
 from __future__ import annotations
 
@@ -161,6 +161,39 @@ class MessagesRequest(CountRequest):
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: Int32 | None = None
+    cache_retention: Annotated[Number, Field(ge=0, le=86400)] | None = None
+    """Set from the longest ttl of cache_control. The whole conversation is kept, with the answer."""
+
+    @classmethod
+    def refuse(cls, body: dict[str, Any]) -> None:
+        super().refuse(body)
+        asked = _read_cache_control(body)
+        if asked and body.get("cache_retention") is None:
+            body["cache_retention"] = max(asked)
+
+
+TTLS = {"5m": 300.0, "1h": 3600.0}
+
+
+def _read_cache_control(body: dict[str, Any]) -> list[float]:
+    """Seconds of every cache_control: of the request, and of its tools and blocks. ApiError for an unknown one."""
+    places: list[tuple[str, Any]] = [("", body)]
+    for name in ("tools", "system", "messages"):
+        for i, item in enumerate(body[name] if isinstance(body.get(name), list) else ()):
+            places.append((f"{name}[{i}].", item))
+            content = item.get("content") if isinstance(item, dict) else None
+            places += [(f"{name}[{i}].content[{j}].", b) for j, b in enumerate(content if isinstance(content, list) else ())]
+    found = []
+    for where, place in places:
+        if not isinstance(place, dict) or place.get("cache_control") is None:
+            continue
+        said, where = place.pop("cache_control"), where + "cache_control"
+        if said == {}:
+            continue
+        if not isinstance(said, dict) or said.get("type") != "ephemeral" or said.get("ttl", "5m") not in TTLS:
+            raise ApiError(f'{where}: must be {{"type": "ephemeral"}}, with a ttl of 5m or 1h or none', where)
+        found.append(TTLS[said.get("ttl", "5m")])
+    return found
 
 
 def _refuse_blocks(content: Any, where: str, inside: bool = False) -> None:

@@ -32,6 +32,10 @@ MAX_PARTS = 1024
 Json = Annotated[dict[str, Any], MaxBytes(2**20)]
 
 
+RETENTIONS = {"24h": 86400.0}
+"""Values of OpenAI's prompt_cache_retention -> seconds. Others ask for what happens anyway."""
+
+
 class OpenAIBody(WireModel):
     """A body with OpenAI's field names."""
 
@@ -75,6 +79,7 @@ class GenerationRequest(SamplingFields, RequestFields, OpenAIBody):
     prompt_logprobs: Int32 | None = None
     thinking_token_budget: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
 
+    cache_retention: Annotated[Number, Field(ge=0, le=86400)] | None = None
     kv_transfer_params: Json | None = None
     cache_hit_threshold: Annotated[Number, Field(ge=0, le=1)] | None = None
 
@@ -105,6 +110,8 @@ class GenerationRequest(SamplingFields, RequestFields, OpenAIBody):
     def _rules(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
             raise ApiError("stream_options is only for stream=true", "stream_options")
+        if self.cache_retention is None and self.prompt_cache_retention is not None:
+            self.cache_retention = RETENTIONS.get(self.prompt_cache_retention)
         check_handover(self.kv_transfer_params, bool(self.stream))
         if self.prompt_logprobs is not None:
             if self.stream:

@@ -3,24 +3,33 @@
 Every block but the scratch block 0 is in exactly one of three states:
 
     free    no holder, and nothing findable in it
-    cached  no holder, but a prefix may still be found in it; the least recently released is given out first
+    cached  no holder, but a prefix may still be found in it; the least recently released is given out first, and one that a
+            caller asked to keep (`retain`) after all others, until its time is over
     held    by `references` sequences; its contents may be findable too
 
 so free + cached + held = total - 1, always. There is no evictor: a cached block is evicted when it is handed out again. All
-operations are O(1). The pool does not know the contents of a block: `tag` belongs to the prefix cache.
+operations are O(1), or O(log n) with retained blocks. The pool does not know the contents of a block: `tag` belongs to the
+prefix cache.
 """
 
 from __future__ import annotations
 
+import heapq
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 
 from thalweg.engine.control.invariant import InvariantError, ensure
 from thalweg.hal.step import SCRATCH
 
+MOST_KEPT = 0.75
+"""At most this share of the blocks is kept for callers that asked for it. The rest is for all others' prefixes."""
+
 
 class BlockPool:
-    def __init__(self, total: int, evict: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, total: int, evict: Callable[[int], None] | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`total` counts the scratch block. `evict(block)` is called when a cached block is handed out, before the step that
         writes to it is launched."""
         if total < 2:
@@ -35,15 +44,23 @@ class BlockPool:
         self._free = list(range(total - 1, SCRATCH, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._findable = bytearray(total)
+        self._clock = clock
+        self._until: dict[int, float] = {}
+        """Findable blocks to keep -> until when."""
+        self._kept: dict[int, tuple[float, int]] = {}
+        """Those without a holder -> (until when, number of the release)."""
+        self._soonest: list[tuple[float, int, int]] = []
+        """A heap of (until when, number, block). Entries that differ from `_kept` count for nothing."""
+        self._releases = 0
 
     @property
     def available(self) -> int:
         """Blocks `take` can give now: the free and the cached."""
-        return max(0, len(self._free) + len(self._cached) - self.withheld)
+        return max(0, len(self._free) + len(self._cached) + len(self._kept) - self.withheld)
 
     @property
     def blocks_held(self) -> int:
-        return self.total - 1 - len(self._free) - len(self._cached)
+        return self.total - 1 - len(self._free) - len(self._cached) - len(self._kept)
 
     def take(self) -> int:
         """A block for one holder, overwriting the oldest cached one if none is free. Ask `available` first."""
@@ -52,19 +69,61 @@ class BlockPool:
             if block >= self.reached:
                 self.reached = block + 1
         else:
-            ensure(self._cached, "take: no block is available; the caller did not ask")
-            block, _ = self._cached.popitem(last=False)
+            block = self._oldest()
             self._findable[block] = False
             if self._evict is not None:
                 self._evict(block)
         self.references[block] = 1
         return block
 
+    def _oldest(self) -> int:
+        """The cached block to hand out: one that was kept long enough, else the least recently released, else the kept one
+        whose time is over first."""
+        if self._kept:
+            until, _, block = self._first_kept()
+            if not self._cached or until <= self._clock():
+                del self._kept[block], self._until[block]
+                return block
+        ensure(self._cached, "take: no block is available; the caller did not ask")
+        return self._cached.popitem(last=False)[0]
+
+    def _first_kept(self) -> tuple[float, int, int]:
+        """The kept block whose time is over first. Its release was before those with the same time."""
+        heap = self._soonest
+        while self._kept.get(heap[0][2]) != heap[0][:2]:
+            heapq.heappop(heap)
+        return heap[0]
+
+    def retain(self, block: int, until: float) -> None:
+        """Hand out this findable block after other cached ones, until this time of the clock."""
+        if until <= self._until.get(block, 0.0):
+            return
+        self._until[block] = until
+        if block in self._cached:
+            del self._cached[block]
+            self._keep(block)
+        elif block in self._kept:
+            self._keep(block)
+
+    def _keep(self, block: int) -> None:
+        """The block has no holder any more."""
+        if len(self._kept) >= int(MOST_KEPT * self.total) and block not in self._kept:
+            _, _, other = self._first_kept()
+            del self._kept[other], self._until[other]
+            self._cached[other] = None
+        self._releases += 1
+        self._kept[block] = (self._until[block], self._releases)
+        heapq.heappush(self._soonest, (self._until[block], self._releases, block))
+        if len(self._soonest) > 2 * self.total:
+            self._soonest = [(*entry, kept) for kept, entry in self._kept.items()]
+            heapq.heapify(self._soonest)
+
     def share(self, block: int) -> None:
         """One more holder of a findable block, held or cached."""
         if not self.references[block]:
-            ensure(block in self._cached, f"share: block {block} is free, so nothing is in it")
-            del self._cached[block]
+            home = self._kept if block in self._kept else self._cached
+            ensure(block in home, f"share: block {block} is free, so nothing is in it")
+            del home[block]
         self.references[block] += 1
 
     def release(self, block: int) -> None:
@@ -74,7 +133,9 @@ class BlockPool:
             raise InvariantError(f"release: block {block} is not held")
         self.references[block] = left
         if not left:
-            if self._findable[block]:
+            if self._findable[block] and block in self._until:
+                self._keep(block)
+            elif self._findable[block]:
                 self._cached[block] = None
             else:
                 self._free.append(block)
@@ -97,11 +158,15 @@ class BlockPool:
         """Make nothing findable: cached blocks become free."""
         self._findable = bytearray(self.total)
         self._free.extend(self._cached)
-        self._cached.clear()
+        self._free.extend(self._kept)
+        for emptied in (self._cached, self._kept, self._until, self._soonest):
+            emptied.clear()
 
     def check(self, holders: dict[int, int]) -> None:
         """`holders`: block -> number of sequences that hold it, counted by the caller from its own books."""
-        free, cached = set(self._free), set(self._cached)
+        ensure(not self._cached.keys() & self._kept.keys(), "a block is cached and kept")
+        ensure(self._kept.keys() <= self._until.keys(), "a block is kept for no time")
+        free, cached = set(self._free), {*self._cached, *self._kept}
         ensure(len(free) == len(self._free), "a block is in the free list twice")
         ensure(not free & cached, f"blocks both free and cached: {sorted(free & cached)[:5]}")
         ensure(SCRATCH not in free | cached, "the scratch block was given back")

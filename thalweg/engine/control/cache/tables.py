@@ -12,7 +12,8 @@ written: it is full, all its positions were returned, and a step in flight write
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,7 +36,7 @@ NEVER = 2**31 - 1
 class KVCache:
     def __init__(
         self, specs: Sequence[KVSpec], blocks: Sequence[int], slots: Slots, max_len: int, caching: bool,
-        hash_fn: HashFn | None = None, hash_name: str = "blake2b",
+        hash_fn: HashFn | None = None, hash_name: str = "blake2b", clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """specs and blocks: per group. ConfigError for a group of an unsupported kind."""
         if not specs or len(specs) != len(blocks):
@@ -45,7 +46,7 @@ class KVCache:
         """Tokens of a node of the prefix cache."""
         self.caching = caching
         self.prefix = PrefixCache(len(specs), hash_fn, hash_name)
-        around = GroupContext(self.prefix, slots.count + 1, max_len, self.unit, math.lcm(*sizes))
+        around = GroupContext(self.prefix, slots.count + 1, max_len, self.unit, math.lcm(*sizes), clock)
         self.groups: list[Group] = [policy(s)(s, n, g, around) for g, (s, n) in enumerate(zip(specs, blocks, strict=True))]
         self._slots = slots
         self._dropping = [g for g in self.groups if g.next(0) is not None]
@@ -215,6 +216,13 @@ class KVCache:
             if before is not None:
                 before.ends -= 1
         return keys[first : len(nodes)]
+
+    def retain(self, request: Request, until: float) -> None:
+        """Keep the published blocks of a running sequence until this time, while there are others to hand out."""
+        for node in request.nodes:
+            for g, block in zip(self.groups, node.blocks, strict=True):
+                if block:
+                    g.pool.retain(block, until)
 
     def release(self, slot: int, request: Request) -> None:
         """Release every block. Published ones stay findable until they are needed."""

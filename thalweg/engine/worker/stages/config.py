@@ -54,6 +54,7 @@ def engine_config(
             blocks=size.blocks,
             prefix_caching=args.enable_prefix_caching,
             prefix_hash=args.prefix_caching_hash_algo,
+            max_retention=args.max_cache_retention,
             dtype=args.kv_dtype,
             tables_kept=inputs.device.keeps_tables,
         ),

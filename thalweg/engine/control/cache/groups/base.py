@@ -6,8 +6,9 @@ block sizes; a prefix of n nodes is n * unit tokens long. A group files a block 
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ class GroupContext:
     """Tokens of a node."""
     align: int
     """Tokens: the least common multiple of all groups' block sizes. Prefixes are found only at its multiples."""
+    clock: Callable[[], float] = time.monotonic
 
 
 class Group(ABC):
@@ -63,7 +65,7 @@ class Group(ABC):
         self.index = index
         self.unit, self.align, self.max_len = around.unit, around.align, around.max_len
         self.prefix = around.prefix
-        self.pool = BlockPool(total, partial(around.prefix.evict, index))
+        self.pool = BlockPool(total, partial(around.prefix.evict, index), around.clock)
 
     # ------------------------------------------------------------------ sizes, for planning
 
