@@ -10,6 +10,7 @@ from zoo import make_checkpoint
 
 from thalweg import LLM, SamplingParams
 
+HOST_GPU = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
 PROMPTS = ["Once upon a time", "2 + 2 =", "a b a b a", "one two three " * 15, "The capital of", "hello there " * 9]
 PARAMS = [
     SamplingParams(temperature=1.0 if i % 2 else 0, seed=i, max_tokens=24, ignore_eos=True, logprobs=1)
@@ -23,9 +24,9 @@ def answer(llm: LLM, prompts: list[str], params: list[SamplingParams]) -> list[A
     return [(o.token_ids, [sorted((t, p.logprob) for t, p in each.items()) for each in o.logprobs or ()]) for o in made]
 
 
-def start(ranks: int, dtype: str, tokens: int = 2048, **more: Any) -> LLM:
+def start(ranks: int, dtype: str, tokens: int = 2048, device: str = "cpu", **more: Any) -> LLM:
     return LLM(
-        device="cpu", tensor_parallel_size=ranks, dtype=dtype, max_model_len=256, max_num_seqs=8, max_num_batched_tokens=tokens,
+        device=device, tensor_parallel_size=ranks, dtype=dtype, max_model_len=256, max_num_seqs=8, max_num_batched_tokens=tokens,
         use_tqdm_on_load=False, enable_prefix_caching=False, kv_cache_memory_bytes=1 << 23, **more,
     )  # fmt: skip
 
@@ -56,10 +57,15 @@ def test_stages_of_layers_give_the_bits_of_all_layers_in_one_place(ranks: int) -
 
 
 @pytest.mark.slow
-def test_the_text_of_ranks_is_that_of_one() -> None:
+@pytest.mark.parametrize("device", ["cpu", HOST_GPU])
+def test_the_text_of_ranks_is_that_of_one(device: str) -> None:
+    """On the hosted GPU, most steps are graphs that hold the collectives."""
     texts = []
     for ranks in (1, 2):
-        llm = start(ranks, "float32")
+        llm = start(ranks, "float32", device=device)
         texts.append([tokens for tokens, _ in answer(llm, PROMPTS, PARAMS)])
+        if device == HOST_GPU:
+            runtime = llm.llm_engine.core._executor.worker.device._runtime
+            assert runtime.replays > len(PROMPTS)
         llm.llm_engine.shutdown()
     assert texts[0] == texts[1]

@@ -52,7 +52,8 @@ class HostGpuPlatform(Platform):
         from thalweg.backends.torch_gpu.library import assemble
 
         options = self.options
-        runtime = HostRuntime(late=options.late)
+        # A late stream works only while somebody waits for it, and another rank's wait does not count.
+        runtime = HostRuntime(late=options.late and place.world == 1)
         info = DeviceInfo("host", self.name, runtime.memory()[0], 1, ("float32", "bfloat16"))
         parts = assemble("interpret", (), _no_triton)
         if options.mixed:
