@@ -26,8 +26,9 @@ def answer(llm: LLM, prompts: list[str], params: list[SamplingParams]) -> list[A
 
 def start(ranks: int, dtype: str, tokens: int = 2048, device: str = "cpu", **more: Any) -> LLM:
     return LLM(
-        device=device, tensor_parallel_size=ranks, dtype=dtype, max_model_len=256, max_num_seqs=8, max_num_batched_tokens=tokens,
-        use_tqdm_on_load=False, enable_prefix_caching=False, kv_cache_memory_bytes=1 << 23, **more,
+        device=device, tensor_parallel_size=ranks, dtype=dtype, max_model_len=256, max_num_seqs=8,
+        max_num_batched_tokens=tokens, use_tqdm_on_load=False, enable_prefix_caching=False,
+        kv_cache_memory_bytes=1 << 23, **more,
     )  # fmt: skip
 
 
