@@ -103,12 +103,12 @@ async def text_of_one() -> list[list[int]]:
 async def test_requests_survive_the_second_machine_and_both_ends_end_together(port: int) -> None:
     whole = await text_of_one()
     node = Node(port)
-    engine = await AsyncLLM.start(
-        EngineArgs(device="cpu", tensor_parallel_size=2, nnodes=2, master_port=port, max_restarts=9, **SIZES)
-    )
+    patience: dict[str, Any] = {"max_restarts": 9, "hang_timeout": 8.0, "heartbeat_timeout": 3.0}
+    args = EngineArgs(device="cpu", tensor_parallel_size=2, nnodes=2, master_port=port, **patience, **SIZES)
+    engine = await AsyncLLM.start(args)
     try:
         assert await texts(engine) == whole
-        for who in ("machine", "rank"):
+        for who, then in (("machine", None), ("rank", None), ("rank", signal.SIGKILL), ("rank", signal.SIGSTOP)):
             begun = asyncio.Event()
             running = asyncio.create_task(texts(engine, begun))
             await begun.wait()
@@ -117,8 +117,13 @@ async def test_requests_survive_the_second_machine_and_both_ends_end_together(po
                 node.kill()
                 node = Node(port)
             else:
-                os.kill(node.ranks[0], signal.SIGKILL)
-            assert await asyncio.wait_for(running, 120) == whole, who
+                os.kill((struck := node.ranks[0]), signal.SIGKILL)
+            if then is not None:  # its replacement, while that starts
+                while node.ranks in ([], [struck]):
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.5)
+                os.kill(node.ranks[0], then)
+            assert await asyncio.wait_for(running, 120) == whole, (who, then)
             assert engine._supervisor.restarts > restarts
         ranks = node.ranks
     except BaseException:

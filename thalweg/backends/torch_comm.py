@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,13 +23,14 @@ from torch import Tensor
 from thalweg.backends.tensors import join_parts, sum_parts
 from thalweg.errors import DeviceError, PeerError
 from thalweg.hal.comm import Communicator
-from thalweg.hal.platform import RENDEZVOUS, Place
+from thalweg.hal.platform import MEETING, RENDEZVOUS, Place
 
 GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """Collectives by their newer names where torch has those."""
 ORDERED = frozenset({"gloo"})
 """Backends with sums computed here, from gathered values."""
+LOOK_SECONDS = 0.005
 UNCAPTURED = frozenset({"xccl"})
 """Backends with calls that no graph can hold."""
 
@@ -146,11 +148,28 @@ class TorchCommunicator(Communicator):
             raise PeerError(f"an exchange of rank {self._rank} of {self.size} with the others failed: {e}") from e
 
 
+def _open_store(where: str, place: Place, timeout: timedelta) -> Any:
+    """The store that rank 0 listens at, once every rank is there. Waits in steps: torch's waiting would go on where a rank has
+    ended meanwhile."""
+    host, _, port = where.removeprefix("tcp://").rpartition(":")
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        host, int(port), place.world, place.rank == 0, timeout, wait_for_workers=False
+    )
+    store.set(f"rank {place.rank}", "")
+    meeting, until = place.environment.get(MEETING), time.monotonic() + timeout.total_seconds()
+    while not store.check([f"rank {r}" for r in range(place.world)]):
+        if meeting is not None and not Path(meeting).exists():
+            raise RuntimeError("another one has ended")
+        if time.monotonic() > until:
+            raise RuntimeError(f"they did not come within {timeout.total_seconds():g} s")
+        time.sleep(LOOK_SECONDS)
+    return store
+
+
 def _meet(where: str, place: Place, timeout: timedelta) -> dict[str, Any]:
     """Arguments of torch for the ranks' meeting place. Of a folder it wants a file. At an address rank 0 listens, which torch
     would leave to torchrun wherever that has started the process."""
     if where.startswith("tcp://"):
-        host, _, port = where.removeprefix("tcp://").rpartition(":")
-        return {"store": dist.TCPStore(host, int(port), place.world, place.rank == 0, timeout)}  # type: ignore[attr-defined]
+        return {"store": _open_store(where, place, timeout)}
     path = Path(where.removeprefix("file://"))
     return {"init_method": f"file://{path / 'torch'}" if path.is_dir() else where}

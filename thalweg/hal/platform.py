@@ -22,6 +22,9 @@ RENDEZVOUS = "rendezvous"
 """Key of Place.environment: where the ranks meet. "file:///path" is a folder that only this run uses, "tcp://host:port" an
 address that rank 0 listens at."""
 
+MEETING = "meeting"
+"""Key of Place.environment: a path of this machine that exists while the ranks may still meet. Optional."""
+
 
 @dataclass(frozen=True, slots=True)
 class Probe:

@@ -61,9 +61,12 @@ def open_launched(args: EngineArgs) -> Executor:
         raise ConfigError(
             f"distributed_executor_backend: the launcher started {launch.world} processes (WORLD_SIZE), and "
             f"tensor_parallel_size {args.tensor_parallel_size} on platform {platform.name!r} needs {len(places)}"
+            f"{'' if args.pipeline_parallel_size == 1 else f' with {args.pipeline_parallel_size} pipeline stages'}"
         )
     if launch.world == 1:
         return open_inline(args)
+    if launch.local_world < launch.world:
+        resolve.check_stages_on_one_machine(args)
     prepare(args.device, args)  # first: the platform decides how its framework is imported
     key = f"thalweg/{next(_engines)}"
     if launch.rank == 0:

@@ -11,6 +11,7 @@ import logging
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FrameType
 
 from thalweg import __version__
@@ -19,7 +20,8 @@ from thalweg.engine.client.frontend import locate
 from thalweg.engine.executor.launcher import start_rank
 from thalweg.engine.executor.messages import Hello, Refused
 from thalweg.engine.executor.nodes import GREETINGS, model_digest
-from thalweg.engine.ipc.door import UnreachableError, connect, introduce
+from thalweg.engine.ipc.door import UnreachableError, connect, has_ended, introduce
+from thalweg.engine.ipc.pair import End
 from thalweg.engine.planning import resolve
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal import discovery
@@ -27,10 +29,21 @@ from thalweg.host.processes import Process
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.05
+LINGER_SECONDS = 1.0
+"""Seconds in which a rank ends by itself after rank 0 has closed its connection."""
 
 
 class _StoppedError(BaseException):
     """SIGTERM or SIGINT."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LocalRank:
+    """A rank of this machine. sock: its connection, which its process reads."""
+
+    number: int
+    process: Process
+    sock: End
 
 
 class HeadlessNode:
@@ -51,42 +64,52 @@ class HeadlessNode:
         """Until machine 0 is gone. The exit status: 1 if a rank here was the reason. DeviceError if machine 0 never answers."""
         status = 0
         while True:
-            processes: list[Process] = []
+            ranks: list[_LocalRank] = []
             try:
                 for place in self._places:
-                    processes.append(self._join(place.rank))
+                    ranks.append(self._join(place.rank))
                 self._joined = True
-                status = self._wait(processes)
+                status = self._wait(ranks)
             except UnreachableError as e:
                 if not self._joined:
                     raise DeviceError(f"master_addr, master_port: {e}; is machine 0 running the same command?") from None
                 log.warning("machine 0 has ended: %s", e)
                 return status
             finally:
-                for each in processes:
-                    each.end()
+                for each in ranks:
+                    each.process.end()
+                    each.sock.close()
 
-    def _join(self, rank: int) -> Process:
+    def _join(self, rank: int) -> _LocalRank:
         """A process that is this rank from now on."""
         args = self._args
         until = time.monotonic() + args.distributed_timeout_seconds
-        with connect(args.master_addr, args.master_port, until, patient=not self._joined) as sock:
+        sock = connect(args.master_addr, args.master_port, until, patient=not self._joined)
+        try:
             hello = Hello(__version__, rank, self._places[0].world, args.nnodes, args.model, self._digest)
             answer = introduce(sock, GREETINGS, hello, until)
             if isinstance(answer, Refused):
                 raise ConfigError(f"machine 0 refused rank {rank}: {answer.why}")
             log.info("rank %d of %d joined %s:%d", rank, self._places[0].world, args.master_addr, args.master_port)
-            return start_rank(self._platform.name, sock.fileno())
+            return _LocalRank(rank, start_rank(self._platform.name, sock.fileno()), sock)
+        except BaseException:
+            sock.close()
+            raise
 
-    def _wait(self, processes: list[Process]) -> int:
-        """Until one ends. 1 if it failed, else 0."""
+    def _wait(self, ranks: list[_LocalRank]) -> int:
+        """Until one ends, or rank 0 gives one up, as it does with a stopped process. 1 if one failed, else 0."""
+        since = 0.0
         while True:
-            for each, place in zip(processes, self._places, strict=True):
-                code = each.returncode
+            for each in ranks:
+                code = each.process.returncode
                 if code is not None:
                     said = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-                    log.warning("rank %d ended (%s); its place is offered again", place.rank, said)
+                    log.warning("rank %d ended (%s); its place is offered again", each.number, said)
                     return int(code > 0)
+            since = since + LOOK_SECONDS if any(has_ended(each.sock) for each in ranks) else 0.0
+            if since > LINGER_SECONDS:
+                log.warning("rank 0 gave up a rank of this machine; its place is offered again")
+                return 0
             time.sleep(LOOK_SECONDS)
 
 

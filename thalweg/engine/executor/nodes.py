@@ -14,7 +14,7 @@ import msgspec
 
 from thalweg import __version__
 from thalweg.config import EngineArgs
-from thalweg.engine.executor.launcher import Launcher, start_children, with_meeting
+from thalweg.engine.executor.launcher import Launcher, MeetingFolder, start_children, with_meeting
 from thalweg.engine.executor.member import Member, RemoteProcess, describe_rank
 from thalweg.engine.executor.messages import FromRank, Hello, Refused, Welcome
 from thalweg.engine.ipc.codec import Codec
@@ -23,7 +23,7 @@ from thalweg.engine.ipc.pair import End
 from thalweg.engine.ipc.socket import Channel
 from thalweg.engine.planning import checkpoint_config
 from thalweg.errors import DeviceError
-from thalweg.hal.platform import Place
+from thalweg.hal.platform import MEETING, Place
 from thalweg.host import envs
 
 log = logging.getLogger(__name__)
@@ -38,12 +38,14 @@ class NodesLauncher(Launcher):
 
     def __init__(self, args: EngineArgs) -> None:
         self._args = args
+        self._folder = MeetingFolder()
 
     def place(self, places: Sequence[Place]) -> tuple[Place, ...]:
         args = self._args
         with opening(args.master_addr, args.master_port) as door:
             environment = {} if (name := door.interface) is None else {INTERFACE: name}
         envs.set_unset(environment)
+        environment[MEETING] = str(self._folder.path)
         per_node = len(places) // args.nnodes
         address = f"tcp://{args.master_addr}:{free_port(args.master_addr)}"
         return (*with_meeting(places[:per_node], address, **environment), *with_meeting(places[per_node:], address))
@@ -67,7 +69,7 @@ class NodesLauncher(Launcher):
             raise
 
     def release(self) -> None:
-        return
+        self._folder.remove()
 
     def _describe_missing(self, places: Sequence[Place]) -> str:
         args = self._args

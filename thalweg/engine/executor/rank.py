@@ -58,7 +58,7 @@ from thalweg.engine.worker.stages.open import prepare
 from thalweg.engine.worker.worker import Worker
 from thalweg.errors import ThalwegError
 from thalweg.hal.device import Pending
-from thalweg.hal.platform import RENDEZVOUS, Place
+from thalweg.hal.platform import MEETING, RENDEZVOUS, Place
 from thalweg.host import envs
 
 M = TypeVar("M")
@@ -175,7 +175,7 @@ def main(fd: int) -> int:
     channel = Channel(fd, Codec[Any](ToRank))
     feed = Feed(channel)
     begin = feed.expect(Begin)
-    envs.set_unset({name: value for name, value in begin.environment.items() if name != RENDEZVOUS})
+    envs.set_unset({name: value for name, value in begin.environment.items() if name not in (RENDEZVOUS, MEETING)})
     if interface is not None:  # of this machine, where rank 0 is on another
         envs.set_unset({INTERFACE: interface})
     level = max(logging.getLevelName(envs.log_level()), logging.WARNING)  # rank 0 logs everything common to all ranks

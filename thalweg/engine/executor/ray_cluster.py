@@ -24,6 +24,7 @@ from thalweg.engine.executor.nodes import GREETINGS, INTERFACE, gather, model_di
 from thalweg.engine.executor.processes import open_ranks
 from thalweg.engine.ipc.door import Door, connect, free_port, introduce
 from thalweg.engine.ipc.port import listen
+from thalweg.engine.planning import resolve
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal import discovery
 from thalweg.hal.platform import Place
@@ -106,6 +107,7 @@ class RayLauncher(Launcher):
         if set(nodes) == {first} and first == here:
             self._folder = MeetingFolder()
             return with_meeting(placed, f"file://{self._folder.path}")
+        resolve.check_stages_on_one_machine(self._args)
         with listen(self._host, 0) as sock:
             interface = Door(sock).interface
         if interface is not None:

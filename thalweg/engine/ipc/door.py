@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import socket
 import struct
 import time
@@ -110,6 +111,13 @@ def introduce(sock: End, codec: Codec[Any], message: Any, until: float) -> Any:
     except OSError as e:
         raise UnreachableError(f"it ended: {e.strerror or e}") from None
     return answer
+
+
+def has_ended(sock: End) -> bool:
+    """Has the other side of a connection closed it? Reads nothing, so another process may do that."""
+    poll = select.poll()
+    poll.register(sock, getattr(select, "POLLRDHUP", 0))
+    return bool(poll.poll(0))
 
 
 def interface_of(sock: End) -> str | None:

@@ -122,7 +122,7 @@ def places(args: EngineArgs, platform: Platform) -> tuple[Place, ...]:
     if stages == 1 and args.pipeline_layer_partition is not None:
         raise ConfigError("pipeline_layer_partition: pipeline_parallel_size is 1, so one stage has all layers; omit it")
     if stages > 1 and args.nnodes > 1:
-        raise ConfigError("nnodes: stages (pipeline_parallel_size) run on one machine; use tensor_parallel_size for several")
+        check_stages_on_one_machine(args)
     found = platform.topology(Parallel(tensor=args.tensor_parallel_size, pipeline=stages)).places
     found = tuple(replace(p, stages=stages) for p in found)
     if len(found) > 1 and not platform.supports_ranks:
@@ -138,6 +138,12 @@ def places(args: EngineArgs, platform: Platform) -> tuple[Place, ...]:
     if len(found) == 1 or platform.options is None or "device" not in get_type_hints(type(platform.options)):
         raise ConfigError(f"device_ids: ranks of platform {platform.name!r} use its first devices; omit it")
     return tuple(replace(p, devices=(args.device_ids[p.rank % per_node],)) for p in found)
+
+
+def check_stages_on_one_machine(args: EngineArgs) -> None:
+    """ConfigError if ranks of several machines were to be stages."""
+    if args.pipeline_parallel_size > 1:
+        raise ConfigError("pipeline_parallel_size: stages run on one machine; use tensor_parallel_size for several")
 
 
 def ranks_per_node(args: EngineArgs, platform: Platform, ranks: int) -> int:
