@@ -21,10 +21,11 @@ from thalweg.errors import ConfigError
 from thalweg.hal import ops
 from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.device import Device
+from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.step import StepBatch
 from thalweg.models.build import build
 from thalweg.models.load import load_params
-from thalweg.models.proposer import KEY, Proposer, ProposerSetup, accepted_row, last_token
+from thalweg.models.proposer import KEY, Proposer, ProposerSetup
 from thalweg.models.sizes import shared_group
 
 TAU = 0.25
@@ -55,9 +56,10 @@ class DraftModelProposer(Proposer):
                 )
         self._group = shared_group(setup.model.groups)
         self.caches = tuple((self._group, layout) for layout in draft.layouts)
-        self._max_len = setup.max_len
+        self._embeds_all = draft.vocab >= setup.model.vocab
         self._tau = 0.0 if setup.config.options["draft_sample_method"] == "greedy" else TAU
         facts = {"vocab": draft.vocab, "dtype": "float32"}
+        self._inputs = setup.binder.bind(ops.draft_inputs, passes=self.most - 1, limit=setup.max_len)
         self._sample = {random: setup.binder.bind(ops.sample, random=random, **facts) for random in (False, True)}
 
     def load(self, device: Device) -> Mapping[str, Any]:
@@ -69,77 +71,42 @@ class DraftModelProposer(Proposer):
     def propose(
         self, params: Any, state: Any, batch: StepBatch, taps: tuple[Tensor, ...], tokens: Tensor, counts: Tensor
     ) -> tuple[Tensor, Any]:
-        weights, kv = params[KEY], state[KEY][CACHES]
-        newest, table = last_token(tokens, counts), self._table(batch)
-        longer, row, position = self._with_newest(batch, newest, counts, table)
-        x, kv = self.draft.forward(weights, longer, kv, row)
-        single = self._single(batch, table)
-        drafts = [self._choose(weights, x, batch, position + 1)]
-        for _ in range(self.most - 1):
-            position = position + 1
-            at = position.clamp(max=self._max_len - 1)
+        weights, kv, drafted = params[KEY], state[KEY][CACHES], batch.get(Drafts)
+        pick = counts[:, None][:, :0] if drafted is None else drafted.pick
+        ids, owner, position, query, last, row, after = self._inputs(
+            batch.tokens, batch.token_seq, batch.positions, batch.context, batch.query, batch.last_row, tokens, counts, pick
+        )
+        table = self._table(batch)
+        fed = replace(
+            batch, tokens=self._clamp(ids), token_seq=owner, positions=position, query=query, last_row=last, block_tables=table,
+            uniform=batch.uniform + 1 if batch.uniform else 0, parts=(), metadata=self._plans(),
+        )  # fmt: skip
+        x, kv = self.draft.forward(weights, fed, kv, row)
+        drafts = [self._choose(weights, x, batch, after[0])]
+        each = torch.arange(counts.shape[0], device=counts.device, dtype=torch.int32)
+        single = replace(fed, token_seq=each, last_row=each, query=torch.ones_like(each), uniform=1)
+        for at in after[1 : self.most]:
             fed = replace(single, tokens=self._clamp(drafts[-1]), positions=at, context=at, metadata=self._plans())
             x, kv = self.draft.forward(weights, fed, kv)
-            drafts.append(self._choose(weights, x, batch, position + 1))
+            drafts.append(self._choose(weights, x, batch, at))
         return torch.stack(drafts, 1), {**state, KEY: {**state[KEY], CACHES: kv}}
 
-    def _table(self, batch: StepBatch) -> Tensor:
-        """The blocks of the draft's tokens. Those beyond a sequence's blocks go to scratch."""
+    def _table(self, batch: StepBatch) -> tuple[Tensor, ...]:
+        """The blocks of the draft's tokens, for each of its KV groups. Tokens beyond a sequence's blocks go to scratch."""
         table = batch.block_tables[self._group]
-        size = self.draft.groups[0].block_tokens
-        return torch.cat([table, table.new_zeros(table.shape[0], 1 + self.most // size)], 1)
+        wider = torch.nn.functional.pad(table, (0, 1 + self.most // self.draft.groups[0].block_tokens))
+        return (wider,) * len(self.draft.groups)
 
     def _clamp(self, tokens: Tensor) -> Tensor:
-        """Tokens as the draft embeds them: its matrix may have fewer rows of padding than the target's."""
-        return tokens.clamp(max=self.draft.vocab - 1)
-
-    def _with_newest(
-        self, batch: StepBatch, newest: Tensor, counts: Tensor, table: Tensor
-    ) -> tuple[StepBatch, Tensor, Tensor]:  # fmt: skip
-        """(the step with one token more of each sequence, the row of the newest token of each, the position of that).
-
-        The newest token takes the place of the first rejected draft, if there is one. Rows after it mean nothing, and no row
-        before attends to them."""
-        n, t = batch.slots.shape[0], batch.tokens.shape[0]
-        each = torch.arange(n, device=newest.device, dtype=torch.int32)
-        end = (batch.context + batch.query).to(torch.int32)
-        if batch.uniform:
-            width = batch.uniform + 1
-            tokens = torch.cat([batch.tokens.view(n, -1), torch.zeros_like(newest)[:, None]], 1).flatten()
-            positions = torch.cat([batch.positions.view(n, -1), end[:, None]], 1).flatten()
-            owners = each[:, None].expand(n, width).reshape(-1)
-        else:
-            width = 0
-            ends = batch.last_row + each + 1
-            place = torch.cat([torch.arange(t, device=each.device) + batch.token_seq, ends]).long()
-            order = torch.zeros_like(place).scatter(0, place, torch.arange(t + n, device=place.device))
-            pairs = ((batch.tokens, torch.zeros_like(newest)), (batch.positions, end), (batch.token_seq, each))
-            tokens, positions, owners = (torch.cat(pair).index_select(0, order) for pair in pairs)
-        row = accepted_row(batch, counts) + each + 1
-        emits = counts > 0
-        kept = torch.where(emits, newest, tokens.index_select(0, row))
-        tokens = self._clamp(tokens.index_copy(0, row.long(), kept))
-        longer = replace(
-            batch, tokens=tokens, token_seq=owners, positions=positions.clamp(max=self._max_len - 1), query=batch.query + 1,
-            last_row=batch.last_row + each + 1, block_tables=(table,) * len(self.draft.groups), uniform=width, parts=(),
-            metadata=self._plans(),
-        )  # fmt: skip
-        return longer, row, positions.index_select(0, row)
-
-    def _single(self, batch: StepBatch, table: Tensor) -> StepBatch:
-        """A step of one token of each sequence. Its tokens and places are still to be filled in."""
-        each = torch.arange(batch.slots.shape[0], device=table.device, dtype=torch.int32)
-        return replace(
-            batch, token_seq=each, last_row=each, query=torch.ones_like(each), uniform=1, parts=(),
-            block_tables=(table,) * len(self.draft.groups),
-        )  # fmt: skip
+        """Tokens that the draft can embed: its matrix may have fewer rows of padding than the target's."""
+        return tokens if self._embeds_all else tokens.clamp(max=self.draft.vocab - 1)
 
     def _plans(self) -> tuple[dict[str, Any], ...]:
         """Where attention of each group keeps data that its layers share. A pass has its own, as it has its own positions."""
         return tuple({} for _ in self.draft.groups)
 
     def _choose(self, params: Any, x: Tensor, batch: StepBatch, position: Tensor) -> Tensor:
-        """The draft of each sequence after hidden states x [S, hidden]. position: the draft's own."""
+        """The draft of each sequence after hidden states x [S, hidden] of the tokens at these positions."""
         random = batch.features.random and self._tau > 0
         if not random and self.draft.has_argmax:
             token: Tensor = self.draft.argmax(params, x)[0]
@@ -147,5 +114,5 @@ class DraftModelProposer(Proposer):
         logits, temperature = self.draft.logits(params, x), batch.sampling.temperature
         if random:
             logits = logits / torch.where(temperature > 0, temperature * self._tau, 1.0)[:, None]
-        drawn: Tensor = self._sample[random](logits, temperature, batch.sampling.seed, position)
+        drawn: Tensor = self._sample[random](logits, temperature, batch.sampling.seed, position + 1)
         return drawn.to(torch.int32)

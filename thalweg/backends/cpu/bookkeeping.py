@@ -38,7 +38,28 @@ def verify_drafts(
     return (chosen, *others)  # type: ignore[return-value]
 
 
+def draft_inputs(
+    tokens: Tensor, token_seq: Tensor, positions: Tensor, context: Tensor, query: Tensor, last_row: Tensor, returned: Tensor,
+    counts: Tensor, pick: Tensor, *, passes: int, limit: int,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    owners, count = token_seq.numpy(), counts.numpy()
+    n, t = query.shape[0], tokens.shape[0]
+    each, i32 = np.arange(n, dtype=np.int32), np.int32
+    ends, place = last_row.numpy() + each + i32(1), np.arange(t, dtype=np.int32) + owners
+    known, owner, position = np.zeros((3, t + n), np.int32)
+    known[place], owner[place], position[place] = tokens.numpy(), owners, positions.numpy()
+    owner[ends], position[ends] = each, context.numpy() + query.numpy()
+    accepted = np.maximum(count - i32(1), i32(0))
+    row = ends - ((pick.numpy() >= 0).sum(1, dtype=np.int32) - accepted)
+    emits = count > 0
+    known[row[emits]] = returned.numpy()[each[emits], accepted[emits]]
+    after = np.minimum(position[row] + np.arange(1 + passes, dtype=np.int32)[:, None], i32(limit - 1))
+    made = known, owner, np.minimum(position, i32(limit - 1)), query.numpy() + i32(1), ends, row, after
+    return tuple(map(torch.from_numpy, made))
+
+
 KERNELS = (
     Kernel("history_write", "numpy-in-place", history_write, batch_invariant=True),
     Kernel("verify_drafts", "numpy", verify_drafts, batch_invariant=True),
+    Kernel("draft_inputs", "numpy", draft_inputs, batch_invariant=True),
 )

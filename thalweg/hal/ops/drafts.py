@@ -1,4 +1,4 @@
-"""The verification of drafts: which sampled tokens a step returns."""
+"""Drafts: which of them a step returns, and what a draft model reads after the step."""
 
 from __future__ import annotations
 
@@ -46,3 +46,46 @@ def verify_drafts(
     counts = torch.where(emit, accepted + 1, 0).to(torch.int32)
     owners = torch.where(real, slots[:, None], SCRATCH).flatten()
     return chosen, counts, (bad & real).any(1), owners, (first[:, None] + column).flatten()
+
+
+def _inputs_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """A token alone, accepted and rejected drafts, a chunk of a prompt that samples nothing, and padding without tokens."""
+    i32 = np.int32
+    query, context = np.array([1, 4, 3, 5, 0], i32), np.array([6, 9, 13, 0, 0], i32)
+    start = np.cumsum(query, dtype=i32) - query
+    token_seq = np.repeat(np.arange(5, dtype=i32), query)
+    positions = np.arange(13, dtype=i32) - np.repeat(start - context, query)
+    pick = np.array([[-1] * 4, [0, 1, 2, -1], [3, 4, -1, -1], [-1] * 4, [-1] * 4], i32)
+    returned, counts = rng.integers(0, 99, (5, 4)).astype(i32), np.array([1, 4, 2, 0, 0], i32)
+    last = start + query - i32(1)
+    return rng.integers(0, 99, 13).astype(i32), token_seq, positions, context, query, last, returned, counts, pick
+
+
+@op(samples=[Sample("five-sequences", _inputs_sample, {"passes": 3, "limit": 17})])
+def draft_inputs(
+    tokens: Tensor, token_seq: Tensor, positions: Tensor, context: Tensor, query: Tensor, last_row: Tensor, returned: Tensor,
+    counts: Tensor, pick: Tensor, *, passes: int, limit: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """A step's tokens and the newest token that it returned of each sequence, as a draft model reads them.
+
+    tokens, token_seq, positions i32[T] and context, query, last_row i32[S]: of the batch. returned i32[S, K], counts i32[S]: of
+    its result. pick i32[S, any]: drafts that it verified are >= 0. limit: positions are below it.
+
+    Returns (tokens, token_seq, positions i32[T + S], query, last_row i32[S], row i32[S]: the newest token's in T + S, after
+    i32[1 + passes, S]: its position and those of the next `passes`). The newest token takes the place of the first rejected
+    draft. Rows after it mean nothing, and no row before attends to them."""
+    n, t = query.shape[0], tokens.shape[0]
+    each = torch.arange(n, device=tokens.device, dtype=torch.int32)
+    ends = last_row + each + 1
+    place = torch.cat([torch.arange(t, device=tokens.device, dtype=torch.int32) + token_seq, ends]).long()
+    order = torch.zeros_like(place).scatter(0, place, torch.arange(t + n, device=tokens.device))
+    position = torch.cat([positions, context + query]).index_select(0, order)
+    owner = torch.cat([token_seq, each]).index_select(0, order)
+    accepted = (counts - 1).clamp(min=0)
+    row = ends - ((pick >= 0).sum(1).to(torch.int32) - accepted)
+    known = torch.cat([tokens, torch.zeros_like(each)]).index_select(0, order)
+    newest = torch.where(counts > 0, returned.gather(1, accepted.long()[:, None])[:, 0], known.index_select(0, row))
+    known = known.index_copy(0, row.long(), newest)
+    steps = torch.arange(1 + passes, device=tokens.device, dtype=torch.int32)
+    after = (position.index_select(0, row) + steps[:, None]).clamp(max=limit - 1)
+    return known, owner, position.clamp(max=limit - 1), query + 1, ends, row, after
