@@ -12,7 +12,7 @@ from typing import Any
 from thalweg.checkpoint.gguf.names import first_part, is_gguf
 from thalweg.checkpoint.native import PARAMS, WEIGHTS, is_native
 from thalweg.errors import CheckpointError
-from thalweg.options.model import BUNDLED_FOLDERS
+from thalweg.options.model import BUNDLED_ADAPTERS, BUNDLED_FOLDERS
 
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.model.v*", "*.jinja")
 """Files to download: weights, configuration, tokenizers, templates. Never code, never pickles."""
@@ -76,8 +76,10 @@ def resolve_model(
 def resolve_adapter(
     path: str, *, download_dir: str | None = None, token: str | bool | None = None, ignore: Sequence[str] = ()
 ) -> Path:
-    """The folder or file of an adapter. path: local, or a hub id "org/name" that is no local path. A hub id is downloaded
-    unless cached. CheckpointError gives the fault and the remedy."""
+    """The folder or file of an adapter. path: "thalweg-nano-shout", a local path, or a hub id "org/name" that is no local path.
+    A hub id is downloaded unless cached. CheckpointError gives the fault and the remedy."""
+    if path in BUNDLED_ADAPTERS:
+        return Path(str(files("thalweg") / "nano" / BUNDLED_ADAPTERS[path]))
     local = Path(path).expanduser()
     try:
         exists = local.exists()

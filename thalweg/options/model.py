@@ -13,6 +13,8 @@ BUNDLED = "thalweg-nano"
 """Name of the model inside the package: the default, so that nothing needs a download."""
 BUNDLED_FOLDERS = {BUNDLED: "weights", "thalweg-nano-draft": "draft", "bundled": "weights"}
 """Names of the checkpoints inside the package, and their folders in it. "bundled" is the default's name of old."""
+BUNDLED_ADAPTERS = {"thalweg-nano-shout": "shout"}
+"""Names of the adapters inside the package, and their folders in it."""
 BUNDLED_WORDS = (
     "using thalweg-nano, the bundled model: five million parameters, made for trying things out; pass {how} for a real one"
 )
