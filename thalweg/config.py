@@ -163,6 +163,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     scheduler: SchedulerConfig
     engines: int = 1
     """Engines that share the requests of one client. Sizes are those of each."""
+    first_engine: int = 0
+    """Number of the first, among those of all servers behind one balancer."""
 
     @property
     def max_running(self) -> int:

@@ -121,6 +121,11 @@ WORDS: dict[str, tuple[str, ...]] = {
 """Values for flags that refuse most."""
 BESIDE = {
     "node-rank": ("--nnodes", "4"),
+    "data-parallel-rank": ("-dp", "4"),
+    "data-parallel-external-lb": ("-dpn", "0"),
+    "data-parallel-hybrid-lb": ("-dpl", "1"),
+    "data-parallel-size-local": ("-dp", "3"),
+    "data-parallel-start-rank": ("-dp", "4", "-dpl", "1", "--data-parallel-hybrid-lb"),
     "enable-log-outputs": ("--enable-log-requests",),
     "fingerprint-mode": ("--fingerprint-value", "x"),
     "fingerprint-value": ("--fingerprint-mode", "custom"),

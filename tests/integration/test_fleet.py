@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from thalweg import LLM, AsyncLLM, EngineArgs, SamplingParams
+from thalweg.config import check_args
 from thalweg.engine.client.fleet import REMEMBERED, SLACK, SPAN, Fleet, add_stats
 from thalweg.engine.messages import EngineRequest, Stats, TokenSampling
 from thalweg.errors import ConfigError, EngineDeadError
@@ -185,3 +187,41 @@ def test_beginnings_of_prompts_are_told_apart_by_salt_and_forgotten_in_time() ->
 def test_lists_of_counters_add_up_to_the_longer() -> None:
     a, b = (Stats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, accepted_per_position=counts) for counts in ([3, 1], [2]))
     assert add_stats(a, b) == Stats(2, 4, 6, 8, 10, 12, 14, 16, 18, 20, accepted_per_position=[5, 1])
+
+
+@pytest.mark.slow
+async def test_engines_of_several_ranks_share_requests_and_lose_none(start: Any) -> None:
+    more = {"device": "cpu", "dtype": "float32", "additional_config": None, "kv_cache_memory_bytes": 1 << 22}
+    want = await texts(await start(msgspec.structs.replace(ONE, **more)), 6)
+    engine = await start(msgspec.structs.replace(TWO, **more, tensor_parallel_size=2))
+    assert engine.get_world_size() == 4
+    running = asyncio.create_task(texts(engine, 6))
+    await until_both_work(engine._supervisor)
+    pid = engine._supervisor._members[0].supervisor.pid
+    children = [int(c) for f in Path(f"/proc/{pid}/task").glob("*/children") for c in f.read_text().split()]
+    (rank,) = (c for c in children if b"executor.rank" in Path(f"/proc/{c}/cmdline").read_bytes())
+    os.kill(rank, signal.SIGKILL)
+    assert await asyncio.wait_for(running, 120) == want
+
+
+def test_a_server_behind_a_balancer_has_its_engines_only() -> None:
+    def engines(**fields: Any) -> tuple[int, int]:
+        args = EngineArgs(data_parallel_size=4, **fields)
+        check_args(args)
+        return args.local_engines, args.first_engine
+
+    assert engines() == (4, 0)
+    assert engines(data_parallel_rank=2) == engines(data_parallel_rank=2, data_parallel_external_lb=True) == (1, 2)
+    hybrid = {"data_parallel_hybrid_lb": True, "data_parallel_size_local": 2}
+    assert engines(**hybrid, data_parallel_start_rank=2) == (2, 2)
+    for fields, said in (
+        ({"data_parallel_rank": 4}, "data_parallel_rank must be less than data_parallel_size"),
+        ({"data_parallel_external_lb": True}, "data_parallel_external_lb: which of the engines"),
+        ({"data_parallel_hybrid_lb": True}, "data_parallel_hybrid_lb: how many of the engines"),
+        ({"data_parallel_size_local": 2}, "data_parallel_size_local: a server runs all of its 4 engines"),
+        ({"data_parallel_start_rank": 1}, "data_parallel_start_rank is of one of several servers"),
+        ({**hybrid, "data_parallel_start_rank": 3}, "engines 3 to 4 are not all of data_parallel_size 4"),
+        ({**hybrid, "data_parallel_rank": 1}, "data_parallel_hybrid_lb: with data_parallel_rank"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            engines(**fields)

@@ -25,7 +25,7 @@ def run(words: list[str]) -> int:
     if namespace.json:
         print(json.dumps(as_json(made) | {"fewest_devices": fewest}, indent=2))
     else:
-        print(as_text(made, args.model, fewest))
+        print(as_text(made, args.model, fewest, args.pipeline_parallel_size))
     return 0 if made.fits else 1
 
 
@@ -39,7 +39,7 @@ def as_json(p: Plan) -> dict[str, Any]:
     return {n: getattr(p, n) for n in names} | {"total": p.total, "fits": p.fits}
 
 
-def as_text(p: Plan, name: str, fewest: int | None = 1) -> str:
+def as_text(p: Plan, name: str, fewest: int | None = 1, stages: int = 1) -> str:
     """fewest: tensor_parallel_size with which the model fits. None: there is none."""
     groups = ", ".join(map(_layers, p.groups))
     rows = [
@@ -59,7 +59,8 @@ def as_text(p: Plan, name: str, fewest: int | None = 1) -> str:
     if p.devices > 1 or fewest not in (1, p.devices):
         least = f"{fewest} is the smallest that fits" if fewest else "no size that was tried fits"
         each = "; sizes are those of each rank" if p.devices > 1 else ""
-        rows.insert(3, ("ranks", f"{p.devices} (--tensor-parallel-size){each}; {least}"))
+        flags = "--tensor-parallel-size" if stages == 1 else f"--tensor-parallel-size, in {stages} stages"
+        rows.insert(3, ("ranks", f"{p.devices} ({flags}){each}; {least}"))
     lines = [f"{a:10} {b}" for a, b in rows]
     lines += [f"does not fit: {x}" for x in p.problems] + [f"advice: {x}" for x in p.advice]
     return "\n".join(lines)

@@ -48,7 +48,7 @@ class LLMEngine(NoWorkerCalls, NoVllmConfig):
 
     def __init__(self, args: EngineArgs) -> None:
         read_profiler_config(args)  # errors before anything is loaded
-        if args.data_parallel_size > 1:
+        if args.local_engines > 1:
             raise ConfigError("data_parallel_size: this engine runs in the calling thread; use AsyncLLM or thalweg serve")
         self.lock = threading.RLock()
         with pause_gc():

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from thalweg.options.nodes import NodeOptions
+from thalweg.options.data_parallel import DataParallelOptions
 from thalweg.options.option import Option
 
 KV_CACHE_DTYPES = {
@@ -22,7 +22,7 @@ def check_layers(layers: list[str]) -> Iterator[str]:
         yield f"{odd[0]!r:.40} is neither a layer's number nor sliding_window"
 
 
-class CacheOptions(NodeOptions, kw_only=True, frozen=True):
+class CacheOptions(DataParallelOptions, kw_only=True, frozen=True):
     """Size and contents of the KV cache."""
 
     block_size: Annotated[int | None, _option("Tokens per KV-cache page; platform chooses when unset", ge=1)] = None

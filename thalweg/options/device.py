@@ -85,7 +85,8 @@ class DeviceOptions(WeightOptions, kw_only=True, frozen=True):
         group="ParallelConfig", tier="scale", aliases=("-ep",),
     )] = False  # fmt: skip
     data_parallel_size: Annotated[int, _option(
-        "Engines that share the requests, each with the whole model; more than one only on processors", group="ParallelConfig",
+        "Engines that share the requests, each with the whole model; several of one server only on processors",
+        group="ParallelConfig",
         tier="scale", aliases=("-dp",), ge=1, le=64,
     )] = 1  # fmt: skip
     distributed_executor_backend: Annotated[str | None, _option(

@@ -48,7 +48,7 @@ class ClientCore:
         self.pooled = PoolingOutputs()
         self.handles = itertools.count(1)
         events = read_kv_events(frontend.args)
-        self.events = None if events is None else KvEvents(events, frontend.args.data_parallel_size)
+        self.events = None if events is None else KvEvents(events, frontend.args.local_engines, frontend.args.first_engine)
 
     def connect(self, config: EngineConfig) -> None:
         """Prepare requests for an engine of this configuration. Called again for a replacement of the engine."""

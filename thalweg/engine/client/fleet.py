@@ -310,6 +310,6 @@ def add_stats(a: m.Stats, b: m.Stats) -> m.Stats:
 
 def make_engines(args: EngineArgs, *rest: object, **callbacks: object) -> Engines:
     """The supervisor of one engine, or a fleet of data_parallel_size engines. Arguments as for `Supervisor`."""
-    if args.data_parallel_size == 1:
+    if args.local_engines == 1:
         return Supervisor(args, *rest, **callbacks)  # type: ignore[arg-type]
-    return Fleet([args] * args.data_parallel_size, *rest, **callbacks)  # type: ignore[arg-type]
+    return Fleet([args] * args.local_engines, *rest, **callbacks)  # type: ignore[arg-type]

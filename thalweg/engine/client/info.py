@@ -108,7 +108,7 @@ class InfoMethods(NoWeightUpdates, NoVllmConfig):
     def get_world_size(self, include_dp: bool = True) -> int:
         """Devices that share the model. include_dp: times the engines that share the requests."""
         args = self._frontend.args
-        return args.tensor_parallel_size * args.pipeline_parallel_size * (args.data_parallel_size if include_dp else 1)
+        return args.tensor_parallel_size * args.pipeline_parallel_size * (args.local_engines if include_dp else 1)
 
     async def check_health(self) -> None:
         """EngineDeadError if there is no engine and there will be none. A restart is no error: see `ready`."""

@@ -63,11 +63,13 @@ def to_wire(event: m.KvEvent, adapter_name: Callable[[bytes], str]) -> dict[str,
 class KvEvents:
     """The publishers of a client's engines, one each."""
 
-    def __init__(self, config: KvEventsConfig, engines: int) -> None:
+    def __init__(self, config: KvEventsConfig, engines: int, first: int = 0) -> None:
+        """first: the number of the first engine, among those of all servers behind one balancer."""
+        self._first = first
         self._names: dict[bytes, str] = {}
         self._publishers: list[BatchPublisher] = []
         try:
-            for rank in range(engines):
+            for rank in range(first, first + engines):
                 self._publishers.append(BatchPublisher(config, rank))
         except ConfigError:
             self.close()
@@ -79,14 +81,14 @@ class KvEvents:
 
     def publish(self, frame: m.Outputs) -> None:
         if frame.kv_events:
-            encode = partial(self._encode, frame.engine, time.time(), frame.kv_events)
+            encode = partial(self._encode, self._first + frame.engine, time.time(), frame.kv_events)
             self._publishers[frame.engine].publish(encode)
 
     def sources(self) -> list[dict[str, Any]]:
         """Addresses, in the form of vLLM's /kv_event_sources."""
         return [
             {"data_parallel_rank": i, "endpoint": p.endpoint, "replay_endpoint": p.replay_endpoint, "topic": p.topic}
-            for i, p in enumerate(self._publishers)
+            for i, p in enumerate(self._publishers, self._first)
         ]
 
     def close(self) -> None:

@@ -36,7 +36,6 @@ from thalweg.server.buckets import PER_TOKEN, REQUEST, families
 
 HTTP_FINE = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60)
 LABELS = ("model_name", "engine")
-ENGINE = "0"
 MOST_TRACKED = 100_000
 UNCOUNTED = ("/metrics", "/health", "/livez", "/ready", "/readyz", "/load", "/ping", "/version", "/page/state")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
@@ -98,7 +97,7 @@ class EngineMetrics(Collector):
         self._buckets = buckets
         self._stats: Stats | None = None
         self._gaps = _Gaps((buckets or {}).get("inter_token_latency", PER_TOKEN))
-        self._model = ""
+        self._model, self._engine = "", "0"
         self._bound = False
         self.queued: Callable[[], int] = lambda: 0
         """Prompts that wait before the engine."""
@@ -112,6 +111,7 @@ class EngineMetrics(Collector):
     def bind(self, model: str, config: EngineConfig) -> None:
         """Register every series, with buckets that fit the model. Once."""
         self._model, self._max_loras = model, config.scheduler.adapter_slots
+        self._engine = str(config.first_engine)
         bounds = families(self._buckets, config.model.max_len)
         lengths, per_token, request = bounds["request_tokens"], bounds["inter_token_latency"], bounds["request_latency"]
         self._per_step = self._histogram("iteration_tokens_total", "Tokens per step", bounds["iteration_tokens"])
@@ -138,16 +138,16 @@ class EngineMetrics(Collector):
             f"{OWN}request_success", "Finished requests", (*LABELS, "finished_reason"), registry=self.registry
         )
         for reason in FINISH_REASONS:  # there from the start, at 0
-            self._success.labels(model, ENGINE, reason)
+            self._success.labels(model, self._engine, reason)
         info = _cache_info(config)
         gauge = Gauge(f"{OWN}cache_config_info", "Cache configuration, as labels", (*LABELS, *info), registry=self.registry)
-        gauge.labels(model, ENGINE, *info.values()).set(1)
+        gauge.labels(model, self._engine, *info.values()).set(1)
         self.registry.register(self)
         self._bound = True
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         family = Histogram(f"{OWN}{name}", text, LABELS, buckets=buckets, registry=self.registry)
-        return family.labels(self._model, ENGINE)
+        return family.labels(self._model, self._engine)
 
     def record(self, outputs: Outputs) -> None:
         if not self._bound:
@@ -169,7 +169,7 @@ class EngineMetrics(Collector):
     def _observe_pooling(self, output: PoolingRequestOutput[Any]) -> None:
         """The same series for a request without tokens: no first token, and no time between tokens."""
         reason = "stop" if output.error is None else "abort" if output.error == ABORTED else "error"
-        self._success.labels(self._model, ENGINE, reason).inc()
+        self._success.labels(self._model, self._engine, reason).inc()
         prompt, metrics = len(output.prompt_token_ids), output.metrics
         self._prompt.observe(prompt)
         self._computed.observe(prompt - output.num_cached_tokens)
@@ -188,7 +188,7 @@ class EngineMetrics(Collector):
         total = metrics.num_generation_tokens if metrics and metrics.num_generation_tokens else sum(lengths)
         prompt = len(output.prompt_token_ids or ())
         reason = next((c.finish_reason for c in reversed(output.outputs) if c.finish_reason is not None), "abort")
-        self._success.labels(self._model, ENGINE, reason).inc()
+        self._success.labels(self._model, self._engine, reason).inc()
         self._prompt.observe(prompt)
         self._made.observe(total)
         self._longest.observe(metrics.max_num_generation_tokens if metrics else max(lengths, default=0))
@@ -216,7 +216,7 @@ class EngineMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The engine's own counters, as of its latest snapshot."""
-        labels = (self._model, ENGINE)
+        labels = (self._model, self._engine)
         s, queued, held = self._stats or Stats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0), self.queued(), self.held()
         for name, text, value in (
             ("num_requests_running", "Requests in execution", s.running),
@@ -278,7 +278,7 @@ class EngineMetrics(Collector):
         named = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
         info = GaugeMetricFamily(f"{OWN}lora_requests_info", "Adapters in use, as labels", labels=(*LABELS, *named))
         values = (str(self._max_loras), ",".join(running), ",".join(waiting))
-        info.add_metric((self._model, ENGINE, *values), time.time())
+        info.add_metric((self._model, self._engine, *values), time.time())
         return info
 
 

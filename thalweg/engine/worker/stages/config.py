@@ -59,7 +59,8 @@ def engine_config(
             tables_kept=inputs.device.keeps_tables,
         ),
         scheduler=schedule,
-        engines=args.data_parallel_size,
+        engines=args.local_engines,
+        first_engine=args.first_engine,
     )
 
 
