@@ -12,7 +12,7 @@ import numpy as np
 
 from thalweg.lora import LoRARequest
 
-FINISH_REASONS = ("stop", "length", "abort", "error", "cache_threshold")
+FINISH_REASONS = ("stop", "length", "abort", "error")
 ABORTED = "the request was aborted"
 """`PoolingRequestOutput.error` of an aborted request."""
 
@@ -94,7 +94,8 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     logprobs: list[PositionLogprobs] | FlatLogprobs | None = None
     finish_reason: str | None = None
-    """None while running, then one of FINISH_REASONS, or "repetition" (SamplingParams.repetition_detection)."""
+    """None while running, then one of FINISH_REASONS, "repetition" (SamplingParams.repetition_detection), or "cache_threshold"
+    (SamplingParams.cache_hit_threshold)."""
     stop_reason: int | str | None = None
     """The stop string or stop token id that ended it. None for the end-of-sequence token or any other reason."""
     content: str | None = None
@@ -159,6 +160,8 @@ class RequestOutput:
     """The adapter it was served with."""
     kv_transfer_params: dict[str, Any] | None = None
     """Of a finished request with do_remote_decode: the parameters with which another engine continues."""
+    num_stored_tokens: int = 0
+    """Of num_cached_tokens, those loaded from a KV store."""
 
     @property
     def encoder_prompt(self) -> None:

@@ -129,6 +129,15 @@ def test_the_text_is_that_of_one_server_and_the_prompt_is_computed_once(plain: S
         assert ids_of(got) == ids_of(want)
         prompt = got["usage"]["prompt_tokens"]
         assert cached(got) >= prompt - 1 - (prompt - 1) % 32, "the next server has every whole block"
+        details = got["usage"]["prompt_tokens_details"]
+        assert details["cached_tokens_from_store"] == details["cached_tokens"]
+    again = decode.post(path, body).json()["usage"]["prompt_tokens_details"]
+    assert again["cached_tokens"]
+    assert "cached_tokens_from_store" not in again
+    exposed = decode.http.get("/metrics").text
+    found = re.search(r'thalweg:prompt_tokens_by_source_total\{[^}]*external_kv_transfer"[^}]*\} (\S+)', exposed)
+    assert found
+    assert float(found[1]) > 0
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -203,6 +203,8 @@ class SequenceStarted(msgspec.Struct, frozen=True):
     held: str = ""
     """The reason for waiting when it was last passed over, first in the queue: slots, tokens, cache, prefix, partial,
     encoder, adapter. "": it never was."""
+    stored_tokens: int = 0
+    """Of the cached ones, those loaded from a store."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -271,6 +273,8 @@ class Stats(msgspec.Struct, frozen=True):
     """Bytes saved in it."""
     store_failed: int = 0
     """Blocks and calls that failed. Tokens that failed to load were computed."""
+    prompt_stored: int = 0
+    """Tokens of prompt_cached that came from a store."""
 
 
 class BlocksStored(msgspec.Struct, frozen=True, kw_only=True, tag=True):

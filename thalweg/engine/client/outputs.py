@@ -309,7 +309,7 @@ class _Request:
 
     __slots__ = (
         "_interval", "_kind", "_sent", "_told", "begun", "cached_tokens", "choices", "error", "first_token", "id", "made",
-        "metrics", "params", "prompt_logprobs", "running", "submission",
+        "metrics", "params", "prompt_logprobs", "running", "stored_tokens", "submission",
     )  # fmt: skip
 
     def __init__(self, submission: Submission, tokenizer: Tokenizer | None, now: float, interval: int = 1) -> None:
@@ -325,6 +325,7 @@ class _Request:
         self._told = False
         self.metrics = RequestMetrics(arrival_time=now)
         self.cached_tokens: int | None = None
+        self.stored_tokens = 0
         self.error: str | None = None
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
         if self.params.prompt_logprobs is not None:
@@ -344,7 +345,7 @@ class _Request:
         if self.begun is None:
             self.begun = started.scheduled_ts
         if self.cached_tokens is None:
-            self.cached_tokens = started.cached_tokens
+            self.cached_tokens, self.stored_tokens = started.cached_tokens, started.stored_tokens
             self.metrics.queued_ts, self.metrics.scheduled_ts = started.queued_ts, started.scheduled_ts
             self.metrics.held = started.held
 
@@ -391,6 +392,7 @@ class _Request:
             self.error,
             self.submission.lora_request,
             self.submission.handover if done and self._is_whole() else None,
+            self.stored_tokens,
         )
 
     def _is_whole(self) -> bool:

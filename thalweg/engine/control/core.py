@@ -340,7 +340,9 @@ class EngineCore:
             now = self._clock()
             cached = {c.slot: c.cached for c in schedule.chunks}
             fresh = [r for r in schedule.entered if not r.started]
-            started = [SequenceStarted(r.handle, cached[r.slot], r.queued, now, r.held) for r in fresh]
+            started = [
+                SequenceStarted(r.handle, cached[r.slot], r.queued, now, r.held, min(r.stored, cached[r.slot])) for r in fresh
+            ]
             for request in fresh:
                 request.started = True
             if self._announce is None:
@@ -406,7 +408,7 @@ class EngineCore:
             blocks_used=fullest.blocks_held, blocks_total=fullest.total - 1,
             prefix_queries=counters.prefix_queries, prefix_hits=counters.prefix_hits, preemptions=counters.preemptions,
             steps=self._steps, prompt_tokens=counters.prompt_tokens, generated_tokens=self._generated,
-            prompt_cached=counters.prompt_cached,
+            prompt_cached=counters.prompt_cached, prompt_stored=counters.prompt_stored,
             drafts=counters.drafts.rounds, draft_tokens=counters.drafts.drafted, accepted_tokens=counters.drafts.accepted,
             accepted_per_position=counters.drafts.per_position.copy(),
             **({} if self._transfers is None else self._transfers.stats()),

@@ -72,6 +72,8 @@ class Request:
     """As `EngineRequest.least_cached`."""
     retain: float = 0.0
     """As `EngineRequest.retain`."""
+    stored: int = 0
+    """Tokens that came from the store when it last began to wait."""
     tried_store: bool = False
     """Has it asked the store for a longer prefix since it last began to wait?"""
     claims: set[bytes] = field(default_factory=set)

@@ -78,6 +78,7 @@ class Counters:
     prefix_hits: int = 0
     prompt_tokens: int = 0
     prompt_cached: int = 0
+    prompt_stored: int = 0
     drafts: AcceptanceCounters = field(default_factory=AcceptanceCounters)
 
 
@@ -504,6 +505,7 @@ class Scheduler:
         if not request.started:
             self.counters.prompt_tokens += request.prompt_len
             self.counters.prompt_cached += min(cached, request.prompt_len)
+            self.counters.prompt_stored += min(request.stored, cached, request.prompt_len)
         self._prefilling += 1
 
     def check(self) -> None:

@@ -145,6 +145,6 @@ async def stream_all(
 
 def renumber(output: RequestOutput, first: int) -> None:
     """Number the choices of a later part as in the request. Only the first part reports cached tokens."""
-    output.num_cached_tokens = None
+    output.num_cached_tokens, output.num_stored_tokens = None, 0
     for choice in output.outputs:
         choice.index += first

@@ -396,7 +396,8 @@ class Serving:
         finally:
             await stream.aclose()
 
-    def usage(self, prompt_tokens: int, completion_tokens: int, cached: int | None) -> dict[str, Any]:
+    def usage(self, prompt_tokens: int, completion_tokens: int, cached: int | None, stored: int = 0) -> dict[str, Any]:
+        """cached: prompt tokens that were cached. stored: of these, those loaded from a KV store."""
         out: dict[str, Any] = {
             "prompt_tokens": prompt_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
@@ -404,11 +405,14 @@ class Serving:
         }
         if self.settings.enable_prompt_tokens_details:
             out["prompt_tokens_details"] = {"cached_tokens": cached or 0}
+            if stored:
+                out["prompt_tokens_details"]["cached_tokens_from_store"] = stored
         return out
 
     def total_usage(self, job: GenerationJob, outputs: Sequence[RequestOutput], discard: bool = False) -> dict[str, Any]:
         made = 0 if discard else sum(len(c.token_ids) for o in outputs for c in o.outputs)
-        return self.usage(job.prompt_tokens, made, sum(o.num_cached_tokens or 0 for o in outputs))
+        cached, stored = sum(o.num_cached_tokens or 0 for o in outputs), sum(o.num_stored_tokens for o in outputs)
+        return self.usage(job.prompt_tokens, made, cached, stored)
 
 
 def closing() -> ApiError:

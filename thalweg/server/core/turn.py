@@ -57,11 +57,17 @@ class TurnReply:
         """Times of the latest output."""
         self._cached: dict[int, int] = {}
         """Prompt tokens found in the prefix cache, by prompt."""
+        self._stored: dict[int, int] = {}
+        """Of these, the tokens loaded from a KV store."""
 
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens found in the prefix cache, of all prompts."""
         return sum(self._cached.values())
+
+    def usage(self, made: int) -> dict[str, Any]:
+        """made: output tokens."""
+        return self.serving.usage(self.job.prompt_tokens, made, self.cached_tokens, sum(self._stored.values()))
 
     # ------------------------------------------------------------ a dialect's
 
@@ -146,5 +152,5 @@ class TurnReply:
         choices = output.outputs
         self.made += len(choices[0].token_ids) if len(choices) == 1 else sum(len(c.token_ids) for c in choices)
         if output.num_cached_tokens is not None:
-            self._cached[i] = output.num_cached_tokens
+            self._cached[i], self._stored[i] = output.num_cached_tokens, output.num_stored_tokens
         self.metrics = output.metrics

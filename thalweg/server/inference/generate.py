@@ -78,7 +78,7 @@ class TokensReply(TurnReply):
 
     def _usage_at(self, made: int) -> dict[str, Any]:
         """made: output tokens up to there."""
-        return self.serving.usage(self.job.prompt_tokens, made, self.cached_tokens)
+        return self.usage(made)
 
     def _frame(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
         body = {"request_id": self.job.id, "choices": choices, "usage": usage}

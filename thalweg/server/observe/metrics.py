@@ -263,7 +263,8 @@ class EngineMetrics(Collector):
             yield counter
         source = CounterMetricFamily(f"{OWN}prompt_tokens_by_source", "Prompt tokens, by source", labels=(*LABELS, "source"))
         source.add_metric((*labels, "local_compute"), s.prompt_tokens - s.prompt_cached)
-        source.add_metric((*labels, "local_cache_hit"), s.prompt_cached)
+        source.add_metric((*labels, "local_cache_hit"), s.prompt_cached - s.prompt_stored)
+        source.add_metric((*labels, "external_kv_transfer"), s.prompt_stored)
         yield source
         name, text = f"{OWN}spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position"
         counter = CounterMetricFamily(name, text, labels=(*LABELS, "position"))

@@ -116,13 +116,13 @@ class ChatReply(TurnReply):
         return frames
 
     def end(self) -> list[bytes]:
-        usage = self.serving.usage(self.job.prompt_tokens, self.made, self.cached_tokens)
+        usage = self.usage(self.made)
         last = [self._chunks.usage(usage, timing(self.serving, self.job, self.metrics))] if self._usage else []
         return [*last, DONE]
 
     def _usage_at(self, made: int) -> dict[str, Any] | None:
         """The usage of a chunk, where every one has it. made: output tokens up to it."""
-        return self.serving.usage(self.job.prompt_tokens, made, self.cached_tokens) if self._every else None
+        return self.usage(made) if self._every else None
 
     def _opening(self, index: int, made: int) -> bytes:
         """The first chunk of a choice: the role."""

@@ -130,7 +130,7 @@ class CompletionReply(TurnReply):
 
     def _usage_at(self, made: int) -> dict[str, Any]:
         """made: output tokens up to there."""
-        return self.serving.usage(self.job.prompt_tokens, 0 if self.prompt_only else made, self.cached_tokens)
+        return self.usage(0 if self.prompt_only else made)
 
     def _delta(self, i: int, output: RequestOutput, choice: CompletionOutput, index: int) -> dict[str, Any] | None:
         first = index not in self._seen

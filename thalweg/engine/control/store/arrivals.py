@@ -112,7 +112,8 @@ class StoreLoads:
             self._fetches[request.handle] = _Fetch(self._clock() + self._timeout, again=True)
             return None
         self._give_up(request)
-        self.hits += max(0, loaded.count - found) * self._kv.unit if placed else 0
+        request.stored = max(0, loaded.count - found) * self._kv.unit if placed else 0
+        self.hits += request.stored
         return _imports(placed, loaded)
 
     def forget(self, request: Request) -> None:
