@@ -255,7 +255,7 @@ def test_what_of_compiling_is_not_honoured_is_refused_by_key(words, said):
 
 def test_all_refusals_at_once():
     with pytest.raises(ConfigError) as e:
-        parse("--fully-sharded-loras", "--data-parallel-rank", "2", "--ec-transfer-config.ec_connector", "x")
+        parse("--fully-sharded-loras", "--data-parallel-backend", "ray", "--ec-transfer-config.ec_connector", "x")
     assert len(e.value.problems) == 3
 
 
