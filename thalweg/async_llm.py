@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 
 from thalweg.config import EngineArgs
 from thalweg.engine import messages as m
-from thalweg.engine.client.adapters import ClientAdapters
+from thalweg.engine.client.adapters import ClientAdapters, DefaultAdapters
 from thalweg.engine.client.core import ClientCore, Output, check_trace_headers, with_text
 from thalweg.engine.client.fleet import make_engines
 from thalweg.engine.client.frontend import Frontend, load_frontend, locate
@@ -78,7 +78,7 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
             on_outputs=self._take, on_convicted=self._convict, on_dead=self._die, vocabulary=self._vocabulary,
         )  # fmt: skip
         self._resting = PauseController(self._supervisor, self._open_ids, self.abort)
-        self._adapters = ClientAdapters(self._supervisor, frontend.args)
+        self._adapters, self._default_adapters = ClientAdapters(self._supervisor, frontend.args), DefaultAdapters(frontend.args)
 
     @classmethod
     def _make(cls, frontend: Frontend, loggers: Sequence[StatLogger]) -> Self:
@@ -246,6 +246,7 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
         check_trace_headers(trace_headers)
         await self._wait_started()
         prompt = await self._client.prompts.read_async(prompt, tokenization_kwargs)
+        lora_request = self._default_adapters.choose(prompt, lora_request)
         await self.prepare(params)
         await self._wait_admission(request_id)
         adapter = b"" if lora_request is None else await self._adapters.add(lora_request)

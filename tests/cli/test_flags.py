@@ -99,6 +99,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "kv-transfer-config": ('{"kv_connector": "host"}',),
     "kv-events-config": ('{"topic": "t"}',),
     "lora-modules": ("a=/a", '{"name": "b", "path": "/b"}'),
+    "default-mm-loras": ('{"image": "/a"}', "--enable-lora"),
     "lora-root": (".",),
     "lora-resolver": ("folder",),
     "limit-mm-per-prompt": ('{"image": 1}',),

@@ -16,14 +16,15 @@ import transformers
 Image = pytest.importorskip("PIL.Image", reason="images need Pillow: pip install 'thalweg[images]'")
 
 import seeing  # noqa: E402
+from lora_files import write_adapter  # noqa: E402
 from PIL import ImageOps  # noqa: E402
 
-from thalweg import LLM, SamplingParams  # noqa: E402
+from thalweg import LLM, LoRARequest, SamplingParams  # noqa: E402
 from thalweg.checkpoint.config import read_config  # noqa: E402
 from thalweg.engine.control.parts.axes import compute_shifts  # noqa: E402
 from thalweg.engine.control.request import Request  # noqa: E402
 from thalweg.engine.messages import Input, TokenSampling  # noqa: E402
-from thalweg.errors import RequestError  # noqa: E402
+from thalweg.errors import ConfigError, RequestError  # noqa: E402
 from thalweg.media import patches  # noqa: E402
 from thalweg.media.decoders.image_process import pictures  # noqa: E402
 from thalweg.media.kinds.image import compute_axes  # noqa: E402
@@ -348,3 +349,22 @@ def test_positions_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     shift, after = compute_shifts(request)
     np.testing.assert_array_equal(shift + np.arange(len(ids))[:, None], want[:, 0].T.numpy())
     assert after == int(delta[0])
+
+
+@pytest.mark.slow
+def test_a_request_with_an_image_has_the_default_adapter_of_images(one: Any, tmp_path: Path) -> None:
+    """If it names none. Others have none."""
+    path, a = one[0], picture(*SIZES[0])
+    see, other = (write_adapter(path, tmp_path / name, i, 4, ("mlp.down_proj",)) for i, name in enumerate(("see", "other")))
+    llm = engine(path, enable_lora=True, max_loras=2, default_mm_loras={"image": str(see)})
+    named = [LoRARequest(name, i, str(folder)) for i, (name, folder) in enumerate((("a", see), ("b", other)), 1)]
+    chats = [asks(a, "what?")] * 3 + [asks("hello")]
+    outputs = llm.chat(chats, GREEDY, use_tqdm=False, lora_request=[None, *named, None])
+    llm.shutdown()
+    assert [o.lora_request and o.lora_request.lora_name for o in outputs] == ["image", "a", "b", None]
+    default, first, second = (list(o.outputs[0].token_ids) for o in outputs[:3])
+    assert default == first != second
+    with pytest.raises(ConfigError, match="default_mm_loras: 'smell' is no kind of media; there are audio, image"):
+        engine(path, enable_lora=True, default_mm_loras={"smell": str(see)})
+    with pytest.raises(ConfigError, match="default_mm_loras: adapters need enable_lora"):
+        engine(path, default_mm_loras={"image": str(see)})

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from thalweg.config import EngineArgs, EngineConfig
+from thalweg.engine.client.adapters import DefaultAdapters
 from thalweg.engine.client.core import ClientCore, Output, check_arrival_time, check_reset, check_trace_headers, with_text
 from thalweg.engine.client.frontend import Frontend, ResolvedModel, load_frontend, locate
 from thalweg.engine.client.submission import PoolingSubmission, Submission
@@ -60,7 +61,7 @@ class LLMEngine(NoWorkerCalls, NoVllmConfig):
         args = located.given
         self.client = ClientCore(load_frontend(located), random.Random(args.seed))
         self._closed: list[Output] = []
-        self.adapters = OfflineAdapters(args)
+        self.adapters, self._default_adapters = OfflineAdapters(args), DefaultAdapters(args)
         self._asleep = self._shut = False
         self._start()
 
@@ -145,8 +146,9 @@ class LLMEngine(NoWorkerCalls, NoVllmConfig):
     ) -> Submission | PoolingSubmission:
         """A checked request, for `submit`. RequestError names the field. Raises CheckpointError or UnsupportedModelError if the
         adapter that it names cannot be served."""
-        adapter = self.adapters.find_digest(lora_request)
         prompt = self.client.prompts.read(prompt, tokenization_kwargs)
+        lora_request = self._default_adapters.choose(prompt, lora_request)
+        adapter = self.adapters.find_digest(lora_request)
         return self.client.prepare(
             request_id, prompt, params, pooling=isinstance(params, PoolingParams), priority=priority,
             lora_request=lora_request, adapter=adapter,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from thalweg.options.option import Option, Rules
 from thalweg.options.speculation import SpeculationOptions
@@ -23,9 +23,16 @@ def check_names(modules: list[str]) -> Iterator[str]:
         yield f"{odd[0]!r:.40} is no name of a module, like q_proj"
 
 
+def check_defaults(paths: dict[str, Any]) -> Iterator[str]:
+    if odd := next((kind for kind, path in paths.items() if not isinstance(path, str) or not path), None):
+        yield f"must map kinds of media to paths, and {odd!r:.40} has {paths[odd]!r:.40}"
+
+
 def check_adapters(args: "AdapterOptions") -> Iterator[str]:
     if args.max_cpu_loras is not None and args.max_cpu_loras < args.max_loras:
         yield f"max_cpu_loras ({args.max_cpu_loras}) must not be less than max_loras ({args.max_loras})"
+    if args.default_mm_loras and not args.enable_lora:
+        yield "default_mm_loras: adapters need enable_lora (--enable-lora)"
     if args.enable_lora and args.tensor_parallel_size > 1:
         yield "enable_lora: adapters are not divided among devices by this version; leave tensor_parallel_size at 1"
 
@@ -48,5 +55,9 @@ class AdapterOptions(SpeculationOptions, kw_only=True, frozen=True):
     lora_target_modules: Annotated[list[str] | None, _option(
         "Modules that adapters may change, each a name or the end of one; others get no memory, and adapters of them are "
         "refused", check=check_names,
+    )] = None  # fmt: skip
+    default_mm_loras: Annotated[dict[str, Any] | None, _option(
+        "Adapters of requests that name none and have media, by kind of media (JSON: {\"image\": PATH})", tier="specialist",
+        check=check_defaults,
     )] = None  # fmt: skip
     RULES: ClassVar[Rules] = (check_adapters,)

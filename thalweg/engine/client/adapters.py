@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,10 +14,15 @@ from thalweg.checkpoint.hub import resolve_adapter
 from thalweg.config import EngineArgs
 from thalweg.engine import messages as m
 from thalweg.engine.client.fleet import Engines
-from thalweg.errors import RequestError
+from thalweg.engine.client.media import MEDIA
+from thalweg.errors import ConfigError, RequestError
 from thalweg.lora import LoRARequest
+from thalweg.media_kinds import MEDIA_KINDS
 
 NOT_ENABLED = "lora_request: adapters need an engine made with enable_lora=True (--enable-lora)"
+
+FIRST_DEFAULT = 1 << 30
+"""The first `lora_int_id` of default adapters, above those of users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,36 @@ def count_kept(args: EngineArgs) -> int:
 def locate_adapter(args: EngineArgs, path: str) -> str:
     """The local, absolute path of an adapter, downloaded first if it is a hub id. Errors as `hub.resolve_adapter`."""
     return str(resolve_adapter(path, download_dir=args.download_dir, token=args.hf_token, ignore=args.ignore_patterns))
+
+
+class DefaultAdapters:
+    """The adapters of `default_mm_loras`: of requests that name none and have media of a kind."""
+
+    def __init__(self, args: EngineArgs) -> None:
+        """ConfigError for an unknown kind of media."""
+        paths = args.default_mm_loras or {}
+        if unknown := sorted(paths.keys() - set(MEDIA_KINDS.names())):
+            raise ConfigError(
+                f"default_mm_loras: {unknown[0]!r:.40} is no kind of media; there are {', '.join(MEDIA_KINDS.names())}"
+            )
+        self._by_kind = {kind: LoRARequest(kind, FIRST_DEFAULT + i, path) for i, (kind, path) in enumerate(paths.items())}
+
+    @property
+    def requests(self) -> list[LoRARequest]:
+        return list(self._by_kind.values())
+
+    def choose(self, prompt: object, named: LoRARequest | None) -> LoRARequest | None:
+        """The adapter of a request. prompt: as `PromptReader` returns it. named: the one that it names. RequestError if it has
+        media of kinds with different defaults."""
+        if named is not None or not self._by_kind or not isinstance(prompt, Mapping):
+            return named
+        found = {item.kind: self._by_kind[item.kind] for item in prompt.get(MEDIA) or () if item.kind in self._by_kind}
+        if len({request.lora_path for request in found.values()}) > 1:
+            kinds = " and ".join(sorted(found))
+            raise RequestError(
+                f"lora_request: the prompt has {kinds}, with different default adapters; name one", "lora_request"
+            )
+        return next(iter(found.values()), None)
 
 
 @dataclass(frozen=True, slots=True)

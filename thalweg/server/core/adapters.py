@@ -36,7 +36,7 @@ INTERRUPTED = "the engine stopped before it had loaded the adapter; try again la
 
 
 async def load_modules(engine: AsyncLLM, settings: ServerSettings) -> list[LoRARequest]:
-    """Load the adapters of `--lora-modules`. ConfigError for a name already in use. Errors of `AsyncLLM.add_lora` pass
+    """Load the adapters of `--lora-modules` and `--default-mm-loras`. ConfigError for a name already in use. Errors of `AsyncLLM.add_lora` pass
     through."""
     modules = read_modules(settings.lora_modules or [])
     taken = next((m.lora_name for m in modules if m.lora_name in engine.model_names), None)
@@ -44,6 +44,7 @@ async def load_modules(engine: AsyncLLM, settings: ServerSettings) -> list[LoRAR
         raise ConfigError(f"--lora-modules: {taken}: the model itself has this name; give the adapter another one")
     for module in modules:
         await engine.add_lora(module)
+    await engine.add_default_loras()
     return modules
 
 
