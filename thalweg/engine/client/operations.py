@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from thalweg.engine.client.adapters import ClientAdapters
+from thalweg.engine.client.adapters import ClientAdapters, DefaultAdapters
 from thalweg.engine.client.core import check_reset
 from thalweg.engine.client.fleet import Engines
 from thalweg.engine.client.frontend import Frontend
@@ -16,6 +16,7 @@ class OperationMethods:
     """The part of AsyncLLM that operates its engine."""
 
     _adapters: ClientAdapters
+    _default_adapters: DefaultAdapters
     _frontend: Frontend
     _wait_started: Callable[[], Awaitable[None]]
     _supervisor: Engines
@@ -25,6 +26,11 @@ class OperationMethods:
         await self._wait_started()
         await self._adapters.add(lora_request)
         return True
+
+    async def add_default_loras(self) -> None:
+        """Load the adapters of `default_mm_loras`, so that faults of their files show before requests. As `add_lora`."""
+        for request in self._default_adapters.requests:
+            await self.add_lora(request)
 
     async def remove_lora(self, lora_id: int) -> bool:
         """Forget the adapter of this lora_int_id. False: there is none. RequestError while requests use it."""

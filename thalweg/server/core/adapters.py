@@ -36,8 +36,8 @@ INTERRUPTED = "the engine stopped before it had loaded the adapter; try again la
 
 
 async def load_modules(engine: AsyncLLM, settings: ServerSettings) -> list[LoRARequest]:
-    """Load the adapters of `--lora-modules` and `--default-mm-loras`. ConfigError for a name already in use. Errors of `AsyncLLM.add_lora` pass
-    through."""
+    """Load the adapters of `--lora-modules` and `--default-mm-loras`. Returns the first. ConfigError for a name already in
+    use. Errors of `AsyncLLM.add_lora` pass through."""
     modules = read_modules(settings.lora_modules or [])
     taken = next((m.lora_name for m in modules if m.lora_name in engine.model_names), None)
     if taken is not None:
