@@ -11,7 +11,7 @@ from importlib import resources
 
 import pytest
 
-from thalweg.cli import common, flags, main
+from thalweg.cli import collect_env, common, flags, main
 from thalweg.cli import serve as serve_command
 from thalweg.config import EngineArgs
 from thalweg.drafters import SpeculationConfig
@@ -605,7 +605,28 @@ def test_backends_and_collect_env(capsys):
     assert report["libraries"]["starlette"][0].isdigit()
     assert {r["platform"] for r in report["platforms"]} == set(rows)
     assert main(["collect-env"]) == 0
-    assert "memory:" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "memory:" in out
+    assert all(f"  {name}: {said}" in out for name, said in report["links"].items())
+
+
+def test_collect_env_names_what_ranks_exchange_over(tmp_path):
+    facts = {
+        "devices/system/node/node0/x": "", "devices/system/node/node1/x": "", "class/net/eth0/operstate": "up\n",
+        "class/net/eth0/mtu": "9000", "class/net/eth0/speed": "25000", "class/net/eth1/operstate": "down",
+        "class/net/eth1/mtu": "1500", "class/net/lo/operstate": "unknown", "class/net/lo/mtu": "65536",
+        "class/infiniband/mlx5_0/ports/1/rate": "200 Gb/sec (4X HDR)",
+        "class/infiniband/mlx5_0/ports/1/link_layer": "InfiniBand",
+    }  # fmt: skip
+    for name, text in facts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert collect_env._links(tmp_path) == {
+        "memory nodes": "2",
+        "interface eth0": "25000 Mbit/s, frames of 9000 bytes",
+        "interface lo": "speed unknown, frames of 65536 bytes",
+        "rdma mlx5_0 port 1": "200 Gb/sec (4X HDR), InfiniBand",
+    }
 
 
 def test_a_platform_that_is_not_installed_may_be_written_out() -> None:

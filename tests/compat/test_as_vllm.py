@@ -110,7 +110,7 @@ def test_a_name_that_is_counted_as_refused_says_why(monkeypatch):
     from vllm import LLMEngine, ModelRegistry, initialize_ray_cluster
     from vllm.inputs import DataPrompt
 
-    for call, said in ((DataPrompt, "no plugin"), (initialize_ray_cluster, "no Ray")):
+    for call, said in ((DataPrompt, "no plugin"), (initialize_ray_cluster, "joins the Ray cluster itself")):
         with pytest.raises(NotSupportedError, match=said):
             call("x")
     with pytest.raises(NotSupportedError, match=r"thalweg\.models"):

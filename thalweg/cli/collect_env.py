@@ -14,7 +14,7 @@ import thalweg
 from thalweg.cli.backends import listing, table
 from thalweg.cli.flags import Parser
 
-ALSO = ("torch", "transformers", "triton", "jax", "openai")
+ALSO = ("torch", "transformers", "triton", "jax", "openai", "ray")
 """Relevant libraries besides our own requirements."""
 
 
@@ -36,6 +36,7 @@ def collect() -> dict[str, object]:
         "cpu": _cpu(),
         "cores": f"{_usable_cores()} usable of {os.cpu_count()}",
         "memory": _memory(),
+        "links": _links(),
         "libraries": _libraries(),
         "platforms": listing(),
     }
@@ -73,6 +74,28 @@ def _memory() -> str:
     return f"{_gib(total)} GiB, {_gib(free)} GiB available" if total and free else "unknown"
 
 
+def _links(system: Path = Path("/sys")) -> dict[str, str]:
+    """What ranks of several processes or machines exchange over: memory nodes, network interfaces that are up, and RDMA
+    devices. No addresses: reports are published."""
+    found = {"memory nodes": str(len(list((system / "devices/system/node").glob("node[0-9]*"))) or "unknown")}
+    for each in sorted((system / "class/net").glob("*")):
+        if _read(each / "operstate") in ("up", "unknown") and (each / "mtu").is_file():
+            speed = _read(each / "speed")
+            rate = f"{speed} Mbit/s" if speed.isdecimal() else "speed unknown"
+            found[f"interface {each.name}"] = f"{rate}, frames of {_read(each / 'mtu')} bytes"
+    for each in sorted((system / "class/infiniband").glob("*/ports/*")):
+        found[f"rdma {each.parent.parent.name} port {each.name}"] = f"{_read(each / 'rate')}, {_read(each / 'link_layer')}"
+    return found
+
+
+def _read(file: Path) -> str:
+    """The text of a file of the system, without its end of line. "": it has none."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
+
+
 def _gib(kib: str) -> str:
     return f"{int(kib.split()[0]) / 2**20:.1f}"
 
@@ -90,9 +113,10 @@ def _line(file: Path, key: str) -> str:
 
 def text(report: dict[str, object]) -> str:
     lines = [f"{k + ':':10} {v}" for k, v in report.items() if isinstance(v, str)]
-    libraries = report["libraries"]
-    assert isinstance(libraries, dict)
-    lines += ["", "libraries:", *(f"  {k} {v}" for k, v in libraries.items())]
+    for name, sign in (("links", ":"), ("libraries", "")):
+        facts = report[name]
+        assert isinstance(facts, dict)
+        lines += ["", f"{name}:", *(f"  {k}{sign} {v}" for k, v in facts.items())]
     rows = report["platforms"]
     assert isinstance(rows, list)
     return "\n".join([*lines, "", table(rows)])

@@ -145,7 +145,7 @@ class MakesConfigs:
     def create_engine_config(self, usage_context: UsageContext | None = None, headless: bool = False) -> VllmConfig:
         """The configuration for `from_vllm_config`. usage_context: nothing is reported to anyone."""
         if headless:
-            raise ConfigError("headless: an engine is one process on one machine; omit it")
+            raise ConfigError("headless: only thalweg serve --headless hosts ranks for another machine; omit it")
         return VllmConfig(_args(self))
 
     def create_model_config(self) -> ModelConfig:

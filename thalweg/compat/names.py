@@ -66,7 +66,7 @@ class DataPrompt(_Refused):
 
 
 class initialize_ray_cluster(_Refused):  # noqa: N801  (a function in vLLM)
-    __refused__ = "there are no Ray workers here: an engine is one process on one machine"
+    __refused__ = "an engine joins the Ray cluster itself: distributed_executor_backend='ray'"
 
 
 class ModelRegistry:
