@@ -12,8 +12,9 @@ from typing import Any
 from thalweg.errors import ConfigError
 from thalweg.plugins import PluginRegistry
 
-_ROOM = "thalweg.engine.control.store."
-_HOST, _DISK, _REDIS = _ROOM + "host:HostStore", _ROOM + "disk:DiskStore", _ROOM + "redis:RedisStore"
+_HOST = "thalweg.engine.control.store.host:HostStore"
+_DISK = "thalweg.engine.control.store.disk:DiskStore"
+_REDIS = "thalweg.engine.control.store.redis:RedisStore"
 STORES: Mapping[str, str] = {
     "host": _HOST,
     "OffloadingConnector": _HOST,

@@ -61,7 +61,7 @@ def test_a_model_is_known_by_its_contents(tmp_path: Path) -> None:
         ({"kv_transfer_config": {"kv_connector": "NixlConnector"}}, "'NixlConnector' is not here; .* share a store: disk"),
         ({"kv_transfer_config": {"kv_connector": "LMCacheConnectorV1"}}, "in host memory is OffloadingConnector"),
         ({"kv_transfer_config": {"kv_connector": "host"}}, "extra_config: cpu_bytes_to_use: must be a number of bytes"),
-        ({"kv_transfer_config": {"kv_connector": "host", "kv_role": "kv_producer"}}, "kv_transfer_config: .*kv_role"),
+        ({"kv_transfer_config": {"kv_connector": "host", "kv_role": "kv_some"}}, "kv_transfer_config: .*kv_role"),
         ({"kv_transfer_config": {"kv_connector": "host", "engine_id": "x"}}, "kv_transfer_config: .*engine_id"),
         (
             {"kv_transfer_config": {"kv_connector": "host", "kv_connector_extra_config": {**BYTES, "load_timeout": 0}}},
