@@ -216,3 +216,28 @@ def test_a_file_of_llama_cpp_is_served_as_peft_computes_it(
     adapter = LoRARequest(f"{name} gguf", 120 + len(name), str(tmp_path / "a.gguf"))
     for output in generate(llm, PROMPTS, [adapter, adapter]):
         check(output, model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("device", "options"),
+    [
+        ("thalweg.backends.torch_gpu.testing:HostGpuPlatform", None),
+        ("tpu", {"jax_platform": "cpu", "precompile": "none"}),
+    ],
+    ids=["gpu", "tpu"],
+)
+def test_other_devices_serve_the_variants_too(
+    device: str, options: dict[str, Any] | None, bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Alone and in one batch, so that steps of both levels run."""
+    base = bases("qwen2")
+    dora = write(base, tmp_path / "dora", target_modules=["q_proj", "down_proj", "lm_head"], use_dora=True, bias="all")
+    table = write(base, tmp_path / "table", target_modules=["embed_tokens", "v_proj"])
+    llm = LLM(base, **{**SIZES, "device": device, "threads": None, "additional_config": options})
+    first, second = LoRARequest("dora", 1, str(tmp_path / "dora")), LoRARequest("table", 2, str(tmp_path / "table"))
+    alone = generate(llm, PROMPTS, [first, None])
+    together = generate(llm, PROMPTS, [second, first])
+    llm.shutdown()
+    for output, model in ((alone[0], dora), (together[0], table), (together[1], dora)):
+        check(output, model)
