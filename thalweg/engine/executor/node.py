@@ -62,7 +62,11 @@ class HeadlessNode:
 
     def run(self) -> int:
         """Until machine 0 is gone. The exit status: 1 if a rank here was the reason. DeviceError if machine 0 never answers."""
-        status = 0
+        status, args = 0, self._args
+        log.info(
+            "machine %d of %d: ranks %s wait for machine 0 at %s:%d", args.node_rank, args.nnodes,
+            ", ".join(str(p.rank) for p in self._places), args.master_addr, args.master_port,
+        )  # fmt: skip
         while True:
             ranks: list[_LocalRank] = []
             try:
