@@ -135,7 +135,9 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             f"{_QUANTISED}/test_quark.py",
         ),
         _kernels("[bitsandbytes](formats.md) nf4 and fp4", "native|triton-table4$", f"{_QUANTISED}/test_ints.py"),
-        _kernels("[HQQ, BitNet, torchao](formats.md)", "native|triton-int8$|pallas-quantised", f"{_QUANTISED}/test_ints.py"),
+        _kernels(
+            "[HQQ, MLX, BitNet, torchao](formats.md)", "native|triton-int8$|pallas-quantised", f"{_QUANTISED}/test_ints.py"
+        ),
         _kernels("[GGUF](gguf.md), 48 architectures, every block type", "native|triton-int4$", "tests/checkpoint/gguf_files"),
         _kernels("Experts in int4", "native|triton-int4|pallas-grouped", "docs/evidence/support.md", op="experts"),
         _kernels("Experts in MXFP4 (gpt-oss)", "native|triton-float4", "tests/quantization/test_mxfp4.py", op="experts"),

@@ -26,7 +26,7 @@ AWAY = "use the model's bfloat16 or float16 checkpoint, and --quantization int8 
         ({"quantization_config": {"format": "pack-quantized", "config_groups": {}}}, r"\(pack-quantized\)"),
         ({"quantization_config": ["?"]}, "quantization_config"),
         ({"compression_config": {"format": "float-quantized"}}, r"config.json: compression_config: .*\(float-quantized\)"),
-        ({"quantization": {"group_size": 64, "bits": 4}}, r"config.json: quantization: .*\(4 bits\)"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, r"config.json: quantization: .*\(mlx\)"),
         ({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, r"quantization_config: .*\(fp8\)"),
     ],
 )

@@ -53,6 +53,10 @@ def ao(kind: str, version: int = 2, **data: object) -> dict:
         ("hqq", {"quant_config": {"weight_quant_params": {"nbits": 4, "view_as_float": True}}}, "view_as_float"),
         ("bitnet", {"linear_class": "autobitlinear", "quantization_mode": "online"}, "quantization_mode: .*offline"),
         ("bitnet", {"use_rms_norm": True}, "use_rms_norm"),
+        ("mlx", {"bits": 7, "group_size": 64}, "quantization: bits: MLX's affine has 2, 3, 4, 5, 6, 8, not 7"),
+        ("mlx", {"bits": 4, "lm_head": {"mode": "nvfp4", "group_size": 32}}, "lm_head: group_size: .*16, not 32"),
+        ("mlx", {"mode": "nf4"}, "mode: .*affine, mxfp4, mxfp8, nvfp4, not 'nf4'"),
+        ("mlx", {"mode": "nvfp4", "quantize_input": True}, "quantize_input"),
         ("torchao", {"quant_type": "int8_weight_only"}, "quant_type: must be .*0.15.*'int8_weight_only'"),
         ("torchao", ao("Int4WeightOnlyConfig"), "Int4WeightOnlyConfig: this version reads Int8WeightOnlyConfig"),
         ("torchao", ao("Int8WeightOnlyConfig", 1), "version 1, which is a pickle"),
@@ -74,6 +78,7 @@ def test_names_of_other_formats_say_what_to_do(name):
 
 
 BASES = {
+    "mlx": {"bits": 4, "group_size": 64, "mode": "affine", "lm_head": {"bits": 8, "group_size": 32}, "model.norm": False},
     "awq": {"bits": 4, "group_size": 32, "zero_point": True, "version": "gemm", "modules_to_not_convert": ["a"]},
     "gptq": {"bits": 4, "group_size": 32, "sym": True, "desc_act": True, "checkpoint_format": "gptq",
              "meta": {"static_groups": 1},

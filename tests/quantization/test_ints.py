@@ -94,7 +94,8 @@ def test_text_is_that_of_transformers_with_these_weights(device, name, tmp_path)
     plain = tmp_path / "plain"
     shutil.copytree(DATA / name, plain)
     config = json.loads((plain / "config.json").read_text())
-    del config["quantization_config"]
+    for key in ("quantization_config", "quantization"):
+        config.pop(key, None)
     (plain / "config.json").write_text(json.dumps(config))
     oracle = load_reference(as_dense(tmp_path / "dense", plain, weights(DATA / name)), torch.float32)
     llm = LLM(str(DATA / name), device=device, dtype="float32", skip_tokenizer_init=True, max_model_len=64, block_size=4)
@@ -121,5 +122,5 @@ def test_the_bytes_counted_are_the_bytes_held(name):
 
 
 def test_every_reader_has_its_files():
-    methods = {json.loads((DATA / n / "config.json").read_text())["quantization_config"]["quant_method"] for n in EVERY}
-    assert methods == {"auto-round", "awq", "bitnet", "bitsandbytes", "gptq", "hqq", "torchao"}
+    methods = {read_config(DATA / n, None, registry.check)["quantization_config"]["quant_method"] for n in EVERY}
+    assert methods == {"auto-round", "awq", "bitnet", "bitsandbytes", "gptq", "hqq", "mlx", "torchao"}

@@ -22,8 +22,12 @@ METHODS = {"hf_quant_config.json": "modelopt"}
 """Writers of files that name only an algorithm."""
 SAYS = ("quant_method", "quant_algo", "quantization", "config_groups", "bits", "w_bit", "checkpoint_format")
 """Such a file has one of these keys. quantize_config.json is also a name for ONNX models' files, next to dense weights."""
+METHOD_KEYS = ("quant_method", "quant_algo", "format", "kv_cache_quant_algo")
+"""Keys with the name of the format, in this order."""
 UNNAMED = {"desc_act": "gptq", "q_group_size": "awq", "w_bit": "awq"}
 """Key of a description without a method -> the method. They occur in separate files of AutoGPTQ, AutoAWQ, llm-awq."""
+MLX = ("bits", "group_size")
+"""Keys of MLX's description, in config.json. It names no method."""
 SUFFIXES = (
     "qweight", "qzeros", "g_idx", "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale",
     "weight_zero_point", "weight_qdata", "SCB", "absmax", "quant_map", "W_q", "trellis",
@@ -52,7 +56,7 @@ def find_quantization_config(
     for where, part in _parts(config):
         for key in KEYS:
             if part.get(key):
-                return _build_config(f"{file}: {where}{key}", part[key])
+                return _build_config(f"{file}: {where}{key}", part[key], _unnamed_method(part[key]))
     for name, content in beside.items():
         found = content.get("quantization", content)
         nothing = isinstance(found, Mapping) and not any(found.get(k) for k in (*SAYS, "kv_cache_quant_algo"))
@@ -63,6 +67,12 @@ def find_quantization_config(
 
 def _build_config(where: str, found: Any, method: str | None = None) -> QuantizationConfig:
     return QuantizationConfig(where, method or _method(found), found if isinstance(found, Mapping) else {})
+
+
+def _unnamed_method(found: Any) -> str | None:
+    """The method of a description in config.json that has MLX's keys, and no method."""
+    bare = isinstance(found, Mapping) and all(key in found for key in MLX) and not {*METHOD_KEYS, *UNNAMED} & found.keys()
+    return "mlx" if bare else None
 
 
 def refuse(found: QuantizationConfig, known: str = "", answer: str = "") -> NoReturn:
@@ -91,7 +101,7 @@ def _method(described: object) -> str:
     """The format's name in a description."""
     if not isinstance(described, Mapping):
         return f"{described!r:.40}"
-    for key in ("quant_method", "quant_algo", "format", "kv_cache_quant_algo"):
+    for key in METHOD_KEYS:
         if isinstance(described.get(key), str):
             return f"{described[key]:.40}"
     if found := next((name for key, name in UNNAMED.items() if key in described), None):

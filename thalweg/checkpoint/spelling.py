@@ -9,7 +9,7 @@ from typing import Any
 
 OUTER = (
     "architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "pad_token_id", "quantization_config",
-    "compression_config", "tie_word_embeddings", "torch_dtype", "transformers_version",
+    "compression_config", "quantization", "tie_word_embeddings", "torch_dtype", "transformers_version",
 )  # fmt: skip
 """Keys of the whole model. They apply at the top level, outside the text part."""
 LIMITS = "time_step_limit"

@@ -39,6 +39,7 @@ FORMATS: Mapping[str, str] = {
     "gguf": f"{_FORMATS}.gguf:Gguf",
     "gptq": _GPTQ,
     "hqq": f"{_FORMATS}.hqq:Hqq",
+    "mlx": f"{_FORMATS}.mlx:Mlx",
     "modelopt": _MODELOPT,
     "mxfp4": f"{_FORMATS}.mxfp4:Mxfp4",
     "mxfp8": f"{_FORMATS}.mxfp8:Mxfp8",
