@@ -239,8 +239,8 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         Feature(
             "[LoRA](adapters.md) in `LLM` and `AsyncLLM`: many adapters in one batch",
             "RHUUH",
-            ("tests/models/test_lora_requests.py",),
-            "DoRA, biases, embeddings, heads and experts are refused",
+            ("tests/models/test_lora_requests.py", "tests/models/test_peft_adapters.py"),
+            "DoRA, biases, embeddings and output matrices included; experts on the reference device only",
         ),
         Feature(
             "[LoRA in the server](adapters.md#in-the-server), by name: `--lora-modules`",
