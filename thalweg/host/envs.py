@@ -41,6 +41,7 @@ INSTEAD = {
     "VLLM_ENGINE_ITERATION_TIMEOUT_S": "--hang-timeout",
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "--hang-timeout",
     "VLLM_LORA_RESOLVER_CACHE_DIR": "--lora-resolver folder --lora-root DIR",
+    "VLLM_PP_LAYER_PARTITION": "--pipeline-layer-partition",
     "VLLM_TARGET_DEVICE": "--device",
 }
 """Unsupported variable -> its replacement, where one exists."""
