@@ -146,9 +146,16 @@ class Files:
             self._checkpoint.forget(name)
 
     def _quantized_source(self, source: Source) -> Source | None:
-        """The quantised matrix with the rows of a dense source, where the checkpoint has no tensor of its name."""
+        """The quantised matrix with the rows of a dense source, where the checkpoint has no tensor of its name. A matrix that
+        the model holds dense (a router) is its own, where the files have it in codes."""
         view = source.within
-        if self._format is None or view is None or not view.run or source.name in self._stored:
+        if self._format is None:
+            return None
+        if view is None:
+            layer = source.name.removesuffix(".weight")
+            coded = len(source.shape) == 2 and self._format.mark(layer) is not None and self._format.scheme(layer) is not None
+            return source if coded else None
+        if not view.run or source.name in self._stored:
             return None
         return None if self._format.of("linear", view.name) == DENSE else Source(view.name, view.shape)
 
@@ -159,13 +166,15 @@ class Files:
 
     def _alters(self, spec: ParamSpec, source: Source) -> bool:
         """Are a parameter's values others than those that the files have of this source?"""
-        return _has_norm(source) or source.name in self._adapted or self._dtype(source) != spec.dtype
+        altered = _has_norm(source) or source.name in self._adapted or self._quantized_source(source) is not None
+        return altered or self._dtype(source) != spec.dtype
 
     def _values(self, spec: ParamSpec, source: Source, rank: int) -> np.ndarray:
         (rows, columns), coded = _share(source, spec.shard, rank, self._size), self._quantized_source(source)
         if coded is not None:
-            assert source.within is not None
-            whole: np.ndarray = source.within.take(_undone(self._read_qtensor(coded)).numpy(), source.shape[0])
+            whole: np.ndarray = _undone(self._read_qtensor(coded)).numpy()
+            if source.within is not None:
+                whole = source.within.take(whole, source.shape[0])
         else:
             name, view = self._place(source)
             if view is None:
