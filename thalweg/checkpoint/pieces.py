@@ -19,6 +19,8 @@ from thalweg.errors import CheckpointError
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 _EXPERTS = re.compile(r"(?P<at>.*\.experts)\.(?P<part>gate_up_proj|down_proj)")
 """One tensor for all experts: [experts, 2 inner, hidden], gate before up, and [experts, hidden, inner]."""
+_SWITCH = re.compile(r"(?P<at>.*)\.switch_mlp\.(?P<part>(?:gate|up|down)_proj\.(?:weight|scales|biases))")
+"""MLX's names of the same, dense or in codes: [experts, inner, hidden] and [experts, hidden, inner]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,10 @@ def experts_apart(whole: Checkpoint) -> Checkpoint | SlicedCheckpoint:
     made: dict[str, TensorPiece] = {}
     for name in whole.names:
         found, (dtype, shape) = _EXPERTS.fullmatch(name), whole.entry(name)
+        if (switch := _SWITCH.fullmatch(name)) is not None and len(shape) == 3:
+            for e in range(shape[0]):
+                made[f"{switch['at']}.experts.{e}.{switch['part']}"] = TensorPiece(name, shape[1:], e)
+            continue
         if (
             found is None
             or len(shape) != 3
@@ -141,7 +147,7 @@ def experts_apart(whole: Checkpoint) -> Checkpoint | SlicedCheckpoint:
         for e in range(shape[0]):
             for part, (first, rows) in parts.items():
                 made[f"{found['at']}.{e}.{part}.weight"] = TensorPiece(name, (rows, shape[2]), e, first)
-    return whole if len(made) == len(whole.names) else SlicedCheckpoint(whole, made)
+    return whole if made.keys() == set(whole.names) else SlicedCheckpoint(whole, made)
 
 
 def _is_transposed(whole: Checkpoint, at: str) -> bool:
