@@ -14,7 +14,7 @@ def history_write(history: Tensor, slots: Tensor, positions: Tensor, tokens: Ten
     """In place."""
     held, row, column = history.numpy(), slots.numpy(), positions.numpy()
     keep = (row != SCRATCH) & (column >= 0) & (column < held.shape[1])
-    held[row[keep], column[keep]] = tokens.numpy()[keep]
+    held[np.where(keep, row, SCRATCH), np.where(keep, column, 0)] = tokens.numpy()
     return history
 
 
