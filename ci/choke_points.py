@@ -29,7 +29,11 @@ CHOKES = (
     Choke(("llguidance",), ("thalweg/grammar/compiled.py",), "grammars are compiled behind one door, with its limits"),
     Choke(("opentelemetry",), ("thalweg/server/observe/traces.py",), "an optional library; the rest works without it"),
     Choke(("zmq",), ("thalweg/engine/ipc/publisher.py",), "an optional library; the rest works without it"),
-    Choke(("ray",), ("thalweg/engine/executor/ray_cluster.py",), "an optional library; the rest works without it"),
+    Choke(
+        ("ray",),
+        ("thalweg/engine/executor/ray_cluster.py", "thalweg/integrations/ray/"),
+        "an optional library; the rest works without it",
+    ),
     Choke(("redis",), ("thalweg/engine/control/store/redis.py",), "an optional library; the rest works without it"),
     Choke(("jinja2",), ("thalweg/template/sandbox.py",), "templates run in one sandbox"),
     Choke(
@@ -94,6 +98,8 @@ PACKAGES = {
     "thalweg/engine/control/store/redis.py": {"redis"},
     "thalweg/engine/executor/ray_cluster.py": {"ray"},
     "thalweg/engine/executor/launched.py": {"msgspec", "torch"},
+    "thalweg/integrations/ray/": {"ray", "numpy", "starlette"},
+    "thalweg/integrations/": {"starlette"},
     "thalweg/engine/": {"numpy", "msgspec"},
     "thalweg/grammar/compiled.py": {"llguidance"},
     "thalweg/grammar/": {"numpy", "msgspec"},
