@@ -233,7 +233,13 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             ("tests/integration/test_structured_output.py",),
         ),
         Feature("Drafts for models with recurrent layers", "RHHHU", ("tests/integration/test_recurrent_states.py",)),
-        Feature("EAGLE, MTP", "NNNNN"),
+        Feature(
+            "[MTP](speculative-decoding.md#multi-token-prediction-mtp) of MiMo",
+            "RNNNN",
+            ("tests/models/test_mtp.py",),
+            "On a tiny random model. Modules of other families are skipped",
+        ),
+        Feature("EAGLE, and MTP of other families", "NNNNN"),
     ),
     "Adapters": (
         Feature(

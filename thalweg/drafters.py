@@ -18,6 +18,7 @@ from thalweg.plugins import PluginRegistry
 _HERE = "thalweg.engine.control.speculation"
 DRAFTERS: Mapping[str, str] = {
     "draft_model": f"{_HERE}.draft_model:ModelDrafter",
+    "mtp": f"{_HERE}.mtp:MTPDrafter",
     "ngram": f"{_HERE}.ngram:NGramDrafter",
     "suffix": f"{_HERE}.suffix:SuffixDrafter",
 }
@@ -25,6 +26,16 @@ _LIST = PluginRegistry("thalweg.drafters", DRAFTERS)
 
 METHOD, TOKENS, MODEL = "method", "num_speculative_tokens", "model"
 """Keys of every method, and the key of those that run a draft model."""
+SAMPLING, SAMPLINGS = "draft_sample_method", ("probabilistic", "greedy")
+"""The key of methods that choose drafts by logits, and its values."""
+MTP = "mtp"
+MTP_NAMES = frozenset(
+    f"{family}_{MTP}" for family in (
+        "deepseek", "ernie", "exaone4_5", "exaone_moe", "glm4_moe", "glm4_moe_lite", "glm_ocr", "hy_v3", "longcat_flash",
+        "mimo", "mimo_v2", "nemotron_h", "openpangu", "pangu_ultra_moe", "qwen3_5", "qwen3_next", "step3p5",
+    )
+)  # fmt: skip
+"""Names of vLLM for the method `mtp`. The model decides which module is meant."""
 MOST_DRAFTS = 64
 """Most drafts of a sequence in a step."""
 
@@ -70,6 +81,13 @@ def number(low: float, high: float) -> Callable[[Any], float]:
     return check
 
 
+def read_sampling(value: Any) -> str:
+    """A check of SAMPLING."""
+    if value not in SAMPLINGS:
+        raise ValueError(f"must be one of {', '.join(SAMPLINGS)}, not {value!r}")
+    return str(value)
+
+
 def load_drafter(method: str) -> Any:
     """The class of a method. KeyError for an unknown name."""
     return _LIST.load(method)
@@ -78,6 +96,8 @@ def load_drafter(method: str) -> Any:
 def configure(given: Mapping[str, Any]) -> SpeculationConfig:
     """The configuration of a `speculative_config`. ConfigError lists all errors."""
     method = given.get(METHOD)
+    if isinstance(method, str) and method in MTP_NAMES and method not in _LIST:
+        method = MTP
     if not isinstance(method, str) or method not in _LIST:
         raise ConfigError(f"speculative_config: {METHOD}: must be one of {', '.join(_LIST.names())}, not {method!r}")
     drafter = load_drafter(method)

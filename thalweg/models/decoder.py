@@ -42,6 +42,9 @@ from thalweg.models.vision.audio_encoder import AudioEncoder
 from thalweg.models.vision.tower import VisionEncoder
 from thalweg.models.weights import ParamSpec, Weight
 
+FINAL = -1
+"""Key of the hidden states after the last norm, among layers that a proposer taps."""
+
 
 @dataclass(frozen=True, slots=True)
 class _End:
@@ -92,7 +95,7 @@ class Decoder:
         self.layer_group = tuple(kept.index(kinds[owner]) for owner in owners)  # type: ignore[arg-type]
         """Per mixer: the index in `groups` of the cache it attends to."""
         ropes, read = s.ropes, {owner for i, owner in enumerate(owners) if owner != i}
-        self._embed = Embedding(ctx, s, weights["embed"]) if s.embeds else None
+        self._embed = Embedding(ctx, s, weights["embed"]) if "embed" in weights else None
         self.parts_before, self.parts_behind = parts_before(s), parts_behind(s)
         """Arrays [T, hidden] that pass between this pipeline stage and its neighbours. 0: there is none on that side."""
         self._elsewhere = names_elsewhere(s)
@@ -177,7 +180,8 @@ class Decoder:
         rows i32[R]: sampled rows, for a result [R, hidden]. After the last mixer, only these rows are computed.
         adapters: those in the state, where the model is built with some. replays: of a step that verifies drafts, filled with
         the inputs of `layers.recurrent.settle`, which moves the states of recurrent layers to the accepted tokens. taps: its
-        keys are layers; it gets the hidden states [T, hidden] after each, before any final norm. Not with rows.
+        keys are layers; it gets the hidden states [T, hidden] after each, before any final norm, and under FINAL those after
+        it. Not with rows.
         entered: what the stage before gives, [parts_before, T, hidden]. A stage before the last gives
         [parts_behind, T, hidden] for all rows."""
         adapted = None
@@ -214,6 +218,8 @@ class Decoder:
             x, _ = self._norm.add(params.get("norm"), x, residual)
         elif residual is not None:
             x = x + residual
+        if taps is not None and FINAL in taps:
+            taps[FINAL] = x
         return x if rows is None or cut >= 0 else x.index_select(0, rows), flow.caches
 
     def prepare_inputs(
@@ -269,6 +275,12 @@ class Decoder:
             x = x + table(params["learned"][i], batch, types)
         if self._embed_norm is not None:
             x = self._embed_norm(params["embed_norm"], x)
+        return x
+
+    def embed(self, params: Any, tokens: Array) -> Array:
+        """Token ids i32[N] -> [N, hidden]: their embeddings, as layers of a drafter read them."""
+        assert self._embed is not None
+        x: Array = self._embed(params["embed"], tokens)
         return x
 
     def metadata(self, batch: StepBatch, shape: StepShape | None) -> tuple[Mapping[str, Any], ...]:

@@ -1,5 +1,5 @@
-"""The draft model of an engine: a second checkpoint with the target's tokenizer. It is read and checked before anything is
-loaded, and counted in the memory plan."""
+"""The draft model of an engine: a second checkpoint with the target's tokenizer, or a module of the target's checkpoint. It is
+read and checked before anything is loaded, and counted in the memory plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from thalweg.checkpoint.config import read_config
+from thalweg.checkpoint.config import architecture, read_config
 from thalweg.checkpoint.hub import resolve_model
 from thalweg.config import EngineArgs
 from thalweg.drafters import MODEL, load_drafter
@@ -30,9 +30,11 @@ class DraftModel:
     path: Path
     hf: dict[str, Any]
     spec: ModelSpec
+    quantization: str | None = None
+    """The method that rounds its dense weights while they are loaded."""
 
     def weight_bytes(self, dtype: str, max_len: int, platform: Platform) -> int:
-        use = formats.scheme(self.hf, None)
+        use = formats.scheme(self.hf, self.quantization)
         return sizes.weight_bytes(self.spec, dtype, max_len, 1, use, platform.packs, platform.dense_share)
 
     def add_caches(self, groups: Sequence[KVSpec], dtype: str, max_len: int, block_tokens: int) -> tuple[KVSpec, ...]:
@@ -43,16 +45,19 @@ class DraftModel:
         return tuple(replace(g, bytes_per_block=g.bytes_per_block + more) if i == at else g for i, g in enumerate(groups))
 
 
-def read_draft(args: EngineArgs, target: Mapping[str, Any], path: Path) -> DraftModel | None:
+def read_draft(args: EngineArgs, target: Mapping[str, Any], target_spec: ModelSpec, path: Path) -> DraftModel | None:
     """The draft model of the user's drafter, checked against the target. None: drafts come from no model. Raises
     CheckpointError or ConfigError.
 
-    target, path: the target's configuration and files."""
+    target, target_spec, path: the target's configuration, declaration and files."""
     config = read_speculation_config(args)
-    if config is None or not load_drafter(config.method).runs_model:
+    drafter = None if config is None else load_drafter(config.method)
+    if config is None or drafter is None or not (drafter.runs_model or drafter.runs_module):
         return None
     if args.tensor_parallel_size > 1:
-        raise ConfigError("speculative_config: draft_model runs on one device so far; omit tensor_parallel_size")
+        raise ConfigError(f"speculative_config: {config.method} runs on one device so far; omit tensor_parallel_size")
+    if drafter.runs_module:
+        return _read_module(args, target, target_spec, path)
     try:
         where = resolve_model(config.options[MODEL], download_dir=args.download_dir, token=args.hf_token)
         hf, spec = registry.declare(read_config(where, {}, formats.check), where)
@@ -63,6 +68,16 @@ def read_draft(args: EngineArgs, target: Mapping[str, Any], path: Path) -> Draft
         raise ConfigError(f"{FIELD}: {where} has layers other than attention with a cache of keys and values; choose another")
     _check_vocabulary(where, hf, path, target)
     return DraftModel(where, hf, spec)
+
+
+def _read_module(args: EngineArgs, target: Mapping[str, Any], spec: ModelSpec, path: Path) -> DraftModel:
+    """The target's module for multi-token prediction."""
+    if spec.mtp is None:
+        raise ConfigError(
+            f"speculative_config: mtp: {architecture(target)} has no module for multi-token prediction that this version runs "
+            "(MiMoForCausalLM with num_nextn_predict_layers in its config.json has); use method ngram or suffix"
+        )
+    return DraftModel(path, dict(target), spec.mtp, args.quantization)
 
 
 def _check_vocabulary(draft: Path, hf: Mapping[str, Any], path: Path, target: Mapping[str, Any]) -> None:

@@ -151,7 +151,7 @@ def _gather_inputs(args: EngineArgs, platform: Platform, stage: int = 0) -> _Pla
     if ranks > 1:
         check_ranks(spec, {"tensor": ranks})
     info, defaults = resolve.share_of_device(platform, max(1, len(places) // args.nnodes), info, platform.defaults(facts, info))
-    return _PlanInputs(args, hf, facts, spec, platform, info, defaults, ranks, read_draft(args, hf, path))
+    return _PlanInputs(args, hf, facts, spec, platform, info, defaults, ranks, read_draft(args, hf, spec, path))
 
 
 def _plan(k: _PlanInputs) -> Plan:

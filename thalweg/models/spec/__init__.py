@@ -25,6 +25,7 @@ from thalweg.models.spec.mamba2 import Mamba2
 from thalweg.models.spec.mlp import MLP, UngatedMLP
 from thalweg.models.spec.model import Layer, LearnedEmbedding, ModelSpec, Names
 from thalweg.models.spec.moe import MoE
+from thalweg.models.spec.mtp import MTPSpec
 from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms, Scale
 from thalweg.models.spec.parallel_moe import ParallelMoE
 from thalweg.models.spec.part import FFN, Mixer
@@ -63,6 +64,7 @@ __all__ = [
     "LayerNorm",
     "LearnedEmbedding",
     "LightningAttention",
+    "MTPSpec",
     "Mamba",
     "Mamba2",
     "Mixer",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from thalweg.models.spec.adapter import Adapter
 from thalweg.models.spec.altup import AltUp, Laurel, Streams
@@ -18,6 +18,9 @@ from thalweg.models.spec.speech import SpeechEncoder
 from thalweg.models.spec.vision import VisionSpec
 from thalweg.models.tail import Pooling
 from thalweg.models.weights import Source, TensorView, Weight, Weights, attach_views, matrices, vector
+
+if TYPE_CHECKING:
+    from thalweg.models.spec.mtp import MTPSpec
 
 Around = LayerEnding | AltUp
 ENTRY = ("embed", "speech", "learned", "inputs", "streams", "embed_norm", "vision", "audio")
@@ -164,6 +167,8 @@ class ModelSpec:
     """The audio encoder. Its vectors replace placeholders of a prompt."""
     vision: VisionSpec | None = None
     """The vision encoder; None: the model is text-only."""
+    mtp: MTPSpec | None = None
+    """A module of the checkpoint that drafts further tokens. Only the drafter `mtp` loads it."""
     span: tuple[int, int] | None = None
     """Of a pipeline stage: its layers, [first, end). The first stage has the embedding and the encoders, the last one the norm
     and the tail. None: all layers."""

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from thalweg.drafters import MODEL, DrafterOption
+from thalweg.drafters import MODEL, SAMPLING, DrafterOption, read_sampling
 from thalweg.engine.control.speculation.drafter import DeviceDrafter
-
-SAMPLING = "draft_sample_method"
-SAMPLINGS = ("probabilistic", "greedy")
 
 
 def _model(value: Any) -> str:
@@ -18,15 +15,9 @@ def _model(value: Any) -> str:
     return value
 
 
-def _sampling(value: Any) -> str:
-    if value not in SAMPLINGS:
-        raise ValueError(f"must be one of {', '.join(SAMPLINGS)}, not {value!r}")
-    return str(value)
-
-
 class ModelDrafter(DeviceDrafter):
     options: ClassVar[Mapping[str, DrafterOption]] = {
-        MODEL: DrafterOption(_model), SAMPLING: DrafterOption(_sampling, default=SAMPLINGS[0]),
+        MODEL: DrafterOption(_model), SAMPLING: DrafterOption(read_sampling, default="probabilistic"),
     }  # fmt: skip
     runs_model = True
     proposer = "thalweg.models.draft_model:DraftModelProposer"

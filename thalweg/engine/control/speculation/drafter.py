@@ -61,6 +61,9 @@ class Drafter(ABC):
     runs_model: ClassVar[bool] = False
     """Does the option `model` name a draft model with the target's tokenizer? Planning reads, checks and counts it."""
 
+    runs_module: ClassVar[bool] = False
+    """Does it run the target's module for multi-token prediction (`ModelSpec.mtp`)? Planning checks and counts it."""
+
     @classmethod
     def settle(cls, options: dict[str, Any]) -> dict[str, Any]:
         """Resolve options that depend on each other. ValueError if they do not agree. Default: unchanged."""

@@ -42,7 +42,7 @@ class BuildInputs:
     defaults: Defaults
     place: Place
     draft: DraftModel | None
-    """A draft model next to the model."""
+    """A draft model next to the model, or the module of the model that drafts."""
 
     @property
     def ranks(self) -> range:
@@ -111,7 +111,7 @@ def open_device(
     spec = resolve.divide(args, spec, place.stage if place else 0)
     facts = resolve.within(read_facts(hf, path), spec)
     args = resolve.for_tail(args, spec)
-    draft = read_draft(args, hf, path)
+    draft = read_draft(args, hf, spec, path)
     configured = functools.partial(resolve.configure_platform, args)
     platform = configured(platform) if platform else discovery.choose(args.device, configured)
     resolve.check_values(args, platform)

@@ -1,0 +1,214 @@
+"""A module for multi-token prediction in the target's steps: its drafts are those of the published formula, and no text depends
+on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from test_draft_model import HOST, KINDS
+from torch import Tensor, nn
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
+from zoo import SMALL, make_tokenizer, spread
+
+from thalweg import LLM, SamplingParams
+from thalweg.config import EngineArgs
+from thalweg.drafters import configure
+from thalweg.engine.control.speculation.drafter import DeviceDrafter
+from thalweg.engine.control.speculation.gain import Gain
+from thalweg.engine.planning.memory import plan
+from thalweg.errors import CheckpointError, ConfigError, ThalwegError
+from thalweg.models.layered_proposer import LayeredProposer
+
+MOST = 3
+DRAFT = {"method": "mtp", "num_speculative_tokens": MOST}
+AT = "model.mtp_layers.0."
+PROMPTS = [[5, 6, 7, 8, 5, 6, 7, 8, 5], [11, 3, 99], list(range(40, 73)), [200, 7]]
+
+
+class MiMo(nn.Module):
+    """The published computation: Qwen 2, and a module that reads its hidden states. Weights for which most drafts are right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = transformers.Qwen2Config(**SMALL, attn_implementation="eager")
+        self.target = transformers.AutoModelForCausalLM.from_config(self.settings, dtype=torch.float32)
+        size, e = self.settings.hidden_size, self.settings.rms_norm_eps
+        self.layer = Qwen2DecoderLayer(self.settings, 0)
+        self.norms = nn.ModuleDict({k: Qwen2RMSNorm(size, e) for k in ("token_norm", "hidden_norm", "final_norm")})
+        self.input_proj = nn.Linear(2 * size, size, bias=False)
+        self.eval().requires_grad_(False)
+        spread(self, 4)
+        for name, p in self.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                p.mul_(0.5 if name.startswith("layer.") else 0.05)
+        self.input_proj.weight[:, :size] *= 0.15
+        self.input_proj.weight[:, size:] = torch.eye(size)
+        self.norms["final_norm"].weight.copy_(self.target.model.norm.weight)
+
+    def save(self, path: Path) -> None:
+        path.mkdir(parents=True)
+        tensors = {n: t.contiguous() for n, t in self.target.state_dict().items()}
+        tensors |= {f"{AT}{n}": t for n, t in self.layer.state_dict().items()}
+        for name, norm in self.norms.items():
+            tensors[f"{AT}{name.replace('_norm', '_layernorm')}.weight"] = norm.weight
+        save_file(tensors | {f"{AT}input_proj.weight": self.input_proj.weight}, path / "model.safetensors")
+        config = {k: v for k, v in self.settings.to_dict().items() if k not in ("rope_parameters", "layer_types")}
+        config |= {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "rope_theta": 10000.0}
+        (path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
+        make_tokenizer(path)
+
+    def drafts(self, known: list[int], count: int) -> tuple[list[int], Tensor]:
+        """After the newest of these tokens, with the log-probabilities [count, vocab] of each. The module runs again over its
+        own output for each further draft."""
+        model = self.target.model
+        hidden = list(model(torch.tensor([known[:-1]])).last_hidden_state[0])
+        tokens = list(known)
+        for _ in range(count):
+            out = self._run(torch.stack(hidden), torch.tensor(tokens[1:]))[-1]
+            tokens.append(int((self.target.lm_head.weight @ out).argmax()))
+            hidden.append(out)
+        logits = torch.stack(hidden[len(known) - 1 :]) @ self.target.lm_head.weight.T
+        return tokens[len(known) :], logits.log_softmax(-1)
+
+    def _run(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        model, n = self.target.model, len(tokens)
+        both = self.norms["hidden_norm"](hidden), self.norms["token_norm"](model.embed_tokens(tokens))
+        x = self.input_proj(torch.cat(both, -1))[None]
+        mask = torch.full((1, 1, n, n), -torch.inf).triu(1)
+        x = self.layer(x, attention_mask=mask, position_embeddings=model.rotary_emb(x, torch.arange(n)[None]))
+        x = x[0] if isinstance(x, tuple) else x
+        return self.norms["final_norm"](x[0])
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gain, "allows", lambda self, streams: True)  # whatever this machine's clock says
+
+
+@pytest.fixture(scope="module")
+def mimo(tmp_path_factory: pytest.TempPathFactory) -> tuple[MiMo, Path]:
+    made, path = MiMo(), tmp_path_factory.mktemp("mtp") / "mimo"
+    made.save(path)
+    return made, path
+
+
+def serve(path: Path, drafts: Any, **args: Any) -> LLM:
+    sizes = {"max_model_len": 96, "max_num_seqs": 4, "dtype": "float32", "block_size": 8, "device": "cpu"}
+    return LLM(str(path), seed=0, speculative_config=drafts, use_tqdm_on_load=False, **{**sizes, **args})
+
+
+def test_drafts_are_those_of_the_published_formula(mimo: tuple[MiMo, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round by round, of prompts in chunks and with prefix hits, after accepted, rejected and partly accepted drafts."""
+    seen: list[tuple[list[int], list[int]]] = []
+    receive = DeviceDrafter.receive
+
+    def noted(self: DeviceDrafter, slots: Any, drafts: Any) -> None:
+        s = self._slots
+        seen.extend((s.tokens[n, : s.known[n]].tolist(), d.tolist()) for n, d in zip(slots, drafts, strict=True))
+        receive(self, slots, drafts)
+
+    monkeypatch.setattr(DeviceDrafter, "receive", noted)
+    model, path = mimo
+    llm = serve(path, DRAFT, max_num_batched_tokens=24)
+    params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
+    for _ in range(2):
+        llm.generate([{"prompt_token_ids": p} for p in PROMPTS], params, use_tqdm=False)
+    stats = llm.stats()
+    llm.shutdown()
+    assert stats.prefix_hits
+    right = sum(model.drafts(known, MOST)[0] == drafts for known, drafts in seen)
+    assert stats.draft_tokens > stats.accepted_tokens > stats.accepted_per_position[0] > 10
+    assert right >= 0.99 * len(seen)
+    assert len(seen) > 30
+
+
+@pytest.mark.parametrize("prompt", [PROMPTS[0], PROMPTS[2]], ids=["whole", "chunks"])
+def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
+    prompt: list[int], mimo: tuple[MiMo, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one sequence: after its prompt, then after right and wrong drafts."""
+    found: list[tuple[int, Tensor]] = []
+    choose = LayeredProposer._choose
+
+    def noted(self: LayeredProposer, params: Any, x: Tensor, batch: Any, position: Tensor) -> Tensor:
+        found.append((int(position[0]), self._head.logits(params, x)[0].log_softmax(-1).clone()))
+        return choose(self, params, x, batch, position)
+
+    monkeypatch.setattr(LayeredProposer, "_choose", noted)
+    model, path = mimo
+    llm = serve(path, DRAFT, max_num_batched_tokens=24, max_num_seqs=1, enforce_eager=True)
+    params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
+    out = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)[0].outputs[0]
+    llm.shutdown()
+    ids, rounds = [*prompt, *out.token_ids], 0
+    for at in range(0, len(found), MOST):
+        known = ids[: found[at][0] + 1]
+        if len(known) > len(prompt):
+            want = model.drafts(known, MOST)[1]
+            torch.testing.assert_close(torch.stack([x for _, x in found[at : at + MOST]]), want, atol=1e-4, rtol=0)
+            rounds += 1
+    assert rounds > 5
+
+
+def texts(path: Path, drafts: Any, **args: Any) -> tuple[list[Any], Any]:
+    llm = serve(path, drafts, **args)
+    try:
+        work = [(p, {"max_tokens": 24, "temperature": 0, "ignore_eos": True} | kind) for kind in KINDS for p in PROMPTS]
+        prompts = [{"prompt_token_ids": p} for p, _ in work]
+        outs = llm.generate(prompts, [SamplingParams(**kind) for _, kind in work], use_tqdm=False)
+        return [(c.text, tuple(c.token_ids), c.stop_reason, c.logprobs) for o in outs for c in o.outputs], llm.stats()
+    finally:
+        llm.shutdown()
+
+
+@pytest.mark.slow
+def test_text_is_the_same_with_a_module(mimo: tuple[MiMo, Path]) -> None:
+    """Sequences give way to others, prompts come in chunks next to drafts, and prefixes are found."""
+    tight = {"num_gpu_blocks_override": 14, "max_num_batched_tokens": 24}
+    without, _ = texts(mimo[1], None, **tight)
+    with_drafts, stats = texts(mimo[1], DRAFT, **tight)
+    assert with_drafts == without
+    assert stats.preemptions
+    assert stats.draft_tokens > stats.accepted_tokens > 10
+
+
+def test_the_plan_counts_the_module(mimo: tuple[MiMo, Path]) -> None:
+    args: dict[str, Any] = {"model": str(mimo[1]), "device": "cpu", "max_model_len": 96, "dtype": "float32"}
+    target, both = plan(EngineArgs(**args)), plan(EngineArgs(**args, speculative_config=DRAFT))
+    held = sum(t.numel() * 4 for n, t in load_file(mimo[1] / "model.safetensors").items() if n.startswith(AT))
+    table = 96 * (SMALL["hidden_size"] // SMALL["num_attention_heads"]) * 4
+    assert both.weights == target.weights + held + table
+    assert both.kv_per_token == target.kv_per_token * 3 // 2  # two layers, and the module's
+
+
+def test_modules_that_cannot_be_run_are_refused_in_words(mimo: tuple[MiMo, Path], tmp_path: Path) -> None:
+    for config, args, words in (
+        ({"model": str(mimo[1])}, {}, "'model' is not supported; mtp has method"),
+        ({"num_speculative_tokens": 17}, {}, "must be a whole number from 1 to 16"),
+        ({}, {"tensor_parallel_size": 2}, "mtp runs on one device so far"),
+        ({}, {"device": HOST}, "mtp: attention .* plans each step on the host"),
+        ({}, {"hf_overrides": {"num_nextn_predict_layers": 0}}, "MiMoForCausalLM has no module"),
+    ):
+        with pytest.raises(ThalwegError, match=words):
+            serve(mimo[1], {**DRAFT, **config}, **args)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        if (mimo[1] / name).exists():
+            (bare / name).write_bytes((mimo[1] / name).read_bytes())
+    tensors = load_file(mimo[1] / "model.safetensors")
+    save_file({n: t for n, t in tensors.items() if not n.startswith(AT)}, bare / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"lacks .*mtp_layers"):
+        serve(bare, DRAFT)
+
+
+def test_names_of_vllm_mean_the_same_method() -> None:
+    assert configure({"method": "mimo_mtp"}) == configure({"method": "mtp", "num_speculative_tokens": 1})
+    with pytest.raises(ConfigError, match=r"must be one of .*, mtp, .*not 'other_mtp'"):
+        configure({"method": "other_mtp"})

@@ -1,0 +1,80 @@
+"""Proposers that run layers of attention in the target's step, with keys and values on the blocks of one of its KV groups.
+
+Prefix hits, chunks and preemption therefore apply to both. Accepted counts are values: rows of rejected tokens are computed,
+and written again. Drafts are argmax(logits / (temperature * TAU) + noise), with the noise of the target's draw. At a share of
+the temperature they are right more often than at the whole of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.drafters import SAMPLING
+from thalweg.errors import ConfigError
+from thalweg.hal import ops
+from thalweg.hal.attention import AttentionBackend
+from thalweg.hal.parts.drafts import Drafts
+from thalweg.hal.step import StepBatch
+from thalweg.models.build import Model
+from thalweg.models.proposer import Proposer, ProposerSetup
+from thalweg.models.sizes import shared_group
+
+TAU = 0.25
+"""Share of the temperature in drafts."""
+CACHES = "kv"
+
+
+class LayeredProposer(Proposer):
+    def __init__(self, setup: ProposerSetup, draft: Model, head: Model) -> None:
+        """draft: the model that runs after the target. head: the one with the output matrix of drafts. Raises ConfigError if an
+        attention backend plans the draft's steps on the host, where accepted tokens are unknown."""
+        super().__init__(setup.model, setup.binder, setup.config)
+        for backend in {a[0] for a in draft.attention if a is not None}:
+            if type(backend).metadata is not AttentionBackend.metadata:
+                raise ConfigError(
+                    f"speculative_config: {setup.config.method}: attention {backend.name} plans each step on the host, and "
+                    "draft steps follow accepted tokens, which only the device knows; use method ngram or suffix on this "
+                    "platform"
+                )
+        self.draft, self._head = draft, head
+        self._group = shared_group(setup.model.groups)
+        self.caches = tuple((self._group, layout) for layout in draft.layouts)
+        self._tau = 0.0 if setup.config.options[SAMPLING] == "greedy" else TAU
+        facts = {"vocab": head.vocab, "dtype": "float32"}
+        self._inputs = setup.binder.bind(ops.draft_inputs, passes=self.most - 1, limit=setup.max_len)
+        self._sample = {random: setup.binder.bind(ops.sample, random=random, **facts) for random in (False, True)}
+
+    def _arrange(self, batch: StepBatch, tokens: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of `ops.draft_inputs` for this step and its result."""
+        drafted = batch.get(Drafts)
+        pick = counts[:, None][:, :0] if drafted is None else drafted.pick
+        found: tuple[Tensor, ...] = self._inputs(
+            batch.tokens, batch.token_seq, batch.positions, batch.context, batch.query, batch.last_row, tokens, counts, pick
+        )
+        return found
+
+    def _table(self, batch: StepBatch) -> tuple[Tensor, ...]:
+        """The blocks of the draft's tokens, for each of its KV groups. Tokens beyond a sequence's blocks go to scratch."""
+        table = batch.block_tables[self._group]
+        wider = torch.nn.functional.pad(table, (0, 1 + self.most // self.draft.groups[0].block_tokens))
+        return (wider,) * len(self.draft.groups)
+
+    def _plans(self) -> tuple[dict[str, Any], ...]:
+        """Where attention of each group keeps data that its layers share. A pass has its own, as it has its own positions."""
+        return tuple({} for _ in self.draft.groups)
+
+    def _choose(self, params: Any, x: Tensor, batch: StepBatch, position: Tensor) -> Tensor:
+        """The draft i32[S] of each sequence after hidden states x [S, hidden] of the tokens at these positions. params: of the
+        model with the output matrix."""
+        random = batch.features.random and self._tau > 0
+        if not random and self._head.has_argmax:
+            token: Tensor = self._head.argmax(params, x)[0]
+            return token.to(torch.int32)
+        logits, temperature = self._head.logits(params, x), batch.sampling.temperature
+        if random:
+            logits = logits / torch.where(temperature > 0, temperature * self._tau, 1.0)[:, None]
+        drawn: Tensor = self._sample[random](logits, temperature, batch.sampling.seed, position + 1)
+        return drawn.to(torch.int32)
