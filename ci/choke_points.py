@@ -34,6 +34,7 @@ CHOKES = (
         ("thalweg/engine/executor/ray_cluster.py", "thalweg/integrations/ray/"),
         "an optional library; the rest works without it",
     ),
+    Choke(("dynamo",), ("thalweg/integrations/dynamo/worker.py",), "an optional library; the rest works without it"),
     Choke(("redis",), ("thalweg/engine/control/store/redis.py",), "an optional library; the rest works without it"),
     Choke(("jinja2",), ("thalweg/template/sandbox.py",), "templates run in one sandbox"),
     Choke(
@@ -99,6 +100,7 @@ PACKAGES = {
     "thalweg/engine/executor/ray_cluster.py": {"ray"},
     "thalweg/engine/executor/launched.py": {"msgspec", "torch"},
     "thalweg/integrations/ray/": {"ray", "numpy", "starlette"},
+    "thalweg/integrations/dynamo/worker.py": {"dynamo"},
     "thalweg/integrations/": {"starlette"},
     "thalweg/engine/": {"numpy", "msgspec"},
     "thalweg/grammar/compiled.py": {"llguidance"},

@@ -1,0 +1,82 @@
+"""Dynamo's token requests, read and answered with the bundled model. `docs/fleets.md` says what was run behind Dynamo itself.
+
+Dynamo is no dependency of the tests: its runtime is a package of several hundred megabytes. So the worker's class is not
+covered here, and only the format of requests and chunks is.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from thalweg import AsyncLLM, EngineArgs, RequestOutputKind
+from thalweg.errors import RequestError
+from thalweg.integrations.dynamo.requests import ChunkStream, read_params
+
+REQUEST = {
+    "token_ids": [5, 6, 7],
+    "model": "nano",
+    "sampling_options": {"n": 1, "best_of": 1, "temperature": 0.5, "top_k": None, "seed": 3, "logit_bias": {"7": -2.0}},
+    "stop_conditions": {
+        "max_tokens": 9, "stop": ["a"], "stop_token_ids": [4], "stop_token_ids_hidden": [2, 4], "max_thinking_tokens": 8,
+    },
+    "output_options": {"logprobs": 2, "skip_special_tokens": True},
+}  # fmt: skip
+
+
+def test_every_option_of_a_request_reaches_the_engine() -> None:
+    params = read_params(REQUEST, {"top_p": 0.9, "temperature": 1.0})
+    assert (params.temperature, params.top_p, params.seed, params.logit_bias) == (0.5, 0.9, 3, {7: -2.0})
+    assert (params.max_tokens, params.stop_token_ids, params.thinking_token_budget, params.logprobs) == (9, [2, 4], 8, 2)
+    assert params.output_kind is RequestOutputKind.DELTA
+    guided = read_params({"sampling_options": {"guided_decoding": {"regex": "a+", "backend": None}}}, {})
+    assert guided.structured_outputs is not None
+    assert guided.structured_outputs.regex == "a+"
+    assert guided.max_tokens is None, "a request without a limit has the context's"
+
+
+@pytest.mark.parametrize(
+    ("request_", "name"),
+    [
+        ({"sampling_options": {"best_of": 4}}, "best_of"),
+        ({"sampling_options": {"use_beam_search": True}}, "use_beam_search"),
+        ({"multi_modal_data": {"image_url": ["x"]}}, "multi_modal_data"),
+        ({"prefill_result": {"disaggregated_params": {}}}, "prefill_result"),
+    ],
+)
+def test_an_option_that_cannot_be_honoured_is_refused_by_name(request_: dict, name: str) -> None:
+    with pytest.raises(RequestError, match=name):
+        read_params(request_, {})
+
+
+@pytest.mark.slow
+async def test_chunks_joined_are_the_answer_with_its_usage_and_logprobs() -> None:
+    engine = await AsyncLLM.start(EngineArgs(max_model_len=256))
+    try:
+        ids = engine.get_tokenizer().encode("1, 2, 3,")
+        request = {
+            "sampling_options": {"n": 2, "temperature": 0.9, "seed": 1},
+            "stop_conditions": {"max_tokens": 12, "ignore_eos": True},
+            "output_options": {"logprobs": 2, "prompt_logprobs": 1},
+        }
+        params, stream, chunks = read_params(request, {}), ChunkStream(), []
+        async for output in engine.generate(list(ids), params, "a"):
+            chunks += stream.add(output)
+        whole = read_params(request, {})
+        whole.output_kind = RequestOutputKind.FINAL_ONLY
+        async for output in engine.generate(list(ids), whole, "b"):
+            oracle = output
+    finally:
+        await engine.shutdown()
+    for choice in oracle.outputs:
+        mine = [chunk for chunk in chunks if chunk["index"] == choice.index]
+        assert [t for chunk in mine for t in chunk["token_ids"]] == choice.token_ids
+        expected = [row[t].logprob for row, t in zip(choice.logprobs, choice.token_ids, strict=True)]
+        assert [p for chunk in mine for p in chunk["log_probs"]] == expected
+        assert all(len(row) >= 2 for chunk in mine for row in chunk["top_logprobs"])
+        assert [chunk["finish_reason"] for chunk in mine if "finish_reason" in chunk] == ["length"]
+        usage = mine[-1]["completion_usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (len(ids), 12, len(ids) + 12)
+    shown = [chunk["engine_data"]["prompt_logprobs"] for chunk in chunks if "engine_data" in chunk]
+    assert len(shown) == 1
+    assert shown[0][0] is None
+    assert [str(t) in row for t, row in zip(ids[1:], shown[0][1:], strict=True)] == [True] * (len(ids) - 1)

@@ -1,0 +1,110 @@
+"""Requests and chunks of Dynamo's token pipeline. Knows their format only, so it needs no Dynamo.
+
+The format is that of `dynamo.common.backend.engine.GenerateRequest` and `GenerateChunk` of Dynamo 1.6. The frontend renders
+chats, tokenizes, and detokenizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from thalweg import CompletionOutput, RequestOutput, RequestOutputKind, SamplingParams, StructuredOutputsParams
+from thalweg.errors import RequestError
+
+SAMPLING = frozenset({
+    "n", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias", "allowed_token_ids", "bad_words", "include_stop_str_in_output",
+})  # fmt: skip
+INERT = {"best_of": 1, "length_penalty": 1.0, "use_beam_search": False}
+"""Options without support, by the value that asks for nothing."""
+STOPPING = {
+    "max_tokens": "max_tokens", "min_tokens": "min_tokens", "ignore_eos": "ignore_eos",
+    "max_thinking_tokens": "thinking_token_budget",
+}  # fmt: skip
+GUIDED = ("json", "regex", "choice", "grammar", "structural_tag", "whitespace_pattern")
+UNSUPPORTED = ("multi_modal_data", "prefill_result", "encoder_result", "bootstrap_info")
+REASONS = {"stop": "stop", "length": "length", "abort": "cancelled", "error": "error"}
+
+
+def read_params(request: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
+    """The parameters of a request. defaults: those of the model, for fields that the request lacks. RequestError names an
+    option that cannot be honoured."""
+    for name in UNSUPPORTED:
+        if request.get(name):
+            raise RequestError(f"{name}: this worker serves text in one server; remove it from the request", name)
+    fields: dict[str, Any] = {**defaults, "max_tokens": None}
+    for name, value in (request.get("sampling_options") or {}).items():
+        if value is None or (name in INERT and value == INERT[name]):
+            continue
+        if name == "guided_decoding":
+            guide = {k: value[k] for k in GUIDED if value.get(k) is not None}
+            fields["structured_outputs"] = StructuredOutputsParams(**guide) if guide else None
+        elif name in SAMPLING:
+            fields[name] = {int(k): v for k, v in value.items()} if name == "logit_bias" else value
+        else:
+            raise RequestError(f"sampling_options.{name}: it is not supported; omit it", name)
+    fields |= _read_stopping(request.get("stop_conditions") or {})
+    shown = request.get("output_options") or {}
+    fields |= {name: int(shown[name]) for name in ("logprobs", "prompt_logprobs") if shown.get(name) is not None}
+    return SamplingParams(**fields, detokenize=bool(fields.get("bad_words")), output_kind=RequestOutputKind.DELTA)
+
+
+def _read_stopping(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The frontend looks for stop strings itself, and cancels the request when it finds one."""
+    fields = {ours: given[theirs] for theirs, ours in STOPPING.items() if given.get(theirs) is not None}
+    ids = {*(given.get("stop_token_ids") or ()), *(given.get("stop_token_ids_hidden") or ())}
+    return {**fields, "stop_token_ids": sorted(ids)} if ids else fields
+
+
+class ChunkStream:
+    """The chunks of one request, made of its outputs with `RequestOutputKind.DELTA`."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._prompt_logprobs: list[Any] | None = None
+
+    def add(self, output: RequestOutput) -> list[dict[str, Any]]:
+        """The chunks of the next output. The last chunk of the request has the log-probabilities of the prompt."""
+        self._prompt_logprobs = self._prompt_logprobs or output.prompt_logprobs
+        chunks = [self._make(output, choice) for choice in output.outputs]
+        if self._prompt_logprobs and output.finished and chunks:
+            chunks[-1]["engine_data"] = {"prompt_logprobs": _make_prompt_logprobs(self._prompt_logprobs)}
+        return chunks
+
+    def _make(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+        made = self._counts[choice.index] = self._counts.get(choice.index, 0) + len(choice.token_ids)
+        chunk: dict[str, Any] = {"token_ids": list(choice.token_ids), "index": choice.index}
+        if choice.logprobs:
+            chunk |= _make_logprobs(choice)
+        if choice.finish_reason:
+            prompt = len(output.prompt_token_ids or ())
+            usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+            if output.num_cached_tokens is not None:
+                usage["prompt_tokens_details"] = {"cached_tokens": output.num_cached_tokens}
+            chunk |= {"finish_reason": REASONS.get(choice.finish_reason, "stop"), "completion_usage": usage}
+        return chunk
+
+
+def _make_logprobs(choice: CompletionOutput) -> dict[str, Any]:
+    """log_probs has the sampled token's of each position, and top_logprobs all that were asked for."""
+    rows = [dict(row) for row in choice.logprobs or ()]
+    return {
+        "log_probs": [row[token].logprob for row, token in zip(rows, choice.token_ids, strict=True)],
+        "top_logprobs": [
+            [
+                {"rank": one.rank, "token_id": token, "token": one.decoded_token, "logprob": one.logprob}
+                for token, one in row.items()
+            ]
+            for row in rows
+        ],
+    }
+
+
+def _make_prompt_logprobs(rows: Any) -> list[dict[str, Any] | None]:
+    return [
+        None
+        if row is None
+        else {str(t): {"logprob": x.logprob, "rank": x.rank, "decoded_token": x.decoded_token} for t, x in row.items()}
+        for row in rows
+    ]
