@@ -197,10 +197,10 @@ def test_arguments_of_the_field_are_accepted_where_they_ask_for_nothing_and_refu
     assert "swap_space has no effect any more" in caplog.text
     with pytest.raises(ConfigError) as e:
         engine_args(
-            {"lora_target_modules": ["q"], "data_parallel_backend": "ray", "reasoning_parser": "x", "sed": 1, "port": 1}
+            {"enable_tower_connector_lora": True, "data_parallel_backend": "ray", "reasoning_parser": "x", "sed": 1, "port": 1}
         )
     said = dict(p.split(": ", 1) for p in e.value.problems)
-    assert "all of an adapter" in said["lora_target_modules"]
+    assert "adapters of encoders" in said["enable_tower_connector_lora"]
     assert "behind a load balancer" in said["data_parallel_backend"]
     assert "thalweg serve --port" in said["port"]
     assert "did you mean seed?" in said["sed"]

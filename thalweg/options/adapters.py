@@ -48,7 +48,7 @@ class AdapterOptions(SpeculationOptions, kw_only=True, frozen=True):
     max_cpu_loras: Annotated[int | None, _option(
         "Adapters kept in host memory while no request uses them, at least max-loras; default: max-loras", ge=1,
     )] = None  # fmt: skip
-    lora_dtype: Annotated[str, _option(
+    lora_dtype: Annotated[str | None, _option(
         "Type of adapters on the device: the model's type, in which layers compute",
         choices=("auto", "bfloat16", "float16", "float32"),
     )] = "auto"  # fmt: skip

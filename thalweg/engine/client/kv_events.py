@@ -56,7 +56,7 @@ def to_wire(event: m.KvEvent, adapter_name: Callable[[bytes], str]) -> dict[str,
         "extra_keys": extra if any(extra) else None,
         "group_idx": event.group,
         "kv_cache_spec_kind": KINDS[event.kind],
-        "kv_cache_spec_sliding_window": event.window or None,
+        "kv_cache_spec_sliding_window": {0: None}.get(event.window, event.window),
     }
 
 

@@ -225,7 +225,7 @@ def adapter_slots(args: EngineArgs, spec: ModelSpec, dtype: str) -> int:
     """Bytes of the slots for adapters. All are allocated at start. ConfigError for options that do not fit the model."""
     if not args.enable_lora:
         return 0
-    if args.lora_dtype not in ("auto", dtype):
+    if args.lora_dtype not in (None, "auto", dtype):
         raise ConfigError(
             f"lora_dtype: {args.lora_dtype}, but adapters are held in the model's type, {dtype}; leave it at auto"
         )

@@ -155,7 +155,8 @@ def lora_experts(
             linear.reference(x, w1), x, slots, order, starts, gate_up_a[:, e], gate_up_b[:, e], ranks[:, e, :2],
             rows=(inner, inner),
         )  # fmt: skip
-        glued = glu(*first.chunk(2, -1), act)
+        gate, up = first.chunk(2, -1)
+        glued = glu(gate, up, act)
         y = lora_add.reference(
             linear.reference(glued, w2), glued, slots, order, starts, down_a[:, e], down_b[:, e], ranks[:, e, 2:],
             rows=(x.shape[1],),
