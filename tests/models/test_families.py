@@ -84,7 +84,7 @@ def _copied(cache: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor | tu
 def test_feed_forward_of_the_last_layer_sees_no_row_that_nobody_reads(tmp_path, monkeypatch):
     rig = Rig(make_checkpoint("qwen3", tmp_path, tokenizer=False), platform="cpu")
     seen = []
-    for block in rig.model.blocks:
+    for block in rig.model.blocks.values():
         monkeypatch.setattr(block, "_ffn", lambda p, x, flow, inner=block._ffn: seen.append(len(x)) or inner(p, x, flow))
     first, second = (Seq(i + 1, list(p), len(p)) for i, p in enumerate(prompts()[:2]))
     rig.step([(first, 20), (second, 1)])
