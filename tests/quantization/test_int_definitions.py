@@ -198,7 +198,7 @@ def test_ranks_share_outputs_in_act_order_but_no_inputs(source, tmp_path):
         files.read(row, 0)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [n for n in EVERY if n != "mlx-experts"])
 def test_the_shares_of_ranks_are_those_of_the_whole(name):
     """Outputs of q, k and v, inputs of o: groups of 32 end where shares of ranks do. Those of down_proj would be cut."""
     whole = weights(DATA / name)
@@ -211,13 +211,16 @@ def test_the_shares_of_ranks_are_those_of_the_whole(name):
     def share(spec, rank):
         return dequantise(files.read(spec, rank).data, spec.format.group, torch.float32)
 
+    heads = json.loads((DATA / name / "config.json").read_text())["num_key_value_heads"]
     qkv, out, down = (by_end[f"{n}_proj.weight"] for n in ("self_attn.v", "self_attn.o", "mlp.down"))
     for rank in range(2):
-        halves = [whole[s.name].chunk(2)[rank] for s in qkv.sources]
+        halves = [  # a single head of keys and values is on each rank
+            whole[s.name].chunk(2)[rank] if heads > 1 or "q_proj" in s.name else whole[s.name] for s in qkv.sources
+        ]
         assert torch.equal(share(qkv, rank), torch.cat(halves))
         if group <= 32:
             assert torch.equal(share(out, rank), whole[out.sources[0].name].chunk(2, 1)[rank])
-    if group == 32:
+    if group == 32 and down.sources[0].shape[1] % 64:
         with pytest.raises(CheckpointError, match=r"down_proj.weight: its groups of 32 inputs do not divide"):
             files.read(down, 0)
 
