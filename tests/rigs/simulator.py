@@ -17,6 +17,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -59,7 +60,7 @@ class Run:
         luck = random.Random(seed + (1 << 40))
         faults = {name: luck.choice([0, 0, luck.random() * 0.3]) for name in FAULTS}
         self.store = FaultyStore(luck, faults) if luck.random() < 0.6 else None
-        self.world = World(
+        self.world = self.make_world(
             self.config, salt=seed, deferred=rng.random() < 0.5, poison=rng.random() < 0.7, check=check,
             share_from=rng.choice([1, 1, 12, 1000]), clock=self.clock, luck=rng.choice([0.0, 0.7, 0.95, 1.0]),
             store=self.store, drafts=rng.choice([0, 1, 2, 4, 7]), on_device=seed % 5 < 2, events=seed % 3 > 0,
@@ -73,13 +74,16 @@ class Run:
         self.summary = Summary(seeds=1)
         self.trace = hashlib.blake2b(digest_size=16)
 
+    def make_world(self, *args: Any, **kwargs: Any) -> World:
+        return World(*args, **kwargs)
+
     def go(self) -> Summary:
         steps = 0
         while self.sent < self.total or self.world.core.has_work:
             self.arrive()
             self.inject()
             self.clock.advance_to(self.clock() + self.rng.random())
-            self.note(self.world.step())
+            self.advance()
             steps += 1
             assert steps < 30_000, "no end in sight"
         self.summary.steps += steps
@@ -90,6 +94,9 @@ class Run:
         self.summary.wrong = 0 if self.store is None else self.store.wrong
         self.summary.digest = self.trace.hexdigest()
         return self.summary
+
+    def advance(self) -> None:
+        self.note(self.world.step())
 
     def arrive(self) -> None:
         while self.sent < self.total and self.rng.random() < 0.35:
