@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,3 +93,13 @@ def in_session(session: int) -> list[int]:
             if len(fields) > 3 and fields[3] == str(session) and fields[0] not in "ZX":
                 found.append(int(name))
     return found
+
+
+def shared_memory() -> set[str]:
+    """The names of shared memory of all processes of this machine."""
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+def leaked_memory(before: set[str]) -> list[str]:
+    """What is there that was not before, but for names with the id of a live process: other tests run meanwhile."""
+    return [name for name in sorted(shared_memory() - before) if not any(alive(int(n)) for n in re.findall(r"\d{2,9}", name))]

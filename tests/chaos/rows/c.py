@@ -174,14 +174,10 @@ async def c4(ctx: Context) -> list[Figure]:
     return [at_most("C4", "detection (s)", 10, detected, 1), *_all_right("C4", streams)]
 
 
-def _shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
-
-
 async def c5(ctx: Context) -> list[Figure]:
     """The API server is killed while streaming."""
     rng, times, orphans, files, slowest = ctx.rng("C5"), ctx.size(2, 20), [], [], 0.0
-    before = _shared_memory()
+    before = proc.shared_memory()
     for _ in range(times):
         async with Server(knobs={"base": 0.01}) as server:
             streams = [draw(rng, 500) for _ in range(8)]
@@ -195,7 +191,8 @@ async def c5(ctx: Context) -> list[Figure]:
             orphans += [proc.cmdline(p) for p in others if proc.alive(p)]
             files += server.left_behind()
             await playing
-    shared = sorted(_shared_memory() - before)
+    await _until(lambda: not proc.leaked_memory(before), 5)  # other tests clean up
+    shared = proc.leaked_memory(before)
     return [
         none_of("C5", "orphans", orphans, times),
         at_most("C5", "seconds until the engine is gone", 1, slowest, times),

@@ -84,7 +84,7 @@ async def m9(ctx: Context) -> list[Figure]:
     """kill -9 of everything at random moments, again and again, on one port and one TMPDIR."""
     rng, times = ctx.rng("M9"), ctx.size(6, 100)
     tmp, port = Path(tempfile.mkdtemp(prefix="chaos-left-")), free_port()
-    shared = set(Path("/dev/shm").iterdir()) if Path("/dev/shm").is_dir() else set()
+    shared = proc.shared_memory()
     failures = []
     try:
         for i in range(times):
@@ -108,7 +108,7 @@ async def m9(ctx: Context) -> list[Figure]:
             server.signal(signal.SIGTERM)
             code = await server.exit(10)
         stale += [p.name for p in tmp.rglob("*") if p.name not in stale]
-        stale += [str(p) for p in (set(Path("/dev/shm").iterdir()) if Path("/dev/shm").is_dir() else set()) - shared]
+        stale += proc.leaked_memory(shared)
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
     return [
