@@ -234,10 +234,10 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         ),
         Feature("Drafts for models with recurrent layers", "RHHHU", ("tests/integration/test_recurrent_states.py",)),
         Feature(
-            "[MTP](speculative-decoding.md#multi-token-prediction-mtp) of MiMo",
+            "[MTP](speculative-decoding.md#multi-token-prediction-mtp) of MiMo and GLM-4.5",
             "RNNNN",
             ("tests/models/test_mtp.py",),
-            "On a tiny random model. Modules of other families are skipped",
+            "On tiny random models. Modules of other families are skipped",
         ),
         Feature("EAGLE, and MTP of other families", "NNNNN"),
     ),

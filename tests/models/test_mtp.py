@@ -4,6 +4,8 @@ on them."""
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from test_draft_model import HOST, KINDS
 from torch import Tensor, nn
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer, Glm4MoeRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
-from zoo import SMALL, make_tokenizer, spread
+from zoo import ALL, SMALL, make_tokenizer, spread
 
 from thalweg import LLM, SamplingParams
 from thalweg.config import EngineArgs
@@ -27,39 +30,69 @@ from thalweg.models.layered_proposer import LayeredProposer
 
 MOST = 3
 DRAFT = {"method": "mtp", "num_speculative_tokens": MOST}
-AT = "model.mtp_layers.0."
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7, 8, 5], [11, 3, 99], list(range(40, 73)), [200, 7]]
 
 
-class MiMo(nn.Module):
-    """The published computation: Qwen 2, and a module that reads its hidden states. Weights for which most drafts are right."""
+@dataclass(frozen=True)
+class Family:
+    config: Any
+    layer: Any
+    norm: Any
+    at: str
+    """Prefix of the module's tensors."""
+    names: dict[str, str]
+    """Of its norms and its projection there."""
+    changes: dict[str, Any]
+    """Of config.json."""
+    hidden_first: bool
 
-    def __init__(self) -> None:
+
+_GLM, _GLM_SIZES = ALL["glm4-moe"]
+FAMILIES = {
+    "mimo": Family(
+        partial(transformers.Qwen2Config, **SMALL), Qwen2DecoderLayer, Qwen2RMSNorm, "model.mtp_layers.0.",
+        {"token": "token_layernorm", "hidden": "hidden_layernorm", "final": "final_layernorm", "proj": "input_proj"},
+        {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}, True,
+    ),
+    "glm": Family(
+        partial(_GLM, **{**SMALL, **_GLM_SIZES}), Glm4MoeDecoderLayer, Glm4MoeRMSNorm, "model.layers.2.",
+        {"token": "enorm", "hidden": "hnorm", "final": "shared_head.norm", "proj": "eh_proj"},
+        {"architectures": ["Glm4MoeForCausalLM"]}, False,
+    ),
+}  # fmt: skip
+
+
+class Published(nn.Module):
+    """The published computation: a model, and a module that reads its hidden states. Many of its drafts are right."""
+
+    def __init__(self, name: str) -> None:
         super().__init__()
-        self.settings = transformers.Qwen2Config(**SMALL, attn_implementation="eager")
+        self.family = family = FAMILIES[name]
+        self.settings = family.config(attn_implementation="eager")
         self.target = transformers.AutoModelForCausalLM.from_config(self.settings, dtype=torch.float32)
         size, e = self.settings.hidden_size, self.settings.rms_norm_eps
-        self.layer = Qwen2DecoderLayer(self.settings, 0)
-        self.norms = nn.ModuleDict({k: Qwen2RMSNorm(size, e) for k in ("token_norm", "hidden_norm", "final_norm")})
+        self.layer = family.layer(self.settings, self.settings.num_hidden_layers - 1)
+        self.norms = nn.ModuleDict({f"{k}_norm": family.norm(size, e) for k in ("token", "hidden", "final")})
         self.input_proj = nn.Linear(2 * size, size, bias=False)
         self.eval().requires_grad_(False)
         spread(self, 4)
         for name, p in self.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 p.mul_(0.5 if name.startswith("layer.") else 0.05)
-        self.input_proj.weight[:, :size] *= 0.15
-        self.input_proj.weight[:, size:] = torch.eye(size)
+        parts = self.input_proj.weight.split(size, 1)
+        hidden, token = parts if family.hidden_first else parts[::-1]
+        hidden *= 0.15
+        token.copy_(torch.eye(size))
         self.norms["final_norm"].weight.copy_(self.target.model.norm.weight)
 
     def save(self, path: Path) -> None:
         path.mkdir(parents=True)
         tensors = {n: t.contiguous() for n, t in self.target.state_dict().items()}
-        tensors |= {f"{AT}{n}": t for n, t in self.layer.state_dict().items()}
-        for name, norm in self.norms.items():
-            tensors[f"{AT}{name.replace('_norm', '_layernorm')}.weight"] = norm.weight
-        save_file(tensors | {f"{AT}input_proj.weight": self.input_proj.weight}, path / "model.safetensors")
-        config = {k: v for k, v in self.settings.to_dict().items() if k not in ("rope_parameters", "layer_types")}
-        config |= {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "rope_theta": 10000.0}
+        at, names = self.family.at, self.family.names
+        tensors |= {f"{at}{n}": t for n, t in self.layer.state_dict().items()}
+        tensors |= {f"{at}{names[n]}.weight": self.norms[f"{n}_norm"].weight for n in ("token", "hidden", "final")}
+        save_file(tensors | {f"{at}{names['proj']}.weight": self.input_proj.weight}, path / "model.safetensors")
+        config = {k: v for k, v in self.settings.to_dict().items() if k != "layer_types"} | self.family.changes
         (path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
         make_tokenizer(path)
 
@@ -79,7 +112,7 @@ class MiMo(nn.Module):
     def _run(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         model, n = self.target.model, len(tokens)
         both = self.norms["hidden_norm"](hidden), self.norms["token_norm"](model.embed_tokens(tokens))
-        x = self.input_proj(torch.cat(both, -1))[None]
+        x = self.input_proj(torch.cat(both if self.family.hidden_first else both[::-1], -1))[None]
         mask = torch.full((1, 1, n, n), -torch.inf).triu(1)
         x = self.layer(x, attention_mask=mask, position_embeddings=model.rotary_emb(x, torch.arange(n)[None]))
         x = x[0] if isinstance(x, tuple) else x
@@ -91,11 +124,20 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Gain, "allows", lambda self, streams: True)  # whatever this machine's clock says
 
 
-@pytest.fixture(scope="module")
-def mimo(tmp_path_factory: pytest.TempPathFactory) -> tuple[MiMo, Path]:
-    made, path = MiMo(), tmp_path_factory.mktemp("mtp") / "mimo"
+def make(name: str, factory: pytest.TempPathFactory) -> tuple[Published, Path]:
+    made, path = Published(name), factory.mktemp("mtp") / name
     made.save(path)
     return made, path
+
+
+@pytest.fixture(scope="module")
+def mimo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Published, Path]:
+    return make("mimo", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def glm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Published, Path]:
+    return make("glm", tmp_path_factory)
 
 
 def serve(path: Path, drafts: Any, **args: Any) -> LLM:
@@ -103,7 +145,7 @@ def serve(path: Path, drafts: Any, **args: Any) -> LLM:
     return LLM(str(path), seed=0, speculative_config=drafts, use_tqdm_on_load=False, **{**sizes, **args})
 
 
-def test_drafts_are_those_of_the_published_formula(mimo: tuple[MiMo, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_are_those_of_the_published_formula(mimo: tuple[Published, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Round by round, of prompts in chunks and with prefix hits, after accepted, rejected and partly accepted drafts."""
     seen: list[tuple[list[int], list[int]]] = []
     receive = DeviceDrafter.receive
@@ -128,9 +170,9 @@ def test_drafts_are_those_of_the_published_formula(mimo: tuple[MiMo, Path], monk
     assert len(seen) > 30
 
 
-@pytest.mark.parametrize("prompt", [PROMPTS[0], PROMPTS[2]], ids=["whole", "chunks"])
+@pytest.mark.parametrize(("family", "prompt"), [("mimo", PROMPTS[0]), ("mimo", PROMPTS[2]), ("glm", PROMPTS[0])])
 def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
-    prompt: list[int], mimo: tuple[MiMo, Path], monkeypatch: pytest.MonkeyPatch
+    family: str, prompt: list[int], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one sequence: after its prompt, then after right and wrong drafts."""
     found: list[tuple[int, Tensor]] = []
@@ -141,7 +183,7 @@ def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
         return choose(self, params, x, batch, position)
 
     monkeypatch.setattr(LayeredProposer, "_choose", noted)
-    model, path = mimo
+    model, path = request.getfixturevalue(family)
     llm = serve(path, DRAFT, max_num_batched_tokens=24, max_num_seqs=1, enforce_eager=True)
     params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
     out = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)[0].outputs[0]
@@ -168,7 +210,7 @@ def texts(path: Path, drafts: Any, **args: Any) -> tuple[list[Any], Any]:
 
 
 @pytest.mark.slow
-def test_text_is_the_same_with_a_module(mimo: tuple[MiMo, Path]) -> None:
+def test_text_is_the_same_with_a_module(mimo: tuple[Published, Path]) -> None:
     """Sequences give way to others, prompts come in chunks next to drafts, and prefixes are found."""
     tight = {"num_gpu_blocks_override": 14, "max_num_batched_tokens": 24}
     without, _ = texts(mimo[1], None, **tight)
@@ -178,16 +220,16 @@ def test_text_is_the_same_with_a_module(mimo: tuple[MiMo, Path]) -> None:
     assert stats.draft_tokens > stats.accepted_tokens > 10
 
 
-def test_the_plan_counts_the_module(mimo: tuple[MiMo, Path]) -> None:
+def test_the_plan_counts_the_module(mimo: tuple[Published, Path]) -> None:
     args: dict[str, Any] = {"model": str(mimo[1]), "device": "cpu", "max_model_len": 96, "dtype": "float32"}
     target, both = plan(EngineArgs(**args)), plan(EngineArgs(**args, speculative_config=DRAFT))
-    held = sum(t.numel() * 4 for n, t in load_file(mimo[1] / "model.safetensors").items() if n.startswith(AT))
+    held = sum(t.numel() * 4 for n, t in load_file(mimo[1] / "model.safetensors").items() if n.startswith(FAMILIES["mimo"].at))
     table = 96 * (SMALL["hidden_size"] // SMALL["num_attention_heads"]) * 4
     assert both.weights == target.weights + held + table
     assert both.kv_per_token == target.kv_per_token * 3 // 2  # two layers, and the module's
 
 
-def test_modules_that_cannot_be_run_are_refused_in_words(mimo: tuple[MiMo, Path], tmp_path: Path) -> None:
+def test_modules_that_cannot_be_run_are_refused_in_words(mimo: tuple[Published, Path], tmp_path: Path) -> None:
     for config, args, words in (
         ({"model": str(mimo[1])}, {}, "'model' is not supported; mtp has method"),
         ({"num_speculative_tokens": 17}, {}, "must be a whole number from 1 to 16"),
@@ -203,7 +245,7 @@ def test_modules_that_cannot_be_run_are_refused_in_words(mimo: tuple[MiMo, Path]
         if (mimo[1] / name).exists():
             (bare / name).write_bytes((mimo[1] / name).read_bytes())
     tensors = load_file(mimo[1] / "model.safetensors")
-    save_file({n: t for n, t in tensors.items() if not n.startswith(AT)}, bare / "model.safetensors")
+    save_file({n: t for n, t in tensors.items() if not n.startswith(FAMILIES["mimo"].at)}, bare / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"lacks .*mtp_layers"):
         serve(bare, DRAFT)
 

@@ -75,7 +75,8 @@ def _read_module(args: EngineArgs, target: Mapping[str, Any], spec: ModelSpec, p
     if spec.mtp is None:
         raise ConfigError(
             f"speculative_config: mtp: {architecture(target)} has no module for multi-token prediction that this version runs "
-            "(MiMoForCausalLM with num_nextn_predict_layers in its config.json has); use method ngram or suffix"
+            "(MiMoForCausalLM and Glm4MoeForCausalLM with num_nextn_predict_layers in config.json have); use method ngram or "
+            "suffix"
         )
     return DraftModel(path, dict(target), spec.mtp, args.quantization)
 

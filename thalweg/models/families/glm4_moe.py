@@ -5,6 +5,7 @@ from __future__ import annotations
 from thalweg.checkpoint.config import Config, flag, integer
 from thalweg.models.families.common import attention, decoder, eps, head_size, layer_count, mlp, pre_norms, rope
 from thalweg.models.families.mixtures import sigmoid_mixture
+from thalweg.models.families.nextn import attach_module
 from thalweg.models.spec import HeadNorm, Layer, ModelSpec, Names
 
 
@@ -18,7 +19,8 @@ def glm4_moe(config: Config) -> ModelSpec:
     moe = sigmoid_mixture(config)
     dense = integer(config, "first_k_dense_replace", default=1)
     drafts = integer(config, "num_nextn_predict_layers", default=1)
-    return decoder(
+    spec = decoder(
         config, [Layer(heads, mlp(config) if i < dense else moe, norms) for i in range(layers)],
         names=Names(skip=tuple(f"model.layers.{layers + i}." for i in range(drafts))),
     )  # fmt: skip
+    return attach_module(spec, Layer(heads, moe, norms), eps(config)) if drafts else spec

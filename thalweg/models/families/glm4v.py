@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from thalweg.checkpoint.config import Config, integer
 from thalweg.models.families import glm4 as dense
 from thalweg.models.families import glm4_moe as mixed
@@ -22,7 +24,7 @@ def glm4v(config: Config) -> ModelSpec:
 
 
 def glm4v_moe(config: Config) -> ModelSpec:
-    spec = mixed.glm4_moe(one_axis({"attention_bias": True, **config}))
+    spec = replace(mixed.glm4_moe(one_axis({"attention_bias": True, **config})), mtp=None)  # its positions have three axes
     return seeing(with_axes(spec, config, mixed=False, absent=SECTIONS), config, tower, skip=spec.names.skip)
 
 

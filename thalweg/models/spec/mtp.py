@@ -34,5 +34,6 @@ class MTPSpec(ModelSpec):
         }
 
     def rename(self, name: str) -> str | None:
-        """The name itself. None for tensors of the target."""
-        return name if name.startswith(self.root) and not name.endswith("rotary_emb.inv_freq") else None
+        """The name itself. None for tensors of the target, and for those skipped by `names`."""
+        skipped = name.startswith(self.names.skip) or name.endswith("rotary_emb.inv_freq")
+        return name if name.startswith(self.root) and not skipped else None
