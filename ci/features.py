@@ -234,7 +234,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         ),
         Feature("Drafts for models with recurrent layers", "RHHHU", ("tests/integration/test_recurrent_states.py",)),
         Feature(
-            "[MTP](speculative-decoding.md#multi-token-prediction-mtp) of MiMo and GLM-4.5",
+            "[MTP](speculative-decoding.md#multi-token-prediction-mtp) of MiMo, GLM-4.5 and DeepSeek V3",
             "RNNNN",
             ("tests/models/test_mtp.py",),
             "On tiny random models. Modules of other families are skipped",

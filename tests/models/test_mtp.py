@@ -15,6 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from test_draft_model import HOST, KINDS
 from torch import Tensor, nn
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RMSNorm
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer, Glm4MoeRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
 from zoo import ALL, SMALL, make_tokenizer, spread
@@ -48,6 +49,8 @@ class Family:
 
 
 _GLM, _GLM_SIZES = ALL["glm4-moe"]
+_V3, _V3_SIZES = ALL["deepseek-v3"]
+_NEXTN = {"token": "enorm", "hidden": "hnorm", "final": "shared_head.norm", "proj": "eh_proj"}
 FAMILIES = {
     "mimo": Family(
         partial(transformers.Qwen2Config, **SMALL), Qwen2DecoderLayer, Qwen2RMSNorm, "model.mtp_layers.0.",
@@ -56,8 +59,11 @@ FAMILIES = {
     ),
     "glm": Family(
         partial(_GLM, **{**SMALL, **_GLM_SIZES}), Glm4MoeDecoderLayer, Glm4MoeRMSNorm, "model.layers.2.",
-        {"token": "enorm", "hidden": "hnorm", "final": "shared_head.norm", "proj": "eh_proj"},
-        {"architectures": ["Glm4MoeForCausalLM"]}, False,
+        _NEXTN, {"architectures": ["Glm4MoeForCausalLM"]}, False,
+    ),
+    "deepseek": Family(
+        partial(_V3, **{**SMALL, **_V3_SIZES}), DeepseekV3DecoderLayer, DeepseekV3RMSNorm, "model.layers.3.",
+        _NEXTN, {"architectures": ["DeepseekV3ForCausalLM"]}, False,
     ),
 }  # fmt: skip
 
@@ -140,6 +146,11 @@ def glm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Published, Path]:
     return make("glm", tmp_path_factory)
 
 
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> tuple[Published, Path]:
+    return make("deepseek", tmp_path_factory)
+
+
 def serve(path: Path, drafts: Any, **args: Any) -> LLM:
     sizes = {"max_model_len": 96, "max_num_seqs": 4, "dtype": "float32", "block_size": 8, "device": "cpu"}
     return LLM(str(path), seed=0, speculative_config=drafts, use_tqdm_on_load=False, **{**sizes, **args})
@@ -170,9 +181,9 @@ def test_drafts_are_those_of_the_published_formula(mimo: tuple[Published, Path],
     assert len(seen) > 30
 
 
-@pytest.mark.parametrize(("family", "prompt"), [("mimo", PROMPTS[0]), ("mimo", PROMPTS[2]), ("glm", PROMPTS[0])])
+@pytest.mark.parametrize(("family", "at"), [("mimo", 0), ("mimo", 2), ("glm", 0), ("deepseek", 0)])
 def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
-    family: str, prompt: list[int], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    family: str, at: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one sequence: after its prompt, then after right and wrong drafts."""
     found: list[tuple[int, Tensor]] = []
@@ -183,17 +194,17 @@ def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
         return choose(self, params, x, batch, position)
 
     monkeypatch.setattr(LayeredProposer, "_choose", noted)
-    model, path = request.getfixturevalue(family)
+    (model, path), prompt = request.getfixturevalue(family), PROMPTS[at]
     llm = serve(path, DRAFT, max_num_batched_tokens=24, max_num_seqs=1, enforce_eager=True)
     params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
     out = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)[0].outputs[0]
     llm.shutdown()
     ids, rounds = [*prompt, *out.token_ids], 0
-    for at in range(0, len(found), MOST):
-        known = ids[: found[at][0] + 1]
+    for first in range(0, len(found), MOST):
+        known = ids[: found[first][0] + 1]
         if len(known) > len(prompt):
             want = model.drafts(known, MOST)[1]
-            torch.testing.assert_close(torch.stack([x for _, x in found[at : at + MOST]]), want, atol=1e-4, rtol=0)
+            torch.testing.assert_close(torch.stack([x for _, x in found[first : first + MOST]]), want, atol=1e-4, rtol=0)
             rounds += 1
     assert rounds > 5
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, real, text
 from thalweg.errors import UnsupportedModelError
-from thalweg.models.families.common import attention, decoder, layer_count, mlp, pre_norms, rope
+from thalweg.models.families.common import attention, decoder, eps, layer_count, mlp, pre_norms, rope
 from thalweg.models.families.mixtures import mixture, sigmoid_mixture
+from thalweg.models.families.nextn import attach_module
 from thalweg.models.spec import LatentAttention, Layer, Mixer, ModelSpec, MoE, Names, Rope
 
 
@@ -47,10 +48,11 @@ def deepseek_v3(config: Config) -> ModelSpec:
     }  # fmt: skip
     if text(config, "topk_method", "noaux_tc") != "noaux_tc" or text(config, "scoring_func", "sigmoid") != "sigmoid":
         raise UnsupportedModelError("config.json: topk_method, scoring_func: this family only supports noaux_tc and sigmoid")
-    return layers(
-        config, latent(config, interleaved=flag(config, "rope_interleave", True)), sigmoid_mixture(config),
-        dense=integer(config, "first_k_dense_replace", default=3),
-    )  # fmt: skip
+    mixer, moe = latent(config, interleaved=flag(config, "rope_interleave", True)), sigmoid_mixture(config)
+    spec = layers(config, mixer, moe, dense=integer(config, "first_k_dense_replace", default=3))
+    if not integer(config, "num_nextn_predict_layers"):
+        return spec
+    return attach_module(spec, Layer(mixer, moe, pre_norms(config)), eps(config))
 
 
 def sarvam_mla(config: Config) -> ModelSpec:

@@ -39,7 +39,7 @@ def kimi_vl(config: Config) -> ModelSpec:
 
 
 def _model(config: Config, root: str, names: tuple[str, str]) -> ModelSpec:
-    spec = deepseek.deepseek_v3(config)
+    spec = replace(deepseek.deepseek_v3(config), mtp=None)  # its tensors have other names
     return seeing(spec, config, lambda c: (moonvit(c, f"model.{root}", names), ()), replace=OUTSIDE, inside=INSIDE)
 
 
