@@ -83,7 +83,7 @@ async def test_no_stream_gets_the_tokens_of_another_adapter_whatever_is_reloaded
     assert len({tuple(tokens) for tokens in expected.values()}) == len(expected)
     args = EngineArgs(
         model=str(base), device="cpu", dtype="float32", threads=1, max_model_len=64, max_num_seqs=STREAMS,
-        kv_cache_memory_bytes=4 << 20, enable_lora=True, max_loras=2, use_tqdm_on_load=False,
+        kv_cache_memory_bytes=4 << 20, enable_lora=True, max_loras=2, use_tqdm_on_load=False, heartbeat_timeout=60,
     )  # fmt: skip
     engine = await AsyncLLM.start(args)
     served = ServedAdapters(engine, [str(tmp_path)])

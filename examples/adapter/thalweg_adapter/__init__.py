@@ -26,7 +26,7 @@ def read(path: Path) -> dict[str, LowRank]:
         if twin not in tensors:
             raise CheckpointError(f"{path / WEIGHTS}: {name[:200]}: there is no {twin[:200]}")
     modules = [name.removesuffix(A) for name in tensors if name.endswith(A)]
-    return {f"{module}.weight": LowRank(tensors[module + A].T, tensors[module + B].T, scale) for module in modules}
+    return {f"{module}.weight": LowRank(tensors[module + A]().T, tensors[module + B]().T, scale) for module in modules}
 
 
 def _scale(file: Path) -> float:
