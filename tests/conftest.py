@@ -55,17 +55,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _sample(items: list[pytest.Item]) -> None:
-    """Marks slow the cases of a test beyond the number of its marker `sampled`. The kept ones are evenly spaced."""
+    """Marks slow the cases of a test beyond the first number of its marker `sampled`, and nightly those beyond the second. The
+    kept ones are evenly spaced."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for of_test in cases.values():
-        wanted = of_test[0].get_closest_marker("sampled").args[0]
-        kept = {round(i * len(of_test) / wanted) for i in range(wanted)}
-        for i, item in enumerate(of_test):
-            if i not in kept:
-                item.add_marker(pytest.mark.slow)
+        for wanted, mark in zip(of_test[0].get_closest_marker("sampled").args, ("slow", "nightly"), strict=False):
+            kept = {round(i * len(of_test) / wanted) for i in range(wanted)}
+            for i, item in enumerate(of_test):
+                if i not in kept:
+                    item.add_marker(getattr(pytest.mark, mark))
 
 
 def pytest_collection_finish() -> None:

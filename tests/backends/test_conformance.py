@@ -48,7 +48,8 @@ def test_every_platform_of_this_package_passes(platform: str) -> None:
 @pytest.mark.parametrize(
     ("attention", "cases"),
     [
-        ("xla", "test_ops or test_device or xla-window-bfloat16-16 or padding and xla-gqa-float32"),
+        pytest.param("xla", "test_ops or test_device", marks=pytest.mark.nightly),
+        ("xla", "test_ops and (linear or experts or lora) or xla-window-bfloat16-16 or padding and xla-gqa-float32"),
         ("pallas", "ragged-window-bfloat16-8"),
     ],
 )

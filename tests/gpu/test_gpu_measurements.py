@@ -218,6 +218,7 @@ def test_a_sweep_of_which_nothing_works_says_why_and_fails_and_one_tile_that_doe
     assert sweep.summarise([bad, _product(64, (64, 16, 64, 4, 5), 1)])["nothing"] == []
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_sweep_runs_here_with_interpreted_kernels(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, file = script("sweep"), tmp_path / "sweep.json"

@@ -110,15 +110,23 @@ FAULTS: list[Any] = [
 ]
 
 
+FEW: list[Any] = [
+    ("rank", signal.SIGKILL, "start"), ("rank", signal.SIGSTOP, "decode"), ("engine", signal.SIGKILL, "prompt"),
+]  # fmt: skip
 STAGED = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "faults"),
-    [({}, FAULTS), (STAGED, [f for f in FAULTS if f[2] == "decode"])],
+    [
+        ({}, FEW),
+        pytest.param({}, [f for f in FAULTS if f not in FEW], marks=pytest.mark.nightly),
+        (STAGED, [("rank", signal.SIGKILL, "decode")]),
+        pytest.param(STAGED, [f for f in FAULTS if f[2] == "decode"], marks=pytest.mark.nightly),
+    ],
     indirect=["engine"],
-    ids=["tp", "pp"],
+    ids=["tp", "tp-others", "pp", "pp-others"],
 )
 async def test_text_is_the_same_whatever_ends_a_rank(engine: AsyncLLM, faults: list[Any]) -> None:
     whole = await texts(engine)

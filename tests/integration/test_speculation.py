@@ -52,7 +52,7 @@ def serve(device: str, drafts: bool, **args: Any) -> tuple[list[Any], Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", pytest.param("reference", marks=pytest.mark.nightly), HOST])
+@pytest.mark.parametrize("device", ["cpu", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("reference", HOST))])
 def test_text_is_the_same_with_drafts_and_without(device: str) -> None:
     without, plain = serve(device, False, max_num_seqs=8)
     with_drafts, stats = serve(device, True, max_num_seqs=8)

@@ -326,6 +326,7 @@ def test_the_partner_is_triton_s_attention_where_it_is_installed(monkeypatch: py
     assert isinstance(paged.partner("sm_90"), GatherAttention)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_kit_takes_up_every_library_of_a_device_by_itself() -> None:
     """So does `ci/gpu/run`, whose first part it is, on a machine where one is installed."""

@@ -36,6 +36,7 @@ def test_numbers_that_change_with_every_step_make_no_kernels_of_their_own(arch: 
     assert found["later"] == []
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_process_on_a_gpu_compiles_nothing_that_was_compiled_where_there_was_none(tmp_path: Path) -> None:
     cache = str(tmp_path)
