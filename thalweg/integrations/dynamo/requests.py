@@ -11,11 +11,11 @@ from typing import Any
 
 from thalweg import CompletionOutput, RequestOutput, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from thalweg.errors import RequestError
+from thalweg.params import NUMBERS
 
-SAMPLING = frozenset({
-    "n", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logit_bias", "allowed_token_ids", "bad_words", "include_stop_str_in_output",
-})  # fmt: skip
+SAMPLING = frozenset(name for name, field in NUMBERS.items() if field.range.sampler) | {
+    "n", "seed", "logit_bias", "allowed_token_ids", "bad_words", "include_stop_str_in_output",
+}  # fmt: skip
 INERT = {"best_of": 1, "length_penalty": 1.0, "use_beam_search": False}
 """Options without support, by the value that asks for nothing."""
 STOPPING = {
