@@ -26,6 +26,13 @@ PRESETS = [
 
 
 @pytest.fixture(autouse=True)
+def _no_process_group() -> None:
+    """The library divides its work where there is a group. A test of ranks may have left one."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
 def _uncompiled() -> Iterator[None]:
     """Some of the library's functions are compiled at their first call, which takes longer than all tests here."""
     with torch.compiler.set_stance("force_eager"):
