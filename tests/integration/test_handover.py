@@ -115,7 +115,7 @@ def ids_of(answer: dict[str, Any]) -> list[int]:
     return answer["choices"][0]["token_ids"]
 
 
-def cached(answer: dict[str, Any]) -> int:
+def count_cached(answer: dict[str, Any]) -> int:
     return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
@@ -128,7 +128,7 @@ def test_the_text_is_that_of_one_server_and_the_prompt_is_computed_once(plain: S
         got = split(prefill, decode, path, body)
         assert ids_of(got) == ids_of(want)
         prompt = got["usage"]["prompt_tokens"]
-        assert cached(got) >= prompt - 1 - (prompt - 1) % 32, "the next server has every whole block"
+        assert count_cached(got) >= prompt - 1 - (prompt - 1) % 32, "the next server has every whole block"
         details = got["usage"]["prompt_tokens_details"]
         assert details["cached_tokens_from_store"] == details["cached_tokens"]
     again = decode.post(path, body).json()["usage"]["prompt_tokens_details"]
@@ -149,7 +149,7 @@ def test_a_prompt_that_is_not_cached_enough_is_answered_412(pair: Any, path: str
         assert refused.status_code == 412, refused.text
         assert refused.json()["error"]["param"] == "cache_hit_threshold"
     assert server.post(path, {**body, "cache_hit_threshold": 0}).status_code == 200
-    assert cached(server.post(path, body).json()) > 0
+    assert count_cached(server.post(path, body).json()) > 0
 
 
 def test_what_a_server_cannot_hand_over_is_refused_by_field(plain: Server, pair: Any) -> None:

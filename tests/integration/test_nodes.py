@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rank_streams import collect_texts
 
-from thalweg import LLM, AsyncLLM, EngineArgs, SamplingParams
+from thalweg import LLM, AsyncLLM, EngineArgs
 from thalweg.engine.executor.node import HeadlessNode
 from thalweg.errors import ConfigError, DeviceError
-from thalweg.params import RequestOutputKind
 
 SIZES: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 4, "max_num_batched_tokens": 64, "dtype": "float32"}
-PROMPTS = ["Once upon a time", "2 + 2 =", "one two three " * 20]
 
 
 def free_port() -> int:
@@ -72,29 +71,10 @@ def port() -> Iterator[int]:
         pass
 
 
-async def texts(engine: AsyncLLM, begun: asyncio.Event | None = None) -> list[list[int]]:
-    """begun: set once every stream has a few tokens."""
-    waiting = set(range(len(PROMPTS)))
-
-    async def collect(i: int) -> list[int]:
-        params = SamplingParams(
-            temperature=0.8 if i else 0, seed=i, max_tokens=96, ignore_eos=True, output_kind=RequestOutputKind.DELTA
-        )
-        got: list[int] = []
-        async for out in engine.generate(PROMPTS[i], params, f"{i} {os.urandom(4).hex()}"):
-            got += out.outputs[0].token_ids
-            waiting.discard(i if len(got) > 4 else -1)
-            if begun is not None and not waiting:
-                begun.set()
-        return got
-
-    return list(await asyncio.gather(*(collect(i) for i in range(len(PROMPTS)))))
-
-
 async def text_of_one() -> list[list[int]]:
     engine = await AsyncLLM.start(EngineArgs(device="cpu", **SIZES))
     try:
-        return await texts(engine)
+        return await collect_texts(engine)
     finally:
         await engine.shutdown()
 
@@ -107,10 +87,10 @@ async def test_requests_survive_the_second_machine_and_both_ends_end_together(po
     args = EngineArgs(device="cpu", tensor_parallel_size=2, nnodes=2, master_port=port, **patience, **SIZES)
     engine = await AsyncLLM.start(args)
     try:
-        assert await texts(engine) == whole
+        assert await collect_texts(engine) == whole
         for who, then in (("machine", None), ("rank", None), ("rank", signal.SIGKILL), ("rank", signal.SIGSTOP)):
             begun = asyncio.Event()
-            running = asyncio.create_task(texts(engine, begun))
+            running = asyncio.create_task(collect_texts(engine, begun))
             await begun.wait()
             restarts = engine._supervisor.restarts
             if who == "machine":

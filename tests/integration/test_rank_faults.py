@@ -11,15 +11,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from rank_streams import collect_texts, list_ranks, wait_for_end
 
-from thalweg import AsyncLLM, EngineArgs, SamplingParams
-from thalweg.params import RequestOutputKind
+from thalweg import AsyncLLM, EngineArgs
 
 ARGS = EngineArgs(
     device="cpu", dtype="float32", tensor_parallel_size=2, max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64,
     heartbeat_timeout=1.5, hang_timeout=15.0, max_restarts=99, kv_cache_memory_bytes=1 << 22,
 )  # fmt: skip
-PROMPTS = ["Once upon a time", "2 + 2 =", "one two three " * 30]
 FOLDERS = "thalweg-ranks-"
 
 
@@ -45,54 +44,16 @@ def starting() -> int | None:
     return None
 
 
-def ranks() -> list[int]:
-    """Every rank's process of this machine."""
-    found = []
-    for each in Path("/proc").glob("[0-9]*"):
-        try:
-            if (
-                b"executor.rank" in (each / "cmdline").read_bytes()
-                and (each / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-            ):
-                found.append(int(each.name))
-        except OSError:
-            continue
-    return found
-
-
 @pytest.fixture
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[AsyncLLM]:
     """With these arguments, if the test gives some."""
-    before = set(ranks())
+    before = set(list_ranks())
     made = await AsyncLLM.start(msgspec.structs.replace(ARGS, **getattr(request, "param", {})))
     yield made
     await made.shutdown()
-    for _ in range(200):
-        if set(ranks()) <= before:
-            break
-        await asyncio.sleep(0.05)
-    assert set(ranks()) <= before
+    await wait_for_end(before)
     left = [f for f in Path("/dev/shm").glob(f"{FOLDERS}*") if not Path(f"/proc/{f.name.split('-')[2]}").exists()]
     assert all({f.name for f in folder.iterdir()} <= {"owner"} for folder in left)  # removed by the next start
-
-
-async def texts(engine: AsyncLLM, at: asyncio.Event | None = None, tokens: int = 96) -> list[list[int]]:
-    """at: set once every stream has a few tokens."""
-
-    async def collect(i: int) -> list[int]:
-        params = SamplingParams(
-            temperature=0.8 if i else 0, seed=i, max_tokens=tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
-        )
-        got: list[int] = []
-        async for out in engine.generate(PROMPTS[i], params, f"{i} {os.urandom(4).hex()}"):
-            got += out.outputs[0].token_ids
-            begun.discard(i if len(got) > 4 else -1)
-            if at is not None and not begun:
-                at.set()
-        return got
-
-    begun = set(range(len(PROMPTS)))
-    return await asyncio.gather(*(collect(i) for i in begun.copy()))
 
 
 async def strike(engine: AsyncLLM, who: str, number: int) -> None:
@@ -129,11 +90,11 @@ STAGED = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
     ids=["tp", "tp-others", "pp", "pp-others"],
 )
 async def test_text_is_the_same_whatever_ends_a_rank(engine: AsyncLLM, faults: list[Any]) -> None:
-    whole = await texts(engine)
+    whole = await collect_texts(engine)
     for who, number, when in faults:
         begun = asyncio.Event()
         restarts = engine._supervisor.restarts
-        running = asyncio.create_task(texts(engine, begun))
+        running = asyncio.create_task(collect_texts(engine, begun))
         if when == "prompt":
             await asyncio.sleep(0.01)
         else:

@@ -10,24 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rank_streams import collect_texts, list_ranks, wait_for_end
 
-from thalweg import LLM, AsyncLLM, EngineArgs, SamplingParams
+from thalweg import LLM, AsyncLLM, EngineArgs
 from thalweg.errors import ConfigError, DeviceError
-from thalweg.params import RequestOutputKind
 
 SIZES: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 4, "max_num_batched_tokens": 64, "dtype": "float32"}
-PROMPTS = ["Once upon a time", "2 + 2 =", "one two three " * 20]
-
-
-def rank_processes() -> list[int]:
-    found = []
-    for each in Path("/proc").glob("[0-9]*"):
-        try:
-            if b"thalweg.engine.executor.rank" in (each / "cmdline").read_bytes():
-                found.append(int(each.name))
-        except OSError:
-            continue
-    return found
 
 
 def parent(pid: int) -> int:
@@ -49,40 +37,21 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         made.shutdown()
 
 
-async def texts(engine: AsyncLLM, begun: asyncio.Event | None = None) -> list[list[int]]:
-    """begun: set once every stream has a few tokens."""
-    waiting = set(range(len(PROMPTS)))
-
-    async def collect(i: int) -> list[int]:
-        params = SamplingParams(
-            temperature=0.8 if i else 0, seed=i, max_tokens=64, ignore_eos=True, output_kind=RequestOutputKind.DELTA
-        )
-        got: list[int] = []
-        async for out in engine.generate(PROMPTS[i], params, f"{i} {os.urandom(4).hex()}"):
-            got += out.outputs[0].token_ids
-            waiting.discard(i if len(got) > 4 else -1)
-            if begun is not None and not waiting:
-                begun.set()
-        return got
-
-    return list(await asyncio.gather(*(collect(i) for i in range(len(PROMPTS)))))
-
-
 @pytest.mark.slow
 async def test_requests_survive_an_actor_and_leave_the_cluster_free(cluster: Any) -> None:
     one = await AsyncLLM.start(EngineArgs(device="cpu", **SIZES))
-    whole = await texts(one)
+    whole = await collect_texts(one)
     await one.shutdown()
-    before = set(rank_processes())
+    before = set(list_ranks())
     engine = await AsyncLLM.start(
         EngineArgs(device="cpu", tensor_parallel_size=2, distributed_executor_backend="ray", max_restarts=9, **SIZES)
     )
     try:
-        assert await texts(engine) == whole
+        assert await collect_texts(engine) == whole
         begun = asyncio.Event()
-        running = asyncio.create_task(texts(engine, begun))
+        running = asyncio.create_task(collect_texts(engine, begun))
         await begun.wait()
-        (rank,) = set(rank_processes()) - before
+        (rank,) = set(list_ranks()) - before
         os.kill(parent(rank), signal.SIGKILL)  # the actor
         assert await asyncio.wait_for(running, 120) == whole
         assert engine._supervisor.restarts == 1
@@ -93,11 +62,7 @@ async def test_requests_survive_an_actor_and_leave_the_cluster_free(cluster: Any
             )  # fmt: skip
     finally:
         await engine.shutdown()
-    for _ in range(200):
-        if set(rank_processes()) <= before:
-            break
-        await asyncio.sleep(0.05)
-    assert set(rank_processes()) <= before
+    await wait_for_end(before)
 
 
 def test_ray_is_asked_for_by_name_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,12 @@ import pytest
 import torch
 import transformers
 from amounts import some
+from draft_rounds import record_rounds
 from zoo import make_checkpoint
 
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.hub import resolve_model
 from thalweg.config import EngineArgs
-from thalweg.engine.control.speculation.drafter import DeviceDrafter
 from thalweg.engine.control.speculation.gain import Gain
 from thalweg.engine.planning.memory import plan
 from thalweg.errors import ConfigError, ThalwegError
@@ -44,15 +44,7 @@ def serve(drafts: Any, **args: Any) -> LLM:
 @pytest.mark.slow
 def test_drafts_are_those_that_transformers_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of chats in chunks, with prefix hits: round by round, after accepted, rejected and partly accepted drafts."""
-    seen: list[tuple[list[int], list[int]]] = []
-    receive = DeviceDrafter.receive
-
-    def noted(self: DeviceDrafter, slots: Any, drafts: Any) -> None:
-        s = self._slots
-        seen.extend((s.tokens[n, : s.known[n]].tolist(), d.tolist()) for n, d in zip(slots, drafts, strict=True))
-        receive(self, slots, drafts)
-
-    monkeypatch.setattr(DeviceDrafter, "receive", noted)
+    seen = record_rounds(monkeypatch)
     llm = serve(DRAFT, max_num_batched_tokens=24, max_model_len=256)
     chats = [list(e.messages) for task in ("count", "reverse", "copy") for e in score.held_out(task, some(2, 6), 0)]
     for _ in range(2):

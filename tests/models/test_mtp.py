@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from draft_rounds import record_rounds
 from safetensors.torch import load_file, save_file
 from test_draft_model import HOST, KINDS
 from torch import Tensor, nn
@@ -23,7 +24,6 @@ from zoo import ALL, SMALL, make_tokenizer, spread
 from thalweg import LLM, SamplingParams
 from thalweg.config import EngineArgs
 from thalweg.drafters import configure
-from thalweg.engine.control.speculation.drafter import DeviceDrafter
 from thalweg.engine.control.speculation.gain import Gain
 from thalweg.engine.planning.memory import plan
 from thalweg.errors import CheckpointError, ConfigError, ThalwegError
@@ -158,15 +158,7 @@ def serve(path: Path, drafts: Any, **args: Any) -> LLM:
 
 def test_drafts_are_those_of_the_published_formula(mimo: tuple[Published, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Round by round, of prompts in chunks and with prefix hits, after accepted, rejected and partly accepted drafts."""
-    seen: list[tuple[list[int], list[int]]] = []
-    receive = DeviceDrafter.receive
-
-    def noted(self: DeviceDrafter, slots: Any, drafts: Any) -> None:
-        s = self._slots
-        seen.extend((s.tokens[n, : s.known[n]].tolist(), d.tolist()) for n, d in zip(slots, drafts, strict=True))
-        receive(self, slots, drafts)
-
-    monkeypatch.setattr(DeviceDrafter, "receive", noted)
+    seen = record_rounds(monkeypatch)
     model, path = mimo
     llm = serve(path, DRAFT, max_num_batched_tokens=24)
     params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
@@ -189,11 +181,11 @@ def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
     found: list[tuple[int, Tensor]] = []
     choose = LayeredProposer._choose
 
-    def noted(self: LayeredProposer, params: Any, x: Tensor, batch: Any, position: Tensor) -> Tensor:
+    def record(self: LayeredProposer, params: Any, x: Tensor, batch: Any, position: Tensor) -> Tensor:
         found.append((int(position[0]), self._head.logits(params, x)[0].log_softmax(-1).clone()))
         return choose(self, params, x, batch, position)
 
-    monkeypatch.setattr(LayeredProposer, "_choose", noted)
+    monkeypatch.setattr(LayeredProposer, "_choose", record)
     (model, path), prompt = request.getfixturevalue(family), PROMPTS[at]
     llm = serve(path, DRAFT, max_num_batched_tokens=24, max_num_seqs=1, enforce_eager=True)
     params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)

@@ -78,10 +78,10 @@ def engines(bases: Callable[[str], Path]) -> Iterator[Callable[[str], LLM]]:
 
 def write(base: Path, folder: Path, **config: Any) -> PeftModel:
     """An adapter of random values, as peft saves it, and the model with it."""
-    return adapt(load_reference(base, torch.float32), LoraConfig(r=4, lora_alpha=6, **config), folder)
+    return write_peft(load_reference(base, torch.float32), LoraConfig(r=4, lora_alpha=6, **config), folder)
 
 
-def adapt(base: torch.nn.Module, config: LoraConfig, folder: Path) -> PeftModel:
+def write_peft(base: torch.nn.Module, config: LoraConfig, folder: Path) -> PeftModel:
     torch.manual_seed(3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -119,7 +119,7 @@ def test_a_classifier_that_an_adapter_replaces_classifies_its_sequences(name: st
     make_tokenizer(path)
     base = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
     with torch.inference_mode(False):
-        model = adapt(base, LoraConfig(task_type="SEQ_CLS", r=4, target_modules=modules), tmp_path / "adapter")
+        model = write_peft(base, LoraConfig(task_type="SEQ_CLS", r=4, target_modules=modules), tmp_path / "adapter")
     llm = LLM(
         path, runner="pooling", device="cpu", dtype="float32", max_model_len=64, max_num_seqs=8, threads=1, enable_lora=True,
         max_loras=2, use_tqdm_on_load=False,

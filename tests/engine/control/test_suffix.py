@@ -17,7 +17,7 @@ from thalweg.engine.messages import EngineRequest, TokenSampling
 SPEC = {"depth": 8, "factor": 2.0, "least": 0.3}
 
 
-def expected(tokens: list[int], most: int) -> list[int]:
+def find_drafts(tokens: list[int], most: int) -> list[int]:
     """By a walk over all tokens: each earlier place is compared with the end."""
 
     def common(end: int) -> int:
@@ -41,7 +41,7 @@ def expected(tokens: list[int], most: int) -> list[int]:
     return said[len(tokens) :]
 
 
-def world(**fields: Any) -> World:
+def make_world(**fields: Any) -> World:
     return World(make_config(speculation=suffixes(6, **fields), max_len=200, blocks=200, depth=1, max_tokens=256))
 
 
@@ -57,12 +57,12 @@ def ask(w: World, handle: int, prompt: list[int], **fields: Any) -> None:
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=PLACES), st.integers(1, 6))
 @settings(max_examples=60, deadline=None)
 def test_drafts_are_the_votes_after_the_longest_match(tokens: list[int], most: int) -> None:
-    w = world(**SPEC, requests=0)
+    w = make_world(**SPEC, requests=0)
     ask(w, 0, tokens[:-1])
     w.core.scheduler.schedule(0)  # it has a slot
     slots, slot = w.core.slots, w.core.scheduler.running[0].slot
     slots.tokens[slot, len(tokens) - 1], slots.known[slot] = tokens[-1], len(tokens)
-    assert drafter(w).propose(np.array([slot]), np.array([most])).split() == [expected(tokens, most)]
+    assert drafter(w).propose(np.array([slot]), np.array([most])).split() == [find_drafts(tokens, most)]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_drafts_are_the_votes_after_the_longest_match(tokens: list[int], most: i
 )  # fmt: skip
 def test_outputs_are_proposed_to_requests_of_the_same_salt_only(first, second, shared) -> None:
     """The tokens of this model follow from the prompt, so an equal prompt has the same output."""
-    w = world()
+    w = make_world()
     w.core.scheduler.speculator.gain.allows = lambda streams: True
     ask(w, 0, [1, 2, 3], **first)
     w.drain()
@@ -95,7 +95,7 @@ def test_adapters_are_scopes_too() -> None:
 
 def test_cached_outputs_are_bounded_in_requests_and_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suffix, "MOST_TOKENS", 40)
-    w = world(requests=5)
+    w = make_world(requests=5)
     for h in range(20):
         ask(w, h, [h, 1, 2])
         w.drain()
@@ -119,7 +119,7 @@ def test_equal_tokens_cost_a_bounded_number_of_comparisons(monkeypatch: pytest.M
     compared = []
     common = suffix._common
     monkeypatch.setattr(suffix, "_common", lambda *args: compared.append(common(*args)) or compared[-1])
-    w = world()
+    w = make_world()
     ask(w, 0, [7] * 180)
     w.core.scheduler.schedule(0)
     slot = w.core.scheduler.running[0].slot

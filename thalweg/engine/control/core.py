@@ -249,7 +249,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool((self._requests and not self.paused) or self._in_flight or self._has_news or self._handing_over)
+        return bool((self._requests and not self.paused) or self._in_flight or self._has_outputs or self._handing_over)
 
     @property
     def _handing_over(self) -> bool:
@@ -257,7 +257,7 @@ class EngineCore:
         return self._transfers is not None and bool(self._transfers.handovers)
 
     @property
-    def _has_news(self) -> bool:
+    def _has_outputs(self) -> bool:
         """Is there something to report without a step?"""
         return bool(self._finished) or (self._events is not None and self._events.waiting)
 
@@ -284,16 +284,16 @@ class EngineCore:
                 elif not self._encodings.advance(None, wait=False):
                     time.sleep(POLL_SECONDS)  # requests without this need may come meanwhile
                 self._forget()
-                return self._outputs(None) if self._has_news else None
+                return self._outputs(None) if self._has_outputs else None
             if self._transfers is not None and self._transfers.waiting and not self.paused:
                 self._transfers.pause()
-                return self._outputs(None) if self._has_news else None
-            if self._handing_over and not self._has_news:
+                return self._outputs(None) if self._has_outputs else None
+            if self._handing_over and not self._has_outputs:
                 self._transfers.pause_handover()  # type: ignore[union-attr]
                 return None
-            if self._requests and not self.kv.withheld and not self._has_news and not self.paused:
+            if self._requests and not self.kv.withheld and not self._has_outputs and not self.paused:
                 raise InvariantError(f"nothing can be scheduled, but {len(self._requests)} requests wait")
-            return self._outputs(None) if self._has_news else None
+            return self._outputs(None) if self._has_outputs else None
         oldest = self._in_flight.popleft()
         result = oldest.pending.result()
         seconds = self._observe(oldest)
