@@ -47,14 +47,13 @@ class AdapterPlan:
     """The embedding as `EMBED`."""
     projections: dict[str, ProjectionTarget] = field(default_factory=dict)
     """Layers of the classifier, by the name of their matrix."""
+    experts: dict[str, ExpertsTarget] = field(default_factory=dict)
+    """By the name of the module that holds them."""
 
     def includes(self, weight: Weight, stored: str = "") -> bool:
         """May adapters change this parameter? stored: as in `Target`."""
         names = (stored,) if stored else [name for source in weight.sources for name in source.names]
         return any(is_target(name, self.modules) for name in names)
-
-    experts: dict[str, ExpertsTarget] = field(default_factory=dict)
-    """By the name of the module that holds them."""
 
     @property
     def every(self) -> Mapping[str, Target | TableTarget | ProjectionTarget | ExpertsTarget]:

@@ -75,8 +75,7 @@ def _read_module(args: EngineArgs, target: Mapping[str, Any], spec: ModelSpec, p
     if spec.mtp is None:
         raise ConfigError(
             f"speculative_config: mtp: {architecture(target)} has no module for multi-token prediction that this version runs "
-            "(MiMo, GLM-4.5 and DeepSeek V3 have one, where config.json has num_nextn_predict_layers); use method ngram or "
-            "suffix"
+            "(docs/speculative-decoding.md lists the models with one); use method ngram or suffix"
         )
     return DraftModel(path, dict(target), spec.mtp, args.quantization)
 
