@@ -157,7 +157,7 @@ class Handed(DeviceDrafter):
 class World:
     def __init__(
         self, config: EngineConfig, *, salt=0, deferred=False, poison=False, check=True, share_from=1, hash_fn=None, clock=None,
-        drafts=0, luck=0.7, encoder=None, on_device=False, adapters=0, loaded=(), store=None, events=False,
+        drafts=0, luck=0.7, encoder=None, on_device=False, adapters=0, loaded=(), store=None, role="kv_both", events=False,
     ) -> None:  # fmt: skip
         """adapters: slots for them. loaded: digests that requests may name. drafts: at most so many guesses of a sequence in a
         step, instead of what the configuration says; luck: the share of them that are right. store: a `stores.FaultyStore`,
@@ -180,7 +180,10 @@ class World:
         """The adapter in each slot, as of the step that runs."""
         if store is not None:
             lanes = lambda name: SimLane(store, clock)  # noqa: E731
-            self.kwargs |= {"store": StoreConnection(store, self, 4.0, lanes), "hash_fn": hash_fn or keyed_hash(b"one secret")}
+            self.kwargs |= {
+                "store": StoreConnection(store, self, 4.0, lanes, role),
+                "hash_fn": hash_fn or keyed_hash(b"one secret"),
+            }
             self.block_bytes = [8 * (2 if g.kind == "state" else g.block_tokens) for g in config.cache.groups]
             self.signature = b"the hash model"
         if events:

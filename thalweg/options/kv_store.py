@@ -22,7 +22,7 @@ class TransferConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     kv_connector: str
     """A name of `thalweg.kv_stores`."""
     kv_role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
-    """Blocks are saved and loaded by every role. The other names are vLLM's for a server of prompts, and one of answers."""
+    """kv_producer only saves blocks, as a server of prompts does. kv_consumer only loads them."""
     kv_load_failure_policy: Literal["recompute"] = "recompute"
     """Blocks that fail to load are computed."""
     kv_connector_extra_config: dict[str, Any] = {}

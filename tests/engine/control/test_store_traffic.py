@@ -40,6 +40,19 @@ def save_all(w):
 PROMPT = [(7 * i) % 101 for i in range(50)]
 
 
+@pytest.mark.parametrize(
+    ("saves", "loads"), [("kv_consumer", "kv_both"), ("kv_both", "kv_producer"), ("kv_producer", "kv_consumer")]
+)
+def test_a_producer_only_saves_and_a_consumer_only_loads(saves, loads):
+    store = FaultyStore(random.Random(0), {})
+    for number, role in enumerate((saves, loads)):
+        w = world(store, role=role)
+        w.submit(ask(number, PROMPT))
+        w.drain()
+        save_all(w)
+    assert bool(w.core.stats().store_hits) == ((saves, loads) == ("kv_producer", "kv_consumer"))
+
+
 @pytest.mark.parametrize("windows", GROUPS.values(), ids=GROUPS)
 def test_another_engine_finds_what_one_has_computed(windows):
     store = FaultyStore(random.Random(0), {})

@@ -51,7 +51,7 @@ def connect(args: EngineArgs, executor: Executor) -> StoreConnection | None:
         return None
     check_store(args)
     store = _call(config.kv_connector, lambda: load_store(config.kv_connector).open(config.options))
-    return StoreConnection(store, ExecutorMover(executor), config.load_timeout)
+    return StoreConnection(store, ExecutorMover(executor), config.load_timeout, role=config.kv_role)
 
 
 def _call(connector: str, call: Callable[[], T]) -> T:

@@ -32,6 +32,8 @@ class StoreConnection:
     load_timeout: float
     """Seconds that a request waits for a prefix, at most."""
     lanes: Callable[[str], Lane] = ThreadLane
+    role: str = "kv_both"
+    """As `TransferConfig.kv_role`."""
 
 
 class Transfers:
@@ -43,7 +45,9 @@ class Transfers:
         self.departures = StoreSaves(to.store, to.mover, names, self._writing)
         self.arrivals = StoreLoads(to.store, to.mover, names, self._reading, kv, clock, to.load_timeout, least)
         self.handovers = Handovers(self.departures, clock, to.load_timeout)
-        kv.prefix.observers += (self.departures,)
+        self._loads = to.role != "kv_producer"
+        if to.role != "kv_consumer":
+            kv.prefix.observers += (self.departures,)
 
     @property
     def waiting(self) -> bool:
@@ -52,6 +56,8 @@ class Transfers:
 
     def coming(self, request: Request, found: int, running: int) -> bool:
         """Is a prefix on its way that a waiting request had better wait for? One that has come can be found afterwards."""
+        if not self._loads:
+            return False
         imports = None
         while imports is None:
             if self.arrivals.coming(request, found):
