@@ -43,12 +43,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _sample(items)
     later = [] if config.option.nightly else [i for i in items if i.get_closest_marker("nightly")]
     if later:
         config.hook.pytest_deselected(items=later)
         items[:] = [i for i in items if not i.get_closest_marker("nightly")]
-    if not amounts.whole:
-        _sample(items)
     for item in items:
         if any(map(item.get_closest_marker, ("slow", "nightly"))) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
