@@ -27,8 +27,8 @@ class DraftModelProposer(LayeredProposer):
         return cls(setup)
 
     def __init__(self, setup: ProposerSetup) -> None:
-        assert setup.checkpoint is not None, "planning has read it"
-        self._path, config = setup.checkpoint
+        assert setup.draft is not None, "planning has read it"
+        self._path, config = setup.draft.path, setup.draft.hf
         self._load_format, self._seed = setup.load_format, setup.seed
         draft = build(
             config, binder=setup.binder, attention=setup.attention, mesh=setup.mesh, dtype=setup.model.dtype,

@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 from thalweg.drafters import SpeculationConfig
@@ -21,6 +20,7 @@ from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Binder
 from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.step import Array, Params, State, StepBatch
+from thalweg.models.drafts.declared import DraftModel
 
 KEY = "proposer"
 """Under which a proposer's arrays lie in the parameters and in the state."""
@@ -41,8 +41,8 @@ class ProposerSetup:
     block_tokens: int
     load_format: str
     seed: int
-    checkpoint: tuple[Path, Mapping[str, Any]] | None = None
-    """Files and configuration of the drafter's own model, if it has one."""
+    draft: DraftModel | None = None
+    """The declaration of the drafter's own layers, if it has some."""
 
 
 class Proposer(ABC):

@@ -20,7 +20,7 @@ from thalweg.checkpoint.weights import open_weights
 from thalweg.config import EngineArgs, SchedulerConfig, check_args
 from thalweg.engine.control.cache.groups import policy
 from thalweg.engine.planning import checkpoint_config, resolve
-from thalweg.engine.planning.draft import DraftModel, read_draft
+from thalweg.engine.planning.draft import read_draft
 from thalweg.errors import CheckpointError, ConfigError, DeviceError
 from thalweg.hal import discovery
 from thalweg.hal.device import DeviceInfo, Memory
@@ -28,6 +28,7 @@ from thalweg.hal.kv import KVSpec
 from thalweg.hal.parts.overlays import ENCODED
 from thalweg.hal.platform import Defaults, ModelInfo, Platform, StepSizes
 from thalweg.models import adapter_names, registry, sizes
+from thalweg.models.drafts.declared import DraftModel
 from thalweg.models.fallback.spec import UNRELIABLE, TransformersSpec
 from thalweg.models.refusals import check_ranks
 from thalweg.models.spec import ModelSpec

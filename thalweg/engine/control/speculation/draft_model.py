@@ -19,7 +19,7 @@ class ModelDrafter(DeviceDrafter):
     options: ClassVar[Mapping[str, DrafterOption]] = {
         MODEL: DrafterOption(_model), SAMPLING: DrafterOption(read_sampling, default="probabilistic"),
     }  # fmt: skip
-    runs_model = True
+    declares = "thalweg.models.drafts.draft_model:declare_draft_model"
     proposer = "thalweg.models.draft_model:DraftModelProposer"
 
     @classmethod

@@ -58,11 +58,9 @@ class Drafter(ABC):
     proposer: ClassVar[str] = ""
     """"module:attribute" of a `models.proposer.Proposer`, where steps propose its drafts on the device (`receive`)."""
 
-    runs_model: ClassVar[bool] = False
-    """Does the option `model` name a draft model with the target's tokenizer? Planning reads, checks and counts it."""
-
-    runs_module: ClassVar[bool] = False
-    """Does it run the target's module for multi-token prediction (`ModelSpec.mtp`)? Planning checks and counts it."""
+    declares: ClassVar[str] = ""
+    """"module:function" that declares its layers, if it has some (`models.drafts`). Planning checks and counts them. They
+    are in the checkpoint that the option `model` names. Without that option they are in the target's."""
 
     @classmethod
     def settle(cls, options: dict[str, Any]) -> dict[str, Any]:

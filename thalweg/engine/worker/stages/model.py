@@ -114,12 +114,12 @@ def _make_proposer(
     where = "" if config is None else load_drafter(config.method).proposer
     if config is None or not where:
         return None
-    args, draft = inputs.args, inputs.draft
+    args = inputs.args
     made: Proposer = import_attribute(where).of(
         ProposerSetup(
             model=model, binder=binder, config=config, attention=_select_attention(inputs, inputs.device.attention),
             mesh=_mesh(inputs), max_len=max_len, block_tokens=block_tokens, load_format=args.load_format, seed=args.seed,
-            checkpoint=None if draft is None else (draft.path, draft.hf),
+            draft=inputs.draft,
         )
     )  # fmt: skip
     return made

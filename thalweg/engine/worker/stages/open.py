@@ -13,7 +13,7 @@ from typing import Any
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.config import EngineArgs, check_args
 from thalweg.engine.planning import checkpoint_config, resolve
-from thalweg.engine.planning.draft import DraftModel, read_draft
+from thalweg.engine.planning.draft import read_draft
 from thalweg.engine.planning.memory import to_load
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.executors import is_inline
@@ -22,6 +22,7 @@ from thalweg.hal.device import Device
 from thalweg.hal.platform import Defaults, ModelInfo, Place, Platform
 from thalweg.host.marks import mark
 from thalweg.models import registry
+from thalweg.models.drafts.declared import DraftModel
 from thalweg.models.spec import ModelSpec
 from thalweg.quantization import registry as formats
 

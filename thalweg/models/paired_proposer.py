@@ -1,0 +1,86 @@
+"""Proposers whose layers read pairs of a hidden state of the target and the token after it.
+
+An entry of their cache pairs the hidden state h(i) of the target with the next token t(i + 1), and lies at position i. A step
+runs the layers over the entries that its tokens complete, and then once more for each further draft, with an output of the pass
+before as hidden state. The state keeps h of each sequence's last token, which the next step pairs with its first token.
+
+A sequence without that state starts at its first token of the step. After a prefix hit, older entries are those of the sequence
+that computed the prefix. The last one was computed with that sequence's next token.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.hal.device import Device
+from thalweg.hal.parts.proposing import Proposing
+from thalweg.hal.step import Array, StepBatch
+from thalweg.models.layered_proposer import CACHES, LayeredProposer
+from thalweg.models.proposer import KEY, accepted_row
+
+HIDDEN = "hidden"
+"""Key of the state [slots, width]: the hidden state of each sequence's last token."""
+
+
+class PairedProposer(LayeredProposer):
+    """Subclasses compute the hidden states of pairs from the taps, and run the layers."""
+
+    width: int
+    """Values of a hidden state of a pair."""
+
+    def allocate(self, device: Device, slots: int, max_len: int) -> Mapping[str, Any]:
+        return {HIDDEN: device.alloc((slots, self.width), self.draft.dtype)}
+
+    def join_taps(self, params: Any, taps: tuple[Tensor, ...]) -> Tensor:
+        """[T, width]: the hidden states of pairs. Default: the only tap."""
+        (hidden,) = taps
+        return hidden
+
+    @abstractmethod
+    def run(
+        self, params: Any, batch: StepBatch, hidden: Tensor, kv: list[Array], rows: Tensor | None
+    ) -> tuple[Tensor, Tensor, list[Array]]:
+        """The layers over pairs of the batch's tokens [N] and hidden [N, width]. rows i32[R]: the rows to return; None: all.
+
+        Returns (what the output matrix reads [R, hidden], hidden states of the next pairs [R, width], the new caches)."""
+
+    def propose(
+        self, params: Any, state: Any, batch: StepBatch, taps: tuple[Tensor, ...], tokens: Tensor, counts: Tensor
+    ) -> tuple[Tensor, Any]:
+        part = batch.get(Proposing)
+        assert part is not None
+        kept, hidden = state[KEY], self.join_taps(params, taps)
+        fresh, slots = part.fresh.to(torch.int32), batch.slots.long()
+        ids, owner, position, query, last, row, after = self._arrange(batch, tokens, counts)
+        late = fresh.index_select(0, owner)
+        source = torch.minimum(torch.arange(ids.shape[0], device=ids.device, dtype=torch.int32) + late, last[owner.long()])
+        before = _pair_hidden(hidden, kept[HIDDEN].index_select(0, slots), owner, last - query + 1)
+        fed = replace(
+            batch, tokens=ids.index_select(0, source), token_seq=owner, positions=position - 1 + late,
+            context=batch.context - 1 + fresh, query=query, last_row=last, block_tables=self._table(batch),
+            uniform=batch.uniform + 1 if batch.uniform else 0, parts=(), metadata=self._plans(),
+        )  # fmt: skip
+        x, onward, kv = self.run(params, fed, before.index_select(0, source), kept[CACHES], row - fresh)
+        drafts = [self._choose(params, x, batch, after[0])]
+        each = torch.arange(counts.shape[0], device=counts.device, dtype=torch.int32)
+        single = replace(fed, token_seq=each, last_row=each, query=torch.ones_like(each), uniform=1)
+        for at in after[1 : self.most]:
+            fed = replace(single, tokens=drafts[-1], positions=at - 1, context=at - 1, metadata=self._plans())
+            x, onward, kv = self.run(params, fed, onward, kv, None)
+            drafts.append(self._choose(params, x, batch, at))
+        kept[HIDDEN].index_copy_(0, slots, hidden.index_select(0, accepted_row(batch, counts)))
+        return torch.stack(drafts, 1), {**state, KEY: {**kept, CACHES: kv}}
+
+
+def _pair_hidden(hidden: Tensor, kept: Tensor, owner: Tensor, first: Tensor) -> Tensor:
+    """[T + S, width]: the hidden state before each token of `ops.draft_inputs`. hidden [T, width]: of the step's tokens. kept
+    [S, width]: of the last token before the step. owner i32[T + S]. first i32[S]: each sequence's first row."""
+    row, seq = torch.arange(owner.shape[0], device=owner.device, dtype=torch.int32), owner.long()
+    inside = hidden.index_select(0, (row - owner - 1).clamp(min=0))
+    return torch.where((row == first[seq])[:, None], kept[seq], inside)
