@@ -2,63 +2,92 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from thalweg.hal.op import Kernel
-from thalweg.hal.step import SCRATCH
+from thalweg.hal.step import ON_DEVICE, SCRATCH
+
+Array = np.ndarray[Any, Any]
+
+
+def _over_arrays(core: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel of tensors that computes `core`. Recorded steps call the core with the same arrays each time."""
+
+    @functools.wraps(core)
+    def run(*args: Tensor, **static: Any) -> Any:
+        found = core(*(a.numpy() for a in args), **static)
+        return tuple(map(torch.from_numpy, found)) if isinstance(found, tuple) else torch.from_numpy(found)
+
+    run.core = core  # type: ignore[attr-defined]
+    return run
+
+
+@_over_arrays
+def resolve_tokens(tokens: Array, history: Array, token_slots: Array, positions: Array) -> Array:
+    known = history[token_slots, np.minimum(np.maximum(positions, 0), history.shape[1] - 1)]
+    return np.where(tokens == ON_DEVICE, known, tokens)
+
+
+def _write(history: Array, slots: Array, positions: Array, tokens: Array) -> Array:
+    keep = (slots != SCRATCH) & (positions >= 0) & (positions < history.shape[1])
+    history[np.where(keep, slots, SCRATCH), np.where(keep, positions, 0)] = tokens
+    return history
 
 
 def history_write(history: Tensor, slots: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     """In place."""
-    held, row, column = history.numpy(), slots.numpy(), positions.numpy()
-    keep = (row != SCRATCH) & (column >= 0) & (column < held.shape[1])
-    held[np.where(keep, row, SCRATCH), np.where(keep, column, 0)] = tokens.numpy()
+    _write(history.numpy(), slots.numpy(), positions.numpy(), tokens.numpy())
     return history
 
 
+history_write.core = _write  # type: ignore[attr-defined]
+
+
+@_over_arrays
 def verify_drafts(
-    tokens: Tensor, most: Tensor, guesses: Tensor, pick: Tensor, slots: Tensor, lengths: Tensor, emit: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    sampled, places, emits = tokens.numpy(), pick.numpy(), emit.numpy()
-    n, width = places.shape
-    drafted, column = places >= 0, np.arange(width, dtype=np.int32)
-    at = np.where(drafted, places + n, np.arange(n, dtype=np.int32)[:, None])
-    right = np.zeros(sampled.size, np.bool_)
-    np.equal(sampled[n:], guesses.numpy(), out=right[n:])
+    tokens: Array, most: Array, guesses: Array, pick: Array, slots: Array, lengths: Array, emit: Array
+) -> tuple[Array, ...]:
+    n, width = pick.shape
+    drafted, column = pick >= 0, np.arange(width, dtype=np.int32)
+    at = np.where(drafted, pick + n, np.arange(n, dtype=np.int32)[:, None])
+    right = np.zeros(tokens.size, np.bool_)
+    np.equal(tokens[n:], guesses, out=right[n:])
     accepted = np.logical_and.accumulate(right[at], 1).sum(1, dtype=np.int32)
-    real = (column <= accepted[:, None]) & emits[:, None]
-    counts = np.where(emits, accepted + 1, 0).astype(np.int32)
-    invalid = (~(most.numpy() < np.inf)[at] & real).any(1)
-    owners = np.where(real, slots.numpy()[:, None], np.int32(SCRATCH))
-    positions = (lengths.numpy() - drafted.sum(1, dtype=np.int32))[:, None] + column
-    made = sampled[at], counts, invalid, owners.reshape(-1), positions.reshape(-1)
-    chosen, *others = map(torch.from_numpy, made)
-    return (chosen, *others)  # type: ignore[return-value]
+    real = (column <= accepted[:, None]) & emit[:, None]
+    counts = np.where(emit, accepted + 1, 0).astype(np.int32)
+    invalid = (~(most < np.inf)[at] & real).any(1)
+    owners = np.where(real, slots[:, None], np.int32(SCRATCH))
+    positions = (lengths - drafted.sum(1, dtype=np.int32))[:, None] + column
+    return tokens[at], counts, invalid, owners.reshape(-1), positions.reshape(-1)
 
 
+@_over_arrays
 def draft_inputs(
-    tokens: Tensor, token_seq: Tensor, positions: Tensor, context: Tensor, query: Tensor, last_row: Tensor, returned: Tensor,
-    counts: Tensor, pick: Tensor, *, passes: int, limit: int,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    owners, count = token_seq.numpy(), counts.numpy()
+    tokens: Array, token_seq: Array, positions: Array, context: Array, query: Array, last_row: Array, returned: Array,
+    counts: Array, pick: Array, *, passes: int, limit: int,
+) -> tuple[Array, ...]:  # fmt: skip
     n, t = query.shape[0], tokens.shape[0]
     each, i32 = np.arange(n, dtype=np.int32), np.int32
-    ends, place = last_row.numpy() + each + i32(1), np.arange(t, dtype=np.int32) + owners
+    ends, place = last_row + each + i32(1), np.arange(t, dtype=np.int32) + token_seq
     known, owner, position = np.zeros((3, t + n), np.int32)
-    known[place], owner[place], position[place] = tokens.numpy(), owners, positions.numpy()
-    owner[ends], position[ends] = each, context.numpy() + query.numpy()
-    accepted = np.maximum(count - i32(1), i32(0))
-    row = ends - ((pick.numpy() >= 0).sum(1, dtype=np.int32) - accepted)
-    emits = count > 0
-    known[row[emits]] = returned.numpy()[each[emits], accepted[emits]]
+    known[place], owner[place], position[place] = tokens, token_seq, positions
+    owner[ends], position[ends] = each, context + query
+    accepted = np.maximum(counts - i32(1), i32(0))
+    row = ends - ((pick >= 0).sum(1, dtype=np.int32) - accepted)
+    emits = counts > 0
+    known[row[emits]] = returned[each[emits], accepted[emits]]
     after = np.minimum(position[row] + np.arange(1 + passes, dtype=np.int32)[:, None], i32(limit - 1))
-    made = known, owner, np.minimum(position, i32(limit - 1)), query.numpy() + i32(1), ends, row, after
-    return tuple(map(torch.from_numpy, made))
+    return known, owner, np.minimum(position, i32(limit - 1)), query + i32(1), ends, row, after
 
 
 KERNELS = (
+    Kernel("resolve_tokens", "numpy", resolve_tokens, batch_invariant=True),
     Kernel("history_write", "numpy-in-place", history_write, batch_invariant=True),
     Kernel("verify_drafts", "numpy", verify_drafts, batch_invariant=True),
     Kernel("draft_inputs", "numpy", draft_inputs, batch_invariant=True),

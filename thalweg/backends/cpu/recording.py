@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 from thalweg.backends.cpu.native import REPLAYED, WORDS, NativeLibrary, alloc_zeros
+from thalweg.backends.cpu.small_ops import CONSTANT, numpy_core, numpy_form
 from thalweg.backends.eager import CompletedStep, EagerExecutable, to_numpy, to_torch
 from thalweg.backends.tensors import memory_of, tensors_in
 from thalweg.hal.comm import SOLO, Communicator
@@ -144,12 +145,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def call(self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], out: Any, writes: bool) -> Any:
         """Note a call that gave `out`, and move new tensors into the arena. A call that made and wrote nothing (a view) is not
         done again: its result stays where it is."""
+        if func in CONSTANT:
+            self.keep(out)
+            return out
         inputs = {memory_of(t) for t in tensors_in((args, kwargs))}
         moved: dict[int, Tensor] = {}
         for i, t in enumerate(tensors_in(out)):
             if memory_of(t) not in inputs:
                 moved[i] = self._arena.like(t).copy_(t)
-        if func is torch.ops.aten._to_copy.default and moved:  # straight to where it belongs: logits are large
+        small = numpy_core(func, args, kwargs, list(moved.items()))
+        if small is None and (len(moved) == 1 or (writes and not moved)):
+            small = numpy_form(func, args, kwargs, moved.get(0))
+        if small is not None:
+            self._parts.append(small)
+        elif func is torch.ops.aten._to_copy.default and moved:  # straight to where it belongs: logits are large
             self._parts.append(functools.partial(_copy, args[0], moved[0]))
         elif moved or writes:
             self._parts.append(functools.partial(_again, func, args, kwargs, list(moved.items())))
