@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from model import Nano, Shape
+from model import Block, Nano, Shape
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -21,23 +21,27 @@ def hf_state(model: Nano) -> dict[str, Tensor]:
     s = model.s
     state: dict[str, Tensor] = {"model.embed_tokens.weight": model.embed.weight, "model.norm.weight": model.norm}
     for i, block in enumerate(model.blocks):
-        at = f"model.layers.{i}."
-        q, k, v = block.attention.qkv.weight.split(block.attention.split)
-        gate, up = block.up.weight.split(s.inner)
-        state |= {
-            at + "input_layernorm.weight": block.norm1,
-            at + "post_attention_layernorm.weight": block.norm2,
-            at + "self_attn.q_proj.weight": q,
-            at + "self_attn.k_proj.weight": k,
-            at + "self_attn.v_proj.weight": v,
-            at + "self_attn.o_proj.weight": block.attention.out.weight,
-            at + "self_attn.q_norm.weight": block.attention.q_norm,
-            at + "self_attn.k_norm.weight": block.attention.k_norm,
-            at + "mlp.gate_proj.weight": gate,
-            at + "mlp.up_proj.weight": up,
-            at + "mlp.down_proj.weight": block.down.weight,
-        }
+        state |= block_state(block, f"model.layers.{i}.", s)
     return {name: t.detach().to("cpu", torch.bfloat16).contiguous().clone() for name, t in sorted(state.items())}
+
+
+def block_state(block: Block, at: str, s: Shape) -> dict[str, Tensor]:
+    """The weights of a layer under their public names. at: their prefix."""
+    q, k, v = block.attention.qkv.weight.split(block.attention.split)
+    gate, up = block.up.weight.split(s.inner)
+    return {
+        at + "input_layernorm.weight": block.norm1,
+        at + "post_attention_layernorm.weight": block.norm2,
+        at + "self_attn.q_proj.weight": q,
+        at + "self_attn.k_proj.weight": k,
+        at + "self_attn.v_proj.weight": v,
+        at + "self_attn.o_proj.weight": block.attention.out.weight,
+        at + "self_attn.q_norm.weight": block.attention.q_norm,
+        at + "self_attn.k_norm.weight": block.attention.k_norm,
+        at + "mlp.gate_proj.weight": gate,
+        at + "mlp.up_proj.weight": up,
+        at + "mlp.down_proj.weight": block.down.weight,
+    }
 
 
 def config(s: Shape) -> dict[str, Any]:

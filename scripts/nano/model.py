@@ -48,8 +48,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, groups: Groups) -> Tensor:
         s = self.s
         q, k, v = (z.view(len(x), -1, s.head_dim) for z in self.qkv(x).split(self.split, dim=-1))
-        q = _rotate(_norm(q, self.q_norm, s.eps), cos, sin).to(v.dtype)
-        k = _rotate(_norm(k, self.k_norm, s.eps), cos, sin).to(v.dtype)
+        q = rotate(normalise(q, self.q_norm, s.eps), cos, sin).to(v.dtype)
+        k = rotate(normalise(k, self.k_norm, s.eps), cos, sin).to(v.dtype)
         k, v = (z.repeat_interleave(s.heads // s.kv_heads, dim=1) for z in (k, v))
         sizes = [rows * length for rows, length in groups]
         parts = []
@@ -71,8 +71,8 @@ class Block(nn.Module):
         self.down = nn.Linear(s.inner, s.hidden, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, groups: Groups) -> Tensor:
-        x = x + self.attention(_norm(x, self.norm1, self.eps), cos, sin, groups)
-        gate, up = self.up(_norm(x, self.norm2, self.eps)).chunk(2, dim=-1)
+        x = x + self.attention(normalise(x, self.norm1, self.eps), cos, sin, groups)
+        gate, up = self.up(normalise(x, self.norm2, self.eps)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
 
 
@@ -98,7 +98,7 @@ class Nano(nn.Module):
         x = self.embed(ids)
         for block in self.blocks:
             x = block(x, cos, sin, groups)
-        return _norm(x, self.norm, self.s.eps)
+        return normalise(x, self.norm, self.s.eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.embed.weight)
@@ -115,11 +115,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding, the two halves of a head as pairs. x [tokens, heads, d]; cos, sin [tokens, 1, d/2]."""
     a, b = x.chunk(2, dim=-1)
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)

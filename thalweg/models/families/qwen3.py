@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from thalweg.checkpoint.config import Config, flag, integer
+from thalweg.checkpoint.config import Config, flag, integer, text
 from thalweg.errors import CheckpointError
 from thalweg.models.families.common import (
     act,
@@ -17,11 +18,19 @@ from thalweg.models.families.common import (
     mlp,
     pre_norms,
 )
+from thalweg.models.families.nextn import attach_module
 from thalweg.models.spec import HeadNorm, Layer, ModelSpec, MoE
 
 
 def qwen3(config: Config) -> ModelSpec:
-    return llama_decoder(config, layer_windows(config), mlp(config), **_heads(config))
+    """`mtp_folder` names a subfolder with a module for multi-token prediction, which the layers' readers do not open."""
+    spec = llama_decoder(config, layer_windows(config), mlp(config), **_heads(config))
+    folder = text(config, "mtp_folder", "")
+    if not folder:
+        return spec
+    if not re.fullmatch(r"[\w-]+", folder):
+        raise CheckpointError(f"config.json: mtp_folder: {folder!r:.80} is not the name of a folder")
+    return attach_module(spec, spec.layers[-1], eps(config), folder)
 
 
 def qwen3_moe(config: Config) -> ModelSpec:

@@ -22,6 +22,12 @@ class MTPSpec(ModelSpec):
     hidden_first: bool
     """Is the hidden state before the embedding in its input?"""
     layer: str = ""
+    folder: str = ""
+    """Subfolder of the model's files that holds these tensors, with `folder`/ before their names here. "": the files do."""
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        return (self.folder,) if self.folder else ()
 
     def weights(self) -> Weights:
         assert self.norm is not None
@@ -34,6 +40,6 @@ class MTPSpec(ModelSpec):
         }
 
     def rename(self, name: str) -> str | None:
-        """The name itself. None for tensors of the target, and for those skipped by `names`."""
+        """The name itself. None for tensors of the target, and for those that `names` skips."""
         skipped = name.startswith(self.names.skip) or name.endswith("rotary_emb.inv_freq")
         return name if name.startswith(self.root) and not skipped else None
