@@ -89,7 +89,7 @@ def test_engine_flags_come_from_a_parser_of_the_programs_own():
     said = parser.parse_args(["--model", "m", "--max-model-len", "2k", "--no-enable-prefix-caching", "--mine", "x", "-tp", "1"])
     made = AsyncEngineArgs.from_cli_args(said)
     assert (made.model, made.max_model_len, made.enable_prefix_caching, made.tensor_parallel_size) == ("m", 2000, False, 1)
-    with pytest.raises(ConfigError, match=r"fully_sharded_loras: adapters are not divided"):
+    with pytest.raises(ConfigError, match=r"fully_sharded_loras: one of both matrices"):
         EngineArgs.from_cli_args(parser.parse_args(["--fully-sharded-loras"]))
 
 

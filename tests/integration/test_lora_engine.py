@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,8 +35,15 @@ def loras(base: Path, tmp_path: Path) -> dict[str, LoRARequest]:
 
 
 @pytest.fixture
-async def engine(base: Path) -> AsyncIterator[AsyncLLM]:
-    sizes = {"max_model_len": 256, "max_num_seqs": 8, "kv_cache_memory_bytes": 8 << 20, "dtype": "float32"}
+async def engine(base: Path, request: pytest.FixtureRequest) -> AsyncIterator[AsyncLLM]:
+    """Over as many ranks as the test says."""
+    sizes: dict[str, Any] = {
+        "tensor_parallel_size": getattr(request, "param", 1),
+        "max_model_len": 256,
+        "max_num_seqs": 8,
+        "kv_cache_memory_bytes": 8 << 20,
+        "dtype": "float32",
+    }
     args = EngineArgs(model=str(base), device="cpu", threads=1, use_tqdm_on_load=False, enable_lora=True, **sizes)
     made = await AsyncLLM.start(args)
     yield made
@@ -71,6 +79,7 @@ async def kill_amid(engine: AsyncLLM, tasks: list[asyncio.Task[RequestOutput]]) 
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize("engine", [1, pytest.param(2, marks=pytest.mark.nightly)], indirect=True)
 async def test_requests_have_their_adapters_and_keep_them_when_the_process_is_killed(
     engine: AsyncLLM, base: Path, loras: dict[str, LoRARequest]
 ) -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lora_files import ALL, ATTENTION, write_adapter
 from zoo import make_checkpoint
 
-from thalweg import LLM, SamplingParams
+from thalweg import LLM, LoRARequest, SamplingParams
+from thalweg.engine.planning.memory import plan
 
 HOST_GPU = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
 PROMPTS = ["Once upon a time", "2 + 2 =", "a b a b a", "one two three " * 15, "The capital of", "hello there " * 9]
@@ -18,9 +20,9 @@ PARAMS = [
 ]
 
 
-def answer(llm: LLM, prompts: list[str], params: list[SamplingParams]) -> list[Any]:
+def answer(llm: LLM, prompts: list[str], params: list[SamplingParams], loras: Any = None) -> list[Any]:
     """Tokens and log-probabilities of each prompt."""
-    made = [out.outputs[0] for out in llm.generate(prompts, params, use_tqdm=False)]
+    made = [out.outputs[0] for out in llm.generate(prompts, params, use_tqdm=False, lora_request=loras)]
     return [(o.token_ids, [sorted((t, p.logprob) for t, p in each.items()) for each in o.logprobs or ()]) for o in made]
 
 
@@ -55,6 +57,32 @@ def test_stages_of_layers_give_the_bits_of_all_layers_in_one_place(ranks: int) -
         found.append(answer(llm, PROMPTS, PARAMS))
         llm.llm_engine.shutdown()
     assert found[1] == found[2] == found[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "device"),
+    [(2, "cpu"), *(pytest.param(*each, marks=pytest.mark.nightly) for each in ((4, "cpu"), (2, HOST_GPU)))],
+)
+def test_rows_with_adapters_have_the_text_of_one_rank_and_the_same_bits_alone(ranks: int, device: str, tmp_path: Path) -> None:
+    """Eight adapters and the base model in one batch. Every rank writes its part of each into the slots."""
+    base = make_checkpoint("qwen3", tmp_path / "base")
+    paths = [write_adapter(base, tmp_path / str(i), i, (1, 3, 8)[i % 3], ALL if i % 2 else ATTENTION) for i in range(1, 9)]
+    loras = [None, *(LoRARequest(path.name, int(path.name), str(path)) for path in paths)]
+    prompts, found = [PROMPTS[i % 6] for i in range(9)], {}
+    params = [SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1)] * 9
+    for each in (1, ranks):
+        llm = start(each, "float32", tokens=24, device=device, model=str(base), enable_lora=True, max_loras=8)
+        found[each] = answer(llm, prompts, params, loras)
+        executor: Any = llm.llm_engine.executor
+        state = executor.worker.operations["write_adapter"].__self__._state.value["adapters"].values()
+        assert plan(llm.llm_engine.frontend.args).adapters == sum(t.nbytes for arrays in state for t in arrays.values())
+        if each > 1:
+            for i in (0, 3, 8):
+                assert answer(llm, prompts[i : i + 1], params[:1], loras[i : i + 1]) == found[each][i : i + 1]
+        llm.llm_engine.shutdown()
+    assert [tokens for tokens, _ in found[1]] == [tokens for tokens, _ in found[ranks]]
+    assert len({tuple(tokens) for tokens, _ in found[1]}) == 9
 
 
 @pytest.mark.slow

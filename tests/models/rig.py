@@ -78,6 +78,8 @@ class Rig:
         self.steps = np.zeros(slots, np.int64)
         self.adapter_of: dict[int, int] = {}
         """Of a sequence's slot: where its adapter lies. Others have none."""
+        self.adapter_level = 0
+        """As `Adapters` has it."""
         self.run = self.device.compile(
             make_step(self.model, binder, logprobs_mode="raw_logprobs"), self.params, self.box, None, None
         )
@@ -114,7 +116,7 @@ class Rig:
         if top and (sparse := Sparse.of(context, query, top)) is not None:
             out.parts = (*out.parts, sparse)
         if used := [self.adapter_of.get(int(slot), 0) for slot in slots]:
-            out.parts = (*out.parts, Adapters(np.array(used, np.int32))) if any(used) else out.parts
+            out.parts = (*out.parts, Adapters(np.array(used, np.int32), level=self.adapter_level)) if any(used) else out.parts
         out.features = out.infer_features(logprobs=0)
         out.metadata = self.model.metadata(out, None)
         self.steps[slots] += 1

@@ -242,7 +242,7 @@ def test_vectors_are_those_of_the_merged_model(base: Path, adapters: dict[str, P
         ({"max_lora_rank": 5}, "max_lora_rank must be one of 1, 8, 16"),
         ({"max_loras": 0}, "max_loras must be at least 1"),
         ({"max_loras": 3, "max_cpu_loras": 2}, "max_cpu_loras"),
-        ({"tensor_parallel_size": 2}, "enable_lora: .*tensor_parallel_size"),
+        ({"pipeline_parallel_size": 2}, "enable_lora: adapters are not divided among pipeline stages"),
         ({"device": "null", "threads": None}, "enable_lora: platform 'null' runs no model"),
     ],
 )

@@ -69,7 +69,7 @@ def test_an_empty_file_says_nothing(written):
         ("[1, 2]", "must hold names of flags and their values, not list"),
         ("a: [1", "is not valid YAML"),
         ("config: other.yaml", "config: a file cannot name another one"),
-        ("fully-sharded-loras: true", "--fully-sharded-loras: adapters are not divided"),
+        ("fully-sharded-loras: true", "--fully-sharded-loras: one of both matrices"),
         ("!!python/object/apply:os.getpid []", "is not valid YAML"),
     ],
 )

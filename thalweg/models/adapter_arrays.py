@@ -48,9 +48,9 @@ def check_range(name: str, scale: float, dtype: torch.dtype, *values: Any) -> No
 class ExpertsLayout:
     """The arrays of experts while an adapter's updates are added."""
 
-    def __init__(self, targets: Mapping[str, ExpertsTarget], rank: int, dtype: torch.dtype) -> None:
-        """targets, rank: as in `AdapterPlan`."""
-        self._targets, self._rank, self._dtype = targets, rank, dtype
+    def __init__(self, targets: Mapping[str, ExpertsTarget], rank: int, dtype: torch.dtype, tensor_rank: int) -> None:
+        """targets, rank: as in `AdapterPlan`. tensor_rank: as in `adapter_layout.lay_out`."""
+        self._targets, self._rank, self._dtype, self._tensor_rank = targets, rank, dtype, tensor_rank
         self._places = {
             source.name: (name, expert, part)
             for name, target in targets.items() for part in PARTS for expert, source in enumerate(target.sources(part))
@@ -107,8 +107,10 @@ class ExpertsLayout:
         held, index, rank = self.arrays[holder].arrays, PARTS.index(part), len(a)
         if held["ranks"][expert, index]:
             raise CheckpointError(f"{name}: another tensor names the same matrix of the model: keep one of the two")
-        first = self._rank if part == "up" else 0
-        at = slice(target.inner, None) if part == "up" else slice(0, len(b))
+        first, here = self._rank if part == "up" else 0, target.inner_here
+        mine = slice(here * self._tensor_rank, here * (self._tensor_rank + 1))
+        a, scaled = (a[:, mine], scaled) if part == "down" else (a, scaled[mine])
+        at = slice(here, None) if part == "up" else slice(0, len(scaled))
         kind = "down" if part == "down" else "gate_up"
         held[f"{kind}_a"][expert, first : first + rank] = torch.from_numpy(np.ascontiguousarray(a))
         held[f"{kind}_b"][expert, :rank, at] = scaled.T

@@ -33,6 +33,13 @@ class ExpertsTarget:
     """One for each expert."""
     hidden: int
     inner: int
+    ranks: int = 1
+    """Each holds a share of every expert's inner values."""
+
+    @property
+    def inner_here(self) -> int:
+        """Inner values of an expert, on this rank."""
+        return self.inner // self.ranks
 
     @property
     def experts(self) -> int:
@@ -44,10 +51,10 @@ class ExpertsTarget:
 
     def shapes(self, rank: int) -> Mapping[str, tuple[int, ...]]:
         """Of the arrays of a slot, by the names of `hal.ops.lora_experts`."""
-        e = self.experts
+        e, inner = self.experts, self.inner_here
         return {
-            "gate_up_a": (e, 2 * rank, self.hidden), "gate_up_b": (e, rank, 2 * self.inner),
-            "down_a": (e, rank, self.inner), "down_b": (e, rank, self.hidden), "ranks": (e, 3),
+            "gate_up_a": (e, 2 * rank, self.hidden), "gate_up_b": (e, rank, 2 * inner),
+            "down_a": (e, rank, inner), "down_b": (e, rank, self.hidden), "ranks": (e, 3),
         }  # fmt: skip
 
     def allocate(self, plan: AdapterPlan, device: Device, dtype: str) -> dict[str, Any]:
@@ -57,14 +64,15 @@ class ExpertsTarget:
 
 
 class ExpertsAdapter:
-    """Experts with adapters, for steps in which some sequence has one. Arguments as in `hal.ops.experts`."""
+    """Experts with adapters, for steps in which some sequence has one. Arguments as in `hal.ops.experts`. Ranks sum what it
+    returns."""
 
     def __init__(self, ctx: Context, spec: MoE, gate_up: Weight, down: Weight, act: str) -> None:
         assert ctx.adapters is not None
         self._name = container(gate_up.sources[0].name)
         inner, hidden = gate_up.sources[0].shape
         self._op = ctx.bind(ops.lora_experts, experts=spec.experts, act=act)
-        ctx.adapters.experts[self._name] = ExpertsTarget(gate_up.sources, down.sources, hidden, inner)
+        ctx.adapters.experts[self._name] = ExpertsTarget(gate_up.sources, down.sources, hidden, inner, ctx.mesh.tensor.size)
 
     def __call__(self, x: Array, ids: Array, weights: Array, gate_up: Array, down: Array, rows: AdapterRows) -> Array:
         held = rows.held[self._name]
@@ -79,8 +87,10 @@ def adapt_experts(ctx: Context, spec: MoE, gate_up: Weight, down: Weight, op: Bo
     if ctx.adapters is None or ctx.adapters.modules is None or not is_target(name, ctx.adapters.modules):
         return None
     why = None
-    if not spec.gated or spec.biases or spec.inward or spec.zero or spec.latent or spec.placed or ctx.mesh.tensor.size > 1:
-        why = "experts without gates, with biases, or divided among ranks"
+    if not spec.gated or spec.biases or spec.inward or spec.zero or spec.latent:
+        why = "experts without gates, or with biases"
+    elif spec.placed and ctx.mesh.tensor.size > 1:
+        why = "experts whole on ranks (--enable-expert-parallel)"
     elif ctx.format(gate_up) != DENSE or ctx.format(down) != DENSE:
         why = "quantised experts"
     elif op.pack is not None and not op.pack.keeps_dense:

@@ -28,11 +28,13 @@ def lay_out(
     dtype: torch.dtype,
     base: BaseReader,
     head_dim: int = 0,
+    tensor_rank: int = 0,
 ) -> dict[str, TargetArrays]:
     """The arrays of every target that the adapter changes, by its name. B holds the scale: it is multiplied in float32, then
     rounded to dtype. rename: the layers' name of a checkpoint's tensor (`Model.rename`), None for tensors they do not have.
     head_dim: values of a head of q and k, in adapters that have them `paired`. 0: layers differ.
     base: read for DoRA, biases and copies of base matrices only.
+    tensor_rank: of the ranks that divide the model. The arrays are its part. Errors are the same on every rank.
 
     CheckpointError names a tensor unknown to the model, of another shape, given twice, or too large for dtype.
     UnsupportedModelError names an unsupported target, and an adapter of too large a rank."""
@@ -41,7 +43,7 @@ def lay_out(
             f"the adapter has rank {adapter.rank} and the engine has room for {room.rank}: start it with --max-lora-rank "
             f"(max_lora_rank) of at least {adapter.rank}"
         )
-    layout = _Layout(room, rename, dtype, base)
+    layout = _Layout(room, rename, dtype, base, tensor_rank)
     for name, update in adapter.modules.items():
         if isinstance(update, StackedLowRank):
             layout.experts.add_stack(name, update, rename(name))
@@ -67,9 +69,9 @@ class _Layout:
     """The arrays of one adapter while its updates are added."""
 
     def __init__(
-        self, room: AdapterPlan, rename: Callable[[str], str | None], dtype: torch.dtype, base: BaseReader
+        self, room: AdapterPlan, rename: Callable[[str], str | None], dtype: torch.dtype, base: BaseReader, tensor_rank: int
     ) -> None:  # fmt: skip
-        self._room, self._rename, self._dtype, self._base = room, rename, dtype, base
+        self._room, self._rename, self._dtype, self._base, self._tensor_rank = room, rename, dtype, base, tensor_rank
         self._matrices: dict[str, list[_TargetMatrix]] = {}
         self._biases: dict[str, list[_TargetMatrix]] = {}
         """Places by the name of a stored tensor that holds them."""
@@ -81,7 +83,7 @@ class _Layout:
         self._changed: dict[tuple[str, int, str], str] = {}
         """(target, index, "weight" or "bias") -> the update that changes it."""
         self.arrays: dict[str, TargetArrays] = {}
-        self.experts = ExpertsLayout(room.experts, room.rank, dtype)
+        self.experts = ExpertsLayout(room.experts, room.rank, dtype, tensor_rank)
 
     def add_low_rank(self, name: str, module: LowRank) -> None:
         known = self._rename(name)
@@ -110,11 +112,12 @@ class _Layout:
             if module.magnitude is not None:
                 gain = self._find_gain(place, module, b, torch.from_numpy(module.magnitude[rows]))
                 b = b * gain[:, None]
-                held = self._base_bias(place)
-                self._vectors(arrays, place)[0] += gain - 1
-                bias = held - gain * held
+                self._vectors(arrays, place)[0] += self._part(place, gain) - 1
+                if not place.target.sums:
+                    held = self._base_bias(place)
+                    bias = held - gain * held
             if bias is not None:
-                self._vectors(arrays, place)[1] += bias
+                self._add_bias(arrays, place, bias)
             self._put(name, module, place, arrays, b)
         if not covered.all():
             raise UnsupportedModelError(f"{name}: some rows of this matrix are not of a linear layer that adapters may change")
@@ -196,7 +199,7 @@ class _Layout:
             arrays = self._open(name, place, "bias")
             first = place.bias.first
             values = torch.from_numpy(update.values[first : first + place.bias.shape[0]])
-            self._vectors(arrays, place)[1] += values - self._base_bias(place)
+            self._add_bias(arrays, place, values - self._base_bias(place))
 
     def _open(self, name: str, place: _TargetMatrix, what: str) -> TargetArrays:
         """The arrays of a place that no other update changes in the same way."""
@@ -209,8 +212,9 @@ class _Layout:
         """A, and B [outputs of the place, rank] with its scale, into the arrays."""
         rank, first = len(module.a), place.index * self._room.rank
         check_range(name, module.scale, self._dtype, module.a, b)
-        arrays.arrays["a"][first : first + rank] = torch.from_numpy(module.a)
-        arrays.arrays["b"][:rank, place.outputs] = b.T
+        columns = place.target.part(place.index, 1, self._tensor_rank)
+        arrays.arrays["a"][first : first + rank] = torch.from_numpy(module.a[:, columns])
+        arrays.arrays["b"][:rank, place.outputs] = self._part(place, b).T
         arrays.arrays["ranks"][place.index] = rank
 
     def _vectors(self, arrays: TargetArrays, place: _TargetMatrix) -> torch.Tensor:
@@ -218,6 +222,16 @@ class _Layout:
         arrays.level = EXTENDED
         held = arrays.arrays.setdefault("vectors", torch.zeros(2, sum(place.target.rows)))
         return held[:, place.outputs]
+
+    def _part(self, place: _TargetMatrix, values: torch.Tensor) -> torch.Tensor:
+        """This rank's outputs, of values [outputs of the matrix, ...]."""
+        return values[place.target.part(place.index, 0, self._tensor_rank)]
+
+    def _add_bias(self, arrays: TargetArrays, place: _TargetMatrix, bias: torch.Tensor) -> None:
+        """Once, not once per rank, where ranks sum."""
+        vectors = self._vectors(arrays, place)
+        if not place.target.sums or self._tensor_rank == 0:
+            vectors[1] += self._part(place, bias)
 
     def _find_gain(self, place: _TargetMatrix, module: LowRank, b: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
         """f32[outputs]: DoRA's magnitude over the norm of each row of W + B A. b: with its scale."""

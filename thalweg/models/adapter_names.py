@@ -42,11 +42,11 @@ ADAPTED = ("layers", "inputs", "streams")
 """Keys of `ModelSpec.weights` under which linear layers take adapters."""
 
 
-def adapter_linears(spec: ModelSpec) -> set[tuple[Source, ...]]:
-    """The sources of each linear layer that adapters may change."""
+def adapter_linears(spec: ModelSpec) -> dict[tuple[Source, ...], int | None]:
+    """The sources of each linear layer that adapters may change -> the dimension that ranks divide."""
     made = spec.weights()
     parts = {key: part for key in ADAPTED if isinstance(part := made.get(key), Mapping)}
-    return {w.sources for _, w in walk(parts) if w.role == "linear"}
+    return {w.sources: w.shard for _, w in walk(parts) if w.role == "linear"}
 
 
 def adapter_tensors(spec: ModelSpec) -> Iterator[str]:
@@ -59,23 +59,29 @@ def adapter_tensors(spec: ModelSpec) -> Iterator[str]:
         yield f"{spec.head}.weight"
 
 
-def adapter_bytes(spec: ModelSpec, dtype: str, adapters: int, rank: int, modules: Sequence[str] | None = None) -> int:
+def adapter_bytes(
+    spec: ModelSpec, dtype: str, adapters: int, rank: int, modules: Sequence[str] | None = None, divided: int = 1
+) -> int:
     """Of the state's slots for low-rank adapters, on one device: so many adapters, and slot 0, of this rank at the most.
-    modules: as in `adapter_names.is_target`."""
+    modules: as in `adapter_names.is_target`. divided: ranks that divide the model. IndivisibleError."""
     made = spec.weights()
-    linear = {each for each in adapter_linears(spec) if any(is_target(name, modules) for s in each for name in s.names)}
-    values = sum(rank * (len(each) * each[0].shape[1] + sum(s.shape[0] for s in each)) for each in linear)
+    linear = [
+        [s.shard_shape(shard, divided) for s in each]
+        for each, shard in adapter_linears(spec).items()
+        if any(is_target(name, modules) for s in each for name in s.names)
+    ]
+    values = sum(rank * (len(each) * each[0][1] + sum(rows for rows, _ in each)) for each in linear)
     ranks = 4 * sum(len(each) for each in linear)  # int32
-    outputs = sum(s.shape[0] for each in linear for s in each)
+    outputs = sum(rows for each in linear for rows, _ in each)
     if is_target(f"{spec.root}{spec.embed}.weight", modules):
         values += rank * (spec.vocab + rank + spec.hidden)  # the embedding, with the identity of `TableTarget`
         ranks += 4
     if "head" in made and not spec.head_normed and is_target(f"{spec.head}.weight", modules):
-        values += rank * (spec.hidden + spec.vocab)
-        ranks, outputs = ranks + 4, outputs + spec.vocab
+        values += rank * (spec.hidden + spec.vocab // divided)
+        ranks, outputs = ranks + 4, outputs + spec.vocab // divided
     for name, (experts, hidden, inner) in expert_layers(spec).items():  # only where they are named: they are many
         if modules is not None and is_target(name, modules):
-            values += rank * experts * (3 * hidden + 3 * inner)
+            values += rank * experts * (3 * hidden + 3 * inner // divided)
             ranks += 4 * 3 * experts
     classes = [w for keys, w in walk({"classes": made.get("classes", {})}) if keys[-1] == "weight" and len(w.shape(1)) == 2]
     for each in (w for w in classes if len(w.sources) == 1):  # with a bias, whether they have one or not

@@ -69,13 +69,23 @@ class Target:
     """On this rank."""
     rows: tuple[int, ...]
     """Outputs of each source, on this rank."""
-    columns: bool
-    """Do ranks divide the inputs? Then A is divided by columns, else B by rows."""
+    shard: int | None
+    """The dimension of the matrices that ranks divide. 0 divides B by rows, 1 divides A by columns, None nothing."""
+    ranks: int = 1
     biases: tuple[Source, ...] = ()
     """The bias of each source. (): the layer has none."""
     role: Role = "linear"
     stored: str = ""
     """The checkpoint's name of its matrix, if it is not that of its source: the output matrix of a tied model."""
+
+    @property
+    def sums(self) -> bool:
+        """Do ranks add up their products? The base model's bias is then added to the sum."""
+        return self.shard == 1
+
+    def part(self, index: int, dim: int, rank: int) -> slice:
+        """A rank's rows (dim 0) or columns (dim 1) of matrix `index`, among those of its source."""
+        return self.sources[index].shard(dim, rank, self.ranks) if self.shard == dim else slice(None)
 
     def allocate(self, plan: AdapterPlan, device: Device, dtype: str) -> dict[str, Any]:
         """Its arrays in the state: "a", "b" and "ranks" for `hal.ops.lora_add`, "vectors" for `lora_rescale`. Slot 0 is that of
@@ -167,15 +177,15 @@ class LinearAdapter:
     """The adapter's addition to a linear layer's product. y [T, outputs], x [T, inputs] -> [T, outputs]."""
 
     def __init__(
-        self, ctx: Context, weight: Weight, bias: Weight | None, *, columns: bool = False, name: str = "", stored: str = ""
-    ) -> None:
-        """columns, stored: as in `Target`. name: in the plan, if not that of the first matrix."""
+        self, ctx: Context, weight: Weight, bias: Weight | None, *, name: str = "", stored: str = ""
+    ) -> None:  # fmt: skip
+        """stored: as in `Target`. name: in the plan, if not that of the first matrix."""
         assert ctx.adapters is not None
         size = ctx.mesh.tensor.size
         shapes = [s.shard_shape(weight.shard, size) for s in weight.sources]
         self.name = name or weight.sources[0].name
         self.target = Target(
-            weight.sources, shapes[0][1], tuple(shape[0] for shape in shapes), columns and size > 1,
+            weight.sources, shapes[0][1], tuple(shape[0] for shape in shapes), weight.shard if size > 1 else None, size,
             () if bias is None else bias.sources, weight.role, stored,
         )  # fmt: skip
         known = ctx.adapters.targets.setdefault(self.name, self.target)

@@ -33,8 +33,6 @@ def check_adapters(args: "AdapterOptions") -> Iterator[str]:
         yield f"max_cpu_loras ({args.max_cpu_loras}) must not be less than max_loras ({args.max_loras})"
     if args.default_mm_loras and not args.enable_lora:
         yield "default_mm_loras: adapters need enable_lora (--enable-lora)"
-    if args.enable_lora and args.tensor_parallel_size > 1:
-        yield "enable_lora: adapters are not divided among devices by this version; leave tensor_parallel_size at 1"
 
 
 class AdapterOptions(SpeculationOptions, kw_only=True, frozen=True):

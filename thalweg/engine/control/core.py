@@ -36,7 +36,7 @@ from thalweg.engine.control.speculation.guard import GuardedDrafter
 from thalweg.engine.control.speculation.speculator import Speculator
 from thalweg.engine.control.store.transfers import StoreConnection, Transfers
 from thalweg.engine.messages import EngineRequest, Outputs, SequenceFinished, SequenceStarted, Stats
-from thalweg.errors import ConfigError, ThalwegError
+from thalweg.errors import CheckpointError, ConfigError, ThalwegError
 from thalweg.grammar.grammars import Grammars
 from thalweg.hal.parts.overlays import ENCODED
 from thalweg.host.failpoints import fp
@@ -417,7 +417,14 @@ class EngineCore:
     def read_adapter(self, path: str, digest: bytes = b"") -> bytes:
         """Read an adapter into host memory and return its digest. digest: the required one; b"": any. Errors describe the
         fault of its files. Any thread may call it during steps. Requests may name it after `adapters.load`."""
-        found: bytes = self._executor.call("read_adapter", path, digest)[0]
+        found: bytes = b""
+        try:
+            found, *others = self._executor.call("read_adapter", path, digest)
+            if any(other != found for other in others):
+                found = b""
+                raise CheckpointError(f"{path}: ranks read different adapters there: give every machine the same files")
+        finally:
+            self._executor.call("keep_adapter", found)
         return found
 
     def _write_adapter(self, slot: int, digest: bytes) -> int:

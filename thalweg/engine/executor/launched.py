@@ -65,6 +65,8 @@ def open_launched(args: EngineArgs) -> Executor:
         )
     if launch.world == 1:
         return open_inline(args)
+    if args.enable_lora:
+        raise ConfigError("enable_lora: ranks that a launcher starts load no adapters yet; use the executor mp")
     if launch.local_world < launch.world:
         resolve.check_stages_on_one_machine(args)
     prepare(args.device, args)  # first: the platform decides how its framework is imported

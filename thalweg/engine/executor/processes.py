@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any
 
@@ -115,9 +116,16 @@ class ProcessExecutor(InlineExecutor):
         self._progress = time.monotonic()
 
     def call(self, operation: str, /, *args: Any) -> list[Any]:
-        """The error of rank 0 comes before those of the others, which are mostly the same."""
+        """Returns or raises once every rank has answered. The error of rank 0 comes before those of the others, which are
+        mostly the same."""
         replies = self.group.ask(RankCall(next(self._numbers), operation, list(args)))
-        return [*super().call(operation, *args), *(reply.result() for reply in replies)]
+        mine: Future[Any] = Future()
+        try:
+            mine.set_result(self.worker.call(operation, *args))
+        except Exception as e:
+            mine.set_exception(e)
+        wait(replies)
+        return [reply.result() for reply in (mine, *replies)]
 
     def close(self) -> None:
         self.group.close()

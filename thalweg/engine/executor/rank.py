@@ -55,7 +55,7 @@ from thalweg.engine.ipc.socket import Channel, ChannelClosedError
 from thalweg.engine.ipc.steps import read_step, write_step
 from thalweg.engine.worker.build import BuildGroup, build
 from thalweg.engine.worker.stages.open import prepare
-from thalweg.engine.worker.worker import Worker
+from thalweg.engine.worker.worker import CONCURRENT, Worker
 from thalweg.errors import ThalwegError
 from thalweg.hal.device import Pending
 from thalweg.hal.platform import MEETING, RENDEZVOUS, Place
@@ -140,6 +140,8 @@ class RankLoop:
             message = self._feed.next()
             if isinstance(message, Launch):
                 self._launch(message)
+            elif isinstance(message, RankCall) and message.operation in CONCURRENT:
+                threading.Thread(target=self._answer_later, args=(message,), name=message.operation, daemon=True).start()
             elif isinstance(message, RankCall):
                 self._channel.send(self._answer(message))
             elif isinstance(message, Stepped) and self._on_stepped is not None:
@@ -160,6 +162,15 @@ class RankLoop:
             if self._answers:
                 self._channel.send(StepDone(write_step(result)))
         self._feed.steps += 1
+
+    def _answer_later(self, message: RankCall) -> None:
+        with contextlib.suppress(ChannelClosedError):
+            try:
+                self._channel.send(self._answer(message))
+            except ChannelClosedError:
+                raise
+            except Exception as e:
+                self._channel.send(RankAnswer(message.number, None, describe_failure(e)))
 
     def _answer(self, message: RankCall) -> RankAnswer:
         try:

@@ -183,7 +183,7 @@ def _plan_sizes(k: _PlanInputs) -> Plan:
         _workspace(k, steps)
         + history(schedule, length, k.spec)
         + encoder_cache_bytes(k.spec)
-        + adapter_slots(args, k.spec, dtype)
+        + adapter_slots(args, k.spec, dtype, k.ranks)
     )  # of the length asked for; shorter than that needs no more
     try:
         memory = resolve.cache_bytes(args, k.defaults, Memory(k.info.memory_bytes, k.info.memory_bytes), weights, others)
@@ -204,7 +204,7 @@ def _plan_sizes(k: _PlanInputs) -> Plan:
         groups=[_describe_group(g, n) for g, n in zip(groups, size.blocks, strict=True)],
         tokens=size.tokens, sequences=_sequences(groups, size, schedule), history=history(schedule, size.max_len, k.spec),
         workspace=_workspace(k, replace(steps, max_len=size.max_len)) + encoder_cache_bytes(k.spec),
-        adapters=adapter_slots(args, k.spec, dtype), max_model_len=size.max_len,
+        adapters=adapter_slots(args, k.spec, dtype, k.ranks), max_model_len=size.max_len,
         max_num_seqs=schedule.max_seqs, max_num_batched_tokens=schedule.token_budget, problems=problems,
     )  # fmt: skip
     _advise(made, k, length, groups)
@@ -222,8 +222,9 @@ def history(schedule: SchedulerConfig, length: int, spec: ModelSpec | None = Non
     return (schedule.max_seqs + 1) * (length + 1) * 4
 
 
-def adapter_slots(args: EngineArgs, spec: ModelSpec, dtype: str) -> int:
-    """Bytes of the slots for adapters. All are allocated at start. ConfigError for options that do not fit the model."""
+def adapter_slots(args: EngineArgs, spec: ModelSpec, dtype: str, ranks: int) -> int:
+    """Bytes of the slots for adapters on one of so many ranks. All are allocated at start. ConfigError for options that do not
+    fit the model."""
     if not args.enable_lora:
         return 0
     if args.lora_dtype not in (None, "auto", dtype):
@@ -235,7 +236,7 @@ def adapter_slots(args: EngineArgs, spec: ModelSpec, dtype: str) -> int:
             f"lora_target_modules: {', '.join(unmatched)}: the model has no matrix of this name that adapters may change; name "
             f"modules as its checkpoint does, like {', '.join(_module_names(spec))}"
         )
-    return adapter_names.adapter_bytes(spec, dtype, args.max_loras, args.max_lora_rank, args.lora_target_modules)
+    return adapter_names.adapter_bytes(spec, dtype, args.max_loras, args.max_lora_rank, args.lora_target_modules, ranks)
 
 
 def _module_names(spec: ModelSpec) -> list[str]:

@@ -129,6 +129,11 @@ def places(args: EngineArgs, platform: Platform) -> tuple[Place, ...]:
         raise ConfigError(
             f"tensor_parallel_size: platform {platform.name!r} divides no model among {len(found)} processes: leave it at 1"
         )
+    if args.enable_lora and len(found) == 1 and args.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"enable_lora: platform {platform.name!r} drives {args.tensor_parallel_size} devices in one process, which divide "
+            "no adapters yet; leave tensor_parallel_size at 1"
+        )
     per_node = len(found)
     if args.nnodes > 1:
         per_node = ranks_per_node(args, platform, len(found))

@@ -40,39 +40,53 @@ class BaseWeights:
 class AdapterStore:
     """Loaded adapters, and the slots of the state."""
 
-    def __init__(self, model: Any, device: Device, state: StateBox, path: Path, load_format: str) -> None:
-        """model: `models.build.Model`, built with an `AdapterPlan`. path, load_format: of its files, as it was loaded."""
+    def __init__(
+        self, model: Any, device: Device, state: StateBox, path: Path, load_format: str, tensor_rank: int = 0
+    ) -> None:  # fmt: skip
+        """model: `models.build.Model`, built with an `AdapterPlan`. path, load_format: of its files, as it was loaded.
+        tensor_rank: the rank with this share of the model."""
         self._room: AdapterPlan = model.adapters
         # The output matrix of a tied model has no name of its own otherwise, and adapters may change it alone.
         self._rename, self._dtype = replace(model.spec, tied=False).rename, getattr(torch, model.dtype)
         heads = {getattr(mixer, "head_dim", 0) for _, mixer in model.spec.mixers}
         self._head_dim = heads.pop() if len(heads) == 1 else 0
-        self._device, self._state = device, state
+        self._device, self._state, self._tensor_rank = device, state, tensor_rank
         self._base = BaseWeights(model, device, path, load_format)
         self._loaded: dict[bytes, dict[str, TargetArrays]] = {}
         """By digest: the arrays of every target that an adapter changes."""
+        self._read: dict[bytes, dict[str, TargetArrays]] = {}
+        """The same of the adapter that was read last, until it is kept."""
         self._written: list[frozenset[tuple[str, str]]] = [frozenset()] * (self._room.adapters + 1)
         """(target, array) of any value, by slot."""
 
     @property
     def operations(self) -> Mapping[str, Callable[..., Any]]:
         """Operations of the worker."""
-        return {"read_adapter": self.read, "forget_adapter": self.forget, "write_adapter": self.write}
+        return {
+            "read_adapter": self.read, "keep_adapter": self.keep, "forget_adapter": self.forget, "write_adapter": self.write,
+        }  # fmt: skip
 
     def read(self, path: str, digest: bytes = b"") -> bytes:
-        """Load the adapter in this folder or file, checked against the model. Returns its digest. digest: the required one;
-        b"": any. CheckpointError and UnsupportedModelError name the file and the reason. Any thread may call it, while
-        another one runs steps."""
+        """Read the adapter in this folder or file, checked against the model. Returns its digest. It is loaded once `keep` is
+        called. digest: the required one; b"": any. CheckpointError and UnsupportedModelError name the file and the reason.
+        Any thread may call it, while another one runs steps."""
         adapter = read_adapter(Path(path))
         if digest and adapter.digest != digest:
             raise CheckpointError(f"{path}: the adapter has changed since it was first read; load it again")
         try:
-            self._loaded[adapter.digest] = lay_out(
-                adapter, self._room, self._rename, self._dtype, self._base.read, self._head_dim
+            laid_out = lay_out(
+                adapter, self._room, self._rename, self._dtype, self._base.read, self._head_dim, self._tensor_rank
             )
         except ThalwegError as e:
             raise type(e)(f"{path}: {e}") from None
+        self._read = {adapter.digest: laid_out}
         return adapter.digest
+
+    def keep(self, digest: bytes) -> None:
+        """Load the adapter that was read last. b"": drop it, as another rank could not read it."""
+        if digest:
+            self._loaded[digest] = self._read[digest]
+        self._read = {}
 
     def forget(self, digest: bytes) -> None:
         """Free the host's memory. Slots keep their contents."""

@@ -92,7 +92,7 @@ def _build_with_model(inputs: BuildInputs, least: Callable[[int], int]) -> Worke
     facts = (built.dtype, str(built.quantization), *kernels)
     if model.adapters is not None:  # a sum over padded ranks has other bits
         facts += (f"adapters of rank {model.adapters.rank}",)
-        more |= AdapterStore(model, device, state, inputs.path, inputs.args.load_format).operations
+        more |= AdapterStore(model, device, state, inputs.path, inputs.args.load_format, inputs.place.tensor_rank).operations
     return Worker(
         config, launch, kernels, device,
         operations={

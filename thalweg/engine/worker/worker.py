@@ -13,6 +13,9 @@ from thalweg.hal.step import StepBatch
 if TYPE_CHECKING:
     from thalweg.engine.control.encodings import Encoder
 
+CONCURRENT = frozenset({"read_adapter"})
+"""Operations that any thread may call while another one runs steps."""
+
 
 @dataclass(slots=True)
 class Worker:
@@ -28,8 +31,8 @@ class Worker:
 
     populate(reached): `Device.populate` of all caches. reached: per KV group, the first blocks that have been in use. Every
     worker has it.
-    read_adapter(path, digest), forget_adapter(digest), write_adapter(slot, digest): see `adapters.AdapterStore`. Where adapters
-    are enabled.
+    read_adapter(path, digest), keep_adapter(digest), forget_adapter(digest), write_adapter(slot, digest): see
+    `adapters.AdapterStore`. Where adapters are enabled.
     describe_blocks, export_blocks, export_ready, take_export, import_blocks: see `moves.BlockMover`. With a kv_transfer_config.
     start_profile(prefix), stop_profile(), advance_profile(): see `profiling.Profiler`. With a profiler_config."""
     encoder: Encoder | None = None

@@ -70,7 +70,7 @@ class Linear:
         parts = [part for weight in each for part in products(weight, ctx.formats)]
         self._clip = ActivationClamp(ctx, weights["clip"]) if clipped else None
         adapted = ctx.adapters is not None and ctx.adapters.includes(whole)
-        self._adapter = LinearAdapter(ctx, whole, weights.get("bias"), columns=False) if adapted else None
+        self._adapter = LinearAdapter(ctx, whole, weights.get("bias")) if adapted else None
         self._products = [Product(ctx, part) for part in parts]
         self._rows = [part.shape(ctx.mesh.tensor.size)[0] for part in parts]
         held = [product.spec for product in self._products]
@@ -110,7 +110,7 @@ class RowLinear:
         ctx.share(whole.sources[0].shape[1], f"inputs of {whole.sources[0].name.removesuffix('.weight')}")
         self._product = Product(ctx, whole)
         adapted = ctx.adapters is not None and ctx.adapters.includes(whole)
-        self._adapter = LinearAdapter(ctx, whole, weights.get("bias"), columns=True) if adapted else None
+        self._adapter = LinearAdapter(ctx, whole, weights.get("bias")) if adapted else None
         self._clip = ActivationClamp(ctx, weights["clip"]) if "clip" in weights else None
         self.specs = {"weight": self._product.spec}
         if self._clip is not None:

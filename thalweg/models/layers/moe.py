@@ -111,7 +111,8 @@ class Experts:
         if self._adapter is not None and adapted is not None and adapted.extended:
             out = self._adapter(entered, mine, shares, p["gate_up"]["weight"], p["down"]["weight"], adapted)
         else:
-            out = self._comm.all_reduce((self._inwards if self._inward else self._experts)(entered, mine, shares, *matrices))
+            out = (self._inwards if self._inward else self._experts)(entered, mine, shares, *matrices)
+        out = self._comm.all_reduce(out)
         out = self._project(p, "leave", out)
         if "biases" in p and "down" not in self._biases:  # once, not once per rank
             each = p["biases"]["down"].view(-1, out.shape[-1])[ids.long()].to(torch.float32)

@@ -84,7 +84,7 @@ def _cache_bytes(inputs: BuildInputs, built: BuiltModel) -> int:
     spec, args, ranks = inputs.spec, inputs.args, inputs.device.comm.size
     steps = step_sizes(spec, built.schedule, built.max_len, built.dtype, ranks, args.batch_invariant is not False)
     others = inputs.platform.workspace(steps) + history(built.schedule, built.max_len, spec) + encoder_cache_bytes(spec)
-    others += adapter_slots(args, spec, built.dtype)
+    others += adapter_slots(args, spec, built.dtype, ranks)
     use = formats.scheme(inputs.hf, args.quantization)
     platform = inputs.platform
     weights = sizes.weight_bytes(spec, built.dtype, built.max_len, ranks, use, platform.packs, platform.dense_share)
