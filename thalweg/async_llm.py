@@ -22,6 +22,7 @@ from thalweg.engine.client.info import InfoMethods
 from thalweg.engine.client.operations import OperationMethods
 from thalweg.engine.client.pause import PauseController, PauseMethods
 from thalweg.engine.client.process import EngineProcess
+from thalweg.engine.client.scaling import FleetScaler, ScaleMethods
 from thalweg.engine.client.seats import Seat, SuspendableRequest
 from thalweg.engine.client.standby import Standby
 from thalweg.engine.client.stream import OutputStream
@@ -55,7 +56,7 @@ class StatLogger(Protocol):
         """Every finished request, its metrics filled in. A pooling model's are PoolingRequestOutput."""
 
 
-class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
+class AsyncLLM(PauseMethods, ScaleMethods, OperationMethods, InfoMethods):
     """Many requests at once over one engine process. Make one with `await AsyncLLM.start(args)`, or with `from_engine_args`
     where nothing can be awaited. End it with `shutdown`.
 
@@ -78,6 +79,7 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
             on_outputs=self._take, on_convicted=self._convict, on_dead=self._die, vocabulary=self._vocabulary,
         )  # fmt: skip
         self._resting = PauseController(self._supervisor, self._open_ids, self.abort)
+        self._scaler = FleetScaler(self._supervisor, self._client, self._resting)
         self._adapters, self._default_adapters = ClientAdapters(self._supervisor, frontend.args), DefaultAdapters(frontend.args)
 
     @classmethod
@@ -315,9 +317,13 @@ class AsyncLLM(PauseMethods, OperationMethods, InfoMethods):
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
-        await asyncio.wait_for(self._supervisor.stop(), timeout)
+        await asyncio.wait_for(self._end_engines(), timeout)
         self._client.close()
         self._die(EngineDeadError("the engine was shut down"))
+
+    async def _end_engines(self) -> None:
+        await self._scaler.close()
+        await self._supervisor.stop()
 
     def _take(self, frame: m.Outputs) -> None:
         if frame.stats is not None:

@@ -126,6 +126,7 @@ BESIDE = {
     "data-parallel-external-lb": ("-dpn", "0"),
     "data-parallel-hybrid-lb": ("-dpl", "1"),
     "data-parallel-size-local": ("-dp", "3"),
+    "elastic-ep-max-dp-size": ("--enable-elastic-ep",),
     "data-parallel-start-rank": ("-dp", "4", "-dpl", "1", "--data-parallel-hybrid-lb"),
     "enable-log-outputs": ("--enable-log-requests",),
     "fingerprint-mode": ("--fingerprint-value", "x"),

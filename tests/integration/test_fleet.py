@@ -19,7 +19,7 @@ from thalweg import LLM, AsyncLLM, EngineArgs, SamplingParams
 from thalweg.config import check_args
 from thalweg.engine.client.fleet import REMEMBERED, SLACK, SPAN, Fleet, add_stats
 from thalweg.engine.messages import EngineRequest, Stats, TokenSampling
-from thalweg.errors import ConfigError, EngineDeadError
+from thalweg.errors import ConfigError, EngineDeadError, RequestError, UnavailableError
 from thalweg.params import RequestOutputKind
 
 ONE = EngineArgs(
@@ -68,6 +68,7 @@ async def test_texts_are_those_of_one_engine_and_counters_are_sums(start: Any) -
     assert all(s.generated_tokens > 0 for s in each)
     assert engine.stats().generated_tokens == sum(s.generated_tokens for s in each) == 12 * 60
     assert engine.stats().blocks_total == 2 * each[0].blocks_total
+    assert list(engine.stats_by_engine().values()) == each
     assert [len(member.open) for member in fleet._members] == [0, 0]
     await engine.sleep(level=1)
     assert engine.state == "sleeping"
@@ -107,7 +108,7 @@ async def test_requests_of_an_engine_that_is_lost_go_on_at_the_others_and_the_la
         await texts(engine, 1)
 
 
-@pytest.mark.slow  # the same on `null` is quicker
+@pytest.mark.nightly  # the same on `null` is quicker
 async def test_on_a_processor_a_killed_engine_loses_nothing(start: Any) -> None:
     more = {"device": "cpu", "additional_config": None, "use_tqdm_on_load": False}
     want = await texts(await start(msgspec.structs.replace(ONE, **more)), 6)
@@ -152,7 +153,7 @@ def request(prompt: list[int], salt: str = "") -> EngineRequest:
 
 def idle_fleet(engines: int) -> Fleet:
     fleet = Fleet(
-        [ONE] * engines, SimpleNamespace(), iter(()), on_outputs=print, on_convicted=print, on_dead=print,  # type: ignore
+        engines, ONE, SimpleNamespace(), iter(()), on_outputs=print, on_convicted=print, on_dead=print,  # type: ignore
     )  # fmt: skip
     for member in fleet._members:
         member.supervisor = SimpleNamespace(why_not_ready="", recovering=False)  # type: ignore[assignment]
@@ -189,7 +190,70 @@ def test_lists_of_counters_add_up_to_the_longer() -> None:
     assert add_stats(a, b) == Stats(2, 4, 6, 8, 10, 12, 14, 16, 18, 20, accepted_per_position=[5, 1])
 
 
+async def scale(engine: AsyncLLM, size: int, drain: float = 60) -> None:
+    await engine.scale_elastic_ep(size, drain)
+    assert len(engine._supervisor.members) == engine.config.engines == engine.get_world_size() == size
+
+
 @pytest.mark.slow
+async def test_engines_come_and_go_while_requests_run(start: Any) -> None:
+    args = msgspec.structs.replace(ONE, enable_elastic_ep=True, elastic_ep_max_dp_size=3, additional_config={"base": 0.005})
+    engine = await start(args)
+    want = await texts(engine)
+    running = asyncio.create_task(texts(engine))
+    growing = asyncio.create_task(engine.scale_elastic_ep(3))
+    while not await engine.is_scaling_elastic_ep():
+        await asyncio.sleep(0)
+    with pytest.raises(UnavailableError, match="changing already"):
+        await engine.scale_elastic_ep(2)
+    assert await texts(engine, 2) == want[:2]  # none is refused meanwhile
+    await growing
+    assert await running == want
+    running = asyncio.create_task(texts(engine))
+    fleet = engine._supervisor
+    await until_both_work(fleet)
+    pids = [s.pid for s in fleet.members]
+    await scale(engine, 1, drain=0)  # those of two engines move
+    assert not running.done()
+    assert [Path(f"/proc/{pid}").exists() for pid in pids] == [True, False, False]
+    assert await running == want
+    assert engine.stats().generated_tokens >= 3 * 12 * 60
+    running = asyncio.create_task(texts(engine))
+    await scale(engine, 2)
+    engine._supervisor._members[0].open, kept = dict.fromkeys(range(-99, 0)), engine._supervisor._members[0].open
+    late = asyncio.create_task(collect(engine, 0))
+    await asyncio.sleep(0.05)
+    engine._supervisor._members[0].open = kept
+    pid = engine._supervisor.members[1].pid
+    await scale(engine, 1)  # it finishes there
+    assert await late == want[0]
+    assert not Path(f"/proc/{pid}").exists()
+    assert await running == want
+    with pytest.raises(RequestError, match=r"between 1 and 3 \(elastic_ep_max_dp_size\)"):
+        await engine.scale_elastic_ep(4)
+
+
+@pytest.mark.nightly  # a change that fails is quicker shown by its parts
+async def test_an_engine_that_cannot_be_added_changes_nothing(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = await start(msgspec.structs.replace(ONE, enable_elastic_ep=True, elastic_ep_max_dp_size=2))
+    want = await texts(engine, 3)
+    fleet = engine._supervisor
+    good, fleet._args = fleet._args, msgspec.structs.replace(fleet._args, max_model_len=1 << 30)
+    with pytest.raises(UnavailableError, match=r"no engine was added: .*max_model_len"):
+        await engine.scale_elastic_ep(2)
+    assert (engine.config.engines, engine.state, fleet._joining) == (1, "ready", [])
+    fleet._args = good
+    await engine.pause_generation("keep")
+    await scale(engine, 2)
+    late = asyncio.create_task(texts(engine, 3))
+    await asyncio.sleep(0.2)
+    assert [s.paused for s in fleet.members] == [True, True]
+    assert not late.done()
+    await engine.resume_generation()
+    assert await late == want
+
+
+@pytest.mark.nightly  # the death of a rank and that of an engine have tests
 async def test_engines_of_several_ranks_share_requests_and_lose_none(start: Any) -> None:
     more = {"device": "cpu", "dtype": "float32", "additional_config": None, "kv_cache_memory_bytes": 1 << 22}
     want = await texts(await start(msgspec.structs.replace(ONE, **more)), 6)
@@ -222,6 +286,9 @@ def test_a_server_behind_a_balancer_has_its_engines_only() -> None:
         ({"data_parallel_start_rank": 1}, "data_parallel_start_rank is of one of several servers"),
         ({**hybrid, "data_parallel_start_rank": 3}, "engines 3 to 4 are not all of data_parallel_size 4"),
         ({**hybrid, "data_parallel_rank": 1}, "data_parallel_hybrid_lb: with data_parallel_rank"),
+        ({**hybrid, "enable_elastic_ep": True}, "enable_elastic_ep: the balancer in front decides"),
+        ({"elastic_ep_max_dp_size": 5}, "elastic_ep_max_dp_size: the number of engines is fixed"),
+        ({"enable_elastic_ep": True, "elastic_ep_max_dp_size": 3}, r"must be at least data_parallel_size \(4\)"),
     ):
         with pytest.raises(ConfigError, match=said):
             engines(**fields)

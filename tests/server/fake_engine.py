@@ -7,7 +7,7 @@ thalweg.async_llm.AsyncLLM; tests that hold here should hold with the real one w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
 from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
@@ -246,6 +246,15 @@ class FakeEngine:
 
     def stats(self) -> Stats | None:
         return Stats(len(self.running), 0, 0, 64, 0, 0, 0, 0, 0, self.made)
+
+    def stats_by_engine(self) -> dict[int, Stats]:
+        return {}
+
+    def on_resized(self, call: Callable[[], None]) -> None:
+        """Its size is fixed."""
+
+    async def is_scaling_elastic_ep(self) -> bool:
+        return False
 
     async def shutdown(self) -> None:
         self.dead = True

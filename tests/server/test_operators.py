@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import msgspec
 import pytest
 from fake_engine import FakeEngine
 
@@ -39,6 +42,12 @@ class Resting(FakeEngine):
 
     def get_world_size(self, include_dp: bool) -> int:
         return 3 if include_dp else 2
+
+    def on_resized(self, call: Callable[[], None]) -> None:
+        self.resized = call
+
+    async def scale_elastic_ep(self, size: int, drain_timeout: float) -> None:
+        self.told.append(("scale", size, drain_timeout))
 
     async def reset_mm_cache(self) -> None:
         self.told.append("reset media")
@@ -105,8 +114,19 @@ def test_what_cannot_be_honoured_is_refused_by_name(operators, path: str, param:
     assert answer.json()["error"]["param"] == param
 
 
-def test_the_number_of_engines_never_changes(operators) -> None:
-    assert operators.post("/is_scaling_elastic_ep").json() == {"is_scaling_elastic_ep": False}
+def test_the_number_of_engines_changes_when_asked(start) -> None:
+    engine = Resting()
+    running = start(engine, server_dev_mode=True)
+    assert running.post("/is_scaling_elastic_ep").json() == {"is_scaling_elastic_ep": False}
+    answer = running.post("/scale_elastic_ep", json={"new_data_parallel_size": 3, "drain_timeout": 9})
+    assert answer.json() == {"message": "Scaled to 3 data parallel engines"}
+    assert engine.told == [("scale", 3, 9)]
+    before = running.app.serving.admission.slots
+    engine.config = msgspec.structs.replace(engine.config, engines=3)
+    engine.resized()
+    assert running.app.serving.admission.slots == 3 * before
+    for body in ({}, {"new_data_parallel_size": 0}, {"new_data_parallel_size": 2, "drain_timeout": 0}):
+        assert running.post("/scale_elastic_ep", json=body).status_code == 400
 
 
 def test_pages_of_other_origins_operate_nothing(operators) -> None:

@@ -35,6 +35,20 @@ def check_engines(args: "DataParallelOptions") -> Iterator[str]:
         yield f"data_parallel_start_rank: engines {start} to {start + local - 1} are not all of data_parallel_size {size}"
 
 
+def check_elastic(args: "DataParallelOptions") -> Iterator[str]:
+    most = args.elastic_ep_max_dp_size
+    if most is not None and not args.enable_elastic_ep:
+        yield "elastic_ep_max_dp_size: the number of engines is fixed; give --enable-elastic-ep too"
+    if not args.enable_elastic_ep:
+        return
+    if most is not None and most < args.data_parallel_size:
+        yield f"elastic_ep_max_dp_size must be at least data_parallel_size ({args.data_parallel_size}), not {most}"
+    if args.is_external or args.data_parallel_hybrid_lb:
+        yield "enable_elastic_ep: the balancer in front decides how many engines there are; start or stop servers, or omit it"
+    if args.nnodes > 1:
+        yield "enable_elastic_ep: an engine on several machines has the devices of all; omit it"
+
+
 class DataParallelOptions(NodeOptions, kw_only=True, frozen=True):
     """Which of the engines that share the requests are this server's. Each has the whole model, and none waits for another."""
 
@@ -53,7 +67,13 @@ class DataParallelOptions(NodeOptions, kw_only=True, frozen=True):
     data_parallel_hybrid_lb: Annotated[bool, _option(
         "A balancer shares requests out among servers, and each server among its engines", aliases=("-dph",),
     )] = False  # fmt: skip
-    RULES: ClassVar[Rules] = (check_engines,)
+    enable_elastic_ep: Annotated[bool, _option(
+        "The number of engines may change while requests run, by POST /scale_elastic_ep (with --server-dev-mode)",
+    )] = False  # fmt: skip
+    elastic_ep_max_dp_size: Annotated[int | None, _option(
+        "Most engines, with --enable-elastic-ep. Each has this share of the threads; default: --data-parallel-size", ge=1,
+    )] = None  # fmt: skip
+    RULES: ClassVar[Rules] = (check_engines, check_elastic)
 
     @property
     def is_external(self) -> bool:
@@ -64,6 +84,11 @@ class DataParallelOptions(NodeOptions, kw_only=True, frozen=True):
     def local_engines(self) -> int:
         """Engines of this server."""
         return 1 if self.is_external else self.data_parallel_size_local or self.data_parallel_size
+
+    @property
+    def most_engines(self) -> int:
+        """Engines of this server at any time."""
+        return max(self.local_engines, self.elastic_ep_max_dp_size or 1)
 
     @property
     def first_engine(self) -> int:

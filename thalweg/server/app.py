@@ -77,6 +77,7 @@ class Application:
             self._engine_metrics.bind(engine.model_names[0], engine.config)
             self._engine_metrics.queued = lambda: self.serving.admission.waiting
             self._engine_metrics.held = lambda: engine.paused_requests
+            self._engine_metrics.engines = engine.stats_by_engine
             self._engine_metrics.adapters = self.serving.adapters.in_use
             self._engine_metrics.sleep_level = lambda: engine.sleep_level
         self.serving.conversation = Conversation(self.serving)

@@ -139,6 +139,8 @@ ROUTES = (
     Row("/reset_mm_cache", "operators.caches:reset_mm_cache", "Forget media that were read", method="POST", given=DEV),
     Row("/reset_encoder_cache", "operators.caches:reset_encoder_cache", "Forget outputs of encoders", method="POST", given=DEV),
     Row("/get_world_size", "operators.world:get_world_size", "Devices that share the model", given=DEV),
+    Row("/scale_elastic_ep", "operators.world:scale", "Change the number of engines", ("operators.world:ScaleRequest",),
+        given=DEV),
     Row("/is_scaling_elastic_ep", "operators.world:is_scaling", "Does the number of engines change?", method="POST"),
     Row("/v1/load_lora_adapter", "operators.adapters:load", "Serve an adapter", ("operators.adapters:LoadRequest",),
         ("text/plain",), given=ADAPTERS),

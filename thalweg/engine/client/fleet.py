@@ -2,7 +2,7 @@
 
 A `Fleet` has the interface of a `Supervisor`, and one supervisor per engine. A request goes to the engine that has seen the
 beginning of its prompt, unless that one is much busier than another. A dead engine is replaced and gets its requests back. If
-it cannot be replaced, the other engines get them.
+it cannot be replaced, the other engines get them. Engines may be added, and removed again, while requests run.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,7 +23,7 @@ from thalweg.config import EngineArgs
 from thalweg.engine import messages as m
 from thalweg.engine.client.process import EngineProcess
 from thalweg.engine.client.supervisor import OpenRequests, Supervisor
-from thalweg.errors import RequestError, ThalwegError, UnavailableError
+from thalweg.errors import EngineDeadError, RequestError, ThalwegError, UnavailableError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -36,6 +37,7 @@ REMEMBERED = 1 << 14
 SLACK, SHARE = 4, 1.5
 """An engine that has seen a prompt gets it while it has at most SLACK sequences more than SHARE times those of the engine
 with the fewest."""
+LOOK_SECONDS = 0.02
 GAUGES = ("running", "waiting", "blocks_used", "blocks_total")
 """Fields of Stats without counters."""
 
@@ -53,13 +55,16 @@ class _EngineRequests:
         return self._everything.resubmit(handles)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Member:
     """One engine of the fleet."""
 
-    supervisor: Supervisor
-    open: dict[int, None]
+    number: int
+    supervisor: Supervisor = field(init=False)
+    open: dict[int, None] = field(default_factory=dict)
     """Handles of the sequences that run here."""
+    leaving: bool = False
+    """It gets no requests any more, and ends when it has none."""
     latest: m.Stats | None = None
     before: m.Stats | None = None
     """Counters of this engine's earlier processes."""
@@ -68,7 +73,11 @@ class _Member:
 
     @property
     def serves(self) -> bool:
-        return not self.lost and not self.supervisor.why_not_ready and not self.supervisor.recovering
+        return self.stays and not self.supervisor.why_not_ready and not self.supervisor.recovering
+
+    @property
+    def stays(self) -> bool:
+        return not self.lost and not self.leaving
 
     def record(self, stats: m.Stats) -> None:
         if self.latest is not None and stats.steps < self.latest.steps:  # a new process counts from 0
@@ -77,8 +86,8 @@ class _Member:
 
     def total(self) -> m.Stats | None:
         if self.latest is None or self.before is None:
-            return self.latest
-        return add_stats(self.latest, msgspec.structs.replace(self.before, **dict.fromkeys(GAUGES, 0)))
+            return self.latest or self.before
+        return add_stats(self.latest, without_gauges(self.before))
 
 
 @dataclass
@@ -106,13 +115,19 @@ class Affinity:
         while len(self.seen) > REMEMBERED:
             self.seen.popitem(last=False)
 
+    def forget(self, engine: int) -> None:
+        """The engine ends, or is a new one."""
+        for key in [key for key, seen in self.seen.items() if seen == engine]:
+            del self.seen[key]
+
 
 class Fleet:
-    """Arguments as for `Supervisor`. args: of each engine. on_dead: no engine is left. Everything on one event loop."""
+    """Arguments as for `Supervisor`. args: of each of the engines. on_dead: no engine is left. Everything on one event loop."""
 
     def __init__(
         self,
-        args: Sequence[EngineArgs],
+        engines: int,
+        args: EngineArgs,
         outputs: OpenRequests,
         handles: Iterator[int],
         *,
@@ -121,25 +136,35 @@ class Fleet:
         on_dead: Callable[[ThalwegError], None],
         vocabulary: Callable[[], m.GrammarVocabulary] | None = None,
     ) -> None:
-        self._args, self._outputs = tuple(args), outputs
+        self._args, self._outputs, self._handles, self._vocabulary = args, outputs, handles, vocabulary
         self._on_outputs, self._on_convicted, self._on_dead = on_outputs, on_convicted, on_dead
         self._affinity = Affinity()
-        self._members: list[_Member] = []
         self._turn = 0
-        for i, each in enumerate(self._args):
-            mine: dict[int, None] = {}
-            supervisor = Supervisor(
-                each, _EngineRequests(outputs, mine), handles, on_outputs=partial(self._take, i),
-                on_convicted=partial(self._convict, i),
-                on_dead=partial(self._lose, i), vocabulary=vocabulary,
-            )  # fmt: skip
-            self._members.append(_Member(supervisor, mine))
+        self._members = [self._make_member(i) for i in range(engines)]
+        """By number. Engines that leave are the last ones."""
+        self._joining: list[_Member] = []
+        """Engines that start, and get no requests yet."""
+        self._adapters: dict[bytes, str] = {}
+        """Digest -> path of each adapter that every engine has."""
+        self._departed: m.Stats | None = None
+        """Counters of engines that have left."""
+        self._departed_restarts = 0
+
+    def _make_member(self, number: int) -> _Member:
+        member = _Member(number)
+        member.supervisor = Supervisor(
+            self._args, _EngineRequests(self._outputs, member.open), self._handles,
+            on_outputs=partial(self._take, member), on_convicted=partial(self._convict, member),
+            on_dead=partial(self._lose, member), vocabulary=self._vocabulary,
+        )  # fmt: skip
+        return member
 
     # ------------------------------------------------------------------ where requests run
 
     def choose(self, request: m.EngineRequest) -> int:
         """The number of the engine for a new request."""
         candidates = [i for i, member in enumerate(self._members) if member.serves]
+        candidates = candidates or [i for i, member in enumerate(self._members) if member.stays]
         candidates = candidates or [i for i, member in enumerate(self._members) if not member.lost]
         load = {i: len(self._members[i].open) for i in candidates}
         self._turn += 1
@@ -167,36 +192,107 @@ class Fleet:
 
     # ------------------------------------------------------------------ news of engines
 
-    def _take(self, i: int, frame: m.Outputs) -> None:
-        frame.engine, member = i, self._members[i]
+    def _take(self, member: _Member, frame: m.Outputs) -> None:
+        frame.engine = member.number
         for ended in frame.finished:
             member.open.pop(ended.handle, None)
         if frame.stats is not None:
             member.record(frame.stats)
-            totals = [total for each in self._members if (total := each.total()) is not None]
-            frame.stats = totals[0]
-            for more in totals[1:]:
-                frame.stats = add_stats(frame.stats, more)
+            frame.stats = self._sum_stats()
         self._on_outputs(frame)
 
-    def _convict(self, i: int, handle: int, why: str) -> None:
-        self._members[i].open.pop(handle, None)
+    def _sum_stats(self) -> m.Stats | None:
+        totals = [*self.stats_by_engine().values(), *([] if self._departed is None else [self._departed])]
+        return reduce(add_stats, totals) if totals else None
+
+    def _convict(self, member: _Member, handle: int, why: str) -> None:
+        member.open.pop(handle, None)
         self._on_convicted(handle, why)
 
-    def _lose(self, i: int, why: ThalwegError) -> None:
+    def _lose(self, member: _Member, why: ThalwegError) -> None:
         """Move its open requests to other engines. Their text does not change."""
-        member = self._members[i]
         member.lost = True
+        if member in self._joining:  # `grow` raises the error
+            return
         if all(each.lost for each in self._members):
             self._on_dead(why)
             return
+        logger.error(
+            "engine %d of %d is lost, and its %d requests go on elsewhere: %s",
+            member.number, len(self._members), len(member.open), why,
+        )  # fmt: skip
+        self._move_requests(member)
+
+    def _move_requests(self, member: _Member) -> None:
+        """Continue the open requests of an engine without a process on others."""
         orphans = [h for h in self._outputs.open_handles() if h in member.open]
         member.open.clear()
-        logger.error(
-            "engine %d of %d is lost, and its %d requests go on elsewhere: %s", i, len(self._members), len(orphans), why
-        )
         for request in self._outputs.resubmit(orphans):
             self.submit([request])
+
+    # ------------------------------------------------------------------ more engines, and fewer
+
+    @property
+    def size(self) -> int:
+        """Engines that get requests, or will when they are back."""
+        return sum(not member.leaving for member in self._members)
+
+    async def grow(self, size: int) -> None:
+        """Start engines until there are `size`, in place of lost ones too. They get requests once all have answered a canary.
+        Raises the error of the first that does not start. Then none is added."""
+        numbers = [i for i in range(size) if i >= len(self._members) or self._members[i].lost]
+        self._joining = joining = [self._make_member(i) for i in numbers]
+        starts = [asyncio.create_task(EngineProcess.start(self._args, None)) for _ in joining]
+        try:
+            for member in joining:
+                member.supervisor.keep_adapters(self._adapters)
+            await asyncio.gather(*(each.supervisor.start(e) for each, e in zip(joining, starts, strict=True)))
+            if any(member.supervisor.paused for member in self._members):
+                await asyncio.gather(*(each.supervisor.pause(True) for each in joining))
+        except BaseException:
+            await _end_starts(starts)
+            await asyncio.gather(*(each.supervisor.stop() for each in joining))
+            raise
+        finally:
+            self._joining = []
+        for member in joining:
+            self._affinity.forget(member.number)
+            if member.number == len(self._members):
+                self._members.append(member)
+                continue
+            lost, self._members[member.number] = self._members[member.number], member
+            member.before = lost.total()
+            self._departed_restarts += lost.supervisor.restarts
+            await lost.supervisor.stop()
+
+    async def shrink(self, size: int, drain_seconds: float) -> int:
+        """End the engines from number `size` on. They get no new requests. After `drain_seconds`, their running requests go on
+        at other engines, with the same text. Returns how many did. EngineDeadError if the engines that stay are lost."""
+        leaving = self._members[size:]
+        for member in leaving:
+            member.leaving = True
+            self._affinity.forget(member.number)
+        until = time.monotonic() + drain_seconds
+        try:
+            while any(member.open and not member.lost for member in leaving) and time.monotonic() < until:
+                await asyncio.sleep(LOOK_SECONDS)
+            if not any(member.stays for member in self._members):
+                raise EngineDeadError("the engines that were to stay are lost; the others keep their requests")
+        except BaseException:
+            for member in leaving:
+                member.leaving = False
+            raise
+        await asyncio.gather(*(member.supervisor.stop() for member in leaving))
+        moved = sum(len(member.open) for member in leaving)
+        for member in leaving:
+            if (total := member.total()) is not None:
+                total = without_gauges(total)
+                self._departed = total if self._departed is None else add_stats(self._departed, total)
+            self._departed_restarts += member.supervisor.restarts
+        del self._members[size:]
+        for member in leaving:
+            self._move_requests(member)
+        return moved
 
     # ------------------------------------------------------------------ what others ask
 
@@ -212,17 +308,21 @@ class Fleet:
     @property
     def state(self) -> str:
         """ready if any engine is. Otherwise the state of the first engine that is not lost."""
-        states = [member.supervisor.state for member in self._members if not member.lost]
+        states = [member.supervisor.state for member in self._members if member.stays]
         return "ready" if "ready" in states else states[0] if states else "failed"
 
     @property
     def why_not_ready(self) -> str:
-        reasons = [member.supervisor.why_not_ready for member in self._members if not member.lost]
+        reasons = [member.supervisor.why_not_ready for member in self._members if member.stays]
         return "" if "" in reasons else reasons[0] if reasons else self._members[0].supervisor.why_not_ready
 
     @property
     def restarts(self) -> int:
-        return sum(s.restarts for s in self.members)
+        return self._departed_restarts + sum(s.restarts for s in self.members)
+
+    def stats_by_engine(self) -> dict[int, m.Stats]:
+        """Number -> its latest snapshot, with the counters of its earlier processes."""
+        return {each.number: total for each in self._members if (total := each.total()) is not None}
 
     @property
     def recovering(self) -> bool:
@@ -230,15 +330,12 @@ class Fleet:
 
     async def start(self, engine: Awaitable[EngineProcess]) -> EngineProcess:
         """Start all engines. engine: the first. Raises the error of the first failure, and leaves `stop` to the caller."""
-        others = [asyncio.create_task(EngineProcess.start(args, None)) for args in self._args[1:]]
+        others = [asyncio.create_task(EngineProcess.start(self._args, None)) for _ in self._members[1:]]
         starts = [s.start(e) for s, e in zip(self.members, [engine, *others], strict=True)]
         try:
             return (await asyncio.gather(*starts))[0]
         except BaseException:
-            for other in others:
-                other.cancel()
-                with contextlib.suppress(asyncio.CancelledError, ThalwegError):
-                    await (await other).stop()
+            await _end_starts(others)
             raise
 
     async def control(self, op: str) -> bool:
@@ -246,14 +343,16 @@ class Fleet:
 
     async def load_adapter(self, digest: bytes, path: str) -> None:
         """Load into every engine. RequestError if one rejects it: then none has it."""
+        self._adapters[digest] = path
         try:
-            await self._each(lambda s: s.load_adapter(digest, path))
+            await self._each(lambda s: s.load_adapter(digest, path), [each.supervisor for each in self._joining])
         except RequestError:
             self.unload_adapter(digest)
             raise
 
     def unload_adapter(self, digest: bytes) -> None:
-        for supervisor in self._alive():
+        self._adapters.pop(digest, None)
+        for supervisor in [*self._alive(), *(each.supervisor for each in self._joining)]:
             supervisor.unload_adapter(digest)
 
     async def reset_prefix_cache(self) -> bool:
@@ -264,6 +363,8 @@ class Fleet:
 
     async def sleep(self, standby_too: bool) -> None:
         """UnavailableError, before any engine has gone to sleep, as in `Supervisor.sleep`."""
+        if self._joining or any(member.leaving for member in self._members):
+            raise UnavailableError("the number of engines is changing; try again later")
         for s in self._alive():
             if s.state != "ready" or s.recovering:
                 raise UnavailableError(s.why_not_ready or "an engine is recovering from a crash; try again later")
@@ -277,14 +378,14 @@ class Fleet:
             supervisor.tell(vocabulary)
 
     async def stop(self) -> None:
-        await asyncio.gather(*(s.stop() for s in self.members))
+        await asyncio.gather(*(s.stop() for s in self.members))  # `grow` ends those that start
 
     def _alive(self) -> list[Supervisor]:
         return [member.supervisor for member in self._members if not member.lost]
 
-    async def _each(self, ask: Callable[[Supervisor], Awaitable[T]]) -> list[T]:
-        """Ask every engine. Raises the first error, once all have answered."""
-        answers = await asyncio.gather(*(ask(s) for s in self._alive()), return_exceptions=True)
+    async def _each(self, ask: Callable[[Supervisor], Awaitable[T]], others: Sequence[Supervisor] = ()) -> list[T]:
+        """Ask every engine, and others. Raises the first error, once all have answered."""
+        answers = await asyncio.gather(*(ask(s) for s in [*self._alive(), *others]), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
@@ -308,8 +409,22 @@ def add_stats(a: m.Stats, b: m.Stats) -> m.Stats:
     return m.Stats(**{name: add_field(name) for name in m.Stats.__struct_fields__})
 
 
+def without_gauges(stats: m.Stats) -> m.Stats:
+    """Its counters, and 0 for all that describes a moment."""
+    return msgspec.structs.replace(stats, **dict.fromkeys(GAUGES, 0))
+
+
+async def _end_starts(starts: Sequence[asyncio.Task[EngineProcess]]) -> None:
+    """End engines that start or have started. One that failed to start has ended."""
+    for each in starts:
+        each.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ThalwegError):
+            await (await each).stop()
+
+
 def make_engines(args: EngineArgs, *rest: object, **callbacks: object) -> Engines:
-    """The supervisor of one engine, or a fleet of data_parallel_size engines. Arguments as for `Supervisor`."""
-    if args.local_engines == 1:
+    """The supervisor of one engine, or a fleet of engines whose number is data_parallel_size or may change. Arguments as for
+    `Supervisor`."""
+    if args.local_engines == 1 and not args.enable_elastic_ep:
         return Supervisor(args, *rest, **callbacks)  # type: ignore[arg-type]
-    return Fleet([args] * args.local_engines, *rest, **callbacks)  # type: ignore[arg-type]
+    return Fleet(args.local_engines, args, *rest, **callbacks)  # type: ignore[arg-type]

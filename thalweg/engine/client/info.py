@@ -108,7 +108,11 @@ class InfoMethods(NoWeightUpdates, NoVllmConfig):
     def get_world_size(self, include_dp: bool = True) -> int:
         """Devices that share the model. include_dp: times the engines that share the requests."""
         args = self._frontend.args
-        return args.tensor_parallel_size * args.pipeline_parallel_size * (args.local_engines if include_dp else 1)
+        return args.tensor_parallel_size * args.pipeline_parallel_size * (self._supervisor.size if include_dp else 1)
+
+    def stats_by_engine(self) -> dict[int, Stats]:
+        """The latest snapshot of each engine that shares the requests, by number. {} where there is only one."""
+        return self._supervisor.stats_by_engine()
 
     async def check_health(self) -> None:
         """EngineDeadError if there is no engine and there will be none. A restart is no error: see `ready`."""
@@ -142,5 +146,4 @@ class InfoMethods(NoWeightUpdates, NoVllmConfig):
         return EngineDeadError(str(self._dead or "the engine is alive"))
 
     collective_rpc = unsupported_method(CODE)
-    scale_elastic_ep = unsupported_method("experts are not spread over devices by this version")
     notify_kv_transfer_request_rejected = unsupported_method("no keys and values come from other engines in this version")

@@ -65,15 +65,24 @@ class KvEvents:
 
     def __init__(self, config: KvEventsConfig, engines: int, first: int = 0) -> None:
         """first: the number of the first engine, among those of all servers behind one balancer."""
-        self._first = first
+        self._config, self._first = config, first
         self._names: dict[bytes, str] = {}
         self._publishers: list[BatchPublisher] = []
+        self.resize(engines)
+
+    def resize(self, engines: int) -> None:
+        """There are so many engines from now on. Subscribers learn that those which left have no blocks. ConfigError if a new
+        one's address cannot be bound. Then nothing has changed."""
+        before = len(self._publishers)
         try:
-            for rank in range(first, first + engines):
-                self._publishers.append(BatchPublisher(config, rank))
+            for rank in range(self._first + before, self._first + engines):
+                self._publishers.append(BatchPublisher(self._config, rank))
         except ConfigError:
-            self.close()
+            self._close_from(before)
             raise
+        for i, publisher in enumerate(self._publishers[engines:], self._first + engines):
+            publisher.publish(partial(self._encode, i, time.time(), [m.BlocksCleared()]))
+        self._close_from(engines)
 
     def name_adapter(self, digest: bytes, name: str) -> None:
         """Requests with this adapter come under this name."""
@@ -92,8 +101,12 @@ class KvEvents:
         ]
 
     def close(self) -> None:
-        for publisher in self._publishers:
+        self._close_from(0)
+
+    def _close_from(self, number: int) -> None:
+        for publisher in self._publishers[number:]:
             publisher.close()
+        del self._publishers[number:]
 
     def _encode(self, rank: int, seconds: float, events: Sequence[m.KvEvent]) -> bytes:
         return msgspec.msgpack.encode([seconds, [to_wire(e, self._name_of) for e in events], rank])

@@ -13,7 +13,7 @@ import logging
 import signal
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -106,6 +106,14 @@ class Supervisor:
         return self._engine.pid if self._engine else None
 
     @property
+    def size(self) -> int:
+        return 1
+
+    def stats_by_engine(self) -> dict[int, m.Stats]:
+        """{}: the frames have those of this engine."""
+        return {}
+
+    @property
     def standby_pid(self) -> int | None:
         return self._standby.pid if self._standby and self._standby.alive else None
 
@@ -175,6 +183,10 @@ class Supervisor:
                     await asyncio.sleep(WAKE_LOOK_SECONDS)
                 if self.state != "ready":
                     return
+
+    def keep_adapters(self, adapters: Mapping[bytes, str]) -> None:
+        """Load these before any request. adapters: digest -> path, of adapters that other engines have accepted."""
+        self._adapters.update(adapters)
 
     def unload_adapter(self, digest: bytes) -> None:
         """No request uses it any more."""

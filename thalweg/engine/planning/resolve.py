@@ -194,7 +194,7 @@ def configure_platform(args: EngineArgs, platform: Platform) -> Platform:
     if args.threads is not None:
         said["threads"] = args.threads
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size
-    if args.local_engines > 1 or (ranks > 1 and platform.shares_device):
+    if args.most_engines > 1 or (ranks > 1 and platform.shares_device):
         said = _share_of_threads(args, platform) | said
     if args.device_ids is not None and ranks == 1:
         said |= _device(args.device_ids, platform)
@@ -234,16 +234,16 @@ def configure_platform(args: EngineArgs, platform: Platform) -> Platform:
 def _share_of_threads(args: EngineArgs, platform: Platform) -> dict[str, Any]:
     """The knob of a platform with threads, for one of several processes on its device. ConfigError where only one can open
     it."""
-    if args.local_engines > 1 and not platform.shares_device:
+    if args.most_engines > 1 and not platform.shares_device:
         raise ConfigError(
-            f"data_parallel_size: {args.local_engines} engines of platform {platform.name!r} would open one device; start "
+            f"data_parallel_size: {args.most_engines} engines of platform {platform.name!r} would open one device; start "
             "a server per device (--device-ids), behind a load balancer"
         )
     facts = platform.describe()
     if facts is None or platform.options is None or "threads" not in get_type_hints(type(platform.options)):
         return {}
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size
-    return {"threads": max(1, facts.cores // (args.local_engines * max(1, ranks // args.nnodes)))}
+    return {"threads": max(1, facts.cores // (args.most_engines * max(1, ranks // args.nnodes)))}
 
 
 def _device(ids: Sequence[int], platform: Platform) -> dict[str, Any]:

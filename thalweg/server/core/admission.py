@@ -107,6 +107,12 @@ class Admission:
         self._looking: asyncio.TimerHandle | None = None
         self._closed: ApiError | None = None
 
+    def resize(self, window: int, max_requests: int, slots: int) -> None:
+        """As the arguments of the constructor: the number of engines has changed."""
+        self.window, self.max_requests, self.slots = window, max_requests, slots
+        self._drain.window = window
+        self._call()
+
     @property
     def waiting(self) -> int:
         """Prompts that wait for a turn."""

@@ -17,7 +17,7 @@ class Drain:
     """window: sequences served at once."""
 
     def __init__(self, window: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._window, self._clock = window, clock
+        self.window, self._clock = window, clock
         self._work = self._cost = 0.0
         """Means of finished prompts: sequences x seconds, sequences. 0: none has finished."""
         self._running = 0
@@ -43,4 +43,4 @@ class Drain:
     def seconds(self, prompts: int) -> float:
         """Until that many have been served, as far as is known."""
         silent = self._clock() - self._since if self._running else 0.0
-        return prompts * max(self._work, silent * max(self._cost, 1.0)) / self._window
+        return prompts * max(self._work, silent * max(self._cost, 1.0)) / self.window

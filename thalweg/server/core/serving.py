@@ -85,16 +85,11 @@ class Serving:
         self.bodies = Bodies(limit, max(MAX_VALUES, 4 * context))
         self.encoder = AsyncTokenizer(engine.tokenizer, engine.config.model.max_len) if engine.tokenizer else None
         self.fields = RequestParser(settings.strict_requests, traffic.unknown_field)
-        seqs = engine.config.max_running
-        queue = settings.max_queued_requests
+        window, queue, slots = self._count_places()
         self.admission = Admission(
-            # A few more than run at once, so that the engine never waits for the next.
-            window=seqs + max(2, seqs // 4),
-            max_requests=4 * seqs if queue is None else queue,
-            max_tokens=settings.max_queued_tokens,
-            slots=seqs,
-            crowded=self._is_crowded,
-        )
+            window, queue, settings.max_queued_tokens, slots=slots, crowded=self._is_crowded
+        )  # fmt: skip
+        engine.on_resized(lambda: self.admission.resize(*self._count_places()))
         self.created = int(time.time())
         self.fingerprint = _fingerprint(engine, settings)
         self.recent = recent
@@ -284,6 +279,13 @@ class Serving:
             finally:
                 self.running.discard(request_id)
                 del self.owners[request_id]
+
+    def _count_places(self) -> tuple[int, int, int]:
+        """Sequences at the engines, prompts that may wait, and sequences that run at once. They depend on the number of
+        engines."""
+        seqs, queue = self.engine.config.max_running, self.settings.max_queued_requests
+        # A few more than run at once, so that the engine never waits for the next.
+        return seqs + max(2, seqs // 4), 4 * seqs if queue is None else queue, seqs
 
     def _is_crowded(self) -> bool:
         """Do sequences wait at the engine although it has slots for them?"""

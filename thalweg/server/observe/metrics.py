@@ -52,6 +52,23 @@ OLD_NAMES = {
 }
 """Names for vLLM's older dashboards, only under that prefix."""
 
+COUNTERS: tuple[tuple[str, str, Callable[[Stats], int]], ...] = (
+    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", lambda s: s.prefix_queries),
+    ("prefix_cache_hits", "Prompt tokens found in the prefix cache", lambda s: s.prefix_hits),
+    ("external_prefix_cache_queries", "Prompt tokens for which a KV store was asked", lambda s: s.store_queries),
+    ("external_prefix_cache_hits", "Prompt tokens loaded from a KV store", lambda s: s.store_hits),
+    ("kv_store_saved_bytes", "Bytes of KV blocks saved in a store", lambda s: s.store_saved),
+    ("kv_store_failures", "Blocks and calls of a KV store that failed", lambda s: s.store_failed),
+    ("num_preemptions", "Preempted requests", lambda s: s.preemptions),
+    ("prompt_tokens", "Prompt tokens processed", lambda s: s.prompt_tokens),
+    ("prompt_tokens_cached", "Prompt tokens that were cached", lambda s: s.prompt_cached),
+    ("generation_tokens", "Tokens generated", lambda s: s.generated_tokens),
+    ("spec_decode_num_drafts", "Draft rounds", lambda s: s.drafts),
+    ("spec_decode_num_draft_tokens", "Drafted tokens", lambda s: s.draft_tokens),
+    ("spec_decode_num_accepted_tokens", "Accepted draft tokens", lambda s: s.accepted_tokens),
+)
+"""Counters of each engine: name, meaning, value."""
+
 
 class _Gaps:
     """A histogram of the time between tokens, filled many at a time. One observation per token would cost more than
@@ -104,6 +121,8 @@ class EngineMetrics(Collector):
         self.held: Callable[[], int] = lambda: 0
         """Prompts that wait until it is resumed or woken."""
         self.sleep_level: Callable[[], int] = lambda: 0
+        self.engines: Callable[[], Mapping[int, Stats]] = dict
+        """The snapshot of each engine, by number. {}: there is one, and `record` gets its own."""
         self.adapters: Callable[[], tuple[list[str], list[str]]] = lambda: ([], [])
         """Names of adapters with running sequences, and with waiting ones."""
         self._max_loras = 0
@@ -216,62 +235,60 @@ class EngineMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The engine's own counters, as of its latest snapshot."""
-        labels = (self._model, self._engine)
-        s, queued, held = self._stats or Stats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0), self.queued(), self.held()
-        for name, text, value in (
-            ("num_requests_running", "Requests in execution", s.running),
-            ("num_requests_waiting", "Requests queued", s.waiting + queued + held),
-            ("kv_cache_usage_perc", "KV cache use, 0 to 1", s.blocks_used / max(1, s.blocks_total)),
-            (
-                "prefix_cache_hit_rate",
-                "Prefix cache hits, 0 to 1",
-                s.prefix_hits / max(1, s.prefix_queries),
-            ),
-        ):
-            gauge = GaugeMetricFamily(f"{OWN}{name}", text, labels=LABELS)
-            gauge.add_metric(labels, value)
-            yield gauge
+        labels, queued, held = (self._model, self._engine), self.queued(), self.held()
+        each = self._by_engine()
+        first = next(iter(each.values()))
+        waiting = {engine: s.waiting + (queued if s is first else 0) for engine, s in each.items()}
+        yield self._gauge("num_requests_running", "Requests in execution", {e: s.running for e, s in each.items()})
+        more = {e: n + (held if each[e] is first else 0) for e, n in waiting.items()}
+        yield self._gauge("num_requests_waiting", "Requests queued", more)
+        used = {e: s.blocks_used / max(1, s.blocks_total) for e, s in each.items()}
+        yield self._gauge("kv_cache_usage_perc", "KV cache use, 0 to 1", used)
+        found = {e: s.prefix_hits / max(1, s.prefix_queries) for e, s in each.items()}
+        yield self._gauge("prefix_cache_hit_rate", "Prefix cache hits, 0 to 1", found)
         why = GaugeMetricFamily(
             f"{OWN}num_requests_waiting_by_reason", "Requests queued, by reason", labels=(*LABELS, "reason")
         )
-        why.add_metric((*labels, "capacity"), s.waiting + queued)
-        why.add_metric((*labels, "deferred"), held)
+        for engine, s in each.items():
+            why.add_metric((self._model, engine, "capacity"), waiting[engine])
+            why.add_metric((self._model, engine, "deferred"), held if s is first else 0)
         yield why
         sleep = GaugeMetricFamily(f"{OWN}engine_sleep_state", "1 for the state it is in", labels=(*LABELS, "sleep_state"))
-        for level, state in enumerate(SLEEP_STATES):
-            sleep.add_metric((*labels, state), int(level == self.sleep_level()))
+        for engine in each:
+            for level, state in enumerate(SLEEP_STATES):
+                sleep.add_metric((self._model, engine, state), int(level == self.sleep_level()))
         yield sleep
         if self._max_loras:
             yield self._adapter_info()
-        for name, text, value in (
-            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", s.prefix_queries),
-            ("prefix_cache_hits", "Prompt tokens found in the prefix cache", s.prefix_hits),
-            ("external_prefix_cache_queries", "Prompt tokens for which a KV store was asked", s.store_queries),
-            ("external_prefix_cache_hits", "Prompt tokens loaded from a KV store", s.store_hits),
-            ("kv_store_saved_bytes", "Bytes of KV blocks saved in a store", s.store_saved),
-            ("kv_store_failures", "Blocks and calls of a KV store that failed", s.store_failed),
-            ("num_preemptions", "Preempted requests", s.preemptions),
-            ("prompt_tokens", "Prompt tokens processed", s.prompt_tokens),
-            ("prompt_tokens_cached", "Prompt tokens that were cached", s.prompt_cached),
-            ("generation_tokens", "Tokens generated", s.generated_tokens),
-            ("spec_decode_num_drafts", "Draft rounds", s.drafts),
-            ("spec_decode_num_draft_tokens", "Drafted tokens", s.draft_tokens),
-            ("spec_decode_num_accepted_tokens", "Accepted draft tokens", s.accepted_tokens),
-        ):
+        for name, text, count in COUNTERS:
             counter = CounterMetricFamily(f"{OWN}{name}", text, labels=LABELS)
-            counter.add_metric(labels, value)
+            for engine, s in each.items():
+                counter.add_metric((self._model, engine), count(s))
             yield counter
         source = CounterMetricFamily(f"{OWN}prompt_tokens_by_source", "Prompt tokens, by source", labels=(*LABELS, "source"))
-        source.add_metric((*labels, "local_compute"), s.prompt_tokens - s.prompt_cached)
-        source.add_metric((*labels, "local_cache_hit"), s.prompt_cached - s.prompt_stored)
-        source.add_metric((*labels, "external_kv_transfer"), s.prompt_stored)
-        yield source
         name, text = f"{OWN}spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position"
-        counter = CounterMetricFamily(name, text, labels=(*LABELS, "position"))
-        for position, value in enumerate(s.accepted_per_position):
-            counter.add_metric((*labels, str(position)), value)
-        yield counter
+        accepted = CounterMetricFamily(name, text, labels=(*LABELS, "position"))
+        for engine, s in each.items():
+            source.add_metric((self._model, engine, "local_compute"), s.prompt_tokens - s.prompt_cached)
+            source.add_metric((self._model, engine, "local_cache_hit"), s.prompt_cached - s.prompt_stored)
+            source.add_metric((self._model, engine, "external_kv_transfer"), s.prompt_stored)
+            for position, value in enumerate(s.accepted_per_position):
+                accepted.add_metric((self._model, engine, str(position)), value)
+        yield from (source, accepted)
         yield self._gaps.family(f"{OWN}inter_token_latency_seconds", "Gap between tokens", labels)
+
+    def _by_engine(self) -> dict[str, Stats]:
+        """Snapshots by the label of their engine. What belongs to no engine, such as the queue before them, is counted with the
+        first."""
+        each = {str(int(self._engine) + number): stats for number, stats in self.engines().items()}
+        return each or {self._engine: self._stats or Stats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)}
+
+    def _gauge(self, name: str, text: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+        """values: by the label of the engine."""
+        gauge = GaugeMetricFamily(f"{OWN}{name}", text, labels=LABELS)
+        for engine, value in values.items():
+            gauge.add_metric((self._model, engine), value)
+        return gauge
 
     def _adapter_info(self) -> Metric:
         """Routers send requests where their adapter already runs. The value is the time, in seconds since 1970."""
