@@ -239,7 +239,13 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             ("tests/models/test_mtp.py",),
             "On tiny random models. Modules of other families are skipped",
         ),
-        Feature("EAGLE, and MTP of other families", "NNNNN"),
+        Feature(
+            "[EAGLE-3](speculative-decoding.md#eagle)",
+            "RNNNN",
+            ("tests/models/test_eagle.py",),
+            "On tiny random models, in the form of its authors and of `speculators`",
+        ),
+        Feature("DFlash, and MTP of other families", "NNNNN"),
     ),
     "Adapters": (
         Feature(

@@ -24,6 +24,7 @@ from thalweg.models import sizes, spec
 from thalweg.models.adapters import EXTENDED, AdapterRows, AdapterRowsBuilder, Held, SequenceSlots
 from thalweg.models.block import Block, build_layer
 from thalweg.models.context import Context
+from thalweg.models.drafts.taps import EMBEDDED, FINAL
 from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.heads.classify import Classifier
 from thalweg.models.heads.dense import DenseModules
@@ -41,9 +42,6 @@ from thalweg.models.stages import names_elsewhere, parts_before, parts_behind
 from thalweg.models.vision.audio_encoder import AudioEncoder
 from thalweg.models.vision.tower import VisionEncoder
 from thalweg.models.weights import ParamSpec, Weight
-
-FINAL = -1
-"""Key of the hidden states after the last norm, among layers that a proposer taps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +178,8 @@ class Decoder:
         rows i32[R]: sampled rows, for a result [R, hidden]. After the last mixer, only these rows are computed.
         adapters: those in the state, where the model is built with some. replays: of a step that verifies drafts, filled with
         the inputs of `layers.recurrent.settle`, which moves the states of recurrent layers to the accepted tokens. taps: its
-        keys are layers; it gets the hidden states [T, hidden] after each, before any final norm, and under FINAL those after
-        it. Not with rows.
+        keys are layers; it gets the hidden states [T, hidden] after each, before any final norm. Keys of other places are in
+        `drafts.taps`. With rows, only places after the last mixer, and of these rows.
         entered: what the stage before gives, [parts_before, T, hidden]. A stage before the last gives
         [parts_behind, T, hidden] for all rows."""
         adapted = None
@@ -194,6 +192,8 @@ class Decoder:
             x, flow = entered[0], self._begin_flow(params, batch, kv, tables, _overlay_vectors(batch), adapted)
             residual = entered[1] if self.parts_before > 1 else None
         flow.replays = replays
+        if taps is not None and EMBEDDED in taps:
+            taps[EMBEDDED] = x
         sources = batch.get(Sources)
         if sources is not None and self._speech is not None:
             flow.sources = self._speech(params["speech"], sources.features)

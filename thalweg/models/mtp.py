@@ -14,7 +14,8 @@ from torch import Tensor
 from thalweg.hal.device import Device
 from thalweg.hal.step import Array, StepBatch
 from thalweg.models.context import Context
-from thalweg.models.decoder import FINAL, Decoder
+from thalweg.models.decoder import Decoder
+from thalweg.models.drafts.taps import FINAL
 from thalweg.models.layers.linear import Linear
 from thalweg.models.layers.norm import build_norm
 from thalweg.models.load import load_params

@@ -49,7 +49,7 @@ class Proposer(ABC):
     """Made once, with the model. Holds no arrays: parameters and state are passed."""
 
     taps: tuple[int, ...] = ()
-    """Layers after which it reads the hidden states. `decoder.FINAL` is the place after the final norm."""
+    """Layers after which it reads the hidden states, or other places of `drafts.taps`."""
 
     caches: tuple[tuple[int, KVLayout], ...] = ()
     """(KV group of the model, layout of a block) of caches on the blocks of that group. State `kv` holds their arrays."""
@@ -80,9 +80,9 @@ class Proposer(ABC):
         """(drafts i32[S, K], the state): tokens that may follow each sequence, in order. -1 ends them.
 
         params, state: of the whole step, the proposer's under KEY. The state has this step's keys, values and history. batch
-        has the part `Proposing`, and all token ids are known. taps: [T, hidden] after each layer of `taps`, before any final
-        norm, but for FINAL. tokens, counts: as in StepResult, i32[S, 1 + drafts verified] and i32[S]. Drafts of sequences with
-        count 0 are not read."""
+        has the part `Proposing`, and all token ids are known. taps: [T, hidden] at each place of
+        `taps`. tokens, counts: as in StepResult, i32[S, 1 + drafts verified] and i32[S]. Drafts of sequences with count 0 are
+        not read."""
 
 
 def accepted_row(batch: StepBatch, counts: Array) -> Array:

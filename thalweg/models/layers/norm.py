@@ -11,7 +11,7 @@ from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
 from thalweg.models.layers.ranks import HeadParts
-from thalweg.models.spec import AnyNorm, HeadNorm, LayerNorm, Norm, Scale
+from thalweg.models.spec import AnyNorm, HeadNorm, LayerNorm, Norm, PairNorm, Scale
 from thalweg.models.weights import ParamSpec
 
 
@@ -95,11 +95,33 @@ class HeadLayerNorm:
         return wide.to(x.dtype).flatten(-2)
 
 
-BoundNorm = RMSNorm | StandardLayerNorm | ScaleLayer
+class PairRMSNorm:
+    """Embeddings and hidden states [T, size] of pairs -> [T, 2 * size]."""
+
+    def __init__(self, ctx: Context, spec: PairNorm, weights: Mapping[str, Any]) -> None:
+        self._token, self._hidden = (
+            RMSNorm(ctx, each, weights[k]) for k, each in (("token", spec.token), ("hidden", spec.hidden))
+        )
+        self._normed = spec.normed
+        self.specs = {"token": self._token.specs, "hidden": self._hidden.specs}
+
+    def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
+        raise TypeError("PairNorm: a pair has two parts")
+
+    def add(self, p: Mapping[str, Any], x: Array, residual: Array | None) -> tuple[Array, Array]:
+        """x: embeddings. residual: hidden states. Returns the layer's input, and its residual stream."""
+        assert residual is not None
+        hidden = self._hidden(p["hidden"], residual)
+        return torch.cat([self._token(p["token"], x), hidden], -1), hidden if self._normed else residual
+
+
+BoundNorm = RMSNorm | StandardLayerNorm | ScaleLayer | PairRMSNorm
 
 
 def build_norm(ctx: Context, spec: AnyNorm, weights: Mapping[str, Any]) -> BoundNorm:
     """The norm of a declaration."""
     if isinstance(spec, Scale):
         return ScaleLayer(ctx, spec, weights)
+    if isinstance(spec, PairNorm):
+        return PairRMSNorm(ctx, spec, weights)
     return RMSNorm(ctx, spec, weights) if isinstance(spec, Norm) else StandardLayerNorm(ctx, spec, weights)

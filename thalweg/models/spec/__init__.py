@@ -26,7 +26,7 @@ from thalweg.models.spec.mlp import MLP, UngatedMLP
 from thalweg.models.spec.model import Layer, LearnedEmbedding, ModelSpec, Names
 from thalweg.models.spec.moe import MoE
 from thalweg.models.spec.mtp import MTPSpec
-from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms, Scale
+from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms, PairNorm, Scale
 from thalweg.models.spec.parallel_moe import ParallelMoE
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import LayerEnding, LayerInput, LayerInputs
@@ -73,6 +73,7 @@ __all__ = [
     "Names",
     "Norm",
     "Norms",
+    "PairNorm",
     "ParallelMoE",
     "ProjectorSpec",
     "RelativeBias",

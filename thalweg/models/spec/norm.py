@@ -69,7 +69,20 @@ class Scale:
         return made | ({"less": vector(f"{at}{self.less}", self.size, fill="zeros")} if self.less else {})
 
 
-AnyNorm = Norm | LayerNorm | Scale
+@dataclass(frozen=True, slots=True)
+class PairNorm:
+    """Norms of both parts of a pair, an embedding x and a hidden state h. The layer reads [token(x), hidden(h)]."""
+
+    token: Norm
+    hidden: Norm
+    normed: bool = False
+    """The residual stream begins with hidden(h). Otherwise it begins with h."""
+
+    def weights(self, at: str) -> Weights:
+        return {"token": self.token.weights(at), "hidden": self.hidden.weights(at)}
+
+
+AnyNorm = Norm | LayerNorm | Scale | PairNorm
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from thalweg.drafters import MODEL, SAMPLING, DrafterOption, read_sampling
 from thalweg.engine.control.speculation.drafter import DeviceDrafter
 
 
-def _model(value: Any) -> str:
+def read_model(value: Any) -> str:
+    """A check of MODEL."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"must be a directory or a hub id of a draft model, not {value!r}")
     return value
@@ -17,7 +18,7 @@ def _model(value: Any) -> str:
 
 class ModelDrafter(DeviceDrafter):
     options: ClassVar[Mapping[str, DrafterOption]] = {
-        MODEL: DrafterOption(_model), SAMPLING: DrafterOption(read_sampling, default="probabilistic"),
+        MODEL: DrafterOption(read_model), SAMPLING: DrafterOption(read_sampling, default="probabilistic"),
     }  # fmt: skip
     declares = "thalweg.models.drafts.draft_model:declare_draft_model"
     proposer = "thalweg.models.draft_model:DraftModelProposer"

@@ -1,0 +1,287 @@
+"""EAGLE's drafters in the target's steps: their drafts are those of the published formula, and no text depends on them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from draft_rounds import record_rounds
+from safetensors.torch import load_file, save_file
+from test_mtp import PROMPTS, serve, texts
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+from zoo import SMALL, VOCAB, make_tokenizer, spread
+
+from thalweg import SamplingParams
+from thalweg.config import EngineArgs
+from thalweg.engine.control.speculation.gain import Gain
+from thalweg.engine.planning.memory import plan
+from thalweg.errors import ThalwegError
+from thalweg.models.eagle3 import EagleProposer
+from thalweg.models.proposer import KEY
+
+MOST = 3
+TAPS = [1, 2, 3]
+SIZE: int = SMALL["hidden_size"]
+SETTINGS: dict[str, Any] = {**SMALL, "num_hidden_layers": 4, "num_key_value_heads": 4}
+
+
+@dataclass(frozen=True)
+class Form:
+    """A checkpoint of EAGLE-3."""
+
+    speculators: bool = False
+    """In the form of that package."""
+    vocab: int = VOCAB
+    layers: int = 1
+    flags: tuple[str, ...] = ()
+    """Of `norm_before_residual`, `norm_before_fc`, `fc_norm`, `norm_output`."""
+    nested: bool = False
+    """The places are in `eagle_config`."""
+    embedded: bool = False
+
+
+FORMS = {
+    "authors": Form(vocab=160),
+    "speculators": Form(True, 200, 2, ("norm_before_residual", "fc_norm"), embedded=True),
+    "eagle-3.1": Form(vocab=VOCAB, flags=("norm_before_fc", "norm_output"), nested=True),
+}
+
+
+class Target(nn.Module):
+    """Tiny. Its next token mostly depends on the newest one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = transformers.LlamaConfig(**SETTINGS, attn_implementation="eager")
+        self.model = transformers.LlamaForCausalLM(self.settings).float()
+        self.eval().requires_grad_(False)
+        spread(self, 4)
+        for name, p in self.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                p.mul_(0.05)
+
+    def save(self, path: Path) -> None:
+        save_file({n: t.contiguous() for n, t in self.model.state_dict().items()}, path / "model.safetensors")
+        (path / "config.json").write_text(json.dumps({**self.settings.to_dict(), "architectures": ["LlamaForCausalLM"]}))
+        make_tokenizer(path)
+
+    def states(self, known: list[int], places: list[int]) -> list[Tensor]:
+        """Before these layers, of all tokens but the newest."""
+        found = self.model(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states
+        return [found[i][0] for i in places]
+
+
+class Eagle3(nn.Module):
+    """The published computation. Many of its drafts are right: the first layer copies the token's embedding."""
+
+    def __init__(self, target: Target, form: Form) -> None:
+        super().__init__()
+        self.target, self.form = [target], form
+        settings = transformers.LlamaConfig(**{**SETTINGS, "num_hidden_layers": form.layers}, attn_implementation="eager")
+        self.layers = nn.ModuleList(LlamaDecoderLayer(settings, i) for i in range(form.layers))
+        first: Any = self.layers[0]
+        for name in ("q_proj", "k_proj", "v_proj"):
+            setattr(first.self_attn, name, nn.Linear(2 * SIZE, SIZE, bias=False))
+        first.hidden_norm = LlamaRMSNorm(SIZE, 1e-5)
+        self.fc, self.norm = nn.Linear(3 * SIZE, SIZE, bias=False), LlamaRMSNorm(SIZE, 1e-5)
+        self.lm_head = nn.Linear(SIZE, form.vocab, bias=False)
+        if "norm_before_fc" in form.flags:
+            self.input_norm = LlamaRMSNorm(3 * SIZE, 1e-5)
+        if "fc_norm" in form.flags:
+            self.fc_norm = nn.ModuleList(LlamaRMSNorm(SIZE, 1e-5) for _ in TAPS)
+        self.eval().requires_grad_(False)
+        spread(self, 7)
+        for name, p in self.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                p.mul_(0.05)
+        first.hidden_norm.weight.mul_(0.2)
+        self.fc.weight.mul_(0.2)
+        wide = torch.cat([torch.eye(SIZE), 0.05 * torch.randn(SIZE, SIZE)], 1)
+        first.input_layernorm.weight.fill_(1)
+        first.self_attn.q_proj.weight.copy_(2 * wide)
+        first.self_attn.k_proj.weight.copy_(2 * wide)
+        first.self_attn.v_proj.weight.copy_(wide)
+        first.self_attn.o_proj.weight.copy_(torch.eye(SIZE))
+        self.tokens = torch.arange(form.vocab) if form.vocab == VOCAB else torch.randperm(VOCAB)[: form.vocab].sort().values
+        self.lm_head.weight.copy_(target.model.lm_head.weight[self.tokens])
+        self.norm.weight.copy_(target.model.model.norm.weight)
+
+    def save(self, path: Path) -> Path:
+        path.mkdir()
+        form = self.form
+        tensors = {n: t.contiguous() for n, t in self.state_dict().items()}
+        if form.vocab != VOCAB:
+            known = torch.zeros(VOCAB, dtype=torch.bool)
+            known[self.tokens] = True
+            tensors |= {"d2t": self.tokens - torch.arange(form.vocab), "t2d": known}
+        if form.embedded:
+            tensors["embed_tokens.weight"] = self.target[0].model.model.embed_tokens.weight.contiguous()
+        if not form.speculators:
+            tensors = {n.replace("layers.0.", "midlayer."): t for n, t in tensors.items()}
+        save_file(tensors, path / "model.safetensors")
+        layers = {**SETTINGS, "num_hidden_layers": form.layers, "model_type": "llama", "head_dim": SIZE // 4}
+        own: dict[str, Any] = {"draft_vocab_size": form.vocab} | dict.fromkeys(form.flags, True)
+        places = {"eagle_aux_hidden_state_layer_ids": TAPS}
+        own |= {"eagle_config": places} if form.nested else places
+        if form.speculators:
+            verifier = {"name_or_path": str(path.parent / "target"), "architectures": ["LlamaForCausalLM"]}
+            proposal = {"proposal_type": "greedy", "speculative_tokens": MOST}
+            kind = {"algorithm": "eagle3", "proposal_methods": [proposal], "default_proposal_method": "greedy"}
+            own |= {"transformer_layer_config": layers, "speculators_config": {**kind, "verifier": verifier}}
+            own |= {"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"]}
+        else:
+            own |= {**layers, "architectures": ["LlamaForCausalLMEagle3"]}
+        (path / "config.json").write_text(json.dumps(own))
+        return path
+
+    def drafts(self, known: list[int], count: int) -> tuple[list[int], Tensor]:
+        """After the newest of these tokens, with the log-probabilities [count, vocab] of each over the target's tokens."""
+        states = self.target[0].states(known, TAPS)
+        if "fc_norm" in self.form.flags:
+            states = [norm(x) for norm, x in zip(self.fc_norm, states, strict=True)]
+        joined = torch.cat(states, -1)
+        hidden = list(self.fc(self.input_norm(joined) if "norm_before_fc" in self.form.flags else joined))
+        tokens, logits = list(known), []
+        for _ in range(count):
+            out = self._run(torch.stack(hidden), torch.tensor(tokens[1:]))[-1]
+            normed = self.norm(out)
+            logits.append(torch.full((VOCAB,), -torch.inf).index_copy(0, self.tokens, self.lm_head(normed)))
+            tokens.append(int(logits[-1].argmax()))
+            hidden.append(normed if "norm_output" in self.form.flags else out)
+        return tokens[len(known) :], torch.stack(logits).log_softmax(-1)
+
+    def _run(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        model, n = self.target[0].model.model, len(tokens)
+        mask = torch.full((1, 1, n, n), -torch.inf).triu(1)
+        turned = model.rotary_emb(hidden[None], torch.arange(n)[None])
+        for i, layer in enumerate(self.layers):
+            if i:
+                hidden = layer(hidden[None], attention_mask=mask, position_embeddings=turned)[0]
+                continue
+            normed = layer.hidden_norm(hidden)
+            both = torch.cat([layer.input_layernorm(model.embed_tokens(tokens)), normed], -1)
+            start = normed if "norm_before_residual" in self.form.flags else hidden
+            x = start + layer.self_attn(both[None], position_embeddings=turned, attention_mask=mask)[0][0]
+            hidden = x + layer.mlp(layer.post_attention_layernorm(x))
+        return hidden
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gain, "allows", lambda self, streams: True)  # whatever this machine's clock says
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, Path]:
+    path = tmp_path_factory.mktemp("eagle") / "target"
+    path.mkdir()
+    made = Target()
+    made.save(path)
+    return made, path
+
+
+def make(target: tuple[Target, Path], name: str) -> tuple[Any, dict[str, Any]]:
+    """The published computation, and the configuration that serves it."""
+    torch.manual_seed(3)
+    made, path = Eagle3(target[0], FORMS[name]), target[1].parent / name
+    if not path.exists():
+        made.save(path)
+    return made, {"method": "eagle3", "model": str(path), "num_speculative_tokens": MOST}
+
+
+def test_drafts_are_those_of_the_published_formula(target: tuple[Target, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round by round, of prompts in chunks and with prefix hits, after accepted, rejected and partly accepted drafts."""
+    seen = record_rounds(monkeypatch)
+    model, config = make(target, "authors")
+    llm = serve(target[1], config, max_num_batched_tokens=24)
+    params = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
+    for _ in range(2):
+        llm.generate([{"prompt_token_ids": p} for p in PROMPTS], params, use_tqdm=False)
+    stats = llm.stats()
+    llm.shutdown()
+    assert stats.prefix_hits
+    right = sum(model.drafts(known, MOST)[0] == drafts for known, drafts in seen)
+    assert stats.draft_tokens > stats.accepted_tokens > stats.accepted_per_position[0] > 10
+    assert right >= 0.99 * len(seen)
+    assert len(seen) > 30
+
+
+@pytest.mark.parametrize("name", ["authors", "speculators", "eagle-3.1"])
+def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
+    target: tuple[Target, Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one sequence, after right and wrong drafts."""
+    found: list[tuple[int, Tensor]] = []
+    choose = EagleProposer._choose
+    model, config = make(target, name)
+
+    def record(self: Any, params: Any, x: Tensor, batch: Any, position: Tensor) -> Tensor:
+        logits = self._head.logits(params[KEY], x)[0]
+        wide = torch.full((VOCAB,), -torch.inf).index_copy(0, model.tokens, logits)
+        found.append((int(position[0]), wide.log_softmax(-1)))
+        return choose(self, params, x, batch, position)
+
+    monkeypatch.setattr(EagleProposer, "_choose", record)
+    llm = serve(target[1], config, max_num_seqs=1, enforce_eager=True)
+    params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
+    out = llm.generate([{"prompt_token_ids": PROMPTS[0]}], params, use_tqdm=False)[0].outputs[0]
+    llm.shutdown()
+    ids, rounds = [*PROMPTS[0], *out.token_ids], 0
+    for first in range(0, len(found), MOST):
+        known = ids[: found[first][0] + 1]
+        if len(known) > len(PROMPTS[0]):
+            want = model.drafts(known, MOST)[1]
+            torch.testing.assert_close(torch.stack([x for _, x in found[first : first + MOST]]), want, atol=1e-4, rtol=0)
+            rounds += 1
+    assert rounds > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["authors", pytest.param("speculators", marks=pytest.mark.nightly)])
+def test_text_is_the_same_with_eagle(target: tuple[Target, Path], name: str) -> None:
+    """Sequences give way to others, prompts come in chunks next to drafts, and prefixes are found."""
+    tight = {"num_gpu_blocks_override": 14, "max_num_batched_tokens": 24}
+    without, _ = texts(target[1], None, **tight)
+    with_drafts, stats = texts(target[1], make(target, name)[1], **tight)
+    assert with_drafts == without
+    assert stats.preemptions
+    assert stats.draft_tokens > stats.accepted_tokens > 10
+
+
+def test_the_plan_counts_the_layers(target: tuple[Target, Path]) -> None:
+    config = make(target, "speculators")[1]
+    args: dict[str, Any] = {"model": str(target[1]), "device": "cpu", "max_model_len": 96, "dtype": "float32"}
+    alone, both = plan(EngineArgs(**args)), plan(EngineArgs(**args, speculative_config=config))
+    tensors = load_file(Path(config["model"]) / "model.safetensors")
+    held = sum(t.numel() * 4 for n, t in tensors.items() if n not in ("d2t", "t2d"))
+    assert both.weights == alone.weights + held + 96 * (SIZE // 4) * 4  # and a rotary table
+    assert both.kv_per_token == alone.kv_per_token * 6 // 4  # two layers, next to four
+
+
+def test_checkpoints_that_cannot_be_served_are_refused_in_words(target: tuple[Target, Path], tmp_path: Path) -> None:
+    _, config = make(target, "authors")
+    good = json.loads((Path(config["model"]) / "config.json").read_text())
+    tensors = load_file(Path(config["model"]) / "model.safetensors")
+    for changes, lost, words in (
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}, (), "must be different layers of the target, from 0 to 4"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 2, 3]}, (), "must be different layers of the target"),
+        ({"target_hidden_size": 64}, (), "target_hidden_size is 64, and the target's hidden size is 48"),
+        ({"quantization_config": {"quant_method": "fp8"}}, (), "this version reads dense drafters only"),
+        ({"speculators_model_type": "dspark", "transformer_layer_config": {}}, (), "a drafter of the method 'dspark'"),
+        ({}, ("d2t",), "lacks d2t, which maps 160 draft tokens"),
+        ({}, ("fc.weight",), "lacks fc.weight"),
+    ):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps({**good, **changes}))
+        save_file({n: t for n, t in tensors.items() if n not in lost}, path / "model.safetensors")
+        with pytest.raises(ThalwegError, match=words):
+            serve(target[1], {**config, "model": str(path)})
+    with pytest.raises(ThalwegError, match="model: this method needs a directory or a hub id"):
+        serve(target[1], {"method": "eagle3"})

@@ -1,0 +1,74 @@
+"""Configurations of checkpoints that hold only a drafter's layers: their own form, and that of the package `speculators`.
+
+`speculators` names the algorithm and the target in `speculators_config`, and nests the layers' settings in
+`transformer_layer_config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thalweg.checkpoint.config import text
+from thalweg.checkpoint.json_files import read_object
+from thalweg.checkpoint.weights import TensorHeaders
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.drafts.declared import DraftTarget
+
+NESTED = "transformer_layer_config"
+KIND = "speculators_model_type"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFiles:
+    config: dict[str, Any]
+    """Flat: settings of the layers, and of the drafter."""
+    names: frozenset[str]
+    """Of the stored tensors, without the prefix "model."."""
+    headers: Mapping[str, tuple[str, tuple[int, ...]]]
+    """Stored name without the prefix -> (dtype, shape)."""
+
+
+def read_draft_files(path: Path, nested: str = "") -> DraftFiles:
+    """nested: key of an object with settings of the method, which are added where the top level lacks them. Raises
+    CheckpointError for faulty files, UnsupportedModelError for quantised ones."""
+    config = read_object(path / "config.json")
+    inner = config.pop(NESTED, None) if KIND in config else None
+    if KIND in config and not isinstance(inner, dict):
+        raise CheckpointError(f"{path / 'config.json'}: {NESTED}: must be an object, not {inner!r:.80}")
+    more = config.get(nested) or {}
+    if not isinstance(more, dict):
+        raise CheckpointError(f"{path / 'config.json'}: {nested}: must be an object, not {more!r:.80}")
+    flat = {**more, **(inner or {}), **{k: v for k, v in config.items() if v is not None}}
+    if flat.get("quantization_config"):
+        raise UnsupportedModelError(f"{path / 'config.json'}: quantization_config: this version reads dense drafters only")
+    headers = {name.removeprefix("model."): entry for name, entry in _read_headers(path).items()}
+    return DraftFiles(flat, frozenset(headers), headers)
+
+
+def check_hidden(config: Mapping[str, Any], target: DraftTarget) -> int:
+    """The target's hidden size, which the drafter's configuration may name. CheckpointError: it names another."""
+    key = "target_hidden_size" if config.get("target_hidden_size") else "hidden_size"
+    if config.get(key) != target.spec.hidden:
+        raise CheckpointError(
+            f"config.json: {key} is {config.get(key)!r:.80}, and the target's hidden size is {target.spec.hidden}; choose the "
+            "drafter that was trained for this model"
+        )
+    return target.spec.hidden
+
+
+def check_kind(config: Mapping[str, Any], kind: str) -> None:
+    """CheckpointError: a checkpoint of `speculators` is of another kind."""
+    said = text(config, KIND, kind)
+    if said != kind:
+        raise CheckpointError(f"config.json: {KIND}: it is a drafter of the method {said!r:.40}, not {kind}")
+
+
+def _read_headers(path: Path) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+    """{}: there are no tensors, as with load_format dummy. The loader reports missing ones."""
+    try:
+        return TensorHeaders(path)
+    except CheckpointError:
+        return {}

@@ -1,0 +1,59 @@
+"""EAGLE-3's layers, in the form of its authors and in that of `speculators`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from thalweg.checkpoint.config import flag, integer
+from thalweg.errors import UnsupportedModelError
+from thalweg.models.drafts.checkpoint import DraftFiles, check_hidden, check_kind, read_draft_files
+from thalweg.models.drafts.declared import DraftModel, DraftTarget
+from thalweg.models.drafts.taps import default_places, places_before
+from thalweg.models.families.common import attention, eps, hidden_size, layer_count, mlp, pre_norms
+from thalweg.models.spec import HeadNorm, Layer, Names, Norm, Norms, PairNorm
+from thalweg.models.spec.eagle import EagleSpec
+
+TAPS = "eagle_aux_hidden_state_layer_ids"
+UNREAD = ("t2d", "d2t", "verifier_norm.", "verifier_lm_head.")
+"""Tensors that are read elsewhere, or hold nothing of the drafter."""
+
+
+def declare_eagle3(path: Path, target: DraftTarget) -> DraftModel:
+    """Raises CheckpointError for faulty files or another target's drafter, UnsupportedModelError for layers that are not
+    Llama's or Qwen 3's."""
+    files = read_draft_files(path, "eagle_config")
+    config = files.config
+    check_kind(config, "eagle3")
+    if not flag(config, "use_aux_hidden_state", True):
+        raise UnsupportedModelError("config.json: use_aux_hidden_state: false is not supported by this version")
+    hidden, wide, layers = hidden_size(config), check_hidden(config, target), len(target.spec.layers)
+    said = config.get(TAPS)
+    taps = default_places(layers) if said is None else places_before(said, layers, TAPS)
+    e = eps(config)
+    fc_norm, before = flag(config, "fc_norm", False), flag(config, "norm_before_fc", False)
+    vocab = integer(config, "draft_vocab_size", default=target.spec.vocab)
+    spec = EagleSpec(
+        vocab=vocab, hidden=hidden, layers=_layers(config, files, flag(config, "norm_before_residual", False)),
+        norm=Norm("norm", hidden, e), taps=taps, target_hidden=wide, paired=True,
+        tap_norms=tuple(Norm(f"fc_norm.{i}", wide, e) for i in range(len(taps))) if fc_norm else (),
+        joined_norm=Norm("input_norm", wide * len(taps), e) if before else None,
+        feeds_normed=flag(config, "norm_output", False), has_head="lm_head.weight" in files.names or vocab != target.spec.vocab,
+        embedded=files.headers["embed_tokens.weight"][1][0] if "embed_tokens.weight" in files.names else 0,
+        mapped=vocab != target.spec.vocab, names=Names(replace=(("midlayer.", "layers.0."),), skip=UNREAD),
+    )  # fmt: skip
+    return DraftModel(path, config, spec)
+
+
+def _layers(config: Mapping[str, Any], files: DraftFiles, normed: bool) -> tuple[Layer, ...]:
+    """normed: the first layer's residual stream begins after the norm of hidden states."""
+    hidden, e, later = hidden_size(config), eps(config), pre_norms(config)
+    first = Norms(
+        mixer=PairNorm(Norm("input_layernorm", hidden, e), Norm("hidden_norm", hidden, e), normed), ffn=later.ffn
+    )  # fmt: skip
+    bias = flag(config, "attention_bias", False)
+    norm = HeadNorm(e) if any(name.endswith("self_attn.q_norm.weight") for name in files.names) else None
+    mixer = attention(config, bias=bias, out_bias="layers.0.self_attn.o_proj.bias" in files.names, norm=norm)
+    inner = mlp(config, bias=flag(config, "mlp_bias", False))
+    return tuple(Layer(mixer, inner, later if i else first) for i in range(layer_count(config)))
