@@ -240,10 +240,10 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             "On tiny random models. Modules of other families are skipped",
         ),
         Feature(
-            "[EAGLE-3](speculative-decoding.md#eagle)",
+            "[EAGLE-1 and EAGLE-3](speculative-decoding.md#eagle)",
             "RNNNN",
             ("tests/models/test_eagle.py",),
-            "On tiny random models, in the form of its authors and of `speculators`",
+            "On tiny random models, EAGLE-3 in the form of its authors and of `speculators`",
         ),
         Feature("DFlash, and MTP of other families", "NNNNN"),
     ),

@@ -18,6 +18,7 @@ from thalweg.plugins import PluginRegistry
 _HERE = "thalweg.engine.control.speculation"
 DRAFTERS: Mapping[str, str] = {
     "draft_model": f"{_HERE}.draft_model:ModelDrafter",
+    "eagle": f"{_HERE}.eagle:EagleDrafter",
     "eagle3": f"{_HERE}.eagle3:Eagle3Drafter",
     "mtp": f"{_HERE}.mtp:MTPDrafter",
     "ngram": f"{_HERE}.ngram:NGramDrafter",

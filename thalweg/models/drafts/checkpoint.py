@@ -11,14 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from thalweg.checkpoint.config import text
 from thalweg.checkpoint.json_files import read_object
-from thalweg.checkpoint.weights import TensorHeaders
+from thalweg.checkpoint.weights import TensorHeaders, open_weights
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.drafts.declared import DraftTarget
 
 NESTED = "transformer_layer_config"
 KIND = "speculators_model_type"
+EMBEDDING = "embed_tokens.weight"
+SAMPLED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,26 @@ def check_hidden(config: Mapping[str, Any], target: DraftTarget) -> int:
             "drafter that was trained for this model"
         )
     return target.spec.hidden
+
+
+def own_embedding(files: DraftFiles, path: Path, target: DraftTarget) -> int:
+    """Rows of the drafter's embedding. 0: it has none, or a copy of the target's. `SAMPLED` rows are compared: training changes
+    more than a few."""
+    if EMBEDDING not in files.headers:
+        return 0
+    entry = files.headers[EMBEDDING]
+    name = f"{target.spec.root}{target.spec.embed}.weight"
+    try:
+        mine, other = open_weights(path), open_weights(target.path)
+        if other.entry(name) == entry:
+            held = next(n for n in mine.names if n.removeprefix("model.") == EMBEDDING)
+            step = max(1, entry[1][0] // SAMPLED)
+            rows = (slice(i, i + 1) for i in range(0, entry[1][0], step))
+            if all(np.array_equal(mine.read(held, r), other.read(name, r)) for r in rows):
+                return 0
+    except CheckpointError:  # of the target, which the loader reports
+        pass
+    return entry[1][0]
 
 
 def check_kind(config: Mapping[str, Any], kind: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from thalweg.checkpoint.config import flag, integer
 from thalweg.errors import UnsupportedModelError
-from thalweg.models.drafts.checkpoint import DraftFiles, check_hidden, check_kind, read_draft_files
+from thalweg.models.drafts.checkpoint import DraftFiles, check_hidden, check_kind, own_embedding, read_draft_files
 from thalweg.models.drafts.declared import DraftModel, DraftTarget
 from thalweg.models.drafts.taps import default_places, places_before
 from thalweg.models.families.common import attention, eps, hidden_size, layer_count, mlp, pre_norms
@@ -40,7 +40,7 @@ def declare_eagle3(path: Path, target: DraftTarget) -> DraftModel:
         tap_norms=tuple(Norm(f"fc_norm.{i}", wide, e) for i in range(len(taps))) if fc_norm else (),
         joined_norm=Norm("input_norm", wide * len(taps), e) if before else None,
         feeds_normed=flag(config, "norm_output", False), has_head="lm_head.weight" in files.names or vocab != target.spec.vocab,
-        embedded=files.headers["embed_tokens.weight"][1][0] if "embed_tokens.weight" in files.names else 0,
+        embedded=own_embedding(files, path, target),
         mapped=vocab != target.spec.vocab, names=Names(replace=(("midlayer.", "layers.0."),), skip=UNREAD),
     )  # fmt: skip
     return DraftModel(path, config, spec)
