@@ -58,6 +58,19 @@ class SpeechConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Does it support languages other than English, and translation?"""
 
 
+class SourceConfig(msgspec.Struct, kw_only=True, frozen=True):
+    """The input of a model with a text encoder: a source, which every prompt is."""
+
+    tokens: int
+    """Of the longest source."""
+    start: tuple[int, ...]
+    """The decoder's first token."""
+    forced: tuple[int, ...] = ()
+    """The token after it, unless a request says another: the language of translations, for instance."""
+    suppress: tuple[int, ...] = ()
+    """Tokens that must not be sampled."""
+
+
 class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     path: str
     architecture: str
@@ -76,6 +89,18 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     """None: it generates tokens."""
     speech: SpeechConfig | None = None
     """None: not a speech model."""
+    source: SourceConfig | None = None
+    """None: it has no text encoder apart from its decoder."""
+
+    @property
+    def prompt_limit(self) -> int:
+        """Tokens of the context that a prompt lies in. A text encoder has a separate one."""
+        return self.max_len if self.source is None else self.source.tokens
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens. A prompt in the decoder's context leaves room for one token."""
+        return self.prompt_limit - (self.pooling is None and self.source is None)
 
     @property
     def max_model_len(self) -> int:

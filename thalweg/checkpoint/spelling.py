@@ -26,6 +26,9 @@ _WHISPER = {
     "d_model": "hidden_size", "decoder_attention_heads": "num_attention_heads", "decoder_layers": "num_hidden_layers",
     "max_target_positions": "max_position_embeddings",
 }  # fmt: skip
+_BART = {
+    "d_model": "hidden_size", "decoder_attention_heads": "num_attention_heads", "decoder_layers": "num_hidden_layers",
+}  # fmt: skip
 NAMES: Mapping[str, Mapping[str, str]] = {
     "distilbert": {
         "dim": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
@@ -59,6 +62,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "num_shared_experts": "n_shared_experts", "num_expert_group": "n_group", "moe_renormalize": "norm_topk_prob",
     },
     "whisper": _WHISPER,
+    **dict.fromkeys(("bart", "m2m_100", "marian", "mbart", "pegasus"), _BART),
 }  # fmt: skip
 """model_type -> {its name: common name}. If several names have one meaning, the first applies."""
 _ENDLESS = {"num_attention_heads": 1, "max_position_embeddings": 32_768}

@@ -107,16 +107,19 @@ class CrossSpec:
     heads: int
     head_dim: int
     sources: int
-    """Vectors of a source, always as many."""
+    """Vectors of the longest source."""
     dtype: str
+    varies: bool = False
+    """Sources have different lengths, which are kept too."""
     kind: ClassVar[KVKind] = "cross"
     window: ClassVar[int] = 0
 
     @property
-    def parts(self) -> tuple[KVLayout, KVLayout]:
-        """Of keys, and of values."""
+    def parts(self) -> tuple[KVLayout, ...]:
+        """Of keys, of values, and of the number of vectors if it `varies`."""
         shape = (self.heads, self.sources, self.head_dim)
-        return state_part("cross-key", shape, self.dtype), state_part("cross-value", shape, self.dtype)
+        both = state_part("cross-key", shape, self.dtype), state_part("cross-value", shape, self.dtype)
+        return (*both, state_part("cross-length", (1, 1, 1), "float32")) if self.varies else both
 
     @property
     def bytes_per_block(self) -> int:

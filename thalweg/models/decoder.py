@@ -38,6 +38,7 @@ from thalweg.models.layers.perlayer import LayerInputs
 from thalweg.models.layers.recurrent import Replay
 from thalweg.models.layers.rotary import cos_sin_table
 from thalweg.models.layers.speech import SpeechEncoder
+from thalweg.models.layers.text_encoder import TextEncoder
 from thalweg.models.stages import names_elsewhere, parts_before, parts_behind
 from thalweg.models.vision.audio_encoder import AudioEncoder
 from thalweg.models.vision.tower import VisionEncoder
@@ -125,6 +126,11 @@ class Decoder:
         self._classes, self._dense, self._lexical = ends.get("classes"), ends.get("dense"), ends.get("lexical")
         self.vision, self.audio, self._speech = ends.get("vision"), ends.get("audio"), ends.get("speech")
         """Encoders. Steps of the first two are separate executables, with the parameters under their keys."""
+        self._text: TextEncoder | None = None
+        if "text" in weights:
+            assert s.text is not None
+            self._text = TextEncoder(replace(ctx, adapters=None), s.text, weights["text"], Block, self.embed)
+            ends["text"] = self._text
         self.specs: dict[str, Any] = {
             "rope": {i: _table_spec(rope, ctx.max_len) for i, rope in enumerate(ropes)},
             "layers": {i: block.specs for i, block in self.blocks.items()},
@@ -197,6 +203,8 @@ class Decoder:
         sources = batch.get(Sources)
         if sources is not None and self._speech is not None:
             flow.sources = self._speech(params["speech"], sources.features)
+        elif sources is not None and self._text is not None:
+            flow.sources = self._text(params, sources.features)
         laid = flow.laid
         late = rows is not None and laid is not None and laid.shape[1] // self.hidden > len(self.spec.layers)
         cut = -1 if rows is None or late else self._mixes_last

@@ -22,6 +22,16 @@ class KeysValues:
     """Of the norm of keys."""
 
 
+@dataclass(frozen=True, slots=True)
+class SourceVectors:
+    """Sources of cross-attention, encoded in this step."""
+
+    vectors: Array
+    """[M, hidden], one source after the other."""
+    lengths: tuple[int, ...]
+    """Vectors of each."""
+
+
 @dataclass(slots=True)
 class Flow:
     """Created for one run of a step. A layer reads the fields that it supports, and ignores the rest."""
@@ -46,8 +56,8 @@ class Flow:
     """[T, hidden]: an MoE output that a later layer adds."""
     chosen: Array | None = None
     """i32[N, top], of steps with `Sparse`: the indices from the last layer with an indexer."""
-    sources: Any = None
-    """[N, sources, hidden]: the speech encoder's output in this step."""
+    sources: SourceVectors | None = None
+    """The output of the source encoder in this step."""
     adapter_rows: AdapterRows | None = None
     """Which adapter each row has. None: the step adapts no sequence."""
     adapter_rows_read: AdapterRows | None = None

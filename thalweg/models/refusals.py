@@ -12,7 +12,7 @@ from typing import Any
 
 from thalweg.errors import ConfigError
 from thalweg.models.fallback.spec import TransformersSpec
-from thalweg.models.spec import LatentAttention, LayerInputs, ModelSpec, ShortcutMoE, SpeechEncoder, Streams
+from thalweg.models.spec import LatentAttention, LayerInputs, ModelSpec, ShortcutMoE, SpeechEncoder, Streams, TextEncoder
 
 ENCODERS = ("vision", "audio")
 """Fields of a ModelSpec that every rank computes whole."""
@@ -37,7 +37,9 @@ STAGE = (
     *TENSOR,
     Refusal("perlayer", "each layer reads inputs made of the embeddings", lambda p: isinstance(p, LayerInputs)),
     Refusal("altup", "it has several residual streams", lambda p: isinstance(p, Streams)),
-    Refusal("cross", "its layers read an encoder that runs inside the step", lambda p: isinstance(p, SpeechEncoder)),
+    Refusal(
+        "cross", "its layers read an encoder that runs inside the step", lambda p: isinstance(p, SpeechEncoder | TextEncoder)
+    ),
     Refusal("shortcut", "outputs of its experts skip layers", lambda p: isinstance(p, ShortcutMoE)),
     Refusal("attention", "layers read the cache of an earlier layer", lambda p: getattr(p, "reads", None) is not None),
     Refusal(

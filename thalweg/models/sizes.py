@@ -212,12 +212,13 @@ def step_sizes(
     wide = spec.hidden * (spec.streams.count if spec.streams else 1)
     inputs = spec.inputs.size if spec.inputs else 0
     row = max(spec.result, spec.hidden) if spec.pooling else spec.vocab  # the widest that the tail makes
-    layers = [*spec.layers, *(spec.speech.layers if spec.speech else ())]
+    encoder = spec.source_encoder
+    layers = [*spec.layers, *(encoder.layers if encoder else ())]
     heads, kv_heads, head_dim = max(
         (mixer.widths for each in layers for mixer in each.mixers), key=lambda w: (w[0] + 2 * w[1]) * w[2]
     )
     return StepSizes(
-        tokens=max(tokens, spec.speech.frames if spec.speech else 0), seqs=seqs, max_len=max_len, hidden=wide,
+        tokens=max(tokens, encoder.frames if encoder else 0), seqs=seqs, max_len=max_len, hidden=wide,
         inner=max((_inner_values(each.ffn, ranks) for each in layers if each.ffn), default=0) + inputs,
         heads=max(1, heads // ranks), kv_heads=max(1, kv_heads // ranks), head_dim=head_dim, vocab=row,
         dtype_bytes=BYTES[dtype], batch_invariant=batch_invariant,
@@ -234,10 +235,10 @@ def _inner_values(ffn: FFN, ranks: int) -> int:
     return max(chosen + (moe.shared.inner // ranks if moe.shared else 0), dense // ranks)
 
 
-def _is_speech_weight(spec: ModelSpec, keys: tuple[Any, ...]) -> bool:
-    """Is this weight only read by the step that encodes the audio?"""
+def _encodes_source(spec: ModelSpec, keys: tuple[Any, ...]) -> bool:
+    """Is this weight only read by the step that encodes the source of cross-attention?"""
     if keys[0] != "layers":
-        return bool(keys[0] == "speech")
+        return keys[0] in ("speech", "text")
     return isinstance(spec.layers[keys[1]].mixer, CrossAttention) and keys[2:4] in (("mixer", "k"), ("mixer", "v"))
 
 
@@ -279,7 +280,7 @@ def step_work(
     rows = requests * new
     last = mixes_last(spec.layers) if spec.pooling is None or spec.pooling.mode in ("cls", "last") else -1
     for keys, w in walk(spec.weights()):
-        if w.role == "embedding" or keys[0] in ("vision", "audio") or _is_speech_weight(spec, keys):
+        if w.role == "embedding" or keys[0] in ("vision", "audio") or _encodes_source(spec, keys):
             continue
         size, count = held_bytes(w, dtype, use), values(w)
         computed = requests if w.role in HEADS or _meets_last_rows(spec, keys, last) else rows

@@ -50,8 +50,8 @@ def build_plan(path: Path, form: QuantizeFormat, ignore: Sequence[str], calibrat
         raise ConfigError(f"MODEL: {path} is quantised already ({held.name}); give the checkpoint that it was made from")
     config, spec = registry.declare(config, path)
     checkpoint = experts_apart(open_checkpoint(path))
-    if calibrated and spec.speech is not None:
-        raise ConfigError("--method: speech models are not calibrated by texts; use --method rtn")
+    if calibrated and spec.source_encoder is not None:
+        raise ConfigError("--method: models with an encoder are not calibrated; use --method rtn")
     if calibrated and (spec.pooling is not None or not spec.causal):
         raise ConfigError("--method: only models that generate text are calibrated; use --method rtn")
     known = {k: name for name in checkpoint.names if (k := spec.rename(name)) is not None}

@@ -15,12 +15,17 @@ def _write(held: Tensor, new: Tensor, table: Tensor, row: Tensor) -> Tensor:
     return held.index_put_((blocks,), new.reshape(*new.shape[:2], held.shape[1], held.shape[3]).transpose(1, 2))
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, token_seq: Tensor, *, scale: float) -> Tensor:
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, token_seq: Tensor, lengths: Tensor | None = None, *, scale: float
+) -> Tensor:
     out = torch.empty_like(q)
     at = table[:, 0].index_select(0, token_seq.long()).tolist()
     for t, block in enumerate(at):
+        seen = slice(None) if lengths is None else slice(max(1, int(lengths[block])))
         # For one row the fused attention is several times slower in bfloat16 than in float32, conversion included.
-        one, k, v = (x.to(torch.float32).unsqueeze(0) for x in (q[t].unsqueeze(1), keys[block], values[block]))
+        one, k, v = (
+            x.to(torch.float32).unsqueeze(0) for x in (q[t].unsqueeze(1), keys[block][:, seen], values[block][:, seen])
+        )
         out[t] = F.scaled_dot_product_attention(one, k, v, scale=scale)[0, :, 0]
     return out
 

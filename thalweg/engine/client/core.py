@@ -55,7 +55,7 @@ class ClientCore:
         if not hasattr(self, "config"):
             self.structured = self.frontend.structured_outputs(config)
         self.config = config
-        self.prompts = PromptReader(self.frontend, config.model.max_len)
+        self.prompts = PromptReader(self.frontend, config.model.prompt_limit)
         self.inputs = InputProcessor(
             config,
             self.frontend.tokenizer,

@@ -20,6 +20,7 @@ from thalweg.engine.client.media import MEDIA, NAME, MediaPreprocessor
 from thalweg.engine.client.pool_shape import PoolShape, pool_shape, token_types
 from thalweg.engine.client.prompt_ids import Prompt, PromptEncoder
 from thalweg.engine.client.sampling_reader import SamplingReader
+from thalweg.engine.client.source_text import SourceReader
 from thalweg.engine.client.submission import PoolingSubmission, Submission, choice_seed
 from thalweg.engine.client.thinking import ReasoningMarkers
 from thalweg.engine.messages import EngineRequest, Input, TokenSampling
@@ -56,6 +57,8 @@ class InputProcessor:
         None: unknown. shares_store: other engines read the blocks of this one, and it theirs."""
         self._shares_store, self._engine_id = shares_store, uuid.uuid4().hex
         self._media, self._speech = media, config.model.speech
+        source = config.model.source
+        self._source = None if source is None else SourceReader(source, tokenizer, config.model.vocab, config.model.max_len)
         self._prompts = PromptEncoder(config, tokenizer)
         self._sampling = SamplingReader(config, tokenizer, eos_ids, structured, marks)
         self._seeds = seed_source or random.Random(config.model.seed)
@@ -85,14 +88,22 @@ class InputProcessor:
         _check_priority(priority)
         if (params.hands_over or params.takes_over) and not self._shares_store:
             raise RequestError(NO_SHARED_STORE, "kv_transfer_params")
-        prompt, mel = transcription.read(prompt, self._speech)
+        answer: list[int] | None = None
+        mel = None
+        if self._source is not None:
+            prompt, answer = self._source.read(prompt)
+            self._source.check(params)
+        else:
+            prompt, mel = transcription.read(prompt, self._speech)
         prompt, items = _with_media(prompt)
         text, ids, salt, embedded = self._encode_prompt(prompt, params)
-        tokens, inputs = self._arrays(ids, items, embedded, params.n)
-        shared = self._sampling.read(params, ids)
+        tokens, inputs = self._arrays(ids if answer is None else answer, items, embedded, params.n)
+        shared = self._sampling.read(params, ids if answer is None else answer)
         transcription.check(params, mel)
         if mel is not None and self._speech is not None:
             inputs, shared = (transcription.make_input(mel), *inputs), transcription.sampling(self._speech, ids, shared)
+        if self._source is not None:
+            inputs, shared = (self._source.make_input(ids), *inputs), self._source.sampling(shared)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         scores = -1 if params.prompt_logprobs is None else self._sampling.logprobs("prompt_logprobs", params.prompt_logprobs)
         requests = []
@@ -101,14 +112,15 @@ class InputProcessor:
             skip = mine >= 0 if params.skip_reading_prefix_cache is None else params.skip_reading_prefix_cache or mine >= 0
             sampling = TokenSampling(**shared, seed=choice_seed(seed, first_choice + i), prompt_logprobs=mine)
             request = EngineRequest(
-                handle=next(handles), tokens=tokens, prompt_len=len(ids), sampling=sampling, inputs=inputs, priority=priority,
+                handle=next(handles), tokens=tokens, prompt_len=len(tokens), sampling=sampling, inputs=inputs,
+                priority=priority,
                 cache_salt=salt, read_prefix_cache=not skip, streamed=params.output_kind is not RequestOutputKind.FINAL_ONLY,
                 hand_over=params.hands_over and i == 0, least_cached=params.cache_hit_threshold or 0.0,
                 retain=params.cache_retention or 0.0,
             )  # fmt: skip
             requests.append(request)
         handover = self._handover(request_id) if params.hands_over else None
-        return Submission(request_id, text, ids, params, requests, handover=handover)
+        return Submission(request_id, text, ids, params, requests, handover=handover, answer_ids=answer)
 
     def _handover(self, request_id: str) -> dict[str, Any]:
         """kv_transfer_params for the next engine. Names of blocks follow from the tokens, so it needs no others."""
@@ -193,6 +205,8 @@ class InputProcessor:
         """As `PromptEncoder.encode`, for a prompt that may consist of embeddings."""
         if not isinstance(prompt, Mapping) or embeds.NAME not in prompt:
             return *self._prompts.encode(prompt), None
+        if self._source is not None:
+            raise RequestError(f"{embeds.NAME}: this model's encoder reads text; send text or token ids", embeds.NAME)
         if not self._hidden:
             raise RequestError(f"{embeds.NAME}: this engine runs no model; send text or token ids", embeds.NAME)
         embedded, rest = embeds.read(prompt, self._hidden)

@@ -200,7 +200,7 @@ class _Choice:
         self._detokenizer: Detokenizer | None = None
         if tok is not None and p.detokenize:
             self._detokenizer = Detokenizer(
-                tok, request.submission.prompt_ids, p.skip_special_tokens, p.spaces_between_special_tokens,
+                tok, request.submission.context_ids, p.skip_special_tokens, p.spaces_between_special_tokens,
                 p.marked_token_ids or (),
             )  # fmt: skip
         self._stops = StopStream(stops, p.include_stop_str_in_output) if stops is not None else None

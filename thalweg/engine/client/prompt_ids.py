@@ -27,8 +27,8 @@ class PromptEncoder:
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
         """tokenizer None: prompts must be token ids."""
         model = config.model
-        self._tokenizer, self._vocab, self._max_len = tokenizer, model.vocab, model.max_len
-        self._pools = model.pooling is not None
+        self._tokenizer, self._vocab, self._max_len = tokenizer, model.vocab, model.prompt_limit
+        self._longest, self._answers = model.longest_prompt, model.longest_prompt < model.prompt_limit
         self._special = model.speech is None
         """Does the tokenizer add its special tokens? A speech model's prompts name all of theirs."""
 
@@ -92,18 +92,19 @@ class PromptEncoder:
     def _check_length(self, param: str, length: int) -> None:
         if length == 0:
             raise RequestError(f"{param} is empty; send at least one token", param)
-        if self._pools and length > self._max_len:
+        if length <= self._longest:
+            return
+        if not self._answers:
             raise RequestError(
                 f"{param}: {length} tokens, and the model's limit is {self._max_len}; shorten the text, or let it be cut with "
                 "truncate_prompt_tokens=-1",
                 param,
             )
-        if not self._pools and length >= self._max_len:
-            raise RequestError(
-                f"{param}: {length} tokens leave no room to answer in a context of {self._max_len} tokens; shorten the prompt"
-                " or start the engine with a larger --max-model-len",
-                param,
-            )
+        raise RequestError(
+            f"{param}: {length} tokens leave no room to answer in a context of {self._max_len} tokens; shorten the prompt"
+            " or start the engine with a larger --max-model-len",
+            param,
+        )
 
 
 def check_ids(param: str, ids: Sequence[int], vocab: int) -> None:

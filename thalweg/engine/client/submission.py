@@ -28,6 +28,13 @@ class Submission:
     """The adapter it is served with. Its digest is in `requests`."""
     handover: dict[str, Any] | None = None
     """kv_transfer_params with which another engine continues it. None: no engine does."""
+    answer_ids: list[int] | None = None
+    """The decoder's first tokens, where an encoder reads the prompt. None: the decoder reads it."""
+
+    @property
+    def context_ids(self) -> list[int]:
+        """The tokens that the answer continues."""
+        return self.prompt_ids if self.answer_ids is None else self.answer_ids
 
 
 @dataclass(frozen=True, slots=True)

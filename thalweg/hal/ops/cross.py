@@ -26,28 +26,41 @@ def cross_write(held: Tensor, new: Tensor, table: Tensor, row: Tensor) -> Tensor
     return held.index_put((blocks,), new.reshape(*new.shape[:2], held.shape[1], held.shape[3]).transpose(1, 2))
 
 
-def _attend_sample(name: str, heads: int, sources: int, dim: int, query: tuple[int, ...]) -> Sample:
+def _attend_sample(
+    name: str, heads: int, sources: int, dim: int, query: tuple[int, ...], lengths: tuple[int, ...] = ()
+) -> Sample:
     def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         q = rng.normal(size=(sum(query), heads, dim))
         keys, values = (rng.normal(size=(6, heads, sources, dim)) for _ in range(2))
         table = np.array([[4], [1], [3], [2]], np.int32)[: len(query)]
         token_seq = np.repeat(np.arange(len(query), dtype=np.int32), query)
-        return *(a.astype(np.float16) for a in (q, keys, values)), table, token_seq
+        more = (np.array(lengths, np.float32).reshape(-1, 1, 1, 1),) if lengths else ()
+        return *(a.astype(np.float16) for a in (q, keys, values)), table, token_seq, *more
 
     return Sample(name, make, {"scale": dim**-0.5})
 
 
 @op(
-    samples=[_attend_sample("decode", 3, 50, 16, (1, 1, 1)), _attend_sample("prompts", 2, 33, 32, (4, 1, 19))],
+    samples=[
+        _attend_sample("decode", 3, 50, 16, (1, 1, 1)),
+        _attend_sample("prompts", 2, 33, 32, (4, 1, 19)),
+        _attend_sample("lengths", 2, 9, 16, (3, 1, 18), (1, 9, 2, 4, 5, 7)),
+    ],
     tolerances={"float32": 1e-5, "bfloat16": 1e-2},
 )
-def cross_attention(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, token_seq: Tensor, *, scale: float) -> Tensor:
+def cross_attention(
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, token_seq: Tensor, lengths: Tensor | None = None, *, scale: float
+) -> Tensor:
     """softmax(q k^T * scale) v over all of a sequence's source: q [T, H, D], keys and values [blocks, H, n, D], table
-    i32[S, 1], token_seq i32[T] -> [T, H, D]. In float64, so that a token does not depend on the rest of the batch."""
+    i32[S, 1], token_seq i32[T] -> [T, H, D]. lengths f32[blocks, 1, 1, 1]: vectors of the source in each block; None: n.
+    In float64, so that a token does not depend on the rest of the batch."""
     block = table[:, 0].index_select(0, token_seq.long()).long()
     parts = []
     for rows, at in zip(torch.split(q, PIECE), torch.split(block, PIECE), strict=True):
         k, v = (held.index_select(0, at).to(torch.float64) for held in (keys, values))
         scores = torch.einsum("thd,thnd->thn", rows.to(torch.float64), k) * scale
+        if lengths is not None:  # padding of a step reads a block without a source
+            beyond = torch.arange(k.shape[2], device=k.device) >= lengths.index_select(0, at)[:, 0].clamp(min=1)
+            scores = scores.masked_fill(beyond, -torch.inf)
         parts.append(torch.einsum("thn,thnd->thd", torch.softmax(scores, -1), v).to(q.dtype))
     return torch.cat(parts)

@@ -1,4 +1,4 @@
-"""Cross-attention to the encoder's output. Keys and values are computed in the step that encodes the audio, and kept in the
+"""Cross-attention to the encoder's output. Keys and values are computed in the step that encodes the source, and kept in the
 block of the group's table."""
 
 from __future__ import annotations
@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from thalweg.hal import ops
 from thalweg.hal.parts.sources import Sources
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, MixerRef
+from thalweg.models.flow import Flow, MixerRef, SourceVectors
 from thalweg.models.layers.linear import Linear, RowLinear
 
 
@@ -23,7 +25,7 @@ class CrossAttention:
     """None: ops read and write its cache, so no attention backend plans for it."""
 
     def __init__(self, ctx: Context, spec: declared.CrossAttention, weights: Mapping[str, Any], place: MixerRef) -> None:
-        self._place, self._head_dim = place, spec.head_dim
+        self._place, self._head_dim, self._sources = place, spec.head_dim, spec.sources
         heads = ctx.share(spec.heads, "heads of cross attention")
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.layout = self.spec.parts
@@ -38,15 +40,25 @@ class CrossAttention:
         }  # fmt: skip
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        table, heard = flow.batch.block_tables[self._place.group], flow.batch.get(Sources)
-        keys, values = flow.caches[self._place.layer]
-        if heard is not None:
+        table, part, sources = flow.batch.block_tables[self._place.group], flow.batch.get(Sources), flow.sources
+        keys, values, *lengths = flow.caches[self._place.layer]
+        if part is not None and sources is not None:
             keys, values = (
-                self._write(
-                    held, made(p[name], flow.sources.flatten(0, 1), None).unflatten(0, flow.sources.shape[:2]), table, heard.row
-                )
+                self._write(held, self._pad(made(p[name], sources.vectors, None), sources), table, part.row)
                 for held, made, name in ((keys, self._k, "k"), (values, self._v, "v"))
             )
-            flow.caches[self._place.layer] = (keys, values)
+            if lengths:
+                count = torch.tensor(sources.lengths, dtype=torch.float32, device=x.device)
+                lengths = [self._write(lengths[0], count[:, None, None], table, part.row)]
+            flow.caches[self._place.layer] = (keys, values, *lengths)
         q = self._q(p["q"], x, flow).unflatten(-1, (-1, self._head_dim))
-        return self._out(p["out"], self._attend(q, keys, values, table, flow.batch.token_seq).flatten(-2), flow)
+        return self._out(p["out"], self._attend(q, keys, values, table, flow.batch.token_seq, *lengths).flatten(-2), flow)
+
+    def _pad(self, made: Array, sources: SourceVectors) -> Array:
+        """made [M, n] of all sources' vectors -> [N, sources, n], with zeros behind the last of each."""
+        if all(n == self._sources for n in sources.lengths):
+            return made.unflatten(0, (len(sources.lengths), self._sources))
+        out = made.new_zeros((len(sources.lengths), self._sources, made.shape[1]))
+        for i, part in enumerate(made.split(sources.lengths)):
+            out[i, : len(part)] = part
+        return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,12 +48,14 @@ class Embedding:
 class AddedEmbedding:
     """A learned table with rows that are added to embeddings: by positions, or by token types."""
 
-    def __init__(self, ctx: Context, spec: LearnedEmbedding, hidden: int, weights: Mapping[str, Any]) -> None:
-        if spec.by == "position" and spec.positions < ctx.max_len:
+    def __init__(self, ctx: Context, spec: LearnedEmbedding, hidden: int, weights: Mapping[str, Any], longest: int = 0) -> None:
+        """longest: tokens of the longest sequence; 0 = the model's context."""
+        if spec.by == "position" and spec.positions < (longest or ctx.max_len):
             raise ConfigError(f"max_model_len: the model has {spec.positions} learned positions, not {ctx.max_len}: lower it")
         self._by, self._first, self._last = spec.by, spec.first, spec.rows - 1
         self._op = ctx.bind(ops.embed, vocab=spec.rows, size=hidden)
-        self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack)}
+        make = partial(sine_table, spec.rows, hidden, spec.sines) if spec.sines else None
+        self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack, make=make)}
 
     def __call__(self, p: Mapping[str, Any], batch: StepBatch, types: Array | None) -> Array:
         """[T, hidden]. types: i32[T]; None: all tokens are of type 0."""
@@ -61,6 +64,14 @@ class AddedEmbedding:
             return self._op((batch.positions + self._first).clamp(max=self._last), p["weight"])
         same = types is None or self._by == "first"
         return self._op(torch.zeros_like(batch.positions) if same else types, p["weight"])
+
+
+def sine_table(rows: int, hidden: int, steps: int) -> torch.Tensor:
+    """f32[rows, hidden]: sines in the first half of the columns, cosines in the other (Vaswani et al. 2017,
+    https://arxiv.org/abs/1706.03762). Column i of both turns by 10000 ** (-i / steps) per row."""
+    turns = torch.pow(torch.tensor(10_000.0, dtype=torch.float64), -torch.arange(hidden // 2, dtype=torch.float64) / steps)
+    angle = torch.arange(rows, dtype=torch.float64)[:, None] * turns
+    return torch.cat([angle.sin(), angle.cos()], 1).to(torch.float32)
 
 
 class LMHead:
@@ -74,7 +85,7 @@ class LMHead:
         said = {"in_features": spec.hidden, "out_features": here, **linear_spec(form)}
         self._op = ctx.bind(ops.linear, **said)
         # A positive scale and a cap keep the order, but change the reported logits.
-        plain = ctx.mesh.tensor.size == 1 and spec.logit_scale == 1.0 and not spec.logit_softcap and not spec.head_bias
+        plain = ctx.mesh.tensor.size == 1 and spec.logit_scale == 1.0 and not spec.logit_softcap and "bias" not in weights
         self._argmax = ctx.binder.offer(ops.linear_argmax, self._op, dtype=ctx.dtype, **said) if plain else None
         weight, stored = weights["weight"], f"{spec.head}.weight"
         adapted = ctx.adapters is not None and not spec.head_normed and ctx.adapters.includes(weight, stored)

@@ -13,14 +13,14 @@ from thalweg.hal.ops.activation import activate
 from thalweg.hal.step import Array, SamplingArrays, StepBatch
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, MixerRef
+from thalweg.models.flow import Flow, MixerRef, SourceVectors
 from thalweg.models.layers.norm import build_norm
 from thalweg.models.spec.speech import STRIDE
 from thalweg.models.weights import ParamSpec
 
 
 class SpeechEncoder:
-    """mel f32[N, bins, frames] -> [N, sources, hidden]."""
+    """mel f32[N, bins, frames] -> the vectors of N sources, equally many of each."""
 
     def __init__(
         self, ctx: Context, spec: declared.SpeechEncoder, weights: Mapping[str, Any], block: Callable[..., Any]
@@ -36,8 +36,8 @@ class SpeechEncoder:
             "norm": self._norm.specs,
         }
 
-    def __call__(self, p: Mapping[str, Any], mel: Array) -> Array:
-        return torch.stack([self._one(p, each) for each in mel.unbind(0)])
+    def __call__(self, p: Mapping[str, Any], mel: Array) -> SourceVectors:
+        return SourceVectors(torch.cat([self._one(p, each) for each in mel.unbind(0)]), (self._spec.sources,) * mel.shape[0])
 
     def _one(self, p: Mapping[str, Any], mel: Array) -> Array:
         """mel [bins, frames] -> [sources, hidden]."""
@@ -45,14 +45,14 @@ class SpeechEncoder:
         for name, stride in (("conv1", 1), ("conv2", STRIDE)):
             x = activate(functional.conv1d(x, p[name]["weight"], p[name]["bias"], stride=stride, padding=1), self._spec.act)
         x = x[0].T.contiguous() + p["positions"]["weight"]
-        residual, flow = None, Flow(_whole(self._spec.sources, x), [None] * len(self._layers), {})
+        residual, flow = None, Flow(whole_sequence(self._spec.sources, x), [None] * len(self._layers), {})
         for i, layer in enumerate(self._layers):
             x, residual = layer(p["layers"][i], x, residual, flow)
         normed: Array = self._norm.add(p["norm"], x, residual)[0]
         return normed
 
 
-def _whole(n: int, x: Array) -> StepBatch:
+def whole_sequence(n: int, x: Array) -> StepBatch:
     """One sequence of n tokens, all of them new, as a step."""
 
     def of(*values: int) -> Array:

@@ -35,6 +35,7 @@ from thalweg.models.spec.short_conv import ShortConv
 from thalweg.models.spec.shortcut import ShortcutMoE
 from thalweg.models.spec.sparse import SparseMLP
 from thalweg.models.spec.speech import SpeechEncoder
+from thalweg.models.spec.text_encoder import TextEncoder
 from thalweg.models.spec.vision import ProjectorSpec, VisionSpec
 from thalweg.models.spec.xielu import XieluMLP
 
@@ -84,6 +85,7 @@ __all__ = [
     "SparseMLP",
     "SpeechEncoder",
     "Streams",
+    "TextEncoder",
     "UngatedMLP",
     "VisionSpec",
     "XieluMLP",

@@ -16,13 +16,17 @@ class CrossAttention:
     heads: int
     head_dim: int
     sources: int
-    """Vectors of a source."""
+    """Vectors of the longest source."""
+    varies: bool = False
+    """Sources have different lengths. False: all have `sources` vectors."""
     width: int
     """Of a vector of the source."""
     scale: float = 0.0
     """Of the scores; 0 = head_dim ** -0.5."""
     bias: bool = False
-    """Of q, of v, and of the output. Keys have none: it would change no weight of a softmax."""
+    """Of q, of v, and of the output."""
+    key_bias: bool = False
+    """Of k, where the others have one. It changes no weight of a softmax."""
     name: str = "encoder_attn"
     parts: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
     out: str = "out_proj"
@@ -34,14 +38,14 @@ class CrossAttention:
 
     def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> CrossSpec:
         """In the model's type, whatever other caches hold."""
-        return CrossSpec(self.heads // ranks, self.head_dim, self.sources, dtype)
+        return CrossSpec(self.heads // ranks, self.head_dim, self.sources, dtype, self.varies)
 
     def weights(self, at: str, hidden: int) -> Weights:
         at, inner = f"{at}{self.name}.", self.heads * self.head_dim
         q, k, v = (f"{at}{part}" for part in self.parts)
         return {
             "q": linear({q: inner}, hidden, shard=0, bias=self.bias),
-            "k": linear({k: inner}, self.width, shard=0),
+            "k": linear({k: inner}, self.width, shard=0, bias=self.bias and self.key_bias),
             "v": linear({v: inner}, self.width, shard=0, bias=self.bias),
             "out": linear({f"{at}{self.out}": hidden}, inner, shard=1, bias=self.bias),
         }

@@ -15,15 +15,16 @@ from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import LayerEnding, LayerInputs
 from thalweg.models.spec.rope import Rope
 from thalweg.models.spec.speech import SpeechEncoder
+from thalweg.models.spec.text_encoder import TextEncoder
 from thalweg.models.spec.vision import VisionSpec
 from thalweg.models.tail import Pooling
-from thalweg.models.weights import Source, TensorView, Weight, Weights, attach_views, matrices, vector
+from thalweg.models.weights import Source, TensorView, Weight, Weights, attach_views, matrices, table_source, vector
 
 if TYPE_CHECKING:
     from thalweg.models.spec.mtp import MTPSpec
 
 Around = LayerEnding | AltUp
-ENTRY = ("embed", "speech", "learned", "inputs", "streams", "embed_norm", "vision", "audio")
+ENTRY = ("embed", "speech", "text", "learned", "inputs", "streams", "embed_norm", "vision", "audio")
 """Keys of parameters that only the first stage has."""
 TAIL = ("norm", "head", "classes", "lexical", "dense")
 """Keys of parameters that only the last stage has."""
@@ -95,6 +96,9 @@ class LearnedEmbedding:
     first."""
     first: int = 0
     """By position: the row of position 0. Those before it are of no use here (RoBERTa: its padding's, and one more)."""
+    sines: int = 0
+    """By position: no file has the table. Columns i and i + hidden / 2 are the sine and the cosine of
+    row * 10000 ** (-i / sines). 0: it is learned."""
 
     @property
     def positions(self) -> int:
@@ -102,6 +106,8 @@ class LearnedEmbedding:
         return self.rows - self.first
 
     def weights(self, at: str, hidden: int) -> Weights:
+        if self.sines:
+            return {"weight": Weight((table_source(f"{at}{self.name}", self.rows, hidden),))}
         return {"weight": Weight((Source(f"{at}{self.name}.weight", (self.rows, hidden)),), role="embedding")}
 
 
@@ -134,7 +140,9 @@ class ModelSpec:
     distances: Distances | None = None
     """The table for layers with `DisentangledAttention`."""
     speech: SpeechEncoder | None = None
-    """The encoder with the vectors that cross-attention reads."""
+    """The encoder of audio, with the vectors that cross-attention reads."""
+    text: TextEncoder | None = None
+    """The encoder of a source text, likewise. It shares the embedding."""
     numbers: tuple[int, ...] = ()
     """Of each layer: its number in names of tensors. (): they are counted from 0."""
     embed_norm: AnyNorm | None = None
@@ -152,6 +160,8 @@ class ModelSpec:
     logit_scale: float = 1.0
     head_bias: bool = False
     """Of the output matrix."""
+    logit_bias: str = ""
+    """The tensor [1, vocab] that is added to logits; "" = none."""
     head_normed: bool = False
     """Each row of the output matrix is divided by its length."""
     logit_softcap: float = 0.0
@@ -191,8 +201,9 @@ class ModelSpec:
                 i: self.layers[i].weights(self.root + self.layer.format(numbers[i]), self.hidden) for i in self.layer_range
             },
         }
-        if self.speech is not None:
-            made["speech"] = self.speech.weights(self.root)
+        for key, encoder in (("speech", self.speech), ("text", self.text)):
+            if encoder is not None:
+                made[key] = encoder.weights(self.root)
         if self.learned:
             made["learned"] = {i: each.weights(self.root, self.hidden) for i, each in enumerate(self.learned)}
         for key, part in (("distances", self.distances), ("inputs", self.inputs), ("streams", self.streams)):
@@ -221,6 +232,10 @@ class ModelSpec:
                 made["head"]["weight"] = attach_views(replace(made["head"]["weight"], sources=(source,)), [view])
             if self.head_bias:
                 made["head"]["bias"] = vector(f"{self.head}.bias", self.vocab, shard=0)
+            if self.logit_bias:  # under a name that no file has
+                name = f"{self.root}{self.logit_bias}"
+                source = Source(f"{name}.row", (self.vocab,), within=TensorView(name, (1, self.vocab), at=0))
+                made["head"]["bias"] = Weight((source,), 0)
         elif self.pooling.classes is not None:
             made["classes"] = self.pooling.classes.weights(self.root, self.hidden)
         if self.pooling is not None and self.pooling.lexical is not None:
@@ -258,6 +273,11 @@ class ModelSpec:
     def positions(self) -> int | None:
         """Tokens of the longest sequence that learned positions allow; None: the model has none."""
         return min((each.positions for each in self.learned if each.by == "position"), default=None)
+
+    @property
+    def source_encoder(self) -> SpeechEncoder | TextEncoder | None:
+        """The encoder whose vectors cross-attention reads."""
+        return self.speech or self.text
 
     @property
     def types(self) -> int:

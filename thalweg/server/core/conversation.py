@@ -56,7 +56,7 @@ class Conversation:
             raise ApiError(f"{chat.templates.say_missing()}; {fix}", "messages")
         keep = self.serving.truncation_limit(request) if isinstance(request, ChatRequest) else None
         unbounded = not isinstance(request, ChatRequest) or keep is not None  # whoever counts tokens may have too many
-        most_chars = self.serving.engine.config.model.max_len * tokenizer.max_token_chars
+        most_chars = self.serving.engine.config.model.prompt_limit * tokenizer.max_token_chars
         messages, items = await self._read_media(request, keep is not None)
         media = self.serving.engine.media
         expand = media.expand(items) if media is not None and items else None

@@ -83,7 +83,7 @@ class Serving:
         context = engine.config.model.max_len
         limit = settings.max_body or min(MAX_BODY, max(MIN_BODY, BYTES_PER_TOKEN * context))
         self.bodies = Bodies(limit, max(MAX_VALUES, 4 * context))
-        self.encoder = AsyncTokenizer(engine.tokenizer, engine.config.model.max_len) if engine.tokenizer else None
+        self.encoder = AsyncTokenizer(engine.tokenizer, engine.config.model.prompt_limit) if engine.tokenizer else None
         self.fields = RequestParser(settings.strict_requests, traffic.unknown_field)
         window, queue, slots = self._count_places()
         self.admission = Admission(
@@ -154,7 +154,7 @@ class Serving:
 
     def truncation_limit(self, request: RequestFields) -> int | None:
         """Tokens of a prompt that truncate_prompt_tokens can leave. None: it must be whole."""
-        asked, limit = request.truncate_prompt_tokens, self.engine.config.model.max_len
+        asked, limit = request.truncate_prompt_tokens, self.engine.config.model.prompt_limit
         return None if asked is None else limit if asked < 0 else max(1, min(asked, limit))
 
     def job(
@@ -225,7 +225,7 @@ class Serving:
         return f"{kind}-{asked or uuid.uuid4().hex}"
 
     def _truncate(self, prompt: dict[str, Any], request: RequestFields, params: SamplingParams) -> None:
-        keep, limit = request.truncate_prompt_tokens, self.engine.config.model.max_len
+        keep, limit = request.truncate_prompt_tokens, self.engine.config.model.prompt_limit
         if keep is None:
             return
         if keep > limit:
@@ -235,7 +235,7 @@ class Serving:
                 "truncate_prompt_tokens must be at least 1, or -1 for the rest of the context", "truncate_prompt_tokens"
             )
         if keep < 0:
-            keep = max(1, limit - (params.max_tokens or 1))
+            keep = limit if self.engine.config.model.source else max(1, limit - (params.max_tokens or 1))
         ids = prompt["prompt_token_ids"]
         if len(ids) > keep:
             prompt["prompt_token_ids"] = ids[-keep:]
@@ -244,13 +244,13 @@ class Serving:
 
     def _check_lengths(self, prompts: Sequence[dict[str, Any]]) -> None:
         """Before they wait for a turn, not after."""
-        limit = self.engine.config.model.max_len
+        model = self.engine.config.model
         for prompt in prompts:
-            if len(prompt["prompt_token_ids"]) >= limit:
-                raise ApiError(
-                    f"prompt: {len(prompt['prompt_token_ids'])} tokens leave no room to answer in a context of {limit} tokens",
-                    "prompt",
-                )
+            if len(prompt["prompt_token_ids"]) > model.longest_prompt:
+                count, limit = len(prompt["prompt_token_ids"]), model.prompt_limit
+                if model.source is not None:
+                    raise ApiError(f"prompt: {count} tokens, and this model's encoder reads at most {limit}", "prompt")
+                raise ApiError(f"prompt: {count} tokens leave no room to answer in a context of {limit} tokens", "prompt")
 
     def log(self, job_id: str, prompts: Sequence[dict[str, Any]], params: object) -> None:
         for prompt in prompts:

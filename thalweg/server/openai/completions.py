@@ -51,6 +51,8 @@ async def prompts(serving: Serving, request: CompletionRequest, tenant: str) -> 
             if request.echo:
                 prompt["prompt"] = serving.tokenizer("echo").decode(item, request.skip_special_tokens)
             out.append(prompt)
+    if request.decoder_prompt is not None:
+        out = [{**prompt, "decoder_prompt": request.decoder_prompt} for prompt in out]
     return out
 
 

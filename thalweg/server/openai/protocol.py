@@ -22,6 +22,8 @@ class CompletionRequest(GenerationRequest):
     logprobs: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
     best_of: Int32 | None = None
     add_special_tokens: Flag = True
+    decoder_prompt: Text | TokenIds | None = None
+    """Of models with a text encoder, which reads `prompt`: the beginning of the answer, such as its language."""
 
     @model_validator(mode="after")
     def _completion_rules(self) -> CompletionRequest:

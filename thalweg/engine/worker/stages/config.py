@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.checkpoint.config import generation_defaults
-from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, PoolingConfig, SchedulerConfig, SpeechConfig
+from thalweg.config import (
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    ModelConfig,
+    PoolingConfig,
+    SchedulerConfig,
+    SourceConfig,
+    SpeechConfig,
+)
 from thalweg.engine.planning import resolve
 from thalweg.engine.worker.stages.open import BuildInputs
 from thalweg.errors import CheckpointError
@@ -41,6 +50,7 @@ def engine_config(
             hf_overrides=args.hf_overrides or {},
             pooling=_pooling(inputs.spec),
             speech=_speech(inputs),
+            source=_source(inputs),
         ),
         device=DeviceConfig(
             platform=inputs.platform.name,
@@ -86,6 +96,28 @@ def _speech(inputs: BuildInputs) -> SpeechConfig | None:
         bins=spec.bins, frames=spec.frames, suppress=_token_ids(generation, "suppress_tokens", inputs.facts.vocab),
         begin_suppress=_token_ids(generation, "begin_suppress_tokens", inputs.facts.vocab),
         multilingual=bool(generation.get("is_multilingual", spec.multilingual)),
+    )  # fmt: skip
+
+
+def _source(inputs: BuildInputs) -> SourceConfig | None:
+    spec = inputs.spec.text
+    if spec is None:
+        return None
+    said = {k: v for k, v in generation_defaults(inputs.path).items() if v is not None}
+    generation = {**inputs.hf, **said}
+    vocab, start = inputs.facts.vocab, ("decoder_start_token_id", "bos_token_id")
+    first = next((generation[key] for key in start if generation.get(key) is not None), None)
+    if first is None:
+        raise CheckpointError(f"generation_config.json: {start[0]}: missing, and this model's answers start with it")
+    forced = generation.get("forced_bos_token_id")
+    bad = generation.get("bad_words_ids") or []
+    if not isinstance(bad, list) or not all(isinstance(word, list) for word in bad):
+        raise CheckpointError("generation_config.json: bad_words_ids: must be a list of lists of token ids")
+    single = {"bad_words_ids": [word[0] for word in bad if len(word) == 1]}
+    return SourceConfig(
+        tokens=spec.sources, start=_token_ids({start[0]: [first]}, start[0], vocab),
+        forced=() if forced is None else _token_ids({"forced_bos_token_id": [forced]}, "forced_bos_token_id", vocab),
+        suppress=_token_ids(single, "bad_words_ids", vocab),
     )  # fmt: skip
 
 

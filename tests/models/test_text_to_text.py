@@ -1,0 +1,149 @@
+"""Models with a text encoder against transformers: greedy tokens, mixed lengths, preemption, and prompts that are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from zoo import _copied, make_tokenizer, spread
+
+from thalweg import LLM, SamplingParams
+from thalweg.errors import RequestError
+from thalweg.params import BeamSearchParams
+
+VOCAB, NEW = 288, 12
+BART: dict[str, Any] = {
+    "vocab_size": VOCAB, "d_model": 48, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 3,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 80, "decoder_ffn_dim": 96, "max_position_embeddings": 64,
+    "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": None,
+}  # fmt: skip
+CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
+    "bart": (transformers.BartConfig, BART),
+    "bart-scaled": (transformers.BartConfig, BART | {"scale_embedding": True, "activation_function": "relu"}),
+    "mbart": (transformers.MBartConfig, BART | {"scale_embedding": True}),
+    "marian": (
+        transformers.MarianConfig,
+        BART | {"activation_function": "swish", "decoder_start_token_id": 1, "scale_embedding": True},
+    ),
+    "pegasus": (transformers.PegasusConfig, BART | {"activation_function": "relu", "decoder_start_token_id": 1}),
+    "m2m-100": (transformers.M2M100Config, BART),
+}  # fmt: skip
+
+
+def make_model(name: str, directory: Path, **generation: Any) -> Path:
+    """generation: of generation_config.json."""
+    kind, sizes = CONFIGS[name]
+
+    def make(path: Path) -> None:
+        model = transformers.AutoModelForSeq2SeqLM.from_config(kind(**sizes), dtype=torch.float32).eval()
+        positions = {n: p.clone() for n, p in model.named_parameters() if "embed_positions" in n and not p.requires_grad}
+        spread(model, sum(map(ord, name)))
+        with torch.no_grad():
+            for n, p in model.named_parameters():
+                if n in positions:
+                    p.copy_(positions[n])
+                elif "encoder_attn.out_proj.weight" in n or "EncDecAttention.o.weight" in n:
+                    p.mul_(3)  # sources must matter
+            if hasattr(model, "final_logits_bias"):
+                model.final_logits_bias.normal_(0, 0.3)
+        model.save_pretrained(path)
+        make_tokenizer(path)
+        said = {"decoder_start_token_id": sizes["decoder_start_token_id"], "eos_token_id": sizes["eos_token_id"]}
+        (path / "generation_config.json").write_text(json.dumps({**said, "pad_token_id": sizes["pad_token_id"], **generation}))
+
+    return _copied((name, json.dumps(generation)), make, directory / name)
+
+
+def sources(lengths: tuple[int, ...] = (1, 7, 23, 40, 64, 12)) -> list[list[int]]:
+    rng = np.random.default_rng(3)
+    return [rng.integers(3, 256, n).tolist() for n in lengths]
+
+
+def load(path: Path) -> Any:
+    return transformers.AutoModelForSeq2SeqLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+@torch.inference_mode()
+def greedy(model: Any, ids: list[int], **more: Any) -> tuple[list[int], list[float]]:
+    """(tokens of transformers' `generate`, log-probabilities of those behind the first)."""
+    made = model.generate(
+        torch.tensor([ids]), do_sample=False, num_beams=1, max_new_tokens=NEW, output_logits=True, return_dict_in_generate=True,
+        **more,
+    )  # fmt: skip
+    tokens = made.sequences[0].tolist()
+    rows = torch.cat(made.logits).log_softmax(-1)
+    return tokens, [float(row[t]) for row, t in zip(rows, tokens[-len(rows) :], strict=True)]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_greedy_tokens_are_those_of_transformers(name, tmp_path):
+    """Sources of mixed lengths, more than there are slots, and again with known ones."""
+    path = make_model(name, tmp_path)
+    llm = LLM(str(path), device="cpu", dtype="float32", max_num_seqs=4, block_size=4, use_tqdm_on_load=False)
+    params, asked, model = SamplingParams(temperature=0, max_tokens=NEW, logprobs=0), sources(), load(path)
+    begins = [[CONFIGS[name][1]["decoder_start_token_id"], *s[: 3 * i]] for i, s in enumerate(sources((1, 4, 7, 10, 13, 16)))]
+    wanted = [greedy(model, ids, decoder_input_ids=torch.tensor([b])) for ids, b in zip(asked, begins, strict=True)]
+    prompts = [{"prompt_token_ids": s, "decoder_prompt": b[1:]} for s, b in zip(asked, begins, strict=True)]
+    for _ in range(2):
+        outputs = llm.generate([{"prompt_token_ids": asked[0]}, *prompts[1:]], params, use_tqdm=False)
+        for ids, begin, out, (tokens, logprobs) in zip(asked, begins, outputs, wanted, strict=True):
+            got = out.outputs[0]
+            assert [*begin, *got.token_ids] == tokens
+            assert out.prompt_token_ids == ids
+            mine = [step[t].logprob for step, t in zip(got.logprobs, got.token_ids, strict=True)]
+            np.testing.assert_allclose(mine, logprobs, atol=1e-4)
+    others = [greedy(model, ids)[1][0] for ids in asked]
+    assert max(others) - min(others) > 0.1, "sources change nothing"
+    llm.shutdown()
+
+
+def test_preempted_answers_read_their_source_again(tmp_path):
+    path, asked = make_model("mbart", tmp_path), [{"prompt_token_ids": s} for s in sources()[:4]]
+    params, texts = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True), []
+    for blocks in (64, 14):
+        llm = LLM(
+            str(path), device="cpu", dtype="float32", max_num_seqs=4, block_size=4, num_gpu_blocks_override=blocks,
+            enable_prefix_caching=False, max_model_len=48, use_tqdm_on_load=False,
+        )  # fmt: skip
+        texts.append([list(o.outputs[0].token_ids) for o in llm.generate(asked, params, use_tqdm=False)])
+        preempted = llm.stats().preemptions
+        llm.shutdown()
+    assert preempted
+    assert texts[0] == texts[1]
+
+
+def test_sources_and_beginnings(tmp_path):
+    """The forced token, banned tokens, texts, and prompts that are refused."""
+    path = make_model("m2m-100", tmp_path, forced_bos_token_id=77, bad_words_ids=[[1], [5, 6]])
+    llm = LLM(str(path), device="reference", dtype="float32", max_num_seqs=2, use_tqdm_on_load=False)
+    params, ids = SamplingParams(temperature=0, max_tokens=NEW), sources()[2]
+    assert llm.llm_engine.config.model.source.suppress == (1,)
+    generate = lambda prompt: llm.generate([prompt], params, use_tqdm=False)[0]  # noqa: E731
+    (letter,) = llm.get_tokenizer().encode("b")
+    want, other = (greedy(load(path), ids, forced_bos_token_id=n)[0] for n in (77, letter))
+    assert [2, 77, *generate(ids).outputs[0].token_ids] == [*want, *generate(ids).outputs[0].token_ids[NEW - 1 :]]
+    for beginning in ("b", [letter], [2, letter], {"prompt": "b"}):
+        tokens = generate({"encoder_prompt": {"prompt_token_ids": ids}, "decoder_prompt": beginning}).outputs[0].token_ids
+        assert [2, letter, *tokens[: NEW - 1]] == other
+    said = generate("Hello there")
+    assert said.prompt == "Hello there"
+    assert list(said.prompt_token_ids) == llm.get_tokenizer().encode("Hello there")
+    wrong = {
+        "65 tokens, and": list(range(3, 68)),
+        "decoder_prompt: token id 999": {"prompt": "a", "decoder_prompt": [999]},
+        "must be text or token ids": {"prompt": "a", "decoder_prompt": 3},
+        "64 tokens leave no room": {"prompt": "a", "decoder_prompt": [9] * 63},
+    }
+    for words, prompt in wrong.items():
+        with pytest.raises(RequestError, match=words):
+            generate(prompt)
+    with pytest.raises(RequestError, match="prompt_logprobs: the prompt is read by this model's encoder"):
+        llm.generate(["a"], SamplingParams(prompt_logprobs=1), use_tqdm=False)
+    with pytest.raises(RequestError, match="beam search"):
+        llm.beam_search([{"prompt": "a"}], BeamSearchParams(beam_width=2, max_tokens=2))

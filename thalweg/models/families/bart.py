@@ -1,0 +1,136 @@
+"""BART and its relatives mBART, Marian, Pegasus, M2M-100 and NLLB: a text encoder, and a decoder with cross attention in every
+layer. They differ in positions, and in the place of norms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from thalweg.checkpoint.config import Config, flag, integer
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.families.common import UNGATED, act, hidden_size
+from thalweg.models.spec import (
+    Attention,
+    CrossAttention,
+    Layer,
+    LayerNorm,
+    LearnedEmbedding,
+    ModelSpec,
+    Names,
+    Norms,
+    TextEncoder,
+    UngatedMLP,
+)  # fmt: skip
+
+EPS = 1e-5
+MOST_LAYERS = 1000
+FIRST = 2
+"""The row of position 0, of learned positions and of those of M2M-100."""
+
+
+def bart(config: Config) -> ModelSpec:
+    return _build(config, _learned_positions(config), pre=False, embed_norm=True)
+
+
+def mbart(config: Config) -> ModelSpec:
+    return _build(config, _learned_positions(config), pre=True, embed_norm=True)
+
+
+def marian(config: Config) -> ModelSpec:
+    if not flag(config, "share_encoder_decoder_embeddings", True):
+        raise UnsupportedModelError(
+            "config.json: share_encoder_decoder_embeddings: this version serves models with one vocabulary for both sides"
+        )
+    return _build(config, _sine_positions(config), pre=False)
+
+
+def pegasus(config: Config) -> ModelSpec:
+    return _build(config, _sine_positions(config), pre=True)
+
+
+def m2m_100(config: Config) -> ModelSpec:
+    """M2M-100 and NLLB (dense)."""
+    rows, steps = _positions(config) + FIRST, hidden_size(config) // 2 - 1
+    positions = LearnedEmbedding("embed_positions", rows, first=FIRST, sines=steps)
+    return _build(config, positions, pre=True, scale=True, logit_bias="")
+
+
+def _learned_positions(config: Config) -> LearnedEmbedding:
+    return LearnedEmbedding("embed_positions", _positions(config) + FIRST, first=FIRST)
+
+
+def _sine_positions(config: Config) -> LearnedEmbedding:
+    return LearnedEmbedding("embed_positions", _positions(config), sines=hidden_size(config) // 2)
+
+
+def _positions(config: Config) -> int:
+    return integer(config, "max_position_embeddings", high=1 << 16)
+
+
+def _build(
+    config: Config, positions: LearnedEmbedding, *, pre: bool, embed_norm: bool = False, scale: bool = False,
+    logit_bias: str = "final_logits_bias",
+) -> ModelSpec:  # fmt: skip
+    """pre: norms before each part, and one at the end. scale: default of `scale_embedding`."""
+    hidden, sources = hidden_size(config), _positions(config)
+    if hidden % 2 and positions.sines:
+        raise CheckpointError(f"config.json: d_model: sines and cosines need an even number, not {hidden}")
+    heads = _heads(config, "decoder_attention_heads", hidden)
+    cross = CrossAttention(
+        heads=heads, head_dim=hidden // heads, sources=sources, varies=True, width=hidden, bias=True, key_bias=True
+    )
+    own = Layer(_attention(config, "decoder_attention_heads", hidden, True), None, _norms(hidden, pre, "self_attn"))
+    attends_source = Layer(cross, _ffn(config, "decoder_ffn_dim"), _norms(hidden, pre, "encoder_attn", "final"))
+    encoder = Layer(
+        _attention(config, "encoder_attention_heads", hidden, False), _ffn(config, "encoder_ffn_dim"),
+        _norms(hidden, pre, "self_attn", "final"),
+    )  # fmt: skip
+    count = integer(config, "decoder_layers", high=MOST_LAYERS)
+    ends: dict[str, Any] = {"norm": LayerNorm("layer_norm", hidden, EPS) if pre else None}
+    if embed_norm:
+        ends["embed_norm"] = LayerNorm("layernorm_embedding", hidden, EPS)
+    return ModelSpec(
+        vocab=integer(config, "vocab_size"), hidden=hidden, layers=(own, attends_source) * count,
+        numbers=tuple(i // 2 for i in range(2 * count)), norm=LayerNorm("decoder.layer_norm", hidden, EPS) if pre else None,
+        embed_norm=LayerNorm("decoder.layernorm_embedding", hidden, EPS) if embed_norm else None,
+        learned=(replace(positions, name=f"decoder.{positions.name}"),),
+        text=TextEncoder(
+            sources=sources, hidden=hidden, layers=(encoder,) * integer(config, "encoder_layers", high=MOST_LAYERS),
+            learned=(positions,), **ends,
+        ),
+        tied=flag(config, "tie_word_embeddings", True), logit_bias=logit_bias,
+        embed_scale=hidden**0.5 if flag(config, "scale_embedding", scale) else 1.0,
+        layer="decoder.layers.{}.", embed="shared", names=Names(skip=_redundant_names(positions)),
+    )  # fmt: skip
+
+
+def _redundant_names(positions: LearnedEmbedding) -> tuple[str, ...]:
+    """Copies of the shared embedding, and computed positions."""
+    names = ["embed_tokens", *["embed_positions"] * bool(positions.sines)]
+    return tuple(f"model.{side}.{name}." for side in ("encoder", "decoder") for name in names)
+
+
+def _norms(hidden: int, pre: bool, mixer: str, ffn: str = "") -> Norms:
+    made = {"mixer": mixer, **({"ffn": ffn} if ffn else {})}
+    return Norms(
+        **{part if pre else f"{part}_sum": LayerNorm(f"{name}_layer_norm", hidden, EPS) for part, name in made.items()}
+    )
+
+
+def _attention(config: Config, key: str, hidden: int, causal: bool) -> Attention:
+    heads = _heads(config, key, hidden)
+    return Attention(
+        heads=heads, kv_heads=heads, head_dim=hidden // heads, causal=causal, bias=True, out_bias=True, out="out_proj"
+    )
+
+
+def _heads(config: Config, key: str, hidden: int) -> int:
+    heads = integer(config, key, high=1 << 16)
+    if hidden % heads:
+        raise CheckpointError(f"config.json: d_model ({hidden}) must be a multiple of {key} ({heads})")
+    return heads
+
+
+def _ffn(config: Config, key: str) -> UngatedMLP:
+    inner = integer(config, key, high=1 << 24)
+    return UngatedMLP(inner=inner, act=act(config, "activation_function", "gelu", UNGATED), bias=True, name="")

@@ -1,0 +1,60 @@
+"""The encoder of source texts. It runs within the first step of a sequence, one text at a time, so that a text's vectors depend
+on no other text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from thalweg.hal.step import Array
+from thalweg.models import spec as declared
+from thalweg.models.context import Context
+from thalweg.models.flow import Flow, MixerRef, SourceVectors
+from thalweg.models.layers.embedding import AddedEmbedding
+from thalweg.models.layers.norm import build_norm
+from thalweg.models.layers.speech import whole_sequence
+
+
+class TextEncoder:
+    """Source texts -> a vector for each of their tokens."""
+
+    def __init__(
+        self, ctx: Context, spec: declared.TextEncoder, weights: Mapping[str, Any], block: Callable[..., Any],
+        embed: Callable[[Any, Array], Array],
+    ) -> None:  # fmt: skip
+        """block: builder of a layer from its declaration. embed: embeddings of token ids, of the model's parameters."""
+        self._embed = embed
+        self._layers = [block(ctx, each, weights["layers"][i], [MixerRef(i)]) for i, each in enumerate(spec.layers)]
+        self._learned = [AddedEmbedding(ctx, each, spec.hidden, weights["learned"][i], spec.sources)
+                         for i, each in enumerate(spec.learned)]  # fmt: skip
+        norms = {key: build_norm(ctx, norm, weights[key]) for key in ("embed_norm", "norm") if (norm := getattr(spec, key))}
+        self._embed_norm, self._norm = norms.get("embed_norm"), norms.get("norm")
+        self.specs: dict[str, Any] = {
+            "layers": {i: each.specs for i, each in enumerate(self._layers)},
+            **{key: norm.specs for key, norm in norms.items()},
+        }
+        if self._learned:
+            self.specs["learned"] = {i: each.specs for i, each in enumerate(self._learned)}
+
+    def __call__(self, params: Mapping[str, Any], features: Array) -> SourceVectors:
+        """params: of the whole model. features f32[N, 1, sources]: token ids, and -1 behind the last one of each."""
+        texts = features[:, 0].to(torch.int32)
+        lengths = tuple((texts >= 0).sum(1).tolist())
+        return SourceVectors(torch.cat([self._one(params, t[:n]) for t, n in zip(texts, lengths, strict=True)]), lengths)
+
+    def _one(self, params: Mapping[str, Any], tokens: Array) -> Array:
+        """tokens i32[n] -> [n, hidden]."""
+        batch, p = whole_sequence(tokens.shape[0], tokens), params["text"]
+        x = self._embed(params, tokens)
+        for i, each in enumerate(self._learned):
+            x = x + each(p["learned"][i], batch, None)
+        if self._embed_norm is not None:
+            x = self._embed_norm(p["embed_norm"], x)
+        residual, flow = None, Flow(batch, [None] * len(self._layers), {})
+        for i, layer in enumerate(self._layers):
+            x, residual = layer(p["layers"][i], x, residual, flow)
+        if self._norm is not None:
+            return self._norm.add(p["norm"], x, residual)[0]
+        return x if residual is None else x + residual

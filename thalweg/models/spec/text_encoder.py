@@ -1,0 +1,45 @@
+"""The encoder of a source text, for decoders with cross-attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from thalweg.models.spec.norm import AnyNorm
+from thalweg.models.weights import Weights
+
+if TYPE_CHECKING:
+    from thalweg.models.spec.model import Layer, LearnedEmbedding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextEncoder:
+    """Layers of bidirectional attention over the model's own token embeddings. It gives a vector per token."""
+
+    sources: int
+    """Tokens of the longest source."""
+    hidden: int
+    layers: tuple[Layer, ...]
+    norm: AnyNorm | None = None
+    """Of the last layer's output."""
+    learned: tuple[LearnedEmbedding, ...] = ()
+    """Added to embedded tokens."""
+    embed_norm: AnyNorm | None = None
+    """Of the first layer's input."""
+    name: str = "encoder."
+    layer: str = "layers.{}."
+
+    @property
+    def frames(self) -> int:
+        """Rows of its largest step."""
+        return self.sources
+
+    def weights(self, at: str) -> Weights:
+        at, n = f"{at}{self.name}", self.hidden
+        made: dict[str, Any] = {"layers": {i: each.weights(at + self.layer.format(i), n) for i, each in enumerate(self.layers)}}
+        if self.learned:
+            made["learned"] = {i: each.weights(at, n) for i, each in enumerate(self.learned)}
+        for key, norm in (("embed_norm", self.embed_norm), ("norm", self.norm)):
+            if norm is not None:
+                made[key] = norm.weights(at)
+        return made
