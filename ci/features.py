@@ -252,7 +252,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             "[LoRA](adapters.md) in `LLM` and `AsyncLLM`: many adapters in one batch",
             "RHUUH",
             ("tests/models/test_lora_requests.py", "tests/models/test_peft_adapters.py"),
-            "DoRA, biases, embeddings and output matrices included; experts on the reference device only",
+            "DoRA, biases, embeddings, output matrices and experts included",
         ),
         Feature(
             "[LoRA in the server](adapters.md#in-the-server), by name: `--lora-modules`",

@@ -215,7 +215,7 @@ def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
                     [meta(n, sum(parts)), meta(n, width), *each, *arrays],
                     {"rows": parts},
                 )
-        case "experts":
+        case "experts" | "lora_experts":
             yield from expert_calls(k)
         case "route":
             yield "128 of 8", [meta(tokens, 128, dtype=F32)], {"k": 8, "scores": "softmax", "renormalise": True}
@@ -334,10 +334,15 @@ def mixture_calls(
         return
     shapes = ((format, (experts * 2 * ffn, hidden)), (other, (experts * hidden, ffn)))
     held = [k.pack(QTensor(DENSE, s, {"weight": meta(*s)}) if f == DENSE else qtensor(f, *s)) for f, s in shapes]
-    biases = [meta(s[0]) for _, s in shapes] if biased else []
-    said = f"{format}{'' if format == other else f' and {other}'}{'' if act == 'silu' else f' {act}'}"
+    more = [meta(s[0]) for _, s in shapes] if biased else []
+    adapted = k.op == "lora_experts"
+    said = f"{'adapted ' * adapted}{format}{'' if format == other else f' and {other}'}{'' if act == 'silu' else f' {act}'}"
     for tokens in (512, 1):
-        args = [meta(tokens, hidden), meta(tokens, each, dtype=I32), meta(tokens, each, dtype=F32), *held, *biases]
+        if adapted:
+            sizes = ((32, hidden), (16, 2 * ffn), (16, ffn), (16, hidden))
+            arrays = [meta(9, experts, *size) for size in sizes]
+            more = [meta(tokens, dtype=I32), *arrays, meta(9, experts, 3, dtype=I32)]
+        args = [meta(tokens, hidden), meta(tokens, each, dtype=I32), meta(tokens, each, dtype=F32), *held, *more]
         static = {"experts": experts, "act": act, "group": format.group, "down_group": other.group}
         yield f"{said}{'' if k.batch_invariant else f' {tokens}'}", args, static
 

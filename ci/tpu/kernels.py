@@ -64,7 +64,7 @@ def linears() -> Iterator[Case]:
 
 def experts() -> Iterator[Case]:
     """Those of Qwen3-30B-A3B, and of gpt-oss-20b, whose sizes are no multiples of anything."""
-    kernels = {k.name: k for k in moe.kernels(interpret=False)}
+    kernels = {k.name: k for k in moe.kernels(interpret=False) if k.op == "experts"}
     for count, k, hidden, ffn, formats in (
         (128, 8, 2048, 768, [DENSE, *(f for f in FORMATS if not f.act)]),
         (32, 4, 2880, 2880, [DENSE, WeightFormat("float", 4, 32)]),

@@ -52,9 +52,9 @@ SIZES: dict[str, Any] = {
     "kv_cache_memory_bytes": 1 << 20, "use_tqdm_on_load": False, "enable_lora": True, "max_loras": 2,
 }  # fmt: skip
 MORE: dict[str, dict[str, Any]] = {
-    "qwen3-moe": {"device": "reference", "threads": None, "lora_target_modules": ["q_proj", "v_proj", "experts"]},
+    "qwen3-moe": {"lora_target_modules": ["q_proj", "v_proj", "experts"]},
 }
-"""Arguments of the engine by model. Only the device reference keeps experts' weights as they are."""
+"""Arguments of the engine by model."""
 
 
 @pytest.fixture(scope="module")
@@ -156,9 +156,9 @@ def test_a_variant_is_served_as_peft_computes_it(
 
 
 def test_experts_in_a_tensor_for_each_are_those_in_one(
-    bases: Callable[[str], Path], engines: Callable[[str], LLM], tmp_path: Path
+    bases: Callable[[str], Path], engines: Callable[[str], LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As vLLM and older versions of peft name them. The slots are in the plan, and a kernel that packs experts is named."""
+    """As vLLM and older versions of peft name them. The slots are in the plan, and a kernel without adapters is named."""
     base, llm = bases("qwen3-moe"), engines("qwen3-moe")
     write(base, tmp_path / "stacked", target_parameters=EXPERTS)
     tensors, each = load_file(tmp_path / "stacked" / "adapter_model.safetensors"), {}
@@ -183,8 +183,12 @@ def test_experts_in_a_tensor_for_each_are_those_in_one(
     state = llm.llm_engine.executor.worker.operations["write_adapter"].__self__._state.value["adapters"]  # type: ignore[attr-defined]
     held = sum(array.nbytes for target in state.values() for array in target.values())
     assert plan(EngineArgs(model=str(base), **fields)).adapters == held
-    with pytest.raises(UnsupportedModelError, match=r"mlp\.experts: adapters of experts are not served with the kernel native"):
-        LLM(base, **{**fields, "device": "cpu"})
+    with monkeypatch.context() as patch:
+        patch.setattr("thalweg.models.adapter_experts._offer", lambda binder, op: None)
+        with pytest.raises(
+            UnsupportedModelError, match=r"mlp\.experts: adapters of experts are not served with the kernel nat"
+        ):
+            LLM(base, **fields)
     general = LLM(base, **SIZES)
     with pytest.raises(CheckpointError, match=r"experts\.\d\.\w+_proj.* --lora-target-modules .*experts"):
         generate(general, PROMPTS[:1], [apart])

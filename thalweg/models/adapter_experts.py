@@ -1,5 +1,5 @@
-"""Low-rank adapters of experts: a pair of matrices for each expert's gate, up and down. Only where the kernel of the experts
-keeps their weights as they are, dense."""
+"""Low-rank adapters of experts: a pair of matrices for each expert's gate, up and down. The kernel of the experts has a variant
+that adds them, which reads the same packed weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from thalweg.errors import UnsupportedModelError
 from thalweg.hal import ops
 from thalweg.hal.device import Device
-from thalweg.hal.op import BoundOp
+from thalweg.hal.op import OF_BODIES, Binder, BoundOp
 from thalweg.hal.step import Array
-from thalweg.hal.weights import DENSE
 from thalweg.models.adapter_names import container, is_target
 from thalweg.models.spec import MoE
 from thalweg.models.weights import Source, Weight
@@ -67,34 +66,42 @@ class ExpertsAdapter:
     """Experts with adapters, for steps in which some sequence has one. Arguments as in `hal.ops.experts`. Ranks sum what it
     returns."""
 
-    def __init__(self, ctx: Context, spec: MoE, gate_up: Weight, down: Weight, act: str) -> None:
+    def __init__(self, ctx: Context, gate_up: Weight, down: Weight, op: BoundOp) -> None:
+        """op: `hal.ops.lora_experts`."""
         assert ctx.adapters is not None
         self._name = container(gate_up.sources[0].name)
         inner, hidden = gate_up.sources[0].shape
-        self._op = ctx.bind(ops.lora_experts, experts=spec.experts, act=act)
+        self._op = op
         ctx.adapters.experts[self._name] = ExpertsTarget(gate_up.sources, down.sources, hidden, inner, ctx.mesh.tensor.size)
 
     def __call__(self, x: Array, ids: Array, weights: Array, gate_up: Array, down: Array, rows: AdapterRows) -> Array:
         held = rows.held[self._name]
         arrays = (held[k] for k in ("gate_up_a", "gate_up_b", "down_a", "down_b", "ranks"))
-        out: Array = self._op(x, ids, weights, gate_up, down, rows.slots, rows.order, rows.starts, *arrays)
+        out: Array = self._op(x, ids, weights, gate_up, down, rows.slots, *arrays)
         return out
 
 
-def adapt_experts(ctx: Context, spec: MoE, gate_up: Weight, down: Weight, op: BoundOp, act: str) -> ExpertsAdapter | None:
-    """None: `lora_target_modules` does not name the experts. UnsupportedModelError if it does and they cannot have adapters."""
+def adapt_experts(ctx: Context, spec: MoE, gate_up: Weight, down: Weight, op: BoundOp) -> ExpertsAdapter | None:
+    """None: `lora_target_modules` does not name the experts. UnsupportedModelError if it does and they cannot have adapters.
+    op: the bound `hal.ops.experts`, whose packed weights are shared."""
     name = container(gate_up.sources[0].name)
     if ctx.adapters is None or ctx.adapters.modules is None or not is_target(name, ctx.adapters.modules):
         return None
-    why = None
+    why = adapted = None
     if not spec.gated or spec.biases or spec.inward or spec.zero or spec.latent:
         why = "experts without gates, or with biases"
     elif spec.placed and ctx.mesh.tensor.size > 1:
         why = "experts whole on ranks (--enable-expert-parallel)"
-    elif ctx.format(gate_up) != DENSE or ctx.format(down) != DENSE:
-        why = "quantised experts"
-    elif op.pack is not None and not op.pack.keeps_dense:
-        why = f"the kernel {op.choice.kernel}, which packs their weights. The device reference has another"
-    if why is not None:
+    elif (adapted := _offer(ctx.binder, op)) is None:
+        why = f"the kernel {op.choice.kernel}, as the device has none that adds adapters and shares its weights"
+    if adapted is None:
         raise UnsupportedModelError(f"lora_target_modules: {name}: adapters of experts are not served with {why}")
-    return ExpertsAdapter(ctx, spec, gate_up, down, act)
+    return ExpertsAdapter(ctx, gate_up, down, adapted)
+
+
+def _offer(binder: Binder, op: BoundOp) -> BoundOp | None:
+    """`lora_experts` with the facts and the packed weights of this `experts`. None: no kernel has them."""
+    facts = dict(op.choice.spec)
+    if op.pack == OF_BODIES:
+        return binder.of(()).bind(ops.lora_experts, **facts)
+    return binder.offer(ops.lora_experts, op, **facts)

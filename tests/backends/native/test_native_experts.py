@@ -85,7 +85,7 @@ class Case:
 @pytest.mark.parametrize("formats", FORMATS.values(), ids=FORMATS)
 @pytest.mark.sampled(8)
 def test_every_shape_equals_the_body_and_tokens_keep_their_bits(library: NativeLibrary, formats: Any, dtype: str) -> None:
-    kernel, _ = kernels(library)
+    kernel, *_ = kernels(library)
     alone, *_ = kernels(open_library(1, library.level))
     for shape in SHAPES:
         case = Case(kernel, shape, formats, dtype)
@@ -105,7 +105,7 @@ def test_every_shape_equals_the_body_and_tokens_keep_their_bits(library: NativeL
 @pytest.mark.parametrize("formats", [(DENSE, DENSE), (MXFP4, MXFP4)], ids=str)
 def test_biased_gates_that_are_cut_off_are_those_of_the_body(library: NativeLibrary, formats: Any, dtype: str) -> None:
     """As gpt-oss has them, in bfloat16 and as published."""
-    kernel, _ = kernels(library)
+    kernel, *_ = kernels(library)
     alone, *_ = kernels(open_library(1, library.level))
     for shape in ((64, 32, 4, 2), (96, 64, 5, 3)):
         case = Case(kernel, shape, formats, dtype, SWIGLU_OAI)
@@ -122,7 +122,7 @@ def test_biased_gates_that_are_cut_off_are_those_of_the_body(library: NativeLibr
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_more_rows_than_are_made_ready_at_once_keep_their_bits(library: NativeLibrary, dtype: str) -> None:
     """Pairs are parted within an expert, at its end, and where all tokens have the same experts."""
-    kernel, _ = kernels(library)
+    kernel, *_ = kernels(library)
     case = Case(kernel, (2304, 16, 6, 2), FORMATS["int8"], dtype)  # 384 pairs at a time
     for tokens, chosen in ((700, None), (193, 2), (400, 2)):
         x, ids, weights = case.batch(tokens, chosen)
@@ -136,7 +136,7 @@ def test_more_rows_than_are_made_ready_at_once_keep_their_bits(library: NativeLi
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["dense", "int8", "int4-zeros"])
 def test_experts_without_gates_equal_the_body(library: NativeLibrary, name: str, dtype: str) -> None:
-    kernel, _ = kernels(library)
+    kernel, *_ = kernels(library)
     for shape in SHAPES:
         case = Case(kernel, shape, FORMATS[name], dtype, gated=False)
         x, ids, weights = case.batch(40)
@@ -148,8 +148,61 @@ def test_experts_without_gates_equal_the_body(library: NativeLibrary, name: str,
     assert dict(refused.choice.refused)[kernel.name] == "runs silu, gelu_tanh, gelu, relu2, not relu"
 
 
+def make_adapters(case: Case, inner: int, slots: int, rank: int) -> tuple[torch.Tensor, ...]:
+    """Arrays of `lora_experts`, with NaN where nothing may be read. Slot 1 changes one expert, and only its products down."""
+    rng, count = case.generator, case.experts
+    shapes = ((2 * rank, case.hidden), (rank, 2 * inner), (rank, inner), (rank, case.hidden))
+    arrays = [torch.randn(slots, count, *s, generator=rng) / s[1] ** 0.5 for s in shapes]
+    ranks = torch.randint(0, rank + 1, (slots, count, 3), generator=rng, dtype=torch.int32)
+    ranks[1] = 0
+    ranks[1, 1, 2] = rank
+    held = (torch.arange(rank) < ranks[..., None]).transpose(0, 2)  # [3, count, slots, rank]
+    gate, up, down = (part.transpose(0, 1) for part in held)
+    arrays[0][~torch.cat([gate, up], -1)] = torch.nan
+    wide = torch.cat([part[..., None].expand(slots, count, rank, inner) for part in (gate, up)], -1)
+    arrays[1][~wide] = torch.nan
+    for a in arrays[2:]:
+        a[~down] = torch.nan
+    for a in arrays:
+        a[0] = torch.nan
+    return *(a.to(case.dtype) for a in arrays), ranks
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["dense", "int4-zeros", "Q4_K_M"])
+def test_adapted_experts_equal_the_body_and_rows_without_an_adapter_those_without_it(
+    library: NativeLibrary, name: str, dtype: str
+) -> None:
+    """In any company, by any number of threads, and over as many rows as are not made ready at once."""
+    for shape, tokens in (((96, 80, 5, 3), 150), ((2304, 16, 6, 2), 400)):
+        plain_kernel, adapted, _ = kernels(library)
+        case = Case(plain_kernel, shape, FORMATS[name], dtype)
+        arrays, (x, ids, weights) = make_adapters(case, shape[1], 4, 11), case.batch(tokens)
+        slots = torch.randint(0, 4, (tokens,), generator=case.generator, dtype=torch.int32)
+
+        def run(index: torch.Tensor, kernel: Kernel = adapted) -> torch.Tensor:
+            """The rows of this index."""
+            out: torch.Tensor = kernel.run(
+                x[index], ids[index], weights[index], *case.packed, slots[index], *arrays, **case.facts  # noqa: B023
+            )  # fmt: skip
+            return out
+
+        whole = run(torch.arange(tokens))
+        few = torch.arange(40)
+        plain = [w.float() if isinstance(w, torch.Tensor) else w for w in case.plain]
+        wide = [a.nan_to_num().float() if a.is_floating_point() else a for a in arrays]
+        want = ops.lora_experts.reference(x[:40].float(), ids[:40], weights[:40], *plain, slots[:40], *wide, **case.facts)
+        assert (whole[:40].float() - want).abs().max() <= 2 * BOUND[dtype] * want.abs().max()
+        assert torch.equal(whole[slots == 0], case.run(x, ids, weights)[slots == 0])
+        assert not torch.equal(whole[slots == 2], case.run(x, ids, weights)[slots == 2])
+        for index in (few, torch.arange(tokens - 1, -1, -1), torch.tensor([7]), torch.tensor([3, 90, 4])):
+            assert torch.equal(run(index), whole[index])
+        one = kernels(open_library(1, library.level))[1]
+        assert torch.equal(run(few, one), whole[few]), "by one thread"
+
+
 def test_experts_without_a_row_are_not_read(library: NativeLibrary) -> None:
-    kernel, _ = kernels(library)
+    kernel, *_ = kernels(library)
     case = Case(kernel, (64, 32, 5, 2), FORMATS["dense"], "float32")
     data = case.plain[0].clone()
     data[64:128] = float("nan")  # of expert 1
@@ -166,7 +219,7 @@ def test_experts_without_a_row_are_not_read(library: NativeLibrary) -> None:
 
 
 def test_a_pair_that_names_no_expert_counts_for_nothing(library: NativeLibrary) -> None:
-    kernel, _ = kernels(library)
+    kernel, *_ = kernels(library)
     case = Case(kernel, (64, 32, 5, 2), FORMATS["int4"], "float32")
     x, ids, weights = case.batch(6)
     ids[0, 1], ids[3, 0], ids[5] = -1, 5, 1 << 20
@@ -179,7 +232,7 @@ def test_a_pair_that_names_no_expert_counts_for_nothing(library: NativeLibrary) 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["dense", "int8", "int8-groups-zeros", "int4-zeros"])
 def test_weights_from_where_they_lie_are_those_packed_whole(library: NativeLibrary, name: str, dtype: str) -> None:
-    kernel, _ = kernels(library)
+    kernel, *_ = kernels(library)
     case = Case(kernel, (128, 64, 3, 2), FORMATS[name], dtype)
     assert kernel.pack.mapped is not None
     mapped = []
@@ -197,7 +250,7 @@ def test_weights_from_where_they_lie_are_those_packed_whole(library: NativeLibra
 
 
 def test_what_does_not_fit_and_what_is_not_run_is_said(library: NativeLibrary) -> None:
-    kernel, route = kernels(library)
+    kernel, _, route = kernels(library)
     case = Case(kernel, (64, 32, 4, 2), FORMATS["dense"], "float32")
     x, ids, weights = case.batch(3)
     for wrong in ((x[:, :32], ids, weights), (x.bfloat16(), ids, weights), (x, ids.long(), weights), (x, ids[:2], weights)):
@@ -228,7 +281,7 @@ ROUTES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("name", ROUTES)
 def test_tokens_go_where_the_body_sends_them(library: NativeLibrary, name: str, biased: bool) -> None:
-    _, route = kernels(library)
+    *_, route = kernels(library)
     generator, facts = torch.Generator().manual_seed(7), ROUTES[name]
     logits = torch.randn(500, 60, generator=generator) * 3
     bias = torch.randn(60, generator=generator) / 3 if biased else None
@@ -243,7 +296,7 @@ def test_tokens_go_where_the_body_sends_them(library: NativeLibrary, name: str, 
 
 
 def test_equal_scores_go_to_the_lower_expert_and_nan_to_the_first(library: NativeLibrary) -> None:
-    _, route = kernels(library)
+    *_, route = kernels(library)
     ids, weights = route.run(torch.zeros(2, 6), k=3, scores="softmax", renormalise=True)
     assert ids.tolist() == [[0, 1, 2]] * 2
     assert weights.flatten().tolist() == pytest.approx([1 / 3] * 6)

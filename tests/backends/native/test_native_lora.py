@@ -72,6 +72,21 @@ def test_more_rows_than_are_shrunk_at_a_time(library: NativeLibrary) -> None:
     assert (got - want).abs().max() <= 2e-5 * want.abs().max()
 
 
+@DTYPES
+def test_gains_and_biases_are_those_of_the_body_and_other_outputs_keep_their_bits(
+    library: NativeLibrary, dtype: torch.dtype
+) -> None:
+    rng = torch.Generator().manual_seed(1)
+    y, vectors = torch.randn(9, 1301, generator=rng).to(dtype), torch.randn(4, 2, 1301, generator=rng)
+    vectors[0], vectors[2, :, ::2], y[:, ::2] = torch.nan, 0, -0.0
+    slots = torch.tensor([0, 1, 2, 3, 2, 0, 1, 1, 3], dtype=torch.int32)
+    got, want = NativeLora(library).rescale(y.clone(), slots, vectors), ops.lora_rescale.reference(y, slots, vectors)
+    assert (got.float() - want.float()).abs().nan_to_num(9).max() <= TOLERANCE[dtype] * want.float().abs().max()
+    for rows, step in ((slots == 0, 1), (slots == 2, 2)):
+        kept, held = y[rows][:, ::step].contiguous(), got[rows][:, ::step].contiguous()
+        assert torch.equal(held.view(torch.uint8), kept.view(torch.uint8))
+
+
 def test_slots_that_are_not_there_count_as_none_and_arrays_that_do_not_fit_are_refused(library: NativeLibrary) -> None:
     kernel, seq = NativeLora(library), torch.arange(5, dtype=torch.int32)
     slots, order, starts = kernel.rows(torch.tensor([2, 7, 1, -4, 2], dtype=torch.int32), seq, count=3)

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import torchax
 from chips import CHIPS
 from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh
+from torchax.interop import jax_view, torch_view
 
 from thalweg.backends.tpu import TpuOptions, moe
 from thalweg.backends.tpu.arrays import to_host
@@ -169,3 +171,35 @@ def test_what_is_refused_is_said() -> None:
     assert (
         "not relu" in dict(binder.bind(ops.experts, **(facts | {"act": "relu"}), weight=DENSE).choice.refused)["jax-megablox"]
     )
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("pallas-grouped", marks=pytest.mark.nightly), pytest.param("jax-megablox", marks=pytest.mark.slow)]
+)
+def test_adapters_of_experts_are_those_of_the_body_and_rows_without_one_keep_their_bits(name: str) -> None:
+    """More pairs than gather their matrices at once."""
+    rng, rank, slots, tokens = np.random.default_rng(1), 3, 4, 34
+    plain, adapted = (k.run for k in moe.kernels(interpret=True) if k.name == name)
+    pack = next(k.pack for k in moe.kernels(interpret=True) if k.name == name)
+    held = [_weight(rng, DENSE, out, fan_in)[0] for out, fan_in in ((2 * FFN, HIDDEN), (HIDDEN, FFN))]
+    x, ids = rng.normal(size=(tokens, HIDDEN)).astype(np.float32), _routed(rng, tokens, "random")
+    weights, slot = rng.uniform(0.1, 1, ids.shape).astype(np.float32), (np.arange(tokens) % slots).astype(np.int32)
+    shapes = ((2 * rank, HIDDEN), (rank, 2 * FFN), (rank, FFN), (rank, HIDDEN))
+    arrays = [rng.normal(size=(slots, EXPERTS, *s)).astype(np.float32) / s[1] ** 0.5 for s in shapes]
+    ranks = rng.integers(0, rank + 1, (slots, EXPERTS, 3)).astype(np.int32)
+    ranks[3] = 0
+    view = torch_view
+    with torchax.default_env():
+        batch = [view(jnp.asarray(a)) for a in (x, ids, weights)]
+        packed = [view(pack(w)) for w in held]
+        more = [view(jnp.asarray(a)) for a in (slot, *arrays, ranks)]
+        base = np.asarray(jax_view(plain(*batch, *packed, experts=EXPERTS)))
+        got = np.asarray(jax_view(adapted(*batch, *packed, *more, experts=EXPERTS)))
+    tensors = [torch.from_numpy(np.array(w.data["weight"])) for w in held]
+    want = ops.lora_experts.reference(
+        *map(torch.from_numpy, (x, ids, weights)), *tensors, *map(torch.from_numpy, (slot, *arrays, ranks)), experts=EXPERTS
+    )
+    np.testing.assert_allclose(got, want, atol=2e-5 * float(want.abs().max()))
+    same = slot % 3 == 0
+    np.testing.assert_array_equal(got[same], base[same])
+    assert np.abs(got - base)[~same].max() > 0.1

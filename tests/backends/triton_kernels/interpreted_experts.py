@@ -95,6 +95,41 @@ def test_a_token_s_bits_are_the_same_in_whatever_tile_of_its_experts(device: Dev
         assert torch.equal(kernel.run(x[:n], ids[:n], shares[:n], *held, experts=2), whole[:n])
 
 
+@pytest.mark.parametrize("format", [DENSE, MXFP4], ids=str)
+def test_adapted_rows_keep_their_bits_and_those_without_an_adapter_are_of_the_plain_kernel(
+    device: Device, format: WeightFormat
+) -> None:
+    """Tiles with rows of several slots, and sizes that no block divides."""
+    rng, (tokens, hidden, ffn, count, slots, rank) = torch.Generator().manual_seed(5), (37, 96, 80, 2, 4, 5)
+    facts = {"weight": format, "down_weight": format, "dtype": "bfloat16", "act": "silu"}
+    static = {"experts": count, "act": "silu", "group": format.group, "down_group": format.group}
+    plain = _kernel(device, **facts)
+    (adapted,) = (k for k in device.kernels if k.op == "lora_experts" and k.pack == plain.pack)
+    assert (adapted.name, adapted.supports(facts)) == (plain.name, None)
+    x, shares = torch.randn(tokens, hidden, generator=rng).to(torch.bfloat16), torch.rand(tokens, 2, generator=rng)
+    ids = torch.tensor([[0, 1]], dtype=torch.int32).expand(tokens, 2).contiguous()
+    dense = [torch.randn(*s, generator=rng).to(torch.bfloat16) / 8 for s in ((2 * count * ffn, hidden), (count * hidden, ffn))]
+    held = [QTensor(DENSE, tuple(w.shape), {"weight": w}) if format == DENSE else quantise(w, format) for w in dense]
+    sizes = ((2 * rank, hidden), (rank, 2 * ffn), (rank, ffn), (rank, hidden))
+    arrays = [(torch.randn(slots, count, *s, generator=rng) / s[1] ** 0.5).to(torch.bfloat16) for s in sizes]
+    ranks = torch.randint(1, rank + 1, (slots, count, 3), generator=rng, dtype=torch.int32)
+    ranks[3] = 0
+    slot, packed = torch.arange(tokens, dtype=torch.int32) % slots, [plain.pack(w) for w in held]
+
+    def run(index: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = adapted.run(x[index], ids[index], shares[index], *packed, slot[index], *arrays, ranks, **static)
+        return out
+
+    whole, base = run(torch.arange(tokens)), plain.run(x, ids, shares, *packed, **static)
+    same = slot % 3 == 0
+    assert torch.equal(whole[same], base[same])
+    for index in (torch.tensor([1]), torch.tensor([30, 2, 1])):
+        assert torch.equal(run(index), whole[index])
+    bodies = [w.data.get("weight", w.data) for w in held]
+    want = ops.lora_experts.reference(x, ids, shares, *bodies, slot, *arrays, ranks, **static)
+    assert (whole.float() - want.float()).abs().max() <= 2e-2 * want.float().abs().max()
+
+
 def _make_experts(format: WeightFormat, dtype: str) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
     """(arguments of the body, static arguments, facts) of experts whose gates exceed 7, and whose sizes neither tiles nor
     chunks of codes divide."""

@@ -25,7 +25,7 @@ from thalweg.hal.step import Array, StepBatch, StepShape
 COMPILED_OPS = (
     "linear", "rms_norm", "add_rms_norm", "rope", "act_and_mul", "resolve_tokens", "history_write", "penalties", "bad_words",
     "logit_bias", "token_mask", "truncate", "draw", "sample", "logprobs", "route", "experts", "lora_rows", "lora_add",
-    "head_linear",
+    "lora_experts", "head_linear",
 )  # fmt: skip
 """Ops that Triton kernels are expected for. Each gets the reason in the plan where there are none."""
 

@@ -22,7 +22,8 @@ def kernels(options: TpuOptions, on_host: bool) -> tuple[Kernel, ...]:
 
 
 def _experts(options: TpuOptions, on_host: bool) -> tuple[Kernel, ...]:
-    ours, theirs = moe.kernels(on_host)
+    made = moe.kernels(on_host)
     if options.experts == "auto":
-        return () if on_host and options.attention != "pallas" else (ours, theirs)
-    return {"pallas": (ours,), "jax": (theirs,), "xla": ()}[options.experts]
+        return () if on_host and options.attention != "pallas" else made
+    name = {"pallas": "pallas-grouped", "jax": "jax-megablox", "xla": ""}[options.experts]
+    return tuple(k for k in made if k.name == name)

@@ -30,18 +30,18 @@ def _gather_and_add(
     rank, parts = b.shape[1], []
     held = jnp.arange(rank)[None, None, :] < jnp.where(slots[:, None] == NONE, 0, ranks[slots])[:, :, None]
     down = jnp.where(held.reshape(*held.shape[:1], -1, 1), a[slots], 0)
-    low = _multiply("th,trh->tr", x, down).reshape(held.shape)
+    low = multiply("th,trh->tr", x, down).reshape(held.shape)
     first = 0
     for i, count in enumerate(rows):
         up = jnp.where(held[:, i, :, None], b[slots, :, first : first + count], 0)
         part = y[:, first : first + count]
-        summed = (part.astype(jnp.float32) + _multiply("tr,trn->tn", low[:, i], up)).astype(y.dtype)
+        summed = (part.astype(jnp.float32) + multiply("tr,trn->tn", low[:, i], up)).astype(y.dtype)
         parts.append(jnp.where(held[:, i, :1], summed, part))
         first += count
     return jnp.concatenate(parts, 1)
 
 
-def _multiply(how: str, x: jax.Array, w: jax.Array) -> jax.Array:
+def multiply(how: str, x: jax.Array, w: jax.Array) -> jax.Array:
     """Sums in float32. Where both are, of exact products."""
     precision = jax.lax.Precision.HIGHEST if jnp.float32 in (x.dtype, w.dtype) else None
     return jnp.einsum(how, x, w, preferred_element_type=jnp.float32, precision=precision)

@@ -1,8 +1,9 @@
-"""Mixtures of experts on JAX arrays: routing by XLA, the experts' layers by the Pallas kernels or by those JAX ships."""
+"""Mixtures of experts on JAX arrays: routing by XLA, the experts' layers by the Pallas kernels or by those JAX ships, low-rank
+adapters of experts by gathers between these."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,12 @@ from jax import lax
 
 from thalweg.backends.tpu import matmul
 from thalweg.backends.tpu.interop import in_jax
+from thalweg.backends.tpu.lora import FEW, multiply
 from thalweg.backends.tpu.pallas import grouped_matmul
 from thalweg.backends.tpu.pallas.tiles import LANES, pad_to_multiples
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.ops.activation import ACTIVATIONS
+from thalweg.hal.ops.lora import NONE
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 
 try:
@@ -31,12 +34,17 @@ MEGABLOX, LEAST = (128, 1024, 512), 16
 
 
 def kernels(interpret: bool) -> tuple[Kernel, ...]:
-    """In order of preference. The shipped product of groups comes after ours. It supports only dense weights, and a tile of
-    rows that experts share is multiplied by each in turn."""
-    ours, theirs = (in_jax(partial(f, interpret=interpret)) for f in (_experts, _megablox))
+    """Of `experts`, each with that of `lora_experts` that shares its weights, in order of preference. The shipped product of
+    groups comes after ours. It supports only dense weights, and a tile of rows that experts share is multiplied by each in
+    turn."""
+    runs = (_experts, _adapted_experts, _megablox, _adapted_megablox)
+    ours, adapted, theirs, both = (in_jax(partial(f, interpret=interpret)) for f in runs)
+    pack = Pack(_pack)
     return (
-        Kernel("experts", "pallas-grouped", ours, supports=_supports, pack=Pack(_pack)),
+        Kernel("experts", "pallas-grouped", ours, supports=_supports, pack=pack),
+        Kernel("lora_experts", "pallas-grouped", adapted, supports=_supports, pack=pack),
         Kernel("experts", "jax-megablox", theirs, supports=_dense),
+        Kernel("lora_experts", "jax-megablox", both, supports=_dense),
     )
 
 
@@ -103,15 +111,54 @@ def _experts(
     return _together(made, weights).astype(x.dtype)
 
 
+def _adapted_experts(
+    x: jax.Array, ids: jax.Array, weights: jax.Array, gate_up: Mapping[str, jax.Array], down: Mapping[str, jax.Array],
+    *adapters: jax.Array, experts: int, act: str = "silu", group: int = 0, down_group: int = 0, interpret: bool = False,
+) -> jax.Array:  # fmt: skip
+    """See `lora_experts`."""
+    tile = grouped_matmul.tile_rows(ids.size, experts)
+    there, owner, used = grouped_matmul.place(ids.reshape(-1), experts, tile)
+
+    def multiply_by(weight: Mapping[str, jax.Array], group: int, outputs: int, rows: jax.Array) -> jax.Array:
+        laid = jnp.zeros((owner.shape[0] * tile, rows.shape[1]), rows.dtype).at[there].set(rows, unique_indices=True)
+        made = grouped_matmul.product(laid, weight, owner, used, group=max(group, 0), interpret=interpret)[there]
+        return made.reshape(ids.size, 2, -1)[..., : outputs // 2].reshape(ids.size, outputs)
+
+    first = partial(multiply_by, gate_up, group, adapters[2].shape[3])
+    second = partial(multiply_by, down, down_group, x.shape[1])
+    return _adapt(first, second, act, x, ids, weights, *adapters)
+
+
 def _megablox(
     x: jax.Array, ids: jax.Array, weights: jax.Array, gate_up: jax.Array, down: jax.Array, *, experts: int, act: str = "silu",
     group: int = 0, down_group: int = 0, interpret: bool = False,
 ) -> jax.Array:  # fmt: skip
     """See the op. group, down_group: of quantised weights, which are refused."""
+    there, rows, product = _group_rows(ids, experts, interpret)
+    gate, up = jnp.split(product(_spread(x, ids, there, rows), gate_up), 2, -1)
+    middle = grouped_matmul.activation(act)(gate.astype(jnp.float32)).astype(x.dtype) * up
+    return _together(product(middle, down)[there], weights).astype(x.dtype)
+
+
+def _adapted_megablox(
+    x: jax.Array, ids: jax.Array, weights: jax.Array, gate_up: jax.Array, down: jax.Array, *adapters: jax.Array, experts: int,
+    act: str = "silu", group: int = 0, down_group: int = 0, interpret: bool = False,
+) -> jax.Array:  # fmt: skip
+    """See `lora_experts`, and `_megablox`."""
+    there, count, product = _group_rows(ids, experts, interpret)
+
+    def multiply_by(weight: jax.Array, rows: jax.Array) -> jax.Array:
+        laid = jnp.zeros((count, rows.shape[1]), rows.dtype).at[there].set(rows, unique_indices=True)
+        return product(laid, weight)[there]
+
+    return _adapt(partial(multiply_by, gate_up), partial(multiply_by, down), act, x, ids, weights, *adapters)
+
+
+def _group_rows(ids: jax.Array, experts: int, interpret: bool) -> tuple[jax.Array, int, Callable[..., jax.Array]]:
+    """(where each pair's row goes, rows, the shipped product of rows that lie so)."""
     pairs = ids.size
     there, _, _ = grouped_matmul.place(ids.reshape(-1), experts, 1)
     tile = min(MEGABLOX[0], -(-pairs // LEAST) * LEAST)
-    rows = _spread(x, ids, there, -(-pairs // tile) * tile)
     each = (ids.reshape(-1)[:, None] == jnp.arange(experts)).sum(0, dtype=jnp.int32)
 
     def product(rows: jax.Array, weight: jax.Array) -> jax.Array:
@@ -119,9 +166,42 @@ def _megablox(
         tiling = (tile, min(MEGABLOX[1], matrices.shape[2]), min(MEGABLOX[2], matrices.shape[1]))
         return gmm(rows, matrices, each, rows.dtype, tiling, transpose_rhs=True, interpret=interpret)
 
-    gate, up = jnp.split(product(rows, gate_up), 2, -1)
-    middle = grouped_matmul.activation(act)(gate.astype(jnp.float32)).astype(x.dtype) * up
-    return _together(product(middle, down)[there], weights).astype(x.dtype)
+    return there, -(-pairs // tile) * tile, product
+
+
+def _adapt(
+    first: Callable[[jax.Array], jax.Array], second: Callable[[jax.Array], jax.Array], act: str, x: jax.Array, ids: jax.Array,
+    weights: jax.Array, slots: jax.Array, gate_up_a: jax.Array, gate_up_b: jax.Array, down_a: jax.Array, down_b: jax.Array,
+    ranks: jax.Array,
+) -> jax.Array:  # fmt: skip
+    """`lora_experts`. first, second: the products with gate and up, and with down, of a row for each pair."""
+    token = jnp.arange(ids.size, dtype=jnp.int32) // ids.shape[1]
+    rows, slot, expert = x[token], slots[token], ids.reshape(-1)
+    made = _add_low_rank(first(rows), rows, slot, expert, gate_up_a, gate_up_b, ranks[..., :2])
+    gate, up = jnp.split(made, 2, -1)
+    gate = grouped_matmul.activation(act)(gate.astype(jnp.float32)).astype(x.dtype)
+    middle = (gate.astype(jnp.float32) * up.astype(jnp.float32)).astype(x.dtype)
+    made = _add_low_rank(second(middle), middle, slot, expert, down_a, down_b, ranks[..., 2:])
+    return _together(made, weights).astype(x.dtype)
+
+
+def _add_low_rank(
+    y: jax.Array, x: jax.Array, slot: jax.Array, expert: jax.Array, a: jax.Array, b: jax.Array, ranks: jax.Array
+) -> jax.Array:  # fmt: skip
+    """y [P, N] + B (A x) of each pair, which gathers its own matrices, so many pairs at a time."""
+    (*_, rank, outputs), parts = b.shape, ranks.shape[-1]
+
+    def one(pair: tuple[jax.Array, ...]) -> jax.Array:
+        y, x, slot, expert = pair
+        count = jnp.where(slot == NONE, 0, ranks[slot, expert])
+        held = jnp.arange(rank) < count[:, None]  # [parts, rank]
+        low = jnp.where(held, multiply("h,prh->pr", x, a[slot, expert].reshape(parts, rank, -1)), 0)
+        up = jnp.where(held.T[..., None], b[slot, expert].reshape(rank, parts, -1), 0)
+        added = multiply("pr,rpn->pn", low, up).reshape(outputs)
+        summed = (y.astype(jnp.float32) + added).astype(y.dtype)
+        return jnp.where(jnp.repeat(count > 0, outputs // parts), summed, y)
+
+    return lax.map(one, (y, x, slot, expert), batch_size=FEW)
 
 
 def _spread(x: jax.Array, ids: jax.Array, there: jax.Array, rows: int) -> jax.Array:

@@ -164,9 +164,7 @@ def add(
     few = n <= FEW and held <= MOST_RANKS
     low = y if few else torch.empty((n, parts * rank), dtype=torch.float32, device=y.device)
     most = min(n, triton.cdiv(n, _ROWS) + count - 1)
-    wide = min(tiles.product.inner, max(16, triton.next_power_of_2(width)), max(16, MOST_HELD // held))
-    if x.dtype == torch.float32:
-        wide = min(wide, tiles.scalar)
+    wide = choose_inputs(tiles, width, held, x.dtype)
     block = min(128, max(16, triton.next_power_of_2(max(rows))))
 
     def launch(mode: int, first: int, col: int, some: tuple[int, ...], programs: int) -> None:
@@ -183,6 +181,12 @@ def add(
         some = rows[first : first + PARTS]
         launch(BOTH if few else EXPAND, first, sum(rows[:first]), some, sum(triton.cdiv(c, block) for c in some))
     return y
+
+
+def choose_inputs(tiles: TileSizes, width: int, ranks: int, dtype: torch.dtype) -> int:
+    """How many of the `width` inputs a program multiplies by so many ranks at once."""
+    wide = min(tiles.product.inner, max(16, triton.next_power_of_2(width)), max(16, MOST_HELD // ranks))
+    return min(wide, tiles.scalar) if dtype == torch.float32 else wide
 
 
 def _fits(spec) -> str | None:

@@ -6,6 +6,7 @@ replays for any routing. A row is summed in one order wherever it lies in a tile
 """
 
 import functools
+import itertools
 from typing import Any
 
 import torch
@@ -13,9 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.backends.triton_kernels import fours, groups, quantised
+from thalweg.backends.triton_kernels import fours, groups, lora_experts, quantised
 from thalweg.backends.triton_kernels.elementwise import activate
 from thalweg.backends.triton_kernels.linear import DTYPES
+from thalweg.backends.triton_kernels.lora_experts import ExpertAdapters, add_low_rank
 from thalweg.backends.triton_kernels.tiles import ProductTile, TileSizes
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.ops.activation import ACTIVATIONS, CUT, OAI_ALPHA, OAI_LIMIT, SWIGLU_OAI
@@ -120,13 +122,14 @@ def _apply_gate(gate, high, kind, ACT: tl.constexpr, LIMIT: tl.constexpr):
 
 @triton.jit
 def up(
-    x, weight, scales, zeros, out, starts, ends, firsts, pairs, tile_expert, width, ffn, w_row, x_row, k, bias,
-    E: tl.constexpr, ACT: tl.constexpr, LIMIT: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
-    SCALED: tl.constexpr, ZEROS: tl.constexpr, EVEN: tl.constexpr, NATIVE: tl.constexpr, PAIRED: tl.constexpr,
-    PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr,
+    x, weight, scales, zeros, out, starts, ends, firsts, pairs, tile_expert, width, ffn, w_row, k, low, low_row, b, slots,
+    ranks, rank, x_row, bias, E: tl.constexpr, ACT: tl.constexpr, LIMIT: tl.constexpr, BIAS: tl.constexpr,
+    ADAPTED: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, ZEROS: tl.constexpr,
+    EVEN: tl.constexpr, NATIVE: tl.constexpr, PAIRED: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    K: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """act(gate) * up of one tile of pairs, N columns: x [T, width], weight [E * 2 ffn, width], out [pairs, ffn]. BIAS: bias
-    [E * 2 ffn] is added to gate and up."""
+    [E * 2 ffn] is added to gate and up. ADAPTED: so are products with b [slots, E, rank, 2 ffn] (`add_low_rank`)."""
     e, pair, ok = _expert_of(starts, ends, firsts, pairs, tile_expert, M, E)
     if e >= E:
         return
@@ -150,18 +153,26 @@ def up(
     if BIAS:
         gate += tl.load(bias + j, mask=c_ok, other=0.0).to(tl.float32)[None, :]
         high += tl.load(bias + j + ffn, mask=c_ok, other=0.0).to(tl.float32)[None, :]
+    if ADAPTED:
+        gate = add_low_rank(
+            gate.to(kind).to(tl.float32), pair, ok, e, c, c_ok, 0, 2 * ffn, low, low_row, b, slots, ranks, rank, k, E, 0, 0
+        )  # fmt: skip
+        high = add_low_rank(
+            high.to(kind).to(tl.float32), pair, ok, e, c, c_ok, ffn, 2 * ffn, low, low_row, b, slots, ranks, rank, k, E, 1, 1
+        )  # fmt: skip
     made = _apply_gate(gate, high, kind, ACT, LIMIT)
     tl.store(out + pair[:, None].to(tl.int64) * ffn + c[None, :], made, mask=ok[:, None] & c_ok[None, :])
 
 
 @triton.jit
 def down(
-    x, weight, scales, zeros, out, starts, ends, firsts, pairs, tile_expert, width, hidden, w_row,
-    E: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, ZEROS: tl.constexpr, EVEN: tl.constexpr,
-    NATIVE: tl.constexpr, PAIRED: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    STAGES: tl.constexpr, UNROLL: tl.constexpr,
+    x, weight, scales, zeros, out, starts, ends, firsts, pairs, tile_expert, width, hidden, w_row, k, low, low_row, b, slots,
+    ranks, rank, E: tl.constexpr, ADAPTED: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr,
+    ZEROS: tl.constexpr, EVEN: tl.constexpr, NATIVE: tl.constexpr, PAIRED: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """x [pairs, width] through weight [E * hidden, width]: out [pairs, hidden]."""
+    """x [pairs, width] through weight [E * hidden, width]: out [pairs, hidden]. ADAPTED: as in `up`, b
+    [slots, E, rank, hidden]."""
     e, pair, ok = _expert_of(starts, ends, firsts, pairs, tile_expert, M, E)
     if e >= E:
         return
@@ -174,6 +185,9 @@ def down(
     )  # fmt: skip
     if SCALED:
         acc = quantised.scale_accumulator(acc, scales, j, c_ok, GROUP)
+    if ADAPTED:
+        acc = acc.to(out.dtype.element_ty).to(tl.float32)
+        acc = add_low_rank(acc, pair, ok, e, c, c_ok, 0, hidden, low, low_row, b, slots, ranks, rank, k, E, 2, 0)
     put = pair[:, None].to(tl.int64) * hidden + c[None, :]
     tl.store(out + put, acc.to(out.dtype.element_ty), mask=ok[:, None] & c_ok[None, :])
 
@@ -217,10 +231,10 @@ def route(
 def experts(
     tiles: TileSizes, kind: str, exact: bool, x: Tensor, ids: Tensor, weights: Tensor, gate_up: dict[str, Tensor],
     down_: dict[str, Tensor], bias: Tensor | None = None, down_bias: Tensor | None = None, *, experts: int, act: str = "silu",
-    group: int = 0, down_group: int = 0,
+    group: int = 0, down_group: int = 0, adapters: ExpertAdapters | None = None,
 ) -> Tensor:  # fmt: skip
     """exact: a row's terms are added in one order whatever the number of tokens. kind: "" = each weight's, as `_pack_mixed`
-    packed it."""
+    packed it. adapters: added to the products."""
     (tokens, hidden), k = x.shape, ids.shape[1]
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
@@ -245,18 +259,22 @@ def experts(
 
     def launch(kernel, x: Tensor, kind: str, w: dict[str, Tensor], group: int, out: Tensor, *more: Any, **given: Any) -> None:
         (inputs, cols), codes = (x.shape[1], out.shape[1]), w["codes" if "codes" in w else kind]
+        low: tuple[Any, ...] = (x, 0, x, x, x, 0)  # not read
+        if adapters is not None:
+            low = lora_experts.arguments(tiles, work, t.rows, x, adapters, pairs=tokens * k, k=k, down=kernel is down)
         held = "raw" if kind == "dense" else kind
         zeros, static = quantised.shifts(held, group, {"scales": codes} | w)
         width = quantised.inputs_of(held, static["GROUP"], t.inner, x.dtype)
         unroll = quantised.steps_of(held, t, width)
         kernel[(work.tile_expert.shape[0], triton.cdiv(cols, t.cols))](
-            x, codes, w.get("scales", codes), zeros, out, *work, inputs, cols, codes.stride(0), *more, KIND=held, K=width,
-            SCALED=kind != "dense", EVEN=inputs % (width * unroll) == 0, UNROLL=unroll, **static, **same, **given,
+            x, codes, w.get("scales", codes), zeros, out, *work, inputs, cols, codes.stride(0), k, *low, *more, KIND=held,
+            K=width, ADAPTED=adapters is not None, SCALED=kind != "dense", EVEN=inputs % (width * unroll) == 0, UNROLL=unroll,
+            **static, **same, **given,
         )  # fmt: skip
 
     name, limit = _split_activation(act)
     launch(
-        up, x, kinds[0], gate_up, group, middle, x.stride(0), k, x if bias is None else bias, ACT=name, LIMIT=limit,
+        up, x, kinds[0], gate_up, group, middle, x.stride(0), x if bias is None else bias, ACT=name, LIMIT=limit,
         BIAS=bias is not None,
     )  # fmt: skip
     launch(down, middle, kinds[1], down_, down_group, y)
@@ -266,6 +284,14 @@ def experts(
         BIAS=down_bias is not None, BLOCK=block, num_warps=4,
     )  # fmt: skip
     return out
+
+
+def adapted_experts(
+    tiles: TileSizes, kind: str, exact: bool, x: Tensor, ids: Tensor, weights: Tensor, gate_up: dict[str, Tensor],
+    down_: dict[str, Tensor], *arrays: Tensor, **static: Any,
+) -> Tensor:  # fmt: skip
+    """`lora_experts`, by the kernel of `experts` with the same kind and `exact`."""
+    return experts(tiles, kind, exact, x, ids, weights, gate_up, down_, adapters=ExpertAdapters(*arrays), **static)
 
 
 def _four_bit_weights(kinds: list[str], groups: tuple[int, int], weights: tuple[dict[str, Tensor], ...]) -> list[Any]:
@@ -341,6 +367,12 @@ def _refusal(kind: str, spec) -> str | None:
     return f"runs formats that kernels for one of them run, not {' nor '.join(missing)}" if missing else None
 
 
+def _refusal_adapted(kind: str, spec) -> str | None:
+    if spec.get("biased") or spec.get("elsewhere"):
+        return "adapts experts without biases that are all on this device"
+    return _refusal(kind, spec)
+
+
 def _few(spec) -> str | None:
     count = spec.get("experts", 0)
     return None if count <= MOST_EXPERTS else f"routes among {MOST_EXPERTS} experts at most, not {count}"
@@ -349,12 +381,9 @@ def _few(spec) -> str | None:
 def kernels(t: TileSizes) -> tuple[Kernel, ...]:
     part = functools.partial
     found = [Kernel("route", "triton", route, supports=_few, batch_invariant=True)]
-    for name, kind in KINDS.items():
-        for exact in (False, True):
-            label = name if exact else f"{name}-variant"
-            run = part(experts, t, kind, exact)
-            found.append(Kernel("experts", label, run, part(_refusal, kind), Pack(part(_pack, t)), batch_invariant=exact))
-    for exact in (False, True):
-        label, run = f"triton-mixed{'' if exact else '-variant'}", part(experts, t, "", exact)
-        found.append(Kernel("experts", label, run, part(_refusal, ""), Pack(part(_pack_mixed, t)), batch_invariant=exact))
+    for (name, kind), exact in itertools.product((*KINDS.items(), ("triton-mixed", "")), (False, True)):
+        label, pack = name if exact else f"{name}-variant", Pack(part(_pack if kind else _pack_mixed, t))
+        run, adapted = (part(f, t, kind, exact) for f in (experts, adapted_experts))
+        found.append(Kernel("experts", label, run, part(_refusal, kind), pack, batch_invariant=exact))
+        found.append(Kernel("lora_experts", label, adapted, part(_refusal_adapted, kind), pack, batch_invariant=exact))
     return tuple(found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,6 +12,8 @@ from torch.nn.functional import pad
 from thalweg.hal.op import Sample, op
 from thalweg.hal.ops.activation import glu
 from thalweg.hal.ops.matmul import linear
+from thalweg.hal.ops.quantise import dequantise
+from thalweg.hal.weights import DENSE, WeightFormat
 
 NONE = 0
 """The slot of rows without an adapter. Its arrays are never read."""
@@ -115,7 +119,7 @@ def lora_rescale(y: Tensor, slots: Tensor, vectors: Tensor) -> Tensor:
     return torch.where(same, y, (wide + wide * gain + bias).to(y.dtype))
 
 
-def _experts_sample(tokens: int, width: int, inner: int, experts: int) -> Sample:
+def _experts_sample(tokens: int, width: int, inner: int, experts: int, weight: WeightFormat = DENSE) -> Sample:
     """Slot 2 changes one expert, slot 3 none."""
 
     def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
@@ -125,42 +129,54 @@ def _experts_sample(tokens: int, width: int, inner: int, experts: int) -> Sample
         pairs = [rng.normal(size=(SLOTS, experts, *shape)) / shape[1] ** 0.5 for shape in shapes]
         ranks = np.full((SLOTS, experts, 3), RANK, np.int32)
         ranks[2, 1:], ranks[3] = 0, 0
+        ranks[4] = np.arange(3 * experts).reshape(experts, 3) % (RANK + 1)
         for array in pairs:
             array[NONE], array[2, 1:], array[3] = UNREAD, UNREAD, UNREAD
-        slots = (np.arange(tokens) % (SLOTS - 1)).astype(np.int32)
+        slots = ((np.arange(tokens) + 1) % SLOTS).astype(np.int32)
         return (
             rng.normal(size=(tokens, width)).astype(half), ids, rng.uniform(0.1, 1, (tokens, 2)).astype(np.float32),
             (rng.normal(size=(experts * 2 * inner, width)) / width**0.5).astype(half),
             (rng.normal(size=(experts * width, inner)) / inner**0.5).astype(half),
-            *_row_arguments(slots), *(array.astype(half) for array in pairs), ranks,
+            slots, *(array.astype(half) for array in pairs), ranks,
         )  # fmt: skip
 
-    return Sample(f"{tokens}x{width}x{inner}", make, {"experts": experts})
+    static = {"weight": weight, "group": weight.group, "down_weight": weight, "down_group": weight.group}
+    name = f"{tokens}x{width}x{inner}" + ("" if weight == DENSE else f"-{weight}")
+    return Sample(name, make, {"experts": experts, "act": "silu"} | static)
 
 
-@op(samples=[_experts_sample(1, 64, 32, 3), _experts_sample(9, 48, 16, 4)], tolerances={"float32": 1e-5, "bfloat16": 2e-2})
+@op(
+    samples=[
+        _experts_sample(1, 64, 32, 3), _experts_sample(9, 48, 16, 4), _experts_sample(5, 64, 32, 3, WeightFormat("int", 8)),
+    ],
+    tolerances={"float32": 1e-5, "bfloat16": 2e-2},
+)  # fmt: skip
 def lora_experts(
-    x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, slots: Tensor, order: Tensor, starts: Tensor,
-    gate_up_a: Tensor, gate_up_b: Tensor, down_a: Tensor, down_b: Tensor, ranks: Tensor, *, experts: int, act: str = "silu",
+    x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor | Mapping[str, Tensor], down: Tensor | Mapping[str, Tensor],
+    slots: Tensor, gate_up_a: Tensor, gate_up_b: Tensor, down_a: Tensor, down_b: Tensor, ranks: Tensor, *, experts: int,
+    act: str = "silu", group: int = 0, down_group: int = 0,
 ) -> Tensor:  # fmt: skip
-    """`experts` of gates, dense and without biases, each expert with the adapter of the row's slot.
+    """`experts` with gates and without biases, each expert with the adapter of the row's slot.
 
-    x, ids, weights, gate_up, down: as `experts` has them. slots, order, starts: as `lora_rows` returns them. Matrices of each
-    expert as in `lora_add`, gate and up being two parts: gate_up_a [slots, experts, 2 * rank, H], gate_up_b
-    [slots, experts, rank, 2 F], down_a [slots, experts, rank, F], down_b [slots, experts, rank, H], ranks
-    i32[slots, experts, 3] of gate, up and down. Rows of slot 0 have the bits of `experts`."""
+    x, ids, weights, gate_up, down, group, down_group: as `experts` has them, and so are the facts at bind. A kernel shares
+    packed weights with the kernel of `experts` that has the same `Pack`. slots i32[T]: of each row. Matrices of each expert as
+    in `lora_add`, gate and up being two parts: gate_up_a [slots, experts, 2 * rank, H], gate_up_b [slots, experts, rank, 2 F],
+    down_a [slots, experts, rank, F], down_b [slots, experts, rank, H], ranks i32[slots, experts, 3] of gate, up and down.
+    Products are rounded before the adapter is added. Rows of slot 0, or whose experts have only ranks of 0, have the bits of
+    `experts`."""
+    gate_up = gate_up if isinstance(gate_up, Tensor) else dequantise(gate_up, group, x.dtype)
+    down = down if isinstance(down, Tensor) else dequantise(down, down_group, x.dtype)
     out, inner = torch.zeros(x.shape, dtype=torch.float32, device=x.device), down.shape[1]
+    rows = slots, slots, slots  # order and starts, which the body does not read
     for e, (w1, w2) in enumerate(zip(gate_up.chunk(experts), down.chunk(experts), strict=True)):
         first = lora_add.reference(
-            linear.reference(x, w1), x, slots, order, starts, gate_up_a[:, e], gate_up_b[:, e], ranks[:, e, :2],
-            rows=(inner, inner),
-        )  # fmt: skip
+            linear.reference(x, w1), x, *rows, gate_up_a[:, e], gate_up_b[:, e], ranks[:, e, :2], rows=(inner, inner)
+        )
         gate, up = first.chunk(2, -1)
         glued = glu(gate, up, act)
         y = lora_add.reference(
-            linear.reference(glued, w2), glued, slots, order, starts, down_a[:, e], down_b[:, e], ranks[:, e, 2:],
-            rows=(x.shape[1],),
-        )  # fmt: skip
+            linear.reference(glued, w2), glued, *rows, down_a[:, e], down_b[:, e], ranks[:, e, 2:], rows=(x.shape[1],)
+        )
         share = torch.where(ids == e, weights, 0.0).sum(-1, keepdim=True)
         out = out + share * y.to(torch.float32)
     return out.to(x.dtype)

@@ -33,6 +33,7 @@ WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "linear": (1,),
     "linear_argmax": (1,),
     "experts": (3, 4),
+    "lora_experts": (3, 4),
     "head_linear": (1,),
 }
 """Which arguments are weights that a kernel packs."""
@@ -62,7 +63,7 @@ def spec(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str) -> di
         out = {"in_features": args[1].shape[1], "out_features": args[1].shape[0], "weight": DENSE} | out
     if op.name == "head_linear":
         out |= {"in_features": args[0].shape[2]}
-    if op.name in ("embed", "experts"):
+    if op.name in ("embed", "experts", "lora_experts"):
         out = {"weight": DENSE} | out
     if op.name == "embed":  # as most kernels take it
         out["tied"] = True
@@ -79,9 +80,9 @@ def bind(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str, kerne
 def pick(op: Op, args: Sequence[torch.Tensor], index: torch.Tensor) -> list[torch.Tensor]:
     """The arguments of some rows, i64[N], in any order and any number of times."""
     some = [a[index] if i in ROWS[op.name] else a for i, a in enumerate(args)]
-    if op in (ops.lora_add, ops.lora_experts):  # then the rows of slots follow from the slots
-        at, seq = 2 if op is ops.lora_add else 5, torch.arange(len(index), dtype=torch.int32)
-        some[at : at + 3] = ops.lora_rows(some[at], seq, count=len(args[at + 2]) - 1)
+    if op is ops.lora_add:  # then the rows of slots follow from the slots
+        seq = torch.arange(len(index), dtype=torch.int32)
+        some[2:5] = ops.lora_rows(some[2], seq, count=len(args[4]) - 1)
     return some
 
 
@@ -96,7 +97,7 @@ def put(device: Device, op: Op, bound: BoundOp, args: Sequence[torch.Tensor]) ->
 
 def _format(op: Op, argument: int, facts: Mapping[str, Any]) -> WeightFormat:
     """The format of this argument, a weight."""
-    name = "down_weight" if op.name == "experts" and argument == WEIGHTS["experts"][1] else "weight"
+    name = "down_weight" if "down_weight" in facts and argument == WEIGHTS[op.name][1] else "weight"
     format: WeightFormat = facts.get(name, DENSE)
     return format
 

@@ -57,7 +57,7 @@ class Experts:
             down_group=down.group, in_features=spec.latent or hidden, inner=inner, **facts,
         )  # fmt: skip
 
-        self._adapter = adapt_experts(ctx, spec, first, second, self._experts, act)
+        self._adapter = adapt_experts(ctx, spec, first, second, self._experts)
 
         def weight_spec(weight: Weight, form: WeightFormat) -> dict[str, ParamSpec]:
             return {"weight": ParamSpec(weight, ctx.dtype, self._experts.pack, form, self._here)}

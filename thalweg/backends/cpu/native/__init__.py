@@ -24,7 +24,7 @@ from thalweg.hal.weights import WeightFormat
 if TYPE_CHECKING:
     from thalweg.backends.cpu.native.weight_cache import PackedWeightCache
 
-ABI = 32
+ABI = 33
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
@@ -78,6 +78,8 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_heads": (None, (_P, _P, _L, _L, _I, _P, _L, _L, _L, _P)),
     "thalweg_lora_rows": (None, (_P, _P, _P, _P, _L, _L, _P, _P, _P)),
     "thalweg_lora_add": (None, (_P, _I, _P, _P, _L, _L, _P, _P, _L, _P, _P, _P, _P, _L, _L)),
+    "thalweg_lora_rescale": (None, (_P, _I, _P, _P, _P, _L, _L)),
+    "thalweg_lora_experts": (None, (_P, _P, _P, _L, _L, _I, _I, _P, _L, _P, _P, _L, _P, _P, _P, _P, _P, _P, _P, _L)),
     "thalweg_ranks_bytes": (_L, (_I, _L)),
     "thalweg_ranks_open": (_P, (_I, _I, _I, _L, _P)),
     "thalweg_ranks_number": (_L, (_P,)),
@@ -90,6 +92,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
 REPLAYED = (
     "linear", "attend", "norm", "gate", "turn", "best", "largest", "gather", "draw", "logprobs", "penalties", "experts",
     "route", "gated_norm", "heads", "group_norm", "all_reduce", "all_gather", "lora_rows", "lora_add",
+    "lora_rescale", "lora_experts",
 )  # fmt: skip
 """Functions that make up a step, which `thalweg_replay` calls again from a list. They are numbered as there."""
 OTHERS = ("delta", "conv", "ssd", "scan")

@@ -41,9 +41,27 @@ def _runs(spec: Mapping[str, Any]) -> str | None:
     return _form(spec["weight"]) or _form(spec["down_weight"])
 
 
+def _runs_adapted(spec: Mapping[str, Any]) -> str | None:
+    if spec.get("biased") or not spec.get("gated", True) or spec.get("elsewhere"):
+        return "adapts experts with gates, without biases, that are all on this device"
+    return _runs(spec)
+
+
 def _whole(rows: int) -> int:
     """Outputs of a matrix of so many rows, in whole panels."""
     return -(-rows // PANEL) * PANEL
+
+
+def _check_sizes(
+    x: Tensor, ids: Tensor, weights: Tensor, gate_up: PackedWeight, down: PackedWeight, experts: int, between: int
+) -> None:  # fmt: skip
+    """ValueError unless these are of one layer. between: outputs of an expert's first matrix."""
+    tokens, hidden = x.shape
+    fits = gate_up.shape == (experts * _whole(between), hidden) and down.shape[0] == experts * _whole(hidden)
+    if not fits or any(w.dtype not in (None, x.dtype) for w in (gate_up, down)):
+        raise ValueError(f"experts: {x.dtype} {list(x.shape)} does not fit {gate_up.shape} and {down.shape}")
+    if ids.shape != weights.shape or len(ids) != tokens or (ids.dtype, weights.dtype) != (torch.int32, torch.float32):
+        raise ValueError(f"experts: {ids.dtype} {list(ids.shape)} chooses none for {tokens} tokens")
 
 
 class NativeExperts:
@@ -51,7 +69,7 @@ class NativeExperts:
 
     def __init__(self, library: NativeLibrary) -> None:
         self._context, self._linear = library.context, NativeLinear(library)
-        self._experts, self._route = library.experts, library.route
+        self._experts, self._route, self._adapted = library.experts, library.route, library.lora_experts
 
     def pack(self, w: QTensor) -> PackedWeight:
         """Each matrix begins a panel: where its rows do not fill the last one, rows of zeros do."""
@@ -83,13 +101,9 @@ class NativeExperts:
     ) -> Tensor:  # fmt: skip
         """group, down_group: those that the weights were packed for."""
         x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
-        (tokens, hidden), inner = x.shape, down.shape[1]
+        tokens, inner = len(x), down.shape[1]
         between, code = (2 * inner, GATES[act]) if gated else (inner, UNGATED[act])
-        fits = gate_up.shape == (experts * _whole(between), hidden) and down.shape == (experts * _whole(hidden), inner)
-        if not fits or any(w.dtype not in (None, x.dtype) for w in (gate_up, down)):
-            raise ValueError(f"experts: {x.dtype} {list(x.shape)} does not fit {gate_up.shape} and {down.shape}")
-        if ids.shape != weights.shape or len(ids) != tokens or (ids.dtype, weights.dtype) != (torch.int32, torch.float32):
-            raise ValueError(f"experts: {ids.dtype} {list(ids.shape)} chooses none for {tokens} tokens")
+        _check_sizes(x, ids, weights, gate_up, down, experts, between)
         if bias is not None and (bias.dtype != x.dtype or bias.numel() != experts * 2 * inner):
             raise ValueError(f"experts: a bias of {bias.dtype} {list(bias.shape)} does not fit {experts} experts of {inner}")
         bias, out = None if bias is None else bias.contiguous(), torch.empty(x.shape, dtype=x.dtype)
@@ -98,6 +112,32 @@ class NativeExperts:
                 self._context, gate_up.handle, down.handle, experts, inner, code, TYPES[x.dtype], x.data_ptr(), tokens,
                 ids.data_ptr(), weights.data_ptr(), ids.shape[1], out.data_ptr(),
                 None if bias is None else bias.data_ptr(),
+            )  # fmt: skip
+        return out
+
+    def run_adapted(
+        self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: PackedWeight, down: PackedWeight, slots: Tensor,
+        gate_up_a: Tensor, gate_up_b: Tensor, down_a: Tensor, down_b: Tensor, ranks: Tensor, *, experts: int,
+        act: str = "silu", group: int = 0, down_group: int = 0,
+    ) -> Tensor:  # fmt: skip
+        """See `lora_experts`. group, down_group: as in `run`."""
+        x, ids, weights, slots = x.contiguous(), ids.contiguous(), weights.contiguous(), slots.contiguous()
+        (tokens, hidden), inner, (count, _, rank, _) = x.shape, down.shape[1], down_a.shape
+        _check_sizes(x, ids, weights, gate_up, down, experts, 2 * inner)
+        arrays = (gate_up_a, gate_up_b, down_a, down_b)
+        shapes = ((2 * rank, hidden), (rank, 2 * inner), (rank, inner), (rank, hidden))
+        if any(a.shape != (count, experts, *s) or a.dtype != x.dtype for a, s in zip(arrays, shapes, strict=True)):
+            raise ValueError(f"lora_experts: adapters of {[list(a.shape) for a in arrays]} do not fit {experts} experts")
+        if ranks.shape != (count, experts, 3) or slots.shape != (tokens,) or {ranks.dtype, slots.dtype} != {torch.int32}:
+            raise ValueError(f"lora_experts: ranks of {list(ranks.shape)} and {list(slots.shape)} slots for {tokens} tokens")
+        if not all(a.is_contiguous() for a in (*arrays, ranks)):
+            raise ValueError("lora_experts: adapters are contiguous")
+        out = torch.empty(x.shape, dtype=x.dtype)
+        if tokens:
+            self._adapted(
+                self._context, gate_up.handle, down.handle, experts, inner, GATES[act], TYPES[x.dtype], x.data_ptr(), tokens,
+                ids.data_ptr(), weights.data_ptr(), ids.shape[1], out.data_ptr(), slots.data_ptr(),
+                *(a.data_ptr() for a in arrays), ranks.data_ptr(), rank,
             )  # fmt: skip
         return out
 
@@ -130,7 +170,9 @@ def _scores(spec: Mapping[str, Any]) -> str | None:
 
 def kernels(library: NativeLibrary) -> tuple[Kernel, ...]:
     ops, name = NativeExperts(library), f"native-{library.level}"
+    pack = Pack(ops.pack, ops.pack_mapped, ops.pack_blocks)
     return (
-        Kernel("experts", name, ops.run, _runs, Pack(ops.pack, ops.pack_mapped, ops.pack_blocks), batch_invariant=True),
+        Kernel("experts", name, ops.run, _runs, pack, batch_invariant=True),
+        Kernel("lora_experts", name, ops.run_adapted, _runs_adapted, pack, batch_invariant=True),
         Kernel("route", name, ops.route, _scores, batch_invariant=True),
     )

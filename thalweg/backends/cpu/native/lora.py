@@ -20,6 +20,7 @@ class NativeLora:
 
     def __init__(self, library: NativeLibrary) -> None:
         self._context, self._rows, self._add = library.context, library.lora_rows, library.lora_add
+        self._rescale = library.lora_rescale
         self._bounds: dict[tuple[int, ...], Any] = {}
         """The first output of each part, and their number, by the outputs of parts. Recorded steps hold the addresses."""
 
@@ -64,6 +65,20 @@ class NativeLora:
         )  # fmt: skip
         return y
 
+    def rescale(self, y: Tensor, slots: Tensor, vectors: Tensor) -> Tensor:
+        """Returns y, changed in its memory where it is contiguous."""
+        y, slots = y.contiguous(), slots.contiguous()
+        rows, width = y.shape
+        if slots.shape != (rows,) or slots.dtype != torch.int32 or vectors.shape[1:] != (2, width):
+            raise ValueError(f"lora_rescale: vectors of {list(vectors.shape)} do not fit {list(slots.shape)} rows of {width}")
+        if vectors.dtype != torch.float32 or not vectors.is_contiguous():
+            raise ValueError(f"lora_rescale: vectors are contiguous float32, not {vectors.dtype}")
+        if rows:
+            self._rescale(
+                self._context, TYPES[y.dtype], y.data_ptr(), slots.data_ptr(), vectors.data_ptr(), rows, width
+            )  # fmt: skip
+        return y
+
 
 def _supports(spec: Mapping[str, Any]) -> str | None:
     return None if spec["dtype"] in NAMES else f"runs bfloat16 and float32, not {spec['dtype']}"
@@ -74,4 +89,5 @@ def kernels(library: NativeLibrary) -> tuple[Kernel, ...]:
     return (
         Kernel("lora_rows", name, made.rows, batch_invariant=True),
         Kernel("lora_add", name, made.add, _supports, batch_invariant=True),
+        Kernel("lora_rescale", name, made.rescale, _supports, batch_invariant=True),
     )

@@ -29,7 +29,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 32;
+constexpr int ABI = 33;
 
 #if defined(HAS_AMX)
 // Does the processor have tiles, of bfloat16 and of integers, and the system let this process use them? It does once it is asked.
@@ -615,6 +615,12 @@ EXPORT int thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
             case 19:
                 thalweg_lora_add(c, int(a[0]), at(1), at(2), a[3], a[4], (const int32_t*)at(5), (const int32_t*)at(6), a[7], at(8),
                                  at(9), (const int32_t*)at(10), (const int64_t*)at(11), a[12], a[13]);
+                break;
+            case 20: thalweg_lora_rescale(c, int(a[0]), at(1), (const int32_t*)at(2), (const float*)at(3), a[4], a[5]); break;
+            case 21:
+                thalweg_lora_experts(c, (const Weight*)at(0), (const Weight*)at(1), a[2], a[3], int(a[4]), int(a[5]), at(6), a[7],
+                                     (const int32_t*)at(8), (const float*)at(9), a[10], at(11), (const int32_t*)at(12), at(13),
+                                     at(14), at(15), at(16), (const int32_t*)at(17), a[18]);
                 break;
             default: abort();
         }

@@ -64,6 +64,10 @@ constexpr int64_t ROWS_BYTES = 4 << 20, ROWS_LEAST = 256;  // of a linear layer'
 // of room that it takes. room null: does nothing else.
 size_t make_ready(Context* c, const Weight* w, Type type, const void* x, int64_t m, uint8_t* room, Linear& j);
 
+// y += B (A x) of the rows of j's pieces. `low` has room for parts * rank numbers of each row from `first` on.
+void add_pieces(Context* c, Lora& j);
+constexpr int64_t LORA_PIECE = 64;  // rows of a piece, at most
+
 }  // namespace thalweg
 
 namespace thalweg {
@@ -88,3 +92,9 @@ EXPORT void thalweg_lora_rows(thalweg::Context* c, const int32_t* slot, const in
 EXPORT void thalweg_lora_add(thalweg::Context* c, int type, void* y, const void* x, int64_t inputs, int64_t outputs,
                              const int32_t* order, const int32_t* starts, int64_t slots, const void* a, const void* b,
                              const int32_t* ranks, const int64_t* bounds, int64_t parts, int64_t rank);
+EXPORT void thalweg_lora_rescale(thalweg::Context* c, int type, void* y, const int32_t* slots, const float* vectors, int64_t rows,
+                                 int64_t width);
+EXPORT void thalweg_lora_experts(thalweg::Context* c, const thalweg::Weight* gate_up, const thalweg::Weight* down, int64_t experts,
+                                 int64_t inner, int act, int type, const void* x, int64_t tokens, const int32_t* ids,
+                                 const float* weights, int64_t k, void* out, const int32_t* slots, const void* gate_up_a,
+                                 const void* gate_up_b, const void* down_a, const void* down_b, const int32_t* ranks, int64_t rank);

@@ -272,12 +272,22 @@ struct Lora {
     const void *x, *a, *b;  // [rows, inputs]; [slots, parts * rank, inputs]; [slots, rank, outputs]
     void* y;                // [rows, outputs]
     int64_t inputs, outputs, parts, rank;
-    const int32_t *order, *ranks;  // ranks: [slots, parts]
+    const int32_t *order, *ranks;  // ranks: [slots, rank_row], of which `parts` are looked at
+    int64_t rank_row;
     const int64_t* bounds;         // [parts + 1]: outputs
     const LoraPiece* pieces;
     float* low;                                // A x of the rows from order[first] on, `low_row` numbers each
     int64_t first, low_row, piece_count, low_chunks, out_chunks, per_task;  // chunks: of a piece
 };
+// y [rows, width] -> y + y * vectors[s, 0] + vectors[s, 1], s the slot of the row; vectors [slots, 2, width].
+struct Rescale {
+    Type type;
+    void* y;
+    const int32_t* slots;
+    const float* vectors;
+    int64_t width, chunks, all_of, per_task;  // chunks: of a row
+};
+constexpr int64_t RESCALED = 1024;  // outputs of a chunk
 constexpr int64_t LORA_LOW = 8, LORA_OUT = 256;  // rows of A, and outputs, of a chunk
 constexpr int LORA_ROWS = 4;                     // rows multiplied at once
 constexpr int64_t lora_chunks(int64_t outputs) { return (outputs + LORA_OUT - 1) / LORA_OUT; }
@@ -294,7 +304,7 @@ struct Kernels {
     Task planes;        // in two. Null: int8 and int4 are never held in quads
     Task sixteens;      // bfloat16 inputs of integers, which are not in quads, as 16-bit numbers. Null: they are not rounded
     void (*round_row)(const Weight& w, const void* row, int64_t output, float* wide, uint8_t* codes);
-    Task peak, delta, conv, route, together, gated_norm, write_latents, attend_latents, ssd, scan, group_norm, shrink, expand;
+    Task peak, delta, conv, route, together, gated_norm, write_latents, attend_latents, ssd, scan, group_norm, shrink, expand, rescale;
     bool (*pack_dense12)(const uint8_t* dense, int64_t steps, uint8_t* out);  // null: no product takes dense12
     void (*row_of_dense12)(const Weight& w, int64_t row, uint16_t* out);
     int64_t quad_words;          // of a row of inputs, for a step of int8_rows
