@@ -28,6 +28,8 @@ _LIST = PluginRegistry("thalweg.drafters", DRAFTERS)
 
 METHOD, TOKENS, MODEL = "method", "num_speculative_tokens", "model"
 """Keys of every method, and the key of those that run a draft model."""
+RANKS = "draft_tensor_parallel_size"
+"""The key of methods with a draft model: the ranks that divide it."""
 SAMPLING, SAMPLINGS = "draft_sample_method", ("probabilistic", "greedy")
 """The key of methods that choose drafts by logits, and its values."""
 MTP = "mtp"

@@ -10,6 +10,7 @@ from lora_files import ALL, ATTENTION, write_adapter
 from zoo import make_checkpoint
 
 from thalweg import LLM, LoRARequest, SamplingParams
+from thalweg.engine.control.speculation.gain import Gain
 from thalweg.engine.planning.memory import plan
 
 HOST_GPU = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
@@ -35,7 +36,7 @@ def start(ranks: int, dtype: str, tokens: int = 2048, device: str = "cpu", **mor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "mixture"), [(2, ""), (4, ""), (2, "mixtral")])
+@pytest.mark.parametrize(("ranks", "mixture"), [(2, ""), pytest.param(4, "", marks=pytest.mark.nightly), (2, "mixtral")])
 def test_a_request_has_the_same_bits_alone_in_a_crowd_and_in_chunks(ranks: int, mixture: str, tmp_path: Path) -> None:
     more = {"model": str(make_checkpoint(mixture, tmp_path)), "enable_expert_parallel": True} if mixture else {}
     llm = start(ranks, "bfloat16", tokens=24, **more)
@@ -83,6 +84,29 @@ def test_rows_with_adapters_have_the_text_of_one_rank_and_the_same_bits_alone(ra
         llm.llm_engine.shutdown()
     assert [tokens for tokens, _ in found[1]] == [tokens for tokens, _ in found[ranks]]
     assert len({tuple(tokens) for tokens, _ in found[1]}) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("draft_model", {"model": "thalweg-nano-draft"}),
+        pytest.param(
+            "draft_model", {"model": "thalweg-nano-draft", "draft_tensor_parallel_size": 1}, marks=pytest.mark.nightly
+        ),
+        *(pytest.param(name, {}, marks=pytest.mark.nightly) for name in ("ngram", "suffix")),
+    ],
+)
+def test_drafts_change_no_bit_of_what_ranks_answer(method: str, more: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gain, "allows", lambda self, streams: True)  # whatever this machine's clock says
+    found = []
+    for config in (None, {"method": method, "num_speculative_tokens": 3, **more}):
+        llm = start(2, "bfloat16", tokens=24, speculative_config=config)
+        found.append(answer(llm, PROMPTS, PARAMS))
+        stats = llm.stats()
+        llm.llm_engine.shutdown()
+    assert found[0] == found[1]
+    assert stats.draft_tokens > stats.accepted_tokens > 10
 
 
 @pytest.mark.slow

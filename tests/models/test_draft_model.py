@@ -100,6 +100,14 @@ def test_the_plan_counts_the_draft() -> None:
     both = plan(EngineArgs(model=str(resolve_model("thalweg-nano")), speculative_config=DRAFT, **args))
     assert both.weights == target.weights + draft.weights
     assert both.kv_per_token == target.kv_per_token + draft.kv_per_token
+    ranks = {"model": str(resolve_model("thalweg-nano")), "tensor_parallel_size": 2, **args}
+    target = plan(EngineArgs(**ranks))
+    whole = plan(EngineArgs(**ranks, speculative_config={**DRAFT, "draft_tensor_parallel_size": 1}))
+    both = plan(EngineArgs(**ranks, speculative_config=DRAFT))
+    assert whole.weights == target.weights + draft.weights
+    assert target.weights + draft.weights // 2 <= both.weights < whole.weights
+    with pytest.raises(ConfigError, match=r"draft_tensor_parallel_size: 3 ranks do not divide .*; set it to 1"):
+        plan(EngineArgs(**{**ranks, "tensor_parallel_size": 3}, speculative_config=DRAFT))
 
 
 def test_drafts_that_cannot_be_are_refused_in_words(tmp_path: Path) -> None:
@@ -110,7 +118,7 @@ def test_drafts_that_cannot_be_are_refused_in_words(tmp_path: Path) -> None:
         ({"model": 7}, {}, "model: must be a directory or a hub id"),
         ({"model": str(tmp_path / "none")}, {}, "speculative_config: model: .* does not exist"),
         ({"draft_sample_method": "block"}, {}, "draft_sample_method: must be one of probabilistic, greedy"),
-        ({}, {"tensor_parallel_size": 2}, "draft_model runs on one device so far"),
+        ({"draft_tensor_parallel_size": 2}, {}, "draft_tensor_parallel_size: must be 1"),
         ({}, {"device": HOST}, "attention .* plans each step on the host"),
     ):
         with pytest.raises(ThalwegError, match=words):

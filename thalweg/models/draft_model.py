@@ -6,18 +6,18 @@ for each further draft.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thalweg.hal.device import Device
+from thalweg.errors import ConfigError
+from thalweg.hal.comm import Mesh
 from thalweg.hal.step import StepBatch
 from thalweg.models.build import build
+from thalweg.models.drafts.declared import describe_indivisible
 from thalweg.models.layered_proposer import CACHES, LayeredProposer
-from thalweg.models.load import load_params
 from thalweg.models.proposer import KEY, ProposerSetup
 
 
@@ -28,20 +28,16 @@ class DraftModelProposer(LayeredProposer):
 
     def __init__(self, setup: ProposerSetup) -> None:
         assert setup.draft is not None, "planning has read it"
-        self._path, config = setup.draft.path, setup.draft.hf
-        self._load_format, self._seed = setup.load_format, setup.seed
-        draft = build(
-            config, binder=setup.binder, attention=setup.attention, mesh=setup.mesh, dtype=setup.model.dtype,
-            max_len=setup.max_len, block_tokens=setup.block_tokens,
-        )  # fmt: skip
-        super().__init__(setup, draft, draft)
+        whole = setup.draft.ranks == 1
+        try:
+            draft = build(
+                setup.draft.hf, binder=setup.binder, attention=setup.attention, mesh=Mesh() if whole else setup.mesh,
+                dtype=setup.model.dtype, max_len=setup.max_len, block_tokens=setup.block_tokens,
+            )  # fmt: skip
+        except ConfigError as e:
+            raise e if whole else describe_indivisible(setup.draft, e) from None
+        super().__init__(replace(setup, ranks=(0,)) if whole else setup, draft, draft)
         self._embeds_all = draft.vocab >= setup.model.vocab
-
-    def load(self, device: Device) -> Mapping[str, Any]:
-        params: Mapping[str, Any] = load_params(
-            self.draft, self._path, device, load_format=self._load_format, seed=self._seed, progress=False
-        )
-        return params
 
     def propose(
         self, params: Any, state: Any, batch: StepBatch, taps: tuple[Tensor, ...], tokens: Tensor, counts: Tensor

@@ -7,7 +7,7 @@ from typing import Any
 
 from thalweg.errors import ConfigError
 from thalweg.models.fallback.spec import TransformersSpec
-from thalweg.models.spec import ModelSpec, MoE, ParallelMoE, ShortcutMoE
+from thalweg.models.spec import Layer, ModelSpec, MoE, ParallelMoE, ShortcutMoE
 
 
 def moe_of(ffn: Any) -> MoE | None:
@@ -20,7 +20,12 @@ def place_experts(spec: ModelSpec) -> ModelSpec:
     """The model with whole experts on ranks. ConfigError: it has no experts."""
     if isinstance(spec, TransformersSpec) or all(moe_of(layer.ffn) is None for layer in spec.layers):
         raise ConfigError("enable_expert_parallel: this model has no experts to place on ranks; omit it")
-    return replace(spec, layers=tuple(replace(layer, ffn=_place(layer.ffn)) for layer in spec.layers))
+    mtp = None if spec.mtp is None else replace(spec.mtp, layers=_place_layers(spec.mtp))
+    return replace(spec, layers=_place_layers(spec), mtp=mtp)
+
+
+def _place_layers(spec: ModelSpec) -> tuple[Layer, ...]:
+    return tuple(replace(layer, ffn=_place(layer.ffn)) for layer in spec.layers)
 
 
 def _place(ffn: Any) -> Any:

@@ -7,6 +7,7 @@ the temperature they are right more often than at the whole of it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ from thalweg.drafters import SAMPLING
 from thalweg.errors import ConfigError
 from thalweg.hal import ops
 from thalweg.hal.attention import AttentionBackend
+from thalweg.hal.device import Device
 from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.step import StepBatch
 from thalweg.models.build import Model
+from thalweg.models.load import load_params
 from thalweg.models.proposer import Proposer, ProposerSetup
 from thalweg.models.sizes import shared_group
 
@@ -32,6 +35,7 @@ class LayeredProposer(Proposer):
         """draft: the model that runs after the target. head: the one with the output matrix of drafts. Raises ConfigError if an
         attention backend plans the draft's steps on the host, where accepted tokens are unknown."""
         super().__init__(setup.model, setup.binder, setup.config)
+        self._setup = setup
         for backend in {a[0] for a in draft.attention if a is not None}:
             if type(backend).metadata is not AttentionBackend.metadata:
                 raise ConfigError(
@@ -46,6 +50,16 @@ class LayeredProposer(Proposer):
         facts = {"vocab": head.vocab, "dtype": "float32"}
         self._inputs = setup.binder.bind(ops.draft_inputs, passes=self.most - 1, limit=setup.max_len)
         self._sample = {random: setup.binder.bind(ops.sample, random=random, **facts) for random in (False, True)}
+
+    def load(self, device: Device) -> Mapping[str, Any]:
+        """The parameters of the draft's layers, this rank's part of them."""
+        setup = self._setup
+        assert setup.draft is not None, "planning has read it"
+        params: Mapping[str, Any] = load_params(
+            self.draft, setup.draft.path, device, load_format=setup.load_format, seed=setup.seed, progress=False,
+            ranks=setup.ranks,
+        )  # fmt: skip
+        return params
 
     def _arrange(self, batch: StepBatch, tokens: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
         """The outputs of `ops.draft_inputs` for this step and its result."""

@@ -11,14 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.hal.device import Device
 from thalweg.hal.step import Array, StepBatch
 from thalweg.models.context import Context
 from thalweg.models.decoder import Decoder
 from thalweg.models.drafts.taps import FINAL
 from thalweg.models.layers.linear import Linear
 from thalweg.models.layers.norm import build_norm
-from thalweg.models.load import load_params
 from thalweg.models.paired_proposer import PairedProposer
 from thalweg.models.proposer import KEY, ProposerSetup
 from thalweg.models.spec import MTPSpec
@@ -54,20 +52,12 @@ class MTPProposer(PairedProposer):
         return cls(setup)
 
     def __init__(self, setup: ProposerSetup) -> None:
-        assert setup.draft is not None, "planning has read it"
-        self._path, self._load_format, self._seed = setup.draft.path, setup.load_format, setup.seed
         model = self._model = setup.model
         self.width = model.hidden
         ctx = Context(
             setup.binder, setup.attention, setup.mesh, model.dtype, setup.max_len, setup.block_tokens, model.formats
         )  # fmt: skip
         super().__init__(setup, MTPModule(ctx, model.spec.mtp), model)
-
-    def load(self, device: Device) -> Mapping[str, Any]:
-        params: Mapping[str, Any] = load_params(
-            self.draft, self._path, device, load_format=self._load_format, seed=self._seed, progress=False
-        )
-        return params
 
     def run(
         self, params: Any, batch: StepBatch, hidden: Tensor, kv: list[Array], rows: Tensor | None

@@ -43,6 +43,8 @@ class ProposerSetup:
     seed: int
     draft: DraftModel | None = None
     """The declaration of the drafter's own layers, if it has some."""
+    ranks: Sequence[int] = (0,)
+    """Those of the mesh that the device computes."""
 
 
 class Proposer(ABC):

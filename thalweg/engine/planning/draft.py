@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from thalweg.checkpoint.hub import resolve_model
 from thalweg.config import EngineArgs
-from thalweg.drafters import MODEL, load_drafter
+from thalweg.drafters import MODEL, RANKS, load_drafter
 from thalweg.errors import CheckpointError, ConfigError
-from thalweg.models.drafts.declared import FIELD, DraftModel, DraftTarget
+from thalweg.models import sizes
+from thalweg.models.drafts.declared import FIELD, DraftModel, DraftTarget, describe_indivisible
+from thalweg.models.refusals import check_ranks
 from thalweg.models.spec import ModelSpec
+from thalweg.models.weights import IndivisibleError
 from thalweg.options.speculation import read_speculation_config
 from thalweg.plugins import import_attribute
 
@@ -24,14 +28,35 @@ def read_draft(args: EngineArgs, target: Mapping[str, Any], target_spec: ModelSp
     drafter = None if config is None else load_drafter(config.method)
     if config is None or drafter is None or not drafter.declares:
         return None
-    if args.tensor_parallel_size > 1:
+    ranks = args.tensor_parallel_size
+    if ranks > 1 and not drafter.divides:
         raise ConfigError(f"speculative_config: {config.method} runs on one device so far; omit tensor_parallel_size")
     declare, known = import_attribute(drafter.declares), DraftTarget(path, target, target_spec, args.quantization)
     if MODEL not in drafter.options:
-        made: DraftModel = declare(path, known)
-        return made
+        module: DraftModel = declare(path, known)
+        return replace(module, ranks=ranks)
     try:
-        made = declare(resolve_model(config.options[MODEL], download_dir=args.download_dir, token=args.hf_token), known)
+        made: DraftModel = declare(
+            resolve_model(config.options[MODEL], download_dir=args.download_dir, token=args.hf_token), known
+        )
     except CheckpointError as e:
         raise CheckpointError(f"{FIELD}: {e}") from e
+    return _divide(made, config.options.get(RANKS), ranks)
+
+
+def _divide(draft: DraftModel, asked: int | None, ranks: int) -> DraftModel:
+    """The draft for these ranks. asked: the user's number, None for the target's. ConfigError where they cannot divide it."""
+    if asked not in (None, 1, ranks):
+        raise ConfigError(
+            f"speculative_config: {RANKS}: must be 1 (every rank has the whole draft) or tensor_parallel_size, {ranks}, "
+            f"not {asked}"
+        )
+    made = replace(draft, ranks=asked or ranks)
+    try:
+        check_ranks(made.spec, {"tensor": made.ranks})
+        sizes.cache_specs(made.spec, "float32", "", 1, made.ranks)
+        for weight in sizes.parameters(made.spec):
+            weight.shape(made.ranks)
+    except (ConfigError, IndivisibleError) as e:
+        raise describe_indivisible(made, e) from None
     return made

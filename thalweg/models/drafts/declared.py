@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from thalweg.drafters import RANKS
+from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVSpec
 from thalweg.hal.platform import Platform
 from thalweg.models import sizes
@@ -27,6 +29,14 @@ class DraftTarget:
     """The method that rounds its dense weights while they are loaded."""
 
 
+def describe_indivisible(draft: DraftModel, why: Exception) -> ConfigError:
+    """The error for a draft that its ranks do not divide."""
+    return ConfigError(
+        f"speculative_config: {RANKS}: {draft.ranks} ranks do not divide the draft model ({why}); set it to 1, and every rank "
+        "has it whole"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class DraftModel:
     path: Path
@@ -34,14 +44,17 @@ class DraftModel:
     spec: ModelSpec
     quantization: str | None = None
     """The method that rounds its dense weights while they are loaded."""
+    ranks: int = 1
+    """That divide its layers. 1: every rank has them whole."""
 
     def weight_bytes(self, dtype: str, max_len: int, platform: Platform) -> int:
+        """On each rank. IndivisibleError."""
         use = formats.scheme(self.hf, self.quantization)
-        return sizes.weight_bytes(self.spec, dtype, max_len, 1, use, platform.packs, platform.dense_share)
+        return sizes.weight_bytes(self.spec, dtype, max_len, self.ranks, use, platform.packs, platform.dense_share)
 
     def add_caches(self, groups: Sequence[KVSpec], dtype: str, max_len: int, block_tokens: int) -> tuple[KVSpec, ...]:
         """The target's KV groups, with the caches of the draft's layers on the blocks of one of them."""
-        specs = sizes.cache_specs(self.spec, dtype, "", max_len)
+        specs = sizes.cache_specs(self.spec, dtype, "", max_len, self.ranks)
         more = sum(g.bytes_per_block for g in sizes.kv_groups(specs, block_tokens, block_tokens))
         at = sizes.shared_group(groups)
         return tuple(replace(g, bytes_per_block=g.bytes_per_block + more) if i == at else g for i, g in enumerate(groups))

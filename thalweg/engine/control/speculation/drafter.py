@@ -58,6 +58,8 @@ class Drafter(ABC):
     proposer: ClassVar[str] = ""
     """"module:attribute" of a `models.proposer.Proposer`, where steps propose its drafts on the device (`receive`)."""
 
+    divides: ClassVar[bool] = False
+    """Can ranks that divide the target run its layers? Every rank proposes, and the drafts of rank 0 are verified."""
     declares: ClassVar[str] = ""
     """"module:function" that declares its layers, if it has some (`models.drafts`). Planning checks and counts them. They
     are in the checkpoint that the option `model` names. Without that option they are in the target's."""

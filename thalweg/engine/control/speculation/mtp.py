@@ -16,5 +16,6 @@ class MTPDrafter(DeviceDrafter):
     options: ClassVar[Mapping[str, DrafterOption]] = {
         TOKENS: DrafterOption(whole(1, MOST), default=1), SAMPLING: DrafterOption(read_sampling, default="probabilistic"),
     }  # fmt: skip
+    divides = True
     declares = "thalweg.models.drafts.mtp:declare_module"
     proposer = "thalweg.models.mtp:MTPProposer"

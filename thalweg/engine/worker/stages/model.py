@@ -114,12 +114,17 @@ def _make_proposer(
     where = "" if config is None else load_drafter(config.method).proposer
     if config is None or not where:
         return None
+    if inputs.draft is not None and len(inputs.ranks) > 1:
+        raise ConfigError(
+            f"speculative_config: {config.method} runs on one device of platform {inputs.platform.name!r} so far; omit "
+            "tensor_parallel_size"
+        )
     args = inputs.args
     made: Proposer = import_attribute(where).of(
         ProposerSetup(
             model=model, binder=binder, config=config, attention=_select_attention(inputs, inputs.device.attention),
             mesh=_mesh(inputs), max_len=max_len, block_tokens=block_tokens, load_format=args.load_format, seed=args.seed,
-            draft=inputs.draft,
+            draft=inputs.draft, ranks=inputs.ranks,
         )
     )  # fmt: skip
     return made
