@@ -29,16 +29,7 @@ def parse(
     skip: frozenset[str] = frozenset(),
 ) -> argparse.Namespace:
     """The command's own arguments (added by `own`) and the flags of the table, all checked. --help ends the program."""
-    # Left to itself argparse asks for the terminal's width at every flag, of which there are hundreds.
-    form = partial(argparse.HelpFormatter, width=shutil.get_terminal_size().columns - 2)
-    made = partial(
-        flags.Parser, prog=f"thalweg {command}", add_help=False, allow_abbrev=False, description=about, formatter_class=form
-    )
-    first = made()
-    own(first)
-    _maybe_help(first, words, server)
-    taken = frozenset(o for a in first._actions for o in a.option_strings)
-    parser = made(parents=[first, flags.flag_parser(taken, server=server, skip=skip)])
+    parser = parser_of(command, own, about=about, server=server, skip=skip, words=words)
     namespace = parser.parse_args(flags.normalise(words, parser))
     if server:
         config_file.fill(namespace, parser)
@@ -51,6 +42,23 @@ def parse(
         envs.set_log_level(level)
     flags.check_given(namespace)
     return namespace
+
+
+def parser_of(
+    command: str, own: Callable[[argparse.ArgumentParser], None], *, about: str = "", server: bool = False,
+    skip: frozenset[str] = frozenset(), words: list[str] | None = None,
+) -> flags.Parser:  # fmt: skip
+    """The parser of a command's arguments and of the table's flags. words: --help among them ends the program."""
+    # Left to itself argparse asks for the terminal's width at every flag, of which there are hundreds.
+    form = partial(argparse.HelpFormatter, width=shutil.get_terminal_size().columns - 2)
+    made = partial(
+        flags.Parser, prog=f"thalweg {command}", add_help=False, allow_abbrev=False, description=about, formatter_class=form
+    )
+    first = made()
+    own(first)
+    _maybe_help(first, words or [], server)
+    taken = frozenset(o for a in first._actions for o in a.option_strings)
+    return made(parents=[first, flags.flag_parser(taken, server=server, skip=skip)])
 
 
 def _maybe_help(parser: argparse.ArgumentParser, words: list[str], server: bool) -> None:

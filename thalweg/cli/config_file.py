@@ -22,7 +22,7 @@ def fill(namespace: argparse.Namespace, parser: flags.Parser) -> None:
     if file is None:
         return
     parser.where = f"{file}: "
-    there = parser.parse_args(flags.normalise(words_of(Path(file)), parser))
+    there = parser.parse_args(flags.normalise(words_of(f"{file}: ", read_yaml("--config", Path(file))), parser))
     parser.where = ""
     if flags.explicit_value(there, "config") is not None:
         raise ConfigError(f"{file}: config: a file cannot name another one")
@@ -32,16 +32,16 @@ def fill(namespace: argparse.Namespace, parser: flags.Parser) -> None:
             setattr(namespace, flag.dest, value)
 
 
-def words_of(file: Path) -> list[str]:
-    """The file as words of a command line. true is the bare flag, false its --no- form, null nothing, a list several
-    values, an object JSON. Names have dashes or underscores."""
+def words_of(where: str, content: dict[Any, Any]) -> list[str]:
+    """The content of a file as words of a command line. true is the bare flag, false its --no- form, null nothing, a list
+    several values, an object JSON. Names have dashes or underscores. where: begins errors."""
     known = {option[2:] for f in table().values() for option in f.spellings if option.startswith("--")}
     objects = {f.name for f in table().values() if f.kind == "json"}
     words: list[str] = []
-    for key, value in _read(file).items():
+    for key, value in content.items():
         name = "model" if key in MODEL else str(key).replace("_", "-")
         if name.partition(".")[0] not in known:
-            raise ConfigError(f"{file}: {key}: there is no such flag; keys are names of flags, without dashes in front")
+            raise ConfigError(f"{where}{key}: there is no such flag; keys are names of flags, without dashes in front")
         if value is True or value is False:
             words.append(f"--{'' if value else 'no-'}{name}")
         elif isinstance(value, dict) or (isinstance(value, list) and name in objects):
@@ -53,19 +53,20 @@ def words_of(file: Path) -> list[str]:
     return words
 
 
-def _read(file: Path) -> dict[Any, Any]:
+def read_yaml(flag: str, file: Path) -> dict[Any, Any]:
+    """The content of the file of `flag`. ConfigError names it."""
     import yaml
 
     try:
         if file.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"--config: {file} has more than {MAX_BYTES} bytes")
+            raise ConfigError(f"{flag}: {file} has more than {MAX_BYTES} bytes")
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"--config: {str(file)!r} cannot be read: {e}") from None
+        raise ConfigError(f"{flag}: {str(file)!r} cannot be read: {e}") from None
     except yaml.YAMLError as e:
-        raise ConfigError(f"--config: {file} is not valid YAML: {' '.join(str(e).split())}") from None
+        raise ConfigError(f"{flag}: {file} is not valid YAML: {' '.join(str(e).split())}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigError(f"--config: {file} must hold names of flags and their values, not {type(content).__name__}")
+        raise ConfigError(f"{flag}: {file} must hold names of flags and their values, not {type(content).__name__}")
     return content

@@ -30,9 +30,11 @@ def run(words: list[str]) -> int:
     namespace = common.parse("serve", words, _arguments, about="Serve a model over HTTP, OpenAI-compatible.", server=True)
     if namespace.model_tag is not None and "--model" in words:
         raise ConfigError("--model: the model is already given as the first argument; give it once")
-    args = common.engine_args(namespace, namespace.model_tag)
     made = settings(flags.server_settings(namespace))
     _logging(made)
+    if flags.explicit_value(namespace, "models_config") is not None:
+        return _run_models(namespace, made)
+    args = common.engine_args(namespace, namespace.model_tag)
     if args.enable_sleep_mode and not made.server_dev_mode:
         print("warning: --enable-sleep-mode: /sleep and /wake_up need --server-dev-mode", file=sys.stderr)
     if made.lora_modules and not args.enable_lora:
@@ -55,6 +57,22 @@ def run(words: list[str]) -> int:
         return serve(args, made, sockets, standby)
 
 
+def _run_models(namespace: argparse.Namespace, made: ServerSettings) -> int:
+    """Serve the models of --models-config."""
+    from thalweg.cli.models_config import read_models
+
+    if namespace.model_tag is not None or flags.explicit_value(namespace, "model") is not None:
+        raise ConfigError("--models-config: the file lists the models; omit MODEL")
+    if made.headless:
+        raise ConfigError("--models-config: not with --headless, which hosts ranks of one model")
+    listed = read_models(namespace, common.parser_of("serve", _arguments, server=True), made)
+    first = next((entry for entry in listed.entries if entry.pinned), listed.entries[0])
+    with listen_all(made) as sockets, Standby(first.args.device) as standby:
+        from thalweg.server.serve import serve_models
+
+        return serve_models(listed, made, sockets, standby)
+
+
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="directory or hub id; left out: thalweg-nano")
 
@@ -71,7 +89,7 @@ def settings(given: dict[str, Any]) -> ServerSettings:
         if given.get(name):
             load_plugin(f"--{name.replace('_', '-')}", given[name])
     if "chat_template" in given:
-        given["chat_template"] = _template(given["chat_template"])
+        given["chat_template"] = read_template(given["chat_template"])
     if "disable_access_log_for_endpoints" in given and given.get("disable_uvicorn_access_log"):
         print("warning: --disable-uvicorn-access-log leaves --disable-access-log-for-endpoints nothing to do", file=sys.stderr)
     return ServerSettings(**given)
@@ -104,7 +122,7 @@ def _logging(made: ServerSettings) -> None:
         raise ConfigError(f"--log-config-file: {made.log_config_file!r}: {e}") from None
 
 
-def _template(value: str) -> str:
+def read_template(value: str) -> str:
     """The template: the text itself if it holds template syntax, else the file of that name, else the name of one of the
     model's, which is not known yet."""
     if "{" in value or "\n" in value:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from thalweg.options.http import check_file
 from thalweg.options.option import Option
 from thalweg.options.values import compilation
 
@@ -15,6 +16,9 @@ class CommandOptions(msgspec.Struct, kw_only=True, frozen=True):
     """Options of a command that act before the engine starts."""
 
     config: Annotated[str | None, _option("YAML file supplying flags; command line wins")] = None
+    models_config: Annotated[str | None, _option(
+        "YAML or JSON file of several models, loaded on demand, each in an engine of its own", tier="own", check=check_file,
+    )] = None  # fmt: skip
     log_level: Annotated[str, _option(
         "Least log level of server and engine", choices=("debug", "info", "warning", "error", "critical"),
     )] = "info"  # fmt: skip

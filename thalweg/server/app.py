@@ -15,10 +15,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from thalweg.lora import LoRARequest
-from thalweg.server.core.conversation import Conversation
 from thalweg.server.core.lifecycle import Gate, Lifecycle
-from thalweg.server.core.serving import Serving
-from thalweg.server.description import pages_of
+from thalweg.server.core.serving import Serving, bind_metrics
+from thalweg.server.description import RouteDescription, pages_of
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import SILENCE, failure
 from thalweg.server.http.middleware import HostGuard, KeyGuard, MetricsPort, OriginGuard, RequestCounter, RequestIds, RootPath
@@ -27,11 +26,12 @@ from thalweg.server.observe.metrics import EngineMetrics, HttpMetrics
 from thalweg.server.observe.recent import RecentRequests
 from thalweg.server.observe.traces import TraceHeaders, Traces
 from thalweg.server.page import assets
-from thalweg.server.routes import describe_routes, lines_of
+from thalweg.server.routes import prepare_routes
 from thalweg.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
+    from thalweg.server.router.dispatch import ModelRouter
 
 
 class Application:
@@ -44,16 +44,18 @@ class Application:
         """metrics: the StatLogger the engine is started with. None leaves the engine's series out of /metrics
         (--disable-log-stats). traces: another, if there are to be any."""
         self.lifecycle = Lifecycle()
+        self._router: ModelRouter | None = None
         self.recent = RecentRequests()
         """A StatLogger the engine is started with."""
         self._settings, self._engine_metrics, self._traces = settings, metrics, traces
         self._metrics = metrics or EngineMetrics(settings.custom_histogram_buckets)
-        self._http = HttpMetrics(self._metrics.registry)
+        self.traffic = HttpMetrics(self._metrics.registry)
+        """Requests of the server itself."""
         self._gate = Gate(self.lifecycle, settings.root_path.rstrip("/"))
         if settings.webui:
             page = Starlette(routes=assets.routes())
             self._gate.early = lambda scope: page if assets.is_asset(scope, self._gate.root_path) else None
-        self._app = _surround(self._gate, settings, self._http, traced=traces is not None)
+        self._app = _surround(self._gate, settings, self.traffic, traced=traces is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":  # there is nothing to do
@@ -68,31 +70,37 @@ class Application:
 
     def open(self, engine: AsyncLLM, adapters: Sequence[LoRARequest] = ()) -> None:
         """Serve with a started engine, which stays its owner's. adapters: those that it has loaded, to be served by name."""
-        self.serving = Serving(engine, self._settings, self.lifecycle, self._http, self.recent, adapters)
+        self.serving = Serving(engine, self._settings, self.lifecycle, self.traffic, self.recent, adapters)
         self.recent.progress = engine.progress
         if self._traces is not None:
             self._traces.model = engine.model_names[0]
             self.serving.watchers.append(self._traces)
         if self._engine_metrics is not None:
-            self._engine_metrics.bind(engine.model_names[0], engine.config)
-            self._engine_metrics.queued = lambda: self.serving.admission.waiting
-            self._engine_metrics.held = lambda: engine.paused_requests
-            self._engine_metrics.engines = engine.stats_by_engine
-            self._engine_metrics.adapters = self.serving.adapters.in_use
-            self._engine_metrics.sleep_level = lambda: engine.sleep_level
-        self.serving.conversation = Conversation(self.serving)
-        listed = describe_routes(self.serving)
-        self.serving.lines = lines_of(listed, self.serving)
+            bind_metrics(self._engine_metrics, self.serving)
+        self._install(prepare_routes(self.serving))
+        self.lifecycle.open(engine)
+
+    async def cut(self) -> None:
+        """The time to drain is over: whoever waits or runs gets an error with code 503."""
+        await (self.serving if self._router is None else self._router).cut()
+
+    def open_models(self, router: ModelRouter) -> None:
+        """Serve the models of a router, which stays its owner's."""
+        self._router = router
+        self._install(router.describe_routes())
+        self.lifecycle.open(router)
+
+    def _install(self, listed: list[RouteDescription]) -> None:
+        """Answer these routes from now on."""
         pages = [] if self._settings.disable_fastapi_docs else pages_of(listed)
         root = assets.routes() if self._settings.webui else [Route(assets.ROOT, assets.root)]
         routes = Starlette(
             routes=[*(d.route() for d in listed), *pages, *root],
             exception_handlers=dict.fromkeys((Exception, HTTPException, ApiError), _on_error),
         )
-        self._http.paths = frozenset(getattr(r, "path", "") for r in routes.routes) | PROBES
-        self._http.working = frozenset(d.path for d in listed if d.needs)
+        self.traffic.paths = frozenset(getattr(r, "path", "") for r in routes.routes) | PROBES
+        self.traffic.working = frozenset(d.path for d in listed if d.needs)
         self._gate.app = routes
-        self.lifecycle.open(engine)
 
 
 def make_app(

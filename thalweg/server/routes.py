@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.plugins import import_attribute
 from thalweg.server.core.abilities import able, refusal
+from thalweg.server.core.conversation import Conversation
 from thalweg.server.core.lines import LineRunner
 from thalweg.server.core.serving import Serving
 from thalweg.server.description import EVENTS, RouteDescription
@@ -56,6 +58,13 @@ class Row:
     """The condition of the route: a true field of ServerSettings, or of the engine. "": always."""
     form: str = ""
     """Pydantic model of the fields of a form with a file, as "module:class"."""
+    shared: bool = False
+    """It asks no model: the function needs only a `ServerContext`."""
+
+    @property
+    def http_method(self) -> str:
+        """The method of its requests."""
+        return self.method or ("POST" if self.bodies else "GET")
 
 
 ROUTES = (
@@ -76,10 +85,10 @@ ROUTES = (
         STREAMED, "generate", errors=RESPONSES_ERRORS),
     Row("/v1/responses/input_tokens", "responses.input_tokens:input_tokens", "Tokens of a conversation",
         ("responses.protocol:InputTokensRequest",), errors=RESPONSES_ERRORS),
-    Row("/v1/responses/{id}", "responses.retrieve:retrieve", "A stored response", (), STREAMED),
-    Row("/v1/responses/{id}", "responses.retrieve:delete", "Forget a response", method="DELETE"),
-    Row("/v1/responses/{id}/cancel", "responses.cancel:cancel", "End a response in the background", method="POST"),
-    Row("/v1/responses/{id}/input_items", "responses.input_items:input_items", "The input of a response"),
+    Row("/v1/responses/{id}", "responses.retrieve:retrieve", "A stored response", (), STREAMED, shared=True),
+    Row("/v1/responses/{id}", "responses.retrieve:delete", "Forget a response", method="DELETE", shared=True),
+    Row("/v1/responses/{id}/cancel", "responses.cancel:cancel", "End a response in the background", method="POST", shared=True),
+    Row("/v1/responses/{id}/input_items", "responses.input_items:input_items", "The input of a response", shared=True),
     Row("/v1/embeddings", "pooling.embeddings:embeddings", "A vector per input", ("pooling.protocol:EmbeddingRequest",),
         needs="embed"),
     Row("/pooling", "pooling.pooling:pooling", "The model's output for each input", ("pooling.protocol:PoolingRequest",),
@@ -115,19 +124,20 @@ ROUTES = (
     Row("/invocations", "openai.invocations:invocations", "The route for the body's form", (), STREAMED, method="POST"),
     Row("/tokenizer_info", "operators.info:tokenizer_info", "The tokenizer's settings", given="enable_tokenizer_info_endpoint"),
     Row("/server_info", "operators.info:server_info", "The configuration of this server", given=DEV),
-    Row("/v1/files", "batches.files:upload", "Send a file of requests", method="POST"),
-    Row("/v1/files", "batches.files:listing", "Stored files"),
-    Row("/v1/files/{id}", "batches.files:retrieve", "One file"),
-    Row("/v1/files/{id}", "batches.files:delete", "Forget a file", method="DELETE"),
-    Row("/v1/files/{id}/content", "batches.files:content", "The content of a file", kinds=("application/octet-stream",)),
-    Row("/v1/batches", "batches.batches:create", "Answer a file of requests", ("batches.batches:BatchRequest",)),
-    Row("/v1/batches", "batches.batches:listing", "Batches"),
-    Row("/v1/batches/{id}", "batches.batches:retrieve", "One batch"),
-    Row("/v1/batches/{id}/cancel", "batches.batches:cancel", "End a batch", method="POST"),
+    Row("/v1/files", "batches.files:upload", "Send a file of requests", method="POST", shared=True),
+    Row("/v1/files", "batches.files:listing", "Stored files", shared=True),
+    Row("/v1/files/{id}", "batches.files:retrieve", "One file", shared=True),
+    Row("/v1/files/{id}", "batches.files:delete", "Forget a file", method="DELETE", shared=True),
+    Row("/v1/files/{id}/content", "batches.files:content", "The content of a file", kinds=("application/octet-stream",),
+        shared=True),
+    Row("/v1/batches", "batches.batches:create", "Answer a file of requests", ("batches.batches:BatchRequest",), shared=True),
+    Row("/v1/batches", "batches.batches:listing", "Batches", shared=True),
+    Row("/v1/batches/{id}", "batches.batches:retrieve", "One batch", shared=True),
+    Row("/v1/batches/{id}/cancel", "batches.batches:cancel", "End a batch", method="POST", shared=True),
     Row("/v1/requests/{id}/why", "operators.why:why", "Why a request waited, or took as long as it did"),
-    Row("/version", "operators.metrics:version", "The version of this server"),
-    Row("/load", "operators.metrics:load", "Requests in flight that go to the engine"),
-    Row("/metrics", "operators.metrics:metrics", "Prometheus metrics", kinds=("text/plain",)),
+    Row("/version", "operators.metrics:version", "The version of this server", shared=True),
+    Row("/load", "operators.metrics:load", "Requests in flight that go to the engine", shared=True),
+    Row("/metrics", "operators.metrics:metrics", "Prometheus metrics", kinds=("text/plain",), shared=True),
     Row("/kv_event_sources", "operators.kv_events:kv_event_sources", "Addresses of published KV events"),
     Row("/sleep", "operators.sleep:sleep", "Give the engine's memory back", method="POST", given=DEV),
     Row("/wake_up", "operators.sleep:wake_up", "Start the engine again", method="POST", given=DEV),
@@ -163,20 +173,24 @@ def describe_routes(serving: Serving) -> list[RouteDescription]:
     given = [row for row in ROUTES if not row.given or _is_enabled(serving, row.given)]
     if serving.settings.tokens_only:
         given = [row for row in given if row.path in TOKENS_ONLY]
-    rows = [replace(row, path=path) for row in given for path in (row.path, *row.also)]
+    return [d for row in given for d in describe_row(row, partial(_endpoint, serving, row))]
+
+
+def describe_row(row: Row, endpoint: Callable[[str], Callable[[Request], Awaitable[Response]]]) -> list[RouteDescription]:
+    """The routes of a row, one for each of its paths. endpoint: the function of a path."""
+    bodies, form = tuple(ROOM + b for b in row.bodies), ROOM + row.form if row.form else ""
     return [
-        RouteDescription(
-            row.path,
-            _endpoint(serving, row),
-            tuple(ROOM + b for b in row.bodies),
-            row.says,
-            row.kinds,
-            row.needs,
-            row.method,
-            ROOM + row.form if row.form else "",
-        )
-        for row in rows
+        RouteDescription(path, endpoint(path), bodies, row.says, row.kinds, row.needs, row.method, form)
+        for path in (row.path, *row.also)
     ]
+
+
+def prepare_routes(serving: Serving) -> list[RouteDescription]:
+    """Complete a Serving, and describe its routes."""
+    serving.conversation = Conversation(serving)
+    listed = describe_routes(serving)
+    serving.lines = lines_of(listed, serving)
+    return listed
 
 
 def lines_of(listed: list[RouteDescription], serving: Serving) -> LineRunner:
@@ -190,7 +204,8 @@ def _is_enabled(serving: Serving, name: str) -> bool:
     return bool(getattr(of, name, False))
 
 
-def _endpoint(serving: Serving, row: Row) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(serving: Serving, row: Row, path: str) -> Callable[[Request], Awaitable[Response]]:
+    row = replace(row, path=path)
     if not able(serving, row.needs):
         return _refusing(serving, row)
     if row.needs:  # now, not when the first request waits for it
@@ -202,7 +217,7 @@ def _endpoint(serving: Serving, row: Row) -> Callable[[Request], Awaitable[Respo
             made: Response = await import_attribute(ROOM + row.where)(serving, http)
             return made
         except Exception as e:
-            return _error_response(row, e)
+            return error_response(row, e)
 
     return handle
 
@@ -211,11 +226,12 @@ def _refusing(serving: Serving, row: Row) -> Callable[[Request], Awaitable[Respo
     error = refusal(row.path, row.needs, [r.path for r in ROUTES if r.needs and able(serving, r.needs)])
 
     async def refuse(http: Request) -> Response:
-        return _error_response(row, error)
+        return error_response(row, error)
 
     return refuse
 
 
-def _error_response(row: Row, error: Exception) -> Response:
+def error_response(row: Row, error: Exception) -> Response:
+    """The answer to a failed request, in the form of the route's dialect."""
     form: ErrorForm = import_attribute(ROOM + row.errors) if row.errors else OPENAI
     return failure(error, form=form)

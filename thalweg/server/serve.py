@@ -15,8 +15,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Protocol
 
 import uvicorn
 
@@ -35,6 +35,9 @@ from thalweg.server.http.probes import probe_of
 from thalweg.server.observe.metrics import EngineMetrics
 from thalweg.server.observe.stats_line import StatsLine
 from thalweg.server.observe.traces import Traces, exporter
+from thalweg.server.router.dispatch import ModelRouter
+from thalweg.server.router.models import ModelList
+from thalweg.server.router.standby import StandbyReserve
 from thalweg.server.settings import ServerSettings
 from thalweg.template.chat import check_template
 from thalweg.template.select import NAME
@@ -60,15 +63,61 @@ class _AbandonedError(Exception):
     names only when whole."""
 
 
+class Served(Protocol):
+    """What a server serves: an engine, or a router of several."""
+
+    async def check_health(self) -> None:
+        """EngineDeadError if nothing can be served any more."""
+
+    def shutdown(self) -> Awaitable[None]:
+        """End every engine."""
+
+
+Open = Callable[[Application, list[StatLogger], Traces | None], Awaitable[tuple[Served, list[str]]]]
+"""Starts what is served, gives it to the application, and returns it with its names. Arguments: the loggers of an engine."""
+
+
 def serve(args: EngineArgs, settings: ServerSettings, sockets: list[socket.socket], standby: Standby | None = None) -> int:
     """Serve on `sockets` (`listen_all`) until a signal. `standby` becomes the engine. Exit status: 0 stopped by a signal, 1 the
     engine died. ConfigError before any model work if the chat template does not parse."""
+
+    async def open_engine(app: Application, loggers: list[StatLogger], _: Traces | None) -> tuple[Served, list[str]]:
+        engine = await AsyncLLM.start(args, loggers=loggers, standby=standby)
+        app.open(engine, await load_modules(engine, settings))
+        return engine, [*engine.model_names, *app.serving.adapters.names()]
+
+    return _serve(open_engine, settings, sockets, logs=not args.disable_log_stats)
+
+
+def serve_models(
+    listed: ModelList, settings: ServerSettings, sockets: list[socket.socket], standby: Standby | None = None
+) -> int:
+    """As `serve`, for several models. `standby` becomes the first engine."""
+    devices = {entry.args.device for entry in listed.entries}
+
+    async def open_router(app: Application, _: list[StatLogger], traces: Traces | None) -> tuple[Served, list[str]]:
+        reserve = StandbyReserve(devices.pop() if len(devices) == 1 else None, standby)
+        router = ModelRouter(listed, settings, app.lifecycle, app.traffic, reserve, traces)
+        try:
+            await router.start()
+        except BaseException:
+            await router.shutdown()
+            raise
+        app.open_models(router)
+        reserve.refill()
+        return router, router.names()
+
+    return _serve(open_router, settings, sockets, logs=False)
+
+
+def _serve(open_served: Open, settings: ServerSettings, sockets: list[socket.socket], logs: bool) -> int:
+    """logs: the engine's metrics are the application's."""
     if settings.chat_template and not NAME.fullmatch(settings.chat_template):
         check_template(settings.chat_template)
     traces = Traces(exporter(settings.otlp_traces_endpoint)) if settings.otlp_traces_endpoint else None
     runner = asyncio.Runner(loop_factory=_loop_factory())
     try:
-        status = runner.run(_main(args, settings, sockets, standby, traces))
+        status = runner.run(_main(open_served, settings, sockets, logs, traces))
     except _AbandonedError:
         if traces is not None:
             traces.close()
@@ -103,9 +152,9 @@ class _Signals:
 
 
 async def _main(
-    args: EngineArgs, settings: ServerSettings, sockets: list[socket.socket], standby: Standby | None, traces: Traces | None
+    open_served: Open, settings: ServerSettings, sockets: list[socket.socket], logs: bool, traces: Traces | None
 ) -> int:
-    metrics = None if args.disable_log_stats else EngineMetrics(settings.custom_histogram_buckets)
+    metrics = EngineMetrics(settings.custom_histogram_buckets) if logs else None
     loggers: list[StatLogger] = [] if metrics is None else [metrics, StatsLine(envs.log_stats_seconds())]
     if traces is not None:
         loggers.append(traces)
@@ -118,14 +167,13 @@ async def _main(
     where = settings.uds or url(settings, sockets[0])
     log.info("listening on %s; the model is loading", where)
     try:
-        engine = await _unless_stopped(AsyncLLM.start(args, loggers=loggers, standby=standby), signals.first)
-        app.open(engine, await load_modules(engine, settings))
+        served, names = await _unless_stopped(open_served(app, loggers, traces), signals.first)
         gc.freeze()  # objects that live as long as the process are not walked while it serves
         gc.enable()  # see cli/serve.py
-        log.info("serving %s on %s", ", ".join([*engine.model_names, *app.serving.adapters.names()]), where)
-        status = await _until_told(engine, signals)
+        log.info("serving %s on %s", ", ".join(names), where)
+        status = await _until_told(served, signals)
         await _drain(app, settings, signals)
-        await _unless_late(engine.shutdown())
+        await _unless_late(served.shutdown())
         return status
     finally:
         if refreshing is not None:
@@ -162,7 +210,7 @@ async def _unless_late(work: Any) -> None:
     task.result()
 
 
-async def _until_told(engine: AsyncLLM, signals: _Signals) -> int:
+async def _until_told(engine: Served, signals: _Signals) -> int:
     """Returns when it is time to go: the exit status."""
     stopped, died = asyncio.create_task(signals.first.wait()), asyncio.create_task(_until_dead(engine))
     await asyncio.wait({stopped, died}, return_when=asyncio.FIRST_COMPLETED)
@@ -176,7 +224,7 @@ async def _until_told(engine: AsyncLLM, signals: _Signals) -> int:
     return status
 
 
-async def _until_dead(engine: AsyncLLM) -> str:
+async def _until_dead(engine: Served) -> str:
     while True:
         await asyncio.sleep(HEALTH_EVERY)
         try:
@@ -195,7 +243,7 @@ async def _drain(app: Application, settings: ServerSettings, signals: _Signals) 
     await asyncio.wait({empty, again}, timeout=settings.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED)
     if life.inside:
         log.info("stopping: %d requests are cut", life.inside)
-        await app.serving.cut()
+        await app.cut()
         await asyncio.wait({empty}, timeout=FAREWELL)
     for task in (empty, again):
         task.cancel()

@@ -22,6 +22,7 @@ import msgspec
 from thalweg.config import EngineArgs
 from thalweg.engine import messages as m
 from thalweg.engine.client.process import EngineProcess
+from thalweg.engine.client.standby import Standby
 from thalweg.engine.client.supervisor import OpenRequests, Supervisor
 from thalweg.errors import EngineDeadError, RequestError, ThalwegError, UnavailableError
 
@@ -372,6 +373,10 @@ class Fleet:
 
     async def wake_up(self) -> None:
         await self._each(Supervisor.wake_up)
+
+    def adopt_standby(self, standby: Standby) -> None:
+        """As `Supervisor.adopt_standby`, for the first engine."""
+        self.members[0].adopt_standby(standby)
 
     def tell(self, vocabulary: m.GrammarVocabulary) -> None:
         for supervisor in self._alive():

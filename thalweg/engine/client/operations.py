@@ -8,6 +8,7 @@ from thalweg.engine.client.adapters import ClientAdapters, DefaultAdapters
 from thalweg.engine.client.core import check_reset
 from thalweg.engine.client.fleet import Engines
 from thalweg.engine.client.frontend import Frontend
+from thalweg.engine.client.standby import Standby
 from thalweg.lora import LoRARequest
 from thalweg.options.observation import read_profiler_config
 
@@ -66,6 +67,10 @@ class OperationMethods:
 
     async def reset_encoder_cache(self) -> None:
         """No operation: outputs of the encoder depend only on the image, so none goes stale."""
+
+    def adopt_standby(self, standby: Standby) -> None:
+        """Start the next engine from this process, which has loaded the engine's code. It is this engine's from now on."""
+        self._supervisor.adopt_standby(standby)
 
     @property
     def profiles(self) -> bool:

@@ -232,6 +232,13 @@ class Supervisor:
         if self.state != "ready":
             raise EngineDeadError(self._why)
 
+    def adopt_standby(self, standby: Standby) -> None:
+        """Start the next engine from this process. Without use for it, it ends."""
+        if self._standby is not None and self._standby.alive:
+            standby.end()
+        else:
+            self._standby = standby
+
     async def stop(self) -> None:
         """End the engine process, and the standby process."""
         self.state, self._why = "stopped", "the engine was shut down"

@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from thalweg.server.batches.batch import ENDED, Batch
 from thalweg.server.batches.registry import kept_by, page
+from thalweg.server.core.context import ServerContext
 from thalweg.server.core.fields import refuse_asked
 from thalweg.server.core.schema import Label, WireModel
-from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import respond
 from thalweg.server.http.middleware import owner_of, tenant_of
@@ -30,7 +30,7 @@ class BatchRequest(WireModel):
         refuse_asked(body, {"output_expires_after": ()}, {})
 
 
-async def create(serving: Serving, http: Request) -> Response:
+async def create(serving: ServerContext, http: Request) -> Response:
     request = await serving.bodies.parse(http, lambda body: serving.fields.parse(BatchRequest, body))
     kept, owner = kept_by(serving), owner_of(http.scope)
     if request.endpoint not in kept.endpoints:
@@ -47,15 +47,15 @@ async def create(serving: Serving, http: Request) -> Response:
     return respond(said)
 
 
-async def retrieve(serving: Serving, http: Request) -> Response:
+async def retrieve(serving: ServerContext, http: Request) -> Response:
     return respond(kept_by(serving).batch(owner_of(http.scope), http.path_params["id"]).describe())
 
 
-async def listing(serving: Serving, http: Request) -> Response:
+async def listing(serving: ServerContext, http: Request) -> Response:
     return respond(page(http, kept_by(serving).batches(owner_of(http.scope)), 100, 20))
 
 
-async def cancel(serving: Serving, http: Request) -> Response:
+async def cancel(serving: ServerContext, http: Request) -> Response:
     """Answers written until then stay in the files."""
     batch = kept_by(serving).batch(owner_of(http.scope), http.path_params["id"])
     if batch.status in ENDED and batch.status != "cancelled":

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.server.batches.registry import kept_by, page
-from thalweg.server.core.serving import Serving
+from thalweg.server.core.context import ServerContext
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import Download, respond
 from thalweg.server.http.middleware import owner_of
@@ -19,7 +19,7 @@ OVERHEAD = 64 * 1024
 """Bytes of a body besides its file."""
 
 
-async def upload(serving: Serving, http: Request) -> Response:
+async def upload(serving: ServerContext, http: Request) -> Response:
     files = kept_by(serving).files
     if not files.limit:
         raise ApiError("this server keeps no files (--files-store-bytes 0)", "file", 404)
@@ -38,17 +38,17 @@ async def upload(serving: Serving, http: Request) -> Response:
     return respond((await files.add(owner, name[:512], "batch", data)).describe())
 
 
-async def listing(serving: Serving, http: Request) -> Response:
+async def listing(serving: ServerContext, http: Request) -> Response:
     purpose = http.query_params.get("purpose")
     found = [f for f in kept_by(serving).files.of(owner_of(http.scope)) if purpose in (None, f.purpose)]
     return respond(page(http, found, MOST_LISTED, MOST_LISTED))
 
 
-async def retrieve(serving: Serving, http: Request) -> Response:
+async def retrieve(serving: ServerContext, http: Request) -> Response:
     return respond(kept_by(serving).files.get(owner_of(http.scope), http.path_params["id"]).describe())
 
 
-async def content(serving: Serving, http: Request) -> Response:
+async def content(serving: ServerContext, http: Request) -> Response:
     files = kept_by(serving).files
     file = files.get(owner_of(http.scope), http.path_params["id"])
     files.use(file)
@@ -56,7 +56,7 @@ async def content(serving: Serving, http: Request) -> Response:
     return Download(file.size, files.pieces(file, file.size))
 
 
-async def delete(serving: Serving, http: Request) -> Response:
+async def delete(serving: ServerContext, http: Request) -> Response:
     files = kept_by(serving).files
     file = files.get(owner_of(http.scope), http.path_params["id"])
     files.delete(file)

@@ -9,9 +9,9 @@ from starlette.requests import Request
 
 from thalweg.server.batches.batch import ENDED, Batch, BatchRunner
 from thalweg.server.batches.store import FileStore
+from thalweg.server.core.context import ServerContext
 from thalweg.server.core.lines import LineRunner
 from thalweg.server.core.query import whole
-from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 
 MOST_BATCHES = 1000
@@ -46,14 +46,14 @@ class BatchRegistry:
         return list(self._batches.get(owner, {}).values())
 
 
-def kept_by(serving: Serving) -> BatchRegistry:
+def kept_by(serving: ServerContext) -> BatchRegistry:
     """Those of a server. Its batches take half of the engine's sequences at most."""
-    return serving.own(_build)
+    return serving.share(_build)
 
 
-def _build(serving: Serving) -> BatchRegistry:
+def _build(serving: ServerContext) -> BatchRegistry:
     files = FileStore(serving.settings.files_store_bytes, serving.settings.files_directory or "")
-    return BatchRegistry(files, serving.lines, max(1, serving.engine.config.max_running // 2))
+    return BatchRegistry(files, serving.lines, max(1, serving.max_running // 2))
 
 
 class Listable(Protocol):

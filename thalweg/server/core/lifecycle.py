@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,9 +16,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import failure, respond
 from thalweg.server.http.probes import probe_of
-
-if TYPE_CHECKING:
-    from thalweg.async_llm import AsyncLLM
 
 REASONS = {
     "starting": "the model is loading",
@@ -31,11 +28,23 @@ REASONS = {
 """The only texts of a probe: no message of the engine reaches an untrusted client."""
 
 
+class Readiness(Protocol):
+    """An engine, or a router of several."""
+
+    @property
+    def ready(self) -> bool:
+        """Could a request be served now?"""
+
+    @property
+    def state(self) -> str:
+        """A key of REASONS, or ready."""
+
+
 class Lifecycle:
     """One server's state. Moves only forwards: `open`, `drain`, `cut`."""
 
     def __init__(self) -> None:
-        self.engine: AsyncLLM | None = None
+        self.engine: Readiness | None = None
         self.draining = False
         self.cutting = False
         """Past the deadline: open requests end with an error."""
@@ -44,7 +53,7 @@ class Lifecycle:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def open(self, engine: AsyncLLM) -> None:
+    def open(self, engine: Readiness) -> None:
         self.engine = engine
 
     def drain(self) -> None:

@@ -23,15 +23,13 @@ from thalweg.outputs import RequestOutput
 from thalweg.params import MAX_N, PoolingParams, SamplingParams
 from thalweg.server.core.adapters import ServedAdapter, ServedAdapters, explain_lost, find_lost
 from thalweg.server.core.admission import Admission, Ticket
-from thalweg.server.core.fields import RequestParser
+from thalweg.server.core.context import ServerContext, Stores
 from thalweg.server.core.job import AcceptedJob, GenerationJob
 from thalweg.server.core.lifecycle import Lifecycle
-from thalweg.server.core.lines import LineRunner
 from thalweg.server.core.parts import ChoiceRange, OnTurn, divide, renumber, run_all, stream_all
 from thalweg.server.core.schema import RequestFields
 from thalweg.server.core.transcript import Transcript
 from thalweg.server.errors import ApiError, of_grammar
-from thalweg.server.http.bodies import MAX_VALUES, Bodies
 from thalweg.server.http.middleware import current_scope, owner_of, tenant_of
 from thalweg.server.http.multipart import MultipartPart as FormPart
 from thalweg.server.http.multipart import boundary_of, parts_of
@@ -42,14 +40,12 @@ from thalweg.text.encoder import AsyncTokenizer
 if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
     from thalweg.server.core.conversation import Conversation
-    from thalweg.server.observe.metrics import HttpMetrics
+    from thalweg.server.observe.metrics import EngineMetrics, HttpMetrics
     from thalweg.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
 J = TypeVar("J", bound=AcceptedJob)
-MIN_BODY, MAX_BODY, BYTES_PER_TOKEN = 8 * 2**20, 64 * 2**20, 64
-"""Bytes of a request body without --max-body: enough for a prompt that fills the context, within these bounds."""
 HEAVY_TOKENS = 1024
 """Answers with log-probabilities of more tokens than this are written on a thread."""
 
@@ -61,12 +57,11 @@ class RequestObserver(Protocol):
         """While the engine has it."""
 
 
-class Serving:
+class Serving(ServerContext):
     """The engine as the endpoints see it."""
 
-    # Set once, by `make_app`.
     conversation: Conversation
-    lines: LineRunner
+    """Set once, by `prepare_routes`."""
 
     def __init__(
         self,
@@ -76,21 +71,18 @@ class Serving:
         traffic: HttpMetrics,
         recent: RecentRequests,
         adapters: Sequence[LoRARequest] = (),
+        stores: Stores | None = None,
     ) -> None:
-        """adapters: loaded ones, that requests may name as their model."""
+        """adapters: loaded ones, that requests may name as their model. stores: of a server with several models."""
+        super().__init__(settings, lifecycle, traffic, engine.config.model.max_len, engine.config.max_running, stores)
         self.adapters = ServedAdapters(engine, settings.lora_root, adapters, settings.lora_resolver)
-        self.engine, self.settings, self.lifecycle, self.traffic = engine, settings, lifecycle, traffic
-        context = engine.config.model.max_len
-        limit = settings.max_body or min(MAX_BODY, max(MIN_BODY, BYTES_PER_TOKEN * context))
-        self.bodies = Bodies(limit, max(MAX_VALUES, 4 * context))
+        self.engine = engine
         self.encoder = AsyncTokenizer(engine.tokenizer, engine.config.model.prompt_limit) if engine.tokenizer else None
-        self.fields = RequestParser(settings.strict_requests, traffic.unknown_field)
         window, queue, slots = self._count_places()
         self.admission = Admission(
             window, queue, settings.max_queued_tokens, slots=slots, crowded=self._is_crowded
         )  # fmt: skip
         engine.on_resized(lambda: self.admission.resize(*self._count_places()))
-        self.created = int(time.time())
         self.fingerprint = _fingerprint(engine, settings)
         self.recent = recent
         self.watchers: list[RequestObserver] = [recent]
@@ -102,7 +94,7 @@ class Serving:
         self._count = itertools.count()
 
     def own(self, make: Callable[[Serving], R]) -> R:
-        """State of a dialect between requests, made by `make` on first use."""
+        """State of a dialect between requests to this model, made by `make` on first use."""
         if make not in self._own:
             self._own[make] = make(self)
         found: R = self._own[make]
@@ -415,6 +407,17 @@ class Serving:
         made = 0 if discard else sum(len(c.token_ids) for o in outputs for c in o.outputs)
         cached, stored = sum(o.num_cached_tokens or 0 for o in outputs), sum(o.num_stored_tokens for o in outputs)
         return self.usage(job.prompt_tokens, made, cached, stored)
+
+
+def bind_metrics(metrics: EngineMetrics, serving: Serving) -> None:
+    """Register the series of this model's engine."""
+    engine = serving.engine
+    metrics.bind(engine.model_names[0], engine.config)
+    metrics.queued = lambda: serving.admission.waiting
+    metrics.held = lambda: engine.paused_requests
+    metrics.engines = engine.stats_by_engine
+    metrics.adapters = serving.adapters.in_use
+    metrics.sleep_level = lambda: engine.sleep_level
 
 
 def closing() -> ApiError:

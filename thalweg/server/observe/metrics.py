@@ -369,6 +369,28 @@ class HttpMetrics:
         self._seconds.labels(method, handler).observe(seconds)
 
 
+class MergedCollector(Collector):
+    """The series of several registries as one family of each name. Labels distinguish them."""
+
+    def __init__(self, registries: Mapping[str, CollectorRegistry]) -> None:
+        """registries: may grow later."""
+        self._registries = registries
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing to announce: collect() names the metrics."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for registry in list(self._registries.values()):
+            for family in registry.collect():
+                whole = families.get(family.name)
+                if whole is None:
+                    whole = families[family.name] = Metric(family.name, family.documentation, family.type, family.unit)
+                whole.samples.extend(family.samples)
+        yield from families.values()
+
+
 class _PrefixedRegistry(CollectorRegistry):
     """A registry's series under other prefixes."""
 

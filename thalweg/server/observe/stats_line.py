@@ -14,8 +14,9 @@ log = logging.getLogger(__name__)
 class StatsLine:
     """A StatLogger. Rates are means over the time since the line before."""
 
-    def __init__(self, every: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._every, self._clock = every, clock
+    def __init__(self, every: float, clock: Callable[[], float] = time.monotonic, name: str = "") -> None:
+        """name: the model's, where a server has several."""
+        self._every, self._clock, self._prefix = every, clock, f"{name}: " if name else ""
         self._since = clock()
         self._before: Stats | None = None
 
@@ -24,7 +25,7 @@ class StatsLine:
         if stats is None or (now - self._since < self._every and self._before is not None):
             return
         if self._before is not None:
-            log.info("%s", self.line(self._before, stats, now - self._since))
+            log.info("%s%s", self._prefix, self.line(self._before, stats, now - self._since))
         self._before, self._since = stats, now
 
     def record_request(self, output: object, params: object) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -65,6 +66,12 @@ class Traces:
         self._kind, self._failed = SpanKind.SERVER, Status(StatusCode.ERROR)
         self._parents: dict[str, Any] = {}
         self.model = ""
+
+    def of_model(self, model: str) -> Traces:
+        """Traces of another model, sent by the same exporter."""
+        other = copy(self)
+        other.model, other._parents = model, {}
+        return other
 
     @contextmanager
     def under_way(self, request_id: str) -> Iterator[None]:

@@ -22,12 +22,19 @@ async def model(serving: Serving, http: Request) -> Response:
 
 def _card(serving: Serving, name: str) -> dict[str, Any]:
     base, adapter = serving.engine.model_names[0], serving.adapters.find(name)
+    root = base if adapter is None else adapter.root
+    parent = None if adapter is None else adapter.request.base_model_name or base
+    return describe_model(name, root, parent, serving.created, serving.engine.config.model.max_len)
+
+
+def describe_model(name: str, root: str, parent: str | None, created: int, max_len: int) -> dict[str, Any]:
+    """A card. parent: the model of an adapter."""
     return {
         "id": name,
         "object": "model",
-        "created": serving.created,
+        "created": created,
         "owned_by": "thalweg",
-        "root": base if adapter is None else adapter.root,
-        "parent": None if adapter is None else adapter.request.base_model_name or base,
-        "max_model_len": serving.engine.config.model.max_len,
+        "root": root,
+        "parent": parent,
+        "max_model_len": max_len,
     }

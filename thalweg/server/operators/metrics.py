@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import thalweg
-from thalweg.server.core.serving import Serving
+from thalweg.server.core.context import ServerContext
 from thalweg.server.http.answer import respond
 from thalweg.server.observe.metrics import exposition
 
@@ -19,7 +19,7 @@ FRESH_SECONDS = 1.0
 class Exposition:
     """The latest of a server."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: ServerContext) -> None:
         self._serving, self._until = serving, 0.0
         self._body, self._kind = b"", ""
 
@@ -31,13 +31,13 @@ class Exposition:
         return Response(self._body, media_type=self._kind)
 
 
-async def version(serving: Serving, http: Request) -> Response:
+async def version(serving: ServerContext, http: Request) -> Response:
     return respond({"version": thalweg.__version__})
 
 
-async def load(serving: Serving, http: Request) -> Response:
+async def load(serving: ServerContext, http: Request) -> Response:
     return respond({"server_load": serving.traffic.load if serving.settings.enable_server_load_tracking else 0})
 
 
-async def metrics(serving: Serving, http: Request) -> Response:
-    return serving.own(Exposition).response()
+async def metrics(serving: ServerContext, http: Request) -> Response:
+    return serving.share(Exposition).response()

@@ -23,13 +23,18 @@ async def sleep(serving: Serving, http: Request) -> Response:
 async def wake_up(serving: Serving, http: Request) -> Response:
     """Answered when the engine serves."""
     check_query(http, ("tags",))
+    check_tags(http)
+    await serving.engine.wake_up()
+    return respond({"status": "awake"})
+
+
+def check_tags(http: Request) -> None:
+    """ApiError for tags that name only a part of the engine."""
     tags = set(http.query_params.getlist("tags"))
     if unknown := sorted(tags - set(TAGS)):
         raise ApiError(f"tags: {unknown[0]!r} is not one of {', '.join(TAGS)}", "tags")
     if tags and tags != set(TAGS):
         raise ApiError("tags: this engine wakes whole; leave tags out, or give both", "tags")
-    await serving.engine.wake_up()
-    return respond({"status": "awake"})
 
 
 async def is_sleeping(serving: Serving, http: Request) -> Response:

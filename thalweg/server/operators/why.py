@@ -13,6 +13,7 @@ from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import respond
 from thalweg.server.observe.recent import MOST_PARTS, EngineRecord, Record
 
+UNKNOWN = "request {!r} is not known: it is too old, came with another key, or never was"
 SHOWN = 0.001
 """Seconds of waiting that need a reason."""
 HELD = {
@@ -33,8 +34,7 @@ async def why(serving: Serving, http: Request) -> Response:
     name = http.path_params["id"]
     record = serving.recent.find(name, str(http.scope.get("thalweg.tenant", "")))
     if record is None:
-        words = f"request {name[:80]!r} is not known: it is too old, came with another key, or never was"
-        raise ApiError(words, "id", 404)
+        raise ApiError(UNKNOWN.format(name[:80]), "id", 404)
     return respond(describe(serving, record, time.monotonic()))
 
 

@@ -7,12 +7,12 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from thalweg.server.core.serving import Serving
+from thalweg.server.core.context import ServerContext
 from thalweg.server.errors import ApiError
 from thalweg.server.responses.retrieve import found
 
 
-async def cancel(serving: Serving, http: Request) -> Response:
+async def cancel(serving: ServerContext, http: Request) -> Response:
     """The response as it is then. An already cancelled one is answered again."""
     turn = found(serving, http)
     if not turn.background:

@@ -6,8 +6,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from thalweg.server.core.context import ServerContext
 from thalweg.server.core.query import whole
-from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import respond
 from thalweg.server.responses.retrieve import found
@@ -15,7 +15,7 @@ from thalweg.server.responses.retrieve import found
 MOST = 100
 
 
-async def input_items(serving: Serving, http: Request) -> Response:
+async def input_items(serving: ServerContext, http: Request) -> Response:
     turn, query = found(serving, http), http.query_params
     limit = whole(http, "limit", 20, 1, MOST)
     order, after = query.get("order", "desc"), query.get("after")

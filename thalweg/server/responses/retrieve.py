@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 from starlette.requests import Request
 from starlette.responses import Response
 
+from thalweg.server.core.context import ServerContext
 from thalweg.server.core.query import whole
-from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import STARTED, EventStream, respond
 from thalweg.server.http.middleware import owner_of
@@ -19,7 +19,7 @@ from thalweg.server.responses.store import EventLog, StoredResponse, store
 NOT_STREAMED = "stream: only a response of background=true can be streamed again; fetch it without stream"
 
 
-def found(serving: Serving, http: Request) -> StoredResponse:
+def found(serving: ServerContext, http: Request) -> StoredResponse:
     """The response that the path names. ApiError 404, for another owner's too."""
     id = http.path_params["id"]
     turn = store(serving).get(owner_of(http.scope), id)
@@ -28,7 +28,7 @@ def found(serving: Serving, http: Request) -> StoredResponse:
     return turn
 
 
-async def retrieve(serving: Serving, http: Request) -> Response:
+async def retrieve(serving: ServerContext, http: Request) -> Response:
     turn, query = found(serving, http), http.query_params
     if query.get("stream", "false").lower() != "true":
         return Response(turn.body, media_type="application/json")
@@ -45,7 +45,7 @@ async def _again(log: EventLog, at: int) -> AsyncGenerator[bytes, None]:
         yield frame
 
 
-async def delete(serving: Serving, http: Request) -> Response:
+async def delete(serving: ServerContext, http: Request) -> Response:
     turn = found(serving, http)
     store(serving).delete(owner_of(http.scope), turn.id)
     if turn.task is not None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 if TYPE_CHECKING:
-    from thalweg.server.core.serving import Serving
+    from thalweg.server.core.context import ServerContext
 
 log = logging.getLogger(__name__)
 PER_TURN = 512
@@ -190,10 +190,10 @@ class ResponseStore:
                 return
 
 
-def store(serving: Serving) -> ResponseStore:
+def store(serving: ServerContext) -> ResponseStore:
     """That of a server."""
-    return serving.own(_build)
+    return serving.share(_build)
 
 
-def _build(serving: Serving) -> ResponseStore:
+def _build(serving: ServerContext) -> ResponseStore:
     return ResponseStore(serving.settings.responses_store_bytes)
