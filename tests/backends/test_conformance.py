@@ -34,14 +34,18 @@ def _kit(*args: str) -> str:
     return done.stdout
 
 
+HOST_GPU = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
+NIGHTLY = [("reference", "1/1"), ("cpu", "1/3"), ("cpu", "3/3"), (HOST_GPU, "1/3"), (HOST_GPU, "2/3")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "platform",
-    [pytest.param("reference", marks=pytest.mark.nightly), "cpu", "null", "thalweg.backends.torch_gpu.testing:HostGpuPlatform"],
+    ("platform", "part"),
+    [("null", "1/1"), ("cpu", "2/3"), (HOST_GPU, "3/3"), *(pytest.param(*c, marks=pytest.mark.nightly) for c in NIGHTLY)],
     ids=lambda p: p.split(":")[-1],
 )
-def test_every_platform_of_this_package_passes(platform: str) -> None:
-    _kit(f"--platform={platform}", "-q")
+def test_every_platform_of_this_package_passes(platform: str, part: str) -> None:
+    _kit(f"--platform={platform}", "-q", "--part", part)
 
 
 @pytest.mark.slow

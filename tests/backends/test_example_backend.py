@@ -45,9 +45,10 @@ def test_it_is_listed_once_installed_and_not_before(environment: dict[str, str])
 
 
 @pytest.mark.slow
-def test_it_passes_the_conformance_kit(environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("part", ["1/2", pytest.param("2/2", marks=pytest.mark.nightly)])
+def test_it_passes_the_conformance_kit(environment: dict[str, str], part: str) -> None:
     kit = ("pytest", "-p", "thalweg.hal.testing.options", "--pyargs", "thalweg.hal.testing", "-p", "no:cacheprovider")
-    out = _run(environment, *kit, "--platform=example", "-q", "-rs")
+    out = _run(environment, *kit, "--platform=example", "-q", "-rs", "--part", part)
     assert "NumPy has no bfloat16" in out
     assert "copy_blocks" not in out  # a device that moves no blocks is skipped there
 

@@ -37,6 +37,7 @@ STATES = {name: {"mamba_block_size": 8} for name in ("qwen3-next", "qwen3.5", "n
 NAMES = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in sorted(CONFIGS)]
 
 
+@pytest.mark.sampled(8, 20)
 @pytest.mark.parametrize("device", [pytest.param("reference", marks=pytest.mark.slow), "cpu"])
 @pytest.mark.parametrize("name", [*NAMES, pytest.param("minimax", marks=pytest.mark.slow)])
 @pytest.mark.slow

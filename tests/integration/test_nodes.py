@@ -79,8 +79,16 @@ async def text_of_one() -> list[list[int]]:
         await engine.shutdown()
 
 
+FAULTS: dict[str, list[tuple[str, signal.Signals | None]]] = {
+    "machine": [("machine", None)],
+    "rank": [("rank", None), ("rank", signal.SIGKILL), ("rank", signal.SIGSTOP)],
+}
+"""What is killed, and the signal to its replacement while that starts."""
+
+
 @pytest.mark.slow
-async def test_requests_survive_the_second_machine_and_both_ends_end_together(port: int) -> None:
+@pytest.mark.parametrize("faults", ["machine", pytest.param("rank", marks=pytest.mark.nightly)])
+async def test_requests_survive_the_second_machine_and_both_ends_end_together(port: int, faults: str) -> None:
     whole = await text_of_one()
     node = Node(port)
     patience: dict[str, Any] = {"max_restarts": 9, "hang_timeout": 8.0, "heartbeat_timeout": 3.0}
@@ -88,7 +96,7 @@ async def test_requests_survive_the_second_machine_and_both_ends_end_together(po
     engine = await AsyncLLM.start(args)
     try:
         assert await collect_texts(engine) == whole
-        for who, then in (("machine", None), ("rank", None), ("rank", signal.SIGKILL), ("rank", signal.SIGSTOP)):
+        for who, then in FAULTS[faults]:
             begun = asyncio.Event()
             running = asyncio.create_task(collect_texts(engine, begun))
             await begun.wait()
@@ -98,7 +106,7 @@ async def test_requests_survive_the_second_machine_and_both_ends_end_together(po
                 node = Node(port)
             else:
                 os.kill((struck := node.ranks[0]), signal.SIGKILL)
-            if then is not None:  # its replacement, while that starts
+            if then is not None:
                 while node.ranks in ([], [struck]):
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(0.5)

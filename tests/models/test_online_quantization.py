@@ -170,7 +170,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads what Linux counts of a process's memory")
-@pytest.mark.parametrize("method", ["int8", "nvfp4"])
+@pytest.mark.parametrize("method", ["int8", pytest.param("nvfp4", marks=pytest.mark.nightly)])
 @pytest.mark.slow
 def test_loading_holds_the_rounded_weights_and_one_layer(method: str, checkpoints: tuple[Path, Path]) -> None:
     """Once loaded, the child holds the rounded weights. On the way it never held as much as the dense model would be, for all
@@ -199,7 +199,7 @@ HOSTED = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
     ],
     ids=["cpu", "hosted", "tpu"],
 )
-@pytest.mark.sampled(8, 16)
+@pytest.mark.sampled(4, 9)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.slow
 def test_every_platform_holds_the_same_rounded_weights(method: str, device: str, options: dict) -> None:

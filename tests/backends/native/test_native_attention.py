@@ -53,7 +53,7 @@ QUICK = (("bfloat16", 6), ("bfloat16", 16), ("float32", 32))
     ],
 )
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(8, 160)
 def test_every_shape_equals_dense_attention(library: NativeLibrary, device: Any, name: str, dtype: str, size: int) -> None:
     spec = replace(SPECS[name], dtype=dtype)
     size = 12 if size == 6 and spec.kv_dtype else size  # neither is a whole tile

@@ -60,6 +60,7 @@ def _routed(rng: np.random.Generator, tokens: int, how: str) -> np.ndarray:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2, 6)
 @pytest.mark.parametrize(
     ("format", "down", "tokens", "how"),
     [

@@ -56,14 +56,16 @@ def test_greedy_tokens_are_those_of_the_definition(checkpoint: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attention", ["xla", "pallas"])
+@pytest.mark.parametrize("attention", ["xla", pytest.param("pallas", marks=pytest.mark.nightly)])
 def test_drawn_and_penalised_tokens_are_those_of_the_definition(checkpoint: Path, attention: str) -> None:
     want = _tokens(checkpoint, "reference", None, DRAWN)
     assert _tokens(checkpoint, "tpu", {**HOST, "attention": attention, "precompile": "none"}, DRAWN) == want
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "kernel"), [("int8", "pallas-rounded"), ("w4a16", "pallas-quantised")])
+@pytest.mark.parametrize(
+    ("method", "kernel"), [pytest.param("int8", "pallas-rounded", marks=pytest.mark.nightly), ("w4a16", "pallas-quantised")]
+)
 def test_the_kernels_of_the_hardware_serve_rounded_weights(method: str, kernel: str) -> None:
     """The bundled draft model through every Pallas kernel its steps have, interpreted: its plan names them, its tokens are
     the definition's."""

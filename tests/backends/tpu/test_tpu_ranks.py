@@ -43,7 +43,11 @@ def _answers(path: Path, device: str, ranks: int, additional: dict[str, Any] | N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "ranks"),
-    [("qwen3-windowed", 2), ("llama", 4), ("deepseek-v3", 2), pytest.param("llama", 2, marks=pytest.mark.slow)],
+    [
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in (("qwen3-windowed", 2), ("llama", 2))),
+        ("llama", 4),
+        ("deepseek-v3", 2),
+    ],
 )
 def test_tokens_are_those_of_one_device(model: str, ranks: int, tmp_path: Path) -> None:
     path = zoo.make_checkpoint(model, tmp_path)

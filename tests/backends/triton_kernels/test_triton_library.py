@@ -56,9 +56,10 @@ def test_ops_and_device_pass_the_conformance_kit_in_the_interpreter(part: int) -
 
 
 @pytest.mark.slow
-def test_attention_passes_the_conformance_kit_in_the_interpreter() -> None:
+@pytest.mark.parametrize("part", [1, pytest.param(2, marks=NIGHTLY)])
+def test_attention_passes_the_conformance_kit_in_the_interpreter(part: int) -> None:
     """Chosen cases; all of them take minutes of one core: docs/performance.md has the command, in parts."""
-    _kit("-q", "-k", "test_attention and (window or int8 or e4m3) and 16 and float32 and not chunking")
+    _kit("-q", "-k", "test_attention and (window or int8 or e4m3) and 16 and float32 and not chunking", "--part", f"{part}/2")
 
 
 @pytest.mark.nightly
