@@ -183,7 +183,17 @@ class OpenShape:
         return {**host, **profiles.idle(middle), "kernels_of": of, "kernels": profiles.top(step)}
 
     def list_kernels(self, n: int) -> dict[str, Any]:
-        return {"kernels": profiles.top(self._profile([n], 1))}
+        """A prompt's kernels, and the seconds in which none of them ran: before the first, between, and after the last."""
+        generate(self.llm, self.vocab, [n], 1)
+        times: list[int] = []
+
+        def run() -> None:
+            times.append(time.time_ns())
+            generate(self.llm, self.vocab, [n], 1, seed=1)
+            times.append(time.time_ns())
+
+        spans = profiles.recorded(run, self.device)
+        return {**profiles.waits(spans, *times), "kernels": profiles.top(spans)}
 
     def _profile(self, lengths: Sequence[int], tokens: int) -> list[profiles.Span]:
         generate(self.llm, self.vocab, lengths, tokens)

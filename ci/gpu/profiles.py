@@ -85,6 +85,17 @@ def idle(spans: Sequence[Span]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def waits(spans: Sequence[Span], start: int, end: int) -> dict[str, float | None]:
+    """Seconds without an operation from start to end, host times in nanoseconds since the epoch: before the first operation,
+    between operations, and after the last."""
+    if not spans:
+        return {"before_seconds": None, "between_seconds": None, "after_seconds": None}
+    last = max(s.end for s in spans)
+    between = (uncovered([(s.start, s.end) for s in spans]) or 0.0) * (last - spans[0].start)
+    parts = {"before": spans[0].start - start, "between": between, "after": end - last}
+    return {f"{name}_seconds": time / 1e9 for name, time in parts.items()}
+
+
 def one_step(spans: Sequence[Span]) -> tuple[str, list[Span]]:
     """(what it is, the spans of one decode step): the graph in the middle, or all where there is none."""
     graphs = [g for g in launches(spans) if len(g) > 1]

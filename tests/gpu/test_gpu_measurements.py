@@ -58,6 +58,15 @@ def test_operations_of_unknown_launches_are_each_alone() -> None:
     assert profiles.one_step(spans) == ("every step, none of them a graph", spans)
 
 
+def test_waits_before_between_and_after_operations_are_told_apart() -> None:
+    profiles = script("profiles")
+    found = profiles.waits(_spans(("a", 30, 40, 0), ("b", 35, 50, 0), ("c", 57, 60, 0)), 10, 65)
+    assert {name: round(seconds * 1e9) for name, seconds in found.items()} == {
+        "before_seconds": 20, "between_seconds": 7, "after_seconds": 5
+    }  # fmt: skip
+    assert profiles.waits([], 0, 9)["before_seconds"] is None
+
+
 def test_one_step_is_a_whole_graph_and_its_kernels_are_sorted_by_time() -> None:
     profiles = script("profiles")
     step = [("product", 0, 30, 1), ("norm", 30, 35, 1), ("norm", 35, 45, 1)]
