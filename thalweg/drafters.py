@@ -30,6 +30,8 @@ METHOD, TOKENS, MODEL = "method", "num_speculative_tokens", "model"
 """Keys of every method, and the key of those that run a draft model."""
 RANKS = "draft_tensor_parallel_size"
 """The key of methods with a draft model: the ranks that divide it."""
+BOUNDS = "num_speculative_tokens_per_batch_size"
+"""The key of every method that bounds the drafts of a sequence by the number of running ones."""
 SAMPLING, SAMPLINGS = "draft_sample_method", ("probabilistic", "greedy")
 """The key of methods that choose drafts by logits, and its values."""
 MTP = "mtp"
@@ -52,6 +54,8 @@ class SpeculationConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Drafts of a sequence in a step, at most."""
     options: dict[str, Any] = {}
     """Values of the keys that the drafter declares, defaults included."""
+    bounds: tuple[tuple[int, int], ...] = ()
+    """(sequences, drafts): at most so many drafts of a sequence, from so many sequences on. Ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,25 @@ def read_sampling(value: Any) -> str:
     return str(value)
 
 
+def read_bounds(value: Any) -> tuple[tuple[int, int], ...]:
+    """A check of BOUNDS: {"FIRST-LAST": drafts} or [[first, last, drafts], ...], in ascending order. Sequences between two
+    ranges, and after the last one, have the bound of the range before."""
+    form = (
+        'must be {"1-4": 3, "5-64": 1} or [[1, 4, 3], [5, 64, 1]]: ranges of sequences, ascending, and the most drafts of each'
+    )
+    rows = [(*k.split("-"), v) for k, v in value.items()] if isinstance(value, Mapping) else value
+    try:
+        ranges = [(int(first), int(last), drafts) for first, last, drafts in rows]
+    except (TypeError, ValueError):
+        raise ValueError(f"{form}, not {value!r:.200}") from None
+    before = 0
+    for first, last, drafts in ranges:
+        if type(drafts) is not int or not 0 <= drafts <= MOST_DRAFTS or not before < first <= last:
+            raise ValueError(f"{form}, not {value!r:.200}")
+        before = last
+    return tuple((first, drafts) for first, _, drafts in ranges)
+
+
 def load_drafter(method: str) -> Any:
     """The class of a method. KeyError for an unknown name."""
     return _LIST.load(method)
@@ -105,7 +128,7 @@ def configure(given: Mapping[str, Any]) -> SpeculationConfig:
     if not isinstance(method, str) or method not in _LIST:
         raise ConfigError(f"speculative_config: {METHOD}: must be one of {', '.join(_LIST.names())}, not {method!r}")
     drafter = load_drafter(method)
-    fields = {TOKENS: DrafterOption(whole(1, MOST_DRAFTS)), **drafter.options}
+    fields = {TOKENS: DrafterOption(whole(1, MOST_DRAFTS)), **drafter.options, BOUNDS: DrafterOption(read_bounds, default=())}
     known = (METHOD, *fields)
     problems = [f"{k!r} is not supported; {method} has {', '.join(known)}" for k in given if k not in known]
     values: dict[str, Any] = {}
@@ -119,9 +142,9 @@ def configure(given: Mapping[str, Any]) -> SpeculationConfig:
         except ValueError as e:
             problems.append(f"{name}: {e}")
     if not problems:
-        tokens = values.pop(TOKENS)
+        tokens, bounds = values.pop(TOKENS), values.pop(BOUNDS)
         try:
-            return SpeculationConfig(method=method, tokens=tokens, options=drafter.settle(values))
+            return SpeculationConfig(method=method, tokens=tokens, options=drafter.settle(values), bounds=bounds)
         except ValueError as e:
             problems.append(str(e))
     raise ConfigError(*(f"speculative_config: {p}" for p in problems))

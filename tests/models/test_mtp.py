@@ -260,6 +260,15 @@ def test_modules_that_cannot_be_run_are_refused_in_words(mimo: tuple[Published, 
         serve(bare, DRAFT)
 
 
+def test_bounds_by_the_number_of_sequences_are_read_in_both_forms_of_vllm() -> None:
+    rows, said = ((1, 3), (9, 1), (65, 0)), {"method": "mtp", "num_speculative_tokens": 3}
+    for form in ({"1-8": 3, "9-16": 1, "65-4096": 0}, [[1, 8, 3], [9, 16, 1], [65, 4096, 0]]):
+        assert configure({**said, "num_speculative_tokens_per_batch_size": form}).bounds == rows
+    for wrong in ({"8-1": 3}, [[1, 8, 3], [4, 9, 1]], [[1, 8]], {"1-8": -1}, "3"):
+        with pytest.raises(ConfigError, match="num_speculative_tokens_per_batch_size: must be"):
+            configure({**said, "num_speculative_tokens_per_batch_size": wrong})
+
+
 def test_names_of_vllm_mean_the_same_method() -> None:
     assert configure({"method": "mimo_mtp"}) == configure({"method": "mtp", "num_speculative_tokens": 1})
     with pytest.raises(ConfigError, match=r"must be one of .*, mtp, .*not 'other_mtp'"):

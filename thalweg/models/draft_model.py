@@ -14,6 +14,7 @@ from torch import Tensor
 
 from thalweg.errors import ConfigError
 from thalweg.hal.comm import Mesh
+from thalweg.hal.parts.proposing import Proposing
 from thalweg.hal.step import StepBatch
 from thalweg.models.build import build
 from thalweg.models.drafts.declared import describe_indivisible
@@ -42,6 +43,8 @@ class DraftModelProposer(LayeredProposer):
     def propose(
         self, params: Any, state: Any, batch: StepBatch, taps: tuple[Tensor, ...], tokens: Tensor, counts: Tensor
     ) -> tuple[Tensor, Any]:
+        part = batch.get(Proposing)
+        assert part is not None
         weights, kv = params[KEY], state[KEY][CACHES]
         ids, owner, position, query, last, row, after = self._arrange(batch, tokens, counts)
         fed = replace(
@@ -53,7 +56,7 @@ class DraftModelProposer(LayeredProposer):
         drafts = [self._choose(weights, x, batch, after[0])]
         each = torch.arange(counts.shape[0], device=counts.device, dtype=torch.int32)
         single = replace(fed, token_seq=each, last_row=each, query=torch.ones_like(each), uniform=1)
-        for at in after[1 : self.most]:
+        for at in after[1 : part.level]:
             fed = replace(single, tokens=self._clamp(drafts[-1]), positions=at, context=at, metadata=self._plans())
             x, kv = self.draft.forward(weights, fed, kv)
             drafts.append(self._choose(weights, x, batch, at))

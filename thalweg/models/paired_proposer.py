@@ -70,7 +70,7 @@ class PairedProposer(LayeredProposer):
         drafts = [self._choose(params, x, batch, after[0])]
         each = torch.arange(counts.shape[0], device=counts.device, dtype=torch.int32)
         single = replace(fed, token_seq=each, last_row=each, query=torch.ones_like(each), uniform=1)
-        for at in after[1 : self.most]:
+        for at in after[1 : part.level]:
             fed = replace(single, tokens=drafts[-1], positions=at - 1, context=at - 1, metadata=self._plans())
             x, onward, kv = self.run(params, fed, onward, kv, None)
             drafts.append(self._choose(params, x, batch, at))

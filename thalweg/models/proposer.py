@@ -79,10 +79,11 @@ class Proposer(ABC):
     def propose(
         self, params: Params, state: State, batch: StepBatch, taps: tuple[Array, ...], tokens: Array, counts: Array
     ) -> tuple[Array, State]:
-        """(drafts i32[S, K], the state): tokens that may follow each sequence, in order. -1 ends them.
+        """(drafts i32[S, K], the state): tokens that may follow each sequence, in order. -1 ends them. K is the level of the
+        part `Proposing`, or `most`.
 
         params, state: of the whole step, the proposer's under KEY. The state has this step's keys, values and history. batch
-        has the part `Proposing`, and all token ids are known. taps: [T, hidden] at each place of
+        has that part, and all token ids are known. taps: [T, hidden] at each place of
         `taps`. tokens, counts: as in StepResult, i32[S, 1 + drafts verified] and i32[S]. Drafts of sequences with count 0 are
         not read."""
 

@@ -80,6 +80,35 @@ def test_numbers_of_streams_are_judged_apart():
     assert not gain.allows(16)
 
 
+def widths(seconds: dict[int, float], most: int, steps: int = 2000, **more) -> list[int]:
+    """Drafts of each step, four of five of which are right wherever the ones before them are. seconds: of a step, by drafts."""
+    gain, rng, used = Gain(most, **more), np.random.default_rng(0), []
+    for _ in range(steps):
+        k = gain.choose(1) if gain.allows(1) else 0
+        right = int(np.logical_and.accumulate(rng.random(k) < 0.8).sum())
+        gain.observe(1, np.array([1 + right]) if k else None, seconds[k], k)
+        used.append(k)
+    return used
+
+
+@pytest.mark.parametrize(("seconds", "best"), [({0: 1, 1: 1.1, 3: 2.4, 7: 4.9}, 1), ({0: 1, 1: 1.5, 3: 1.6, 7: 4.9}, 3),
+                                               ({0: 1, 1: 1.5, 3: 1.9, 7: 2}, 7)])  # fmt: skip
+def test_the_number_of_drafts_is_the_one_with_the_least_time_per_token(seconds, best):
+    assert widths(seconds, most=7).count(best) > 1600
+
+
+def test_few_drafts_are_found_where_many_do_not_pay_and_none_where_none_do():
+    assert widths({0: 1, 1: 1.1, 3: 9, 7: 9}, most=7).count(1) > 1600
+    assert widths({0: 1, 1: 2, 3: 4, 7: 9}, most=7).count(0) > 1800
+
+
+def test_a_bound_holds_whatever_is_measured():
+    used = widths({0: 1, 1: 1.5, 2: 1.6, 3: 1.7, 7: 1.8}, most=7, bound=lambda streams: 2)
+    assert max(used) == 2
+    assert used.count(2) > 1600
+    assert set(widths({0: 1}, most=7, bound=lambda streams: 0)) == {0}
+
+
 def test_without_times_drafts_are_allowed():
     gain = Gain()
     for _ in range(100):

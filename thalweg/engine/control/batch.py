@@ -52,6 +52,10 @@ class LaunchedStep:
     streams: int = 0
     """Sequences past their prompt, in the step or not."""
     rationed: bool = True
+    width: int = 0
+    """Drafts that a sequence might have."""
+    proposes: int = 0
+    """Drafts of a sequence that the step proposes."""
 
 
 @dataclass(slots=True)

@@ -300,9 +300,9 @@ class EngineCore:
         news = self._reader.read(oldest, result)
         speculator = self.scheduler.speculator
         if speculator is not None and not oldest.prompt_tokens:
-            plain = oldest.drafts is None and oldest.decodes == oldest.streams
+            plain = oldest.drafts is None and oldest.decodes == oldest.streams and not oldest.proposes
             counts = None if plain else np.unique(news.handles, return_counts=True)[1]
-            speculator.gain.observe(oldest.streams, counts, seconds)
+            speculator.gain.observe(oldest.streams, counts, seconds, oldest.width)
         for request, how in news.ended:
             self._end(request, how)
         self._end_failed()
@@ -350,6 +350,7 @@ class EngineCore:
             elif started:
                 self._announce(started)
         record.streams, record.rationed = schedule.streams, schedule.rationed
+        record.width, record.proposes = schedule.width, schedule.proposes
         self.scheduler.pace.record_launch(record.prompt_tokens, record.decodes, record.rationed)
         if self._transfers is not None:
             self._transfers.flush()

@@ -69,6 +69,8 @@ class Schedule:
     """Drafts of a sequence that the step proposes for a later one. 0: none."""
     rationed: bool = True
     """Do the prompts of this step delay a stream?"""
+    width: int = 0
+    """Drafts that a sequence might have."""
 
 
 @dataclass(slots=True)
@@ -172,12 +174,12 @@ class Scheduler:
         """The next step, or None if nothing can be scheduled before a step in flight (of `in_flight`) returns."""
         preempted = self.counters.preemptions
         budget = self._config.token_budget
-        speculator, streams, proposes = self.speculator, 0, 0
+        speculator, streams, proposes, width = self.speculator, 0, 0, 0
         if speculator is not None:
             streams = self._streams()
-            allowed = not streams or speculator.gain.allows(streams)
-            proposes = speculator.proposes if allowed else 0
-            speculator = speculator if streams and allowed else None
+            width = speculator.choose(streams, len(self.running) + len(self.waiting))
+            proposes = speculator.proposes
+            speculator = speculator if streams and width else None
         decode = self._decodes(budget, in_flight, speculator)
         budget -= decode.size
         self._left = budget
@@ -211,7 +213,7 @@ class Scheduler:
         if not decode.size and not chunks and (halved or not drafted):
             return None
         self._since = 1 if entered else self._since + 1
-        return Schedule(decode, chunks, entered, drafted, streams, proposes, rationed)
+        return Schedule(decode, chunks, entered, drafted, streams, proposes, rationed, width)
 
     def _has_streaming(self, decode: NDArray[np.int32]) -> bool:
         """Is any of these requests streamed? Requests answered at the end gain by the throughput of the batch: prompts in

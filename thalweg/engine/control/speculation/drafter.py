@@ -64,6 +64,9 @@ class Drafter(ABC):
     """"module:function" that declares its layers, if it has some (`models.drafts`). Planning checks and counts them. They
     are in the checkpoint that the option `model` names. Without that option they are in the target's."""
 
+    bounds: tuple[tuple[int, int], ...] = ()
+    """As `SpeculationConfig.bounds`."""
+
     @classmethod
     def settle(cls, options: dict[str, Any]) -> dict[str, Any]:
         """Resolve options that depend on each other. ValueError if they do not agree. Default: unchanged."""
@@ -72,7 +75,13 @@ class Drafter(ABC):
     def __init__(self, config: SpeculationConfig, slots: Slots) -> None:
         self.most = config.tokens
         """Drafts of a sequence in a step, at most."""
+        self.bounds = config.bounds
         self._slots = slots
+
+    def bound(self, sequences: int) -> int:
+        """Drafts of a sequence in a step, at most, with so many running."""
+        found = [drafts for first, drafts in self.bounds if first <= sequences]
+        return min(self.most, found[-1]) if found else self.most
 
     @abstractmethod
     def propose(self, slots: I32, most: I32) -> Proposals:
@@ -108,7 +117,9 @@ class DeviceDrafter(Drafter):
         """Per slot: the serial and the number of known tokens that its drafts follow."""
 
     def receive(self, slots: I32, drafts: I32) -> None:
-        self._drafts[slots] = drafts[:, : self.most]
+        drafts = drafts[:, : self.most]
+        self._drafts[slots, : drafts.shape[1]] = drafts
+        self._drafts[slots, drafts.shape[1] :] = -1
         self._after[slots] = np.stack([self._slots.serial[slots], self._slots.known[slots]], 1)
 
     def propose(self, slots: I32, most: I32) -> Proposals:

@@ -1,12 +1,14 @@
-"""Do drafts pay? Measured per number of streams: seconds for each stream to advance by one token, with drafts and without.
+"""How many drafts pay? Measured per number of streams: seconds for each stream to advance by one token, with K drafts and
+without.
 
 A step that verifies drafts is longer than one without: slightly where weights come from memory, much where arithmetic is the
-limit. It may yield more tokens. Both are measured, and while steps with drafts are worse there are none for a while, longer
-each time. The text never depends on it. The caller passes times in; this module reads no clock.
+limit. It may yield more tokens. Both are measured for several K, and the K with the least seconds per token is used. While all
+are worse than none there are no drafts for a while, longer each time. The text never depends on it. The caller passes times
+in; this module reads no clock.
 
 Tokens of a step are the geometric mean over its streams, times the share of all streams in the step, as some may sit out: one
 stream twice as fast is worth another at half its speed, and no more. By the sum of tokens a few streams that repeat
-themselves would hold up all others.
+themselves would hold up all others. Drafts are verified in order, so a step with K of them also shows the tokens of fewer.
 
 Seconds are medians: the first steps of a new width are recorded, captured or compiled, and are many times as long.
 """
@@ -14,8 +16,9 @@ Seconds are medians: the first steps of a new width are recorded, captured or co
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import median, median_low
+from statistics import fmean, median, median_low
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,44 +27,74 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TRIAL = 4
-"""Steps with drafts before they are judged."""
+"""Steps with K drafts before they are judged."""
+WINDOW = 32
+"""Steps whose tokens are averaged: with one stream they differ much from step to step."""
 PLAIN = 3
 """Steps without drafts to compare with."""
 AGAIN = 256
-"""Steps with drafts after which those without are measured again."""
+"""Steps with drafts after which those without, and those with another K, are measured again."""
 SHORTEST_REST, LONGEST_REST = 64, 1024
 """Steps without drafts before they are tried again."""
+SWITCH = 0.97
+"""Another K is used if its seconds per token are less than this share."""
+
+
+def candidates(most: int) -> tuple[int, ...]:
+    """The numbers of drafts that are tried, the largest first: those that steps are padded to."""
+    return (most, *(k for k in (31, 15, 7, 3, 1) if k < most))
 
 
 @dataclass(slots=True)
 class _Streams:
     """Measurements for about so many streams."""
 
+    best: int
+    """Drafts of a sequence, where they pay."""
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=PLAIN + 4))
     """Seconds of the last steps without drafts."""
-    drafted: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=2 * TRIAL))
-    """Seconds, and tokens per stream, of the last steps with drafts."""
+    seconds: dict[int, deque[float]] = field(default_factory=dict)
+    """Those of the last steps with K drafts, by K."""
+    tokens: dict[int, deque[float]] = field(default_factory=dict)
+    """Tokens per stream of the last steps with drafts, were there at most K, by K."""
+    trials: list[int] = field(default_factory=list)
+    """Numbers of drafts still to measure, the next one last."""
     steps: int = 0
     """Steps with drafts since those without were measured."""
     rest: int = 0
     """Steps without drafts still to come."""
     next_rest: int = SHORTEST_REST
+    turn: int = 0
+    """Which other K is measured next."""
 
 
 class Gain:
-    def __init__(self) -> None:
+    def __init__(self, most: int = 1, bound: Callable[[int], int] | None = None) -> None:
+        """most: drafts of a sequence in a step. bound: the same for a number of streams. None: `most`."""
+        self._widths = candidates(most)
+        self._bound = bound or (lambda streams: most)
         self._of: dict[int, _Streams] = {}
 
     def _streams(self, streams: int) -> _Streams:
-        return self._of.setdefault(streams.bit_length(), _Streams())
+        return self._of.setdefault(streams.bit_length(), _Streams(self._widths[0]))
 
     def allows(self, streams: int) -> bool:
         """May the next step have drafts, with that many streams?"""
-        return self._streams(streams).rest <= 0
+        return self._streams(streams).rest <= 0 and self._bound(streams) > 0
 
-    def observe(self, streams: int, counts: NDArray[np.int64] | None, seconds: float) -> None:
+    def resumes(self, streams: int) -> bool:
+        """May steps have drafts soon?"""
+        return self._streams(streams).rest <= SHORTEST_REST and self._bound(streams) > 0
+
+    def choose(self, streams: int) -> int:
+        """Drafts of a sequence in a step that may have some."""
+        s = self._streams(streams)
+        k = s.trials[-1] if s.trials and s.rest <= 0 else s.best
+        return min(k, self._bound(streams) or k)
+
+    def observe(self, streams: int, counts: NDArray[np.int64] | None, seconds: float, width: int = 0) -> None:
         """Record a step with that many streams and no prompt. counts: tokens of each stream that got any. None: the step had
-        no drafts, and no stream sat out."""
+        no drafts, and no stream sat out. width: drafts that a sequence might have. 0: as many as ever."""
         if seconds <= 0 or not streams or (counts is not None and not counts.size):
             return
         s = self._streams(streams)
@@ -71,23 +104,55 @@ class Gain:
             if s.rest == 0:
                 self._judge(s)
             return
-        s.drafted.append((seconds, float(np.exp(np.log(counts).mean())) * counts.size / streams))
+        width = width or self._widths[0]
+        s.seconds.setdefault(width, deque(maxlen=2 * TRIAL)).append(seconds)
+        for k in {*self._widths, width}:
+            if k <= width:
+                kept = counts if k == width else np.minimum(counts, k + 1)
+                got = float(np.exp(np.log(kept).mean())) * counts.size / streams
+                s.tokens.setdefault(k, deque(maxlen=WINDOW)).append(got)
         s.steps += 1
-        if len(s.drafted) >= TRIAL and s.rest <= 0:
-            if len(s.plain) < PLAIN or s.steps >= AGAIN:
-                s.rest, s.steps = PLAIN, 0
+        if s.trials and width >= min(s.trials[-1], self._bound(streams)) and len(s.seconds[width]) >= TRIAL:
+            s.trials.pop()
+        if s.trials or len(s.seconds[width]) < TRIAL or s.rest > 0:
+            return
+        if len(s.plain) < PLAIN or s.steps >= AGAIN:
+            s.rest, s.steps = PLAIN, 0
+            others = [k for k in self._widths if k != s.best]
+            if others and s.plain:
+                s.turn += 1
+                self._try(s, others[s.turn % len(others)])
             else:
-                self._judge(s)
+                self._try(s, *others)
+        else:
+            self._judge(s)
 
     @staticmethod
-    def _judge(s: _Streams) -> None:
-        """Are steps with drafts slower? Then rest, and forget them: the text after the rest may be different."""
-        if len(s.drafted) < TRIAL or len(s.plain) < PLAIN:
+    def _try(s: _Streams, *widths: int) -> None:
+        """Measure these anew, after the steps without drafts."""
+        for k in widths:
+            s.seconds.pop(k, None)
+        s.trials += sorted(widths)
+
+    def _judge(self, s: _Streams) -> None:
+        """Choose K. Are steps with it slower? Then rest, and forget them: the text after the rest may be different."""
+        if s.trials:
             return
-        seconds, tokens = zip(*s.drafted, strict=True)
-        with_drafts = median_low(seconds) / (sum(tokens) / len(tokens))
-        if with_drafts > median(s.plain):
+        each = {
+            k: median_low(seconds) / fmean(s.tokens[k]) for k, seconds in s.seconds.items()
+            if len(seconds) >= TRIAL and len(s.tokens.get(k, ())) >= TRIAL
+        }  # fmt: skip
+        if not each or len(s.plain) < PLAIN:
+            return
+        k = min(each, key=each.__getitem__)
+        if s.best not in each or each[k] < SWITCH * each[s.best]:
+            s.best = k
+        if each[s.best] > median(s.plain):
             s.rest, s.next_rest = s.next_rest, min(2 * s.next_rest, LONGEST_REST)
-            s.drafted.clear()
+            s.seconds.clear()
+            s.tokens.clear()
+            s.turn += 1
+            s.best = self._widths[s.turn % len(self._widths)]
+            s.trials = [s.best]
         elif s.steps >= 4 * TRIAL:
             s.next_rest = SHORTEST_REST

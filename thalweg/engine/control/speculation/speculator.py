@@ -35,8 +35,10 @@ class Speculator:
         """builders: of the parts of a step. jump_forward: draft the tokens that these force."""
         self.most = max(JUMP if jump_forward else 0, drafter.most if drafter is not None else 0)
         """Drafts of a sequence in a step."""
-        self.gain = Gain()
+        self.gain = Gain(drafter.most if drafter is not None else 1, None if drafter is None else drafter.bound)
         self.drafter = drafter
+        self.width = 0
+        """Drafts of the drafter for a sequence in the step that is scheduled, at most. `choose` sets it."""
         self._needs = WAITS if drafter is None else 0
         """Flags of sequences that can have drafts. 0: any sequence can."""
         self._slots, self._kv, self._jump = slots, kv, jump_forward
@@ -47,6 +49,14 @@ class Speculator:
         """Per slot: its last drafts, without fillers."""
 
     # ------------------------------------------------------------------ before a step
+
+    def choose(self, streams: int, running: int) -> int:
+        """Set the width of the next step. 0: it has no drafts, and proposes none. streams: sequences past their prompt.
+        running: all. A step of prompts proposes drafts where the steps after it may verify them."""
+        n = streams or max(1, running)
+        may = self.gain.allows(n) if streams else self.gain.resumes(n)
+        self.width = self.gain.choose(n) if may else 0
+        return self.width
 
     def eligible(self, slots: I32) -> Mask:
         """Which of these may have drafts: verification supports all their features, and more than one token is left."""
@@ -111,7 +121,7 @@ class Speculator:
     def make_room(self, decode: I32, chunks: Sequence[Chunk], drafted: Sequence[Draft], running: int) -> None:
         """Blocks for the tokens that a step proposes, where none of the `running` sequences needs them. Proposers may keep
         something of each there."""
-        s, most = self._slots, self.proposes
+        s, most = self._slots, self.width
         ends = [(slot, 1) for slot in decode[s.scheduled[decode] + 1 + most > s.capacity[decode]].tolist()]
         ends += [(c.slot, c.take) for c in chunks] + [(d.slot, 1 + len(d.tokens)) for d in drafted]
         for slot, take in ends:
@@ -127,7 +137,7 @@ class Speculator:
         longest, total = int(counts.max()), int(counts.sum())
         if not longest:
             return 0
-        width = min((1 << longest.bit_length()) - 1, self.most)
+        width = min((1 << longest.bit_length()) - 1, max(longest, self.width))
         added = slots.size * width - total
         if added > slots.size + total or slots.size * width > left:
             return 0
@@ -157,7 +167,7 @@ class Speculator:
         if not at.size:
             return out
         self._from_drafter[slots[at]] = True
-        proposals = self.drafter.propose(slots[at], np.minimum(most[at], self.drafter.most))
+        proposals = self.drafter.propose(slots[at], np.minimum(most[at], self.width))
         for i, tokens in zip(at.tolist(), proposals.split(), strict=True):
             out[i] = self._cut(int(slots[i]), tokens)
         return out
@@ -186,8 +196,8 @@ class Speculator:
 
     @property
     def proposes(self) -> int:
-        """Drafts of a sequence that steps propose on the device. 0: none."""
-        return self.drafter.most if self.drafter is not None and self.drafter.proposer else 0
+        """Drafts of a sequence that the step proposes on the device. 0: none."""
+        return self.width if self.drafter is not None and self.drafter.proposer else 0
 
     # ------------------------------------------------------------------ after a result
 
