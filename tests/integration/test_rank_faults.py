@@ -93,7 +93,8 @@ async def test_text_is_the_same_whatever_ends_a_rank(engine: AsyncLLM, faults: l
     whole = await collect_texts(engine)
     for who, number, when in faults:
         begun = asyncio.Event()
-        restarts = engine._supervisor.restarts
+        restarts, pid = engine._supervisor.restarts, engine._supervisor.pid
+        before = dict(engine._supervisor.ranks.latest)
         running = asyncio.create_task(collect_texts(engine, begun))
         if when == "prompt":
             await asyncio.sleep(0.01)
@@ -106,3 +107,28 @@ async def test_text_is_the_same_whatever_ends_a_rank(engine: AsyncLLM, faults: l
         await strike(engine, who, number)
         assert await asyncio.wait_for(running, 120) == whole, (who, number, when)
         assert engine._supervisor.restarts > restarts
+        if who == "rank" and when != "start":  # rank 0 keeps its process and weights, and the new rank reads its share
+            assert engine._supervisor.pid == pid
+            assert engine._supervisor.ranks.latest[0] == before[0]
+            assert engine._supervisor.ranks.latest[1].pid != before[1].pid
+            assert engine._supervisor.ranks.latest[1].read_bytes == before[1].read_bytes > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", [{"tensor_parallel_size": 4}], indirect=True)
+async def test_of_four_ranks_those_that_live_keep_their_weights(engine: AsyncLLM) -> None:
+    whole = await collect_texts(engine)
+    supervisor = engine._supervisor
+    before, begun = dict(supervisor.ranks.latest), asyncio.Event()
+    running = asyncio.create_task(collect_texts(engine, begun))
+    await begun.wait()
+    os.kill(before[2].pid, signal.SIGKILL)
+    assert await asyncio.wait_for(running, 120) == whole
+    now = supervisor.ranks.latest
+    assert [now[i] == before[i] for i in range(4)] == [True, True, False, True]
+    assert now[2].read_bytes == before[2].read_bytes
+    assert (engine.restarts, supervisor.ranks.restarts) == (1, {0: 0, 1: 0, 2: 1, 3: 0})
+    for rank in (1, 3):  # one of them does not answer in time: all start again
+        os.kill(now[rank].pid, signal.SIGSTOP)
+    assert await asyncio.wait_for(collect_texts(engine), 120) == whole
+    assert all(supervisor.ranks.latest[i].pid != before[i].pid for i in range(4))

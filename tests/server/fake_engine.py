@@ -250,6 +250,9 @@ class FakeEngine:
     def stats_by_engine(self) -> dict[int, Stats]:
         return {}
 
+    def ranks_by_engine(self) -> dict[int, Any]:
+        return {}
+
     def on_resized(self, call: Callable[[], None]) -> None:
         """Its size is fixed."""
 

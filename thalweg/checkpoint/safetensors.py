@@ -14,6 +14,7 @@ import mmap
 import os
 import re
 import struct
+import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -77,6 +78,22 @@ class TensorEntry:
     """numpy type of the bytes."""
 
 
+class ReadMeter:
+    """Bytes of tensors that were read. Any thread may add."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.bytes += count
+
+
+METER = ReadMeter()
+"""Of this process."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileSpan:
     """A contiguous range of a tensor's bytes in a file."""
@@ -114,6 +131,7 @@ class Shard:
 
     def into(self, begin: int, buffer: np.ndarray) -> None:
         """Fill the buffer with the file's bytes from `begin` on."""
+        METER.add(buffer.nbytes)
         left = buffer.data
         while left:
             try:
@@ -180,6 +198,7 @@ class Checkpoint:
             if len(shape) < 2:
                 raise ValueError(f"{name}: columns asked of a tensor of shape {shape}")
             view = view[:, cols]
+        METER.add(view.nbytes)
         return view
 
     def span(self, name: str, rows: slice | None = None) -> FileSpan | None:

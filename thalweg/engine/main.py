@@ -23,7 +23,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -77,20 +77,24 @@ def main(fd: int, device: str) -> int:
         return 1
     words = _Words()
     grammars = Grammars(words.get)
-    try:
-        core = EngineCore(
+
+    def make_core() -> EngineCore:
+        return EngineCore(
             executor, announce=lambda started: _announce(channel, started), grammars=grammars, hash_fn=key_hash(start.args),
             store=connect(start.args, executor), kv_events=read_kv_events(start.args) is not None,
         )  # fmt: skip
+
+    try:
+        loop = _Loop(executor, make_core, channel, grammars, words)
         with contextlib.suppress(ChannelClosedError):
-            channel.send(m.Ready(executor.config, executor.plan, executor.load_seconds))
+            channel.send(m.Ready(executor.config, executor.plan, executor.load_seconds, list(executor.ranks)))
             # Weights and code live as long as the process: the collector must not walk them in the middle of a step. A walk
             # now, before the first answer, is not worth it either: of 200,000 objects it finds a thousand small ones.
             gc.freeze()
             gc.enable()
-            profiles = None if read_profiler_config(start.args) is None else Profiles(executor)
-            _Loop(core, channel, grammars, words, profiles).run()
-        core.close()
+            loop.profiles = None if read_profiler_config(start.args) is None else Profiles(executor)
+            loop.run()
+        loop.close()
     except Exception as e:
         _report(channel, e)
         return 1
@@ -122,15 +126,18 @@ class _Words:
 class _Loop:
     """Messages in, steps, outputs out. A reader thread fills the inbox, so a step never waits for the socket."""
 
+    profiles: Profiles | None = None
+    """None: no profiler is configured."""
+
     def __init__(
-        self, core: EngineCore, channel: Channel, grammars: Grammars, words: _Words, profiles: Profiles | None
+        self, executor: Executor, make_core: Callable[[], EngineCore], channel: Channel, grammars: Grammars, words: _Words
     ) -> None:
-        """profiles: None if no profiler is configured."""
-        self._core, self._channel, self._words, self._profiles = core, channel, words, profiles
+        """make_core: a core without requests over the executor."""
+        self._executor, self._make_core, self._grammars = executor, make_core, grammars
+        self._channel, self._words = channel, words
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._compiling = GrammarQueue(grammars, self._inbox.put)
-        self._loads = AdapterLoads(core, self._inbox.put)
-        self._stopping = False
+        self._start_anew()
+        self._stopping, self._regrouping = False, False
         self._cold = False
         """The vocabulary has arrived and was not read yet."""
         self._steps = 0
@@ -139,20 +146,65 @@ class _Loop:
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         while not self._stopping:
-            if self._cold and not self._core.has_work:
-                self._cold = False
-                self._compiling.warm()
-            self._take(wait=not self._core.has_work and not self._core.idle())
-            if self._stopping or not self._core.has_work:
-                continue
-            outputs = self._core.step()
-            self._steps += 1
-            if outputs is not None:
-                self._channel.send(outputs)
-            if self._profiles is not None:
-                self._advance(self._profiles)
+            try:
+                self._advance()
+            except Exception as e:
+                if not self._executor.can_regroup:
+                    raise
+                self._regroup(e)
 
-    def _advance(self, profiles: Profiles) -> None:
+    def close(self) -> None:
+        self._core.close()
+
+    def _start_anew(self) -> None:
+        """No request is known. What other threads give for the former core is lost."""
+        core = self._core = self._make_core()
+
+        def give(message: Any) -> None:
+            if self._core is core:
+                self._inbox.put(message)
+
+        self._compiling = GrammarQueue(self._grammars, give)
+        self._loads = AdapterLoads(self._core, give)
+
+    def _regroup(self, why: Exception) -> None:
+        """Replace lost ranks, and go on without any request: the client has their state, and sends them again."""
+        log.error("the ranks that live keep their weights, and form a group again: %s", why)
+        failed = describe_failure(why)
+        self._regrouping = True
+        self._channel.send(m.Regrouping(failed.kind, failed.message))
+        self._core.close()
+        start = time.monotonic()
+        self._executor.regroup()
+        self._start_anew()
+        seconds = time.monotonic() - start
+        log.info("the ranks form a group again, after %.1f s", seconds)
+        executor = self._executor
+        self._channel.send(m.Ready(executor.config, executor.plan, seconds, list(executor.ranks)))
+        while not isinstance(message := self._inbox.get(), m.Resume):
+            if isinstance(message, BaseException):
+                raise message
+            if isinstance(message, m.Control) and message.op == "shutdown":
+                self._stopping = True
+                break
+        self._regrouping = False
+
+    def _advance(self) -> None:
+        """Messages, then one step if there is work."""
+        if self._cold and not self._core.has_work:
+            self._cold = False
+            self._compiling.warm()
+        self._take(wait=not self._core.has_work and not self._core.idle())
+        if self._stopping or not self._core.has_work:
+            return
+        outputs = self._core.step()
+        self._steps += 1
+        if outputs is not None:
+            self._channel.send(outputs)
+        if self.profiles is not None:
+            self._advance_profile(self.profiles)
+
+    def _advance_profile(self, profiles: Profiles) -> None:
         try:
             profiles.advance()
         except OSError as e:
@@ -212,10 +264,10 @@ class _Loop:
 
     def _profile(self, op: str) -> str:
         """ "", or the reason why not, for the caller."""
-        if self._profiles is None:
+        if self.profiles is None:
             return "no profiler is configured: --profiler-config"
         try:
-            self._profiles.start() if op == "start_profile" else self._profiles.stop()
+            self.profiles.start() if op == "start_profile" else self.profiles.stop()
         except (RequestError, OSError) as e:
             return str(e)
         return ""
@@ -225,7 +277,7 @@ class _Loop:
         with contextlib.suppress(ChannelClosedError):
             while True:
                 time.sleep(HEARTBEAT_SECONDS)
-                self._channel.send(m.Heartbeat(self._steps, self._core.has_work))
+                self._channel.send(m.Heartbeat(self._steps, self._core.has_work and not self._regrouping))
 
     def _read(self) -> None:
         try:

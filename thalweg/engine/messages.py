@@ -174,7 +174,11 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
     digest: bytes
 
 
-ToCore = StartHint | Start | GrammarVocabulary | Add | Abort | Control | LoadAdapter | UnloadAdapter
+class Resume(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Ready after Regrouping: what came before was for the engine as it was."""
+
+
+ToCore = StartHint | Start | Resume | GrammarVocabulary | Add | Abort | Control | LoadAdapter | UnloadAdapter
 """A Vocabulary comes before the first request with a grammar, once."""
 
 # ---------------------------------------------------------------- core -> client
@@ -344,12 +348,31 @@ class Outputs(msgspec.Struct, tag=True):
         return [*self.handles.tolist(), *vectors]
 
 
+class RankFacts(msgspec.Struct, frozen=True):
+    """A rank of an engine that can serve."""
+
+    rank: int
+    pid: int
+    read_bytes: int
+    """Bytes of tensors that its process has read from files."""
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The engine can serve. `plan` is the kernel plan, a line each."""
 
     config: EngineConfig
     plan: list[str]
     load_seconds: float
+    ranks: list[RankFacts] = []
+    """Of one rank, its own. Of the engine, all in order. []: the executor does not say."""
+
+
+class Regrouping(msgspec.Struct, frozen=True, tag=True):
+    """Some ranks are lost, and are replaced. The others keep their weights. The engine knows no request any more. Followed by
+    Ready, or by EngineFailed. `kind` and `message` are as of EngineFailed."""
+
+    kind: str
+    message: str
 
 
 class Reply(msgspec.Struct, frozen=True, tag=True):
@@ -373,4 +396,4 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     working: bool
 
 
-FromCore = Outputs | Ready | Reply | EngineFailed | Heartbeat
+FromCore = Outputs | Ready | Regrouping | Reply | EngineFailed | Heartbeat

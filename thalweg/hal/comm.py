@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
 from thalweg.hal.step import Array
+
+if TYPE_CHECKING:
+    from thalweg.hal.platform import Place
 
 
 class Communicator(ABC):
@@ -19,6 +23,8 @@ class Communicator(ABC):
     """A recorded or captured step may hold the calls. False: such a step is run as it is written."""
     ordered: bool = True
     """Sums keep the order above. False: a library chooses it, by the size of a message and the machine."""
+    regroups: bool = False
+    """`regroup` works."""
 
     @abstractmethod
     def all_reduce(self, x: Array) -> Array:
@@ -50,6 +56,11 @@ class Communicator(ABC):
         """Leave the group. A peer still in a call gets a PeerError that names this rank."""
         return
 
+    def regroup(self, place: Place) -> None:
+        """Optional: leave a group that lost a rank, and join a new one of the same ranks. No call may be in flight. Waits for
+        the others at the meeting address of `place`. DeviceError names a rank that does not come."""
+        raise NotImplementedError(f"{type(self).__name__} has no regroup")
+
     def part_size(self, shape: tuple[int, ...], dim: int) -> int:
         """Extent of a rank's part along `dim` of this shape. Raises ValueError where the parts are not equal."""
         if shape[dim] % self.size:
@@ -61,9 +72,13 @@ class Solo(Communicator):
     """One rank: every collective is the identity."""
 
     size = 1
+    regroups = True
 
     def all_reduce(self, x: Array) -> Array:
         return x
+
+    def regroup(self, place: Place) -> None:
+        return
 
     def all_gather(self, x: Array, dim: int = -1) -> Array:
         return x
@@ -96,6 +111,16 @@ class StageLinks:
     def send(self, x: Array) -> None:
         """To the next stage. Returns when that receives it."""
         self._after.all_gather(x.unsqueeze(0), 0)
+
+    @property
+    def regroups(self) -> bool:
+        """As `Communicator.regroups`."""
+        return self._before.regroups and self._after.regroups
+
+    def regroup(self, place: Place) -> None:
+        """As `Communicator.regroup`."""
+        self._before.regroup(place)
+        self._after.regroup(place)
 
     def abort(self) -> None:
         """As `Communicator.abort`."""

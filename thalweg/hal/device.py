@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import Array, Features, Params, StateBox, Step, StepBatch, StepResult, StepShape
 from thalweg.hal.times import Times
+
+if TYPE_CHECKING:
+    from thalweg.hal.platform import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,16 @@ class Device(ABC):
 
     moves_blocks: bool = False
     """`export` and `import_` work, so KV blocks can go to a store and come back."""
+
+    @property
+    def regroups(self) -> bool:
+        """`regroup` works. Default: False."""
+        return False
+
+    def regroup(self, place: Place) -> None:
+        """Exchange with a new group of ranks, as `Communicator.regroup`. Executables forget what they have recorded or captured
+        of the old one. Only where `regroups`."""
+        raise NotImplementedError(f"{self.info.kind}: regroup")
 
     def abort(self) -> None:
         """End all exchanges with other ranks, as `Communicator.abort`."""

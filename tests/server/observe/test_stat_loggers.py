@@ -7,7 +7,8 @@ import logging
 import numpy as np
 from fake_engine import config
 
-from thalweg.engine.messages import Outputs, SequenceFinished, Stats
+from thalweg.engine.client.process import RankHistory
+from thalweg.engine.messages import Outputs, RankFacts, Ready, SequenceFinished, Stats
 from thalweg.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from thalweg.params import RequestOutputKind, SamplingParams
 from thalweg.server.buckets import problems_of, steps_125
@@ -177,3 +178,22 @@ def test_wrong_buckets_are_told_by_family():
         "request_params_n": ["x"],
     }
     assert [p.split(":")[0].split(" ")[0].strip("'") for p in problems_of(wrong)] == list(wrong)
+
+
+def test_ranks_and_engines_have_series_of_their_own() -> None:
+    metrics = EngineMetrics()
+    metrics.bind("m", config())
+    history = RankHistory()
+    for pids in ((1, 2), (1, 3)):
+        ranks = [RankFacts(rank, pid, 100 + pid) for rank, pid in enumerate(pids)]
+        history.record(Ready(config(), [], 0.0, ranks))
+    metrics.ranks = lambda: {0: history}
+    one, two = (Stats(n, 0, 0, 4, 0, 0, 0, 0, 0, 10 * n) for n in (1, 2))
+    metrics.engines = lambda: {0: one, 1: two}
+    metrics.queued = lambda: 5
+    assert [value(metrics, "thalweg:rank_read_bytes", {"rank": r}) for r in "01"] == [101, 103]
+    assert [value(metrics, "thalweg:rank_restarts_total", {"rank": r}) for r in "01"] == [0, 1]
+    for name, expected in (
+        ("num_requests_running", [1, 2]), ("num_requests_waiting", [5, 0]), ("generation_tokens_total", [10, 20]),
+    ):  # fmt: skip
+        assert [value(metrics, f"thalweg:{name}", {"engine": e}) for e in "01"] == expected

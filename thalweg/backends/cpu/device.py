@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import functools
 import math
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,7 @@ class CpuDevice(EagerDevice):
         self.stages = stages or StageLinks()
         self._library = library
         self._arena = Arena(library) if library and record else None
+        self._recording: weakref.WeakSet[RecordingExecutable] = weakref.WeakSet()
         self._populated: dict[int, int] = {}
         """Caches by address: number of bytes populated from the start."""
 
@@ -149,7 +151,9 @@ class CpuDevice(EagerDevice):
             self._library.kept.tell()
         if self._library is None or self._arena is None:
             return super().compile(step, params, state, shape, features)
-        return RecordingExecutable(step, params, state, self._library, self._arena, self.comm)
+        made = RecordingExecutable(step, params, state, self._library, self._arena, self.comm)
+        self._recording.add(made)
+        return made
 
     def peak(self, dtype: str) -> float | None:
         return peak(self._library, dtype) if self._library else None
@@ -167,6 +171,16 @@ class CpuDevice(EagerDevice):
             yield self._library.times
         finally:
             self._library.times = None
+
+    @property
+    def regroups(self) -> bool:
+        return self.comm.regroups and self.stages.regroups
+
+    def regroup(self, place: Place) -> None:
+        self.stages.regroup(place)  # in the order of `open_device`
+        self.comm.regroup(place)
+        for each in self._recording:
+            each.forget()
 
     def close(self) -> None:
         settle()

@@ -284,6 +284,10 @@ class RecordingExecutable:
             del self._tapes[key]
         return self._as_written(batch)  # every write of an abandoned step is the same when done again
 
+    def forget(self) -> None:
+        """Drop all tapes: they hold the address of a group that has ended."""
+        self._tapes.clear()
+
     def _as_written(self, batch: StepBatch) -> CompletedStep:
         """Tapes hold addresses of the state: they end with its memory."""
         before = self._state.value

@@ -44,22 +44,20 @@ REASONS = (
 class ShmCommunicator(Communicator):
     """Ranks of one model on one machine. Opening it waits until all are there, at most `timeout` seconds."""
 
+    regroups = True
+
     def __init__(
         self, library: NativeLibrary, place: Place, members: Sequence[int] | None = None, timeout: float = 300.0
     ) -> None:
         """members: the ranks that exchange, by their numbers in the world, in order. None: all."""
         self._members = members or range(place.world)
         self.size, self._rank, self._library = len(self._members), self._members.index(place.rank), library
-        self._world = place.world
+        self._world, self._timeout = place.world, timeout
         self._guard = threading.Lock()
         """Of the handle, which another thread may ask to abort."""
         self._files = contextlib.ExitStack()
         self._ranks = 0
-        try:
-            self._join(_folder(place, self._members), time.monotonic() + timeout, timeout)
-        except BaseException:
-            self.close()
-            raise
+        self.regroup(place)
         library.describe_failure = self.describe_failure
 
     @property
@@ -98,6 +96,14 @@ class ShmCommunicator(Communicator):
     def all_to_all(self, x: Tensor, dim: int = 0) -> Tensor:
         self.part_size(x.shape, dim)
         return join_parts(self.part(self._gather(x), dim % x.ndim + 1), dim)
+
+    def regroup(self, place: Place) -> None:
+        self.close()
+        try:
+            self._join(_folder(place, self._members), time.monotonic() + self._timeout, self._timeout)
+        except BaseException:
+            self.close()
+            raise
 
     def abort(self) -> None:
         with self._guard:

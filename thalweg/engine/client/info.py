@@ -10,6 +10,7 @@ from thalweg.engine.client.core import ClientCore
 from thalweg.engine.client.fleet import Engines
 from thalweg.engine.client.frontend import Frontend
 from thalweg.engine.client.media import MediaPreprocessor
+from thalweg.engine.client.process import RankHistory
 from thalweg.engine.messages import Stats
 from thalweg.errors import EngineDeadError, ThalwegError
 from thalweg.outputs import RequestMetrics
@@ -113,6 +114,10 @@ class InfoMethods(NoWeightUpdates, NoVllmConfig):
     def stats_by_engine(self) -> dict[int, Stats]:
         """The latest snapshot of each engine that shares the requests, by number. {} where there is only one."""
         return self._supervisor.stats_by_engine()
+
+    def ranks_by_engine(self) -> dict[int, RankHistory]:
+        """The ranks of each engine, by its number."""
+        return {number: each.ranks for number, each in enumerate(self._supervisor.members)}
 
     async def check_health(self) -> None:
         """EngineDeadError if there is no engine and there will be none. A restart is no error: see `ready`."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
+from collections import Counter
 from typing import Any
 
 import thalweg.errors
@@ -33,6 +34,8 @@ class EngineProcess:
         self.working = False
         self.stuck: str | None = None
         """Why it was killed from here. None: it was not."""
+        self.regrouping = False
+        """It replaces lost ranks: see `regroup`."""
         self._steps = 0
 
     @staticmethod
@@ -64,8 +67,9 @@ class EngineProcess:
         except ChannelClosedError:
             raise EngineDeadError("the engine process is gone") from None
 
-    async def receive(self) -> m.Outputs | m.Reply:
-        """The next frame. Heartbeats only update the times. EngineDeadError, with its last message, when it died."""
+    async def receive(self) -> m.Outputs | m.Reply | m.Ready:
+        """The next frame. Heartbeats only update the times. EngineDeadError, with its last message, when it died. The reason
+        why it has lost ranks, when it begins to replace them."""
         while True:
             try:
                 message = await self._channel.receive()
@@ -76,6 +80,12 @@ class EngineProcess:
             if isinstance(message, m.Outputs | m.Reply):
                 self.stepped = self.heard
                 return message
+            if isinstance(message, m.Regrouping):
+                self.regrouping = True
+                raise as_error(m.EngineFailed(message.kind, message.message))
+            if isinstance(message, m.Ready) and self.regrouping:
+                self.regrouping, self.stepped = False, self.heard
+                return message
             if isinstance(message, m.EngineFailed):
                 await _end(self._process)
                 raise as_error(message)
@@ -85,6 +95,13 @@ class EngineProcess:
             if message.steps != self._steps or not message.working:
                 self._steps, self.stepped = message.steps, self.heard
             self.working = message.working
+
+    async def regroup(self) -> None:
+        """Wait until its ranks form a group again. Then it knows no request. EngineDeadError, or its error, if it ended."""
+        while not isinstance(message := await self.receive(), m.Ready):
+            continue
+        self.ready = message
+        self.post(m.Resume())
 
     def kill(self, why: str) -> None:
         """Kill a process that no longer responds. `receive` then raises EngineDeadError with `why`."""
@@ -105,6 +122,22 @@ class EngineProcess:
             self.post(m.Control(0, "shutdown"))
         await self._channel.close()
         await _end(self._process, STOP_SECONDS)
+
+
+class RankHistory:
+    """The ranks of an engine, and of those that it replaced. Empty where the engine has one."""
+
+    def __init__(self) -> None:
+        self.latest: dict[int, m.RankFacts] = {}
+        self.restarts = Counter[int]()
+        """By rank."""
+
+    def record(self, ready: m.Ready) -> None:
+        """A rank has restarted if its process is another one."""
+        for each in ready.ranks:
+            before = self.latest.get(each.rank)
+            self.restarts[each.rank] += before is not None and before.pid != each.pid
+            self.latest[each.rank] = each
 
 
 def as_error(failed: m.EngineFailed) -> ThalwegError:

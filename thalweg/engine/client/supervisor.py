@@ -21,7 +21,7 @@ import numpy as np
 
 from thalweg.config import EngineArgs, EngineConfig
 from thalweg.engine import messages as m
-from thalweg.engine.client.process import EngineProcess
+from thalweg.engine.client.process import EngineProcess, RankHistory
 from thalweg.engine.client.recovery import Recovery, Verdict
 from thalweg.engine.client.standby import Standby
 from thalweg.engine.ipc.port import release_port
@@ -93,6 +93,7 @@ class Supervisor:
         self._replies: dict[int, asyncio.Future[bool]] = {}
         self.state = "starting"
         self.restarts = 0
+        self.ranks = RankHistory()
         self.paused = False
         self._woken = asyncio.Event()
         self._held: list[int] | None = None
@@ -105,9 +106,12 @@ class Supervisor:
     def pid(self) -> int | None:
         return self._engine.pid if self._engine else None
 
+    size = 1
+
     @property
-    def size(self) -> int:
-        return 1
+    def members(self) -> tuple[Supervisor]:
+        """As of a Fleet."""
+        return (self,)
 
     def stats_by_engine(self) -> dict[int, m.Stats]:
         """{}: the frames have those of this engine."""
@@ -283,7 +287,7 @@ class Supervisor:
                 message = await engine.receive()
                 if isinstance(message, m.Reply):
                     self._answer(message)
-                else:
+                elif isinstance(message, m.Outputs):
                     self._take(message)
         except EngineDeadError as e:
             return e
@@ -309,13 +313,15 @@ class Supervisor:
         crashed = not lost and dead.returncode != -signal.SIGKILL
         if self.state == "starting":
             raise why
-        logger.error("engine process %d is gone: %s", dead.pid, why)
+        gone = "replaces lost ranks" if dead.regrouping else "is gone"
+        logger.error("engine process %d %s: %s", dead.pid, gone, why)
         ran = list(self._running)
         self._forget(why, "restarting", f"the engine is being restarted: {why}")
         verdict = self._recovery.handle_death(ran, self._outputs.open_handles(), crashed=crashed)
         for handle in verdict.convicted:
             self._on_convicted(handle, CONVICTED)
-        await self._another(why)
+        if not (dead.regrouping and await self._regroup(dead, why)):
+            await self._another(why)
         self.restarts += 1
         everyone = self._outputs.open_handles()
         accused = self._recovery.on_trial
@@ -336,6 +342,24 @@ class Supervisor:
     def _woken_later(self) -> bool:
         """Did the engine end because it was put to sleep? It may have been woken meanwhile."""
         return self.state == "sleeping" or self._woken.is_set()
+
+    async def _regroup(self, engine: EngineProcess, why: EngineDeadError) -> bool:
+        """Wait until an engine has replaced lost ranks. False: it cannot, and has ended. EngineDeadError when the budget is
+        used up."""
+        watch = asyncio.create_task(self._watch(engine))
+        try:
+            await self._afford(why)
+            try:
+                await engine.regroup()
+            except ThalwegError as e:
+                logger.error("engine process %d could not replace lost ranks: %s", engine.pid, e)
+                return False
+            self._engine = engine
+            return True
+        finally:
+            watch.cancel()
+            if self._engine is None:
+                await engine.stop()
 
     async def _another(self, why: EngineDeadError | None) -> None:
         """Start an engine. why: the error of the previous one. None: it slept. EngineDeadError when the budget is used up."""
@@ -435,6 +459,8 @@ class Supervisor:
 
     def _become_ready(self) -> None:
         self.state, self._why = "ready", ""
+        if self._engine is not None:
+            self.ranks.record(self._engine.ready)
         if self._held is not None:
             if self.paused:  # else it was resumed meanwhile
                 self._post(m.Control(UNAWAITED, "pause"))

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from thalweg.config import EngineConfig
 from thalweg.engine.control.encodings import Encoder
+from thalweg.engine.messages import RankFacts
 from thalweg.hal.device import Pending
 from thalweg.hal.step import StepBatch
 
@@ -29,6 +30,9 @@ class Executor(Protocol):
     @property
     def load_seconds(self) -> float: ...
 
+    ranks: Sequence[RankFacts] = ()
+    """Every rank, where there are several."""
+
     @property
     def encoder(self) -> Encoder | None:
         """Computes vectors of images and audio. None: requests with such inputs are rejected."""
@@ -41,6 +45,16 @@ class Executor(Protocol):
     def call(self, operation: str, /, *args: Any) -> list[Any]:
         """Run a named operation of the worker (`Worker.operations`) on every rank, after the steps launched so far. Returns
         the replies in order of ranks. An error of a rank is raised here. ValueError for an unknown operation."""
+
+    @property
+    def can_regroup(self) -> bool:
+        """After an error: was it the loss of some ranks, while the others live?"""
+        return False
+
+    def regroup(self) -> None:
+        """Replace the lost ranks, where `can_regroup`. The others keep their weights. Nothing else remains: launched steps do
+        not count, and caches hold nothing. An error is final."""
+        raise RuntimeError("lost ranks cannot be replaced here")
 
     def enter(self) -> None:
         """The calling thread drives the executor from now on."""
@@ -58,9 +72,14 @@ class LaunchOnlyExecutor:
     encoder: Encoder | None = None
     plan: list[str] = field(default_factory=list)
     load_seconds: float = 0.0
+    can_regroup: bool = False
+    ranks: Sequence[RankFacts] = ()
 
     def call(self, operation: str, /, *args: Any) -> list[Any]:
         return []
+
+    def regroup(self) -> None:
+        raise RuntimeError("there are no ranks")
 
     def enter(self) -> None:
         return

@@ -15,7 +15,7 @@ from thalweg.engine import messages as m
 from thalweg.engine.client.process import as_error
 from thalweg.engine.executor.launcher import Launcher
 from thalweg.engine.executor.member import PATIENCE_SECONDS, Member
-from thalweg.engine.executor.messages import Beat, Begin, Launch, Leave, RankAnswer, RankCall
+from thalweg.engine.executor.messages import Beat, Begin, Launch, Leave, RankAnswer, RankCall, Regroup
 from thalweg.engine.ipc.codec import FrameError
 from thalweg.engine.ipc.socket import ChannelClosedError
 from thalweg.errors import DeviceError, EngineDeadError, PeerError, RankLostError, ThalwegError
@@ -29,7 +29,8 @@ time."""
 
 
 class RankGroup:
-    """Starts the other ranks. If one ends, fails or hangs, all are ended, and `failure` names it."""
+    """Starts the other ranks. If one ends, fails or hangs, `failure` names it. Then all are ended, unless the others can form a
+    group again (`regroup`)."""
 
     def __init__(self, args: EngineArgs, places: Sequence[Place], launcher: Launcher) -> None:
         self.failure: ThalwegError | None = None
@@ -39,6 +40,10 @@ class RankGroup:
         """Ends the collectives of rank 0. Set once its device is open."""
         self.stepping: Callable[[], float | None] = lambda: None
         """Since when a step of rank 0 has not ended. None: none runs."""
+        self.regroups = launcher.regroups
+        """The ranks that live may keep their weights. Their devices decide too."""
+        self.rooms: list[int] = []
+        """What the ranks agreed on for their KV caches (`BuildGroup.least`), in order."""
         self._args = args
         self._failed, self._closed = threading.Event(), threading.Event()
         self._peer_failure: ThalwegError | None = None
@@ -49,13 +54,19 @@ class RankGroup:
         try:
             self.places = launcher.place(places)
             self.members += launcher.start(self.places[1:])
-            self.send_each([Begin.at(each.place, each.args) for each in self.members])
+            self._begin(self.members)
         except BaseException:
             self.close()
             raise
-        for each in self.members:
+
+    def _begin(self, members: Sequence[Member]) -> None:
+        """Let new ranks begin, and watch over all."""
+        for each in members:
+            self._send(each, each.channel.encode(Begin.at(each.place, each.args, self._launcher.regroups)))
+        for each in members:
             threading.Thread(target=self._read, args=(each,), name=each.words, daemon=True).start()
-        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._watcher.start()
 
     # ------------------------------------------------------------ messages
 
@@ -67,12 +78,6 @@ class RankGroup:
             frame = self.members[0].channel.encode(message)
             for each in self.members:
                 self._send(each, frame)
-
-    def send_each(self, messages: Sequence[Any]) -> None:
-        """To every other rank its own."""
-        with self._sending:
-            for each, message in zip(self.members, messages, strict=True):
-                self._send(each, each.channel.encode(message))
 
     def _send(self, member: Member, frame: bytes) -> None:
         try:
@@ -97,19 +102,24 @@ class RankGroup:
 
     # ------------------------------------------------------------ ends
 
-    def fail(self, error: ThalwegError) -> None:
-        """The first call decides: all ranks end, and every waiting caller gets this error."""
+    def fail(self, error: ThalwegError, lost: Member | None = None) -> None:
+        """The first call decides: every waiting caller gets this error. All ranks end, or only `lost`, if `regroup` may
+        follow."""
         with self._lock:
+            if lost is not None:
+                lost.lost = True
             if self.failure is not None or self._closed.is_set():
                 return
             self.failure = error
+            ending = [lost] if lost is not None and self.ready and self.regroups else self.members
             waiting = [reply for each in self.members for reply in each.answers.values()]
             for each in self.members:
                 each.answers.clear()
                 each.inbox.put(error)
         for reply in waiting:
             reply.set_exception(error)
-        for each in self.members:
+        for each in ending:
+            each.lost = True
             each.process.kill()
         self._launcher.release()  # which ends the waiting of those that are there
         self._failed.set()
@@ -123,6 +133,36 @@ class RankGroup:
         if not self._failed.wait(PATIENCE_SECONDS):
             self.fail(self._peer_failure or error)
         return self.failure or error
+
+    @property
+    def can_regroup(self) -> bool:
+        """Did some ranks outlive a failure?"""
+        return self.failure is not None and self.ready and self.regroups and any(each.lost for each in self.members)
+
+    def regroup(self) -> list[Member]:
+        """Replace lost ranks by new processes, and let all others wait to join them: Join must follow, once the new ones have
+        said Joining. Returns the new ones. RankLostError if a rank does not answer within heartbeat_timeout."""
+        self.places = self._launcher.place(self.places)
+        for each in self.members:
+            each.place = self.places[each.place.rank]
+            if not each.lost:
+                self._send(each, each.channel.encode(Regroup(dict(each.place.environment))))
+        for each in self.members:
+            if not each.lost:
+                each.wait_joining(self._args.heartbeat_timeout)
+        self._watcher.join()
+        lost = [each for each in self.members if each.lost]
+        for each in lost:
+            each.process.end()
+            each.channel.shut()
+        with self._lock:
+            self.failure, self._peer_failure, self.ready = None, None, False
+            self._failed.clear()
+        started = self._launcher.start([each.place for each in lost])
+        by_rank = {each.place.rank: each for each in started}
+        self.members = [by_rank.get(each.place.rank, each) for each in self.members]
+        self._begin(started)
+        return started
 
     def finish(self, seconds: float) -> None:
         """Wait until every other rank has finished its steps, at most so long. `close` must follow."""
@@ -160,10 +200,10 @@ class RankGroup:
                     member.inbox.put(message)
         except ChannelClosedError:
             error = member.describe_end(self._peer_failure)
-            self.fail(error)
+            self.fail(error, member)
             member.inbox.put(error)  # also where the group is being closed
         except FrameError as e:
-            self.fail(EngineDeadError(f"{member.words}: {e}"))
+            self.fail(EngineDeadError(f"{member.words}: {e}"), member)
 
     def _hear_failure(self, member: Member, failed: m.EngineFailed) -> None:
         error = as_error(m.EngineFailed(failed.kind, f"{member.words}: {failed.message}"))
@@ -171,7 +211,7 @@ class RankGroup:
             self._peer_failure = self._peer_failure or error
             self.explain(error)
         else:
-            self.fail(error)
+            self.fail(error, member)
 
     def _give(self, member: Member, answer: RankAnswer) -> None:
         with self._lock:
@@ -194,7 +234,7 @@ class RankGroup:
             for each in self.members:
                 name = "heartbeat_timeout" if self.ready else "hang_timeout"
                 if (silent := now - each.heard) > getattr(self._args, name):
-                    self.fail(RankLostError(f"{each.words} has given no sign of life for {silent:.1f} s ({name})"))
+                    self.fail(RankLostError(f"{each.words} has given no sign of life for {silent:.1f} s ({name})"), each)
             since, behind = self.stepping(), min(self.members, key=lambda each: each.steps)
             if since is not None and now - since > SOONER * self._args.hang_timeout:
-                self.fail(RankLostError(f"{behind.words} has finished no step for {now - since:.0f} s (hang_timeout)"))
+                self.fail(RankLostError(f"{behind.words} has finished no step for {now - since:.0f} s (hang_timeout)"), behind)

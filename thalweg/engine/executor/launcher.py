@@ -29,7 +29,10 @@ FOLDER, OWNER = "thalweg-ranks-", "owner"
 
 
 class Launcher(ABC):
-    """Starts the other ranks of one engine, once."""
+    """Starts the other ranks of one engine."""
+
+    regroups: bool = False
+    """Where ranks are lost, `place` and `start` give others in their place."""
 
     @abstractmethod
     def place(self, places: Sequence[Place]) -> tuple[Place, ...]:
@@ -52,7 +55,11 @@ class LocalLauncher(Launcher):
         self._args = args
         self._folder = MeetingFolder()
 
+    regroups = True
+
     def place(self, places: Sequence[Place]) -> tuple[Place, ...]:
+        if not self._folder.path.exists():  # an earlier group has ended
+            self._folder = MeetingFolder()
         return with_meeting(places, f"file://{self._folder.path}")
 
     def start(self, places: Sequence[Place]) -> list[Member]:

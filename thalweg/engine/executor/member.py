@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from thalweg.config import EngineArgs
+from thalweg.engine.executor.messages import Joining
 from thalweg.engine.ipc.socket import Channel
 from thalweg.errors import EngineDeadError, RankLostError, ThalwegError
 from thalweg.hal.platform import Place
@@ -58,6 +59,8 @@ class Member:
         self.answers: dict[int, Future[Any]] = {}
         self.heard = time.monotonic()
         self.steps = 0
+        self.lost = False
+        """It has ended, or does not answer."""
 
     def expect(self, kind: type[M]) -> M:
         """The next message, which must be of this kind. Raises the error that ended the group."""
@@ -68,6 +71,19 @@ class Member:
         if not isinstance(message, kind):
             raise EngineDeadError(f"{self.words} sent {type(message).__name__}, not {kind.__name__}")
         return message
+
+    def wait_joining(self, seconds: float) -> None:
+        """Until it says Joining. Everything before that is of a group that has ended. RankLostError after so long."""
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                message = self.inbox.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                raise RankLostError(f"{self.words} did not leave the group that lost a rank, in {seconds:g} s") from None
+            if isinstance(message, Joining):
+                return
+            if self.lost and isinstance(message, BaseException):
+                raise message
 
     def describe_end(self, said: ThalwegError | None) -> ThalwegError:
         """Why its channel closed. said: its last words about another rank, if there were any."""

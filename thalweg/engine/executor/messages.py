@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from typing import Any
 
 import msgspec
 
+from thalweg.checkpoint.safetensors import METER
 from thalweg.config import EngineArgs
 from thalweg.engine import messages as m
 from thalweg.errors import ThalwegError
@@ -45,14 +47,23 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     devices: list[int]
     environment: dict[str, str]
     stages: int = 1
+    regroups: bool = False
+    """Where another rank is lost, wait for Regroup. False: end."""
 
     @staticmethod
-    def at(place: Place, args: EngineArgs) -> Begin:
-        return Begin(args, place.rank, place.world, list(place.devices), dict(place.environment), place.stages)
+    def at(place: Place, args: EngineArgs, regroups: bool = False) -> Begin:
+        return Begin(args, place.rank, place.world, list(place.devices), dict(place.environment), place.stages, regroups)
 
     @property
     def place(self) -> Place:
         return Place(self.rank, self.world, tuple(self.devices), self.environment, self.stages)
+
+
+class Regroup(msgspec.Struct, frozen=True, tag=True):
+    """A rank was lost, and this one keeps its weights. All meet again, by this environment. No step so far counts. Answered by
+    Joining, and after Join by Ready."""
+
+    environment: dict[str, str]
 
 
 class Joining(msgspec.Struct, frozen=True, tag=True):
@@ -118,8 +129,13 @@ class Left(msgspec.Struct, frozen=True, tag=True):
     """The rank is in no exchange any more."""
 
 
-ToRank = Begin | Join | Room | Launch | RankCall | Stepped | Leave
+ToRank = Begin | Regroup | Join | Room | Launch | RankCall | Stepped | Leave
 FromRank = StepDone | Joining | Room | m.Ready | m.EngineFailed | RankAnswer | Beat | Left
+
+
+def describe_own(place: Place) -> m.RankFacts:
+    """This process, as a rank."""
+    return m.RankFacts(place.rank, os.getpid(), METER.bytes)
 
 
 def describe_failure(e: BaseException) -> m.EngineFailed:

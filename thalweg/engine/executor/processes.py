@@ -23,7 +23,7 @@ from thalweg.engine.executor.group import RankGroup
 from thalweg.engine.executor.inline import InlineExecutor, open_inline
 from thalweg.engine.executor.launcher import Launcher, LocalLauncher
 from thalweg.engine.executor.member import Member
-from thalweg.engine.executor.messages import Join, Joining, Launch, RankCall, Room, StepDone
+from thalweg.engine.executor.messages import Join, Joining, Launch, RankCall, Room, StepDone, describe_own
 from thalweg.engine.executor.nodes import NodesLauncher
 from thalweg.engine.ipc.steps import read_step, write_step
 from thalweg.engine.planning import resolve
@@ -52,6 +52,7 @@ class LeadingGroup(BuildGroup):
 
     def least(self, room: int) -> int:
         least = min(room, *(r.bytes for r in self._group.collect(Room)))
+        self._group.rooms.append(least)
         self._group.send(Room(least))
         return least
 
@@ -98,7 +99,11 @@ class ProcessExecutor(InlineExecutor):
         self._numbers = itertools.count()
         self._flying, self._progress = 0, 0.0
         group.stepping = lambda: self._progress if self._flying else None
-        self._last = next((each for each in group.members if each.place.gives_results), None)
+        group.regroups = group.regroups and worker.device.regroups
+        self._find_last()
+
+    def _find_last(self) -> None:
+        self._last = next((each for each in self.group.members if each.place.gives_results), None)
         """The rank of another pipeline stage that gives the results. None: rank 0 does."""
 
     def _launch_on_ranks(self, batch: StepBatch) -> Pending:
@@ -126,6 +131,30 @@ class ProcessExecutor(InlineExecutor):
             mine.set_exception(e)
         wait(replies)
         return [reply.result() for reply in (mine, *replies)]
+
+    @property
+    def can_regroup(self) -> bool:
+        return self.group.can_regroup
+
+    def regroup(self) -> None:
+        group, device = self.group, self.worker.device
+        try:
+            started = group.regroup()
+            for each in started:
+                each.expect(Joining)
+            group.send(Join())
+            device.regroup(group.places[0])
+            for room in group.rooms:  # the caches of those that live have their sizes
+                for each in started:
+                    each.expect(Room)
+                    each.channel.send(Room(room))
+            self.worker.rehearse()
+            self.ranks = check_ranks(self.worker, group)
+        except Exception as e:
+            raise group.explain(e) from e
+        self._flying = 0
+        self._find_last()
+        group.ready = True
 
     def close(self) -> None:
         self.group.close()
@@ -157,10 +186,11 @@ def open_ranks(
     worker = None
     try:
         worker = build(args, place=group.places[0], group=LeadingGroup(group))
-        for member, ready in zip(group.members, group.collect(m.Ready), strict=True):
-            _check_alike(worker.config, ready.config, member.words)
+        ranks = check_ranks(worker, group)
         group.ready = True
-        return make(worker, group)
+        made = make(worker, group)
+        made.ranks = ranks
+        return made
     except BaseException as e:
         cause = group.explain(e)
         group.close()
@@ -169,6 +199,15 @@ def open_ranks(
         if cause is e:
             raise
         raise cause from e
+
+
+def check_ranks(worker: Worker, group: RankGroup) -> list[m.RankFacts]:
+    """Wait until every other rank is built. Returns the facts of all. EngineDeadError where one would run other steps."""
+    facts = [describe_own(group.places[0])]
+    for member, ready in zip(group.members, group.collect(m.Ready), strict=True):
+        _check_alike(worker.config, ready.config, member.words)
+        facts += ready.ranks
+    return facts
 
 
 def _check_alike(ours: EngineConfig, theirs: EngineConfig, words: str) -> None:

@@ -30,6 +30,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from thalweg.engine import messages as m
@@ -42,11 +43,13 @@ from thalweg.engine.executor.messages import (
     Leave,
     RankAnswer,
     RankCall,
+    Regroup,
     Room,
     StepDone,
     Stepped,
     ToRank,
     describe_failure,
+    describe_own,
 )
 from thalweg.engine.executor.nodes import INTERFACE
 from thalweg.engine.ipc.codec import Codec, FrameError
@@ -56,7 +59,7 @@ from thalweg.engine.ipc.steps import read_step, write_step
 from thalweg.engine.worker.build import BuildGroup, build
 from thalweg.engine.worker.stages.open import prepare
 from thalweg.engine.worker.worker import CONCURRENT, Worker
-from thalweg.errors import ThalwegError
+from thalweg.errors import PeerError, ThalwegError
 from thalweg.hal.device import Pending
 from thalweg.hal.platform import MEETING, RENDEZVOUS, Place
 from thalweg.host import envs
@@ -126,11 +129,15 @@ class RankLoop:
     """Steps and operations, until the channel closes or rank 0 parts."""
 
     def __init__(
-        self, worker: Worker, channel: Channel, feed: Feed, place: Place, on_stepped: Callable[[Stepped], None] | None = None
-    ) -> None:
-        """on_stepped: gets what rank 0's calls return, where this rank's program makes the same."""
+        self, worker: Worker, channel: Channel, feed: Feed, place: Place,
+        on_stepped: Callable[[Stepped], None] | None = None, regroup: Callable[[Regroup], None] | None = None,
+    ) -> None:  # fmt: skip
+        """on_stepped: gets what rank 0's calls return, where this rank's program makes the same. regroup: joins another group
+        after the loss of a rank. None: such a loss is raised."""
         self._worker, self._channel, self._feed = worker, channel, feed
-        self._answers, self._on_stepped = place.gives_results, on_stepped
+        self._answers, self._on_stepped, self._regroup = place.gives_results, on_stepped, regroup
+        self._stranded = False
+        """Another rank was lost. Nothing is done until Regroup."""
         self._flying: deque[Pending] = deque()
         self._depth = worker.config.scheduler.pipeline_depth
 
@@ -138,7 +145,13 @@ class RankLoop:
         """Until rank 0 parts. Raises the error of a step, and ChannelClosedError."""
         while True:
             message = self._feed.next()
-            if isinstance(message, Launch):
+            if isinstance(message, Regroup) and self._regroup is not None:
+                self._flying.clear()
+                self._regroup(message)
+                self._stranded, self._feed.steps = False, 0
+            elif self._stranded:
+                continue
+            elif isinstance(message, Launch):
                 self._launch(message)
             elif isinstance(message, RankCall) and message.operation in CONCURRENT:
                 threading.Thread(target=self._answer_later, args=(message,), name=message.operation, daemon=True).start()
@@ -154,6 +167,15 @@ class RankLoop:
                 raise FrameError(f"{type(message).__name__} is only for the start")
 
     def _launch(self, message: Launch) -> None:
+        try:
+            self._run_step(message)
+        except PeerError as e:
+            if self._regroup is None:
+                raise
+            self._stranded = True
+            self._channel.send(describe_failure(e))
+
+    def _run_step(self, message: Launch) -> None:
         """A step's result is looked at for its error only, as late as rank 0 looks at its own."""
         flying = self._flying
         flying.append(self._worker.launch(read_step(message.batch)))
@@ -195,11 +217,19 @@ def main(fd: int) -> int:
     )
     try:
         prepare(begin.args.device, begin.args)
-        worker = build(begin.args, place=begin.place, group=JoinedGroup(channel, feed))
-        channel.send(m.Ready(worker.config, worker.plan, worker.load_seconds))
+        group = JoinedGroup(channel, feed)
+        worker = build(begin.args, place=begin.place, group=group)
+        channel.send(m.Ready(worker.config, worker.plan, worker.load_seconds, [describe_own(begin.place)]))
         gc.freeze()
         gc.enable()
-        RankLoop(worker, channel, feed, begin.place).run()
+
+        def regroup(message: Regroup) -> None:
+            group.join()
+            worker.device.regroup(replace(begin.place, environment=message.environment))
+            worker.rehearse()
+            channel.send(m.Ready(worker.config, worker.plan, 0.0, [describe_own(begin.place)]))
+
+        RankLoop(worker, channel, feed, begin.place, regroup=regroup if begin.regroups else None).run()
     except ChannelClosedError:
         return 0
     except Exception as e:

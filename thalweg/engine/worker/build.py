@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -81,7 +82,8 @@ def _build_with_model(inputs: BuildInputs, least: Callable[[int], int]) -> Worke
     runner, limits, buckets = make_runner(
         inputs, built, plan, lambda shape, features: device.compile(step, params, state, shape, features)
     )
-    rehearse_steps(inputs, runner, limits, buckets, built.model.vocab)
+    rehearse = functools.partial(rehearse_steps, inputs, runner, limits, buckets, built.model.vocab)
+    rehearse()
     config = engine_config(
         inputs, dtype=built.dtype, size=plan.size, groups=built.groups, schedule=plan.schedule, vocab=built.model.vocab,
         quantization=built.quantization,
@@ -100,5 +102,5 @@ def _build_with_model(inputs: BuildInputs, least: Callable[[int], int]) -> Worke
             **more,
             **block_operations(inputs, state, model.layer_group, model.groups, model.layouts, facts),
         },
-        encoder=make_encoder(inputs, built, params),
+        encoder=make_encoder(inputs, built, params), rehearse=rehearse,
     )  # fmt: skip

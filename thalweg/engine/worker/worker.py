@@ -38,6 +38,8 @@ class Worker:
     encoder: Encoder | None = None
     """Computes vectors of media. None: a text-only model."""
     load_seconds: float = 0.0
+    rehearse: Callable[[], None] = lambda: None
+    """Prepares steps as the build did, after `Device.regroup`."""
 
     def call(self, operation: str, /, *args: Any) -> Any:
         """Run an operation. ValueError for an unknown name."""

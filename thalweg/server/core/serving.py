@@ -416,6 +416,7 @@ def bind_metrics(metrics: EngineMetrics, serving: Serving) -> None:
     metrics.queued = lambda: serving.admission.waiting
     metrics.held = lambda: engine.paused_requests
     metrics.engines = engine.stats_by_engine
+    metrics.ranks = engine.ranks_by_engine
     metrics.adapters = serving.adapters.in_use
     metrics.sleep_level = lambda: engine.sleep_level
 

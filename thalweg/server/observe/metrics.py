@@ -28,6 +28,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from thalweg.config import EngineConfig
+from thalweg.engine.client.process import RankHistory
 from thalweg.engine.control.cache.groups import policy
 from thalweg.engine.messages import Outputs, Stats
 from thalweg.outputs import ABORTED, FINISH_REASONS, PoolingRequestOutput, RequestOutput
@@ -121,6 +122,8 @@ class EngineMetrics(Collector):
         self.held: Callable[[], int] = lambda: 0
         """Prompts that wait until it is resumed or woken."""
         self.sleep_level: Callable[[], int] = lambda: 0
+        self.ranks: Callable[[], Mapping[int, RankHistory]] = dict
+        """The ranks of each engine, by its number."""
         self.engines: Callable[[], Mapping[int, Stats]] = dict
         """The snapshot of each engine, by number. {}: there is one, and `record` gets its own."""
         self.adapters: Callable[[], tuple[list[str], list[str]]] = lambda: ([], [])
@@ -275,7 +278,20 @@ class EngineMetrics(Collector):
             for position, value in enumerate(s.accepted_per_position):
                 accepted.add_metric((self._model, engine, str(position)), value)
         yield from (source, accepted)
+        yield from self._describe_ranks()
         yield self._gaps.family(f"{OWN}inter_token_latency_seconds", "Gap between tokens", labels)
+
+    def _describe_ranks(self) -> Iterator[Metric]:
+        """Series of engines with several ranks."""
+        labels = (*LABELS, "rank")
+        read = GaugeMetricFamily(f"{OWN}rank_read_bytes", "Bytes of weights that a rank has read from files", labels=labels)
+        starts = CounterMetricFamily(f"{OWN}rank_restarts", "Restarts of a rank", labels=labels)
+        for number, history in self.ranks().items():
+            engine = str(int(self._engine) + number)
+            for rank, facts in history.latest.items():
+                read.add_metric((self._model, engine, str(rank)), facts.read_bytes)
+                starts.add_metric((self._model, engine, str(rank)), history.restarts[rank])
+        yield from (family for family in (read, starts) if family.samples)
 
     def _by_engine(self) -> dict[str, Stats]:
         """Snapshots by the label of their engine. What belongs to no engine, such as the queue before them, is counted with the
