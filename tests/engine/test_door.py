@@ -16,9 +16,9 @@ from thalweg.engine.client.frontend import locate
 from thalweg.engine.executor.messages import Beat, FromRank, Hello, Refused, Welcome
 from thalweg.engine.executor.nodes import GREETINGS, gather, model_digest
 from thalweg.engine.ipc.codec import HEADER, Codec
-from thalweg.engine.ipc.door import MOST_GREETING, Door, connect, has_ended, introduce
+from thalweg.engine.ipc.door import MOST_GREETING, NONCE_BYTES, Door, connect, has_ended, introduce
 from thalweg.engine.ipc.port import listen
-from thalweg.errors import DeviceError
+from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal.platform import Place
 
 ARGS = locate(EngineArgs(device="null", tensor_parallel_size=2, nnodes=2)).args
@@ -67,6 +67,33 @@ def test_only_a_fitting_rank_enters_and_a_later_one_replaces_it(door: Door) -> N
     assert member.channel.receive() == Beat(7)
     for sock in (*noise, first, later, third):
         sock.close()
+
+
+def test_only_processes_with_the_secret_enter() -> None:
+    with listen("127.0.0.1", 0) as sock, ThreadPoolExecutor() as threads:
+        door, until = Door(sock, b"the secret of all machines"), time.monotonic() + 20
+        gathered = threads.submit(gather, ARGS, PLACES, door, until, str)
+        for secret in (b"", b"another secret of someone"):
+            stranger = connect("127.0.0.1", door.port, until, patient=False)
+            with pytest.raises(ConfigError, match="node_secret: machine 0 has another secret"):
+                introduce(stranger, GREETINGS, hello(), until, secret)
+            stranger.close()
+        heard = connect("127.0.0.1", door.port, until, patient=False)  # it repeats what an honest process once said
+        heard.sendall(bytes(2 * NONCE_BYTES) + GREETINGS.encode(hello()))
+        honest = connect("127.0.0.1", door.port, until, patient=False)
+        assert introduce(honest, GREETINGS, hello(), until, b"the secret of all machines") == Welcome()
+        gathered.result()[0].channel.shut()
+        assert has_ended(heard)
+        for each in (heard, honest):
+            each.close()
+    with listen("127.0.0.1", 0) as sock, ThreadPoolExecutor() as threads:  # a machine 0 without it gets no rank
+        impostor = Door(sock)
+        turned_away = threads.submit(impostor.admit, GREETINGS, time.monotonic() + 10)
+        guest = connect("127.0.0.1", impostor.port, time.monotonic() + 10, patient=False)
+        with pytest.raises(ConfigError, match="another secret"):
+            introduce(guest, GREETINGS, hello(), time.monotonic() + 10, b"the secret of all machines")
+        assert turned_away.result() is None
+        guest.close()
 
 
 def test_missing_ranks_are_named_and_those_that_came_are_sent_away(door: Door) -> None:

@@ -23,8 +23,8 @@ from thalweg import LLM, SamplingParams
 device, out, differ = sys.argv[1:]
 rank = int(os.environ["RANK"])
 llm = LLM(device=device, tensor_parallel_size=2, distributed_executor_backend="external_launcher", **{SIZES!r})
-prompts = {PROMPTS!r} if not (rank and int(differ)) else ["another prompt"]
-greedy = [SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)] * len(prompts)
+prompts = {PROMPTS!r}
+greedy = [SamplingParams(temperature=0, max_tokens=24 + rank * int(differ), ignore_eos=True)] * len(prompts)
 drawn = [SamplingParams(temperature=1, max_tokens=24, ignore_eos=True)] * len(prompts)  # by seeds that each rank would draw
 texts = [[list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)] for params in (greedy, drawn)]
 assert llm.reset_prefix_cache()

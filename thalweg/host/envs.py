@@ -72,6 +72,11 @@ def kv_key_secret() -> str:
     return _get("THALWEG_KV_KEY_SECRET")[1]
 
 
+def node_secret() -> str:
+    """THALWEG_NODE_SECRET: the secret itself, used without `--node-secret` (a file)."""
+    return _get("THALWEG_NODE_SECRET")[1]
+
+
 def dev_mode() -> bool:
     """THALWEG_SERVER_DEV_MODE: 1 gives the server its routes for operators (sleep, pause, profiles)."""
     return _switch("THALWEG_SERVER_DEV_MODE")

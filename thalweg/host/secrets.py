@@ -13,7 +13,16 @@ LEAST_BYTES, MOST_BYTES = 16, 4096
 def key_secret(file: str | None) -> bytes | None:
     """The secret that keys of KV blocks are made with: the file's contents, less white space around them, or else those
     of THALWEG_KV_KEY_SECRET. None: neither is given. ConfigError for one that cannot be read, or is too short or too long."""
-    where, secret = f"kv_key_secret: {file}", b""
+    return _read_secret("kv_key_secret", file, "THALWEG_KV_KEY_SECRET", envs.kv_key_secret())
+
+
+def node_secret(file: str | None) -> bytes | None:
+    """The secret of the machines of one engine, as `key_secret`, from the file or else from THALWEG_NODE_SECRET."""
+    return _read_secret("node_secret", file, "THALWEG_NODE_SECRET", envs.node_secret())
+
+
+def _read_secret(name: str, file: str | None, variable: str, value: str) -> bytes | None:
+    where, secret = f"{name}: {file}", b""
     if file is not None:
         try:
             with Path(file).open("rb") as f:
@@ -21,7 +30,7 @@ def key_secret(file: str | None) -> bytes | None:
         except OSError as e:
             raise ConfigError(f"{where}: cannot be read: {e.strerror or e}") from None
     else:
-        where, secret = "THALWEG_KV_KEY_SECRET", envs.kv_key_secret().encode("utf-8", "surrogateescape").strip()
+        where, secret = variable, value.encode("utf-8", "surrogateescape").strip()
         if not secret:
             return None
     if len(secret) < LEAST_BYTES:

@@ -19,6 +19,8 @@ def check_nodes(args: "NodeOptions") -> Iterator[str]:
     if args.nnodes == 1:
         if args.node_rank:
             yield f"node_rank: {args.node_rank} is a machine of several, and nnodes is 1; give --nnodes too"
+        if args.node_secret is not None:
+            yield "node_secret: no other machine joins; omit it, or give --nnodes too"
         return
     if args.node_rank >= args.nnodes:
         yield f"node_rank must be less than nnodes ({args.nnodes}), not {args.node_rank}"
@@ -46,4 +48,8 @@ class NodeOptions(DeviceOptions, kw_only=True, frozen=True):
     distributed_timeout_seconds: Annotated[int, _option(
         "Longest wait for the ranks of other machines, at the start and after a fault", ge=1, unit="seconds",
     )] = 300  # fmt: skip
+    node_secret: Annotated[str | None, _option(
+        "File with a secret of 16 bytes or more, equal on all machines. Processes without it cannot join; default: "
+        "THALWEG_NODE_SECRET, or none",
+    )] = None  # fmt: skip
     RULES: ClassVar[Rules] = (check_nodes,)

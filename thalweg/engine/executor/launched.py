@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import itertools
 import queue
+import secrets
 import threading
 import time
 import zlib
@@ -48,6 +49,7 @@ from thalweg.host import envs
 
 LEAVE_SECONDS = 10.0
 """Longest wait for the other ranks at the end of a program."""
+_REQUESTS = Codec[Any](m.Add)
 _engines = itertools.count()
 """Engines that this process has opened. Every rank counts alike, as all run one program."""
 
@@ -113,8 +115,9 @@ class ProgramLauncher(Launcher):
         args, launch = self._args, self._launch
         until = time.monotonic() + args.distributed_timeout_seconds
         with listen(launch.host, 0) as sock, _store(launch, args.distributed_timeout_seconds) as store:
-            door = Door(sock)
-            store.set(self._key, str(door.port))
+            secret = secrets.token_bytes()
+            door = Door(sock, secret)
+            store.set(self._key, f"{door.port} {secret.hex()}")
             return gather(args, places, door, until, self._describe_missing)
 
     def release(self) -> None:
@@ -247,11 +250,11 @@ def _follow(args: EngineArgs, place: Place, launch: envs.LaunchedProcess, key: s
     """Join rank 0, and build this rank's worker."""
     until = time.monotonic() + args.distributed_timeout_seconds
     with _store(launch, args.distributed_timeout_seconds) as store:
-        port = int(store.get(key))
+        port, secret = store.get(key).decode().split()
     words = f"rank {launch.rank} of {launch.world}"
-    with connect(launch.host, port, until, patient=False) as sock:
+    with connect(launch.host, int(port), until, patient=False) as sock:
         hello = Hello(__version__, launch.rank, launch.world, args.nnodes, args.model, model_digest(args))
-        answer = introduce(sock, GREETINGS, hello, until)
+        answer = introduce(sock, GREETINGS, hello, until, bytes.fromhex(secret))
         if isinstance(answer, Refused):
             raise ConfigError(f"rank 0 refused {words}: {answer.why}")
         channel = Channel(sock.detach(), Codec[Any](ToRank))
@@ -274,7 +277,5 @@ def _follow(args: EngineArgs, place: Place, launch: envs.LaunchedProcess, key: s
 
 
 def _digest(asked: int, requests: Sequence[m.EngineRequest]) -> int:
-    """A checksum of all requests so far."""
-    for each in requests:
-        asked = zlib.crc32(each.tokens.tobytes(), zlib.crc32(each.handle.to_bytes(8, "little"), asked))
-    return asked
+    """A checksum of all requests so far, with their sampling parameters."""
+    return zlib.crc32(_REQUESTS.encode(m.Add(list(requests))), asked)

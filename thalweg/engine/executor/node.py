@@ -26,6 +26,7 @@ from thalweg.engine.planning import resolve
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal import discovery
 from thalweg.host.processes import Process
+from thalweg.host.secrets import node_secret
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.05
@@ -52,6 +53,7 @@ class HeadlessNode:
     def __init__(self, args: EngineArgs) -> None:
         """ConfigError, CheckpointError or DeviceError before any process starts."""
         check_node(args)
+        self._secret = node_secret(args.node_secret) or b""
         self._args = args = locate(args).args
         self._platform = discovery.resolve_platform(args.device)
         places = resolve.places(args, self._platform)
@@ -91,7 +93,7 @@ class HeadlessNode:
         sock = connect(args.master_addr, args.master_port, until, patient=not self._joined)
         try:
             hello = Hello(__version__, rank, self._places[0].world, args.nnodes, args.model, self._digest)
-            answer = introduce(sock, GREETINGS, hello, until)
+            answer = introduce(sock, GREETINGS, hello, until, self._secret)
             if isinstance(answer, Refused):
                 raise ConfigError(f"machine 0 refused rank {rank}: {answer.why}")
             log.info("rank %d of %d joined %s:%d", rank, self._places[0].world, args.master_addr, args.master_port)

@@ -25,6 +25,7 @@ from thalweg.engine.planning import checkpoint_config
 from thalweg.errors import DeviceError
 from thalweg.hal.platform import MEETING, Place
 from thalweg.host import envs
+from thalweg.host.secrets import node_secret
 
 log = logging.getLogger(__name__)
 GREETINGS: Codec[Any] = Codec(Hello | Welcome | Refused)
@@ -37,7 +38,7 @@ class NodesLauncher(Launcher):
     """This machine is node 0. Every other one runs `thalweg serve --headless` (`executor.node`)."""
 
     def __init__(self, args: EngineArgs) -> None:
-        self._args = args
+        self._args, self._secret = args, node_secret(args.node_secret) or b""
         self._folder = MeetingFolder()
 
     def place(self, places: Sequence[Place]) -> tuple[Place, ...]:
@@ -55,7 +56,7 @@ class NodesLauncher(Launcher):
         mine = (len(places) + 1) // args.nnodes - 1
         members = start_children(args, places[:mine])
         try:
-            with opening(args.master_addr, args.master_port) as door:
+            with opening(args.master_addr, args.master_port, self._secret) as door:
                 until = time.monotonic() + args.distributed_timeout_seconds
                 log.info(
                     "waiting at %s:%d for ranks %s, on %d further machines", args.master_addr, args.master_port,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -55,13 +56,14 @@ class RankActor:
         return [int(number) for number in ray.get_gpu_ids() if str(number).isdecimal()]
 
     def start(
-        self, host: str, port: int, hello: dict[str, Any], device: str, environment: dict[str, str], seconds: float
-    ) -> None:
-        """Offer a process of this node to rank 0, which listens at the address."""
+        self, host: str, port: int, hello: dict[str, Any], device: str, environment: dict[str, str], seconds: float,
+        secret: bytes,
+    ) -> None:  # fmt: skip
+        """Offer a process of this node to rank 0, which listens at the address. secret: of this run."""
         envs.set_unset(environment)
         until = time.monotonic() + seconds
         with connect(host, port, until, patient=True) as sock:
-            answer = introduce(sock, GREETINGS, Hello(**hello), until)
+            answer = introduce(sock, GREETINGS, Hello(**hello), until, secret)
             if isinstance(answer, Refused):
                 raise ConfigError(f"rank 0 refused rank {hello['rank']}: {answer.why}")
             self._process = start_rank(device, sock.fileno())
@@ -120,14 +122,16 @@ class RayLauncher(Launcher):
         digest, environment = model_digest(args), envs.of_ranks(self._variables)
         starts: list[Any] = []
         with listen(self._host, 0) as sock:
-            door = Door(sock)
+            secret = secrets.token_bytes()
+            door = Door(sock, secret)
             for place, bundle in zip(places, self._bundles, strict=True):
                 hello = {
                     "version": __version__, "rank": place.rank, "world": place.world, "nodes": args.nnodes, "model": args.model,
                     "digest": digest,
                 }  # fmt: skip
                 actor = self._make_actor(bundle)
-                starts.append(actor.start.remote(self._host, door.port, hello, self._device, environment, float(seconds)))
+                at = (self._host, door.port)
+                starts.append(actor.start.remote(*at, hello, self._device, environment, float(seconds), secret))
 
             def check() -> None:
                 done, _ = ray.wait(starts, num_returns=len(starts), timeout=0)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hmac
+import logging
 import os
+import secrets
 import select
 import socket
 import struct
@@ -15,6 +18,9 @@ from typing import Any
 from thalweg.engine.ipc.codec import HEADER, Codec, FrameError
 from thalweg.engine.ipc.pair import End
 from thalweg.engine.ipc.port import kept_port, listen
+from thalweg.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 MOST_GREETING = 64 << 10
 """Bytes. A longer first message is refused: any process that reaches the port may send one."""
@@ -27,25 +33,33 @@ AGAIN_SECONDS = 0.2
 SIOCGIFADDR = 0x8915
 
 
+NONCE_BYTES = 32
+
+
+class StrangerError(Exception):
+    """The process at the other side of a door has another secret."""
+
+
 class UnreachableError(ConnectionError):
     """No process listens at the address, or it ended while this one waited to join."""
 
 
 @contextlib.contextmanager
-def opening(host: str, port: int) -> Iterator[Door]:
+def opening(host: str, port: int, secret: bytes = b"") -> Iterator[Door]:
     """The port that this process keeps, or one opened for this block. ConfigError as of `listen`."""
     if (kept := kept_port()) is not None:
-        yield Door(kept)
+        yield Door(kept, secret)
         return
     with listen(host, port) as sock:
-        yield Door(sock)
+        yield Door(sock, secret)
 
 
 class Door:
-    """A listening socket, at which processes introduce themselves by one message."""
+    """A listening socket, at which processes introduce themselves by one message. Both sides first prove that they know the
+    secret, without sending it: each sends a nonce, and answers the other's with an HMAC of both."""
 
-    def __init__(self, sock: End) -> None:
-        self._sock = sock
+    def __init__(self, sock: End, secret: bytes = b"") -> None:
+        self._sock, self._secret = sock, secret
 
     @property
     def port(self) -> int:
@@ -61,7 +75,7 @@ class Door:
 
     def admit(self, codec: Codec[Any], until: float) -> tuple[End, str, Any] | None:
         """The next process that connects: (its connection, its address, its first message). None at time.monotonic()
-        `until`, and for one that sends nothing or something else."""
+        `until`, and for one that sends nothing or something else, or has another secret."""
         left = until - time.monotonic()
         if left <= 0:
             return None
@@ -72,11 +86,29 @@ class Door:
             return None
         try:
             sock.settimeout(GREETING_SECONDS)
+            self._check(sock, str(where[0]))
             message = _receive(sock, codec)
-        except (OSError, FrameError):
+        except (OSError, FrameError, StrangerError):
             sock.close()
             return None
         return _tune(sock), str(where[0]), message
+
+    def _check(self, sock: End, host: str) -> None:
+        mine = secrets.token_bytes(NONCE_BYTES)
+        sock.sendall(mine)
+        theirs = _exactly(sock, NONCE_BYTES)
+        proof = _exactly(sock, NONCE_BYTES)
+        if not hmac.compare_digest(proof, _prove(self._secret, b"joins", mine, theirs)):
+            with contextlib.suppress(OSError):
+                sock.sendall(bytes(NONCE_BYTES))  # no proof: it learns only that the secrets differ
+            log.warning("a process on %s that wanted to join was turned away: it has another secret (node_secret)", host)
+            raise StrangerError
+        sock.sendall(_prove(self._secret, b"admits", mine, theirs))
+
+
+def _prove(secret: bytes, what: bytes, door: bytes, guest: bytes) -> bytes:
+    """32 bytes that only who knows the secret can make. door, guest: the nonces."""
+    return hmac.digest(secret, what + door + guest, "sha256")
 
 
 def connect(host: str, port: int, until: float, patient: bool) -> End:
@@ -99,11 +131,16 @@ def connect(host: str, port: int, until: float, patient: bool) -> End:
         time.sleep(AGAIN_SECONDS)
 
 
-def introduce(sock: End, codec: Codec[Any], message: Any, until: float) -> Any:
-    """Send the first message, and wait for the answer. UnreachableError if the other side ends, or `until` passes."""
+def introduce(sock: End, codec: Codec[Any], message: Any, until: float, secret: bytes = b"") -> Any:
+    """Send the first message to a door, and wait for the answer. UnreachableError if the other side ends, or `until` passes.
+    ConfigError if it has another secret."""
     try:
-        sock.sendall(codec.encode(message))
         sock.settimeout(max(0.1, until - time.monotonic()))
+        theirs, mine = _exactly(sock, NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
+        sock.sendall(mine + _prove(secret, b"joins", theirs, mine))
+        if not hmac.compare_digest(_exactly(sock, NONCE_BYTES), _prove(secret, b"admits", theirs, mine)):
+            raise ConfigError("node_secret: machine 0 has another secret; give all machines the same file")
+        sock.sendall(codec.encode(message))
         answer = _receive(sock, codec)
         sock.settimeout(None)
     except TimeoutError:
