@@ -127,6 +127,7 @@ BESIDE = {
     "data-parallel-hybrid-lb": ("-dpl", "1"),
     "data-parallel-size-local": ("-dp", "3"),
     "elastic-ep-max-dp-size": ("--enable-elastic-ep",),
+    "node-secret": ("--nnodes", "2"),
     "data-parallel-start-rank": ("-dp", "4", "-dpl", "1", "--data-parallel-hybrid-lb"),
     "enable-log-outputs": ("--enable-log-requests",),
     "fingerprint-mode": ("--fingerprint-value", "x"),
