@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from zoo import _copied, make_tokenizer, spread
+from safetensors.torch import load_file, save_file
+from zoo import _copied, edit_config, make_tokenizer, spread
 
 from thalweg import LLM, SamplingParams
 from thalweg.errors import RequestError
@@ -22,6 +23,11 @@ BART: dict[str, Any] = {
     "decoder_attention_heads": 4, "encoder_ffn_dim": 80, "decoder_ffn_dim": 96, "max_position_embeddings": 64,
     "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": None,
 }  # fmt: skip
+T5: dict[str, Any] = {
+    "vocab_size": VOCAB, "d_model": 48, "d_kv": 16, "d_ff": 80, "num_layers": 2, "num_heads": 4, "n_positions": 64,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "pad_token_id": 0, "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
 CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     "bart": (transformers.BartConfig, BART),
     "bart-scaled": (transformers.BartConfig, BART | {"scale_embedding": True, "activation_function": "relu"}),
@@ -32,6 +38,9 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     ),
     "pegasus": (transformers.PegasusConfig, BART | {"activation_function": "relu", "decoder_start_token_id": 1}),
     "m2m-100": (transformers.M2M100Config, BART),
+    "t5": (transformers.T5Config, T5),
+    "flan-t5": (transformers.T5Config, T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "umt5": (transformers.UMT5Config, T5 | {"feed_forward_proj": "gated-gelu"}),
 }  # fmt: skip
 
 
@@ -47,13 +56,15 @@ def make_model(name: str, directory: Path, **generation: Any) -> Path:
             for n, p in model.named_parameters():
                 if n in positions:
                     p.copy_(positions[n])
+                elif "relative_attention_bias" in n:
+                    p.normal_(0, 2)
                 elif "encoder_attn.out_proj.weight" in n or "EncDecAttention.o.weight" in n:
                     p.mul_(3)  # sources must matter
             if hasattr(model, "final_logits_bias"):
                 model.final_logits_bias.normal_(0, 0.3)
         model.save_pretrained(path)
         make_tokenizer(path)
-        said = {"decoder_start_token_id": sizes["decoder_start_token_id"], "eos_token_id": sizes["eos_token_id"]}
+        said = {"decoder_start_token_id": sizes["decoder_start_token_id"], "eos_token_id": [sizes["eos_token_id"], 256]}
         (path / "generation_config.json").write_text(json.dumps({**said, "pad_token_id": sizes["pad_token_id"], **generation}))
 
     return _copied((name, json.dumps(generation)), make, directory / name)
@@ -147,3 +158,35 @@ def test_sources_and_beginnings(tmp_path):
         llm.generate(["a"], SamplingParams(prompt_logprobs=1), use_tqdm=False)
     with pytest.raises(RequestError, match="beam search"):
         llm.beam_search([{"prompt": "a"}], BeamSearchParams(beam_width=2, max_tokens=2))
+
+
+def test_a_separate_output_matrix(tmp_path):
+    """T5 1.1 and FLAN-T5 as published: `tie_word_embeddings` is false, and logits are not scaled."""
+    path = make_model("flan-t5", tmp_path)
+    tensors = load_file(path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["shared.weight"].flip(0).contiguous()
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    edit_config(path, tie_word_embeddings=False, scale_decoder_outputs=None)
+    model, ids = load(path), sources()[2]
+    model.lm_head.weight = torch.nn.Parameter(tensors["lm_head.weight"])
+    model.config.scale_decoder_outputs = False
+    tokens, logprobs = greedy(model, ids)
+    llm = LLM(str(path), device="reference", dtype="float32", max_num_seqs=1, use_tqdm_on_load=False)
+    (out,) = llm.generate([ids], SamplingParams(temperature=0, max_tokens=NEW, logprobs=0), use_tqdm=False)
+    got = out.outputs[0]
+    assert [0, *got.token_ids] == tokens
+    mine = [step[t].logprob for step, t in zip(got.logprobs, got.token_ids, strict=True)]
+    np.testing.assert_allclose(mine, logprobs, atol=1e-4)
+
+
+def test_embeddings_of_an_encoder(tmp_path):
+    kind, sizes = CONFIGS["umt5"]
+    model = transformers.UMT5EncoderModel(kind(**sizes)).eval()
+    spread(model, 9)
+    model.save_pretrained(tmp_path)
+    make_tokenizer(tmp_path)
+    llm = LLM(str(tmp_path), device="cpu", dtype="float32", max_num_seqs=4, use_tqdm_on_load=False)
+    for ids, out in zip(sources(), llm.embed([{"prompt_token_ids": s} for s in sources()], use_tqdm=False), strict=True):
+        with torch.inference_mode():
+            want = torch.nn.functional.normalize(model(torch.tensor([ids])).last_hidden_state[0].mean(0), dim=0)
+        np.testing.assert_allclose(out.outputs.embedding, want.numpy(), atol=1e-5)

@@ -26,6 +26,11 @@ _WHISPER = {
     "d_model": "hidden_size", "decoder_attention_heads": "num_attention_heads", "decoder_layers": "num_hidden_layers",
     "max_target_positions": "max_position_embeddings",
 }  # fmt: skip
+_T5 = {
+    "d_model": "hidden_size", "num_heads": "num_attention_heads", "num_decoder_layers": "num_hidden_layers",
+    "num_layers": "num_hidden_layers", "n_positions": "max_position_embeddings", "d_kv": "head_dim",
+    "layer_norm_epsilon": "rms_norm_eps",
+}  # fmt: skip
 _BART = {
     "d_model": "hidden_size", "decoder_attention_heads": "num_attention_heads", "decoder_layers": "num_hidden_layers",
 }  # fmt: skip
@@ -62,6 +67,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "num_shared_experts": "n_shared_experts", "num_expert_group": "n_group", "moe_renormalize": "norm_topk_prob",
     },
     "whisper": _WHISPER,
+    **dict.fromkeys(("mt5", "t5", "umt5"), _T5),
     **dict.fromkeys(("bart", "m2m_100", "marian", "mbart", "pegasus"), _BART),
 }  # fmt: skip
 """model_type -> {its name: common name}. If several names have one meaning, the first applies."""
@@ -71,6 +77,7 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
     "mamba2": _ENDLESS,
     "falcon_mamba": _ENDLESS,
     "bloom": {"max_position_embeddings": 2048},
+    **{name: {"max_position_embeddings": 512} for name in ("mt5", "t5", "umt5")},
     "falcon": {"max_position_embeddings": 2048},
     "gemma3_text": {
         "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,

@@ -42,8 +42,8 @@ class AttnSpec:
     are kept, v is ignored, and out is [T, heads, latent]. The caller applies the up-projection of keys, in q and
     after out."""
     reach: int = 0
-    """kind "encoder": something is added to scores by how far apart two tokens are (`attend_biased`). Tokens further apart than
-    this count as this far. 0 = nothing is."""
+    """Kinds "encoder" and "full": something is added to scores by the distance of two tokens (`attend_biased`). Tokens further
+    apart than this count as this far. 0 = nothing is."""
     placed: bool = False
     """The term added to a score depends on the query and the key too (`attend_placed`). Such a spec has a `reach`."""
     index: int = 0
@@ -92,6 +92,8 @@ class AttentionBackend(ABC):
     batch_invariant: bool = False
     spans: bool = False
     """Does it heed `Spans`?"""
+    biased: bool = False
+    """Does it support a `reach` in kind "full"?"""
     mixed: bool = False
     """May a step with different numbers of new tokens per sequence be captured? Then the sizes of `metadata` depend only on the
     bucket, and `attend` reads no value on the host."""
@@ -176,6 +178,8 @@ def choose_attention(
             why: str | None = NOT_INVARIANT
         elif spec.spans and not b.spans:
             why = "no token sees those behind it"
+        elif spec.reach and spec.kind != "encoder" and not b.biased:
+            why = "adds nothing to scores by distance"
         else:
             why = b.supports(spec) or (b.refuses_blocks(block_tokens) if block_tokens else None)
         if why is None:

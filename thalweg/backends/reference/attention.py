@@ -21,7 +21,7 @@ class ReferenceAttention(AttentionBackend):
 
     name = "reference"
     batch_invariant = True
-    spans = True
+    spans = biased = True
 
     def supports(self, spec: AttnSpec) -> str | None:
         if spec.kind not in ("full", "window", "chunked", "latent"):
@@ -45,6 +45,17 @@ class ReferenceAttention(AttentionBackend):
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        return self._all(q, k, v, kv, batch, group, spec, sinks)
+
+    def attend_biased(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self._all(q, k, v, kv, batch, group, spec, None, bias)
+
+    def _all(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
+        sinks: Tensor | None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         table = batch.block_tables[group]
         kv = _store(kv, [k] if spec.kind == "latent" else [k, v], table, batch, spec)
         out = q.new_zeros(*q.shape[:2], spec.latent or spec.head_dim)
@@ -58,7 +69,7 @@ class ReferenceAttention(AttentionBackend):
                 n = min(QUERIES, query[s] - at)
                 rows = slice(first + at, first + at + n)
                 ahead = None if spans is None else spans.last[rows, 0]
-                out[rows] = _attend_one(q[rows], kv, table[s], context[s] + at, spec, sinks, ahead)
+                out[rows] = _attend_one(q[rows], kv, table[s], context[s] + at, spec, sinks, ahead, bias)
         return out, kv
 
 
@@ -75,10 +86,11 @@ def _store(kv: Tensor, new: list[Tensor], table: Tensor, batch: StepBatch, spec:
 
 
 def _attend_one(
-    q: Tensor, kv: Tensor, table: Tensor, start: int, spec: AttnSpec, sinks: Tensor | None, ahead: Tensor | None = None
-) -> Tensor:
+    q: Tensor, kv: Tensor, table: Tensor, start: int, spec: AttnSpec, sinks: Tensor | None, ahead: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """q [n, heads, D] of tokens at positions start, start + 1, ... of the sequence with the blocks `table`. ahead: the last
-    position that each sees, if after its own."""
+    position that each sees, if after its own. bias: as in `attend_biased`."""
     n, size = q.shape[0], kv.shape[2]
     at = torch.arange(start, start + n)[:, None]
     first = at // spec.window * spec.window if spec.kind == "chunked" else at - spec.window + 1 if spec.window else at * 0
@@ -92,6 +104,8 @@ def _attend_one(
     if spec.softcap:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     key = torch.arange(low, end)[None, :]
+    if bias is not None:
+        scores = scores + bias.to(torch.float64)[:, (key - at).clamp(-spec.reach, spec.reach) + spec.reach]
     future = key > at if ahead is None else (key > at) & (key > ahead[:, None])
     scores = scores.masked_fill(future | (key < first), float("-inf"))
     if sinks is None:

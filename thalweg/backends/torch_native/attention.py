@@ -65,6 +65,7 @@ class _Work:
     hidden: Tensor  # [n, 1, rows, L], 0 or -inf. rows are m * heads per KV head or some more
     tile: int  # rows of one product, 0 = all
     stale: tuple[tuple[int, int], ...]  # ranges of the n * L gathered tokens not of their sequence
+    apart: Tensor | None  # i64[n, m, L], with a reach: the column of its bias that each score gets
 
 
 class TorchPagedAttention(AttentionBackend):
@@ -74,7 +75,7 @@ class TorchPagedAttention(AttentionBackend):
     Gathered keys and values from elsewhere (the tail of the last block, padding) are zeroed, not only masked. Values of an
     earlier owner, NaN included, thus cannot reach the result."""
 
-    spans = True
+    spans = biased = True
     known_as = ("TORCH_SDPA",)
 
     def __init__(self, batch_invariant: bool = True) -> None:
@@ -94,6 +95,8 @@ class TorchPagedAttention(AttentionBackend):
             return f"the cache holds {spec.dtype}, {', '.join(KV_DTYPES)}, not {spec.kv_dtype}"
         if spec.heads % spec.kv_heads:
             return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
+        if spec.reach and spec.heads != spec.kv_heads:
+            return "a bias by distance is for each head with its own keys"
         if spec.softcap:
             return "the fused attention underneath has no softcap"
         if spec.sinks:
@@ -109,6 +112,16 @@ class TorchPagedAttention(AttentionBackend):
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        return self._all(q, k, v, kv, batch, group, spec, None)
+
+    def attend_biased(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self._all(q, k, v, kv, batch, group, spec, bias)
+
+    def _all(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         plan = cast(dict[str, Any], batch.metadata[group]) if batch.metadata else {}
         size = kv.shape[2]
         if "write" not in plan:
@@ -119,12 +132,12 @@ class TorchPagedAttention(AttentionBackend):
             if made.element_size() == 1:  # 8-bit floats have no index_copy
                 flat, made = flat.view(torch.uint8), made.view(torch.uint8)
             flat.index_copy_(0, plan["write"] + at, made)
-        key = f"work/{self.batch_invariant}/{spec.kind}/{spec.window}/{spec.heads // spec.kv_heads}/{spec.dtype}"
+        key = f"work/{self.batch_invariant}/{spec.kind}/{spec.window}/{spec.heads // spec.kv_heads}/{spec.dtype}/{spec.reach}"
         if key not in plan:
             plan[key] = _work_list(batch, group, size, spec, self._padding)
         out = q.new_zeros(*q.shape[:2], spec.latent or spec.head_dim)
         for work in plan[key]:
-            out[work.rows] = _attend(q, kv, work, spec)
+            out[work.rows] = _attend(q, kv, work, spec, bias)
         return out, kv
 
 
@@ -133,7 +146,7 @@ def _arrays(spec: AttnSpec) -> int:
     return 1 if spec.kind == "latent" else 2
 
 
-def _attend(q: Tensor, kv: Tensor, work: _Work, spec: AttnSpec) -> Tensor:
+def _attend(q: Tensor, kv: Tensor, work: _Work, spec: AttnSpec, bias: Tensor | None) -> Tensor:
     n, per = work.count, spec.heads // spec.kv_heads
     arrays = _arrays(spec)
     blocks = kv.view(kv.shape[0] * arrays, -1)
@@ -150,20 +163,24 @@ def _attend(q: Tensor, kv: Tensor, work: _Work, spec: AttnSpec) -> Tensor:
     m = rows.shape[1]
     rows = rows.permute(0, 2, 1, 3, 4).reshape(n, spec.kv_heads, m * per, spec.head_dim)
     rows = F.pad(rows, (0, 0, 0, work.hidden.shape[2] - m * per))
-    out = _product(rows, held[0], held[-1], work, spec.scale)  # the fused attention wants values as long as keys
+    out = _product(rows, held[0], held[-1], work, spec.scale, bias)  # the fused attention wants values as long as keys
     out = out[:, :, : m * per].view(n, spec.kv_heads, m, per, spec.head_dim).permute(0, 2, 1, 3, 4)
     return out.reshape(n * m, spec.heads, spec.head_dim)[..., : spec.latent or spec.head_dim]
 
 
-def _product(q: Tensor, k: Tensor, v: Tensor, work: _Work, scale: float) -> Tensor:
-    """q [n, heads, rows, D], k and v [n, heads, L, D] -> [n, heads, rows, D]."""
+def _product(q: Tensor, k: Tensor, v: Tensor, work: _Work, scale: float, bias: Tensor | None) -> Tensor:
+    """q [n, heads, rows, D], k and v [n, heads, L, D] -> [n, heads, rows, D]. bias: as in `attend_biased`."""
     n, heads, rows, dim = q.shape
+    hidden = work.hidden
+    if bias is not None and work.apart is not None:  # rows are query tokens, and padding behind them
+        added = bias[:, work.apart].transpose(0, 1).to(hidden.dtype)
+        hidden = hidden + F.pad(added, (0, 0, 0, rows - added.shape[2]))
     if work.tile in (0, rows):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=work.hidden, scale=scale)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=hidden, scale=scale)
     tiles = rows // work.tile
     q = q.view(n, heads, tiles, work.tile, dim).transpose(1, 2).flatten(0, 1)
     k, v = (x[:, None].expand(n, tiles, *x.shape[1:]).flatten(0, 1) for x in (k, v))  # of one sequence: no copy
-    hidden = work.hidden.view(n * tiles, 1, work.tile, -1)
+    hidden = hidden.unflatten(2, (tiles, work.tile)).transpose(1, 2).flatten(0, 1)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=hidden, scale=scale)
     return out.view(n, tiles, heads, work.tile, dim).transpose(1, 2).reshape(n, heads, rows, dim)
 
@@ -253,7 +270,9 @@ def _work(
     dtype = torch.bfloat16 if spec.dtype == "bfloat16" else torch.float32
     hidden = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf")).repeat_interleave(per, 1)
     hidden = F.pad(hidden, (0, 0, 0, -m * per % exact.rows if exact else 0))
-    return _Work(rows, len(members), blocks.flatten(), hidden[:, None], exact.rows if exact and exact.tiled else 0, stale)
+    apart = (position - at).clamp(-spec.reach, spec.reach) + spec.reach if spec.reach else None
+    tile = exact.rows if exact and exact.tiled else 0
+    return _Work(rows, len(members), blocks.flatten(), hidden[:, None], tile, stale, apart)
 
 
 def _false_runs(flags: Tensor) -> tuple[tuple[int, int], ...]:

@@ -75,7 +75,7 @@ class Attention:
             self.specs["sinks"] = ParamSpec(weights["sinks"], ctx.dtype)
         if spec.relative is not None:
             self.specs["relative"] = ParamSpec(weights["relative"], "float32")
-            _buckets(spec.relative.buckets, spec.relative.distance)  # before any step
+            _buckets(spec.relative.buckets, spec.relative.distance, spec.causal)  # before any step
         name = weights["out"]["weight"].sources[0].name.removesuffix(f".{spec.out}.weight")
         if self._reads:  # the scales are those of the layer that wrote the cache
             name = name.replace(f".{place.of}.", f".{spec.reads}.")
@@ -242,7 +242,8 @@ class _Ops:
         cache = flow.caches[at.layer]
         if self._spec.reach:
             bias = p["relative"]
-            bias = bias[_placed_buckets(bias.shape[0], self._spec.reach, bias.device)].T.contiguous()
+            causal = self._spec.kind != "encoder"
+            bias = bias[_placed_buckets(bias.shape[0], self._spec.reach, causal, bias.device)].T.contiguous()
             out, cache = self._backend.attend_biased(q, k, v, cache, flow.batch, at.group, self._spec, bias)
         else:
             out, cache = self._backend.attend(q, k, v, cache, flow.batch, at.group, self._spec, p.get("sinks"))
@@ -259,19 +260,21 @@ class _Ops:
 
 
 @functools.cache
-def _buckets(buckets: int, distance: int) -> Array:
+def _buckets(buckets: int, distance: int, causal: bool) -> Array:
     """i64[2 * distance + 1]: the bucket of each distance, from keys before the query to keys after it. Made on the host, so
     that no device's logarithm decides."""
     apart = torch.arange(-distance, distance + 1)
-    half, far = buckets // 2, apart.abs()
+    if causal:  # keys after the query are not seen
+        apart = apart.clamp(max=0)
+    half, far = buckets if causal else buckets // 2, apart.abs()
     near = half // 2
     wide = torch.log(far.clamp(min=1).float() / near) / math.log(distance / near) * (half - near)
     return torch.where(far < near, far, (near + wide.long()).clamp(max=half - 1)) + half * (apart > 0)
 
 
 @functools.cache
-def _placed_buckets(buckets: int, distance: int, device: torch.device) -> Array:
-    return _buckets(buckets, distance).to(device)
+def _placed_buckets(buckets: int, distance: int, causal: bool, device: torch.device) -> Array:
+    return _buckets(buckets, distance, causal).to(device)
 
 
 class _Either:

@@ -22,8 +22,8 @@ STEP = 16
 @dataclass(frozen=True, slots=True)
 class RelativeBias:
     """Added to scores by how far apart two tokens are: a number per head and bucket of distances (Raffel et al. 2019,
-    https://arxiv.org/abs/1910.10683). Half of the buckets are for keys after the query. Half of those have
-    one distance each."""
+    https://arxiv.org/abs/1910.10683). In bidirectional attention half of the buckets are for keys after the query. Half
+    of those for one direction have one distance each."""
 
     name: str
     """The tensor [buckets, heads], from the root: all layers share it."""
@@ -137,6 +137,7 @@ class Attention:
             heads=self.heads // ranks, kv_heads=heads_of_rank(self.kv_heads, ranks), head_dim=self.kept_dim,
             scale=self.scale or self.head_dim**-0.5, dtype=dtype, kind=kind, window=window,
             softcap=self.softcap, kv_dtype=kv_dtype, sinks=bool(self.sinks), spans=self.spans,
+            reach=self.relative.distance if self.relative else 0,
         )  # fmt: skip
 
     def weights(self, at: str, hidden: int) -> Weights:
@@ -197,8 +198,8 @@ _CONFLICTS: tuple[tuple[Callable[[Attention], bool], str], ...] = (
         "a QK-norm over all heads after rotation is not implemented",
     ),
     (
-        lambda a: a.relative is not None and (a.causal or a.rope is not None),
-        "relative position bias requires bidirectional attention without rotary positions",
+        lambda a: a.relative is not None and (a.rope is not None or (a.causal and bool(a.window or a.chunk or a.sinks))),
+        "relative position bias requires attention without rotary positions, and causal attention without a window or sinks",
     ),
 )
 """Settings that exclude each other, or that no layer implements together, and the error."""
