@@ -14,6 +14,7 @@ import msgspec
 
 from thalweg.errors import ConfigError
 from thalweg.plugins import PluginRegistry
+from thalweg.refused import SAMPLE_METHODS, SPECULATIVE_FIELDS, SPECULATIVE_HINTS, SPECULATIVE_METHODS
 
 _HERE = "thalweg.engine.control.speculation"
 DRAFTERS: Mapping[str, str] = {
@@ -34,6 +35,12 @@ BOUNDS = "num_speculative_tokens_per_batch_size"
 """The key of every method that bounds the drafts of a sequence by the number of running ones."""
 SAMPLING, SAMPLINGS = "draft_sample_method", ("probabilistic", "greedy")
 """The key of methods that choose drafts by logits, and its values."""
+REVISION = "revision"
+"""The key of a hub id's branch, tag or commit."""
+ALIASES = {"ngram_gpu": "ngram"}
+"""Names of vLLM for methods that have another here."""
+DRAFT_MODEL = "draft_model"
+"""The method of a checkpoint that is a whole model."""
 MTP = "mtp"
 MTP_NAMES = frozenset(
     f"{family}_{MTP}" for family in (
@@ -115,6 +122,31 @@ def read_bounds(value: Any) -> tuple[tuple[int, int], ...]:
     return tuple((first, drafts) for first, _, drafts in ranges)
 
 
+def _check_foreign(name: str, value: Any, unknown: str) -> str:
+    """The problem of a field that no option of the drafter reads: that of a field of vLLM, or `unknown`. "": none."""
+    if name in SPECULATIVE_HINTS:
+        return ""
+    if name == "rejection_sample_method" and (value is None or value in SAMPLE_METHODS):
+        why = SAMPLE_METHODS[value] if value else ""
+        return f"{name}: {value}: {why}; leave it out" if why else ""
+    if name not in SPECULATIVE_FIELDS:
+        return unknown
+    harmless = value is None or value is False or (value == 1 and name.endswith("tensor_parallel_size"))
+    return "" if harmless else f"{name}: {SPECULATIVE_FIELDS[name]}; leave it out"
+
+
+def read_name(value: Any) -> str:
+    """A check of REVISION."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"must be a name, not {value!r}")
+    return value
+
+
+def drafter_names() -> list[str]:
+    """All methods."""
+    return _LIST.names()
+
+
 def load_drafter(method: str) -> Any:
     """The class of a method. KeyError for an unknown name."""
     return _LIST.load(method)
@@ -125,12 +157,17 @@ def configure(given: Mapping[str, Any]) -> SpeculationConfig:
     method = given.get(METHOD)
     if isinstance(method, str) and method in MTP_NAMES and method not in _LIST:
         method = MTP
+    method = ALIASES.get(method, method) if isinstance(method, str) else method
     if not isinstance(method, str) or method not in _LIST:
-        raise ConfigError(f"speculative_config: {METHOD}: must be one of {', '.join(_LIST.names())}, not {method!r}")
+        why = f": {SPECULATIVE_METHODS[method]}" if isinstance(method, str) and method in SPECULATIVE_METHODS else ""
+        raise ConfigError(f"speculative_config: {METHOD}: must be one of {', '.join(_LIST.names())}, not {method!r}{why}")
     drafter = load_drafter(method)
     fields = {TOKENS: DrafterOption(whole(1, MOST_DRAFTS)), **drafter.options, BOUNDS: DrafterOption(read_bounds, default=())}
     known = (METHOD, *fields)
-    problems = [f"{k!r} is not supported; {method} has {', '.join(known)}" for k in given if k not in known]
+    problems = [
+        problem for k, value in given.items() if k not in known
+        and (problem := _check_foreign(k, value, f"{k!r} is not supported; {method} has {', '.join(known)}"))
+    ]  # fmt: skip
     values: dict[str, Any] = {}
     for name, option in fields.items():
         value = given.get(name)

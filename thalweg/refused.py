@@ -54,3 +54,44 @@ class NoWeightUpdates:
     start_weight_update = unsupported_method(WEIGHTS)
     update_weights = unsupported_method(WEIGHTS)
     finish_weight_update = unsupported_method(WEIGHTS)
+
+
+_LOSSY = "it accepts drafts that the model would not sample, so the text would change"
+_PLACE = "the drafter runs inside the model's step, on its devices, with its caches and kernels"
+SPECULATIVE_FIELDS = {
+    "code_revision": "no code of a checkpoint is run",
+    "draft_lm_head_quantization": "drafters are read as their checkpoints store them",
+    "draft_load_config": "the drafter is loaded as --load-format says",
+    "draft_tensor_parallel_size": _PLACE,
+    "dspark_draft_topk": "the method dspark is not implemented",
+    "enable_adaptive_verification": "the method dspark is not implemented",
+    "fly_entropy_threshold": _LOSSY,
+    "fly_window_size": _LOSSY,
+    "kv_cache_dtype": _PLACE,
+    "max_model_len": _PLACE,
+    "parallel_drafting": "drafters that were trained for it (P-EAGLE, PARD) are not implemented",
+    "quantization": "drafters are read as their checkpoints store them",
+    "synthetic_acceptance_length": _LOSSY,
+    "synthetic_acceptance_rates": _LOSSY,
+    "tensor_parallel_size": _PLACE,
+    "use_heterogeneous_vocab": "a draft model needs the target's tokenizer",
+    "xpress_topc": "the method xpress is not implemented",
+}
+"""Fields of vLLM's speculative_config that this version refuses, and why. Null, false and 1 rank are accepted."""
+SPECULATIVE_HINTS = frozenset((
+    "attention_backend", "disable_eagle_block_drop", "disable_lookahead_block_hashes", "disable_padded_drafter_batch",
+    "enforce_eager", "index_share_for_mtp_iteration", "moe_backend", "use_local_argmax_reduction",
+))  # fmt: skip
+"""Fields of the same that choose how vLLM computes drafts. They are accepted, and change nothing here."""
+SPECULATIVE_METHODS = {
+    "custom_class": 'install a package with an entry point of the group thalweg.drafters, and name it as "method"',
+    "dspark": "it is not implemented; use eagle3 or mtp if there is a checkpoint for the model, or suffix",
+    "extract_hidden_states": "it drafts nothing",
+    "medusa": "vLLM removed it too; use eagle3 or mtp if there is a checkpoint for the model, or suffix",
+    "mlp_speculator": "vLLM removed it too; use eagle3 or mtp if there is a checkpoint for the model, or suffix",
+    "peagle": "it is not implemented; use eagle3 or mtp if there is a checkpoint for the model, or suffix",
+    "xpress": "it is not implemented; use eagle3 or mtp if there is a checkpoint for the model, or suffix",
+}
+"""Methods of vLLM and of `speculators` that this version refuses, and why."""
+SAMPLE_METHODS = {"standard": "", "block": "", "fly": _LOSSY, "synthetic": _LOSSY, "probabilistic": "", "strict": ""}
+"""Values of rejection_sample_method -> why they are refused. Acceptance is exact here, so the others are the same."""

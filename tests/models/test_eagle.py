@@ -19,7 +19,9 @@ from zoo import SMALL, VOCAB, make_tokenizer, spread
 
 from thalweg import SamplingParams
 from thalweg.config import EngineArgs
+from thalweg.drafters import configure
 from thalweg.engine.control.speculation.gain import Gain
+from thalweg.engine.planning.drafter_files import resolve_drafter
 from thalweg.engine.planning.memory import plan
 from thalweg.errors import ThalwegError
 from thalweg.models.eagle3 import EagleProposer
@@ -336,3 +338,33 @@ def test_checkpoints_that_cannot_be_served_are_refused_in_words(target: tuple[Ta
             serve(target[1], {**config, "model": str(path)})
     with pytest.raises(ThalwegError, match="model: this method needs a directory or a hub id"):
         serve(target[1], {"method": "eagle3"})
+
+
+def test_a_checkpoint_of_speculators_names_its_method_and_its_target(target: tuple[Target, Path]) -> None:
+    _, config = make(target, "speculators")
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    for model, said in ((str(target[1]), {"model": config["model"]}), (config["model"], None)):
+        llm = serve(Path(model), said)
+        llm.generate([{"prompt_token_ids": PROMPTS[0]}], params, use_tqdm=False)
+        stats = llm.stats()
+        llm.shutdown()
+        assert stats.drafts
+        assert len(stats.accepted_per_position) == MOST
+    with pytest.raises(ThalwegError, match=r"holds a drafter\. Give the model that it was trained for"):
+        serve(Path(config["model"]), {"method": "suffix"})
+
+
+def test_checkpoints_of_other_forms_are_recognised(target: tuple[Target, Path]) -> None:
+    args: dict[str, Any] = {"model": str(target[1]), "device": "cpu", "max_model_len": 96, "dtype": "float32"}
+    _, config = make(target, "authors")
+    assert resolve_drafter(EngineArgs(**args, speculative_config={"model": config["model"]})).speculative_config == {
+        "method": "eagle3",
+        "model": config["model"],
+    }
+    assert resolve_drafter(EngineArgs(**args, spec_model="thalweg-nano-draft")).speculative_config["method"] == "draft_model"
+
+
+def test_fields_of_vllm_without_an_effect_are_accepted() -> None:
+    same = {"method": "ngram_gpu", "num_speculative_tokens": 2, "rejection_sample_method": "block", "enforce_eager": True}
+    more = {"draft_tensor_parallel_size": 1, "disable_padded_drafter_batch": True, "quantization": None}
+    assert configure({**same, **more}) == configure({"method": "ngram", "num_speculative_tokens": 2})

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
-from thalweg.drafters import SpeculationConfig, configure
+from thalweg.drafters import METHOD, MODEL, SpeculationConfig, configure
 from thalweg.errors import ConfigError
 from thalweg.options.option import Option, Rules
 from thalweg.options.scheduler import SchedulerOptions
@@ -13,7 +13,9 @@ _option = partial(Option, group="General")
 
 
 def check_drafts(args: "SpeculationOptions") -> Iterable[str]:
-    read_speculation_config(args)
+    given = merge_speculation(args)
+    if METHOD in given or MODEL not in given:  # else `engine.planning.draft.resolve_drafter` reads the method from the files
+        read_speculation_config(args)
     return ()
 
 
@@ -34,11 +36,15 @@ class SpeculationOptions(SchedulerOptions, kw_only=True, frozen=True):
 
 def read_speculation_config(args: "SpeculationOptions") -> SpeculationConfig | None:
     """The requested drafter. None: no drafts. ConfigError lists all problems."""
+    given = merge_speculation(args)
+    return configure(given) if given else None
+
+
+def merge_speculation(args: "SpeculationOptions") -> dict[str, Any]:
+    """`speculative_config` with the short flags. ConfigError: they differ."""
     said = dict(args.speculative_config or {})
     short = (("method", args.spec_method), ("model", args.spec_model), ("num_speculative_tokens", args.spec_tokens))
     for key, value in short:
         if value is not None and said.setdefault(key, value) != value:
             raise ConfigError(f"speculative_config: {key} is {said[key]!r} there and {value!r} in its short flag; give one")
-    if not said:
-        return None
-    return configure(said)
+    return said

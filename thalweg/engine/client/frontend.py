@@ -20,6 +20,7 @@ from thalweg.engine.client.media import MediaPreprocessor
 from thalweg.engine.client.thinking import ReasoningMarkers, marks
 from thalweg.engine.control.store.connect import check_store
 from thalweg.engine.planning import checkpoint_config
+from thalweg.engine.planning.drafter_files import resolve_drafter, split_speculator
 from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.hal.platform import ModelInfo
 from thalweg.media.gate import MediaConnector
@@ -85,8 +86,12 @@ def locate(args: EngineArgs) -> ResolvedModel:
     check_args(args)
     check_store(args)
     path = checkpoint_config.find(args)
-    config = checkpoint_config.read(args, path)
-    return ResolvedModel(msgspec.structs.replace(args, model=str(path)), args, path, config, hf.facts(config, path))
+    chosen = split_speculator(args, path)
+    path = path if chosen is args else checkpoint_config.find(chosen)
+    config = checkpoint_config.read(chosen, path)
+    resolved = msgspec.structs.replace(resolve_drafter(chosen), model=str(path))
+    check_args(resolved)
+    return ResolvedModel(resolved, args, path, config, hf.facts(config, path))
 
 
 def load_frontend(located: ResolvedModel) -> Frontend:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from thalweg.checkpoint.hub import resolve_model
 from thalweg.config import EngineArgs
-from thalweg.drafters import MODEL, RANKS, load_drafter
+from thalweg.drafters import MODEL, RANKS, REVISION, load_drafter
+from thalweg.engine.planning.drafter_files import find_checkpoint
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.models import sizes
 from thalweg.models.drafts.declared import FIELD, DraftModel, DraftTarget, describe_indivisible
@@ -36,9 +36,7 @@ def read_draft(args: EngineArgs, target: Mapping[str, Any], target_spec: ModelSp
         module: DraftModel = declare(path, known)
         return replace(module, ranks=ranks)
     try:
-        made: DraftModel = declare(
-            resolve_model(config.options[MODEL], download_dir=args.download_dir, token=args.hf_token), known
-        )
+        made: DraftModel = declare(find_checkpoint(args, config.options[MODEL], config.options.get(REVISION)), known)
     except CheckpointError as e:
         raise CheckpointError(f"{FIELD}: {e}") from e
     return _divide(made, config.options.get(RANKS), ranks)

@@ -21,6 +21,7 @@ from thalweg.config import EngineArgs, SchedulerConfig, check_args
 from thalweg.engine.control.cache.groups import policy
 from thalweg.engine.planning import checkpoint_config, resolve
 from thalweg.engine.planning.draft import read_draft
+from thalweg.engine.planning.drafter_files import resolve_drafter
 from thalweg.errors import CheckpointError, ConfigError, DeviceError
 from thalweg.hal import discovery
 from thalweg.hal.device import DeviceInfo, Memory
@@ -134,6 +135,7 @@ def to_load(args: EngineArgs, platform: Platform) -> int:
 
 
 def _gather_inputs(args: EngineArgs, platform: Platform, stage: int = 0) -> _PlanInputs:
+    args = resolve_drafter(args)
     check_args(args)
     path = Path(args.model)
     hf = checkpoint_config.read(args, path)

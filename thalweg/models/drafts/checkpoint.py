@@ -15,12 +15,11 @@ import numpy as np
 
 from thalweg.checkpoint.config import text
 from thalweg.checkpoint.json_files import read_object
+from thalweg.checkpoint.speculators import KIND, NESTED
 from thalweg.checkpoint.weights import TensorHeaders, open_weights
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.drafts.declared import DraftTarget
 
-NESTED = "transformer_layer_config"
-KIND = "speculators_model_type"
 EMBEDDING = "embed_tokens.weight"
 SAMPLED = 256
 

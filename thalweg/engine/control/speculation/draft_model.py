@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from thalweg.drafters import MODEL, RANKS, SAMPLING, DrafterOption, read_sampling, whole
+from thalweg.drafters import MODEL, RANKS, REVISION, SAMPLING, DrafterOption, read_name, read_sampling, whole
 from thalweg.engine.control.speculation.drafter import DeviceDrafter
 
 
@@ -18,8 +18,8 @@ def read_model(value: Any) -> str:
 
 class ModelDrafter(DeviceDrafter):
     options: ClassVar[Mapping[str, DrafterOption]] = {
-        MODEL: DrafterOption(read_model), SAMPLING: DrafterOption(read_sampling, default="probabilistic"),
-        RANKS: DrafterOption(whole(1, 1 << 16)),
+        MODEL: DrafterOption(read_model), REVISION: DrafterOption(read_name),
+        SAMPLING: DrafterOption(read_sampling, default="probabilistic"), RANKS: DrafterOption(whole(1, 1 << 16)),
     }  # fmt: skip
     divides = True
     declares = "thalweg.models.drafts.draft_model:declare_draft_model"

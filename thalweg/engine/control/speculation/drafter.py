@@ -68,6 +68,11 @@ class Drafter(ABC):
     """As `SpeculationConfig.bounds`."""
 
     @classmethod
+    def recognises(cls, config: Mapping[str, Any]) -> bool:
+        """Is this config.json that of a drafter's checkpoint for this method? Default: no."""
+        return False
+
+    @classmethod
     def settle(cls, options: dict[str, Any]) -> dict[str, Any]:
         """Resolve options that depend on each other. ValueError if they do not agree. Default: unchanged."""
         return options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from thalweg.drafters import MODEL, SAMPLING, TOKENS, DrafterOption, read_sampling, whole
+from thalweg.drafters import MODEL, REVISION, SAMPLING, TOKENS, DrafterOption, read_name, read_sampling, whole
 from thalweg.engine.control.speculation.draft_model import read_model
 from thalweg.engine.control.speculation.drafter import DeviceDrafter
 
@@ -16,10 +16,15 @@ MOST = 16
 class Eagle3Drafter(DeviceDrafter):
     options: ClassVar[Mapping[str, DrafterOption]] = {
         TOKENS: DrafterOption(whole(1, MOST), default=3), MODEL: DrafterOption(read_model),
-        SAMPLING: DrafterOption(read_sampling, default="probabilistic"),
+        REVISION: DrafterOption(read_name), SAMPLING: DrafterOption(read_sampling, default="probabilistic"),
     }  # fmt: skip
     declares = "thalweg.models.drafts.eagle3:declare_eagle3"
     proposer = "thalweg.models.eagle3:Eagle3Proposer"
+
+    @classmethod
+    def recognises(cls, config: Mapping[str, Any]) -> bool:
+        names = config.get("architectures") or [""]
+        return "Eagle3" in str(names[0]) or "draft_vocab_size" in config
 
     @classmethod
     def settle(cls, options: dict[str, Any]) -> dict[str, Any]:
