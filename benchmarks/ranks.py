@@ -1,4 +1,5 @@
-"""What ranks of one machine cost: one process with two threads, and two ranks or two pipeline stages with a thread each.
+"""What ranks of one machine cost: one process with two threads, and two ranks (also with --tp-invariant) or two pipeline stages
+with a thread each.
 
     python benchmarks/ranks.py [--model DIR | --shape qwen3-0.6b] [--layers N] [--repeats 5] [--dtype bfloat16]
 
@@ -37,6 +38,7 @@ from thalweg.models.registry import declare
 ENGINES: dict[str, dict[str, Any]] = {
     "2 threads": {"threads": 2},
     "2 ranks": {"tensor_parallel_size": 2, "threads": 1},
+    "2 ranks, invariant": {"tensor_parallel_size": 2, "threads": 1, "tp_invariant": True},
     "2 stages": {"pipeline_parallel_size": 2, "threads": 1},
 }
 CASES = {"1 x 64 + 64": (1, 64, 64), "8 x 64 + 32": (8, 64, 32), "1 x 1024 + 1": (1, 1024, 1)}

@@ -195,6 +195,18 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             note="within the ranks of tensor parallelism",
         ),
         Feature(
+            "[Adapters](distributed.md#adapters) and [drafts](distributed.md#drafts) of ranks",
+            "RHUUN",
+            ("tests/models/test_rank_adapters.py", "tests/integration/test_rank_bits.py"),
+            "not of pipeline stages. Layers that draft: on `cpu`",
+        ),
+        Feature(
+            "[One text with any number of ranks](distributed.md#one-text-with-any-number-of-ranks)",
+            "RHUUN",
+            ("tests/models/test_rank_models.py", "tests/integration/test_rank_bits.py"),
+            flag="tp-invariant",
+        ),
+        Feature(
             "[Data parallelism](deployment.md#several-engines)",
             "RNNNN",
             ("tests/integration/test_fleet.py",),

@@ -86,6 +86,20 @@ def test_rows_with_adapters_have_the_text_of_one_rank_and_the_same_bits_alone(ra
     assert len({tuple(tokens) for tokens, _ in found[1]}) == 9
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("ranks", "more"),
+    [(2, {}), (4, {}), (2, {"quantization": "int4"}), (2, {"quantization": "int8"}), (2, {"device": HOST_GPU})],
+)
+def test_ranks_that_divide_no_sum_have_the_bits_of_one(ranks: int, more: dict[str, str]) -> None:
+    found = []
+    for each in (1, ranks):
+        llm = start(each, "bfloat16", tokens=24, tp_invariant=True, **more)
+        found.append(answer(llm, PROMPTS, PARAMS))
+        llm.llm_engine.shutdown()
+    assert found[0] == found[1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "more"),

@@ -49,10 +49,10 @@ class Rig:
         self, path: Path, *, dtype: str = "float32", platform: str = "reference", max_len: int = 64, block: int = 4,
         slots: int = 9, invariant: bool = False, impl: str = "auto", adapters: AdapterPlan | None = None,
         device: Device | None = None, rank: int = 0, expert_parallel: bool = False,
-        stage: StageLinks | None = None, stage_layers: Sequence[int] | None = None,
+        stage: StageLinks | None = None, stage_layers: Sequence[int] | None = None, tp_invariant: bool = False,
     ) -> None:  # fmt: skip
         """device: one that is open. rank: of those that its communicator joins. expert_parallel: they hold experts whole.
-        stage: of a model divided into several, with these layers each."""
+        stage: of a model divided into several, with these layers each. tp_invariant: as in `build`."""
         self.device = device or load(platform).open(Place())
         binder = Binder(self.device.kernels, batch_invariant=invariant)
         comm = self.device.comm
@@ -60,6 +60,7 @@ class Rig:
             declare({**read_config(path), "model_impl": impl}, path)[0], binder=binder, attention=self.device.attention,
             mesh=Mesh(comm, expert=comm if expert_parallel else SOLO, stage=stage or StageLinks()), dtype=dtype,
             max_len=max_len, block_tokens=block, adapters=adapters, stage_layers=stage_layers,
+            tp_invariant=tp_invariant,
         )  # fmt: skip
         ranks = (rank,) if device else range(self.device.comm.size)
         self.params = load_params(self.model, path, self.device, progress=False, ranks=ranks)

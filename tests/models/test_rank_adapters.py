@@ -29,12 +29,13 @@ RANKED: dict[str, tuple[str, int, dict[str, Any]]] = {
 """Name -> (model, ranks, arguments of LoraConfig)."""
 
 
-def generate(path: Path, adapter: Path, rank: int, comm: Ring | None = None) -> Any:
+def generate(path: Path, adapter: Path, rank: int, comm: Ring | None = None, tp_invariant: bool = False) -> Any:
     """Of four sequences the second has no adapter."""
     device = load("reference").open(Place())
     if comm is not None:
         device.comm = comm
-    rig = Rig(path, device=device, rank=rank, adapters=AdapterPlan(2, 8, MODULES if "moe" in path.name else None))
+    room = AdapterPlan(2, 8, MODULES if "moe" in path.name else None)
+    rig = Rig(path, device=device, rank=rank, adapters=room, tp_invariant=tp_invariant)
     store = AdapterStore(rig.model, device, rig.box, path, "auto", rank)
     digest = store.read(str(adapter))
     store.keep(digest)
@@ -58,6 +59,18 @@ def test_ranks_give_the_text_of_one_with_an_adapter(name: str, tmp_path: Path) -
             assert s.tokens == t.tokens
             np.testing.assert_allclose(s.logprobs, t.logprobs, atol=1e-4)
             np.testing.assert_allclose(s.scores, t.scores, atol=1e-4)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["every layer, a shared key head", "a recurrent state", "dora with biases", "lora_bias"])
+def test_ranks_that_divide_no_sum_have_the_bits_of_one_with_an_adapter(name: str, tmp_path: Path) -> None:
+    model, ranks, config = RANKED[name]
+    path, adapter = make_checkpoint(model, tmp_path / model, tokenizer=False), tmp_path / "adapter"
+    write(path, adapter, **config)
+    one = generate(path, adapter, 0, tp_invariant=True)
+    ring = Ring(ranks)
+    for seqs in run_ranks(ring, lambda rank: generate(path, adapter, rank, ring, tp_invariant=True)):
+        assert [(s.tokens, s.logprobs, s.scores) for s in seqs] == [(s.tokens, s.logprobs, s.scores) for s in one]
 
 
 def test_an_adapter_is_loaded_by_every_rank_or_by_none() -> None:

@@ -64,6 +64,39 @@ def test_ranks_that_share_a_model_give_the_text_of_one(name, ranks, placed, tmp_
             np.testing.assert_allclose(s.scores, t.scores, atol=1e-4)
 
 
+EXACT = {
+    "llama-biased": 2,  # a bias after a sum
+    "mixtral": 4,  # five experts: results of choices
+    "deepseek-v3": 4,
+    "gpt-oss": 2,  # biases of experts
+    "llama4": 2,  # weights that multiply inputs
+    "mamba": 4,  # a product that is whole on every rank
+    "bamba": 2,
+    "gemma3n": 2,
+    "longcat-flash": 2,
+    "olmo2": 4,
+    "qwen3-next": 2,
+    "nemotron-h": 2,
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.sampled(2, 3)
+def test_ranks_that_divide_no_sum_have_the_bits_of_one(name, tmp_path):
+    path = make_checkpoint(name, tmp_path, tokenizer=False)
+    ring = Ring(EXACT[name])
+
+    def generate(rank: int, comm: Ring | None = None):
+        device = load("reference").open(Place())
+        if comm is not None:
+            device.comm = comm
+        rig = Rig(path, device=device, rank=rank, dtype="bfloat16", tp_invariant=True)
+        return [(s.tokens, s.logprobs, s.scores) for s in rig.generate(prompts(), 6, chunk=8, budget=24)]
+
+    one = generate(0)
+    assert all(each == one for each in run_ranks(ring, lambda rank: generate(rank, ring)))
+
+
 def test_a_rank_reads_only_the_experts_it_holds(tmp_path, monkeypatch):
     path = make_checkpoint("mixtral", tmp_path, tokenizer=False)  # of five experts
     read = Checkpoint.read

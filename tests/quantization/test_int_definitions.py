@@ -196,6 +196,11 @@ def test_ranks_share_outputs_in_act_order_but_no_inputs(source, tmp_path):
         CheckpointError, match=r"o_proj.weight: its inputs are reordered \(act-order\).*tensor_parallel_size to 1"
     ):
         files.read(row, 0)
+    made = build(read_config(tmp_path / "q", None, registry.check), **said, block_tokens=4, tp_invariant=True)
+    row = next(s for _, s in walk(made.specs) if s.sources and "o_proj.weight" in s.sources[0].name)
+    got = Files(made, open_checkpoint(tmp_path / "q"), DEVICE).read(row, 1)
+    mine = torch.empty(got.shape).index_copy_(1, got.data["perm"][0].long(), dequantise(got.data, 8, torch.float32))
+    assert torch.equal(mine, dense["model.layers.0.self_attn.o_proj.weight"][got.shape[0] :])
 
 
 @pytest.mark.parametrize("name", [n for n in EVERY if n != "mlx-experts"])

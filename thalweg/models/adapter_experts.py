@@ -90,6 +90,8 @@ def adapt_experts(ctx: Context, spec: MoE, gate_up: Weight, down: Weight, op: Bo
     why = adapted = None
     if not spec.gated or spec.biases or spec.inward or spec.zero or spec.latent:
         why = "experts without gates, or with biases"
+    elif ctx.tp_invariant:
+        why = "tp_invariant, which computes their choices apart"
     elif spec.placed and ctx.mesh.tensor.size > 1:
         why = "experts whole on ranks (--enable-expert-parallel)"
     elif (adapted := _offer(ctx.binder, op)) is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from thalweg.hal.kv import BYTES
 from thalweg.models.spec import ModelSpec
-from thalweg.models.weights import Source, walk
+from thalweg.models.weights import Source, Weight, divide_outputs, walk
 
 
 def is_target(tensor: str, modules: Sequence[str] | None) -> bool:
@@ -42,11 +42,13 @@ ADAPTED = ("layers", "inputs", "streams")
 """Keys of `ModelSpec.weights` under which linear layers take adapters."""
 
 
-def adapter_linears(spec: ModelSpec) -> dict[tuple[Source, ...], int | None]:
-    """The sources of each linear layer that adapters may change -> the dimension that ranks divide."""
+def adapter_linears(spec: ModelSpec, gathering: int = 1) -> dict[tuple[Source, ...], Weight]:
+    """The sources of each linear layer that adapters may change -> its weight. gathering: ranks that have all inputs of every
+    layer (`Context.tp_invariant`)."""
     made = spec.weights()
     parts = {key: part for key in ADAPTED if isinstance(part := made.get(key), Mapping)}
-    return {w.sources: w.shard for _, w in walk(parts) if w.role == "linear"}
+    linears = (w for _, w in walk(parts) if w.role == "linear")
+    return {w.sources: divide_outputs(w, gathering) if gathering > 1 and w.shard == 1 else w for w in linears}
 
 
 def adapter_tensors(spec: ModelSpec) -> Iterator[str]:
@@ -60,14 +62,16 @@ def adapter_tensors(spec: ModelSpec) -> Iterator[str]:
 
 
 def adapter_bytes(
-    spec: ModelSpec, dtype: str, adapters: int, rank: int, modules: Sequence[str] | None = None, divided: int = 1
-) -> int:
+    spec: ModelSpec, dtype: str, adapters: int, rank: int, modules: Sequence[str] | None = None, divided: int = 1,
+    tp_invariant: bool = False,
+) -> int:  # fmt: skip
     """Of the state's slots for low-rank adapters, on one device: so many adapters, and slot 0, of this rank at the most.
-    modules: as in `adapter_names.is_target`. divided: ranks that divide the model. IndivisibleError."""
+    modules: as in `adapter_names.is_target`. divided: ranks that divide the model.
+    tp_invariant: they divide no sum. IndivisibleError."""
     made = spec.weights()
     linear = [
-        [s.shard_shape(shard, divided) for s in each]
-        for each, shard in adapter_linears(spec).items()
+        [s.shard_shape(w.shard, divided) for s in each]
+        for each, w in adapter_linears(spec, divided if tp_invariant else 1).items()
         if any(is_target(name, modules) for s in each for name in s.names)
     ]
     values = sum(rank * (len(each) * each[0][1] + sum(rows for rows, _ in each)) for each in linear)

@@ -16,7 +16,7 @@ from thalweg.hal.weights import WeightFormat
 from thalweg.models.adapters import AdapterPlan
 from thalweg.models.context import Context
 from thalweg.models.decoder import Decoder
-from thalweg.models.expert_parallel import place_experts
+from thalweg.models.expert_parallel import has_experts, place_experts
 from thalweg.models.fallback.spec import TransformersSpec
 from thalweg.models.refusals import check_ranks
 from thalweg.models.registry import family
@@ -50,12 +50,13 @@ def build(
     adapters: AdapterPlan | None = None,
     background: tuple[Binder, Sequence[AttentionBackend]] | None = None,
     stage_layers: Sequence[int] | None = None,
+    tp_invariant: bool = False,
 ) -> Model:
     """The model of a config.json, every op bound to the device's kernels (the choices are in `binder.bindings`).
 
     max_len: longest sequence served. quantization: a name of quantization.online.METHODS; dense weights
-    are rounded at load. kv_dtype: as in AttnSpec. kv_skip, adapters, state_tokens (0 = block_tokens), spare_states: as in
-    Context.
+    are rounded at load. kv_dtype: as in AttnSpec. kv_skip, adapters, state_tokens (0 = block_tokens), spare_states,
+    tp_invariant: as in Context.
     background: the binder and the attention of encoders, where they run in another queue than steps. stage_layers: layers of
     each stage of `mesh.stage`, as `stages.partition` has it.
     Raises UnsupportedModelError, CheckpointError (the configuration), ConfigError (it does not
@@ -65,14 +66,14 @@ def build(
             raise ConfigError(f"{name}: must be at least 1, not {value}")
     spec = family(config)(config)
     check_ranks(spec, mesh.sizes())
-    if mesh.expert.size > 1:
+    if mesh.expert.size > 1 or (tp_invariant and mesh.tensor.size > 1 and has_experts(spec)):
         spec = place_experts(spec)
     if mesh.stage.size > 1:
         spec = cut_stage(spec, mesh.stage.index, mesh.stage.size, stage_layers)
     use = resolve_scheme(scheme(config, quantization), binder, dtype, spec.hidden)
     ctx = Context(
         binder, attention, mesh, dtype, max_len, block_tokens, use, kv_dtype, tuple(kv_skip), state_tokens or block_tokens,
-        adapters=adapters, spare_states=spare_states,
+        adapters=adapters, spare_states=spare_states, tp_invariant=tp_invariant,
     )  # fmt: skip
     if background is not None:
         ctx = replace(ctx, encoders=replace(ctx, binder=background[0], attention=background[1]))

@@ -38,6 +38,8 @@ class Context:
     """The distance, in tokens, at which states of recurrent layers are kept for others: a multiple of block_tokens."""
     spare_states: bool = False
     """Steps verify drafts: sequences have spare blocks for states of recurrent layers (`KVSpec.spare`)."""
+    tp_invariant: bool = False
+    """No sum is divided among ranks, so that values have the same bits with any number of ranks."""
     encoders: Context | None = None
     """Context of the vision and audio encoders, where they do not run in the queue of the steps."""
     adapters: AdapterPlan | None = None

@@ -16,9 +16,14 @@ def moe_of(ffn: Any) -> MoE | None:
     return found if isinstance(found, MoE) else None
 
 
+def has_experts(spec: ModelSpec) -> bool:
+    """Does a layer have experts that ranks can hold whole?"""
+    return not isinstance(spec, TransformersSpec) and any(moe_of(layer.ffn) is not None for layer in spec.layers)
+
+
 def place_experts(spec: ModelSpec) -> ModelSpec:
     """The model with whole experts on ranks. ConfigError: it has no experts."""
-    if isinstance(spec, TransformersSpec) or all(moe_of(layer.ffn) is None for layer in spec.layers):
+    if not has_experts(spec):
         raise ConfigError("enable_expert_parallel: this model has no experts to place on ranks; omit it")
     mtp = None if spec.mtp is None else replace(spec.mtp, layers=_place_layers(spec.mtp))
     return replace(spec, layers=_place_layers(spec), mtp=mtp)

@@ -332,10 +332,13 @@ def _cut(w: QTensor, rows: slice | None, columns: slice | None, name: str) -> QT
         if w.format.reordered:
             raise CheckpointError(
                 f"{name}: its inputs are reordered (act-order), and so cannot be divided among ranks: set "
-                "tensor_parallel_size to 1"
+                "tensor_parallel_size to 1, or tp_invariant, which divides no inputs"
             )
         if group > 0 and (columns.start % group or columns.stop % group):
-            raise CheckpointError(f"{name}: its groups of {group} inputs do not divide among ranks: lower tensor_parallel_size")
+            raise CheckpointError(
+                f"{name}: its groups of {group} inputs do not divide among ranks: lower tensor_parallel_size, or set "
+                "tp_invariant, which divides no inputs"
+            )
         cut = dict.fromkeys(("codes", "in_scale"), columns)
         if group > 0:
             cut |= {key: slice(columns.start // group, columns.stop // group) for key in PER_GROUP}

@@ -146,6 +146,13 @@ class Weight:
         return replace(self, sources=mine, experts=0)
 
 
+def divide_outputs(weight: Weight, size: int) -> Weight:
+    """The weight of a layer with divided inputs, where every rank has all of them: divided by outputs, or whole where ranks do
+    not divide those."""
+    whole = replace(weight, shard=None, sources=tuple(replace(s, heads=0) for s in weight.sources))
+    return replace(whole, shard=0) if all(s.shape[0] % size == 0 for s in whole.sources) else whole
+
+
 class IndivisibleError(ValueError):
     """A parameter does not divide evenly among ranks."""
 

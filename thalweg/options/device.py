@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from thalweg.executors import find_problem
-from thalweg.options.option import Option
+from thalweg.options.option import Option, Rules
 from thalweg.options.weights import WeightOptions
 
 _option = partial(Option, group="DeviceConfig")
@@ -31,6 +31,11 @@ def check_executor(name: str) -> Iterator[str]:
         yield problem
 
 
+def check_invariance(args: "DeviceOptions") -> Iterator[str]:
+    if args.tp_invariant and args.batch_invariant is False:
+        yield "tp_invariant: kernels that depend on the batch depend on the number of ranks too; omit batch_invariant"
+
+
 class DeviceOptions(WeightOptions, kw_only=True, frozen=True):
     """Where the model runs, and with which kernels."""
 
@@ -44,6 +49,10 @@ class DeviceOptions(WeightOptions, kw_only=True, frozen=True):
         "Only batch-invariant kernels: same seed, same text in any batch (default: where the device has "
         "them; given: refuse to start where it has not)", group="EngineArgs", tier="own",
     )] = None  # fmt: skip
+    tp_invariant: Annotated[bool, _option(
+        "Divide no sum among ranks: same seed, same text with any tensor_parallel_size. Costs larger exchanges, and with "
+        "experts a result for every choice", group="EngineArgs", tier="own",
+    )] = False  # fmt: skip
     attention_backend: Annotated[str, _option(
         "Attention backend, by this device's name or vLLM's; auto: the first that supports the layer",
         group="AttentionConfig", none=True,
@@ -95,3 +104,4 @@ class DeviceOptions(WeightOptions, kw_only=True, frozen=True):
         "installed package's executor; default: mp where there are several ranks, else uni", group="ParallelConfig",
         tier="scale", check=check_executor,
     )] = None  # fmt: skip
+    RULES: ClassVar[Rules] = (check_invariance,)

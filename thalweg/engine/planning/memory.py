@@ -238,7 +238,9 @@ def adapter_slots(args: EngineArgs, spec: ModelSpec, dtype: str, ranks: int) -> 
             f"lora_target_modules: {', '.join(unmatched)}: the model has no matrix of this name that adapters may change; name "
             f"modules as its checkpoint does, like {', '.join(_module_names(spec))}"
         )
-    return adapter_names.adapter_bytes(spec, dtype, args.max_loras, args.max_lora_rank, args.lora_target_modules, ranks)
+    return adapter_names.adapter_bytes(
+        spec, dtype, args.max_loras, args.max_lora_rank, args.lora_target_modules, ranks, args.tp_invariant
+    )
 
 
 def _module_names(spec: ModelSpec) -> list[str]:

@@ -16,7 +16,7 @@ from thalweg.hal.device import DeviceInfo, Memory
 from thalweg.hal.kv import KVSpec, StateSpec
 from thalweg.hal.platform import Defaults, ModelInfo, Parallel, Place, Platform
 from thalweg.models import sizes
-from thalweg.models.expert_parallel import place_experts
+from thalweg.models.expert_parallel import has_experts, place_experts
 from thalweg.models.fallback.spec import TransformersSpec
 from thalweg.models.refusals import check_ranks
 from thalweg.models.spec import ModelSpec
@@ -76,7 +76,7 @@ def for_tail(args: EngineArgs, spec: ModelSpec) -> EngineArgs:
 
 def divide(args: EngineArgs, spec: ModelSpec, stage: int = 0) -> ModelSpec:
     """The model as the ranks of a pipeline stage divide it. ConfigError where a flag needs a part that it lacks."""
-    if args.enable_expert_parallel:
+    if args.enable_expert_parallel or (args.tp_invariant and has_experts(spec)):
         placed = place_experts(spec)
         spec = placed if args.tensor_parallel_size > 1 else spec
     if args.pipeline_parallel_size == 1:
@@ -103,7 +103,7 @@ def _for_foreign(args: EngineArgs) -> EngineArgs:
     """The arguments for a model that transformers' own module computes. ConfigError lists flags that this path does not
     support."""
     said = {
-        "batch_invariant": bool(args.batch_invariant),
+        "batch_invariant": bool(args.batch_invariant), "tp_invariant": args.tp_invariant,
         "tensor_parallel_size": args.tensor_parallel_size > 1, "pipeline_parallel_size": args.pipeline_parallel_size > 1,
         "strict_kernels": args.strict_kernels,
         "enable_lora": args.enable_lora,

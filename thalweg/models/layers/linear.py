@@ -14,7 +14,7 @@ from thalweg.hal.step import Array
 from thalweg.models.adapters import LinearAdapter
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow
-from thalweg.models.weights import ParamSpec, Weight, products
+from thalweg.models.weights import ParamSpec, Weight, divide_outputs, products
 from thalweg.quantization.online import linear_spec
 
 
@@ -99,7 +99,8 @@ class Linear:
 
 
 class RowLinear:
-    """Inputs divided among ranks ("row parallel"): each rank adds up its share, then all ranks sum.
+    """Inputs divided among ranks ("row parallel"): each rank adds up its share, then all ranks sum. With
+    `Context.tp_invariant` ranks exchange the inputs, and each computes its share of the outputs.
 
     x [T, inputs on this rank] -> [T, outputs], whole on every rank. flow: as in `Linear`. read: x has only the sampled rows
     (`Flow.cut`)."""
@@ -108,6 +109,10 @@ class RowLinear:
         self._comm = ctx.mesh.tensor
         whole = weights["weight"]
         ctx.share(whole.sources[0].shape[1], f"inputs of {whole.sources[0].name.removesuffix('.weight')}")
+        self._gathers = ctx.tp_invariant and self._comm.size > 1
+        if self._gathers:
+            whole = divide_outputs(whole, self._comm.size)
+        self._shares = whole.shard is not None
         self._product = Product(ctx, whole)
         adapted = ctx.adapters is not None and ctx.adapters.includes(whole)
         self._adapter = LinearAdapter(ctx, whole, weights.get("bias")) if adapted else None
@@ -116,16 +121,21 @@ class RowLinear:
         if self._clip is not None:
             self.specs["clip"] = self._clip.spec
         if "bias" in weights:
-            self.specs["bias"] = ParamSpec(weights["bias"], ctx.dtype)
+            bias = divide_outputs(weights["bias"], self._comm.size) if self._gathers and self._shares else weights["bias"]
+            self.specs["bias"] = ParamSpec(bias, ctx.dtype)
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow | None, read: bool = False) -> Array:
         bias = p.get("bias")
         if self._clip is not None:  # of encoders, which no rank divides
             return self._clip(p["clip"], 0, x, partial(self._product, p=p["weight"], bias=bias))
-        y = self._product(x, p["weight"], bias if self._comm.size == 1 else None)
+        if self._gathers:
+            x = self._comm.all_gather(x.contiguous())
+        y = self._product(x, p["weight"], bias if self._comm.size == 1 or self._gathers else None)
         if self._adapter is not None:  # of this rank's inputs, so that the sum over ranks is that of the whole adapter
             y = self._adapter(y, x, flow, read)
         if self._comm.size == 1:
             return y
+        if self._gathers:
+            return self._comm.all_gather(y) if self._shares else y
         y = self._comm.all_reduce(y)
         return y if bias is None else y + bias  # once, not once per rank

@@ -57,6 +57,7 @@ class Experts:
             down_group=down.group, in_features=spec.latent or hidden, inner=inner, **facts,
         )  # fmt: skip
 
+        self._each = ctx.tp_invariant
         self._adapter = adapt_experts(ctx, spec, first, second, self._experts)
 
         def weight_spec(weight: Weight, form: WeightFormat) -> dict[str, ParamSpec]:
@@ -109,10 +110,13 @@ class Experts:
         mine = ids if "span" not in p else self._number_here(p["span"], ids)
         adapted = flow.adapter_rows if self._adapter is not None else None
         if self._adapter is not None and adapted is not None and adapted.extended:
-            out = self._adapter(entered, mine, shares, p["gate_up"]["weight"], p["down"]["weight"], adapted)
+            out = self._comm.all_reduce(
+                self._adapter(entered, mine, shares, p["gate_up"]["weight"], p["down"]["weight"], adapted)
+            )
+        elif self._each:
+            out = self._sum_choices(entered, mine, shares, *matrices)
         else:
-            out = (self._inwards if self._inward else self._experts)(entered, mine, shares, *matrices)
-        out = self._comm.all_reduce(out)
+            out = self._comm.all_reduce((self._inwards if self._inward else self._experts)(entered, mine, shares, *matrices))
         out = self._project(p, "leave", out)
         if "biases" in p and "down" not in self._biases:  # once, not once per rank
             each = p["biases"]["down"].view(-1, out.shape[-1])[ids.long()].to(torch.float32)
@@ -147,12 +151,26 @@ class Experts:
         first, end = span[0, 0], span[0, 1]
         return torch.where((ids >= first) & (ids < end), ids - first, self._here)
 
+    def _sum_choices(self, x: Array, ids: Array, shares: Array, *matrices: Array) -> Array:
+        """The result of every choice comes from one rank, and they are added in order of choice."""
+        each = self._comm.all_reduce(self._compute_choices(x, ids, shares, *matrices))
+        out = torch.zeros_like(each[:, 0], dtype=torch.float32)
+        for i in range(self._top_k):
+            y = each[:, i].to(torch.float32)
+            out = out + (y if self._inward else y * shares[:, i : i + 1])
+        return out.to(x.dtype)
+
     def _inwards(self, x: Array, ids: Array, shares: Array, *matrices: Array) -> Array:
-        """Each token-expert pair is a separate row, multiplied by its weight before the expert."""
-        rows = (x.unsqueeze(1) * shares.to(x.dtype).unsqueeze(-1)).flatten(0, 1)
-        out = self._experts(rows, ids.reshape(-1, 1), torch.ones_like(shares).reshape(-1, 1), *matrices)
-        first, *others = out.unflatten(0, (-1, self._top_k)).unbind(1)
+        first, *others = self._compute_choices(x, ids, shares, *matrices).unbind(1)
         return sum(others, first)  # in the same order in any batch
+
+    def _compute_choices(self, x: Array, ids: Array, shares: Array, *matrices: Array) -> Array:
+        """[T, k, hidden]: each token-expert pair is a separate row. Where the model says so, it is multiplied by its weight
+        before the expert. Zeros for experts of other ranks."""
+        rows = x.unsqueeze(1)
+        rows = rows * shares.to(x.dtype).unsqueeze(-1) if self._inward else rows.expand(-1, self._top_k, -1)
+        out = self._experts(rows.flatten(0, 1), ids.reshape(-1, 1), torch.ones_like(shares).reshape(-1, 1), *matrices)
+        return out.unflatten(0, (-1, self._top_k))
 
 
 def _span_spec(matrix: Weight, experts: int, ranks: int) -> ParamSpec:
@@ -172,7 +190,7 @@ def bind_experts(ctx: Context, spec: MoE, **facts: Any) -> tuple[BoundOp, tuple[
     the weights of the choices."""
     if not spec.biases:
         return ctx.bind(ops.experts, **facts), ()
-    if ctx.mesh.tensor.size == 1 and not (spec.latent or spec.inward):
+    if ctx.mesh.tensor.size == 1 and not (spec.latent or spec.inward or ctx.tp_invariant):
         offered = ctx.binder.offer(ops.experts, dtype=ctx.dtype, down_biased=True, **facts)
         if offered is not None:
             return offered, ("gate_up", "down")

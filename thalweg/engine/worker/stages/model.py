@@ -88,7 +88,7 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
         kv_skip=args.kv_cache_dtype_skip_layers,
         state_tokens=resolve.state_tokens(args, spec, block_tokens), spare_states=schedule.most_drafts > 0,
         adapters=AdapterPlan(args.max_loras, args.max_lora_rank, args.lora_target_modules) if args.enable_lora else None,
-        stage_layers=args.pipeline_layer_partition,
+        stage_layers=args.pipeline_layer_partition, tp_invariant=args.tp_invariant,
         background=None if background is None
         else (binder.of(background.kernels), _select_attention(inputs, background.attention)),
     )  # fmt: skip
@@ -186,8 +186,9 @@ def _choose_invariance(inputs: BuildInputs) -> bool:
         f"on {inputs.platform.name} a compiler orders sums by the shape of a step, so equal requests may differ in their "
         "last bits"
     )
-    if wanted and not can:
-        raise ConfigError(f"batch_invariant: {why}: leave the flag out")
+    for flag, given in (("batch_invariant", wanted), ("tp_invariant", inputs.args.tp_invariant)):
+        if given and not can:
+            raise ConfigError(f"{flag}: {why}: leave the flag out")
     if isinstance(inputs.spec, TransformersSpec):
         logger.warning("%s: %s", inputs.facts.architecture, UNRELIABLE)
         why = "transformers' own module computes the model"
