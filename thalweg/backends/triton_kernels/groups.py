@@ -28,19 +28,26 @@ class Groups(NamedTuple):
 
 @triton.jit(do_not_specialize=["count", "blocks"])
 def _rank_and_count(
-    ids, pairs, counts, count, blocks, RANK: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    ids, slots, pairs, counts, count, blocks, k, slot_count, RANK: tl.constexpr, SLOTTED: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The first `blocks` programs put BLOCK pairs where they belong: after those of lower experts, and those of the same
-    that come before. Each of the others counts the pairs of one expert."""
+    that come before. SLOTTED: those of one expert by slots [pairs / k], of slot_count. Each of the others counts the pairs of
+    one expert."""
     n = tl.program_id(0)
     if n < blocks:
         if RANK:
             p = n * BLOCK + tl.arange(0, BLOCK)
             mine = tl.load(ids + p, mask=p < count, other=0)
+            if SLOTTED:
+                mine = mine * slot_count + tl.load(slots + p // k, mask=p < count, other=0)
             before = tl.zeros([BLOCK], tl.int32)
             for start in range(0, count, CHUNK):
                 q = start + tl.arange(0, CHUNK)
                 other = tl.load(ids + q, mask=q < count, other=2147483647)
+                if SLOTTED:
+                    other = tl.load(ids + q, mask=q < count, other=0) * slot_count
+                    other = tl.where(q < count, other + tl.load(slots + q // k, mask=q < count, other=0), 2147483647)
                 lower = other[None, :] < mine[:, None]
                 earlier = (other[None, :] == mine[:, None]) & (q[None, :] < p[:, None])
                 before += tl.sum((lower | earlier).to(tl.int32), 1)
@@ -82,8 +89,9 @@ def _cut(
         tl.store(tile_expert + t, tl.sum(passed.to(tl.int32), 1), mask=t < tiles)
 
 
-def assign(ids: Tensor, experts: int, m: int) -> Groups:
-    """Groups of the pairs ids i32[T, k] (or [T]), with tiles of m rows. Ids of `experts` or more have no expert."""
+def assign(ids: Tensor, experts: int, m: int, slots: Tensor | None = None, slot_count: int = 1) -> Groups:
+    """Groups of the pairs ids i32[T, k] (or [T]), with tiles of m rows. Ids of `experts` or more have no expert. slots i32[T]:
+    below slot_count, and pairs of one expert lie in their order."""
     flat = ids.reshape(-1)
     count = flat.shape[0]
     most = min(count, -(-count // m) + experts)
@@ -91,10 +99,12 @@ def assign(ids: Tensor, experts: int, m: int) -> Groups:
     counts, starts, ends, firsts, pairs, owner = held.split([experts] * 4 + [count, most])
     ranked = count <= MOST_RANKED
     if not ranked:
-        pairs = torch.argsort(flat, stable=True).to(torch.int32)
+        by = flat if slots is None else (ids * slot_count + slots[:, None]).reshape(-1)
+        pairs = torch.argsort(by, stable=True).to(torch.int32)
     blocks = triton.cdiv(count, _BLOCK) if ranked else 0
     _rank_and_count[(blocks + experts,)](
-        flat, pairs, counts, count, blocks, RANK=ranked, BLOCK=_BLOCK, CHUNK=_CHUNK, num_warps=4
+        flat, flat if slots is None else slots, pairs, counts, count, blocks, ids.shape[-1], slot_count, RANK=ranked,
+        SLOTTED=slots is not None, BLOCK=_BLOCK, CHUNK=_CHUNK, num_warps=4,
     )  # fmt: skip
     _cut[(1,)](
         counts, starts, ends, firsts, owner, most, E=experts, ROWS=m, BLOCK=max(16, triton.next_power_of_2(experts)), CHUNK=32,

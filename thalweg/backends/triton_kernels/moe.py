@@ -124,9 +124,9 @@ def _apply_gate(gate, high, kind, ACT: tl.constexpr, LIMIT: tl.constexpr):
 def up(
     x, weight, scales, zeros, out, starts, ends, firsts, pairs, tile_expert, width, ffn, w_row, k, low, low_row, b, slots,
     ranks, rank, x_row, bias, E: tl.constexpr, ACT: tl.constexpr, LIMIT: tl.constexpr, BIAS: tl.constexpr,
-    ADAPTED: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, ZEROS: tl.constexpr,
-    EVEN: tl.constexpr, NATIVE: tl.constexpr, PAIRED: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    K: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr,
+    ADAPTED: tl.constexpr, HELD: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr,
+    ZEROS: tl.constexpr, EVEN: tl.constexpr, NATIVE: tl.constexpr, PAIRED: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """act(gate) * up of one tile of pairs, N columns: x [T, width], weight [E * 2 ffn, width], out [pairs, ffn]. BIAS: bias
     [E * 2 ffn] is added to gate and up. ADAPTED: so are products with b [slots, E, rank, 2 ffn] (`add_low_rank`)."""
@@ -155,10 +155,12 @@ def up(
         high += tl.load(bias + j + ffn, mask=c_ok, other=0.0).to(tl.float32)[None, :]
     if ADAPTED:
         gate = add_low_rank(
-            gate.to(kind).to(tl.float32), pair, ok, e, c, c_ok, 0, 2 * ffn, low, low_row, b, slots, ranks, rank, k, E, 0, 0
+            gate.to(kind).to(tl.float32), pair, ok, e, c, c_ok, 0, 2 * ffn, low, low_row, b, slots, ranks, rank, k, E, 0, 0,
+            HELD, M, N,
         )  # fmt: skip
         high = add_low_rank(
-            high.to(kind).to(tl.float32), pair, ok, e, c, c_ok, ffn, 2 * ffn, low, low_row, b, slots, ranks, rank, k, E, 1, 1
+            high.to(kind).to(tl.float32), pair, ok, e, c, c_ok, ffn, 2 * ffn, low, low_row, b, slots, ranks, rank, k, E, 1, 1,
+            HELD, M, N,
         )  # fmt: skip
     made = _apply_gate(gate, high, kind, ACT, LIMIT)
     tl.store(out + pair[:, None].to(tl.int64) * ffn + c[None, :], made, mask=ok[:, None] & c_ok[None, :])
@@ -167,9 +169,9 @@ def up(
 @triton.jit
 def down(
     x, weight, scales, zeros, out, starts, ends, firsts, pairs, tile_expert, width, hidden, w_row, k, low, low_row, b, slots,
-    ranks, rank, E: tl.constexpr, ADAPTED: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr,
-    ZEROS: tl.constexpr, EVEN: tl.constexpr, NATIVE: tl.constexpr, PAIRED: tl.constexpr, PRECISION: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr,
+    ranks, rank, E: tl.constexpr, ADAPTED: tl.constexpr, HELD: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
+    SCALED: tl.constexpr, ZEROS: tl.constexpr, EVEN: tl.constexpr, NATIVE: tl.constexpr, PAIRED: tl.constexpr,
+    PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """x [pairs, width] through weight [E * hidden, width]: out [pairs, hidden]. ADAPTED: as in `up`, b
     [slots, E, rank, hidden]."""
@@ -187,7 +189,7 @@ def down(
         acc = quantised.scale_accumulator(acc, scales, j, c_ok, GROUP)
     if ADAPTED:
         acc = acc.to(out.dtype.element_ty).to(tl.float32)
-        acc = add_low_rank(acc, pair, ok, e, c, c_ok, 0, hidden, low, low_row, b, slots, ranks, rank, k, E, 2, 0)
+        acc = add_low_rank(acc, pair, ok, e, c, c_ok, 0, hidden, low, low_row, b, slots, ranks, rank, k, E, 2, 0, HELD, M, N)
     put = pair[:, None].to(tl.int64) * hidden + c[None, :]
     tl.store(out + put, acc.to(out.dtype.element_ty), mask=ok[:, None] & c_ok[None, :])
 
@@ -249,12 +251,13 @@ def experts(
     ):
         pairs = max(pairs, fours.CHAINED)
     t = _choose_tile(tiles, kinds, pairs, exact, x.dtype)
-    work = groups.assign(ids, experts, t.rows)
+    by = () if adapters is None else (adapters.slots, adapters.ranks.shape[0])
+    work = groups.assign(ids, experts, t.rows, *by)
     middle = torch.empty((tokens * k, ffn), dtype=x.dtype, device=x.device)
     y = torch.empty((tokens * k, hidden), dtype=x.dtype, device=x.device)
     same = {
         "E": experts, "NATIVE": tiles.float8, "PAIRED": tiles.paired, "PRECISION": "ieee", "M": t.rows, "N": t.cols,
-        "STAGES": t.stages, "num_warps": t.warps, "num_stages": t.stages,
+        "HELD": lora_experts.ranks_at_once(adapters), "STAGES": t.stages, "num_warps": t.warps, "num_stages": t.stages,
     }  # fmt: skip
 
     def launch(kernel, x: Tensor, kind: str, w: dict[str, Tensor], group: int, out: Tensor, *more: Any, **given: Any) -> None:
