@@ -1,6 +1,6 @@
 """What drafts bring: the same requests with each drafter and without, turn by turn, and the share of right drafts.
 
-    python benchmarks/speculation.py [--model DIR | --shape NAME] [--device cpu] [--methods ngram suffix draft_model]
+    python benchmarks/speculation.py [--model DIR | --shape NAME] [--device cpu] [--methods ngram suffix draft_model mtp]
                                      [--tokens 3] [--streams 1 8] [--repeats 5] [--always]
 
 Prompts loop ("copy"), are drawn at random ("random"), or are held-out chats of the bundled model, one of each task after the
@@ -34,6 +34,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4},
     "suffix": {"method": "suffix"},
     "draft_model": {"method": "draft_model", "model": "thalweg-nano-draft"},
+    "mtp": {"method": "mtp"},
 }
 Requests = tuple[list[Any], list[SamplingParams]]
 

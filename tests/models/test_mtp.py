@@ -18,6 +18,7 @@ from test_draft_model import HOST, KINDS
 from torch import Tensor, nn
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RMSNorm
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer, Glm4MoeRMSNorm
+from transformers.models.glm4_moe_lite.modeling_glm4_moe_lite import Glm4MoeLiteDecoderLayer, Glm4MoeLiteRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
 from zoo import ALL, SMALL, make_tokenizer, spread
 
@@ -50,6 +51,7 @@ class Family:
 
 _GLM, _GLM_SIZES = ALL["glm4-moe"]
 _V3, _V3_SIZES = ALL["deepseek-v3"]
+_LITE, _LITE_SIZES = ALL["glm4-moe-lite"]
 _NEXTN = {"token": "enorm", "hidden": "hnorm", "final": "shared_head.norm", "proj": "eh_proj"}
 FAMILIES = {
     "mimo": Family(
@@ -60,6 +62,10 @@ FAMILIES = {
     "glm": Family(
         partial(_GLM, **{**SMALL, **_GLM_SIZES}), Glm4MoeDecoderLayer, Glm4MoeRMSNorm, "model.layers.2.",
         _NEXTN, {"architectures": ["Glm4MoeForCausalLM"]}, False,
+    ),
+    "glm_lite": Family(
+        partial(_LITE, **{**SMALL, **_LITE_SIZES}), Glm4MoeLiteDecoderLayer, Glm4MoeLiteRMSNorm, "model.layers.2.",
+        _NEXTN, {"architectures": ["Glm4MoeLiteForCausalLM"]}, False,
     ),
     "deepseek": Family(
         partial(_V3, **{**SMALL, **_V3_SIZES}), DeepseekV3DecoderLayer, DeepseekV3RMSNorm, "model.layers.3.",
@@ -147,6 +153,11 @@ def glm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Published, Path]:
 
 
 @pytest.fixture(scope="module")
+def glm_lite(tmp_path_factory: pytest.TempPathFactory) -> tuple[Published, Path]:
+    return make("glm_lite", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
 def deepseek(tmp_path_factory: pytest.TempPathFactory) -> tuple[Published, Path]:
     return make("deepseek", tmp_path_factory)
 
@@ -173,7 +184,7 @@ def test_drafts_are_those_of_the_published_formula(mimo: tuple[Published, Path],
     assert len(seen) > 30
 
 
-@pytest.mark.parametrize(("family", "at"), [("mimo", 0), ("mimo", 2), ("glm", 0), ("deepseek", 0)])
+@pytest.mark.parametrize(("family", "at"), [("mimo", 0), ("mimo", 2), ("glm", 0), ("glm_lite", 0), ("deepseek", 0)])
 def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
     family: str, at: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

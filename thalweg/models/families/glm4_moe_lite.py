@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from thalweg.checkpoint.config import Config, flag
+from thalweg.checkpoint.config import Config, flag, integer
 from thalweg.errors import CheckpointError
-from thalweg.models.families.common import eps, layer_count
+from thalweg.models.families.common import eps, layer_count, pre_norms
 from thalweg.models.families.deepseek import latent, layers
 from thalweg.models.families.mixtures import sigmoid_mixture
-from thalweg.models.spec import ModelSpec
+from thalweg.models.families.nextn import attach_module
+from thalweg.models.spec import Layer, ModelSpec
 
 
 def glm4_moe_lite(config: Config) -> ModelSpec:
@@ -16,9 +17,11 @@ def glm4_moe_lite(config: Config) -> ModelSpec:
         "moe_intermediate_size": 1536, "routed_scaling_factor": 1.8, "num_nextn_predict_layers": 1, **config,
         "rms_norm_eps": eps(config, default=1e-5),
     }  # fmt: skip
-    return layers(
-        config, latent(config, interleaved=flag(config, "rope_interleave", True)), sigmoid_mixture(config), dense=_dense(config)
-    )
+    mixer, moe = latent(config, interleaved=flag(config, "rope_interleave", True)), sigmoid_mixture(config)
+    spec = layers(config, mixer, moe, dense=_dense(config))
+    if not integer(config, "num_nextn_predict_layers"):
+        return spec
+    return attach_module(spec, Layer(mixer, moe, pre_norms(config)), eps(config))
 
 
 def _dense(config: Config) -> int:
