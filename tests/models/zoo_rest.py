@@ -71,5 +71,26 @@ REST: dict[str, tuple[Any, dict[str, Any]]] = {
         {"head_dim": 16, "num_hidden_layers": 3, "sliding_window": 10, "query_pre_attn_scalar": 24,
          "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
     ),
+    "gpt-neo": (
+        transformers.GPTNeoConfig,
+        {
+            "num_hidden_layers": 4, "num_attention_heads": 4, "attention_types": [[["global", "local"], 2]], "window_size": 9,
+            "intermediate_size": None, "tie_word_embeddings": True,
+        },
+    ),
+    "granite-swa": (
+        transformers.GraniteSWAConfig,
+        {
+            "num_hidden_layers": 3, "head_dim": 16, "sliding_window": 9, "attention_multiplier": 0.3, "logits_scaling": 1.7,
+            "embedding_multiplier": 2.0, "residual_multiplier": 0.6, "layer_rope_theta": [1000.0, 50.0, 0],
+        },
+    ),
+    "lfm3": (
+        transformers.Lfm3Config,
+        {
+            "num_hidden_layers": 4, "head_dim": 16, "sliding_window": 9, "tie_word_embeddings": True,
+            "layer_types": ["conv", "sliding_attention", "full_attention", "conv"], "pad_token_id": 0,
+        },
+    ),
 }  # fmt: skip
 """Name -> (configuration class, what differs from `zoo.SMALL`)."""

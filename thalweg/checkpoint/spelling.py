@@ -58,6 +58,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "gpt2": _GPT,
     "gpt_bigcode": _GPT,
     "gptj": _GPT,
+    "gpt_neo": {"num_heads": "num_attention_heads", "num_layers": "num_hidden_layers"},
     "nomic_bert": {
         "max_trained_positions": "max_position_embeddings", **_GPT, "n_inner": "intermediate_size",
         "layer_norm_epsilon": "layer_norm_eps",

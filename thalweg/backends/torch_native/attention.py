@@ -180,7 +180,7 @@ def _product(q: Tensor, k: Tensor, v: Tensor, work: _Work, scale: float, bias: T
     tiles = rows // work.tile
     q = q.view(n, heads, tiles, work.tile, dim).transpose(1, 2).flatten(0, 1)
     k, v = (x[:, None].expand(n, tiles, *x.shape[1:]).flatten(0, 1) for x in (k, v))  # of one sequence: no copy
-    hidden = hidden.unflatten(2, (tiles, work.tile)).transpose(1, 2).flatten(0, 1)
+    hidden = hidden.view(*hidden.shape[:2], tiles, work.tile, -1).transpose(1, 2).flatten(0, 1)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=hidden, scale=scale)
     return out.view(n, tiles, heads, work.tile, dim).transpose(1, 2).reshape(n, heads, rows, dim)
 

@@ -1,11 +1,13 @@
-"""GPT-2, with learned positions and transposed matrices, and GPT-J, with parallel attention and MLP and interleaved RoPE."""
+"""GPT-2, with learned positions and transposed matrices, GPT-J, with parallel parts and interleaved RoPE, and GPT-Neo,
+with windows and unscaled scores."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, real
-from thalweg.errors import UnsupportedModelError
+from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import UNGATED, act, attention, decoder, head_size, hidden_size, layer_count, rope
 from thalweg.models.families.tails import classifier, embedder
 from thalweg.models.spec import Attention, Layer, LayerNorm, LearnedEmbedding, ModelSpec, Names, Norms, Rope, UngatedMLP
@@ -64,6 +66,45 @@ def gptj(config: Config) -> ModelSpec:
         Norms(mixer=_norm(config, "ln_1")), parallel=True,
     )  # fmt: skip
     return _model(config, layer, head_bias=True)
+
+
+def gpt_neo(config: Config) -> ModelSpec:
+    heads = integer(config, "num_attention_heads")
+    config = {**config, "n_inner": config.get("intermediate_size")}
+    window = integer(config, "window_size", high=1 << 24, default=256)
+    norms, inner = Norms(mixer=_norm(config, "ln_1"), ffn=_norm(config, "ln_2")), _inner(config, up="c_fc", down="c_proj")
+    layers = {
+        kind: Layer(
+            Attention(
+                heads=heads, kv_heads=heads, head_dim=head_size(config), window=w, scale=1.0, out_bias=True,
+                name="attn.attention", out="out_proj",
+            ),
+            inner, norms,
+        )
+        for kind, w in (("global", 0), ("local", window))
+    }  # fmt: skip
+    kinds = _attention_kinds(config)
+    made = _model(
+        config, layers["global"], tied=flag(config, "tie_word_embeddings", True),
+        learned=(LearnedEmbedding("wpe", integer(config, "max_position_embeddings", high=1 << 24)),),
+    )  # fmt: skip
+    masks = (f"{root}h.{i}.attn.attention.{b}" for root in ("", "transformer.") for i in range(len(kinds))
+             for b in ("bias", "masked_bias"))  # fmt: skip
+    return replace(made, layers=tuple(layers[kind] for kind in kinds), names=Names(skip=tuple(masks)))
+
+
+def _attention_kinds(config: Config) -> list[str]:
+    """ "global" or "local" for each layer, of `attention_types`: lists of such names, with a count for each."""
+    said = config.get("attention_types") or [[["global", "local"], layer_count(config) // 2]]
+    try:
+        kinds = [kind for names, count in said for _ in range(count) for kind in names]
+    except (TypeError, ValueError) as e:
+        raise CheckpointError(f"config.json: attention_types: must be a list of [names, count]: {e}") from e
+    if len(kinds) != layer_count(config) or not {*kinds} <= {"global", "local"}:
+        raise CheckpointError(
+            f"config.json: attention_types: must name global or local for each of {layer_count(config)} layers"
+        )
+    return kinds
 
 
 def _inner(config: Config, **names: Any) -> UngatedMLP:

@@ -1,0 +1,40 @@
+"""Granite with windows and sinks: Granite's multipliers, a learned logit per head in the softmax, RoPE or none by layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from thalweg.checkpoint.config import Config, integer
+from thalweg.errors import CheckpointError
+from thalweg.models.families.common import head_size, layer_count, layer_types, rope
+from thalweg.models.families.granite import granite
+from thalweg.models.spec import Attention, ModelSpec, Rope
+
+
+def granite_swa(config: Config) -> ModelSpec:
+    made, count = granite({"tie_word_embeddings": True, "rms_norm_eps": 1e-5, **config}), layer_count(config)
+    absent = ["full_attention" if i % 4 == 0 else "sliding_attention" for i in range(count)]
+    window, types = integer(config, "sliding_window", default=128), layer_types(config, absent)
+    thetas = config.get("layer_rope_theta")
+    if thetas is not None and (
+        not isinstance(thetas, list) or len(thetas) != count or not all(isinstance(t, int | float) and t >= 0 for t in thetas)
+    ):
+        raise CheckpointError(f"config.json: layer_rope_theta: must be a list of {count} numbers from 0, one per layer")
+    layers = []
+    for i, kind in enumerate(types):
+        layer, heads = made.layers[i], made.layers[i].mixer
+        assert isinstance(heads, Attention)
+        if thetas is not None:
+            heads = replace(heads, rope=_rope(config, float(thetas[i])) if thetas[i] else None)
+        heads = replace(heads, sinks="sinks", window=window if kind == "sliding_attention" else 0)
+        layers.append(replace(layer, mixer=heads))
+    return replace(made, layers=tuple(layers))
+
+
+def _rope(config: Config, theta: float) -> Rope:
+    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    said = config.get(key)
+    return rope(
+        {**config, "rope_theta": theta, key: {**(said if isinstance(said, dict) else {}), "rope_theta": theta}},
+        head_size(config),
+    )
