@@ -257,7 +257,13 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             ("tests/models/test_eagle.py",),
             "On tiny random models, EAGLE-3 in the form of its authors and of `speculators`",
         ),
-        Feature("DFlash, and MTP of other families", "NNNNN"),
+        Feature(
+            "[DFlash](speculative-decoding.md#dflash)",
+            "RNNNN",
+            ("tests/models/test_dflash.py",),
+            "On tiny random models. Layers with windows are refused",
+        ),
+        Feature("MTP of other families, DSpark, P-EAGLE", "NNNNN"),
     ),
     "Adapters": (
         Feature(

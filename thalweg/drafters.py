@@ -18,6 +18,7 @@ from thalweg.refused import SAMPLE_METHODS, SPECULATIVE_FIELDS, SPECULATIVE_HINT
 
 _HERE = "thalweg.engine.control.speculation"
 DRAFTERS: Mapping[str, str] = {
+    "dflash": f"{_HERE}.dflash:DFlashDrafter",
     "draft_model": f"{_HERE}.draft_model:ModelDrafter",
     "eagle": f"{_HERE}.eagle:EagleDrafter",
     "eagle3": f"{_HERE}.eagle3:Eagle3Drafter",

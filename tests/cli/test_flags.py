@@ -279,7 +279,7 @@ def test_drafts_are_asked_for_by_an_object_its_keys_or_in_short():
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"num_speculative_tokens": 4}, "method: must be one of draft_model, eagle, eagle3, mtp, ngram, suffix, not None"),
+        ({"num_speculative_tokens": 4}, "method: must be one of dflash, draft_model, eagle, eagle3, mtp, ngram, suffix"),
         ({"method": "eagle3", "num_speculative_tokens": 4}, "model: this method needs a directory or a hub id"),
         ({"method": "ngram"}, "num_speculative_tokens: must be a whole number from 1 to 64, not None"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "from 1 to 64, not 0"),

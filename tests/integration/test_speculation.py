@@ -102,5 +102,5 @@ def test_steps_that_verify_drafts_are_captured_and_replayed_in_their_buckets(mon
 
 
 def test_what_cannot_be_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(ConfigError, match=r"must be one of draft_model, eagle, eagle3, mtp, ngram, suffix, not .medusa."):
+    with pytest.raises(ConfigError, match=r"must be one of dflash, .*, suffix, not .medusa."):
         LLM(speculative_config={"method": "medusa", "num_speculative_tokens": 3})

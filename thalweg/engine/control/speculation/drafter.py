@@ -88,6 +88,11 @@ class Drafter(ABC):
         found = [drafts for first, drafts in self.bounds if first <= sequences]
         return min(self.most, found[-1]) if found else self.most
 
+    @property
+    def reach(self) -> int:
+        """Positions from the newest token on that the proposer writes, at least. Default: as many as drafts."""
+        return 0
+
     @abstractmethod
     def propose(self, slots: I32, most: I32) -> Proposals:
         """Drafts for the sequences in these slots [N], at most `most` [N] of each. Every one of their tokens is known. Called

@@ -33,6 +33,10 @@ class GuardedDrafter(Drafter):
     def proposer(self) -> str:  # type: ignore[override]
         return "" if self.failed else self._drafter.proposer
 
+    @property
+    def reach(self) -> int:
+        return self._drafter.reach
+
     def propose(self, slots: I32, most: I32) -> Proposals:
         nothing = Proposals(np.empty(0, np.int32), np.zeros(slots.size, np.int32))
         return self._call(lambda: self._cut(self._drafter.propose(slots, most), most), nothing)

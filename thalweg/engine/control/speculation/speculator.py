@@ -122,6 +122,8 @@ class Speculator:
         """Blocks for the tokens that a step proposes, where none of the `running` sequences needs them. Proposers may keep
         something of each there."""
         s, most = self._slots, self.width
+        if most and self.drafter is not None:
+            most = max(most, self.drafter.reach)
         ends = [(slot, 1) for slot in decode[s.scheduled[decode] + 1 + most > s.capacity[decode]].tolist()]
         ends += [(c.slot, c.take) for c in chunks] + [(d.slot, 1 + len(d.tokens)) for d in drafted]
         for slot, take in ends:
