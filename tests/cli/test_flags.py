@@ -624,12 +624,17 @@ def test_collect_env_names_what_ranks_exchange_over(tmp_path):
         "class/net/eth1/mtu": "1500", "class/net/lo/operstate": "unknown", "class/net/lo/mtu": "65536",
         "class/infiniband/mlx5_0/ports/1/rate": "200 Gb/sec (4X HDR)",
         "class/infiniband/mlx5_0/ports/1/link_layer": "InfiniBand",
+        "class/kfd/kfd/topology/nodes/1/io_links/0/properties": "type 2\nversion_major 0\n",
+        "class/kfd/kfd/topology/nodes/1/io_links/1/properties": "type 11\nversion_major 0\n",
     }  # fmt: skip
     for name, text in facts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert collect_env._links(tmp_path) == {
+    assert collect_env._links()["shared memory"].count("GiB") == 2
+    assert collect_env._links(tmp_path, tmp_path / "nowhere") == {
         "memory nodes": "2",
+        "shared memory": f"{tmp_path}/nowhere: No such file or directory",
+        "links between accelerators": "1 (xGMI)",
         "interface eth0": "25000 Mbit/s, frames of 9000 bytes",
         "interface lo": "speed unknown, frames of 65536 bytes",
         "rdma mlx5_0 port 1": "200 Gb/sec (4X HDR), InfiniBand",

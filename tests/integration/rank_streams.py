@@ -12,8 +12,11 @@ from thalweg.params import RequestOutputKind
 PROMPTS = ["Once upon a time", "2 + 2 =", "one two three " * 30]
 
 
-async def collect_texts(engine: AsyncLLM, begun: asyncio.Event | None = None, tokens: int = 96) -> list[list[int]]:
-    """The tokens of each prompt, greedy and seeded. begun: set once every stream has a few tokens."""
+async def collect_texts(
+    engine: AsyncLLM, begun: asyncio.Event | None = None, tokens: int = 96, first: asyncio.Event | None = None
+) -> list[list[int]]:
+    """The tokens of each prompt, greedy and seeded. begun: set once every stream has a few tokens. first: set with the first
+    token of any."""
     waiting = set(range(len(PROMPTS)))
 
     async def collect(i: int) -> list[int]:
@@ -23,6 +26,8 @@ async def collect_texts(engine: AsyncLLM, begun: asyncio.Event | None = None, to
         got: list[int] = []
         async for out in engine.generate(PROMPTS[i], params, f"{i} {os.urandom(4).hex()}"):
             got += out.outputs[0].token_ids
+            if first is not None:
+                first.set()
             waiting.discard(i if len(got) > 4 else -1)
             if begun is not None and not waiting:
                 begun.set()

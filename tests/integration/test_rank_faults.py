@@ -56,25 +56,46 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[AsyncLLM]:
     assert all({f.name for f in folder.iterdir()} <= {"owner"} for folder in left)  # removed by the next start
 
 
-async def strike(engine: AsyncLLM, who: str, number: int) -> None:
-    while not (found := processes(engine, who)):
-        await asyncio.sleep(0.01)
-    os.kill(found[0], number)
-
-
 FAULTS: list[Any] = [
     (who, number, when)
     for who in ("rank", "engine")
     for number in (signal.SIGKILL, signal.SIGSTOP)
-    for when in ("start", "prompt", "decode")
-    if (who, number, when) != ("engine", signal.SIGSTOP, "start")  # no time limit of a start is a user's
+    for when in ("start", "load", "rejoin", "prompt", "capture", "decode", "idle")
+    if not (who == "engine" and number == signal.SIGSTOP and when in ("start", "load"))  # a start has no time limit
+    if not (who == "engine" and when == "rejoin")
 ]
-
-
+"""start, load: of a new engine. rejoin: the replacement of a lost rank starts. capture: first tokens, as steps are recorded."""
 FEW: list[Any] = [
     ("rank", signal.SIGKILL, "start"), ("rank", signal.SIGSTOP, "decode"), ("engine", signal.SIGKILL, "prompt"),
 ]  # fmt: skip
 STAGED = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+
+
+def others(who: str) -> list[Any]:
+    return [fault for fault in FAULTS if fault[0] == who and fault not in FEW]
+
+
+async def strike(engine: AsyncLLM, who: str, number: int, when: str, running: dict[str, asyncio.Event]) -> None:
+    """At this moment, of an engine that streams."""
+    if when == "prompt":
+        await asyncio.sleep(0.01)
+    elif when != "idle":
+        await running["first" if when == "capture" else "begun"].wait()
+    gone = await find(engine, "rank" if when == "rejoin" else "engine") if when in ("start", "load", "rejoin") else None
+    if gone is not None:
+        os.kill(gone, signal.SIGKILL)
+        while engine._supervisor.pid is not None:
+            await asyncio.sleep(0.001)
+    pid = await find(engine, who, gone)
+    while when == "load" and "model.safetensors" not in Path(f"/proc/{pid}/maps").read_text():
+        await asyncio.sleep(0.001)
+    os.kill(pid, number)
+
+
+async def find(engine: AsyncLLM, who: str, but: int | None = None) -> int:
+    while not (found := [pid for pid in processes(engine, who) if pid != but]):
+        await asyncio.sleep(0.005)
+    return found[0]
 
 
 @pytest.mark.slow
@@ -82,36 +103,31 @@ STAGED = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
     ("engine", "faults"),
     [
         ({}, FEW),
-        pytest.param({}, [f for f in FAULTS if f not in FEW], marks=pytest.mark.nightly),
-        (STAGED, [("rank", signal.SIGKILL, "decode")]),
+        pytest.param({}, others("rank"), marks=pytest.mark.nightly),
+        pytest.param({}, others("engine"), marks=pytest.mark.nightly),
+        pytest.param(STAGED, [("rank", signal.SIGKILL, "decode")], marks=pytest.mark.nightly),
         pytest.param(STAGED, [f for f in FAULTS if f[2] == "decode"], marks=pytest.mark.nightly),
     ],
     indirect=["engine"],
-    ids=["tp", "tp-others", "pp", "pp-others"],
+    ids=["tp", "tp-rank", "tp-engine", "pp", "pp-others"],
 )
 async def test_text_is_the_same_whatever_ends_a_rank(engine: AsyncLLM, faults: list[Any]) -> None:
     whole = await collect_texts(engine)
+    supervisor = engine._supervisor
     for who, number, when in faults:
-        begun = asyncio.Event()
-        restarts, pid = engine._supervisor.restarts, engine._supervisor.pid
-        before = dict(engine._supervisor.ranks.latest)
-        running = asyncio.create_task(collect_texts(engine, begun))
-        if when == "prompt":
+        events = {"begun": asyncio.Event(), "first": asyncio.Event()}
+        restarts, pid, before = supervisor.restarts, supervisor.pid, dict(supervisor.ranks.latest)
+        running = None if when == "idle" else asyncio.create_task(collect_texts(engine, **events))
+        await strike(engine, who, number, when, events)
+        while running is None and supervisor.restarts == restarts:  # without a request
             await asyncio.sleep(0.01)
-        else:
-            await begun.wait()
-        if when == "start":
-            await strike(engine, "engine", signal.SIGKILL)
-            while engine._supervisor.pid is not None:
-                await asyncio.sleep(0.001)
-        await strike(engine, who, number)
-        assert await asyncio.wait_for(running, 120) == whole, (who, number, when)
-        assert engine._supervisor.restarts > restarts
-        if who == "rank" and when != "start":  # rank 0 keeps its process and weights, and the new rank reads its share
-            assert engine._supervisor.pid == pid
-            assert engine._supervisor.ranks.latest[0] == before[0]
-            assert engine._supervisor.ranks.latest[1].pid != before[1].pid
-            assert engine._supervisor.ranks.latest[1].read_bytes == before[1].read_bytes > 0
+        assert await asyncio.wait_for(running or collect_texts(engine), 120) == whole, (who, number, when)
+        assert supervisor.restarts > restarts
+        if who == "rank" and when not in ("start", "load", "rejoin"):  # the new rank reads its share, and rank 0 nothing
+            now = supervisor.ranks.latest
+            assert (supervisor.pid, now[0]) == (pid, before[0])
+            assert now[1].pid != before[1].pid
+            assert now[1].read_bytes == before[1].read_bytes > 0
 
 
 @pytest.mark.nightly

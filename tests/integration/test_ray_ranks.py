@@ -18,6 +18,9 @@ from thalweg.errors import ConfigError, DeviceError
 SIZES: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 4, "max_num_batched_tokens": 64, "dtype": "float32"}
 
 
+NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 << 20}
+
+
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -27,10 +30,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Two nodes with room for a rank each."""
     from ray.cluster_utils import Cluster
 
-    sizes = {"num_cpus": 1, "object_store_memory": 80 << 20}
-    made = Cluster(initialize_head=True, head_node_args={**sizes, "include_dashboard": False})
+    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     try:
-        made.add_node(**sizes)
+        made.add_node(**NODE)
         monkeypatch.setenv("RAY_ADDRESS", made.address)
         yield made
     finally:
@@ -38,7 +40,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-async def test_requests_survive_an_actor_and_leave_the_cluster_free(cluster: Any) -> None:
+@pytest.mark.parametrize("who", ["actor", pytest.param("node", marks=pytest.mark.nightly)])
+async def test_requests_survive_an_actor_and_leave_the_cluster_free(cluster: Any, who: str) -> None:
     one = await AsyncLLM.start(EngineArgs(device="cpu", **SIZES))
     whole = await collect_texts(one)
     await one.shutdown()
@@ -52,7 +55,11 @@ async def test_requests_survive_an_actor_and_leave_the_cluster_free(cluster: Any
         running = asyncio.create_task(collect_texts(engine, begun))
         await begun.wait()
         (rank,) = set(list_ranks()) - before
-        os.kill(parent(rank), signal.SIGKILL)  # the actor
+        if who == "actor":
+            os.kill(parent(rank), signal.SIGKILL)
+        else:
+            cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+            cluster.add_node(**NODE)
         assert await asyncio.wait_for(running, 120) == whole
         assert engine._supervisor.restarts == 1
         with pytest.raises(DeviceError, match=r"no room for 4 ranks within 1 s .* 2 are there and 0 free"):

@@ -16,6 +16,8 @@ from thalweg.cli.flags import Parser
 
 ALSO = ("torch", "transformers", "triton", "jax", "openai", "ray")
 """Relevant libraries besides our own requirements."""
+XGMI = "11"
+"""Type of such a link in the kernel's table (CRAT_IOLINK_TYPE_XGMI)."""
 
 
 def run(words: list[str]) -> int:
@@ -74,10 +76,13 @@ def _memory() -> str:
     return f"{_gib(total)} GiB, {_gib(free)} GiB available" if total and free else "unknown"
 
 
-def _links(system: Path = Path("/sys")) -> dict[str, str]:
-    """What ranks of several processes or machines exchange over: memory nodes, network interfaces that are up, and RDMA
-    devices. No addresses: reports are published."""
+def _links(system: Path = Path("/sys"), shared: Path = Path("/dev/shm")) -> dict[str, str]:
+    """What ranks of several processes or machines exchange over: memory nodes, shared memory, network interfaces that are up,
+    RDMA devices, and links between accelerators that the kernel lists. No addresses: reports are published."""
     found = {"memory nodes": str(len(list((system / "devices/system/node").glob("node[0-9]*"))) or "unknown")}
+    found["shared memory"] = _measure_folder(shared)
+    if count := sum(_is_peer_link(each) for each in (system / "class/kfd/kfd/topology/nodes").glob("*/io_links/*/properties")):
+        found["links between accelerators"] = f"{count} (xGMI)"
     for each in sorted((system / "class/net").glob("*")):
         if _read(each / "operstate") in ("up", "unknown") and (each / "mtu").is_file():
             speed = _read(each / "speed")
@@ -86,6 +91,21 @@ def _links(system: Path = Path("/sys")) -> dict[str, str]:
     for each in sorted((system / "class/infiniband").glob("*/ports/*")):
         found[f"rdma {each.parent.parent.name} port {each.name}"] = f"{_read(each / 'rate')}, {_read(each / 'link_layer')}"
     return found
+
+
+def _measure_folder(folder: Path) -> str:
+    """The room of a file system in memory."""
+    try:
+        now = os.statvfs(folder)
+    except OSError as e:
+        return f"{folder}: {e.strerror}"
+    unit = now.f_frsize / 2**30
+    return f"{now.f_blocks * unit:.1f} GiB at {folder}, {now.f_bavail * unit:.1f} GiB available"
+
+
+def _is_peer_link(properties: Path) -> bool:
+    """Does a link of the kernel's table of accelerators lead to another one, not over PCIe?"""
+    return any(line.split() == ["type", XGMI] for line in _read(properties).splitlines())
 
 
 def _read(file: Path) -> str:

@@ -136,6 +136,7 @@ class _Loop:
         self._executor, self._make_core, self._grammars = executor, make_core, grammars
         self._channel, self._words = channel, words
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        executor.watch(self._inbox.put)
         self._start_anew()
         self._stopping, self._regrouping = False, False
         self._cold = False
@@ -182,7 +183,7 @@ class _Loop:
         executor = self._executor
         self._channel.send(m.Ready(executor.config, executor.plan, seconds, list(executor.ranks)))
         while not isinstance(message := self._inbox.get(), m.Resume):
-            if isinstance(message, BaseException):
+            if isinstance(message, ChannelClosedError | FrameError):
                 raise message
             if isinstance(message, m.Control) and message.op == "shutdown":
                 self._stopping = True

@@ -46,6 +46,10 @@ class Executor(Protocol):
         """Run a named operation of the worker (`Worker.operations`) on every rank, after the steps launched so far. Returns
         the replies in order of ranks. An error of a rank is raised here. ValueError for an unknown operation."""
 
+    def watch(self, lost: Callable[[Exception], object]) -> None:
+        """Call `lost`, on any thread, when a rank is lost, also while no step runs. Later calls raise the same error."""
+        return
+
     @property
     def can_regroup(self) -> bool:
         """After an error: was it the loss of some ranks, while the others live?"""
@@ -77,6 +81,9 @@ class LaunchOnlyExecutor:
 
     def call(self, operation: str, /, *args: Any) -> list[Any]:
         return []
+
+    def watch(self, lost: Callable[[Exception], object]) -> None:
+        return
 
     def regroup(self) -> None:
         raise RuntimeError("there are no ranks")

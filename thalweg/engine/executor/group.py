@@ -38,6 +38,8 @@ class RankGroup:
         """Every rank is built. Until then one may be silent for longer, as imports are."""
         self.abort: Callable[[], None] = lambda: None
         """Ends the collectives of rank 0. Set once its device is open."""
+        self.on_failure: Callable[[ThalwegError], object] = lambda error: None
+        """Called with `failure`."""
         self.stepping: Callable[[], float | None] = lambda: None
         """Since when a step of rank 0 has not ended. None: none runs."""
         self.regroups = launcher.regroups
@@ -124,6 +126,7 @@ class RankGroup:
         self._launcher.release()  # which ends the waiting of those that are there
         self._failed.set()
         self.abort()
+        self.on_failure(error)
 
     def explain(self, error: BaseException) -> BaseException:
         """The error to raise for an error of a rank. A rank that waited for another cannot tell why that one failed, so wait a

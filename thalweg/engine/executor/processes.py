@@ -132,6 +132,9 @@ class ProcessExecutor(InlineExecutor):
         wait(replies)
         return [reply.result() for reply in (mine, *replies)]
 
+    def watch(self, lost: Callable[[Exception], object]) -> None:
+        self.group.on_failure = lost
+
     @property
     def can_regroup(self) -> bool:
         return self.group.can_regroup
