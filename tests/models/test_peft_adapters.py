@@ -23,7 +23,10 @@ from thalweg import LLM, LoRARequest, SamplingParams
 from thalweg.checkpoint.gguf.architectures.common import LAYER
 from thalweg.engine.planning.memory import plan
 from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.hal.ops.quantise import dequantise
+from thalweg.hal.weights import DENSE, QTensor
 from thalweg.options.engine import EngineArgs
+from thalweg.quantization.online import METHODS, round_weight
 
 NEW = 6
 GREEDY = SamplingParams(max_tokens=NEW, logprobs=0, ignore_eos=True, temperature=0)
@@ -153,6 +156,27 @@ def test_a_variant_is_served_as_peft_computes_it(
     said, without = ([(o.outputs[0].token_ids, o.outputs[0].logprobs) for o in outputs] for outputs in (mixed, alone))
     assert said[1:3] == without
     assert said[0] != without[0]
+
+
+@pytest.mark.parametrize("method", ["w8a16", "w4a16", "mxfp4"])
+def test_dora_over_weights_rounded_at_load_is_that_of_peft_over_these_weights(
+    method: str, bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Its norms are those of the rounded weights."""
+    base = bases("llama")
+    reference, formats = load_reference(base, torch.float32), METHODS[method]
+    for name, module in reference.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            dense, form = module.weight.data, formats.of("head" if name == "lm_head" else "linear", name)
+            made = round_weight(QTensor(DENSE, (dense.shape[0], dense.shape[1]), {"weight": dense}), form)
+            module.weight = torch.nn.Parameter(dequantise(made.data, form.group, torch.float32))
+    config = LoraConfig(r=4, lora_alpha=6, target_modules=EVERY, use_dora=True)
+    model = write_peft(reference, config, tmp_path / "dora")
+    llm = LLM(base, **SIZES, quantization=method)
+    outputs = generate(llm, PROMPTS, [LoRARequest("dora", 1, str(tmp_path / "dora"))] * 2)
+    llm.shutdown()
+    for output in outputs:
+        check(output, model)
 
 
 def test_experts_in_a_tensor_for_each_are_those_in_one(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,8 +18,10 @@ from thalweg.models.adapter_names import is_target
 from thalweg.models.adapters import EMBED, EXTENDED, HEAD, AdapterPlan, ProjectionTarget, TableTarget, Target
 from thalweg.models.weights import Role, Source
 
-BaseReader = Callable[[Source, Role], torch.Tensor]
-"""A tensor of the base model, whole and dequantised, f32 on the host (`models.files.Files.read_dense`)."""
+
+class BaseReader(Protocol):
+    def __call__(self, source: Source, role: Role, *, served: bool = False) -> torch.Tensor:
+        """A tensor of the base model, whole and dequantised, f32 on the host. served: as a layer holds it, if rounded."""
 
 
 def lay_out(
@@ -235,7 +238,7 @@ class _Layout:
 
     def _find_gain(self, place: _TargetMatrix, module: LowRank, b: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
         """f32[outputs]: DoRA's magnitude over the norm of each row of W + B A. b: with its scale."""
-        weight = self._base(place.source, place.target.role)
+        weight = self._base(place.source, place.target.role, served=True)
         norms = torch.addmm(weight, b, torch.from_numpy(module.a)).square().sum(1).sqrt()
         return magnitude / norms
 

@@ -88,6 +88,7 @@ class Decoder:
     def __init__(self, ctx: Context, s: spec.ModelSpec) -> None:
         self.spec, self.mesh, self.max_len, self.formats = s, ctx.mesh, ctx.max_len, ctx.formats
         self.vocab, self.hidden, self.dtype, self.adapters = s.vocab, s.hidden, ctx.dtype, ctx.adapters
+        self.formats = ctx.formats
         kinds = sizes.cache_specs(s, ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size, ctx.kv_skip)
         weights: Mapping[str, Any] = s.weights()
         owners, kept = sizes.owners(s), list(dict.fromkeys(k for k in kinds if k is not None))

@@ -17,12 +17,12 @@ from thalweg.checkpoint.weights import Weights
 from thalweg.errors import CheckpointError
 from thalweg.hal.device import Device, FileArray
 from thalweg.hal.ops.quantise import dequantise
-from thalweg.hal.weights import DENSE, ONCE, PER_GROUP, QTensor
+from thalweg.hal.weights import DENSE, ONCE, PER_GROUP, QTensor, WeightFormat
 from thalweg.models.decoder import Decoder
 from thalweg.models.merged_adapter import MergedAdapter
 from thalweg.models.weights import ParamSpec, Role, Source, TensorView, Weight, walk
 from thalweg.quantization.format import CACHE, Format
-from thalweg.quantization.online import concat_rows
+from thalweg.quantization.online import concat_rows, round_weight
 
 logger = logging.getLogger(__name__)
 FLOATS = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -74,14 +74,17 @@ class Files:
         self._forget(source)
         return len(values)
 
-    def read_dense(self, source: Source, role: Role) -> torch.Tensor:
-        """One source, whole and dequantised: float32 on the host. Any thread may call it."""
+    def read_dense(self, source: Source, role: Role, form: WeightFormat = DENSE) -> torch.Tensor:
+        """One source, whole and dequantised: float32 on the host. form: to which a dense tensor is rounded first, as it is when
+        the model is loaded. Any thread may call it."""
         spec = ParamSpec(Weight((source,), role=role), "float32")
         if self._format is not None and (form := self._format.of(role, source.name)) != DENSE:
             return _undone(self._codes(replace(spec, format=form), 0))
         out = torch.empty(source.shape)
         self._fill(out, spec, source, 0)
-        return out
+        if form == DENSE:
+            return out
+        return _undone(round_weight(QTensor(DENSE, (out.shape[0], out.shape[1]), {"weight": out}), form))
 
     def locate(self, spec: ParamSpec, rank: int) -> FileArray | None:
         """Where one rank's share of a parameter lies in files, if it lies there byte for byte as `read` would give it."""

@@ -14,12 +14,14 @@ from thalweg.checkpoint.adapters import read_adapter
 from thalweg.errors import CheckpointError, ThalwegError
 from thalweg.hal.device import Device
 from thalweg.hal.step import StateBox
+from thalweg.hal.weights import DENSE
 from thalweg.models.adapter_arrays import SWITCHES, TargetArrays
 from thalweg.models.adapter_layout import lay_out
 from thalweg.models.adapters import AdapterPlan
 from thalweg.models.files import Files
 from thalweg.models.load import open_files
 from thalweg.models.weights import Role, Source
+from thalweg.quantization.format import Scheme
 
 
 class BaseWeights:
@@ -28,13 +30,14 @@ class BaseWeights:
     def __init__(self, model: Any, device: Device, path: Path, load_format: str) -> None:
         """As `AdapterStore`."""
         self._open = partial(open_files, model, path, device, load_format)
+        self._formats: Scheme = model.formats
         self._files: Files | None = None
 
-    def read(self, source: Source, role: Role) -> torch.Tensor:
-        """As `Files.read_dense`. UnsupportedModelError if the weights are not from files."""
+    def read(self, source: Source, role: Role, *, served: bool = False) -> torch.Tensor:
+        """See `BaseReader`. UnsupportedModelError if the weights are not from files."""
         if self._files is None:
             self._files = self._open()
-        return self._files.read_dense(source, role)
+        return self._files.read_dense(source, role, self._formats.of(role, source.name) if served else DENSE)
 
 
 class AdapterStore:
