@@ -19,6 +19,9 @@ from thalweg.kv_stores import add_store
 HOST = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
 
 
+STATES = {"mamba_block_size": 8}
+
+
 class TestProcessStore(Store):
     """A dict that the engines of this process share."""
 
@@ -79,6 +82,10 @@ def serve(
         ("deepseek-v3", HOST, {}),
         ("qwen3-next", "cpu", {"mamba_block_size": 8}),
         ("qwen3-next", HOST, {"mamba_block_size": 8}),
+        *(
+            pytest.param(name, device, {"tensor_parallel_size": 2, **more}, marks=pytest.mark.nightly)
+            for name, device, more in (("llama", "cpu", {}), ("deepseek-v3", "cpu", {}), ("qwen3-next", "cpu", STATES))
+        ),
     ],
 )
 def test_no_bit_shows_where_a_prefix_came_from(
@@ -88,6 +95,9 @@ def test_no_bit_shows_where_a_prefix_came_from(
     rng = np.random.default_rng(5)
     stems = [rng.integers(3, 250, 96).tolist() for _ in range(2)]
     longer = [stem + rng.integers(3, 250, 5).tolist() for stem in stems]
+    if "tensor_parallel_size" in more:  # whose processes know no store of this one
+        options = {"shared_storage_path": str(tmp_path / "blocks"), "max_bytes": 1 << 26}
+        store = {**store, "kv_transfer_config": {"kv_connector": "disk", "kv_connector_extra_config": options}}
     want, _ = serve(path, [stems, longer], device, **more)
     serve(path, [stems], device, **more, **store)
     got, stats = serve(path, [longer], device, **more, **store)

@@ -11,6 +11,7 @@ from stores import FaultyStore
 from world import World, make_config
 
 from thalweg.backends.null import SimClock
+from thalweg.engine.control.store import mover
 from thalweg.engine.control.store.host import HostStore
 from thalweg.engine.control.store.lanes import ThreadLane
 from thalweg.engine.control.store.names import seal, unseal
@@ -226,3 +227,36 @@ def test_a_block_of_another_name_or_length_is_none():
     assert unseal(b"k", kept[:-1], 10) is None
     assert unseal(b"k", b"x" + kept[1:], 10) is None
     assert unseal(b"k", None, 10) is None
+
+
+def test_a_block_of_several_ranks_is_that_of_each_in_turn(monkeypatch):
+    monkeypatch.setattr(mover, "MESSAGE", 20)  # two blocks
+    calls = []
+
+    class Executor:
+        sizes = [[3, 5], [3, 5]]
+
+        def call(self, operation, *args):
+            calls.append((operation, *args))
+            if operation == "describe_blocks":
+                return [(sizes, b"same") for sizes in self.sizes]
+            if operation == "export_ready":
+                return [True, len(calls) > 4]
+            if operation == "take_export":
+                return [np.full((2, 5), rank, np.uint8) for rank in range(2)]
+            return [None, None]
+
+    made = mover.ExecutorMover(Executor())
+    assert list(made.block_bytes) == [6, 10]
+    assert made.signature != b"same"
+    export = made.export(1, np.array([7, 9], np.int32))
+    assert not export.ready()
+    assert export.result().tolist() == [[0] * 5 + [1] * 5] * 2
+    rows = np.arange(50, dtype=np.uint8).reshape(5, 10)
+    made.import_(1, np.arange(5, dtype=np.int32), rows)
+    imports = [(blocks.tolist(), part.tolist()) for name, group, blocks, part in (c for c in calls if c[0] == "import_blocks")]
+    assert [blocks for blocks, _ in imports] == [[0, 1], [2, 3], [4]]
+    assert [row for _, part in imports for row in part] == rows.tolist()
+    Executor.sizes = [[3, 5], [3, 4]]
+    with pytest.raises(ConfigError, match="ranks have blocks of different sizes"):
+        mover.ExecutorMover(Executor())

@@ -46,6 +46,7 @@ from thalweg.errors import ConfigError, DeviceError, EngineDeadError
 from thalweg.hal import discovery
 from thalweg.hal.platform import Place
 from thalweg.host import envs
+from thalweg.options.kv_store import transfer
 
 LEAVE_SECONDS = 10.0
 """Longest wait for the other ranks at the end of a program."""
@@ -69,6 +70,8 @@ def open_launched(args: EngineArgs) -> Executor:
         return open_inline(args)
     if args.enable_lora:
         raise ConfigError("enable_lora: ranks that a launcher starts load no adapters yet; use the executor mp")
+    if transfer(args) is not None:
+        raise ConfigError("kv_transfer_config: ranks that a launcher starts store no blocks yet; use the executor mp")
     if launch.local_world < launch.world:
         resolve.check_stages_on_one_machine(args)
     prepare(args.device, args)  # first: the platform decides how its framework is imported

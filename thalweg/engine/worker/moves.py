@@ -26,11 +26,14 @@ Layouts = Sequence[KVLayout | tuple[KVLayout, ...]]
 class BlockMover:
     """Copies blocks out of a state and into it. Its operations are those of `engine.control.store.mover.ExecutorMover`."""
 
-    def __init__(self, device: Device, state: StateBox, layer_group: Sequence[int], groups: int, signature: bytes) -> None:
-        """layer_group: the KV group of each cache of the state."""
+    def __init__(
+        self, device: Device, state: StateBox, layer_group: Sequence[int], groups: int, signature: bytes, rank: int = 0
+    ) -> None:  # fmt: skip
+        """layer_group: the KV group of each cache of the state. rank: place of this worker's part in imported blocks, which
+        hold those of all ranks."""
         self._device, self._state = device, state
         self._caches = [[i for i, of in enumerate(layer_group) if of == g] for g in range(groups)]
-        self._signature, self._exports = signature, dict[int, Export]()
+        self._signature, self._exports, self._rank = signature, dict[int, Export](), rank
         self.block_bytes: Sequence[int] = [sum(map(row_bytes, self._arrays(g))) for g in range(groups)]
 
     def operations(self) -> dict[str, Callable[..., Any]]:
@@ -51,8 +54,10 @@ class BlockMover:
         self._exports[number] = made
 
     def _import(self, group: int, blocks: np.ndarray, rows: np.ndarray) -> None:
-        if not self.block_bytes[group]:
+        if not (own := self.block_bytes[group]):
             return
+        if rows.shape[1] != own:
+            rows = np.ascontiguousarray(rows[:, self._rank * own : (self._rank + 1) * own])
         written = iter(self._device.import_(self._arrays(group), blocks, rows))
         kv = list(self._state.value["kv"])
         for i in self._caches[group]:
@@ -70,11 +75,6 @@ def check_moves(inputs: BuildInputs) -> None:
         return
     if not inputs.device.moves_blocks:
         raise ConfigError(f"kv_transfer_config: platform {inputs.platform.name} moves no KV blocks; omit it")
-    if inputs.place.world > 1:
-        raise ConfigError(
-            "kv_transfer_config: blocks of a model divided among processes are not stored; omit it, "
-            "or leave tensor_parallel_size at 1"
-        )
     if not inputs.args.enable_prefix_caching:
         raise ConfigError("kv_transfer_config: sequences of this model share no prefixes, so no stored block would be found")
 
@@ -91,7 +91,8 @@ def block_operations(
     h = hashlib.blake2b(digest_size=32)
     for part in (*_model_facts(inputs), *facts, *_laid_out(groups, layer_group, layouts)):
         h.update(b"%d:" % len(part) + part.encode("utf-8", "surrogateescape"))
-    return BlockMover(inputs.device, state, layer_group, len(groups), h.digest()).operations()
+    rank = inputs.place.tensor_rank
+    return BlockMover(inputs.device, state, layer_group, len(groups), h.digest(), rank).operations()
 
 
 def _model_facts(inputs: BuildInputs) -> Iterator[str]:
