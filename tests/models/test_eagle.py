@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -20,7 +21,10 @@ from zoo import SMALL, VOCAB, make_tokenizer, spread
 from thalweg import SamplingParams
 from thalweg.config import EngineArgs
 from thalweg.drafters import configure
+from thalweg.engine.control.slots import Slots
+from thalweg.engine.control.speculation.eagle3 import Eagle3Drafter
 from thalweg.engine.control.speculation.gain import Gain
+from thalweg.engine.control.speculation.watch import ROUNDS
 from thalweg.engine.planning.drafter_files import resolve_drafter
 from thalweg.engine.planning.memory import plan
 from thalweg.errors import ThalwegError
@@ -368,3 +372,15 @@ def test_fields_of_vllm_without_an_effect_are_accepted() -> None:
     same = {"method": "ngram_gpu", "num_speculative_tokens": 2, "rejection_sample_method": "block", "enforce_eager": True}
     more = {"draft_tensor_parallel_size": 1, "disable_padded_drafter_batch": True, "quantization": None}
     assert configure({**same, **more}) == configure({"method": "ngram", "num_speculative_tokens": 2})
+
+
+@pytest.mark.parametrize(("right", "warns"), [(40, True), (120, False)])
+def test_drafts_that_are_rarely_right_are_reported_once(right: int, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The only symptom of a wrong layer."""
+    config = configure({"method": "eagle3", "model": "org/name"})
+    drafter, slots = Eagle3Drafter(config, Slots(4, 96)), np.arange(1, 5, dtype=np.int32)
+    for i in range(2 * ROUNDS // 4):
+        drafter.learn(slots, np.full(4, int(i < right // 4), np.int32))
+    said = [r.getMessage() for r in caplog.records if "first drafts were right" in r.getMessage()]
+    assert len(said) == warns
+    assert not warns or "eagle3: 16 % of the first drafts were right in the first 256 rounds" in said[0]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from thalweg.drafters import DrafterOption, SpeculationConfig
+from thalweg.engine.control.speculation.watch import AcceptanceWatch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -125,6 +126,7 @@ class DeviceDrafter(Drafter):
         self._drafts: I32 = np.full((n, self.most), -1, np.int32)
         self._after = np.zeros((n, 2), np.int64)
         """Per slot: the serial and the number of known tokens that its drafts follow."""
+        self._watch = AcceptanceWatch(config.method)
 
     def receive(self, slots: I32, drafts: I32) -> None:
         drafts = drafts[:, : self.most]
@@ -137,6 +139,11 @@ class DeviceDrafter(Drafter):
         there = (self._after[slots] == np.stack([s.serial[slots], s.known[slots]], 1)).all(1)
         counts = np.minimum((np.cumsum(drafts < 0, 1) == 0).sum(1), most) * there
         return Proposals(drafts[np.arange(self.most) < counts[:, None]], counts.astype(np.int32))
+
+    def learn(self, slots: I32, accepted: I32) -> None:
+        """Drafters with layers are watched in their first rounds."""
+        if self.declares and not self._watch.done:
+            self._watch.count(slots.size, int((accepted > 0).sum()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,7 @@ def _make_proposer(
     inputs: BuildInputs, model: Model, binder: Binder, schedule: SchedulerConfig, max_len: int, block_tokens: int
 ) -> Proposer | None:  # fmt: skip
     """The proposer of the user's drafter, if it has one."""
+    from thalweg.models.drafts.taps import describe_places
     from thalweg.models.proposer import ProposerSetup
 
     config = schedule.speculation
@@ -127,6 +128,8 @@ def _make_proposer(
             draft=inputs.draft, ranks=inputs.ranks,
         )
     )  # fmt: skip
+    if made.taps:
+        logger.info("speculation: %s reads hidden states after %s", config.method, describe_places(made.taps))
     return made
 
 
