@@ -26,6 +26,7 @@ from thalweg.engine.client.scaling import FleetScaler, ScaleMethods
 from thalweg.engine.client.seats import Seat, SuspendableRequest
 from thalweg.engine.client.standby import Standby
 from thalweg.engine.client.stream import OutputStream
+from thalweg.engine.client.weight_transfer import WeightTransferMethods
 from thalweg.errors import EngineDeadError, RequestError, ThalwegError
 from thalweg.host.marks import mark
 from thalweg.lora import LoRARequest
@@ -56,7 +57,7 @@ class StatLogger(Protocol):
         """Every finished request, its metrics filled in. A pooling model's are PoolingRequestOutput."""
 
 
-class AsyncLLM(PauseMethods, ScaleMethods, OperationMethods, InfoMethods):
+class AsyncLLM(PauseMethods, ScaleMethods, OperationMethods, WeightTransferMethods, InfoMethods):
     """Many requests at once over one engine process. Make one with `await AsyncLLM.start(args)`, or with `from_engine_args`
     where nothing can be awaited. End it with `shutdown`.
 
@@ -318,6 +319,8 @@ class AsyncLLM(PauseMethods, ScaleMethods, OperationMethods, InfoMethods):
             self._opening.cancel()
             await asyncio.wait([self._opening])
         await asyncio.wait_for(self._end_engines(), timeout)
+        if self._transfer is not None:
+            await self._transfer.close()
         self._client.close()
         self._die(EngineDeadError("the engine was shut down"))
 

@@ -12,7 +12,7 @@ CODE = "no code of yours runs inside the engine: results come as outputs and get
 CONFIG = "there is no VllmConfig: settings are EngineArgs; use from_engine_args"
 EXTERNAL = "a store in host memory is cleared with the prefix cache, and a shared store is not; leave it out"
 TRACES = "trace_headers: the server exports traces (--otlp-traces-endpoint), an engine in a program none; leave it out"
-WEIGHTS = "weights are not changed in a running engine by this version: make a new one of the new checkpoint"
+WEIGHTS = "an LLM keeps its weights: make a new one of the new checkpoint, or use AsyncLLM with weight_transfer_config"
 
 
 def unsupported_method(why: str) -> Callable[..., Any]:

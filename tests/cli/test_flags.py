@@ -107,6 +107,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "model-loader-extra-config": ('{"concurrency": 3}',),
     "structured-outputs-config": ('{"backend": "guidance"}',),
     "profiler-config": ('{"profiler": "torch", "torch_profiler_dir": "/p"}',),
+    "weight-transfer-config": ('{"backend": "gloo"}',),
     "speculative-config": ('{"method": "ngram", "num_speculative_tokens": 4}',),
     "spec-method": ("ngram",),
     "spec-model": ("thalweg-nano-draft", "--spec-method", "draft_model", "--spec-tokens", "2"),

@@ -223,7 +223,7 @@ class FakeEngine:
                 logger.record_request(output, p)
         return output
 
-    restarts = paused_requests = sleep_level = 0
+    restarts = paused_requests = sleep_level = weights_version = 0
 
     def progress(self, request_id: str) -> RequestMetrics | None:
         """Every request that runs has got as far."""

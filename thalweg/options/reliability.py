@@ -1,12 +1,22 @@
 """Options of restarts, standby processes and sleep."""
 
+from collections.abc import Iterator
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
+from thalweg.errors import ConfigError
 from thalweg.options.media import MediaOptions
 from thalweg.options.option import Option
+from thalweg.options.weight_transfer import read_transfer_config
 
 _option = partial(Option, group="EngineArgs")
+
+
+def check_transfer(said: dict[str, Any]) -> Iterator[str]:
+    try:
+        read_transfer_config(said)
+    except ConfigError as e:
+        yield str(e).removeprefix("weight_transfer_config: ")
 
 
 class ReliabilityOptions(MediaOptions, kw_only=True, frozen=True):
@@ -25,6 +35,10 @@ class ReliabilityOptions(MediaOptions, kw_only=True, frozen=True):
         "Keep a process with the engine's code loaded, so that a restart does not wait for that; it holds no device and no "
         "weights", tier="own",
     )] = True  # fmt: skip
+    weight_transfer_config: Annotated[dict[str, Any] | None, _option(
+        'Routes by which a trainer sends new weights: {"backend": "gloo"}, with staging_directory and timeout', group="General",
+        tier="scale", check=check_transfer,
+    )] = None  # fmt: skip
     enable_sleep_mode: Annotated[bool, _option(
         "The engine may be put to sleep: its process ends, and all its memory is given back, until it is woken",
         group="ModelConfig",

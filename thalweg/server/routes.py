@@ -31,6 +31,7 @@ COHERE_ERRORS = "cohere.errors:ERRORS"
 RESPONSES_ERRORS = "responses.errors:ERRORS"
 DEV = "server_dev_mode"
 ADAPTERS = "enable_lora_routes"
+TRAINED = "receives_weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Row:
     errors: str = ""
     """An ErrorForm as "module:name". "": OpenAI's."""
     given: str = ""
-    """The condition of the route: a true field of ServerSettings, or of the engine. "": always."""
+    """The condition of the route: a true field of ServerSettings, or of the engine, or one of several (a|b). "": always."""
     form: str = ""
     """Pydantic model of the fields of a form with a file, as "module:class"."""
     shared: bool = False
@@ -142,13 +143,19 @@ ROUTES = (
     Row("/sleep", "operators.sleep:sleep", "Give the engine's memory back", method="POST", given=DEV),
     Row("/wake_up", "operators.sleep:wake_up", "Start the engine again", method="POST", given=DEV),
     Row("/is_sleeping", "operators.sleep:is_sleeping", "Does the engine sleep?"),
-    Row("/pause", "operators.pause:pause", "Start no step until /resume", method="POST", given=DEV),
-    Row("/resume", "operators.pause:resume", "Go on after /pause", method="POST", given=DEV),
-    Row("/is_paused", "operators.pause:is_paused", "Is the engine paused?", given=DEV),
+    Row("/pause", "operators.pause:pause", "Start no step until /resume", method="POST", given=f"{DEV}|{TRAINED}"),
+    Row("/resume", "operators.pause:resume", "Go on after /pause", method="POST", given=f"{DEV}|{TRAINED}"),
+    Row("/is_paused", "operators.pause:is_paused", "Is the engine paused?", given=f"{DEV}|{TRAINED}"),
     Row("/reset_prefix_cache", "operators.pause:reset_prefix_cache", "Forget cached prefixes", method="POST", given=DEV),
     Row("/reset_mm_cache", "operators.caches:reset_mm_cache", "Forget media that were read", method="POST", given=DEV),
     Row("/reset_encoder_cache", "operators.caches:reset_encoder_cache", "Forget outputs of encoders", method="POST", given=DEV),
-    Row("/get_world_size", "operators.world:get_world_size", "Devices that share the model", given=DEV),
+    Row("/init_weight_transfer_engine", "operators.weights:init", "Join a trainer's process group",
+        ("operators.weights:InitRequest",), given=TRAINED),
+    Row("/start_weight_update", "operators.weights:start", "Begin to receive weights",
+        ("operators.weights:StartUpdateRequest",), given=TRAINED),
+    Row("/update_weights", "operators.weights:update", "Receive tensors", ("operators.weights:UpdateRequest",), given=TRAINED),
+    Row("/finish_weight_update", "operators.weights:finish", "Serve the received weights", method="POST", given=TRAINED),
+    Row("/get_world_size", "operators.world:get_world_size", "Devices that share the model", given=f"{DEV}|{TRAINED}"),
     Row("/scale_elastic_ep", "operators.world:scale", "Change the number of engines", ("operators.world:ScaleRequest",),
         given=DEV),
     Row("/is_scaling_elastic_ep", "operators.world:is_scaling", "Does the number of engines change?", method="POST"),
@@ -199,9 +206,9 @@ def lines_of(listed: list[RouteDescription], serving: Serving) -> LineRunner:
     return LineRunner(paths, serving.bodies)
 
 
-def _is_enabled(serving: Serving, name: str) -> bool:
-    of = serving.settings if hasattr(serving.settings, name) else serving.engine
-    return bool(getattr(of, name, False))
+def _is_enabled(serving: Serving, given: str) -> bool:
+    places = {n: serving.settings if hasattr(serving.settings, n) else serving.engine for n in given.split("|")}
+    return any(getattr(place, name, False) for name, place in places.items())
 
 
 def _endpoint(serving: Serving, row: Row, path: str) -> Callable[[Request], Awaitable[Response]]:

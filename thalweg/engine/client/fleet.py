@@ -374,6 +374,22 @@ class Fleet:
     async def wake_up(self) -> None:
         await self._each(Supervisor.wake_up)
 
+    async def change_model(self, path: str) -> None:
+        """As `Supervisor.change_model`, one engine after another. Those that have changed change back if one cannot."""
+        if self._joining or any(member.leaving for member in self._members):
+            raise UnavailableError("the number of engines is changing; try again later")
+        changed = list[tuple[Supervisor, str]]()
+        for supervisor in self._alive():
+            before = supervisor.model
+            try:
+                await supervisor.change_model(path)
+            except BaseException:
+                for other, old in changed:
+                    await other.change_model(old)
+                raise
+            changed.append((supervisor, before))
+        self._args = msgspec.structs.replace(self._args, model=path)
+
     def adopt_standby(self, standby: Standby) -> None:
         """As `Supervisor.adopt_standby`, for the first engine."""
         self.members[0].adopt_standby(standby)

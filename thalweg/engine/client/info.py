@@ -15,14 +15,14 @@ from thalweg.engine.messages import Stats
 from thalweg.errors import EngineDeadError, ThalwegError
 from thalweg.outputs import RequestMetrics
 from thalweg.params import PoolingParams
-from thalweg.refused import CODE, NoVllmConfig, NoWeightUpdates, unsupported_method
+from thalweg.refused import CODE, NoVllmConfig, unsupported_method
 from thalweg.template.chat import Chat
 from thalweg.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 
-class InfoMethods(NoWeightUpdates, NoVllmConfig):
+class InfoMethods(NoVllmConfig):
     """The read-only part of AsyncLLM."""
 
     _client: ClientCore

@@ -99,6 +99,10 @@ class Supervisor:
         self._held: list[int] | None = None
         """Sequences that a paused engine gets after its canary. None: it has them."""
         self._why = "the engine is starting"
+        self._fallback: EngineArgs | None = None
+        """Arguments to return to if the engine of `change_model` does not answer."""
+        self._refused = ""
+        """Why it did not."""
 
     # ------------------------------------------------------------------ what others ask
 
@@ -116,6 +120,11 @@ class Supervisor:
     def stats_by_engine(self) -> dict[int, m.Stats]:
         """{}: the frames have those of this engine."""
         return {}
+
+    @property
+    def model(self) -> str:
+        """The checkpoint of the engine, and of those that replace it."""
+        return self._args.model
 
     @property
     def standby_pid(self) -> int | None:
@@ -236,6 +245,23 @@ class Supervisor:
         if self.state != "ready":
             raise EngineDeadError(self._why)
 
+    async def change_model(self, path: str) -> None:
+        """Replace the engine by one of another checkpoint of the same model. Open requests go on. UnavailableError as `sleep`.
+        RequestError if it cannot be loaded: the engine then has the old one."""
+        fallback, self._refused = self._args, ""
+        await self.sleep(standby_too=False)
+        self._args, self._fallback = msgspec.structs.replace(fallback, model=path), fallback
+        await self.wake_up()
+        if self._refused:
+            raise RequestError(f"the new weights cannot be loaded, and the old ones serve again: {self._refused}")
+
+    def _fall_back(self, why: ThalwegError) -> bool:
+        """Return to the checkpoint before `change_model`, if its engine has not answered yet."""
+        if self._fallback is None:
+            return False
+        self._args, self._fallback, self._refused = self._fallback, None, str(why)
+        return True
+
     def adopt_standby(self, standby: Standby) -> None:
         """Start the next engine from this process. Without use for it, it ends."""
         if self._standby is not None and self._standby.alive:
@@ -315,6 +341,8 @@ class Supervisor:
             raise why
         gone = "replaces lost ranks" if dead.regrouping else "is gone"
         logger.error("engine process %d %s: %s", dead.pid, gone, why)
+        if not dead.regrouping:
+            self._fall_back(why)
         ran = list(self._running)
         self._forget(why, "restarting", f"the engine is being restarted: {why}")
         verdict = self._recovery.handle_death(ran, self._outputs.open_handles(), crashed=crashed)
@@ -371,8 +399,8 @@ class Supervisor:
                 self._woken.clear()
                 return
             except ThalwegError as e:
-                why = EngineDeadError(f"the engine did not start again: {e}")
-                logger.error("%s", why)
+                logger.error("the engine did not start again: %s", e)
+                why = None if self._fall_back(e) else EngineDeadError(f"the engine did not start again: {e}")
 
     def _welcome(self, handles: Sequence[int]) -> None:
         """As `_hello`. A paused engine gets only its canary, and the rest after its pause."""
@@ -461,6 +489,7 @@ class Supervisor:
         self.state, self._why = "ready", ""
         if self._engine is not None:
             self.ranks.record(self._engine.ready)
+        self._fallback = None
         if self._held is not None:
             if self.paused:  # else it was resumed meanwhile
                 self._post(m.Control(UNAWAITED, "pause"))

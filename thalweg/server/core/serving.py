@@ -83,7 +83,7 @@ class Serving(ServerContext):
             window, queue, settings.max_queued_tokens, slots=slots, crowded=self._is_crowded
         )  # fmt: skip
         engine.on_resized(lambda: self.admission.resize(*self._count_places()))
-        self.fingerprint = _fingerprint(engine, settings)
+        self._fingerprint = (engine.weights_version, _fingerprint(engine, settings))
         self.recent = recent
         self.watchers: list[RequestObserver] = [recent]
         self.running: set[str] = set()
@@ -123,6 +123,14 @@ class Serving(ServerContext):
         ticket = self.admission.enter(tenant)
         http.scope["thalweg.visit"].at_end(ticket.close)
         return await asyncio.to_thread(parts_of, data, boundary), ticket
+
+    @property
+    def fingerprint(self) -> str | None:
+        """system_fingerprint of answers. It changes with the weights."""
+        version = self.engine.weights_version
+        if version != self._fingerprint[0]:
+            self._fingerprint = (version, _fingerprint(self.engine, self.settings))
+        return self._fingerprint[1]
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with. ApiError 404 for an unknown model."""
@@ -430,5 +438,6 @@ def _fingerprint(engine: AsyncLLM, settings: ServerSettings) -> str | None:
     """--fingerprint-mode: full = version and digest of the resolved configuration, hash = the digest, custom, none."""
     if settings.fingerprint_mode in ("custom", "none"):
         return settings.fingerprint_value
-    digest = hashlib.sha256(repr(engine.config).encode()).hexdigest()[:8]
+    updated = f" {engine.weights_version}" if engine.weights_version else ""
+    digest = hashlib.sha256(f"{engine.config!r}{updated}".encode()).hexdigest()[:8]
     return f"thalweg-{thalweg.__version__}-{digest}" if settings.fingerprint_mode == "full" else digest

@@ -1,0 +1,61 @@
+"""Weights from a trainer: /init_weight_transfer_engine, /start_weight_update, /update_weights, /finish_weight_update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.server.core.schema import Flag, WireModel
+from thalweg.server.core.serving import Serving
+from thalweg.server.http.answer import respond
+from thalweg.server.operators.query import check_query
+
+
+class InitRequest(WireModel):
+    """The trainer's process group."""
+
+    init_info: dict[str, Any]
+
+
+class StartUpdateRequest(WireModel):
+    """The form of the weights to come."""
+
+    is_checkpoint_format: Flag = True
+
+
+class UpdateRequest(WireModel):
+    """A batch of tensors."""
+
+    update_info: dict[str, Any]
+
+
+async def init(serving: Serving, http: Request) -> Response:
+    """Answered when the trainer has joined the group too."""
+    check_query(http, ())
+    asked = await serving.bodies.parse(http, lambda body: serving.fields.parse(InitRequest, body))
+    await serving.engine.init_weight_transfer_engine(asked.init_info)
+    return respond({"message": "Weight transfer initialized"})
+
+
+async def start(serving: Serving, http: Request) -> Response:
+    check_query(http, ())
+    asked = await serving.bodies.parse(http, lambda body: serving.fields.parse(StartUpdateRequest, body))
+    await serving.engine.start_weight_update(asked.is_checkpoint_format)
+    return respond({"message": "Weight update started"})
+
+
+async def update(serving: Serving, http: Request) -> Response:
+    """Answered when the batch has been received."""
+    check_query(http, ())
+    asked = await serving.bodies.parse(http, lambda body: serving.fields.parse(UpdateRequest, body))
+    await serving.engine.update_weights(asked.update_info)
+    return respond({"message": "Weights updated"})
+
+
+async def finish(serving: Serving, http: Request) -> Response:
+    """Answered when the engine serves the new weights."""
+    check_query(http, ())
+    await serving.engine.finish_weight_update()
+    return respond({"message": "Weight update finished", "weight_version": serving.engine.weights_version})
