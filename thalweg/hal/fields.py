@@ -165,8 +165,33 @@ def map_arrays(x: Any, f: Callable[[str, Array], Any], name: str = "") -> Any:
 def arrays(x: Any) -> list[tuple[str, Array]]:
     """Every array with its dotted name, in the order of `map_arrays`."""
     found: list[tuple[str, Array]] = []
-    map_arrays(x, lambda name, a: found.append((name, a)))
+    _collect(x, "", found)
     return found
+
+
+def _collect(x: Any, name: str, found: list[tuple[str, Array]]) -> None:
+    """Every step runs this for every array: it makes no copy of `x`."""
+    kind: Any = type(x)
+    if isinstance(x, np.ndarray):
+        found.append((name, x))
+    elif keys := _keys(kind):
+        dot = f"{name}." if name else ""
+        for key in keys:
+            _collect(getattr(x, key), dot + key, found)
+    elif isinstance(x, tuple):
+        for i, v in enumerate(x):
+            _collect(v, f"{name}.{type(v).__name__ if isinstance(v, Part) else i}", found)
+    elif isinstance(x, Mapping):
+        for key in sorted(x):
+            _collect(x[key], f"{name}.{key}", found)
+    elif x is not None and not isinstance(x, int | Static):
+        found.append((name, x))
+
+
+@cache
+def _keys(kind: Any) -> tuple[str, ...]:
+    """The fields of a class with arrays. Others have none."""
+    return _names(kind) if hasattr(kind, "__dataclass_fields__") and dims(kind) else ()
 
 
 def constants(x: Any) -> Iterator[int]:

@@ -14,7 +14,7 @@ block 0 are scratch: only padding reads and writes there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -281,18 +281,18 @@ Layout = tuple[tuple[str, str, tuple[int, ...], int], ...]
 """Where each array of a batch lies in one buffer: (name, dtype, shape, byte offset), 16-byte aligned, in `arrays` order."""
 
 
-def lay_out(batch: StepBatch) -> tuple[Layout, int]:
-    """The layout of a (host) batch's arrays in one buffer, and the buffer's bytes."""
+def lay_out(batch: StepBatch, arrays: Sequence[tuple[str, Array]] | None = None) -> tuple[Layout, int]:
+    """The layout of a (host) batch's arrays in one buffer, and the buffer's bytes. arrays: those of the batch, if known."""
     layout, offset = [], 0
-    for name, a in batch.arrays():
+    for name, a in batch.arrays() if arrays is None else arrays:
         layout.append((name, a.dtype.str, a.shape, offset))
         offset += -(-a.nbytes // 16) * 16
     return tuple(layout), offset
 
 
-def pack(batch: StepBatch, layout: Layout, buffer: np.ndarray) -> None:
+def pack(batch: StepBatch, layout: Layout, buffer: np.ndarray, arrays: Sequence[tuple[str, Array]] | None = None) -> None:
     """The batch's bytes into `buffer` (u8, at least as long as `lay_out` says): then one copy moves everything."""
-    for (_, a), (_, _, _, at) in zip(batch.arrays(), layout, strict=True):
+    for (_, a), (_, _, _, at) in zip(batch.arrays() if arrays is None else arrays, layout, strict=True):
         buffer[at : at + a.nbytes] = np.ascontiguousarray(a).reshape(-1).view(np.uint8)
 
 

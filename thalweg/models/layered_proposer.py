@@ -31,6 +31,9 @@ CACHES = "kv"
 
 
 class LayeredProposer(Proposer):
+    arranges = ops.draft_inputs
+    """The op that arranges a step's tokens for the layers, from the arguments of `draft_inputs` and those of `_arrange`."""
+
     def __init__(self, setup: ProposerSetup, draft: Model, head: Model) -> None:
         """draft: the model that runs after the target. head: the one with the output matrix of drafts. Raises ConfigError if an
         attention backend plans the draft's steps on the host, where accepted tokens are unknown."""
@@ -48,7 +51,7 @@ class LayeredProposer(Proposer):
         self.caches = tuple((self._group, layout) for layout in draft.layouts)
         self._tau = 0.0 if setup.config.options[SAMPLING] == "greedy" else TAU
         facts = {"vocab": head.vocab, "dtype": "float32"}
-        self._inputs = setup.binder.bind(ops.draft_inputs, passes=self.most - 1, limit=setup.max_len)
+        self._inputs = setup.binder.bind(self.arranges, passes=self.most - 1, limit=setup.max_len)
         self._sample = {random: setup.binder.bind(ops.sample, random=random, **facts) for random in (False, True)}
 
     def load(self, device: Device) -> Mapping[str, Any]:
@@ -61,12 +64,21 @@ class LayeredProposer(Proposer):
         )  # fmt: skip
         return params
 
-    def _arrange(self, batch: StepBatch, tokens: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
-        """The outputs of `ops.draft_inputs` for this step and its result."""
+    def _arrange(self, batch: StepBatch, tokens: Tensor, counts: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of `arranges` for this step and its result."""
         drafted = batch.get(Drafts)
         pick = counts[:, None][:, :0] if drafted is None else drafted.pick
         found: tuple[Tensor, ...] = self._inputs(
-            batch.tokens, batch.token_seq, batch.positions, batch.context, batch.query, batch.last_row, tokens, counts, pick
+            batch.tokens,
+            batch.token_seq,
+            batch.positions,
+            batch.context,
+            batch.query,
+            batch.last_row,
+            tokens,
+            counts,
+            pick,
+            *more,
         )
         return found
 

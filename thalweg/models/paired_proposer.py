@@ -13,16 +13,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from thalweg.hal import ops
 from thalweg.hal.device import Device
 from thalweg.hal.parts.proposing import Proposing
 from thalweg.hal.step import Array, StepBatch
 from thalweg.models.layered_proposer import CACHES, LayeredProposer
-from thalweg.models.proposer import KEY, accepted_row
+from thalweg.models.proposer import KEY
 
 HIDDEN = "hidden"
 """Key of the state [slots, width]: the hidden state of each sequence's last token."""
@@ -30,6 +32,8 @@ HIDDEN = "hidden"
 
 class PairedProposer(LayeredProposer):
     """Subclasses compute the hidden states of pairs from the taps, and run the layers."""
+
+    arranges = ops.pair_inputs
 
     width: int
     """Values of a hidden state of a pair."""
@@ -55,32 +59,21 @@ class PairedProposer(LayeredProposer):
     ) -> tuple[Tensor, Any]:
         part = batch.get(Proposing)
         assert part is not None
-        kept, hidden = state[KEY], self.join_taps(params, taps)
-        fresh, slots = part.fresh.to(torch.int32), batch.slots.long()
-        ids, owner, position, query, last, row, after = self._arrange(batch, tokens, counts)
-        late = fresh.index_select(0, owner)
-        source = torch.minimum(torch.arange(ids.shape[0], device=ids.device, dtype=torch.int32) + late, last[owner.long()])
-        before = _pair_hidden(hidden, kept[HIDDEN].index_select(0, slots), owner, last - query + 1)
+        kept, hidden, slots = state[KEY], self.join_taps(params, taps), batch.slots.long()
+        pairs = self._arrange(batch, tokens, counts, part.fresh)
+        ids, owner, position, context, query, last, row, after, source, accepted, each, one = pairs
         fed = replace(
-            batch, tokens=ids.index_select(0, source), token_seq=owner, positions=position - 1 + late,
-            context=batch.context - 1 + fresh, query=query, last_row=last, block_tables=self._table(batch),
-            uniform=batch.uniform + 1 if batch.uniform else 0, parts=(), metadata=self._plans(),
+            batch, tokens=ids, token_seq=owner, positions=position, context=context, query=query, last_row=last,
+            block_tables=self._table(batch), uniform=batch.uniform + 1 if batch.uniform else 0, parts=(),
+            metadata=self._plans(),
         )  # fmt: skip
-        x, onward, kv = self.run(params, fed, before.index_select(0, source), kept[CACHES], row - fresh)
+        before = torch.cat([hidden, kept[HIDDEN].index_select(0, slots)]).index_select(0, source)
+        x, onward, kv = self.run(params, fed, before, kept[CACHES], row)
         drafts = [self._choose(params, x, batch, after[0])]
-        each = torch.arange(counts.shape[0], device=counts.device, dtype=torch.int32)
-        single = replace(fed, token_seq=each, last_row=each, query=torch.ones_like(each), uniform=1)
-        for at in after[1 : part.level]:
-            fed = replace(single, tokens=drafts[-1], positions=at - 1, context=at - 1, metadata=self._plans())
+        single = replace(fed, token_seq=each, last_row=each, query=one, uniform=1)
+        for at, position in pairwise(after[: part.level]):
+            fed = replace(single, tokens=drafts[-1], positions=at, context=at, metadata=self._plans())
             x, onward, kv = self.run(params, fed, onward, kv, None)
-            drafts.append(self._choose(params, x, batch, at))
-        kept[HIDDEN].index_copy_(0, slots, hidden.index_select(0, accepted_row(batch, counts)))
+            drafts.append(self._choose(params, x, batch, position))
+        kept[HIDDEN].index_copy_(0, slots, hidden.index_select(0, accepted))
         return torch.stack(drafts, 1), {**state, KEY: {**kept, CACHES: kv}}
-
-
-def _pair_hidden(hidden: Tensor, kept: Tensor, owner: Tensor, first: Tensor) -> Tensor:
-    """[T + S, width]: the hidden state before each token of `ops.draft_inputs`. hidden [T, width]: of the step's tokens. kept
-    [S, width]: of the last token before the step. owner i32[T + S]. first i32[S]: each sequence's first row."""
-    row, seq = torch.arange(owner.shape[0], device=owner.device, dtype=torch.int32), owner.long()
-    inside = hidden.index_select(0, (row - owner - 1).clamp(min=0))
-    return torch.where((row == first[seq])[:, None], kept[seq], inside)

@@ -67,8 +67,7 @@ def verify_drafts(
     return tokens[at], counts, invalid, owners.reshape(-1), positions.reshape(-1)
 
 
-@_over_arrays
-def draft_inputs(
+def _arrange(
     tokens: Array, token_seq: Array, positions: Array, context: Array, query: Array, last_row: Array, returned: Array,
     counts: Array, pick: Array, *, passes: int, limit: int,
 ) -> tuple[Array, ...]:  # fmt: skip
@@ -86,9 +85,30 @@ def draft_inputs(
     return known, owner, np.minimum(position, i32(limit - 1)), query + i32(1), ends, row, after
 
 
+draft_inputs = _over_arrays(_arrange)
+
+
+@_over_arrays
+def pair_inputs(*args: Array, passes: int, limit: int) -> tuple[Array, ...]:
+    tokens, _, _, context, _, last_row, _, counts, pick, fresh = args
+    ids, owner, position, count, ends, row, after = _arrange(*args[:-1], passes=passes, limit=limit)
+    i32, each = np.int32, np.arange(context.size, dtype=np.int32)
+    late, at = fresh[owner], np.arange(ids.size, dtype=np.int32)
+    source = np.minimum(at + late, ends[owner])
+    hidden = np.maximum(at - owner - i32(1), i32(0)).astype(np.int64)
+    first = ends - count + i32(1)
+    hidden[first] = each + i32(tokens.size)
+    kept = last_row - ((pick >= 0).sum(1, dtype=np.int32) - np.maximum(counts - i32(1), i32(0)))
+    return (
+        ids[source], owner, position - i32(1) + late, context - i32(1) + fresh, count, ends, row - fresh, after, hidden[source],
+        kept, each, np.ones_like(each),
+    )  # fmt: skip
+
+
 KERNELS = (
     Kernel("resolve_tokens", "numpy", resolve_tokens, batch_invariant=True),
     Kernel("history_write", "numpy-in-place", history_write, batch_invariant=True),
     Kernel("verify_drafts", "numpy", verify_drafts, batch_invariant=True),
     Kernel("draft_inputs", "numpy", draft_inputs, batch_invariant=True),
+    Kernel("pair_inputs", "numpy", pair_inputs, batch_invariant=True),
 )

@@ -261,7 +261,8 @@ class RecordingExecutable:
         if not batch.uniform or (batch.slots == SCRATCH).any() or not len(batch.slots):
             return self._as_written(batch)
         wide = replace(batch, block_tables=tuple(_pad_columns(t) for t in batch.block_tables))
-        layout, size = lay_out(wide)
+        arrays = wide.arrays()
+        layout, size = lay_out(wide, arrays)
         key = (layout, statics(wide))
         tape = self._tapes.get(key)
         if tape is None:
@@ -272,7 +273,7 @@ class RecordingExecutable:
         self._tapes.move_to_end(key)
         try:
             if isinstance(tape, _RecordedStep):
-                return self._replay(tape, wide, layout)
+                return self._replay(tape, wide, layout, arrays)
             if tape == ONCE:
                 return self._record(key, wide, layout, size)
         except UnrecordableError as e:
@@ -296,8 +297,8 @@ class RecordingExecutable:
             self._tapes.clear()
         return done
 
-    def _replay(self, tape: _RecordedStep, batch: StepBatch, layout: Layout) -> CompletedStep:
-        pack(batch, layout, tape.buffer)
+    def _replay(self, tape: _RecordedStep, batch: StepBatch, layout: Layout, arrays: list[tuple[str, Any]]) -> CompletedStep:
+        pack(batch, layout, tape.buffer, arrays)
         with torch.inference_mode():
             tape.run()
         return CompletedStep(to_numpy(tape.result, copy=True))

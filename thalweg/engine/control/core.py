@@ -32,6 +32,7 @@ from thalweg.engine.control.request import Request, find_end, find_limit, find_s
 from thalweg.engine.control.scheduler import SHARE_FROM, Schedule, Scheduler
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.control.speculation.drafter import Drafter
+from thalweg.engine.control.speculation.gain import count_runs
 from thalweg.engine.control.speculation.guard import GuardedDrafter
 from thalweg.engine.control.speculation.speculator import Speculator
 from thalweg.engine.control.store.transfers import StoreConnection, Transfers
@@ -301,7 +302,7 @@ class EngineCore:
         speculator = self.scheduler.speculator
         if speculator is not None and not oldest.prompt_tokens:
             plain = oldest.drafts is None and oldest.decodes == oldest.streams and not oldest.proposes
-            counts = None if plain else np.unique(news.handles, return_counts=True)[1]
+            counts = None if plain else count_runs(news.handles)
             speculator.gain.observe(oldest.streams, counts, seconds, oldest.width)
         for request, how in news.ended:
             self._end(request, how)

@@ -204,7 +204,8 @@ class Scheduler:
             # With drafts, recurrent layers keep intermediate states and run twice over the step's tokens: no prompts there.
             left = self._config.token_budget - decode.size - sum(c.take for c in chunks)
             drafted = speculator.plan(decode, left, len(self.running), fill=not chunks)
-            decode = decode[~np.isin(decode, [d.slot for d in drafted])] if drafted else decode
+            if drafted:
+                decode = decode[~np.isin(decode, [d.slot for d in drafted])] if len(drafted) < decode.size else decode[:0]
         if proposes and self.speculator is not None:
             self.speculator.make_room(decode, chunks, drafted, len(self.running))
         # A step with only drafts waits for drafts in flight, to run with them: otherwise each half of the sequences would

@@ -11,7 +11,7 @@ from thalweg.hal.ops.activation import act_and_mul, activation, sigmoid_mul
 from thalweg.hal.ops.conv import causal_conv
 from thalweg.hal.ops.cross import cross_attention, cross_write
 from thalweg.hal.ops.delta import channel_delta_gates, channel_delta_rule, delta_gates, delta_rule, gated_rms_norm
-from thalweg.hal.ops.drafts import draft_inputs, verify_drafts
+from thalweg.hal.ops.drafts import draft_inputs, pair_inputs, verify_drafts
 from thalweg.hal.ops.heads import head_linear
 from thalweg.hal.ops.history import history_write, resolve_tokens
 from thalweg.hal.ops.indexer import chosen_attention, index_top, index_write
@@ -31,7 +31,7 @@ __all__ = [
     "cross_attention", "cross_write", "delta_gates", "delta_rule", "draft_inputs", "draw", "embed", "experts",
     "gated_group_norm", "gated_rms_norm", "head_linear", "history_write", "index_top", "index_write", "layer_norm", "linear",
     "linear_argmax", "logit_bias", "logprobs", "lora_add", "lora_experts", "lora_rescale", "lora_rows",
-    "max_pool", "mean_pool", "penalties",
+    "max_pool", "mean_pool", "pair_inputs", "penalties",
     "resolve_tokens", "rms_norm", "rope", "route", "sample", "selective_scan", "sigmoid_mul", "ssd_scan",
     "token_mask", "truncate", "verify_drafts",
 ]  # fmt: skip
@@ -46,5 +46,6 @@ def all_ops() -> dict[str, Op]:
         gated_rms_norm, sigmoid_mul, head_linear, selective_scan, ssd_scan, gated_group_norm, cross_write, cross_attention,
         index_write, index_top, chosen_attention, channel_delta_gates, channel_delta_rule, verify_drafts,
         draft_inputs,
+        pair_inputs,
     )  # fmt: skip
     return {o.name: o for o in found}

@@ -89,3 +89,39 @@ def draft_inputs(
     steps = torch.arange(1 + passes, device=tokens.device, dtype=torch.int32)
     after = (position.index_select(0, row) + steps[:, None]).clamp(max=limit - 1)
     return known, owner, position.clamp(max=limit - 1), query + 1, ends, row, after
+
+
+def _pairs_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """The sample of `draft_inputs`. A chunk and a token alone begin without state."""
+    return (*_inputs_sample(rng), np.array([True, False, False, True, False]))
+
+
+@op(samples=[Sample("five-sequences", _pairs_sample, {"passes": 3, "limit": 17})])
+def pair_inputs(
+    tokens: Tensor, token_seq: Tensor, positions: Tensor, context: Tensor, query: Tensor, last_row: Tensor, returned: Tensor,
+    counts: Tensor, pick: Tensor, fresh: Tensor, *, passes: int, limit: int,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The tokens of `draft_inputs` as layers read them that pair each token with the hidden state of the target before it. A
+    pair lies at the position of that state.
+
+    fresh bool[S]: no state of the token before the step is known, so the sequence begins with its second token.
+
+    Returns (tokens, token_seq, positions i32[T + S], context, query, last_row, row i32[S]: of a batch of pairs, row the newest
+    token's; after i32[1 + passes, S] as `draft_inputs`; source i64[T + S]: each pair's hidden state, in those of the step's T
+    tokens and then the S before the step; kept i32[S]: the row in T of each sequence's last accepted token; each, one i32[S]:
+    0, 1 ... and 1, 1 ...: `token_seq` and `query` of one pair per sequence)."""
+    t = tokens.shape[0]
+    found = draft_inputs.reference(
+        tokens, token_seq, positions, context, query, last_row, returned, counts, pick, passes=passes, limit=limit
+    )
+    ids, owner, position, count, ends, row, after = found
+    begun, each = fresh.to(torch.int32), torch.arange(query.shape[0], device=tokens.device, dtype=torch.int32)
+    late, at = begun.index_select(0, owner), torch.arange(ids.shape[0], device=ids.device, dtype=torch.int32)
+    source = torch.minimum(at + late, ends.index_select(0, owner))
+    first = at == (ends - count + 1).index_select(0, owner)
+    hidden = torch.where(first, owner + t, (at - owner - 1).clamp(min=0)).long()
+    kept = last_row - ((pick >= 0).sum(1).to(torch.int32) - (counts - 1).clamp(min=0))
+    return (
+        ids.index_select(0, source), owner, position - 1 + late, context - 1 + begun, count, ends, row - begun, after,
+        hidden.index_select(0, source), kept.to(torch.int32), each, torch.ones_like(each),
+    )  # fmt: skip

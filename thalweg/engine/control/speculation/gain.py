@@ -45,6 +45,12 @@ def candidates(most: int) -> tuple[int, ...]:
     return (most, *(k for k in (31, 15, 7, 3, 1) if k < most))
 
 
+def count_runs(handles: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The length of each run of equal handles: tokens of each stream, as a step returns them."""
+    ends = np.append(np.flatnonzero(handles[1:] != handles[:-1]) + 1, handles.size)
+    return np.diff(ends, prepend=0)[: handles.size]
+
+
 @dataclass(slots=True)
 class _Streams:
     """Measurements for about so many streams."""
