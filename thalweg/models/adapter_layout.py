@@ -208,8 +208,10 @@ class _Layout:
         """The arrays of a place that no other update changes in the same way."""
         if (other := self._changed.setdefault((place.name, place.index, what), name)) != name:
             raise CheckpointError(f"{name}: {other} names the same matrix of the model: keep one of the two")
-        level = EXTENDED if place.name == HEAD else 0
-        return self.arrays.setdefault(place.name, TargetArrays.zeros(place.target, self._room.rank, self._dtype, level))
+        if place.name not in self.arrays:
+            level = EXTENDED if place.name == HEAD else 0
+            self.arrays[place.name] = TargetArrays.zeros(place.target, self._room.rank, self._dtype, level)
+        return self.arrays[place.name]
 
     def _put(self, name: str, module: LowRank, place: _TargetMatrix, arrays: TargetArrays, b: torch.Tensor) -> None:
         """A, and B [outputs of the place, rank] with its scale, into the arrays."""

@@ -103,9 +103,9 @@ def widen(path: Path, name: str, dtype: str, values: np.ndarray) -> np.ndarray:
     if dtype not in FLOATS:
         raise CheckpointError(f"{path}: tensor {name[:200]!r} is {dtype}; an adapter's are {', '.join(FLOATS)}")
     if dtype == "bfloat16":
-        wide = np.zeros((*values.shape, 2), "<u2")
-        wide[..., 1] = values
-        return wide.view("<f4")[..., 0]
+        wide = values.astype("<u4")
+        wide <<= 16
+        return wide.view("<f4")
     return values.astype(np.float32)
 
 
@@ -158,5 +158,11 @@ def _hash_some(modules: Mapping[str, Update], names: Sequence[str]) -> bytes:
             shapes, scale = [x.shape for x in m.arrays()], float(getattr(m, "scale", 1.0))
             hashed.update(f"{name}\0{type(m).__name__}\0{scale.hex()}{shapes}".encode())
         for array in m.arrays():
-            hashed.update(np.ascontiguousarray(array, np.float32).data)
+            hashed.update(_shorten(np.ascontiguousarray(array, np.float32)))
     return hashed.digest()
+
+
+def _shorten(values: np.ndarray) -> memoryview:
+    """Values of float32 in 16 bits each, if all of them are of bfloat16: then half as much is hashed."""
+    words = values.view(np.uint32)
+    return words.data if np.bitwise_or.reduce(words, axis=None) & 0xFFFF else (words >> 16).astype("<u2").data
