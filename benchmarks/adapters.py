@@ -142,7 +142,9 @@ def adapted_step(llm: LLM, rows: int, loras: list[LoRARequest]) -> StepBatch:
     """The same, the adapters among its sequences in turn. They are read, and written into the slots from 1 on."""
     worker = llm.llm_engine.worker
     for slot, lora in enumerate(loras, 1):
-        worker.operations["write_adapter"](slot, worker.operations["read_adapter"](lora.lora_path))
+        digest = worker.operations["read_adapter"](lora.lora_path)
+        worker.operations["keep_adapter"](digest)
+        worker.operations["write_adapter"](slot, digest)
     if not loras:
         return decode_step(llm, rows)
     part = Adapters((1 + np.arange(rows) % len(loras)).astype(np.int32))
