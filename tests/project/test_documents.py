@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import architecture_names
 import docs_links
 import feature_page
 import flag_reference
@@ -181,6 +182,13 @@ def test_the_readme_claims_hardware_for_no_platform_without_evidence_of_it() -> 
     assert {name for name, _ in rows} == set(discovery.names()) - {"null", "reference"}
     executed = {platform for file in matrix.evidence() if file["level"] == "executed" for platform in file["platforms"]}
     assert {name for name, said in rows if said == "yes"} == executed - {"reference"}
+
+
+def test_every_name_of_other_engines_has_a_fate() -> None:
+    """A family, a stated reason, or the fallback to transformers."""
+    for source, names in architecture_names.fates().items():
+        assert len(names) > 200
+        assert not [name for name, fate in names.items() if fate == "unknown"], source
 
 
 def test_the_readme_counts_the_architectures() -> None:
