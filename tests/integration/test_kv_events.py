@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -259,6 +260,33 @@ def test_engines_have_ports_of_their_own_and_one_in_use_is_named(config: KvEvent
         KvEvents(config, 1)
     frame = Outputs(np.empty(0, np.int64), np.empty(0, np.int32), 0.0, kv_events=[BlocksCleared()], engine=1)
     events.publish(frame)
+    events.close()
+
+
+def test_an_engine_that_leaves_publishes_that_it_has_no_blocks(config: KvEventsConfig) -> None:
+    events = KvEvents(msgspec.structs.replace(config, replay_endpoint=None), 1)
+    events.resize(2)
+    assert [s["data_parallel_rank"] for s in events.sources()] == [0, 1]
+    with zmq.Context() as context, context.socket(zmq.SUB) as sub:
+        sub.subscribe(config.topic)
+        sub.rcvtimeo = 100
+        sub.connect(events.sources()[1]["endpoint"].replace("*", "127.0.0.1"))
+        cleared = Outputs(np.empty(0, np.int64), np.empty(0, np.int32), 0.0, kv_events=[BlocksCleared()], engine=1)
+        for _ in range(100):  # until the subscription is known there
+            events.publish(cleared)
+            with contextlib.suppress(zmq.Again):
+                sub.recv_multipart()
+                break
+        while True:
+            with contextlib.suppress(zmq.Again):
+                sub.recv_multipart()
+                continue
+            break
+        events.resize(1)
+        sub.rcvtimeo = 10_000
+        batch = msgspec.msgpack.decode(sub.recv_multipart()[2], type=KVEventBatch)
+    assert (batch.events, batch.data_parallel_rank) == ([AllBlocksCleared()], 1)
+    assert len(events.sources()) == 1
     events.close()
 
 
