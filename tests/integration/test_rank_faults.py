@@ -68,6 +68,7 @@ FAULTS: list[Any] = [
 FEW: list[Any] = [
     ("rank", signal.SIGKILL, "start"), ("rank", signal.SIGSTOP, "decode"), ("engine", signal.SIGKILL, "prompt"),
 ]  # fmt: skip
+STORED = {"kv_offloading_size": 0.02}
 STAGED = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
 
 
@@ -107,9 +108,10 @@ async def find(engine: AsyncLLM, who: str, but: int | None = None) -> int:
         pytest.param({}, others("engine"), marks=pytest.mark.nightly),
         pytest.param(STAGED, [("rank", signal.SIGKILL, "decode")], marks=pytest.mark.nightly),
         pytest.param(STAGED, [f for f in FAULTS if f[2] == "decode"], marks=pytest.mark.nightly),
+        pytest.param(STORED, [("rank", signal.SIGKILL, "decode")] * 2, marks=pytest.mark.nightly),
     ],
     indirect=["engine"],
-    ids=["tp", "tp-rank", "tp-engine", "pp", "pp-others"],
+    ids=["tp", "tp-rank", "tp-engine", "pp", "pp-others", "stored"],
 )
 async def test_text_is_the_same_whatever_ends_a_rank(engine: AsyncLLM, faults: list[Any]) -> None:
     whole = await collect_texts(engine)

@@ -174,7 +174,7 @@ class _Loop:
         failed = describe_failure(why)
         self._regrouping = True
         self._channel.send(m.Regrouping(failed.kind, failed.message))
-        self._core.close()
+        self._core.close(save=False)
         start = time.monotonic()
         self._executor.regroup()
         self._start_anew()

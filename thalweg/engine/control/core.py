@@ -319,10 +319,10 @@ class EngineCore:
         saving = self._transfers is not None and self._transfers.settle()
         return any(self._executor.call("populate", [g.pool.reached for g in self.kv.groups])) or saving
 
-    def close(self) -> None:
-        """End the loop. Blocks queued for a store are saved, within `transfers.CLOSE_SECONDS`."""
+    def close(self, save: bool = True) -> None:
+        """End the loop. Blocks queued for a store are saved, within `transfers.CLOSE_SECONDS`. save: as in `Transfers`."""
         if self._transfers is not None:
-            self._transfers.close()
+            self._transfers.close(save)
 
     def _may_launch(self) -> bool:
         """Is there room in the pipeline? A long step is not followed by another ahead of time: that would save the device a

@@ -107,10 +107,10 @@ class Transfers:
             "store_failed": came.failed + went.failed,
         }
 
-    def close(self) -> None:
-        """Save blocks that others may find, as far as the store keeps up."""
+    def close(self, save: bool = True) -> None:
+        """Save blocks that others may find, as far as the store keeps up. save: False where ranks and so blocks are lost."""
         until = time.monotonic() + CLOSE_SECONDS
-        while self._store.shared and self.settle() and time.monotonic() < until:
+        while save and self._store.shared and self.settle() and time.monotonic() < until:
             pass
         last = self._writing.submit(self._store.close)
         while not last.is_done and time.monotonic() < until:
