@@ -247,7 +247,8 @@ def make(target: tuple[Target, Path], name: str) -> tuple[Any, dict[str, Any]]:
     return made, {"method": method, "model": str(path), "num_speculative_tokens": MOST}
 
 
-@pytest.mark.parametrize("name", ["authors", "eagle-1"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["authors", pytest.param("eagle-1", marks=pytest.mark.nightly)])
 def test_drafts_are_those_of_the_published_formula(
     target: tuple[Target, Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,8 +299,8 @@ def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
     assert rounds > 5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["authors", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("speculators", "eagle-1"))])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["authors", "speculators", "eagle-1"])
 def test_text_is_the_same_with_eagle(target: tuple[Target, Path], name: str) -> None:
     """Sequences give way to others, prompts come in chunks next to drafts, and prefixes are found."""
     tight = {"num_gpu_blocks_override": 14, "max_num_batched_tokens": 24}
