@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from thalweg.engine.control.speculation.gain import LONGEST_REST, TRIAL, Gain
+from thalweg.engine.control.speculation.speculator import MOST_MISSED, Speculator
 
 
 def run(steps: int, rows: int, plain: float, drafted: float, counts: list[int]) -> tuple[int, float, float]:
@@ -107,6 +111,26 @@ def test_a_bound_holds_whatever_is_measured():
     assert max(used) == 2
     assert used.count(2) > 1600
     assert set(widths({0: 1}, most=7, bound=lambda streams: 0)) == {0}
+
+
+def test_a_sequence_that_the_proposer_did_not_follow_has_no_drafts_until_another_enters():
+    """Its drafts would be wrong, and would count against those of others."""
+    drafter: Any = SimpleNamespace(most=3, bound=lambda streams: 3, proposer="module:Class")
+    slots: Any = SimpleNamespace(count=4, serial=np.array([0, 11, 12, 0, 0]), flags=np.zeros(5, np.int32))
+    slots.limit, slots.length = np.full(5, 99, np.int32), np.full(5, 9, np.int32)
+    made, one, both = Speculator(slots, None, (), drafter, False, None), np.array([1], np.int32), np.array([1, 2], np.int32)
+    for _ in range(MOST_MISSED):
+        made.miss(one, ())
+    assert made.choose(1, one, False) == 3, "a few tokens do not matter"
+    made.miss(one, ())
+    assert made.choose(1, one, False) == 0
+    assert made.choose(1, one, True) == 3
+    assert made.choose(2, both, False) == 3
+    assert made.eligible(both).tolist() == [False, True]
+    slots.serial[1] = 13
+    assert made.choose(1, one, False) == 3, "another sequence has the slot"
+    made.miss(np.empty(0, np.int32), [SimpleNamespace(slot=2, take=40)])
+    assert made.eligible(both).tolist() == [True, False]
 
 
 def test_without_times_drafts_are_allowed():

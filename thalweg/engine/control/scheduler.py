@@ -177,7 +177,7 @@ class Scheduler:
         speculator, streams, proposes, width = self.speculator, 0, 0, 0
         if speculator is not None:
             streams = self._streams()
-            width = speculator.choose(streams, len(self.running) + len(self.waiting))
+            width = speculator.choose(streams, self.order(), bool(self.waiting) or self._prefilling > 0)
             proposes = speculator.proposes
             speculator = speculator if streams and width else None
         decode = self._decodes(budget, in_flight, speculator)
@@ -208,6 +208,8 @@ class Scheduler:
                 decode = decode[~np.isin(decode, [d.slot for d in drafted])] if len(drafted) < decode.size else decode[:0]
         if proposes and self.speculator is not None:
             self.speculator.make_room(decode, chunks, drafted, len(self.running))
+        elif self.speculator is not None:
+            self.speculator.miss(decode, chunks)
         # A step with only drafts waits for drafts in flight, to run with them: otherwise each half of the sequences would
         # have separate steps.
         halved = drafted and in_flight and self._slots.proposed[self.order()].any()

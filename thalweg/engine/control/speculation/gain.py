@@ -88,10 +88,6 @@ class Gain:
         """May the next step have drafts, with that many streams?"""
         return self._streams(streams).rest <= 0 and self._bound(streams) > 0
 
-    def resumes(self, streams: int) -> bool:
-        """May steps have drafts soon?"""
-        return self._streams(streams).rest <= SHORTEST_REST and self._bound(streams) > 0
-
     def choose(self, streams: int) -> int:
         """Drafts of a sequence in a step that may have some."""
         s = self._streams(streams)

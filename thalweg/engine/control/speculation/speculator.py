@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     Mask = NDArray[np.bool_]
 
 
+MOST_MISSED = 16
+"""Tokens that a proposer may lack of a sequence that it drafts for: those of some steps without drafts, for comparison."""
+
+
 class Speculator:
     def __init__(
         self, slots: Slots, kv: KVCache, builders: Sequence[Builder], drafter: Drafter | None, jump_forward: bool,
@@ -45,18 +49,37 @@ class Speculator:
         self._builders, self._counters = builders, counters
         self._from_drafter: Mask = np.zeros(slots.count + 1, np.bool_)
         """Per slot: did the drafter propose its last drafts?"""
+        self._missed: I32 = np.zeros(slots.count + 1, np.int32)
+        """Per slot: tokens that steps without the proposer computed, of the sequence of the serial in `_missed_by`."""
+        self._missed_by = np.zeros(slots.count + 1, np.int64)
         self._proposed: I32 = np.zeros(slots.count + 1, np.int32)
         """Per slot: its last drafts, without fillers."""
 
     # ------------------------------------------------------------------ before a step
 
-    def choose(self, streams: int, running: int) -> int:
-        """Set the width of the next step. 0: it has no drafts, and proposes none. streams: sequences past their prompt.
-        running: all. A step of prompts proposes drafts where the steps after it may verify them."""
-        n = streams or max(1, running)
-        may = self.gain.allows(n) if streams else self.gain.resumes(n)
-        self.width = self.gain.choose(n) if may else 0
+    def choose(self, streams: int, order: I32, entering: bool) -> int:
+        """Set the width of the next step. 0: it has no drafts, and proposes none. streams: sequences past their prompt. order:
+        the running ones. entering: some of the step's tokens may be of prompts. Their steps are those of the proposer too, so
+        that it lacks nothing when their first drafts are tried."""
+        n = streams or max(1, order.size)
+        self.width = self.gain.choose(n) if self.gain.allows(n) else 0
+        if self.width and not entering and self.proposes and self._lacks(order).all():
+            self.width = 0
         return self.width
+
+    def miss(self, decode: I32, chunks: Sequence[Chunk]) -> None:
+        """The tokens of this step reach no proposer."""
+        if self.drafter is None or not self.drafter.proposer:
+            return
+        for slots, takes in ((decode, 1), (np.array([c.slot for c in chunks], np.int32), [c.take for c in chunks])):
+            serial = self._slots.serial[slots]
+            self._missed[slots] = np.where(self._missed_by[slots] == serial, self._missed[slots], 0) + takes
+            self._missed_by[slots] = serial
+
+    def _lacks(self, slots: I32) -> Mask:
+        """For which sequences does the proposer lack too many tokens? Few of its drafts would be right."""
+        out: Mask = (self._missed_by[slots] == self._slots.serial[slots]) & (self._missed[slots] > MOST_MISSED)
+        return out
 
     def eligible(self, slots: I32) -> Mask:
         """Which of these may have drafts: verification supports all their features, and more than one token is left."""
@@ -65,7 +88,7 @@ class Speculator:
         if self._needs:
             plain &= (s.flags[slots] & self._needs) != 0
         may: Mask = plain & (s.limit[slots] - s.length[slots] > 1)
-        return may
+        return may & ~self._lacks(slots) if self.proposes else may
 
     def waits(self, slots: I32, ready: Mask) -> Mask:
         """Which of the `ready` had better wait for their tokens in flight: drafts follow known tokens only."""
