@@ -2,7 +2,7 @@
 
 Writes a checkpoint of random weights in the shape of Qwen3-0.6B (or uses the bundled model with --nano), lists it under
 five names, and starts `thalweg serve --models-config`. Prints failures, and seconds from a request for an unloaded model to its
-first answer, with the weights in the page cache.
+first answer, with the packed weights in the page cache.
 
 Run: python benchmarks/models_on_demand.py [--nano] [--requests 200] [--threads N]
 """
@@ -101,7 +101,8 @@ def main() -> None:
         if not options.nano:
             folder.mkdir()
             write_checkpoint(folder)
-        entries = [{"model": str(folder), "name": f"m{i}", "kv_cache_memory_bytes": "256M"} for i in range(MODELS)]
+        more = {} if options.nano else {"additional_config": {"packed_weights": scratch}}
+        entries = [{"model": str(folder), "name": f"m{i}", "kv_cache_memory_bytes": "256M", **more} for i in range(MODELS)]
         file = Path(scratch) / "models.json"
         file.write_text(json.dumps({"max_loaded": ROOM, "models": entries}))
         server = Server(file, options.threads)
