@@ -14,7 +14,10 @@ from safetensors.torch import load_file, save_file
 from zoo import _copied, edit_config, make_tokenizer, spread
 
 from thalweg import LLM, SamplingParams
+from thalweg.checkpoint.config import read_config
+from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.errors import RequestError
+from thalweg.models import registry, sizes
 from thalweg.params import BeamSearchParams
 
 VOCAB, NEW = 288, 12
@@ -112,6 +115,14 @@ def test_greedy_tokens_are_those_of_transformers(name, tmp_path):
     others = [greedy(model, ids)[1][0] for ids in asked]
     assert max(others) - min(others) > 0.1, "sources change nothing"
     llm.shutdown()
+
+
+@pytest.mark.parametrize("name", ["marian", "m2m-100", "umt5"])
+def test_values_are_counted_as_the_file_has_them(name, tmp_path):
+    """Computed positions are in no file: a server compares the counts before it starts."""
+    path = make_model(name, tmp_path)
+    config = read_config(path)
+    assert sizes.stored_values(registry.family(config)(config)) == open_checkpoint(path).values
 
 
 def test_preempted_answers_read_their_source_again(tmp_path):

@@ -45,7 +45,8 @@ def values(weight: Weight) -> int:
 
 def stored_values(spec: ModelSpec) -> int:
     """Elements of the checkpoint's tensors: a tied matrix once."""
-    return sum(values(w) for w in dict.fromkeys(parameters(spec)) if w.role != "tied")
+    weights = (w for w in dict.fromkeys(parameters(spec)) if w.role != "tied")
+    return sum(prod(s.shape) for w in weights for s in w.sources if not s.absent)
 
 
 def head_values(spec: ModelSpec) -> int:
