@@ -63,6 +63,11 @@ class Idle:
         self.left, self.grammars = steps, grammars
         self.cold_while_busy: list[bool] = []
 
+    can_regroup = False
+
+    def watch(self, lost: object) -> None:
+        """It is its own executor, and loses no rank."""
+
     @property
     def has_work(self) -> bool:
         return self.left > 0
@@ -79,7 +84,7 @@ def test_an_engine_reads_the_vocabulary_when_it_has_nothing_else_to_do() -> None
     wire, words = Wire(rig.VOCABULARY), _Words()
     grammars = Grammars(words.get)
     core = Idle(5, grammars)
-    loop = _Loop(core, wire, grammars, words, None)  # type: ignore[arg-type]
+    loop = _Loop(core, lambda: core, wire, grammars, words)  # type: ignore[arg-type]
     thread = threading.Thread(target=until_closed, args=(loop,))
     thread.start()
     while grammars._made is None:

@@ -61,6 +61,11 @@ class Scripted:
         self.did: list[str] = []
         self.halfway, self.go_on = threading.Event(), threading.Event()
 
+    can_regroup = False
+
+    def watch(self, lost: object) -> None:
+        """It is its own executor, and loses no rank."""
+
     @property
     def has_work(self) -> bool:
         return self.left > 0
@@ -86,7 +91,7 @@ class Scripted:
 
 def test_a_request_that_comes_meanwhile_waits_for_one_piece_alone() -> None:
     core, wire, words = Scripted(5), Wire(), _Words()
-    loop = _Loop(core, wire, Grammars(words.get), words, None)  # type: ignore[arg-type]
+    loop = _Loop(core, lambda: core, wire, Grammars(words.get), words)  # type: ignore[arg-type]
     inbox = loop._inbox
     thread = threading.Thread(target=until_closed, args=(loop,))
     thread.start()
