@@ -185,7 +185,7 @@ def add(
 
 def choose_inputs(tiles: TileSizes, width: int, ranks: int, dtype: torch.dtype) -> int:
     """How many of the `width` inputs a program multiplies by so many ranks at once."""
-    wide = min(tiles.product.inner, max(16, triton.next_power_of_2(width)), max(16, MOST_HELD // ranks))
+    wide: int = min(tiles.product.inner, max(16, triton.next_power_of_2(width)), max(16, MOST_HELD // ranks))
     return min(wide, tiles.scalar) if dtype == torch.float32 else wide
 
 
