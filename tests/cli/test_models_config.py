@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from thalweg.cli import common, flags
+from thalweg.cli.config_file import read_yaml
 from thalweg.cli.models_config import read_models
 from thalweg.cli.serve import _arguments, settings
 from thalweg.errors import ConfigError, ThalwegError
@@ -40,13 +43,31 @@ def read(tmp_path, text, *words):
         (f"models: [{NANO}, name: a, served_model_name: [b]}}]", "models[0]: name: served_model_name is given too"),
         ("models: [{model: /nowhere}]", "models[0]: model: '/nowhere' does not exist"),
         ("models: [{name: a}]", "models[0]: model: must name a directory"),
+        (f"models: [{NANO}, name: a, name: b}}]", "the key 'name' is given twice"),
+        ("models:\n- &m {model: thalweg-nano, speculative_config: *m}", "models[0]: speculative_config: is not JSON: Circular"),
+        ("models: " + "[" * 5000, "has too many levels"),
+        (f"models: [{NANO}, name: a, enable_lora: true, lora_modules: [a=x]}}]", "models[0]: name 'a' belongs to models[0]"),
+        (
+            f"models: [{NANO}, name: a, enable_lora: true, lora_modules: [b=x]}}, {NANO}, name: b}}]",
+            "models[1]: name 'b' belongs to models[0]",
+        ),
     ],
 )
 def test_errors_name_the_entry_and_the_field(tmp_path, text, words):
     with pytest.raises(ThalwegError) as caught:
         read(tmp_path, text)
-    assert "models.yaml: " in str(caught.value)
+    assert "models.yaml" in str(caught.value)
     assert words in str(caught.value)
+
+
+def test_a_merged_mapping_may_override_a_key(tmp_path):
+    text = f"models:\n- &a {NANO}, name: a}}\n- &b {{<<: *a, name: b}}\n- {{<<: *b, name: c}}"
+    assert [e.names for e in read(tmp_path, text).entries] == [("a",), ("b",), ("c",)]
+
+
+def test_a_device_without_an_end_is_not_read_to_its_end():
+    with pytest.raises(ConfigError, match="/dev/zero has more than 1000000 bytes"):
+        read_yaml("--models-config", Path("/dev/zero"))
 
 
 def test_a_flag_of_a_wrong_type_names_the_entry(tmp_path, capsys):

@@ -45,7 +45,10 @@ def words_of(where: str, content: dict[Any, Any]) -> list[str]:
         if value is True or value is False:
             words.append(f"--{'' if value else 'no-'}{name}")
         elif isinstance(value, dict) or (isinstance(value, list) and name in objects):
-            words += [f"--{name}", json.dumps(value)]
+            try:
+                words += [f"--{name}", json.dumps(value)]
+            except (ValueError, TypeError, RecursionError) as e:  # anchors that contain themselves, dates
+                raise ConfigError(f"{where}{key}: is not JSON: {e}") from None
         elif isinstance(value, list):
             words += [f"--{name}", *map(str, value)] if value else []
         elif value is not None:
@@ -54,17 +57,33 @@ def words_of(where: str, content: dict[Any, Any]) -> list[str]:
 
 
 def read_yaml(flag: str, file: Path) -> dict[Any, Any]:
-    """The content of the file of `flag`. ConfigError names it."""
+    """The content of the file of `flag`. ConfigError names it. A pipe is read too."""
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """A key that is given twice is an error. YAML says so, and PyYAML keeps the last."""
+
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            seen = set()
+            for key in (k for k, _ in node.value if isinstance(k, yaml.ScalarNode)):
+                if key.value in seen:
+                    raise yaml.YAMLError(f"the key {key.value!r} is given twice{key.start_mark}")
+                seen.add(key.value)
+            return node
+
     try:
-        if file.stat().st_size > MAX_BYTES:
+        with file.open("rb") as f:  # devices and pipes have no size
+            data = f.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
             raise ConfigError(f"{flag}: {file} has more than {MAX_BYTES} bytes")
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.load(data.decode(), Loader)
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"{flag}: {str(file)!r} cannot be read: {e}") from None
     except yaml.YAMLError as e:
         raise ConfigError(f"{flag}: {file} is not valid YAML: {' '.join(str(e).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{flag}: {file} has too many levels") from None
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -197,9 +197,10 @@ def _check_seconds(where: str, seconds: float) -> None:
 
 
 def _check_names(file: Path, entries: list[ModelEntry]) -> None:
+    """Models and adapters of `lora_modules` have different names, as a request names either."""
     seen: dict[str, int] = {}
     for i, entry in enumerate(entries):
-        for name in entry.names:
+        for name in (*entry.names, *entry.module_names):
             if name in seen:
                 raise ConfigError(f"{file}: models[{i}]: name {name!r} belongs to models[{seen[name]}] too; give another one")
             seen[name] = i

@@ -13,6 +13,7 @@ from fake_engine import FakeEngine
 from thalweg.config import EngineArgs
 from thalweg.errors import DeviceError
 from thalweg.server.app import Application
+from thalweg.server.errors import ApiError
 from thalweg.server.router.dispatch import ModelRouter
 from thalweg.server.router.models import ModelEntry, ModelList
 from thalweg.server.router.standby import StandbyReserve
@@ -104,6 +105,15 @@ async def test_200_random_requests_to_5_models_with_room_for_2_all_succeed():
 
     assert set(await asyncio.gather(*(one() for _ in range(200)))) == {(200, True)}
     assert sum(e.awake for e in world.engines.values()) <= 2
+
+
+async def test_an_adapter_cannot_have_the_name_of_another_model():
+    """Requests for that name would never reach it."""
+    world = World()
+    await world.ask("m0")
+    for name in ("m1", "m2-alias"):
+        with pytest.raises(ApiError, match="belongs to another model"):
+            await world.router.models[0].serving.adapters.load(name, "folder", False, False)
 
 
 async def test_the_listing_tells_states_and_loads_nothing():

@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -75,6 +75,8 @@ class ServedAdapters:
         self._served = {r.lora_name: ServedAdapter(r, r.lora_path) for r in loaded}
         self._numbers = itertools.count(1 + max((r.lora_int_id for r in loaded), default=0))
         self._changing = asyncio.Lock()
+        self.is_taken: Callable[[str], bool] = lambda name: False
+        """Does another model of the server have this name?"""
 
     def names(self) -> list[str]:
         return list(self._served)
@@ -195,6 +197,10 @@ class ServedAdapters:
             )
         if name in self._engine.model_names:
             raise ApiError(f"lora_name: {name!r} is a name of the model itself; give the adapter another one", "lora_name")
+        if self.is_taken(name):
+            raise ApiError(
+                f"lora_name: {name!r} belongs to another model of this server; give the adapter another one", "lora_name"
+            )
 
 
 def is_name(name: str) -> bool:

@@ -59,7 +59,10 @@ class ModelRouter:
         )
         registries: dict[str, CollectorRegistry] = {}
         traffic.registry.register(MergedCollector(registries))
-        self.models = [ServedModel(e, self.context, reserve, registries, traces, start) for e in entries]
+        self.models = [
+            ServedModel(e, self.context, reserve, registries, traces, start, partial(self._belongs_to_other, i))
+            for i, e in enumerate(entries)
+        ]
         self._by_name = {name: model for model in self.models for name in model.entry.names}
         self.residency = Residency(self.models, listed.budgets, listed.max_loaded)
 
@@ -93,6 +96,10 @@ class ModelRouter:
 
     def names(self) -> list[str]:
         return [name for model in self.models for name in (*model.entry.names, *model.adapter_names)]
+
+    def _belongs_to_other(self, index: int, name: str) -> bool:
+        """Does a model, or its adapter, have this name, other than the model with this index?"""
+        return any(name in (*m.entry.names, *m.adapter_names) for i, m in enumerate(self.models) if i != index)
 
     def find(self, name: str | None) -> ServedModel:
         """The model of this name, or with an adapter of this name. None: the first model. ApiError 404 for an unknown name."""

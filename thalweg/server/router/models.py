@@ -47,6 +47,11 @@ class ModelEntry:
     pinned: bool = False
     idle_seconds: float = 0.0
 
+    @property
+    def module_names(self) -> list[str]:
+        """Names of the adapters of `lora_modules`. ConfigError for an invalid one."""
+        return [module.lora_name for module in read_modules(self.settings.lora_modules or [])]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelList:
@@ -69,9 +74,10 @@ class ServedModel(Resident):
 
     def __init__(
         self, entry: ModelEntry, context: ServerContext, reserve: StandbyReserve, metrics: dict[str, CollectorRegistry],
-        traces: Traces | None = None, start: StartEngine = start_engine,
+        traces: Traces | None = None, start: StartEngine = start_engine, is_taken: Callable[[str], bool] = lambda name: False,
     ) -> None:  # fmt: skip
-        """metrics: the registry of each model's series, by name."""
+        """metrics: the registry of each model's series, by name. is_taken: does another model, or an adapter of it, have this
+        name?"""
         super().__init__(entry.names[0], entry.cost, pinned=entry.pinned, idle_seconds=entry.idle_seconds)
         self.entry, self._context, self._reserve, self._metrics, self._traces = entry, context, reserve, metrics, traces
         self._start_engine = start
@@ -80,7 +86,7 @@ class ServedModel(Resident):
         """None before the first load."""
         self.endpoints: dict[tuple[str, str], Endpoint] = {}
         """By path and method."""
-        self._modules = [module.lora_name for module in read_modules(entry.settings.lora_modules or [])]
+        self._modules, self._is_taken = entry.module_names, is_taken
 
     @property
     def is_lost(self) -> bool:
@@ -123,6 +129,7 @@ class ServedModel(Resident):
             await engine.shutdown()
             raise
         serving = Serving(engine, settings, context.lifecycle, context.traffic, recent, adapters, context.stores)
+        serving.adapters.is_taken = self._is_taken
         recent.progress = engine.progress
         if traces is not None:
             serving.watchers.append(traces)
