@@ -52,7 +52,7 @@ async def test_an_update_changes_the_fingerprint():
         before = (await http.post("/v1/completions", json=body)).json()["system_fingerprint"]
         await http.post("/init_weight_transfer_engine", json={"init_info": {"master_port": 1}})
         await http.post("/pause?mode=keep")
-        await http.post("/start_weight_update", json={})
+        await http.post("/start_weight_update")
         await http.post("/update_weights", json={"update_info": {"names": ["a"]}})
         assert engine.calls == [{"master_port": 1}, "keep", True, {"names": ["a"]}]
         assert (await http.post("/finish_weight_update")).json()["weight_version"] == 1

@@ -82,6 +82,9 @@ class StagedCheckpoint:
                     f"update_info: {t.name} is {t.dtype} {list(t.shape)}, and the checkpoint has {there[0]} {list(there[1])}",
                     "update_info",
                 )
+            if t.name not in self._old and (t.dtype, t.shape) not in map(self._old.entry, self._old.names):
+                words = f"{t.name} is {t.dtype} {list(t.shape)}, and the checkpoint has no such embedding"
+                raise RequestError(f"update_info: {words}", "update_info")
             if t.dtype not in FORMAT_NAMES:
                 raise RequestError(f"update_info.dtype_names: {t.dtype!r:.40} is unknown", "update_info.dtype_names")
         return tensors

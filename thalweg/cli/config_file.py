@@ -60,7 +60,7 @@ def read_yaml(flag: str, file: Path) -> dict[Any, Any]:
     """The content of the file of `flag`. ConfigError names it. A pipe is read too."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
         """A key that is given twice is an error. YAML says so, and PyYAML keeps the last."""
 
         def compose_mapping_node(self, anchor: Any) -> Any:

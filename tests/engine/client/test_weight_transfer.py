@@ -19,7 +19,9 @@ from thalweg.checkpoint.hub import resolve_model
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.checkpoint.staging import StagedCheckpoint, TensorSpec, encode_header
 from thalweg.config import EngineArgs
+from thalweg.engine.client.weight_transfer import WeightTransfer
 from thalweg.errors import RequestError
+from thalweg.options.weight_transfer import WeightTransferConfig
 
 NANO = resolve_model("thalweg-nano")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -60,6 +62,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path):
         ([name], ["float64"], [shape], f"{name} is float64"),
         ([name, name], [dtype] * 2, [shape] * 2, "sent already"),
         ([name], [dtype], [], "lists of one length"),
+        (["lm_head.weight"], [dtype], [[1 << 40, 1 << 20]], "lm_head.weight is"),
     ):
         with pytest.raises(RequestError, match=r".*") as caught:
             staged.check(names, dtypes, shapes)
@@ -67,6 +70,18 @@ def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path):
     with pytest.raises(RequestError, match="no weights were sent"):
         staged.complete()
     assert staged.check([name], [f"torch.{dtype}"], [shape]) == [TensorSpec(name, dtype, shape)]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("master_port", 0), ("master_port", 65536), ("master_address", ""), ("master_address", "a b"), ("world_size", 1 << 40)],
+)
+async def test_a_group_that_cannot_exist_is_refused_by_field(tmp_path, field, value):
+    """torch.distributed answers with errors of its parser."""
+    transfer = WeightTransfer(WeightTransferConfig(), NANO, 1)
+    info = {"master_address": "::1", "master_port": 29600, "rank_offset": 1, "world_size": 2, field: value}
+    with pytest.raises(RequestError, match=field):
+        await transfer.init(info)
 
 
 class Trainer:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -34,13 +34,16 @@ GRACE_SECONDS = 5.0
 OFF = 'trainers send no weights to this engine: start it with --weight-transfer-config \'{"backend": "gloo"}\''
 
 
+MOST_RANKS = 1 << 20
+
+
 class InitInfo(msgspec.Struct, forbid_unknown_fields=True):
     """The trainer's process group. The receiver gets the ranks from rank_offset on."""
 
-    master_address: str
-    master_port: int
+    master_address: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:%-]+$")]
+    master_port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
     rank_offset: int
-    world_size: int
+    world_size: Annotated[int, msgspec.Meta(le=MOST_RANKS)]
 
 
 class UpdateInfo(msgspec.Struct):
@@ -111,16 +114,13 @@ class WeightTransfer:
         async with self._lock:
             await self._leave()
             self._receivers = [_Receiver() for _ in range(self._world_size)]
-            await self._ask_all(
-                lambda i: JoinGroup(
-                    self._config.backend,
-                    info.master_address,
-                    info.master_port,
-                    info.rank_offset + i,
-                    info.world_size,
-                    self._config.timeout,
-                )
-            )
+            backend, seconds, first = self._config.backend, self._config.timeout, info.rank_offset
+            where = (info.master_address, info.master_port)
+            try:
+                await self._ask_all(lambda i: JoinGroup(backend, *where, first + i, info.world_size, seconds))
+            except RequestError as e:
+                words = f"{e}. The trainer, rank 0, must join at {where[0]} port {where[1]} during this call"
+                raise RequestError(words, "init_info") from None
 
     async def start(self, is_checkpoint_format: bool) -> None:
         """Begin an update. One that was not finished is discarded."""

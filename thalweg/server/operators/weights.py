@@ -40,8 +40,11 @@ async def init(serving: Serving, http: Request) -> Response:
 
 
 async def start(serving: Serving, http: Request) -> Response:
+    """The body may be absent."""
     check_query(http, ())
-    asked = await serving.bodies.parse(http, lambda body: serving.fields.parse(StartUpdateRequest, body))
+    asked = StartUpdateRequest()
+    if http.headers.get("content-length", "0") != "0" or "transfer-encoding" in http.headers:
+        asked = await serving.bodies.parse(http, lambda body: serving.fields.parse(StartUpdateRequest, body))
     await serving.engine.start_weight_update(asked.is_checkpoint_format)
     return respond({"message": "Weight update started"})
 
