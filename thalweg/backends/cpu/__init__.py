@@ -17,7 +17,7 @@ BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Features of a processor with native bfloat16 matrix products (x86's names, then Arm's). One is enough."""
 KEPT = 44 << 20
 """Bytes of compiled kernels, their scratch memory and holes in the heap, about. Measured (tests/bench)."""
-KEPT_COMPILED = 16 << 20
+KEPT_COMPILED = 24 << 20
 """KEPT with compiled kernels, which leave fewer holes, and the arena of recorded steps beyond its logits."""
 KEPT_BLOCK = 32 << 20
 """The largest block of memory that glibc's allocator can keep once it is free."""
