@@ -342,6 +342,10 @@ class Outputs(msgspec.Struct, tag=True):
         """Did the sequence get a token, or its vector?"""
         return handle in self.handles or (self.pooled is not None and handle in self.pooled.handles)
 
+    def error_of(self, handle: int) -> str:
+        """The error with which the sequence ended. Empty if it did not."""
+        return next((f.error for f in self.finished if f.handle == handle and f.reason == "error"), "")
+
     def output_handles(self) -> list[int]:
         """Handles of the sequences with `answers`."""
         vectors = [] if self.pooled is None else self.pooled.handles.tolist()

@@ -167,6 +167,14 @@ def test_an_update_between_two_requests_gives_the_text_of_the_new_weights(tmp_pa
             assert engine.weights_version == 1
             assert await text_of(engine, "third") == expected
             await engine.start_weight_update()
+            await trainer.send(engine, {names[0]: new[names[0]] * float("nan")})
+            flying = asyncio.create_task(text_of(engine, "over-nan", max_tokens=400))
+            await asyncio.sleep(0.05)
+            with pytest.raises(RequestError, match=r"the old ones serve again: .* not a number"):
+                await engine.finish_weight_update()
+            assert await text_of(engine, "fifth") == expected
+            assert len(await flying) == 400
+            await engine.start_weight_update()
             await trainer.send(engine, {names[0]: old[names[0]]})
             engine._weights()._receivers[0]._process.kill()
             with pytest.raises(RequestError, match="weight transfer: the receiving process has ended"):

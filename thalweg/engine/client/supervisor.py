@@ -461,6 +461,10 @@ class Supervisor:
             frame.stats = msgspec.structs.replace(s, prompt_tokens=prompt, generated_tokens=made)
 
     def _take(self, frame: m.Outputs) -> None:
+        if self.state != "ready" and (why := frame.error_of(self._canary)) and self._engine is not None:
+            # Errors of other sequences have the same cause, so they are not passed on: the next engine gets them.
+            self._engine.kill(f"the engine could not generate: {why}")
+            return
         self._without_canary(frame)
         if self.state != "ready" and frame.answers(self._canary):
             self._become_ready()
