@@ -235,9 +235,9 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         ),
         Feature(
             "[Draft models](speculative-decoding.md#draft-models)",
-            "RNNNN",
+            "RHHHN",
             ("tests/models/test_draft_model.py",),
-            "Elsewhere attention plans each step on the host, and they are refused",
+            "On `tpu` attention plans each step on the host, and they are refused",
         ),
         Feature(
             "[Jump-forward](structured-output.md#jump-forward) for structured output",
@@ -247,13 +247,13 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         Feature("Drafts for models with recurrent layers", "RHHHU", ("tests/integration/test_recurrent_states.py",)),
         Feature(
             "[MTP](speculative-decoding.md#multi-token-prediction-mtp) of MiMo, GLM-4.5 and DeepSeek V3",
-            "RNNNN",
+            "RHHHN",
             ("tests/models/test_mtp.py",),
             "On tiny random models. Modules of other families are skipped",
         ),
         Feature(
             "[EAGLE-1 and EAGLE-3](speculative-decoding.md#eagle)",
-            "RNNNN",
+            "RHHHN",
             ("tests/models/test_eagle.py",),
             "On tiny random models, EAGLE-3 in the form of its authors and of `speculators`",
         ),

@@ -123,9 +123,10 @@ def test_drafts_are_those_of_transformers(pair: Pair, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_text_is_the_same_with_dflash(pair: Pair) -> None:
+@pytest.mark.parametrize("more", [{}, pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.nightly)])
+def test_text_is_the_same_with_dflash(pair: Pair, more: dict[str, Any]) -> None:
     """Sequences give way to others, prompts come in chunks next to drafts, and prefixes are found."""
-    tight = {"num_gpu_blocks_override": 14, "max_num_batched_tokens": 24}
+    tight = {"num_gpu_blocks_override": 14, "max_num_batched_tokens": 24, **more}
     without, _ = texts(pair.path / "target", None, **tight)
     with_drafts, stats = texts(pair.path / "target", config(pair), **tight)
     assert with_drafts == without

@@ -14,11 +14,13 @@ from draft_rounds import record_rounds
 from zoo import make_checkpoint
 
 from thalweg import LLM, SamplingParams
+from thalweg.backends.torch_gpu.attention import GatherAttention
 from thalweg.checkpoint.hub import resolve_model
 from thalweg.config import EngineArgs
 from thalweg.engine.control.speculation.gain import Gain
 from thalweg.engine.planning.memory import plan
 from thalweg.errors import ConfigError, ThalwegError
+from thalweg.hal.attention import AttentionBackend
 from thalweg.nano import score
 
 MOST = 3
@@ -77,7 +79,7 @@ def texts(drafts: Any, **args: Any) -> tuple[list[Any], Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", pytest.param("reference", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("device", ["cpu", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("reference", HOST))])
 def test_text_is_the_same_with_a_draft_model(device: str) -> None:
     """Sequences give way to others, prompts come in chunks next to drafts, and prefixes are found."""
     tight = {
@@ -119,7 +121,6 @@ def test_drafts_that_cannot_be_are_refused_in_words(tmp_path: Path) -> None:
         ({"model": str(tmp_path / "none")}, {}, "speculative_config: model: .* does not exist"),
         ({"draft_sample_method": "block"}, {}, "draft_sample_method: must be one of probabilistic, greedy"),
         ({"draft_tensor_parallel_size": 2}, {}, "draft_tensor_parallel_size: must be 1"),
-        ({}, {"device": HOST}, "attention .* plans each step on the host"),
     ):
         with pytest.raises(ThalwegError, match=words):
             serve({**DRAFT, **config}, **args)
@@ -128,6 +129,12 @@ def test_drafts_that_cannot_be_are_refused_in_words(tmp_path: Path) -> None:
         serve({**DRAFT, "model": mamba})
     with pytest.raises(ConfigError, match="no layer of this model has that"):
         serve({**DRAFT, "model": other}, model=mamba)
+
+
+def test_attention_that_plans_on_the_host_only_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GatherAttention, "plan_on_device", AttentionBackend.plan_on_device)
+    with pytest.raises(ConfigError, match=r"draft_model: attention .*torch-gather.* plans each step on the host"):
+        serve(DRAFT, device=HOST)
 
 
 def test_drafts_after_the_end_of_the_context_harm_nothing() -> None:

@@ -13,6 +13,7 @@ import torch
 import transformers
 from draft_rounds import record_rounds
 from safetensors.torch import load_file, save_file
+from test_draft_model import HOST
 from test_mtp import PROMPTS, serve, texts
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
@@ -300,10 +301,22 @@ def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["authors", "speculators", "eagle-1"])
-def test_text_is_the_same_with_eagle(target: tuple[Target, Path], name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("authors", {}),
+        ("eagle-1", {}),
+        ("authors", {"tensor_parallel_size": 2}),
+        ("speculators", {"tensor_parallel_size": 2}),
+        ("eagle-1", {"tensor_parallel_size": 2}),
+        ("authors", {"device": HOST}),
+        ("speculators", {"device": HOST}),
+        ("eagle-1", {"device": HOST}),
+    ],
+)
+def test_text_is_the_same_with_eagle(target: tuple[Target, Path], name: str, more: dict[str, Any]) -> None:
     """Sequences give way to others, prompts come in chunks next to drafts, and prefixes are found."""
-    tight = {"num_gpu_blocks_override": 14, "max_num_batched_tokens": 24}
+    tight = {"num_gpu_blocks_override": 14, "max_num_batched_tokens": 24, **more}
     without, _ = texts(target[1], None, **tight)
     with_drafts, stats = texts(target[1], make(target, name)[1], **tight)
     assert with_drafts == without

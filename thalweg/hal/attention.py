@@ -118,6 +118,13 @@ class AttentionBackend(ABC):
         `batch.metadata[group]`, as device arrays. Default: nothing."""
         return {}
 
+    def plan_on_device(self, batch: StepBatch, group: int, spec: AttnSpec) -> dict[str, Any]:
+        """`metadata` of a batch whose positions and counts only the device knows, as in passes of a drafter after accepted
+        tokens. Called in the step, so it reads no value on the host. Sizes depend only on those of the arrays and on
+        `uniform`. Layers of a group share the result. Default: nothing, for a backend without `metadata`. Others are not
+        chosen for such passes (`plans_on_device`)."""
+        return {}
+
     @abstractmethod
     def attend(
         self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec,
@@ -186,6 +193,13 @@ def choose_attention(
             return b, tuple(refused)
         refused.append((b.name, why))
     raise ValueError(f"no attention backend of this device supports {spec}: " + "; ".join(f"{n}: {w}" for n, w in refused))
+
+
+def plans_on_device(backend: AttentionBackend) -> bool:
+    """Can it run passes with positions that only the device knows?"""
+    kind = type(backend)
+    planned = kind.metadata is not AttentionBackend.metadata
+    return not planned or kind.plan_on_device is not AttentionBackend.plan_on_device
 
 
 def named_attention(backends: Sequence[AttentionBackend], name: str) -> list[AttentionBackend]:

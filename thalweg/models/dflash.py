@@ -94,10 +94,10 @@ class DFlashProposer(LayeredProposer):
         weights, kept = params[KEY], state[KEY]
         ids, _, _, _, _, row, after = self._arrange(batch, tokens, counts)
         table = self._table(batch)
-        known = replace(batch, block_tables=table, parts=(), metadata=self._plans())
+        known = self._plan(replace(batch, block_tables=table, parts=()))
         kv = self.draft.store(weights, known, kept[CACHES], taps)
         fed, newest = self._lay_block(batch, ids.index_select(0, row), after[0]), after[0]
-        fed = replace(fed, block_tables=table, metadata=self._plans())
+        fed = self._plan(replace(fed, block_tables=table))
         entered = self._model.embed(params, fed.tokens)[None]
         x, kv = self.draft.forward(weights, fed, kv, entered=entered)
         n, level, first = counts.shape[0], part.level, 0 if self._spec.from_newest else 1

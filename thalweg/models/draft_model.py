@@ -50,15 +50,14 @@ class DraftModelProposer(LayeredProposer):
         fed = replace(
             batch, tokens=self._clamp(ids), token_seq=owner, positions=position, query=query, last_row=last,
             block_tables=self._table(batch), uniform=batch.uniform + 1 if batch.uniform else 0, parts=(),
-            metadata=self._plans(),
         )  # fmt: skip
-        x, kv = self.draft.forward(weights, fed, kv, row)
+        x, kv = self.draft.forward(weights, self._plan(fed), kv, row)
         drafts = [self._choose(weights, x, batch, after[0])]
         each = torch.arange(counts.shape[0], device=counts.device, dtype=torch.int32)
         single = replace(fed, token_seq=each, last_row=each, query=torch.ones_like(each), uniform=1)
         for at in after[1 : part.level]:
-            fed = replace(single, tokens=self._clamp(drafts[-1]), positions=at, context=at, metadata=self._plans())
-            x, kv = self.draft.forward(weights, fed, kv)
+            fed = replace(single, tokens=self._clamp(drafts[-1]), positions=at, context=at)
+            x, kv = self.draft.forward(weights, self._plan(fed), kv)
             drafts.append(self._choose(weights, x, batch, at))
         return torch.stack(drafts, 1), {**state, KEY: {**state[KEY], CACHES: kv}}
 

@@ -21,7 +21,6 @@ from thalweg.models.draft_vocabulary import put_tokens, spread_logits
 from thalweg.models.layers.embedding import Embedding
 from thalweg.models.layers.linear import Linear
 from thalweg.models.layers.norm import build_norm
-from thalweg.models.load import load_params
 from thalweg.models.paired_proposer import PairedProposer
 from thalweg.models.proposer import KEY, ProposerSetup
 from thalweg.models.spec.eagle import EagleSpec
@@ -77,7 +76,6 @@ class EagleProposer(PairedProposer):
         assert setup.draft is not None, "planning has read it"
         assert isinstance(setup.draft.spec, EagleSpec)
         spec, model = setup.draft.spec, setup.model
-        self._path, self._load_format, self._seed = setup.draft.path, setup.load_format, setup.seed
         self._model, self._spec, self.taps, self.width = model, spec, spec.taps, spec.hidden
         ctx = Context(setup.binder, setup.attention, setup.mesh, model.dtype, setup.max_len, setup.block_tokens)
         module = EagleModule(ctx, spec)
@@ -91,12 +89,11 @@ class EagleProposer(PairedProposer):
         return cls(setup)
 
     def load(self, device: Device) -> Mapping[str, Any]:
-        params: dict[str, Any] = load_params(
-            self.draft, self._path, device, load_format=self._load_format, seed=self._seed, progress=False
-        )
+        params, setup = dict(super().load(device)), self._setup
         if self._spec.mapped:
-            dummy = self._load_format == "dummy"
-            params[TOKENS] = put_tokens(device, self._path, self._spec.vocab, self._model.vocab, dummy=dummy)
+            assert setup.draft is not None
+            dummy = setup.load_format == "dummy"
+            params[TOKENS] = put_tokens(device, setup.draft.path, self._spec.vocab, self._model.vocab, dummy=dummy)
         return params
 
     def embed(self, params: Any, tokens: Tensor) -> Tensor:

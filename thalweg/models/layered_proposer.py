@@ -8,15 +8,14 @@ the temperature they are right more often than at the whole of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thalweg.drafters import SAMPLING
-from thalweg.errors import ConfigError
 from thalweg.hal import ops
-from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.device import Device
 from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.step import StepBatch
@@ -35,17 +34,9 @@ class LayeredProposer(Proposer):
     """The op that arranges a step's tokens for the layers, from the arguments of `draft_inputs` and those of `_arrange`."""
 
     def __init__(self, setup: ProposerSetup, draft: Model, head: Model) -> None:
-        """draft: the model that runs after the target. head: the one with the output matrix of drafts. Raises ConfigError if an
-        attention backend plans the draft's steps on the host, where accepted tokens are unknown."""
+        """draft: the model that runs after the target. head: the one with the output matrix of drafts."""
         super().__init__(setup.model, setup.binder, setup.config)
         self._setup = setup
-        for backend in {a[0] for a in draft.attention if a is not None}:
-            if type(backend).metadata is not AttentionBackend.metadata:
-                raise ConfigError(
-                    f"speculative_config: {setup.config.method}: attention {backend.name} plans each step on the host, and "
-                    "draft steps follow accepted tokens, which only the device knows; use method ngram or suffix on this "
-                    "platform"
-                )
         self.draft, self._head = draft, head
         self._group = shared_group(setup.model.groups)
         self.caches = tuple((self._group, layout) for layout in draft.layouts)
@@ -88,9 +79,11 @@ class LayeredProposer(Proposer):
         wider = torch.nn.functional.pad(table, (0, 1 + self.most // self.draft.groups[0].block_tokens))
         return (wider,) * len(self.draft.groups)
 
-    def _plans(self) -> tuple[dict[str, Any], ...]:
-        """Where attention of each group keeps data that its layers share. A pass has its own, as it has its own positions."""
-        return tuple({} for _ in self.draft.groups)
+    def _plan(self, batch: StepBatch) -> StepBatch:
+        """The batch with the plans of attention, and with what layers of a group share. Each pass has its own positions."""
+        groups = enumerate(self.draft.attention)
+        plans = tuple({} if a is None else a[0].plan_on_device(batch, g, a[1]) for g, a in groups)
+        return replace(batch, metadata=plans)
 
     def _choose(self, params: Any, x: Tensor, batch: StepBatch, position: Tensor) -> Tensor:
         """The draft i32[S] of each sequence after hidden states x [S, hidden] of the tokens at these positions. params: of the

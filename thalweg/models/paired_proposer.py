@@ -65,15 +65,14 @@ class PairedProposer(LayeredProposer):
         fed = replace(
             batch, tokens=ids, token_seq=owner, positions=position, context=context, query=query, last_row=last,
             block_tables=self._table(batch), uniform=batch.uniform + 1 if batch.uniform else 0, parts=(),
-            metadata=self._plans(),
         )  # fmt: skip
         before = torch.cat([hidden, kept[HIDDEN].index_select(0, slots)]).index_select(0, source)
-        x, onward, kv = self.run(params, fed, before, kept[CACHES], row)
+        x, onward, kv = self.run(params, self._plan(fed), before, kept[CACHES], row)
         drafts = [self._choose(params, x, batch, after[0])]
         single = replace(fed, token_seq=each, last_row=each, query=one, uniform=1)
         for at, position in pairwise(after[: part.level]):
-            fed = replace(single, tokens=drafts[-1], positions=at, context=at, metadata=self._plans())
-            x, onward, kv = self.run(params, fed, onward, kv, None)
+            fed = replace(single, tokens=drafts[-1], positions=at, context=at)
+            x, onward, kv = self.run(params, self._plan(fed), onward, kv, None)
             drafts.append(self._choose(params, x, batch, position))
         kept[HIDDEN].index_copy_(0, slots, hidden.index_select(0, accepted))
         return torch.stack(drafts, 1), {**state, KEY: {**kept, CACHES: kv}}

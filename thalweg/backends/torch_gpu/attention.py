@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
-from thalweg.hal.step import SCRATCH, StepBatch
+from thalweg.hal.step import SCRATCH, StepBatch, StepShape
 
 QUERIES = 256
 """Query tokens of one sequence handled at once."""
@@ -46,12 +46,17 @@ class GatherAttention(AttentionBackend):
         shape = (1 if spec.kind == "latent" else 2, block_tokens, spec.kv_heads, spec.head_dim)
         return KVLayout(shape, spec.dtype, f"kv-token-head/{spec.dtype}/{'x'.join(map(str, shape))}")
 
-    def metadata(self, batch: StepBatch, group: int, *rest: Any) -> Mapping[str, Any]:
-        """Under "runs", as numbers: (sequence, first row, tokens, position of the first) of every stretch of one sequence,
-        where sequences have different numbers of new tokens. Where each has one, the batch itself says everything."""
-        if batch.uniform == 1:
+    def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
+        """Under "runs", as numbers: (sequence, first row, tokens, position of the first) of every stretch of one sequence.
+        Nothing where each has one new token, or as many as its bucket says: then every token reads the table of its
+        sequence, so that one graph serves all batches of the bucket."""
+        if batch.uniform == 1 or (shape is not None and shape.uniform):
             return {}
         return {"runs": tuple(_runs(batch))}
+
+    def plan_on_device(self, batch: StepBatch, group: int, spec: AttnSpec) -> dict[str, Any]:
+        """Nothing: every token reads the table of its sequence."""
+        return {}
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
@@ -61,8 +66,10 @@ class GatherAttention(AttentionBackend):
         self.store(k, v, kv, batch, group, spec)
         if batch.uniform == 1:
             return _decode(q, kv, table, batch, spec), kv
+        runs = batch.metadata[group].get("runs") if batch.metadata else tuple(_runs(batch))
+        if runs is None:
+            return _decode(q, kv, table.index_select(0, batch.token_seq), batch, spec), kv
         out = q.new_zeros(*q.shape[:2], spec.latent or spec.head_dim)
-        runs = batch.metadata[group]["runs"] if batch.metadata else tuple(_runs(batch))
         for seq, row, n, start in runs:
             out[row : row + n] = _stretch(q[row : row + n], kv, table[seq], start, spec)
         return out, kv
@@ -87,7 +94,7 @@ def _runs(batch: StepBatch) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _decode(q: Tensor, kv: Tensor, table: Tensor, batch: StepBatch, spec: AttnSpec) -> Tensor:
-    """One token per sequence. Values at a table's unused part are replaced by zeros: they may be anything, NaN too."""
+    """One token per row of the table. Values at a table's unused part are replaced by zeros: they may be anything, NaN too."""
     keys = table.shape[1] * kv.shape[2]
     most = max(1, GATHER // (keys * spec.kv_heads * spec.head_dim))
     parts = []

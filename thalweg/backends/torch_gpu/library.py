@@ -70,6 +70,9 @@ class UnavailableAttention(AttentionBackend):
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
         _absent(self._why)
 
+    def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
+        _absent(self._why)
+
     def attend(
         self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec,
         sinks: Array | None = None,

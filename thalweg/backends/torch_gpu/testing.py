@@ -70,18 +70,12 @@ def _no_triton(arch: str) -> Any:
 
 def _token_by_token() -> Any:
     """Attention that treats every token as a decoding sequence, so that nothing depends on which tokens belong together."""
-    from thalweg.backends.torch_gpu.attention import GatherAttention, _decode
+    from thalweg.backends.torch_gpu.attention import GatherAttention
 
     class TokenByToken(GatherAttention):
         mixed = True
 
         def metadata(self, *args: Any) -> Any:
             return {}
-
-        def attend(self, q: Any, k: Any, v: Any, kv: Any, batch: Any, group: int, spec: Any, sinks: Any = None) -> Any:
-            self.store(k, v, kv, batch, group, spec)
-            seq = batch.token_seq
-            each = replace(batch, slots=batch.slots[seq], context=batch.positions)
-            return _decode(q, kv, batch.block_tables[group][seq], each, spec), kv
 
     return TokenByToken()

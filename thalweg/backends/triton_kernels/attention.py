@@ -149,6 +149,20 @@ class TritonPagedAttention(AttentionBackend):
         alone = {"alone": np.empty(0, np.int32)} if shape is None and len(long) == len(batch.query) else {}
         return {"tiles": tiles, **alone}
 
+    def plan_on_device(self, batch: StepBatch, group: int, spec: AttnSpec) -> dict[str, Any]:
+        """The tiles of `metadata` for a bucket of this batch's sizes, in the order of sequences."""
+        if 0 < batch.uniform <= self._fit(spec, self._short(spec)).tokens:
+            return {}
+        per = self._fit(spec, self._prefill(spec)).tokens
+        query = batch.query.long()
+        count = torch.where(query > 1, (query + (per - 1)) // per, 0)
+        ends = count.cumsum(0)
+        tile = torch.arange(batch.tokens.shape[0] // per + query.shape[0], device=query.device)
+        seq = torch.searchsorted(ends, tile, right=True).clamp(max=query.shape[0] - 1)
+        first = (tile - (ends - count).index_select(0, seq)) * per
+        tiles = torch.where((tile < ends[-1])[:, None], torch.stack([seq, first], 1), -1)
+        return {"tiles": tiles.to(torch.int32)}
+
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
         sinks: Tensor | None = None,

@@ -164,7 +164,7 @@ class Cache:
     def __init__(self, device: Device, backend: AttentionBackend, spec: AttnSpec, size: int, blocks: int) -> None:
         self._device, self._backend, self._spec = device, backend, spec
         self.box = StateBox(device.alloc_kv(backend.layout(spec, size), blocks))
-        self._made: dict[tuple[StepShape | None, QKPrologue | None], Executable] = {}
+        self._made: dict[tuple[StepShape | None, QKPrologue | None, bool], Executable] = {}
         more = sinks(spec)
         self._sinks = None if more is None else device.put(torch.from_numpy(more).to(getattr(torch, spec.dtype)))
         if (added := bias(spec)) is not None:
@@ -175,21 +175,22 @@ class Cache:
 
     def attend(
         self, batch: StepBatch, q: np.ndarray, k: np.ndarray, v: np.ndarray, shape: StepShape | None = None,
-        fused: QKPrologueCase | None = None,
+        fused: QKPrologueCase | None = None, planned: bool = True,
     ) -> np.ndarray:  # fmt: skip
         """q, k, v of the batch's tokens (float32) -> [T, heads, D]. With a shape, or on a device that always pads, the batch is
-        padded, and the padding tokens' q, k and v are NaN. fused: the backend applies RoPE to q and k."""
+        padded, and the padding tokens' q, k and v are NaN. fused: the backend applies RoPE to q and k. planned: by the host.
+        Otherwise the step plans it on the device."""
         tokens = batch.tokens.shape[0]
         if shape is None and self._device.pads:
             shape = roomy(batch)
         batch = replace(batch, parts=(*batch.parts, Heads(q, k, v)))
         if shape is not None:
             batch = batch.pad(shape)
-        metadata = (self._backend.metadata(batch, 0, self._spec, shape),)
-        batch = replace(batch, metadata=metadata)
-        key = (shape, fused.prologue if fused else None)
+        if planned:
+            batch = replace(batch, metadata=(self._backend.metadata(batch, 0, self._spec, shape),))
+        key = (shape, fused.prologue if fused else None, planned)
         if key not in self._made:
-            step, params = functools.partial(self._step, key[1]), self._params(fused)
+            step, params = functools.partial(self._step, *key[1:]), self._params(fused)
             self._made[key] = self._device.compile(step, params, self.box, shape, None)
         return np.asarray(self._made[key](batch).result().extras["out"])[:tokens]
 
@@ -200,9 +201,11 @@ class Cache:
         weights = () if fused.prologue.eps is None else fused.weights
         return self._sinks, self._device.put(fused.cos_sin), tuple(map(self._device.put, weights))
 
-    def _step(self, prologue: QKPrologue | None, params: Any, kv: Any, b: StepBatch) -> tuple[Any, StepResult]:
+    def _step(self, prologue: QKPrologue | None, planned: bool, params: Any, kv: Any, b: StepBatch) -> tuple[Any, StepResult]:
         heads = b.get(Heads)
         assert heads is not None
+        if not planned:
+            b = replace(b, metadata=(self._backend.plan_on_device(b, 0, self._spec),))
         q, k, v = (a.to(getattr(torch, self._spec.dtype)) for a in (heads.q, heads.k, heads.v))
         if self._spec.placed:
             out, kv = self._backend.attend_placed(q, k, v, kv, b, 0, self._spec, RelativePositions(params[0], 0, *params[1:]))

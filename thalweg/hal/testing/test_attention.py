@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
+from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue, plans_on_device
 from thalweg.hal.device import Device
 from thalweg.hal.parts.spans import Spans
 from thalweg.hal.step import StepShape
@@ -154,6 +154,23 @@ def _check_uniform(device: Device, attention: Any, spec: AttnSpec, dtype: str, e
         want = np.concatenate([seq.dense(s, spec, getattr(torch, dtype)) for s in stories])
         assert np.isfinite(got).all()
         assert np.abs(got - want).max() <= TOLERANCE[dtype] * np.abs(want).max()
+
+
+@pytest.mark.parametrize("each", [0, 3])
+def test_a_step_planned_on_the_device_equals_dense_attention(device: Device, attention: Any, spec: AttnSpec, each: int) -> None:
+    """As the passes of a drafter are. each: new tokens of every sequence, 0 where they differ."""
+    if not plans_on_device(attention):
+        pytest.skip(f"{attention.name} plans on the host only")
+    size = _size(attention)
+    spec = _ready(attention, spec, "float32", size)
+    mix = [(length, each or new) for length, new in MIX if length >= each]
+    for shape in (None, StepShape(11 * each or 160, 11, 50, uniform=each > 0)):
+        stories, cache, table, start = _fill_cache(device, attention, spec, mix, size, 5)
+        query = [s.query for s in stories]
+        batch = replace(seq.batch_of(table, start, query), uniform=each)
+        got = cache.attend(batch, *seq.rows(stories, start, query), shape=shape, planned=False)
+        want = np.concatenate([seq.dense(s, spec, torch.float32) for s in stories])
+        assert np.abs(got - want).max() <= TOLERANCE["float32"] * np.abs(want).max()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

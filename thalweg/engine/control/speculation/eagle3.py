@@ -18,6 +18,7 @@ class Eagle3Drafter(DeviceDrafter):
         TOKENS: DrafterOption(whole(1, MOST), default=3), MODEL: DrafterOption(read_model),
         REVISION: DrafterOption(read_name), SAMPLING: DrafterOption(read_sampling, default="probabilistic"),
     }  # fmt: skip
+    divides = True
     declares = "thalweg.models.drafts.eagle3:declare_eagle3"
     proposer = "thalweg.models.eagle3:Eagle3Proposer"
 

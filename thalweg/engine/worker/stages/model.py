@@ -15,7 +15,7 @@ from thalweg.engine.planning import resolve
 from thalweg.engine.planning.memory import gib, plan
 from thalweg.engine.worker.stages.open import BuildInputs
 from thalweg.errors import ConfigError
-from thalweg.hal.attention import AttentionBackend, named_attention
+from thalweg.hal.attention import AttentionBackend, named_attention, plans_on_device
 from thalweg.hal.comm import SOLO, Mesh
 from thalweg.hal.device import Background
 from thalweg.hal.kv import KVSpec
@@ -123,7 +123,7 @@ def _make_proposer(
     args = inputs.args
     made: Proposer = import_attribute(where).of(
         ProposerSetup(
-            model=model, binder=binder, config=config, attention=_select_attention(inputs, inputs.device.attention),
+            model=model, binder=binder, config=config, attention=_select_draft_attention(inputs, config.method),
             mesh=_mesh(inputs), max_len=max_len, block_tokens=block_tokens, load_format=args.load_format, seed=args.seed,
             draft=inputs.draft, ranks=inputs.ranks,
         )
@@ -131,6 +131,19 @@ def _make_proposer(
     if made.taps:
         logger.info("speculation: %s reads hidden states after %s", config.method, describe_places(made.taps))
     return made
+
+
+def _select_draft_attention(inputs: BuildInputs, method: str) -> Sequence[AttentionBackend]:
+    """The backends for layers that run after accepted tokens. ConfigError if there are layers and no backend for them."""
+    found = _select_attention(inputs, inputs.device.attention)
+    able = [b for b in found if plans_on_device(b)]
+    if inputs.draft is not None and not able:
+        raise ConfigError(
+            f"speculative_config: {method}: attention {', '.join(b.name for b in found)} plans each step on the host, and "
+            "draft steps follow accepted tokens, which only the device knows; use another --attention-backend, or method "
+            "ngram or suffix"
+        )
+    return able
 
 
 def load_weights(inputs: BuildInputs, built: BuiltModel) -> Params:
