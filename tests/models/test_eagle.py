@@ -372,6 +372,27 @@ def test_a_checkpoint_of_speculators_names_its_method_and_its_target(target: tup
         serve(Path(config["model"]), {"method": "suffix"})
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (3, "speculators_config: must be an object"),
+        ({"verifier": [1]}, "verifier: must be an object"),
+        ({"proposal_methods": 3}, "proposal_methods: must be a list"),
+        ({}, r"holds a drafter\. Give the model that it was trained for"),  # it names itself
+    ],
+)
+def test_a_checkpoint_of_speculators_with_wrong_settings_is_refused(
+    target: tuple[Target, Path], tmp_path: Path, settings: Any, words: str
+) -> None:
+    if isinstance(settings, dict):
+        verifier = {"name_or_path": str(target[1] if settings else tmp_path)}
+        settings = {"verifier": verifier, "default_proposal_method": "greedy", **settings}
+    content = {"speculators_model_type": "eagle3", "speculators_config": settings}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ThalwegError, match=words):
+        serve(tmp_path, None)
+
+
 def test_checkpoints_of_other_forms_are_recognised(target: tuple[Target, Path]) -> None:
     args: dict[str, Any] = {"model": str(target[1]), "device": "cpu", "max_model_len": 96, "dtype": "float32"}
     _, config = make(target, "authors")

@@ -87,7 +87,9 @@ def locate(args: EngineArgs) -> ResolvedModel:
     check_store(args)
     path = checkpoint_config.find(args)
     chosen = split_speculator(args, path)
-    path = path if chosen is args else checkpoint_config.find(chosen)
+    if chosen is not args:
+        path = checkpoint_config.find(chosen)
+        split_speculator(chosen, path)  # a drafter whose target is a drafter, such as itself, is refused
     config = checkpoint_config.read(chosen, path)
     resolved = msgspec.structs.replace(resolve_drafter(chosen), model=str(path))
     check_args(resolved)
