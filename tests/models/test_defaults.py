@@ -24,10 +24,11 @@ MORE_SAID = {
 MADE = {
     "glm4_moe": {"head_dim": 128},
     "deepseek_v2": {"num_experts_per_tok": 6},
+    "gpt_neo": {"num_hidden_layers": 24},
     "gemma3n_text": {"num_hidden_layers": 25},
     "gemma4_text": {"num_hidden_layers": 25},
 }
-"""Of these what has no default, or one that no file has. Of Gemma 3n's layers the last 15 read earlier ones' caches. Gemma 4
+"""Of these what has no default, or one that no file has. GPT-Neo names 24 layers. Of Gemma 3n's layers the last 15 read earlier ones' caches. Gemma 4
 names layers by numbers, which are padded beyond 10."""
 
 
