@@ -86,6 +86,8 @@ def test_only_processes_with_the_secret_enter() -> None:
         assert has_ended(heard)
         for each in (heard, honest):
             each.close()
+    with pytest.raises(DeviceError, match=r"a process on 127.0.0.1 .* has another secret"):  # the reason, where none came
+        gather(ARGS, PLACES, door, time.monotonic(), str)
     with listen("127.0.0.1", 0) as sock, ThreadPoolExecutor() as threads:  # a machine 0 without it gets no rank
         impostor = Door(sock)
         turned_away = threads.submit(impostor.admit, GREETINGS, time.monotonic() + 10)

@@ -93,13 +93,15 @@ def gather(
     then. Raises where waiting is in vain."""
     digest = model_digest(args)
     found: dict[int, Member] = {}
+    turned_away = ""
     wanted = {p.rank: p for p in places}
     while len(found) < len(wanted):
         if time.monotonic() >= until:
             for each in found.values():
                 each.channel.shut()
             missing = [p for p in places if p.rank not in found]
-            raise DeviceError(f"device: rank{'s' if len(missing) > 1 else ''} {describe_missing(missing)}")
+            reason = f". {turned_away or door.turned_away}" if turned_away or door.turned_away else ""
+            raise DeviceError(f"device: rank{'s' if len(missing) > 1 else ''} {describe_missing(missing)}{reason}")
         came = door.admit(GREETINGS, min(until, time.monotonic() + CHECK_SECONDS))
         if came is None:
             check()
@@ -111,7 +113,8 @@ def gather(
         why = _find_objection(args, hello, wanted, digest)
         if not _answer(sock, Refused(why) if why else Welcome()) or why:
             if why:
-                log.warning("a process on %s that offered to be rank %d was refused: %s", host, hello.rank, why)
+                turned_away = f"a process on {host} that offered to be rank {hello.rank} was refused: {why}"
+                log.warning("%s", turned_away)
             continue
         if hello.rank in found:
             log.warning("rank %d came again, from %s", hello.rank, host)

@@ -60,6 +60,8 @@ class Door:
 
     def __init__(self, sock: End, secret: bytes = b"") -> None:
         self._sock, self._secret = sock, secret
+        self.turned_away = ""
+        """The last process with another secret, in words. Empty if there was none."""
 
     @property
     def port(self) -> int:
@@ -101,7 +103,8 @@ class Door:
         if not hmac.compare_digest(proof, _prove(self._secret, b"joins", mine, theirs)):
             with contextlib.suppress(OSError):
                 sock.sendall(bytes(NONCE_BYTES))  # no proof: it learns only that the secrets differ
-            log.warning("a process on %s that wanted to join was turned away: it has another secret (node_secret)", host)
+            self.turned_away = f"a process on {host} that wanted to join was turned away: it has another secret (node_secret)"
+            log.warning("%s", self.turned_away)
             raise StrangerError
         sock.sendall(_prove(self._secret, b"admits", mine, theirs))
 
