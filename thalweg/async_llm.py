@@ -318,9 +318,9 @@ class AsyncLLM(PauseMethods, ScaleMethods, OperationMethods, WeightTransferMetho
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
-        await asyncio.wait_for(self._end_engines(), timeout)
-        if self._transfer is not None:
+        if self._transfer is not None:  # first: the process may exit before the engines have ended
             await self._transfer.close()
+        await asyncio.wait_for(self._end_engines(), timeout)
         self._client.close()
         self._die(EngineDeadError("the engine was shut down"))
 

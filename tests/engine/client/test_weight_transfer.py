@@ -7,6 +7,7 @@ import shutil
 import socket
 import threading
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,6 +83,16 @@ async def test_a_group_that_cannot_exist_is_refused_by_field(tmp_path, field, va
     info = {"master_address": "::1", "master_port": 29600, "rank_offset": 1, "world_size": 2, field: value}
     with pytest.raises(RequestError, match=field):
         await transfer.init(info)
+
+
+async def test_staged_weights_are_deleted_although_the_engine_does_not_end(tmp_path):
+    """The server waits half a second for its engine. The files would fill the disk."""
+    transfer = WeightTransfer(WeightTransferConfig(), NANO, 1)
+    transfer._used = StagedCheckpoint(NANO, tmp_path)
+    ending = SimpleNamespace(_warm=None, _opening=None, _transfer=transfer, _end_engines=asyncio.Event().wait)
+    with pytest.raises(TimeoutError):
+        await AsyncLLM._shut(ending, 0.05)
+    assert not list(tmp_path.iterdir())
 
 
 class Trainer:

@@ -66,7 +66,8 @@ class SourceReader:
         """RequestError for parameters that need a prompt of the decoder's own."""
         if params.prompt_logprobs is not None:
             raise RequestError(
-                "prompt_logprobs: the prompt is read by this model's encoder, which gives no probabilities; omit it",
+                "prompt_logprobs: the prompt is read by this model's encoder, which gives no probabilities; omit it, "
+                "and echo with logprobs",
                 "prompt_logprobs",
             )
 

@@ -169,10 +169,10 @@ class WeightTransfer:
                 before.discard()
 
     async def close(self) -> None:
-        """End the receivers, and delete staged files."""
-        await self._leave()
+        """Delete staged files, and end the receivers. An engine that has opened the files may still use them."""
         if self._used is not None:
             self._used.discard()
+        await self._leave()
 
     async def _ask_all(self, message: Callable[[int], ToReceiver]) -> None:
         """Send each receiver its message. A group in which one failed is of no use, and is left."""
