@@ -259,9 +259,9 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         ),
         Feature(
             "[DFlash](speculative-decoding.md#dflash)",
-            "RNNNN",
+            "RHHHN",
             ("tests/models/test_dflash.py",),
-            "On tiny random models. Layers with windows are refused",
+            "On tiny random models. Layers with windows are refused. Attention of the drafter is slow on GPU platforms",
         ),
         Feature("MTP of other families, DSpark, P-EAGLE", "NNNNN"),
     ),

@@ -11,6 +11,7 @@ import torch
 import transformers
 from draft_rounds import record_rounds
 from safetensors.torch import load_file, save_file
+from test_draft_model import HOST
 from test_eagle import SETTINGS, SIZE, Target
 from test_mtp import PROMPTS, serve, texts
 from torch import Tensor
@@ -91,7 +92,8 @@ def config(pair: Pair, **more: Any) -> dict[str, Any]:
     return {"method": "dflash", "model": str(pair.path / "transformers"), "num_speculative_tokens": BLOCK - 1, **more}
 
 
-def test_drafts_are_those_of_transformers(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param(HOST, marks=pytest.mark.slow)])
+def test_drafts_are_those_of_transformers(pair: Pair, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Round by round, of prompts in chunks and with prefix hits, after accepted, rejected and partly accepted drafts."""
     seen = record_rounds(monkeypatch)
     found: list[tuple[int, Tensor]] = []
@@ -104,7 +106,7 @@ def test_drafts_are_those_of_transformers(pair: Pair, monkeypatch: pytest.Monkey
         return choose(self, params, x, batch, position)
 
     monkeypatch.setattr(DFlashProposer, "_choose", record)
-    llm = serve(pair.path / "target", config(pair), max_num_batched_tokens=24, enforce_eager=True)
+    llm = serve(pair.path / "target", config(pair), max_num_batched_tokens=24, enforce_eager=True, device=device)
     params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     for _ in range(2):
         llm.generate([{"prompt_token_ids": p} for p in PROMPTS], params, use_tqdm=False)
@@ -123,7 +125,9 @@ def test_drafts_are_those_of_transformers(pair: Pair, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [{}, pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "more", [{}, *(pytest.param(each, marks=pytest.mark.nightly) for each in ({"tensor_parallel_size": 2}, {"device": HOST}))]
+)
 def test_text_is_the_same_with_dflash(pair: Pair, more: dict[str, Any]) -> None:
     """Sequences give way to others, prompts come in chunks next to drafts, and prefixes are found."""
     tight = {"num_gpu_blocks_override": 14, "max_num_batched_tokens": 24, **more}

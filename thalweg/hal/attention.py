@@ -97,6 +97,8 @@ class AttentionBackend(ABC):
     mixed: bool = False
     """May a step with different numbers of new tokens per sequence be captured? Then the sizes of `metadata` depend only on the
     bucket, and `attend` reads no value on the host."""
+    drafts_only: bool = False
+    """Is it for layers of drafters only? A model is rather served without what it offers, as it is slow."""
     known_as: tuple[str, ...] = ()
     """Other engines' names for such a backend, accepted as well as `name`."""
 

@@ -263,9 +263,10 @@ def test_what_a_package_raises_while_it_is_imported_is_its_reason(tmp_path: Any,
     with pytest.raises(ImportError, match=r"^aiter does not load: No gfx arch found$"):
         aiter.load("gfx950")
     parts = library.assemble("gfx950", RocmPlatform().vendors(), lambda arch: library.KernelSet())
-    assert [a.name for a in parts.attention] == ["aiter", "flash-attn", "torch-gather", "torch-encoder"]
+    assert [a.name for a in parts.attention] == ["aiter", "flash-attn", "torch-gather", "torch-encoder", "torch-gather-blocks"]
     assert [a.supports(BASE) for a in parts.attention] == [
         "aiter does not load: No gfx arch found", "flash_attn is not installed", None, "runs kind encoder, not full",
+        "is for blocks whose tokens see each other",
     ]  # fmt: skip
 
 

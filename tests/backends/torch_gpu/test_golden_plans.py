@@ -76,7 +76,7 @@ def test_a_vendor_library_that_fails_costs_its_kernels_and_says_why(fails: Excep
     assert choice.refused == (("fast", str(fails).splitlines()[0]),)
     assert [(a.name, a.supports(SPEC)) for a in parts.attention] == [
         ("fast", str(fails).splitlines()[0]), ("triton", "triton is not installed"), ("torch-gather", None),
-        ("torch-encoder", "runs kind encoder, not full"),
+        ("torch-encoder", "runs kind encoder, not full"), ("torch-gather-blocks", "is for blocks whose tokens see each other"),
     ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
+from thalweg.hal.parts.spans import Spans
 from thalweg.hal.step import SCRATCH, StepBatch, StepShape
 
 QUERIES = 256
@@ -27,7 +28,7 @@ class GatherAttention(AttentionBackend):
 
     name = "torch-gather"
     batch_invariant = True
-    known_as = ("TORCH_SDPA",)
+    known_as: tuple[str, ...] = ("TORCH_SDPA",)
 
     def supports(self, spec: AttnSpec) -> str | None:
         if spec.kind not in ("full", "window", "chunked", "latent"):
@@ -64,11 +65,13 @@ class GatherAttention(AttentionBackend):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         table = batch.block_tables[group]
         self.store(k, v, kv, batch, group, spec)
+        spans = batch.get(Spans) if spec.spans else None
+        until = batch.positions if spans is None else torch.maximum(batch.positions, spans.last[:, 0])
         if batch.uniform == 1:
-            return _decode(q, kv, table, batch, spec), kv
+            return _decode(q, kv, table, batch.positions, until, spec), kv
         runs = batch.metadata[group].get("runs") if batch.metadata else tuple(_runs(batch))
         if runs is None:
-            return _decode(q, kv, table.index_select(0, batch.token_seq), batch, spec), kv
+            return _decode(q, kv, table.index_select(0, batch.token_seq), batch.positions, until, spec), kv
         out = q.new_zeros(*q.shape[:2], spec.latent or spec.head_dim)
         for seq, row, n, start in runs:
             out[row : row + n] = _stretch(q[row : row + n], kv, table[seq], start, spec)
@@ -84,6 +87,20 @@ class GatherAttention(AttentionBackend):
         kv.index_put_((block[:, None], half[None, :], (batch.positions % size)[:, None]), torch.stack(new, 1))
 
 
+class BlockAttention(GatherAttention):
+    """The same for blocks of masks, whose tokens see each other. Every token reads the whole table of its sequence."""
+
+    name = "torch-gather-blocks"
+    spans = drafts_only = True
+    known_as = ()
+
+    def supports(self, spec: AttnSpec) -> str | None:
+        return super().supports(spec) if spec.spans else "is for blocks whose tokens see each other"
+
+    def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
+        return {}
+
+
 def _runs(batch: StepBatch) -> Iterator[tuple[int, int, int, int]]:
     query, context, last = batch.query.tolist(), batch.context.tolist(), batch.last_row.tolist()
     for s, slot in enumerate(batch.slots.tolist()):
@@ -93,15 +110,16 @@ def _runs(batch: StepBatch) -> Iterator[tuple[int, int, int, int]]:
             yield s, last[s] + 1 - query[s] + at, min(QUERIES, query[s] - at), context[s] + at
 
 
-def _decode(q: Tensor, kv: Tensor, table: Tensor, batch: StepBatch, spec: AttnSpec) -> Tensor:
-    """One token per row of the table. Values at a table's unused part are replaced by zeros: they may be anything, NaN too."""
+def _decode(q: Tensor, kv: Tensor, table: Tensor, at: Tensor, until: Tensor, spec: AttnSpec) -> Tensor:
+    """One token per row of the table. at, until i32[n]: its position, and the last that it sees. Values at a table's unused
+    part are replaced by zeros: they may be anything, NaN too."""
     keys = table.shape[1] * kv.shape[2]
     most = max(1, GATHER // (keys * spec.kv_heads * spec.head_dim))
     parts = []
-    for at in range(0, q.shape[0], most):
-        rows = slice(at, at + most)
+    for first in range(0, q.shape[0], most):
+        rows = slice(first, first + most)
         held = kv[table[rows]].transpose(1, 2).flatten(2, 3)  # [n, 2 or 1, L, kv_heads, D]
-        seen = _attention_mask(batch.positions[rows, None], torch.arange(keys, device=q.device, dtype=torch.int32), spec)
+        seen = _attention_mask(at[rows, None], until[rows, None], torch.arange(keys, device=q.device, dtype=torch.int32), spec)
         k, v = _parts(torch.where(seen[:, None, :, None, None], held, 0).to(torch.float64), spec)
         parts.append(_formula(q[rows].unsqueeze(1), k, v, seen[:, None, :], spec)[:, 0])
     return torch.cat(parts)
@@ -115,13 +133,13 @@ def _stretch(q: Tensor, kv: Tensor, table: Tensor, start: int, spec: AttnSpec) -
     held = kv[blocks].transpose(0, 1).flatten(1, 2)[:, low % size :][:, : start + n - low]
     k, v = _parts(held.to(torch.float64)[None], spec)
     here = torch.arange(start, start + n, device=q.device)
-    seen = _attention_mask(here[:, None], torch.arange(low, start + n, device=q.device), spec)
+    seen = _attention_mask(here[:, None], here[:, None], torch.arange(low, start + n, device=q.device), spec)
     return _formula(q[None], k, v, seen[None], spec)[0]
 
 
-def _attention_mask(at: Tensor, key: Tensor, spec: AttnSpec) -> Tensor:
-    """Does a token at this position see that key?"""
-    return (key <= at) & (key >= _first(at, spec)) if spec.window else key <= at
+def _attention_mask(at: Tensor, until: Tensor, key: Tensor, spec: AttnSpec) -> Tensor:
+    """Does a token at this position, which sees none after `until`, see that key?"""
+    return (key <= until) & (key >= _first(at, spec)) if spec.window else key <= until
 
 
 def _first(position: Any, spec: AttnSpec) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from thalweg.backends.torch_gpu import scaled
-from thalweg.backends.torch_gpu.attention import GatherAttention
+from thalweg.backends.torch_gpu.attention import BlockAttention, GatherAttention
 from thalweg.backends.torch_gpu.linear import AS_IT_COMES, IN_TILES, no_split_k
 from thalweg.backends.torch_native.elementwise import ELEMENTWISE
 from thalweg.backends.torch_native.encoder import TorchEncoderAttention
@@ -201,6 +201,6 @@ def assemble(arch: str, vendors: Sequence[Vendor], compiled: Source = triton, *,
             )
         kernels += parts.kernels
         attention += parts.attention
-    attends = (*attention, GatherAttention(), TorchEncoderAttention())
+    attends = (*attention, GatherAttention(), TorchEncoderAttention(), BlockAttention())
     kernels += _slower_than_triton(arch, scaled.kernels(arch, scaled.helpers(arch)))
     return KernelSet((*kernels, IN_TILES, *ELEMENTWISE, *RECURRENCE, *INDEXER), attends, tuple(absent))

@@ -135,7 +135,7 @@ def _make_proposer(
 
 def _select_draft_attention(inputs: BuildInputs, method: str) -> Sequence[AttentionBackend]:
     """The backends for layers that run after accepted tokens. ConfigError if there are layers and no backend for them."""
-    found = _select_attention(inputs, inputs.device.attention)
+    found, only = _select_attention(inputs, inputs.device.attention), [b for b in inputs.device.attention if b.drafts_only]
     able = [b for b in found if plans_on_device(b)]
     if inputs.draft is not None and not able:
         raise ConfigError(
@@ -143,7 +143,7 @@ def _select_draft_attention(inputs: BuildInputs, method: str) -> Sequence[Attent
             "draft steps follow accepted tokens, which only the device knows; use another --attention-backend, or method "
             "ngram or suffix"
         )
-    return able
+    return [*able, *only]
 
 
 def load_weights(inputs: BuildInputs, built: BuiltModel) -> Params:
@@ -187,8 +187,8 @@ def make_encoder(inputs: BuildInputs, built: BuiltModel, params: Params) -> Enco
 
 
 def _select_attention(inputs: BuildInputs, found: Sequence[AttentionBackend]) -> Sequence[AttentionBackend]:
-    """These backends, or the one that the user named. ConfigError."""
-    name = inputs.args.attention_backend
+    """Those backends that are for models, or the one that the user named. ConfigError."""
+    name, found = inputs.args.attention_backend, [b for b in found if not b.drafts_only]
     try:
         return found if name == "auto" else named_attention(found, name)
     except ValueError as e:
