@@ -42,6 +42,8 @@ def read(tmp_path, text, *words):
         (f"models: [{NANO}, idle_seconds: -1}}]", "models[0]: idle_seconds: -1.0"),
         (f"models: [{NANO}, name: a, served_model_name: [b]}}]", "models[0]: name: served_model_name is given too"),
         ("models: [{model: /nowhere}]", "models[0]: model: '/nowhere' does not exist"),
+        (f"models: [{NANO}, lora_modules: [a=x]}}]", "models[0]: lora_modules: adapters need enable_lora"),
+        (f"models: [{NANO}, enable_lora: true, lora_modules: [a=/nowhere]}}]", "models[0]: lora_modules: '/nowhere' does not"),
         ("models: [{name: a}]", "models[0]: model: must name a directory"),
         (f"models: [{NANO}, name: a, name: b}}]", "the key 'name' is given twice"),
         ("models:\n- &m {model: thalweg-nano, speculative_config: *m}", "models[0]: speculative_config: is not JSON: Circular"),

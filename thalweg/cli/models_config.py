@@ -29,6 +29,7 @@ from thalweg.config import EngineArgs
 from thalweg.engine.planning import checkpoint_config
 from thalweg.engine.planning.memory import Plan, gib, plan
 from thalweg.errors import ConfigError, ThalwegError
+from thalweg.lora import read_modules
 from thalweg.options.answers import AnswerOptions
 from thalweg.options.http import HttpOptions
 from thalweg.options.model import BUNDLED
@@ -129,6 +130,8 @@ def _read_entry(
     args = common.engine_args(namespace)
     if args.nnodes > 1:
         raise ConfigError("nnodes: a model of several machines needs a server for itself")
+    own_settings = _settings_of(namespace, settings)
+    _check_modules(args, own_settings)
     names = _names_of(args, residency)
     args = msgspec.structs.replace(
         args, served_model_name=names, enable_sleep_mode=True,
@@ -137,7 +140,7 @@ def _read_entry(
     made = _plan(args)
     kept = residency.idle_seconds if residency.idle_seconds is not None else idle_seconds
     entry = ModelEntry(
-        args=args, settings=_settings_of(namespace, settings), names=tuple(names),
+        args=args, settings=own_settings, names=tuple(names),
         cost={made.platform: made.total * args.local_engines},
         max_model_len=made.max_model_len, max_num_seqs=made.max_num_seqs, pinned=residency.pinned, idle_seconds=kept,
     )  # fmt: skip
@@ -172,6 +175,15 @@ def _settings_of(namespace: argparse.Namespace, settings: ServerSettings) -> Ser
     if "chat_template" in given:
         given["chat_template"] = read_template(given["chat_template"])
     return msgspec.structs.replace(settings, **given)
+
+
+def _check_modules(args: EngineArgs, settings: ServerSettings) -> None:
+    modules = read_modules(settings.lora_modules or [])
+    if modules and not args.enable_lora:
+        raise ConfigError("lora_modules: adapters need enable_lora: true")
+    for path in (Path(m.lora_path) for m in modules):
+        if path.is_absolute() and not path.exists():
+            raise ConfigError(f"lora_modules: {str(path)!r} does not exist")
 
 
 def _names_of(args: EngineArgs, residency: ResidencyFields) -> list[str]:
