@@ -288,6 +288,22 @@ def test_the_plan_covers_every_token_of_every_prefill_once(query: list[int], exa
     assert covered == {(s, i) for s, n in enumerate(query) if n > 1 for i in range(n)}
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(("query", "uniform"), [([1, 40, 1, 300, 2], 0), ([1, 1], 0), ([64, 64], 64), ([4, 4], 4)])
+def test_a_plan_made_on_the_device_has_the_tiles_of_one_made_on_the_host(query: list[int], uniform: int, exact: bool) -> None:
+    """In the order of sequences. No value of the batch decides a size: it is made of arrays without values too."""
+    from thalweg.backends.triton_kernels.attention import TritonPagedAttention
+
+    backend, batch = TritonPagedAttention(tiles("sm_90"), exact), _batch([5] * len(query), query, uniform)
+    shape = StepShape(sum(query), len(query), 64, uniform=uniform > 0)
+    want = backend.metadata(batch, 0, SPEC, shape)
+    arrays = replace(batch, tokens=torch.from_numpy(batch.tokens), query=torch.from_numpy(batch.query))
+    got = backend.plan_on_device(arrays, 0, SPEC)
+    assert {k: sorted(v.tolist()) for k, v in got.items()} == {k: sorted(v.tolist()) for k, v in want.items()}
+    nowhere = replace(batch, tokens=arrays.tokens.to("meta"), query=arrays.query.to("meta"))
+    assert {k: v.shape for k, v in backend.plan_on_device(nowhere, 0, SPEC).items()} == {k: v.shape for k, v in want.items()}
+
+
 def test_the_plan_of_a_bucket_has_the_same_sizes_for_every_batch() -> None:
     from thalweg.backends.triton_kernels.attention import TritonPagedAttention
 
