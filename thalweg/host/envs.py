@@ -189,6 +189,11 @@ def audio_file_megabytes() -> float:
     return _number("THALWEG_MAX_AUDIO_CLIP_FILESIZE_MB", 25, 0.001, 200)
 
 
+def audio_file_bytes() -> int:
+    """Largest file of audio that is accepted, in bytes."""
+    return int(audio_file_megabytes() * 2**20)
+
+
 def audio_seconds() -> float:
     """THALWEG_MAX_AUDIO_DECODE_DURATION_S: longest audio of a request, in seconds. Default 600."""
     return _number("THALWEG_MAX_AUDIO_DECODE_DURATION_S", 600, 0.1, 3600)
