@@ -189,8 +189,8 @@ def audio_file_megabytes() -> float:
     return _number("THALWEG_MAX_AUDIO_CLIP_FILESIZE_MB", 25, 0.001, 200)
 
 
-def audio_file_bytes() -> int:
-    """Largest file of audio that is accepted, in bytes."""
+def upload_bytes() -> int:
+    """Largest file of a form, in bytes."""
     return int(audio_file_megabytes() * 2**20)
 
 

@@ -28,7 +28,7 @@ class AudioLoader:
 
     def __init__(self, processor: AudioProcessor, cells: int) -> None:
         self._processor, self._gate = processor, AudioDecoder(cells, envs.audio_seconds())
-        self._most, self._seconds = envs.audio_file_bytes(), envs.audio_seconds()
+        self._most, self._seconds = envs.upload_bytes(), envs.audio_seconds()
         self._digests = Digests("audio", processor)
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ class AudioServing:
         self.config: SpeechConfig = model.speech
         self.tokenizer = serving.tokenizer("file")
         self.tokens = WhisperTokens(self.tokenizer, model.speech, model.max_len)
-        self.most_bytes = envs.audio_file_bytes()
+        self.most_bytes = envs.upload_bytes()
         self.gate = AudioDecoder(DECODERS, envs.audio_seconds())
 
     def hear(self, data: bytes) -> WindowedAudio:

@@ -166,7 +166,7 @@ class ModelRouter:
         return await work
 
     async def _ask_by_form(self, row: Row, path: str, http: Request) -> Response:
-        limit = envs.audio_file_bytes() + OVERHEAD
+        limit = envs.upload_bytes() + OVERHEAD
         data = await self.context.bodies.raw(http, limit)
         kind = http.headers.get("content-type", "")
         name = await asyncio.to_thread(read_form_model, data, kind)
