@@ -111,6 +111,7 @@ def strict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("part", range(4))
+@pytest.mark.sampled(1)
 def test_texts_of_random_schemas_satisfy_them(part: int) -> None:
     rng, ended = random.Random(part), 0
     for _ in range(some(30, 120)):

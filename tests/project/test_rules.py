@@ -329,6 +329,7 @@ def test_there_is_one_byte_formula() -> None:
 # ---------------------------------------------------------------- names
 
 
+@pytest.mark.slow  # `make check` runs the script itself
 def test_functions_are_verbs_or_nouns_and_class_names_are_unique() -> None:
     assert names.find(ROOT) == []
 

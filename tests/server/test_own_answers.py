@@ -165,7 +165,7 @@ def status(running: Any, dialect: str, history: list[Json]) -> str:
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dialect", PATHS)
-@pytest.mark.sampled(8, 16)
+@pytest.mark.sampled(3, 16)
 def test_an_answer_that_was_cut_anywhere_is_accepted_back(start: Any, format: str, dialect: str) -> None:
     template, text = FORMATS[format]
     running = start(Scripted(template=template))

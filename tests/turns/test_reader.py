@@ -76,6 +76,7 @@ def test_what_is_written_is_read(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(8)
 def test_streamed_equals_whole_for_every_split(name):
     rng, turn = random.Random(name), turn_of(name)
     bound = bind(turn, None)

@@ -84,7 +84,7 @@ def told(path: Path, device: str = "reference", dtype: str = "float32", **more: 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 def test_dense_files_are_the_model_that_they_were_made_of(family, tmp_path):
     """Names, values and configuration: every parameter is equal, and so is every token."""
     source = make_checkpoint(family, tmp_path)
@@ -202,7 +202,7 @@ def of(mix: str, only: str = ""):
 
 
 @pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 def test_quantised_weights_are_those_that_the_package_decodes(mix, tmp_path):
     source = wide("llama", tmp_path)
     file = convert(source, tmp_path / "m.gguf", of(mix), dense=tmp_path / "dense")
