@@ -280,8 +280,6 @@ def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
 
     def record(self: Any, params: Any, x: Tensor, batch: Any, position: Tensor) -> Tensor:
         logits = self._head.logits(params[KEY] if self._spec.has_head else params, x)[0]
-        if self._spec.mapped:
-            logits = torch.full((VOCAB,), -torch.inf).index_copy(0, model.tokens, logits)
         found.append((int(position[0]), logits.log_softmax(-1)))
         return choose(self, params, x, batch, position)
 

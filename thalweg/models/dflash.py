@@ -14,17 +14,14 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ConfigError
-from thalweg.hal import ops
-from thalweg.hal.device import Device
 from thalweg.hal.parts.proposing import Proposing
 from thalweg.hal.parts.spans import Spans
 from thalweg.hal.step import Array, StepBatch
 from thalweg.models.context import Context
 from thalweg.models.decoder import Decoder
-from thalweg.models.draft_vocabulary import put_tokens, spread_logits
-from thalweg.models.eagle3 import TOKENS
+from thalweg.models.draft_vocabulary import DraftHeadProposer
 from thalweg.models.flow import Flow
-from thalweg.models.layered_proposer import CACHES, LayeredProposer
+from thalweg.models.layered_proposer import CACHES
 from thalweg.models.layers.linear import Linear
 from thalweg.models.layers.norm import build_norm
 from thalweg.models.proposer import KEY, ProposerSetup
@@ -52,15 +49,17 @@ class DFlashModule(Decoder):
         return flow.caches
 
 
-class DFlashProposer(LayeredProposer):
+class DFlashProposer(DraftHeadProposer):
+    _spec: DFlashSpec
+
     def __init__(self, setup: ProposerSetup) -> None:
         assert setup.draft is not None, "planning has read it"
         assert isinstance(setup.draft.spec, DFlashSpec)
-        spec, model = setup.draft.spec, setup.model
-        self._model, self._spec, self.taps = model, spec, spec.taps
-        ctx = Context(setup.binder, setup.attention, setup.mesh, model.dtype, setup.max_len, setup.block_tokens)
+        spec = setup.draft.spec
+        self.taps = spec.taps
+        ctx = Context(setup.binder, setup.attention, setup.mesh, setup.model.dtype, setup.max_len, setup.block_tokens)
         module = DFlashModule(ctx, spec)
-        super().__init__(setup, module, module if spec.has_head else model)
+        super().__init__(setup, module)
         if self.most > spec.most:
             raise ConfigError(
                 f"speculative_config: num_speculative_tokens: {self.most} is more than the {spec.most} of the drafter's blocks"
@@ -69,22 +68,11 @@ class DFlashProposer(LayeredProposer):
             raise ConfigError(
                 "speculative_config: dflash: no attention of this device lets the tokens of a block see each other"
             )
-        self._wide = {
-            random: setup.binder.bind(ops.sample, random=random, vocab=model.vocab, dtype="float32") for random in (False, True)
-        }  # fmt: skip
         self._limit = setup.max_len
 
     @classmethod
     def of(cls, setup: ProposerSetup) -> DFlashProposer:
         return cls(setup)
-
-    def load(self, device: Device) -> Mapping[str, Any]:
-        params, setup = dict(super().load(device)), self._setup
-        if self._spec.mapped:
-            assert setup.draft is not None
-            dummy = setup.load_format == "dummy"
-            params[TOKENS] = put_tokens(device, setup.draft.path, self._spec.vocab, self._model.vocab, dummy=dummy)
-        return params
 
     def propose(
         self, params: Any, state: Any, batch: StepBatch, taps: tuple[Tensor, ...], tokens: Tensor, counts: Tensor
@@ -119,17 +107,6 @@ class DFlashProposer(LayeredProposer):
             positions=positions.clamp(max=self._limit - 1).flatten(), context=at, query=torch.full_like(each, size),
             last_row=(each + 1) * size - 1, uniform=size, parts=(Spans(last=last.reshape(-1, 1).contiguous()),),
         )  # fmt: skip
-
-    def _choose(self, params: Any, x: Tensor, batch: StepBatch, position: Tensor) -> Tensor:
-        weights = params[KEY]
-        if not self._spec.mapped:
-            return super()._choose(weights if self._spec.has_head else params, x, batch, position)
-        tokens, random, temperature = weights[TOKENS], batch.features.random and self._tau > 0, batch.sampling.temperature
-        logits = spread_logits(self._head.logits(weights, x), tokens, self._model.vocab)
-        if random:
-            logits = logits / torch.where(temperature > 0, temperature * self._tau, 1.0)[:, None]
-        drawn: Tensor = self._wide[random](logits, temperature, batch.sampling.seed, position + 1)
-        return drawn.to(torch.int32)
 
 
 def _repeat(batch: StepBatch, times: int) -> StepBatch:

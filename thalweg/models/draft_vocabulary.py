@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ from torch import Tensor
 from thalweg.checkpoint.weights import TensorHeaders
 from thalweg.errors import CheckpointError
 from thalweg.hal.device import Device
+from thalweg.hal.step import StepBatch
+from thalweg.models.build import Model
+from thalweg.models.decoder import Decoder
+from thalweg.models.layered_proposer import LayeredProposer
+from thalweg.models.proposer import KEY, ProposerSetup
 
+TOKENS = "tokens"
+"""Key of the parameter i64[vocab of the drafter]: the target's tokens."""
 OFFSETS = "d2t"
 """The tensor with the target's token of each of the drafter's, less the latter."""
 
@@ -35,13 +43,44 @@ def read_tokens(path: Path, count: int, vocab: int, *, dummy: bool = False) -> T
     return tokens
 
 
-def put_tokens(device: Device, path: Path, count: int, vocab: int, *, dummy: bool = False) -> Any:
-    """The same on the device."""
-    return device.put(read_tokens(path, count, vocab, dummy=dummy))
+class MappedHead:
+    """An output matrix with rows for some of the target's tokens, as one over all of them. The logits of others are -inf. So
+    draws use the noise of the target's tokens."""
+
+    def __init__(self, head: Model, vocab: int) -> None:
+        """vocab: tokens of the target."""
+        self._head, self.vocab, self.has_argmax = head, vocab, head.has_argmax
+
+    def argmax(self, params: Any, x: Tensor) -> tuple[Tensor]:
+        """As of a decoder, the tokens only."""
+        return (params[TOKENS].index_select(0, self._head.argmax(params, x)[0].long()),)
+
+    def logits(self, params: Any, x: Tensor) -> Tensor:
+        """x [N, hidden] -> [N, vocab]"""
+        found = self._head.logits(params, x)
+        wide = torch.full((found.shape[0], self.vocab), -torch.inf, dtype=found.dtype, device=found.device)
+        return wide.index_copy(1, params[TOKENS], found)
 
 
-def spread_logits(logits: Tensor, tokens: Tensor, vocab: int) -> Tensor:
-    """[N, vocab]: logits [N, count] at the target's tokens i64[count], and -inf at others. So draws use the noise of the
-    target's tokens."""
-    wide = torch.full((logits.shape[0], vocab), -torch.inf, dtype=logits.dtype, device=logits.device)
-    return wide.index_copy(1, tokens, logits)
+class DraftHeadProposer(LayeredProposer):
+    """With an output matrix that is the target's or the drafter's, and then may have rows for some tokens only."""
+
+    _spec: Any
+    """Of the drafter: with `has_head` and `mapped`."""
+
+    def __init__(self, setup: ProposerSetup, module: Decoder) -> None:
+        self._spec, self._model = module.spec, setup.model
+        head = module if self._spec.has_head else setup.model
+        super().__init__(setup, module, MappedHead(head, setup.model.vocab) if self._spec.mapped else head)
+
+    def load(self, device: Device) -> Mapping[str, Any]:
+        params, setup = dict(super().load(device)), self._setup
+        if self._spec.mapped:
+            assert setup.draft is not None
+            dummy = setup.load_format == "dummy"
+            params[TOKENS] = device.put(read_tokens(setup.draft.path, self._spec.vocab, self._model.vocab, dummy=dummy))
+        return params
+
+    def _choose(self, params: Any, x: Tensor, batch: StepBatch, position: Tensor) -> Tensor:
+        """As `LayeredProposer._choose`. params: of the target."""
+        return super()._choose(params[KEY] if self._spec.has_head else params, x, batch, position)

@@ -12,21 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.hal import ops
-from thalweg.hal.device import Device
 from thalweg.hal.step import Array, StepBatch
 from thalweg.models.context import Context
 from thalweg.models.decoder import Decoder
-from thalweg.models.draft_vocabulary import put_tokens, spread_logits
+from thalweg.models.draft_vocabulary import DraftHeadProposer
 from thalweg.models.layers.embedding import Embedding
 from thalweg.models.layers.linear import Linear
 from thalweg.models.layers.norm import build_norm
 from thalweg.models.paired_proposer import PairedProposer
 from thalweg.models.proposer import KEY, ProposerSetup
 from thalweg.models.spec.eagle import EagleSpec
-
-TOKENS = "tokens"
-"""Key of the parameter i64[vocab of the drafter]: the target's tokens."""
 
 
 class EagleModule(Decoder):
@@ -69,32 +64,22 @@ class EagleModule(Decoder):
         return self.project(params, joined)
 
 
-class EagleProposer(PairedProposer):
-    """What EAGLE's methods share: the parameters, and an output matrix with other tokens than the target's."""
+class EagleProposer(DraftHeadProposer, PairedProposer):
+    """What EAGLE's methods share: the parameters, and an embedding that is the target's or the drafter's."""
+
+    _spec: EagleSpec
 
     def __init__(self, setup: ProposerSetup) -> None:
         assert setup.draft is not None, "planning has read it"
         assert isinstance(setup.draft.spec, EagleSpec)
-        spec, model = setup.draft.spec, setup.model
-        self._model, self._spec, self.taps, self.width = model, spec, spec.taps, spec.hidden
-        ctx = Context(setup.binder, setup.attention, setup.mesh, model.dtype, setup.max_len, setup.block_tokens)
-        module = EagleModule(ctx, spec)
-        super().__init__(setup, module, module if spec.has_head else model)
-        self._wide = {
-            random: setup.binder.bind(ops.sample, random=random, vocab=model.vocab, dtype="float32") for random in (False, True)
-        }  # fmt: skip
+        spec = setup.draft.spec
+        self.taps, self.width = spec.taps, spec.hidden
+        ctx = Context(setup.binder, setup.attention, setup.mesh, setup.model.dtype, setup.max_len, setup.block_tokens)
+        super().__init__(setup, EagleModule(ctx, spec))
 
     @classmethod
     def of(cls, setup: ProposerSetup) -> EagleProposer:
         return cls(setup)
-
-    def load(self, device: Device) -> Mapping[str, Any]:
-        params, setup = dict(super().load(device)), self._setup
-        if self._spec.mapped:
-            assert setup.draft is not None
-            dummy = setup.load_format == "dummy"
-            params[TOKENS] = put_tokens(device, setup.draft.path, self._spec.vocab, self._model.vocab, dummy=dummy)
-        return params
 
     def embed(self, params: Any, tokens: Tensor) -> Tensor:
         """[N, hidden]: by the drafter's embedding, or the target's."""
@@ -103,23 +88,6 @@ class EagleProposer(PairedProposer):
             return embedded
         found: Tensor = self.draft.table(params[KEY]["table"], tokens.clamp(max=self._spec.embedded - 1))
         return found
-
-    def _choose(self, params: Any, x: Tensor, batch: StepBatch, position: Tensor) -> Tensor:
-        weights = params[KEY]
-        if not self._spec.mapped:
-            return super()._choose(weights if self._spec.has_head else params, x, batch, position)
-        tokens, random = weights[TOKENS], batch.features.random and self._tau > 0
-        if not random and self._head.has_argmax:
-            best: Tensor = tokens.index_select(0, self._head.argmax(weights, x)[0].long())
-            return best.to(torch.int32)
-        logits, temperature = (
-            spread_logits(self._head.logits(weights, x), tokens, self._model.vocab),
-            batch.sampling.temperature,
-        )
-        if random:
-            logits = logits / torch.where(temperature > 0, temperature * self._tau, 1.0)[:, None]
-        drawn: Tensor = self._wide[random](logits, temperature, batch.sampling.seed, position + 1)
-        return drawn.to(torch.int32)
 
 
 class Eagle3Proposer(EagleProposer):

@@ -33,8 +33,9 @@ class LayeredProposer(Proposer):
     arranges = ops.draft_inputs
     """The op that arranges a step's tokens for the layers, from the arguments of `draft_inputs` and those of `_arrange`."""
 
-    def __init__(self, setup: ProposerSetup, draft: Model, head: Model) -> None:
-        """draft: the model that runs after the target. head: the one with the output matrix of drafts."""
+    def __init__(self, setup: ProposerSetup, draft: Model, head: Any) -> None:
+        """draft: the model that runs after the target. head: has the output matrix of drafts: a model, or vocab, has_argmax,
+        argmax and logits as of one."""
         super().__init__(setup.model, setup.binder, setup.config)
         self._setup = setup
         self.draft, self._head = draft, head
