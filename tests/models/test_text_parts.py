@@ -95,6 +95,29 @@ SEEING: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         transformers.Mistral3Config, {**LATENT, "rope_parameters": YARN, "model_type": "mistral4", "head_dim": 40}, PIXTRAL
     ),
     "kimi-k2.5": (transformers.Kimi_K25Config, {**LATENT, "model_type": "deepseek_v3"}, MOON),
+    "muse-glimmer": (
+        transformers.MuseGlimmerConfig,
+        {
+            "num_hidden_layers": 5, "sliding_window": 9, "qk_scale_factor": 1.7, "output_multiplier": 0.6, "rope_theta": 1e3,
+            "final_logit_softcapping": 4.0,
+        },
+        {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4},
+    ),
+    "step-3.7": (
+        transformers.Step3p7Config,
+        {
+            "num_hidden_layers": 4, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "share_expert_dim": 32, "moe_router_scaling_factor": 1.7, "sliding_window": 9, "swiglu_limits": [0, 0, 0.4, 7.0],
+            "swiglu_limits_shared": [0, 0.3, 0.2, 0], "num_sliding_attention_heads": 6, "moe_layers_enum": "1,2,3",
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "rope_theta": [5e4, 1e4, 1e4, 5e4], "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5],
+            "rope_scaling": {
+                "rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 32.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+        {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14},
+    ),
     "qwen2.5-vl": (
         transformers.Qwen2_5_VLConfig, {"rope_parameters": {**MROPE, "mrope_section": [2, 2, 2]}, "head_dim": 12},
         QWEN | {"fullatt_block_indexes": [0]},

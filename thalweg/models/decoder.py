@@ -283,7 +283,7 @@ class Decoder:
         for i, table in enumerate(self._learned):  # all of them, as only the first stage embeds
             x = x + table(params["learned"][i], batch, types)
         if self._embed_norm is not None:
-            x = self._embed_norm(params["embed_norm"], x)
+            x = self._embed_norm(params.get("embed_norm", {}), x)  # a norm may have no weight
         return x
 
     def embed(self, params: Any, tokens: Array) -> Array:

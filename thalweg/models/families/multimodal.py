@@ -147,8 +147,10 @@ def is_blind(config: Config) -> bool:
     return bool(config.get("language_model_only")) or not isinstance(outer_config(config).get("vision_config"), dict)
 
 
-def blind(spec: ModelSpec) -> ModelSpec:
-    return replace(spec, names=BLIND)
+def blind(spec: ModelSpec, *unread: str) -> ModelSpec:
+    """The text part only. unread: prefixes of further tensors of other parts. The spec's own exceptions are kept."""
+    skip = (*BLIND.skip, *spec.names.skip, *(root + part for part in unread for root in ("", "model.")))
+    return replace(spec, names=replace(BLIND, inside=spec.names.inside, skip=skip))
 
 
 def seeing(spec: ModelSpec, config: Config, tower: Callable[[Config], Tower], **names: Any) -> ModelSpec:

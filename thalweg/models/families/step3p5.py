@@ -1,14 +1,16 @@
-"""Step 3.5 Flash: gated attention heads, sliding windows on three of four layers with other heads and RoPE settings, sigmoid
-router with expert bias, a shared expert."""
+"""Step 3.5 Flash, and the text part of Step 3.7: gated attention heads, sliding windows on three of four layers with other
+heads and RoPE settings, sigmoid router with expert bias, a shared expert."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from thalweg.checkpoint.config import Config, flag, integer, real, text
+from thalweg.checkpoint.config import Config, flag, integer, real, rope_parameters, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import attention, decoder, eps, hidden_size, layer_count, layer_types, mlp, rope
 from thalweg.models.families.deepseek import drafts
+from thalweg.models.families.mixtures import sparse
+from thalweg.models.families.multimodal import blind
 from thalweg.models.spec import MLP, Attention, HeadNorm, Layer, ModelSpec, MoE, Names, Norm, Norms
 
 WINDOW = "sliding_attention"
@@ -31,6 +33,52 @@ def step3p5(config: Config) -> ModelSpec:
         layers.append(Layer(_attention(config, i, kind, HeadNorm(e, offset)), part, Norms(mixer=first, ffn=second)))
     names = Names(skip=drafts(config).skip, inside=((".share_expert.", ".moe.share_expert."),))
     return decoder(config, layers, norm=Norm("norm", hidden, e, offset), names=names)
+
+
+def step3p7(config: Config) -> ModelSpec:
+    """Step 3.7 Flash, for text: Step 3.5 under a vision encoder. Two spellings of its settings are read, that of published
+    files, and that of transformers, which names layer types instead of listing values."""
+    absent = {
+        "num_attention_groups": 8, "moe_num_experts": 288, "moe_top_k": 8, "use_moe_router_bias": True,
+        "share_expert_dim": 1280, "moe_intermediate_size": 1280,
+    }  # fmt: skip
+    spec = step3p5({**absent, **_translate(config)})
+    return blind(spec, "vit_large_projector.", "vit_downsampler")
+
+
+def _translate(config: Config) -> dict[str, Any]:
+    """The configuration in the spelling of published files."""
+    out = {_PUBLISHED.get(key, key): value for key, value in config.items()}
+    count = layer_count(config)
+    if (kinds := config.get("mlp_layer_types")) is not None:
+        mixed = sparse(config, 3)
+        out["moe_layers_enum"] = ",".join(str(i) for i in range(count) if mixed[i])
+    elif config.get("moe_layers_enum") is None:
+        out["moe_layers_enum"] = ",".join(map(str, range(3, count)))
+    elif isinstance(kinds := config["moe_layers_enum"], list):
+        out["moe_layers_enum"] = ",".join(map(str, kinds))
+    if (heads := config.get("num_sliding_attention_heads")) is not None:
+        out["attention_other_setting"] = {"num_attention_heads": heads}
+    if config.get("layer_types") is None:
+        out["layer_types"] = ["full_attention"] * count
+    ropes = config.get("rope_parameters")
+    if isinstance(ropes, dict) and any(isinstance(each, dict) for each in ropes.values()):
+        each = [rope_parameters(config, kind) for kind in out["layer_types"]]
+        out["rope_theta"] = [found.pop("rope_theta") for found in each]
+        out["partial_rotary_factors"] = [found.pop("partial_rotary_factor", 1.0) for found in each]
+        stretched = next((i for i, found in enumerate(each) if found["rope_type"] != "default"), None)
+        out |= {"rope_parameters": None, "rope_scaling": None if stretched is None else each[stretched]}
+        out["yarn_only_types"] = [] if stretched is None else [out["layer_types"][stretched]]
+    elif config.get("rope_scaling") and not config.get("yarn_only_types"):
+        out["yarn_only_types"] = ["full_attention"]
+    return out
+
+
+_PUBLISHED = {
+    "n_routed_experts": "moe_num_experts", "num_local_experts": "moe_num_experts", "num_experts_per_tok": "moe_top_k",
+    "num_key_value_heads": "num_attention_groups",
+}  # fmt: skip
+"""Keys of transformers -> those of published files."""
 
 
 def _attention(config: Config, layer: int, kind: str, norm: HeadNorm) -> Attention:
