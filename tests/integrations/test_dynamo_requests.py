@@ -10,7 +10,7 @@ import pytest
 
 from thalweg import AsyncLLM, EngineArgs, RequestOutputKind
 from thalweg.errors import RequestError
-from thalweg.integrations.dynamo.requests import ChunkStream, read_params
+from thalweg.integrations.dynamo.requests import ChunkStream, read_params, read_priority
 
 REQUEST = {
     "token_ids": [5, 6, 7],
@@ -32,6 +32,10 @@ def test_every_option_of_a_request_reaches_the_engine() -> None:
     assert guided.structured_outputs is not None
     assert guided.structured_outputs.regex == "a+"
     assert guided.max_tokens is None, "a request without a limit has the context's"
+    assert params.cache_retention is None
+    hinted = {**REQUEST, "agent_context": {"session_id": "s"}, "routing": {"priority": 4}}
+    assert read_params(hinted, {}).cache_retention == 300, "a session's blocks are kept"
+    assert (read_priority(hinted), read_priority(REQUEST)) == (-4, 0), "Dynamo's higher numbers are sooner"
 
 
 @pytest.mark.parametrize(

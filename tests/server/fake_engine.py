@@ -99,6 +99,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.told_to_end: set[str] = set()
         self.prompts: list[Any] = []
+        self.priorities: list[int] = []
         self.made = 0
 
     async def prepare(self, params: SamplingParams) -> None:
@@ -134,6 +135,7 @@ class FakeEngine:
         self.running[request_id] = sampling_params
         self.most_running = max(self.most_running, sum(p.n for p in self.running.values()))
         self.prompts.append(prompt)
+        self.priorities.append(priority)
         done = False
         try:
             async for output in self._tokens(ids, sampling_params, request_id, first_choice):

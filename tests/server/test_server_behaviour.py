@@ -221,7 +221,11 @@ def test_template_options(start):
 
 def test_priority_needs_the_policy(start):
     running = start(FakeEngine(policy="priority"))
-    assert running.post(TEXT, {"prompt": "a", "priority": -3}).status_code == 200
+    hints = {"nvext": {"agent_hints": {"priority": 2}}}
+    for fields in ({"priority": -3}, hints, {"priority": 5, **hints}):
+        assert running.post(TEXT, {"prompt": "a", **fields}).status_code == 200
+    assert running.engine.priorities == [-3, -2, 5], "Dynamo's hint is sooner the higher it is, and the field goes first"
+    assert start(FakeEngine()).post(TEXT, {"prompt": "a", **hints}).status_code == 200, "a hint asks for no policy"
 
 
 def test_version_and_docs(start):

@@ -290,6 +290,7 @@ def test_hints_are_accepted_and_told(start):
         ({"cache_control": {"type": "ephemeral"}}, 300),
         ({"system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]}, 3600),
         ({"tools": [{**TOOLS[0], "cache_control": {"type": "ephemeral", "ttl": "5m"}}], "cache_retention": 7}, 7),
+        ({"tools": TOOLS}, 300),
     ],
 )
 def test_cache_control_keeps_the_conversation_for_its_ttl(start, fields, seconds):

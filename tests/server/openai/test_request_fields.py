@@ -18,13 +18,41 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HI = {"role": "user", "content": "hi"}
 
 
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "headers", "seconds"),
+    [
+        (CHAT, {"messages": [HI]}, {}, None),
+        (CHAT, {"messages": [HI], "tools": TOOLS}, {}, 300),
+        (CHAT, {"messages": [HI], "tools": TOOLS, "tool_choice": "none"}, {}, None),
+        (CHAT, {"messages": [HI], "tools": TOOLS, "cache_retention": 0}, {}, 0),
+        (CHAT, {"messages": [HI]}, {"X-Session-Id": "s"}, 300),
+        (TEXT, {"prompt": "hi", "session_id": "s"}, {}, 300),
+        (TEXT, {"prompt": "hi", "prompt_cache_key": "k", "prompt_cache_retention": "24h"}, {}, 86400),
+        ("/v1/responses", {"input": "hi", "prompt_cache_key": "k"}, {}, 300),
+        ("/v1/responses", {"input": "hi", "prompt_cache_retention": "24h"}, {}, 86400),
+    ],
+)
+def test_a_conversation_that_continues_keeps_its_blocks(start, path, fields, headers, seconds):
+    """By its tools, the name of its session, or the time it asks for."""
+    running = start(Scripted("hello"))
+    r = running.post(path, fields, headers=headers)
+    assert r.status_code == 200, r.text
+    assert running.engine.params[-1].cache_retention == seconds
+
+
 def counted(running) -> dict[str, float]:
     families = text_string_to_metric_families(running.get("/metrics").text)
     return {s.labels["field"]: s.value for f in families for s in f.samples if s.name == "thalweg:unknown_request_fields_total"}
 
 
 CLIENTS = {
-    "session_id": ({"session_id": "s", "messages": [HI]}, {"session_id"}),
+    "hints for routers": (
+        {"messages": [HI], "session_id": "s", "nvext": {"agent_hints": {"priority": 3, "osl": 9}, "annotations": ["x"]}},
+        {"nvext.agent_hints.osl", "nvext.annotations"},
+    ),
     "ids of messages": ({"messages": [{**HI, "id": "msg_1"}, {**HI, "id": "msg_2"}]}, {"messages[].id"}),
     "cache marks": (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]}]},
@@ -86,14 +114,14 @@ def test_an_unknown_field_is_logged_once_by_name_and_never_by_value(start, caplo
     running = start()
     with caplog.at_level(logging.INFO, logger="thalweg.server"):
         for i in range(3):
-            body = {"prompt": "a", "max_tokens": 1, "session_id": f"secret-{i}", "evil\nname": 1, "x" * 65: 1}
+            body = {"prompt": "a", "max_tokens": 1, "thread_id": f"secret-{i}", "evil\nname": 1, "x" * 65: 1}
             assert running.post(TEXT, body).status_code == 200
     said = [m for m in caplog.messages if "not known here" in m]
     assert len(said) == 1
-    assert "session_id" in said[0]
+    assert "thread_id" in said[0]
     assert "secret" not in caplog.text
     assert "evil" not in caplog.text
-    assert counted(running) == {"session_id": 3, "other": 3}
+    assert counted(running) == {"thread_id": 3, "other": 3}
 
 
 def test_clients_cannot_make_as_many_series_as_they_like(caplog):
@@ -111,7 +139,7 @@ def test_clients_cannot_make_as_many_series_as_they_like(caplog):
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        (TEXT, {"prompt": "a", "session_id": "s"}, "session_id"),
+        (TEXT, {"prompt": "a", "thread_id": "s"}, "thread_id"),
         (CHAT, {"messages": [HI, {**HI, "id": "m"}]}, "messages[1].id"),
         (
             CHAT,

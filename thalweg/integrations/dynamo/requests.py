@@ -24,6 +24,8 @@ STOPPING = {
 }  # fmt: skip
 GUIDED = ("json", "regex", "choice", "grammar", "structural_tag", "whitespace_pattern")
 UNSUPPORTED = ("multi_modal_data", "prefill_result", "encoder_result", "bootstrap_info")
+PAUSE_SECONDS = 300.0
+"""The KV blocks of an agent's session are kept for this time after each request."""
 REASONS = {"stop": "stop", "length": "length", "abort": "cancelled", "error": "error"}
 
 
@@ -47,7 +49,14 @@ def read_params(request: Mapping[str, Any], defaults: Mapping[str, Any]) -> Samp
     fields |= _read_stopping(request.get("stop_conditions") or {})
     shown = request.get("output_options") or {}
     fields |= {name: int(shown[name]) for name in ("logprobs", "prompt_logprobs") if shown.get(name) is not None}
+    if (request.get("agent_context") or {}).get("session_id"):
+        fields["cache_retention"] = PAUSE_SECONDS
     return SamplingParams(**fields, detokenize=bool(fields.get("bad_words")), output_kind=RequestOutputKind.DELTA)
+
+
+def read_priority(request: Mapping[str, Any]) -> int:
+    """Of `nvext.agent_hints`, as the engine orders requests: lower is sooner."""
+    return -int((request.get("routing") or {}).get("priority") or 0)
 
 
 def _read_stopping(given: Mapping[str, Any]) -> dict[str, Any]:

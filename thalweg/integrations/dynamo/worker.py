@@ -11,7 +11,7 @@ from thalweg import AsyncLLM, EngineArgs
 from thalweg.checkpoint.hub import resolve_model
 from thalweg.cli import common
 from thalweg.errors import ConfigError, EngineDeadError, RequestError
-from thalweg.integrations.dynamo.requests import ChunkStream, read_params
+from thalweg.integrations.dynamo.requests import ChunkStream, read_params, read_priority
 from thalweg.options.model import BUNDLED
 
 try:
@@ -82,7 +82,9 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]
         stream = ChunkStream()
         try:
             params = read_params(request, self._engine.default_sampling)
-            async for output in self._engine.generate(list(request["token_ids"]), params, request_id):
+            ordered = self._engine.config.scheduler.policy == "priority"
+            priority = read_priority(request) if ordered else 0
+            async for output in self._engine.generate(list(request["token_ids"]), params, request_id, priority=priority):
                 if output.error is not None:
                     raise Unknown(output.error)
                 for chunk in stream.add(output):

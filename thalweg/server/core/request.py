@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, create_model, model_validator
 
+from thalweg.server.core.retention import PAUSE_SECONDS, RETENTIONS, RequestExtensions
 from thalweg.server.core.schema import (
     Flag,
     Int32,
@@ -30,10 +31,6 @@ from thalweg.server.errors import ApiError
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1024
 Json = Annotated[dict[str, Any], MaxBytes(2**20)]
-
-
-RETENTIONS = {"24h": 86400.0}
-"""Values of OpenAI's prompt_cache_retention -> seconds. Others ask for what happens anyway."""
 
 
 class OpenAIBody(WireModel):
@@ -105,6 +102,14 @@ class GenerationRequest(SamplingFields, RequestFields, OpenAIBody):
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
+    session_id: Label | None = None
+    nvext: RequestExtensions | None = None
+
+    @property
+    def hinted_priority(self) -> int:
+        """`priority`, or the negated priority of Dynamo's hints. Lower is sooner."""
+        hints = self.nvext and self.nvext.agent_hints
+        return self.priority or (-(hints.priority or 0) if hints else 0)
 
     @model_validator(mode="after")
     def _rules(self) -> GenerationRequest:
@@ -112,6 +117,8 @@ class GenerationRequest(SamplingFields, RequestFields, OpenAIBody):
             raise ApiError("stream_options is only for stream=true", "stream_options")
         if self.cache_retention is None and self.prompt_cache_retention is not None:
             self.cache_retention = RETENTIONS.get(self.prompt_cache_retention)
+        if self.cache_retention is None and (self.prompt_cache_key or self.session_id):
+            self.cache_retention = PAUSE_SECONDS
         check_handover(self.kv_transfer_params, bool(self.stream))
         if self.prompt_logprobs is not None:
             if self.stream:
@@ -290,6 +297,8 @@ class ChatRequest(GenerationRequest, ChatFields):
             raise ApiError("tool_choice: 'required' needs a function in tools", "tool_choice")
         if len(set(names)) < len(names):
             raise ApiError("tools: names of functions must be unique", "tools")
+        if self.cache_retention is None and self.choice != "none":
+            self.cache_retention = PAUSE_SECONDS
         return self
 
     @model_validator(mode="after")

@@ -27,6 +27,8 @@ from thalweg.server.core.context import ServerContext, Stores
 from thalweg.server.core.job import AcceptedJob, GenerationJob
 from thalweg.server.core.lifecycle import Lifecycle
 from thalweg.server.core.parts import ChoiceRange, OnTurn, divide, renumber, run_all, stream_all
+from thalweg.server.core.request import GenerationRequest
+from thalweg.server.core.retention import PAUSE_SECONDS, has_session
 from thalweg.server.core.schema import RequestFields
 from thalweg.server.core.transcript import Transcript
 from thalweg.server.errors import ApiError, of_grammar
@@ -174,6 +176,8 @@ class Serving(ServerContext):
         for prompt in prompts:
             self._truncate(prompt, request, params)
         self._check_lengths(prompts)
+        if params.cache_retention is None and has_session(http.headers):
+            params.cache_retention = PAUSE_SECONDS
         return self.accept(GenerationJob, kind, http, request, prompts, params, ticket, id, params.n)
 
     def accept(
@@ -182,14 +186,14 @@ class Serving(ServerContext):
     ) -> J:  # fmt: skip
         """A job of a request with checked prompts and parameters. Its cost is charged, and it is recorded and logged. choices:
         of each prompt. ApiError 429 if others wait and it does not fit behind them."""
-        self.check_priority(request.priority)
+        priority = self._choose_priority(request)
         if request.cache_salt is not None:
             for prompt in prompts:
                 prompt["cache_salt"] = request.cache_salt
         model = self.model_name(request.model)
         job = form(
             id=id or self.request_id(kind, http, request.request_id), model=model, created=int(time.time()), prompts=prompts,
-            params=params, priority=request.priority, ticket=ticket, adapter=self._adapter(http, model),
+            params=params, priority=priority, ticket=ticket, adapter=self._adapter(http, model),
         )  # fmt: skip
         ticket.charge(len(prompts), job.prompt_tokens)
         self.remember(http, job.id, job.model, len(divide(len(prompts), choices, self.admission.most_together)))
@@ -212,6 +216,13 @@ class Serving(ServerContext):
         )  # fmt: skip
         self.recent.add(record)
         http.scope["thalweg.visit"].at_end(lambda: self.recent.end(record))
+
+    def _choose_priority(self, request: RequestFields) -> int:
+        """That of the request. A hint counts only where requests have priorities. ApiError if it asks for one elsewhere."""
+        self.check_priority(request.priority)
+        if isinstance(request, GenerationRequest) and self.engine.config.scheduler.policy == "priority":
+            return request.hinted_priority
+        return request.priority
 
     def check_priority(self, priority: int) -> None:
         if priority and self.engine.config.scheduler.policy != "priority":

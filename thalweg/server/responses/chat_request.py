@@ -14,7 +14,10 @@ from thalweg.server.responses.items import messages_of, text_of
 from thalweg.server.responses.protocol import InputTokensRequest, Item, ResponsesRequest
 from thalweg.server.responses.tools import Tools
 
-SAME = (*shared_fields(ResponsesRequest), "logit_bias", "structured_outputs", "priority", "cache_salt")
+SAME = (
+    *shared_fields(ResponsesRequest), "logit_bias", "structured_outputs", "priority", "cache_salt", "prompt_cache_key",
+    "prompt_cache_retention",
+)  # fmt: skip
 ROOM = 8
 """truncation: auto leaves one part in so many of the context for the answer, where max_output_tokens does not say."""
 
