@@ -135,6 +135,9 @@ class RequestMetrics:
     """Chunks of its prompt's computation, for all choices, recomputation included. Set as choices end."""
     held: str = ""
     """The reason for waiting in the engine's queue (`SequenceStarted.held`)."""
+    draft_rounds: bytes = b""
+    """Two bytes for each step that verified drafts of its choices: how many, and how many were accepted. Set as choices end.
+    Steps before a restart of the engine are missing."""
 
     @property
     def first_token_latency(self) -> float:

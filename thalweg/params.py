@@ -241,6 +241,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     cache_retention: Annotated[float | None, Range(0, 86400)] = None
     """Seconds for which the KV blocks of prompt and output are kept after the end, while there are others to evict. At most
     EngineArgs.max_cache_retention."""
+    disable_spec_decode: bool = False
+    """No step computes drafts of this request. Its text is the same."""
     logprob_token_ids: list[int] | None = None
     routed_experts_prompt_start: int | None = None
     """These two are known and rejected (REFUSED_PARAMS)."""

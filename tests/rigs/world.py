@@ -87,6 +87,7 @@ class Tracked:
     got: int = 0
     scored: int = 1
     finished: str | None = None
+    rounds: bytes = b""
     may_fail: bool = False
     log: list[int] = field(default_factory=list)
 
@@ -392,7 +393,7 @@ class World:
         for f in out.finished:
             t = self.tracked[f.handle]
             assert t.finished is None, f"{f.handle}: finished twice"
-            t.finished = f.reason
+            t.finished, t.rounds = f.reason, f.rounds
             if f.reason in ("stop", "length"):
                 assert (t.got, f.reason, f.stop_id) == (len(t.tokens), t.reason, t.stop_id), f"{f.handle}: ended wrongly"
                 if t.request.sampling.prompt_logprobs >= 0 and not t.request.hand_over:  # a crash before its end forgets them

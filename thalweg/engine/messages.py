@@ -93,6 +93,8 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     min_tokens and bad words where nothing else is left."""
     each_token: bool = False
     """Pooling models: return a result of each token, in addition to that of the sequence."""
+    drafts: bool = True
+    """May steps verify drafts of it?"""
     extra: dict[str, Any] = {}
     """SamplingParams.extra_args, as checked by their features (`thalweg.features`): plain values."""
 
@@ -195,6 +197,8 @@ class SequenceFinished(msgspec.Struct, frozen=True):
     error: str = ""
     chunks: int = 0
     """Chunks of its prompt's computation, including recomputation after preemptions."""
+    rounds: bytes = b""
+    """Two bytes for each step that verified drafts of it: how many, and how many were accepted."""
 
 
 class SequenceStarted(msgspec.Struct, frozen=True):

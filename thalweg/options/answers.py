@@ -105,6 +105,10 @@ class AnswerOptions(HttpOptions, kw_only=True, frozen=True):
     enable_per_request_metrics: Annotated[bool, _option(
         "Times of a request in its answer, where one prompt has one choice", group="ObservabilityConfig",
     )] = False  # fmt: skip
+    per_request_spec_decode_metrics: Annotated[str, _option(
+        "Drafts of a request in its answer, where one prompt has one choice: their counts, or those of each step too",
+        choices=("none", "summary", "detailed"), group="ObservabilityConfig",
+    )] = "none"  # fmt: skip
     otlp_traces_endpoint: Annotated[str | None, _option(
         "OpenTelemetry collector of traces: http://host:4317 for gRPC, or a full HTTP address (needs thalweg[otel])",
         group="ObservabilityConfig",

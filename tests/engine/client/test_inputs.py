@@ -146,6 +146,11 @@ def test_seeds_nobody_gave_come_from_the_engines_seed() -> None:
     assert len(set(drawn(lambda: None))) == 3
 
 
+def test_a_request_may_have_drafts_unless_the_caller_says_not() -> None:
+    assert process("a").requests[0].sampling.drafts
+    assert not any(r.sampling.drafts for r in process("a", n=2, disable_spec_decode=True).requests)
+
+
 def test_prefix_cache_is_read_unless_the_caller_says_not() -> None:
     assert process("a").requests[0].read_prefix_cache
     assert not process("a", skip_reading_prefix_cache=True).requests[0].read_prefix_cache

@@ -57,6 +57,7 @@ def test_right_drafts_are_all_taken_and_one_token_more():
     assert [int(b.query.sum()) for b in w.batch_log] == [3, 5, 5, 5, 5]
     drafts = w.core.scheduler.counters.drafts
     assert (drafts.rounds, drafts.drafted, drafts.accepted, drafts.per_position) == (4, 16, 16, [4, 4, 4, 4])
+    assert w.tracked[0].rounds == bytes((4, 4) * 4)
 
 
 def test_wrong_drafts_cost_a_step_no_token():
@@ -122,16 +123,30 @@ def test_sequences_whose_logits_change_with_every_token_have_drafts(fields, luck
     assert drafts.accepted >= 0.7 * drafts.drafted if luck == 1 else drafts.accepted < drafts.drafted
 
 
-def test_a_sequence_with_a_part_that_is_not_computed_for_drafts_has_none(monkeypatch):
+@pytest.mark.parametrize("fields", [{"repetition_penalty": 1.1}, {"drafts": False}])
+def test_a_sequence_has_no_drafts_by_request_or_with_a_part_that_is_not_computed_for_them(monkeypatch, fields):
     monkeypatch.setattr(Penalties, "drafts", False)
     w = world()
-    ask(w, 0, [1, 2, 3], 15, repetition_penalty=1.1)
+    ask(w, 0, [1, 2, 3], 15, **fields)
     ask(w, 1, [4, 5, 6], 15)
     w.drain()
     found = [(b, d) for b in w.batch_log if (d := b.get(Drafts)) is not None]
     owners = {int(w_slot) for b, d in found for w_slot in b.slots[b.token_seq[d.row]]}
     assert len(owners) == 1
     assert any(b.slots.size == 2 for b, _ in found)
+    assert w.tracked[0].rounds == b""
+    assert w.tracked[1].rounds
+
+
+def test_rounds_of_a_sequence_outlive_its_slot():
+    w = world(blocks=14, luck=0.5)
+    for handle in range(4):
+        ask(w, handle, [1 + handle, 2, 3], 30)
+    w.drain()
+    drafts, rounds = w.core.scheduler.counters.drafts, [t.rounds for t in w.tracked.values()]
+    assert w.core.scheduler.counters.preemptions > 0
+    assert sum(len(r) // 2 for r in rounds) == drafts.rounds
+    assert (sum(sum(r[::2]) for r in rounds), sum(sum(r[1::2]) for r in rounds)) == (drafts.drafted, drafts.accepted)
 
 
 def test_masks_have_a_row_for_each_draft_and_others_beside_them_none_to_speak_of():
@@ -244,6 +259,15 @@ def test_what_a_step_proposes_the_next_one_verifies(depth):
     fresh = [p.fresh for b in w.batch_log if (p := b.get(Proposing)) is not None]
     assert any(f.any() for f in fresh)
     assert any(not f.all() for f in fresh)
+
+
+def test_steps_of_requests_without_drafts_propose_none():
+    w = World(make_config(max_len=48, blocks=24, max_seqs=4), drafts=MOST, luck=0.8, on_device=True)
+    w.core.scheduler.speculator.gain.allows = lambda streams: True
+    w.batch_log = []
+    ask(w, 0, [1, 2, 3], 30, drafts=False)
+    w.drain()
+    assert all(b.get(Proposing) is None for b in w.batch_log[2:])  # the first are of a prompt
 
 
 # ---------------------------------------------------------------- do they pay? (a simulated clock)

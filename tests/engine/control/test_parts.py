@@ -11,7 +11,7 @@ from world import World, make_config
 
 from thalweg.engine.control.parts import builder
 from thalweg.engine.control.parts.builder import FOREVER, Builder, PerSequence, StepRows
-from thalweg.engine.control.slots import LOOKBACK, PER_TOKEN
+from thalweg.engine.control.slots import LOOKBACK, UNDRAFTED
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.features import FEATURES, Feature
 from thalweg.hal.fields import Array, Part, dim
@@ -146,7 +146,7 @@ def test_what_a_builder_says_of_its_sequences_is_in_their_flags() -> None:
     w.step()
     flags = {int(w.core.slots.handle[s]): int(w.core.slots.flags[s]) for s in w.batch_log[-1].slots}
     assert flags[1] & LOOKBACK
-    assert flags[1] & PER_TOKEN
-    assert not flags[2] & (LOOKBACK | PER_TOKEN)
+    assert flags[1] & UNDRAFTED
+    assert not flags[2] & (LOOKBACK | UNDRAFTED)
     assert w.batch_log[-1].get(History).token.tolist() == list(range(8))
     w.drain()

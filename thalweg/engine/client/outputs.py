@@ -88,7 +88,9 @@ class OutputProcessor:
         finished = {f.handle: f for f in frame.finished}
         for f in frame.finished:
             if f.handle in choices:
-                choices[f.handle].request.metrics.num_prefill_chunks += f.chunks
+                metrics = choices[f.handle].request.metrics
+                metrics.num_prefill_chunks += f.chunks
+                metrics.draft_rounds += f.rounds
         logprobs = _Rows(frame.logprobs) if frame.logprobs is not None else None
         abort: list[int] = []
         touched: dict[str, _Request] = {}

@@ -70,6 +70,7 @@ class SamplingReader:
             "logit_bias": tuple(sorted((p.logit_bias or {}).items())),
             "allowed_ids": tuple(sorted(set(p.allowed_token_ids or ()))),
             "bad_words": self._bad_words(tuple(p.bad_words or ())),
+            "drafts": not p.disable_spec_decode,
             "extra": extra(p.extra_args or {}),
         }
 

@@ -203,7 +203,8 @@ class EngineCore:
                 self._end(request, SequenceFinished(handle, "abort"))
 
     def _end(self, request: Request, how: SequenceFinished) -> None:
-        how = msgspec.structs.replace(how, chunks=request.chunks) if request.chunks else how
+        if request.chunks or request.rounds:
+            how = msgspec.structs.replace(how, chunks=request.chunks, rounds=bytes(request.rounds))
         if request.hand_over and self._transfers is not None and how.reason in ("stop", "length"):
             self._transfers.handovers.hold(request, how)
         else:

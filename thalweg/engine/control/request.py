@@ -60,6 +60,8 @@ class Request:
     held: str = ""
     """The reason for waiting when it was last passed over (`SequenceStarted.held`)."""
     chunks: int = 0
+    rounds: bytearray = field(default_factory=bytearray)
+    """As `SequenceFinished.rounds`."""
     gated: bool = False
     """Must tokens of its prompt wait for a part (`Builder.gates`)?"""
     adapter: bytes = b""

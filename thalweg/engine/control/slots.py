@@ -41,10 +41,11 @@ if TYPE_CHECKING:
 STOP_WIDTH = 8
 """Stop ids compared as an array; a sequence with more is looked up in a set."""
 
-RANDOM, TRUNCATE, MANY_STOPS, LOOKBACK, PER_TOKEN, WAITS, PARTS = (1 << i for i in range(7))
-"""Bits of `Slots.flags`: features of a sequence beyond greedy tokens. LOOKBACK: the step reads its history. PER_TOKEN: its
-logits change in a way that is not computed for drafts. WAITS: the change depends on the token before, so the sequence is
-in no step until that has returned, unless it hopes. PARTS: the first of the bits that parts of a step have, one each."""
+RANDOM, TRUNCATE, MANY_STOPS, LOOKBACK, UNDRAFTED, WAITS, PARTS = (1 << i for i in range(7))
+"""Bits of `Slots.flags`: features of a sequence beyond greedy tokens. LOOKBACK: the step reads its history. UNDRAFTED: it has
+no drafts, by request or because its logits change in a way that is not computed for them. WAITS: the change depends on the
+token before, so the sequence is in no step until that has returned, unless it hopes. PARTS: the first of the bits that parts
+of a step have, one each."""
 
 
 class Slots:
@@ -166,4 +167,5 @@ def flags_of(p: TokenSampling) -> int:
         RANDOM * (p.temperature > 0)
         | TRUNCATE * (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
         | MANY_STOPS * (stops > STOP_WIDTH)
+        | UNDRAFTED * (not p.drafts)
     )

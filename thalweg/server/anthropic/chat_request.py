@@ -27,6 +27,7 @@ def chat_of(request: MessagesRequest, effort: str | None = None) -> ChatRequest:
         "top_p": request.top_p,
         "top_k": request.top_k,
         "cache_retention": request.cache_retention,
+        "disable_spec_decode": request.disable_spec_decode,
         "include_reasoning": not (request.thinking and request.thinking.type == "disabled"),
     }
     disabled = request.thinking is not None and request.thinking.type == "disabled"

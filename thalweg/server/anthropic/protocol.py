@@ -161,6 +161,7 @@ class MessagesRequest(CountRequest):
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: Int32 | None = None
+    disable_spec_decode: Flag = False
     cache_retention: Annotated[Number, Field(ge=0, le=86400)] | None = None
     """Set from the longest ttl of cache_control. The whole conversation is kept, with the answer."""
 

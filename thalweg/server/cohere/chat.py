@@ -21,7 +21,10 @@ from thalweg.server.core.turn import TurnReply, prepare_chat
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import typed_event
 
-SAME = ("model", "max_tokens", "stream", "temperature", "seed", "frequency_penalty", "presence_penalty", "tools", "priority")
+SAME = (
+    "model", "max_tokens", "stream", "temperature", "seed", "frequency_penalty", "presence_penalty", "tools", "priority",
+    "disable_spec_decode",
+)  # fmt: skip
 
 
 async def chat(serving: Serving, http: Request) -> Response:

@@ -84,6 +84,7 @@ class ChatV2Request(WireModel):
     p: Number | None = None
     thinking: CohereThinking | None = None
     priority: Int32 = 0
+    disable_spec_decode: Flag = False
 
     @classmethod
     def refuse(cls, body: dict[str, Any]) -> None:

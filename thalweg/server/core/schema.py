@@ -89,7 +89,7 @@ class WireModel(BaseModel):
 
 
 class SamplingFields(WireModel):
-    """The numbers that most dialects name as SamplingParams does."""
+    """The fields that most dialects name as SamplingParams does."""
 
     temperature: Number | None = None
     top_p: Number | None = None
@@ -99,6 +99,7 @@ class SamplingFields(WireModel):
     presence_penalty: Number | None = None
     repetition_penalty: Number | None = None
     seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
+    disable_spec_decode: Flag = False
 
 
 class RequestFields(WireModel):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from thalweg.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from thalweg.server.core.acceptance import summarise_rounds
 from thalweg.server.core.job import GenerationJob
 from thalweg.server.core.request import GenerationRequest
 from thalweg.server.core.serving import Serving
@@ -29,22 +30,31 @@ def usage_of(serving: Serving, request: GenerationRequest) -> tuple[bool, bool]:
 
 
 def timing(serving: Serving, job: GenerationJob, metrics: RequestMetrics | None) -> dict[str, Any]:
-    """{"metrics": times of the request} for its answer, with --enable-per-request-metrics. The value is None where several
-    choices or prompts share the times, or there are none."""
-    if not serving.settings.enable_per_request_metrics:
+    """{"metrics": times and drafts of the request} for its answer, with --enable-per-request-metrics and
+    --per-request-spec-decode-metrics. The value is None where several choices or prompts share them, or there are none."""
+    timed, level = serving.settings.enable_per_request_metrics, serving.settings.per_request_spec_decode_metrics
+    if not timed and level == "none":
         return {}
     if metrics is None or len(job.prompts) > 1 or job.params.n > 1 or not metrics.first_token_ts:
         return {"metrics": None}
+    found = _times(metrics) if timed else {}
+    if level != "none":
+        drafts = serving.engine.config.scheduler.speculation
+        found["speculative_decoding"] = (
+            None if drafts is None else summarise_rounds(metrics.draft_rounds, drafts.tokens, level == "detailed")
+        )
+    return {"metrics": found}
+
+
+def _times(metrics: RequestMetrics) -> dict[str, Any]:
     m, made = metrics, metrics.num_generation_tokens
     decoding, running = m.last_token_ts - m.first_token_ts, m.last_token_ts - m.scheduled_ts
     return {
-        "metrics": {
-            "time_to_first_token_ms": (m.first_token_ts - m.scheduled_ts) * 1e3,
-            "generation_time_ms": decoding * 1e3,
-            "queue_time_ms": max(0.0, m.scheduled_ts - m.queued_ts) * 1e3,
-            "mean_itl_ms": decoding / (made - 1) * 1e3 if made > 1 else None,
-            "tokens_per_second": made / running if running > 0 else None,
-        }
+        "time_to_first_token_ms": (m.first_token_ts - m.scheduled_ts) * 1e3,
+        "generation_time_ms": decoding * 1e3,
+        "queue_time_ms": max(0.0, m.scheduled_ts - m.queued_ts) * 1e3,
+        "mean_itl_ms": decoding / (made - 1) * 1e3 if made > 1 else None,
+        "tokens_per_second": made / running if running > 0 else None,
     }
 
 

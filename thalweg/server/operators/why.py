@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from thalweg.server.core.acceptance import count_by_position
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import respond
@@ -74,6 +75,7 @@ def _part(serving: Serving, record: Record, part: EngineRecord, now: float) -> d
     else:
         phases["queue"] = end - part.began
     phases = {k: max(0.0, v) for k, v in phases.items()}
+    drafted, accepted = count_by_position(m.draft_rounds)
     return {
         "state": _state(part),
         "finish_reason": part.how or None,
@@ -82,6 +84,7 @@ def _part(serving: Serving, record: Record, part: EngineRecord, now: float) -> d
         "generated_tokens": m.num_generation_tokens,
         "chunks": m.num_prefill_chunks,
         "preemptions": m.num_preemptions,
+        **({"drafts": drafted, "accepted_drafts": accepted} if drafted else {}),
         "seconds": {k: round(v, 6) for k, v in phases.items()},
         "reasons": _reasons(serving, record, part, phases),
     }
@@ -115,6 +118,8 @@ def _reasons(serving: Serving, record: Record, part: EngineRecord, phases: dict[
     if "decode" in phases and m.num_generation_tokens > 1:
         gap = 1000 * phases["decode"] / (m.num_generation_tokens - 1)
         words = f"{m.num_generation_tokens} tokens, one every {gap:.3g} ms"
+        if drafts := sum(m.draft_rounds[::2]):
+            words += f"; {sum(m.draft_rounds[1::2])} of {drafts} drafts were right, in {len(m.draft_rounds) // 2} steps"
         found.append(_reason("decode", phases["decode"], words))
     return found
 

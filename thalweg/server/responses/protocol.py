@@ -191,6 +191,7 @@ class ResponsesRequest(InputTokensRequest):
     logit_bias: Annotated[dict[Annotated[str, Field(max_length=12)], Number], Field(max_length=100_000)] | None = None
     stop: Annotated[str, Field(max_length=65536)] | Strings | None = None
     ignore_eos: Flag = False
+    disable_spec_decode: Flag = False
     skip_special_tokens: Flag = True
     include_stop_str_in_output: Flag = False
     structured_outputs: Json | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from thalweg.engine.control.slots import LOOKBACK, PARTS, PER_TOKEN, Slots
+from thalweg.engine.control.slots import LOOKBACK, PARTS, UNDRAFTED, Slots
 from thalweg.features import all_features
 from thalweg.hal.fields import Part, dims
 from thalweg.plugins import import_attribute
@@ -116,7 +116,7 @@ class Builder(ABC):
     @property
     def flags(self) -> int:
         """All bits of a sequence that uses it."""
-        return self.flag | LOOKBACK * self.looks_back | PER_TOKEN * (self.part.logits and not self.part.drafts)
+        return self.flag | LOOKBACK * self.looks_back | UNDRAFTED * (self.part.logits and not self.part.drafts)
 
     def __init__(self, setup: Setup) -> None:
         """Subclasses keep the facts they need."""

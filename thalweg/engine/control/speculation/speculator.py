@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thalweg.config import JUMP
-from thalweg.engine.control.slots import PER_TOKEN, WAITS, Slots
+from thalweg.engine.control.slots import UNDRAFTED, WAITS, Slots
 from thalweg.engine.control.speculation.drafter import AcceptanceCounters, Draft, Drafter
 from thalweg.engine.control.speculation.gain import Gain
 
@@ -77,14 +77,17 @@ class Speculator:
             self._missed_by[slots] = serial
 
     def _lacks(self, slots: I32) -> Mask:
-        """For which sequences does the proposer lack too many tokens? Few of its drafts would be right."""
-        out: Mask = (self._missed_by[slots] == self._slots.serial[slots]) & (self._missed[slots] > MOST_MISSED)
-        return out
+        """For which sequences is no proposal of use? They have no drafts, or the proposer lacks many of their tokens, and few
+        would be right."""
+        s = self._slots
+        missed: Mask = (self._missed_by[slots] == s.serial[slots]) & (self._missed[slots] > MOST_MISSED)
+        missed |= (s.flags[slots] & UNDRAFTED) != 0
+        return missed
 
     def eligible(self, slots: I32) -> Mask:
         """Which of these may have drafts: verification supports all their features, and more than one token is left."""
         s = self._slots
-        plain = (s.flags[slots] & PER_TOKEN) == 0
+        plain = (s.flags[slots] & UNDRAFTED) == 0
         if self._needs:
             plain &= (s.flags[slots] & self._needs) != 0
         may: Mask = plain & (s.limit[slots] - s.length[slots] > 1)
@@ -240,6 +243,10 @@ class Speculator:
         """How many [N] of the drafts of these sequences were accepted. Fillers do not count."""
         proposed = self._proposed[slots]
         accepted, some = np.minimum(accepted, proposed), proposed > 0
+        for slot, *counts in zip(slots[some].tolist(), proposed[some].tolist(), accepted[some].tolist(), strict=True):
+            request = self._slots.requests[slot]
+            assert request is not None
+            request.rounds += bytes(counts)
         self._counters.count(proposed[some], accepted[some])
         mine = self._from_drafter[slots] & some
         if self.drafter is not None and mine.any():
