@@ -263,6 +263,21 @@ def test_engines_have_ports_of_their_own_and_one_in_use_is_named(config: KvEvent
     events.close()
 
 
+async def test_a_new_subscriber_learns_at_once_what_it_missed(config: KvEventsConfig) -> None:
+    """vllm-router asks for a replay when a live batch has a number above the next, and believes one that begins at 0."""
+    events = KvEvents(config, 1)
+    cleared = Outputs(np.empty(0, np.int64), np.empty(0, np.int32), 0.0, kv_events=[BlocksCleared()], engine=0)
+    events.publish(cleared)
+    events.publish(cleared)
+    for subscriptions in range(2):
+        router = Router(config)
+        number, batch = await router.hear()
+        assert (number, batch.events) == (2 + subscriptions, [])
+        assert [n for n, _ in router.replay(0)] == list(range(number + 1))
+        router.close()
+    events.close()
+
+
 def test_an_engine_that_leaves_publishes_that_it_has_no_blocks(config: KvEventsConfig) -> None:
     events = KvEvents(msgspec.structs.replace(config, replay_endpoint=None), 1)
     events.resize(2)

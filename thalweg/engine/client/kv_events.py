@@ -76,7 +76,7 @@ class KvEvents:
         before = len(self._publishers)
         try:
             for rank in range(self._first + before, self._first + engines):
-                self._publishers.append(BatchPublisher(self._config, rank))
+                self._publishers.append(BatchPublisher(self._config, rank, partial(self._encode_empty, rank)))
         except ConfigError:
             self._close_from(before)
             raise
@@ -110,6 +110,9 @@ class KvEvents:
 
     def _encode(self, rank: int, seconds: float, events: Sequence[m.KvEvent]) -> bytes:
         return msgspec.msgpack.encode([seconds, [to_wire(e, self._name_of) for e in events], rank])
+
+    def _encode_empty(self, rank: int) -> bytes:
+        return self._encode(rank, time.time(), ())
 
     def _name_of(self, digest: bytes) -> str:
         return self._names.get(digest, digest.hex())

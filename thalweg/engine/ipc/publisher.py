@@ -3,6 +3,9 @@
 A batch is three frames: the topic, its number (8 bytes, big-endian), and a payload. A request for a replay is a first number.
 The answers are (topic, number, payload) of each kept batch from there on, and then (empty, -1, empty).
 
+A new subscription is answered with an empty batch, whose number shows the subscriber what it missed. Routers ask for a replay
+only after a live batch, so one that restarts would otherwise know nothing until the cache changes.
+
 pyzmq is optional: `pip install 'thalweg[kv-events]'`.
 """
 
@@ -10,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +24,8 @@ logger = logging.getLogger(__name__)
 ABSENT = "kv_events_config: pyzmq is not installed: pip install 'thalweg[kv-events]'"
 END = (-1).to_bytes(8, "big", signed=True)
 """Number that follows the last batch of a replay."""
+SUBSCRIBED = b"\x01"
+"""The first byte of a message about a subscription. Others end one."""
 CLOSE_SECONDS = 1.0
 """Seconds for batches under way at the end."""
 WAKE = "inproc://wake"
@@ -31,10 +35,11 @@ WAKE = "inproc://wake"
 class BatchPublisher:
     """The publisher of one engine. A thread owns the sockets.
 
-    Numbers begin at the microsecond of the start, so that those of a new server are above its predecessor's."""
+    Numbers begin at 0, as vLLM's do. vllm-router rejects a replay of a whole history that begins elsewhere, and subscribers
+    recognise a new server by a lower number."""
 
-    def __init__(self, config: KvEventsConfig, rank: int) -> None:
-        """ConfigError if pyzmq is missing, or a socket cannot have its address."""
+    def __init__(self, config: KvEventsConfig, rank: int, empty: Callable[[], bytes]) -> None:
+        """empty: the payload of a batch without events. ConfigError if pyzmq is missing, or an address cannot be bound."""
         try:
             import zmq
         except ImportError:
@@ -44,13 +49,15 @@ class BatchPublisher:
         self.replay_endpoint = config.replay_endpoint and config.endpoint_of(config.replay_endpoint, rank)
         self.topic = config.topic
         self._topic = config.topic.encode()
-        self._next = time.time_ns() // 1000
+        self._empty = empty
+        self._next, self._numbering = 0, threading.Lock()
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
         self._queue: deque[tuple[int, Callable[[], bytes]]] = deque(maxlen=config.max_queue_size)
         self._closing = False
         self._context = zmq.Context()
         try:
-            self._pub = self._open(zmq.PUB, "endpoint", self.endpoint, config.hwm)
+            self._pub = self._open(zmq.XPUB, "endpoint", self.endpoint, config.hwm)
+            self._pub.setsockopt(zmq.XPUB_VERBOSE, 1)  # a second subscriber of a topic is announced too
             self._replay: Any = None
             if self.replay_endpoint is not None:
                 self._replay = self._open(zmq.ROUTER, "replay_endpoint", self.replay_endpoint, config.buffer_steps + 1)
@@ -64,8 +71,7 @@ class BatchPublisher:
 
     def publish(self, payload: Callable[[], bytes]) -> None:
         """Queue a batch. The thread calls `payload`. Never waits: beyond the queue's limit, the oldest batch is lost."""
-        self._queue.append((self._next, payload))
-        self._next += 1
+        self._enqueue(payload)
         self._wake()
 
     def close(self) -> None:
@@ -76,6 +82,11 @@ class BatchPublisher:
         if not self._thread.is_alive():
             self._waker.close()
             self._context.term()
+
+    def _enqueue(self, payload: Callable[[], bytes]) -> None:
+        with self._numbering:
+            self._queue.append((self._next, payload))
+            self._next += 1
 
     def _wake(self) -> None:
         try:
@@ -89,7 +100,7 @@ class BatchPublisher:
         opened.set_hwm(hwm)
         opened.setsockopt(zmq.IPV6, "[" in endpoint)
         opened.setsockopt(zmq.LINGER, int(1000 * CLOSE_SECONDS / 2))
-        if (kind == zmq.PUB and not is_bound(endpoint)) or kind == zmq.PUSH:
+        if (kind == zmq.XPUB and not is_bound(endpoint)) or kind == zmq.PUSH:
             opened.connect(endpoint)
             return opened
         try:
@@ -103,13 +114,15 @@ class BatchPublisher:
     def _run(self) -> None:
         zmq = self._zmq
         poller = zmq.Poller()
-        for each in (self._wakes, self._replay):
+        for each in (self._wakes, self._replay, self._pub):
             if each is not None:
                 poller.register(each, zmq.POLLIN)
         while not self._closing or self._queue:
             ready = dict(poller.poll())
             if self._wakes in ready:
                 self._wakes.recv()
+            if self._pub in ready and self._pub.recv()[:1] == SUBSCRIBED:
+                self._enqueue(self._empty)
             while self._queue:
                 self._send(*self._queue.popleft())
             if self._replay in ready:
