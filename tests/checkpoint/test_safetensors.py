@@ -167,6 +167,7 @@ def test_pickled_weights_are_refused_in_words(tmp_path):
 
 @settings(max_examples=some(60, 300), deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 7), st.integers(0, 1))
+@pytest.mark.slow
 def test_a_flipped_header_bit_or_a_cut_file_never_passes_as_more_than_it_is(tmp_path_factory, at, bit, cut):
     """Whatever we accept, the format's own library accepts too and reads the same; a cut file is always refused."""
     path = tmp_path_factory.mktemp("flip")

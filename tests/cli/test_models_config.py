@@ -55,6 +55,7 @@ def read(tmp_path, text, *words):
         ),
     ],
 )
+@pytest.mark.sampled(5)
 def test_errors_name_the_entry_and_the_field(tmp_path, text, words):
     with pytest.raises(ThalwegError) as caught:
         read(tmp_path, text)

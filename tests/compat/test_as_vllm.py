@@ -134,7 +134,7 @@ def test_what_asks_for_nothing_is_accepted_whatever_its_name():
 
 
 def test_an_architecture_is_served_as_one_that_is_here(monkeypatch):
-    monkeypatch.setitem(registry._LIST.__dict__, "_added", {})
+    monkeypatch.setitem(registry._LIST.__dict__, "_local", {})
     ModelRegistry.register_model("MineForCausalLM", "vllm.model_executor.models.llama:LlamaForCausalLM")
     ModelRegistry.register_model("OtherForCausalLM", "thalweg.models.families.qwen2:qwen2")
     made = {n: registry.family({"architectures": [n]}) for n in ("MineForCausalLM", "OtherForCausalLM", "Qwen2ForCausalLM")}
@@ -179,6 +179,7 @@ def test_configurations_tell_what_an_engine_would_have_and_make_one():
         LLMEngine.from_vllm_config(args)
 
 
+@pytest.mark.slow
 async def test_an_engine_of_a_configuration_takes_requests_whose_outputs_are_collected(caplog):
     args = EngineArgs(device="null", max_model_len=64, dtype="float32")
     engine = AsyncLLM.from_vllm_config(args.create_engine_config(), enable_log_requests=True)

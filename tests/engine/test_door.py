@@ -98,6 +98,7 @@ def test_only_processes_with_the_secret_enter() -> None:
         guest.close()
 
 
+@pytest.mark.slow
 def test_missing_ranks_are_named_and_those_that_came_are_sent_away(door: Door) -> None:
     with ThreadPoolExecutor() as threads:
         gathered = threads.submit(

@@ -42,6 +42,7 @@ def ranked() -> Any:
     llm.llm_engine.shutdown()
 
 
+@pytest.mark.slow
 def test_ranks_run_the_steps_and_operations_of_rank_0(ranked: LLM) -> None:
     llm = LLM(**SIZES)
     assert tokens(ranked) == tokens(llm)
@@ -56,6 +57,7 @@ def test_ranks_run_the_steps_and_operations_of_rank_0(ranked: LLM) -> None:
     assert not list(Path("/dev/shm").glob(f"thalweg-ranks-{os.getpid()}-*"))
 
 
+@pytest.mark.slow
 def test_results_are_those_of_the_last_stage() -> None:
     """Of platform null, which computes every token on each rank."""
     llm = LLM(pipeline_parallel_size=2, **SIZES)
@@ -67,6 +69,7 @@ def test_results_are_those_of_the_last_stage() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.slow), signal.SIGSTOP])
+@pytest.mark.slow
 def test_the_end_of_a_rank_is_that_of_the_engine_and_has_its_name(ranked: LLM, number: int) -> None:
     tokens(ranked)
     pids = sorted(children(os.getpid()))

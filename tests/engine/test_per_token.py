@@ -279,6 +279,7 @@ def make_colbert(path: Path, how: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("how", KINDS)
+@pytest.mark.sampled(2)
 def test_texts_are_compared_by_the_best_of_each_token(how: str, tmp_path: Path) -> None:
     name = KINDS[how]
     whole = make_encoder(name, tmp_path / "whole")

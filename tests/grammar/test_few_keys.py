@@ -110,7 +110,7 @@ def write(made: GrammarSource, rng: random.Random, most: int = 200) -> str | Non
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 def test_an_object_closes_where_no_key_is_left(name: str) -> None:
     schema, ended = SCHEMAS[name], 0
     made = rig.served("json", schema)

@@ -55,7 +55,7 @@ def written(form: str, text: str) -> str:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("count", [100, 2500, 5000])
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 def test_a_text_of_a_long_list_may_be_written_to_its_end(form: str, count: int) -> None:
     texts = words(count)
     if form in ("EBNF", "EBNF inside"):

@@ -291,7 +291,7 @@ EVERY = [(o, s) for o in ops.all_ops().values() for s in o.samples]
 
 
 @pytest.mark.parametrize(("op", "sample"), EVERY, ids=[f"{o.name}-{s.name}" for o, s in EVERY])
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 def test_bodies_trace_without_values_and_leave_their_arguments_alone(op: object, sample: object) -> None:
     args = cases.body_arguments(op, sample, cases.host_arguments(op, sample, "float32"))
     static = {k: v for k, v in sample.static.items() if k in op.static}

@@ -146,6 +146,7 @@ def test_a_headless_machine_ends_with_a_killed_server(port: int) -> None:
     wait_until_gone(ranks)
 
 
+@pytest.mark.slow
 def test_a_machine_that_differs_is_refused_by_field_and_its_ranks_are_named_as_missing(port: int) -> None:
     other = EngineArgs(device="null", tensor_parallel_size=4, nnodes=2, node_rank=1, master_port=port, max_model_len=64)
     with ThreadPoolExecutor() as threads:

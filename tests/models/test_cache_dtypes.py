@@ -31,6 +31,7 @@ def exact() -> list[float]:
 
 @pytest.mark.parametrize("kept", SMALL)
 @pytest.mark.parametrize("device", ["reference", "cpu"])
+@pytest.mark.sampled(2)
 def test_answers_stay_close(device: str, kept: str, exact: list[float]) -> None:
     got = scores(device=device, kv_cache_dtype=kept, max_num_batched_tokens=8)  # in chunks: later ones read the cache
     worst = max(abs(a - b) for a, b in zip(got, exact, strict=True))

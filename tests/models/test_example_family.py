@@ -59,6 +59,7 @@ def test_it_answers_as_transformers_does(environment: dict[str, str], checkpoint
         assert got == ids[len(prompt) :]
 
 
+@pytest.mark.slow
 def test_without_it_the_architecture_is_refused(checkpoint: Path) -> None:
     command = [sys.executable, "-m", "thalweg", "plan", str(checkpoint), "--device", "cpu", "--model-impl", "thalweg"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -95,6 +95,7 @@ def test_feed_forward_of_the_last_layer_sees_no_row_that_nobody_reads(tmp_path, 
 
 
 @pytest.mark.parametrize("name", ["llama-biased", "llama-3.1", "mistral", "qwen2", "qwen3", "deepseek-v3"])
+@pytest.mark.sampled(2)
 def test_bfloat16_differs_from_transformers_no_more_than_rounding(name, tmp_path):
     """Both round to bfloat16 at other places: each is as far from the float32 model as the other."""
     path = make_checkpoint(name, tmp_path, dtype=torch.bfloat16, tokenizer=False)

@@ -41,7 +41,7 @@ def close(path: Path, platform: str = "cpu", want: object = hidden, max_len: int
         *(pytest.param(n, "reference", marks=SLOW) for n in ("modernbert", "mpnet", "gemma3-both-ways", "deberta-v3")),
     ],
 )
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 def test_vectors_are_those_of_transformers(name: str, platform: str, tmp_path: Path) -> None:
     close(make_encoder(name, tmp_path), platform)
 

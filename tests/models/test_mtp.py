@@ -168,6 +168,7 @@ def serve(path: Path, drafts: Any, **args: Any) -> LLM:
 
 
 @pytest.mark.parametrize("device", ["cpu", HOST])
+@pytest.mark.slow
 def test_drafts_are_those_of_the_published_formula(
     mimo: tuple[Published, Path], device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,6 +191,7 @@ def test_drafts_are_those_of_the_published_formula(
 
 
 @pytest.mark.parametrize(("family", "at"), [("mimo", 0), ("mimo", 2), ("glm", 0), ("glm_lite", 0), ("deepseek", 0)])
+@pytest.mark.sampled(2)
 def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
     family: str, at: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

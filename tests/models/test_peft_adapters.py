@@ -140,6 +140,7 @@ def test_a_classifier_that_an_adapter_replaces_classifies_its_sequences(name: st
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(2)
 def test_a_variant_is_served_as_peft_computes_it(
     case: str, bases: Callable[[str], Path], engines: Callable[[str], LLM], tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ def script(name: str, monkeypatch):
 
 
 @pytest.mark.parametrize("shape", ["qwen3-0.6b", pytest.param("llama-3.2-1b", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_shape_models_have_the_parameters_transformers_expects(shape, tmp_path, monkeypatch):
     script("make_shape_model", monkeypatch).make(shape, tmp_path, vocab=2600, layers=1, tokenizer=True)
     model, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)

@@ -125,6 +125,7 @@ def test_values_are_counted_as_the_file_has_them(name, tmp_path):
     assert sizes.stored_values(registry.family(config)(config)) == open_checkpoint(path).values
 
 
+@pytest.mark.slow
 def test_preempted_answers_read_their_source_again(tmp_path):
     path, asked = make_model("mbart", tmp_path), [{"prompt_token_ids": s} for s in sources()[:4]]
     params, texts = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True), []
@@ -140,6 +141,7 @@ def test_preempted_answers_read_their_source_again(tmp_path):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_sources_and_beginnings(tmp_path):
     """The forced token, banned tokens, texts, and prompts that are refused."""
     path = make_model("m2m-100", tmp_path, forced_bos_token_id=77, bad_words_ids=[[1], [5, 6]])

@@ -174,6 +174,7 @@ def test_times_are_drawn_by_the_rules_of_transformers():
         assert torch.equal(TimestampsProcessor(lambda op, **said: op)(logits, part, rows), logits)
 
 
+@pytest.mark.slow
 def test_transcripts_with_times(tmp_path):
     """The whole engine, recorded and replayed, with a sequence beside that asks for none."""
     path, wave = make_whisper(tmp_path), sound(4)

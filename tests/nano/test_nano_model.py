@@ -188,6 +188,7 @@ def _rows(text: str) -> dict[str, float]:
     ],
     ids=["half", "five bytes", "empty", "broken header", "endless header", "too long", "other name", "other type"],
 )
+@pytest.mark.sampled(2)
 def test_damaged_weights_are_refused_by_name(damage, message, tmp_path):
     copy = tmp_path / "nano"
     shutil.copytree(resolve_model("thalweg-nano"), copy)

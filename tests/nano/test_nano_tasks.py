@@ -25,6 +25,7 @@ def examples(task, split, n=MANY, seed=1):
 
 @pytest.mark.parametrize("n", [80, pytest.param(MANY, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("task", QUICK)
+@pytest.mark.sampled(4)
 def test_no_content_and_no_conversation_is_in_two_splits(task, n):
     seen = {split: examples(task, split, n) for split in SPLITS}
     for a in SPLITS:
@@ -45,6 +46,7 @@ def test_one_seed_gives_the_same_examples_and_another_gives_others(task):
 
 
 @pytest.mark.parametrize("task", TASKS)
+@pytest.mark.sampled(4)
 def test_a_hundred_different_contents_are_held_out_and_answers_differ(task):
     held = held_out(task, 100, seed=0)
     assert len({e.key for e in held}) == 100

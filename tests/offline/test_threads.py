@@ -49,6 +49,7 @@ def tokens(outputs: list[Any]) -> list[list[int]]:
     return [list(o.outputs[0].token_ids) for o in outputs]
 
 
+@pytest.mark.slow
 def test_eight_threads_get_the_texts_of_one():
     llm = LLM(**SMALL)
     try:

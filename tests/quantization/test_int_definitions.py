@@ -204,6 +204,7 @@ def test_ranks_share_outputs_in_act_order_but_no_inputs(source, tmp_path):
 
 
 @pytest.mark.parametrize("name", [n for n in EVERY if n != "mlx-experts"])
+@pytest.mark.sampled(9)
 def test_the_shares_of_ranks_are_those_of_the_whole(name):
     """Outputs of q, k and v, inputs of o: groups of 32 end where shares of ranks do. Those of down_proj would be cut."""
     whole = weights(DATA / name)
@@ -257,6 +258,7 @@ def test_the_shares_of_ranks_are_those_of_the_whole(name):
     ],
     ids=["gptq", "gptq8", "awq", "auto-round", "bitsandbytes", "hqq", "torchao", "bitnet"],
 )  # fmt: skip
+@pytest.mark.sampled(2)
 def test_experts_are_read_as_one(description, how, tmp_path):
     source = make_checkpoint("qwen3-moe", tmp_path, tokenizer=False)
     dense = packers.rewrite(source, tmp_path / "q", description, how)

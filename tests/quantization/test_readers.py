@@ -83,6 +83,7 @@ def _routers(source: Path) -> list[str]:
     ("family", "groups"),
     [("qwen3", EVERY["W4A16"]), ("llama-biased", EVERY["W4A16_ASYM"]), ("qwen3", MIXED), ("qwen3-moe", EXPERTS)],
 )
+@pytest.mark.sampled(2)
 def test_text_is_that_of_transformers_with_the_library_s_weights(device, family, groups, tmp_path):
     """Weight-only formats: nothing but the weights is rounded. (Block fp8 rounds inputs too, so MIXED is compared loosely.)"""
     source = make_checkpoint(family, tmp_path)

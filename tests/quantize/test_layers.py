@@ -31,6 +31,7 @@ SAMPLES = [np.arange(3, 43, dtype=np.int32), np.arange(200, 230, dtype=np.int32)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sampled(2)
 def test_hidden_states_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     path = make_checkpoint(family, tmp_path, tokenizer=False)
     config, checkpoint = read_config(path), open_checkpoint(path)

@@ -81,6 +81,7 @@ def layers_of(path: Path):
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("name", "group"), [*((n, None) for n in FORMATS), ("W4A16", 64), ("W4A16_ASYM", 32), ("W8A16", 0)])
+@pytest.mark.sampled(2)
 def test_readers_find_the_weights_that_were_chosen(name: str, group: int | None, wide: Path, tmp_path: Path) -> None:
     report = written(tmp_path / "q", name, group, wide)
     form, dense = choose_format(name, group), open_checkpoint(wide)
@@ -112,6 +113,7 @@ def test_readers_find_the_weights_that_were_chosen(name: str, group: int | None,
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", WEIGHTS_ALONE)
+@pytest.mark.sampled(2)
 def test_the_text_is_that_of_transformers(name: str, wide: Path, tmp_path: Path) -> None:
     written(tmp_path / "q", name, source=wide)
     llm = LLM(str(tmp_path / "q"), device="reference", dtype="float32", max_model_len=64, max_num_seqs=2)

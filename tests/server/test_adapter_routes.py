@@ -221,6 +221,7 @@ def test_metrics_name_the_adapters_that_run_and_those_that_wait(running, tmp_pat
         ({"lora_name": "a", "lora_path": "wide"}, 400, "lora_path: wide: the adapter has rank 17"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_what_cannot_be_served_is_refused_and_changes_nothing(start, tmp_path, body, status, said) -> None:
     root = tmp_path / "root"
     for name, value in (("good", 1.0), ("nan", np.nan), ("wide", 2.0), ("cut", 3.0)):

@@ -165,7 +165,7 @@ def status(running: Any, dialect: str, history: list[Json]) -> str:
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dialect", PATHS)
-@pytest.mark.sampled(3, 16)
+@pytest.mark.sampled(2, 10)
 def test_an_answer_that_was_cut_anywhere_is_accepted_back(start: Any, format: str, dialect: str) -> None:
     template, text = FORMATS[format]
     running = start(Scripted(template=template))
@@ -195,6 +195,7 @@ NAMES = [n for n in (*TOOL_PARSERS, *TOOL_PARSERS_032) if n != "hf"]
 
 
 @pytest.mark.parametrize("name", some(NAMES[::9], NAMES))
+@pytest.mark.sampled(2, 24)
 def test_a_call_of_every_format_that_was_cut_is_accepted_back(start: Any, name: str) -> None:
     call = Call("ls", '{"path": "a\\"b", "more": {"x": [1]}}', "")
     text = write(TurnFormat(calls=calls_named(name)), Words("I look.", "", [call]))
@@ -222,6 +223,7 @@ def test_a_function_that_nobody_offered_is_accepted_back_by_any_name(start: Any,
 CUSTOM = {"type": "custom", "name": "patch", "format": {"type": "text"}}
 
 
+@pytest.mark.slow
 def test_a_custom_tools_call_that_was_cut_anywhere_is_accepted_back(start: Any) -> None:
     running = start(Scripted(template=CHATML))
     text = tagged('{"input": "*** Begin"}', name="patch")
@@ -237,6 +239,7 @@ def test_a_custom_tools_call_that_was_cut_anywhere_is_accepted_back(start: Any) 
 
 
 @pytest.mark.parametrize("format", ["JSON in tags", "elements"])
+@pytest.mark.slow
 def test_a_response_that_was_cut_anywhere_may_be_followed_by_its_id(start: Any, format: str) -> None:
     template, text = FORMATS[format]
     running = start(Scripted(template=template))
@@ -260,6 +263,7 @@ NO_VALUE = ("nan", '{"a": NaN}', '{"a": 1e999}', DEEP, '{"a": ' + "9" * 5000 + "
 
 
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=lambda a: a[:20].encode("unicode_escape").decode())
+@pytest.mark.sampled(4)
 def test_any_text_of_arguments_is_accepted_in_every_dialect(start: Any, arguments: str) -> None:
     running = start(Scripted(template=CHATML))
     running.engine.config = config(max_len=16384)

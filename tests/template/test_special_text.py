@@ -88,7 +88,7 @@ def places(text: str) -> Iterator[tuple[list[dict[str, Any]], Any, dict[str, Any
 
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("source", [SMALL, PARTS, ASCII, CHATML])
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 def test_no_special_token_has_an_effect_wherever_a_caller_writes_it(make: Callable[[], Tokenizer], source: str) -> None:
     tok = make()
     render, here = chat(make, source), ChatTemplate(source, tok.special_tokens)
@@ -130,6 +130,7 @@ TEXTS = st.lists(st.lists(ALPHABET, max_size=6).map("".join), min_size=1, max_si
 @example(["<", "/s>"], PARTS, stripping)
 @given(TEXTS, st.sampled_from([SMALL, PARTS, ASCII]), st.sampled_from([v.byte_level, stripping]))
 @settings(max_examples=some(30, 150), deadline=None)
+@pytest.mark.slow
 def test_pieces_that_make_a_special_token_together_do_not_either(parts: list[str], source: str, make: Any) -> None:
     """Parts are written one after the other by some templates."""
     tok, content = make(), [{"type": "text", "text": p} for p in parts]

@@ -30,6 +30,7 @@ def continuation(tok: Tokenizer, prompt: list[int], ids: list[int], skip: bool =
 @pytest.mark.parametrize("family", [*STREAMED, "bert"])
 @given(text=texts, prompt=texts, skip=st.booleans())
 @settings(max_examples=some(20, 60), deadline=None)
+@pytest.mark.sampled(2)
 def test_stream_of_encoded_text_equals_full_decode(family: str, text: str, prompt: str, skip: bool) -> None:
     tok = v.word_piece() if family == "bert" else STREAMED[family]()
     before = tok.encode(prompt + ("." if family == "bert" else ""))
@@ -39,6 +40,7 @@ def test_stream_of_encoded_text_equals_full_decode(family: str, text: str, promp
 
 @given(data=st.data(), skip=st.booleans())
 @settings(max_examples=some(60, 300), deadline=None)
+@pytest.mark.slow
 def test_any_byte_level_tokens_equal_full_decode(data: st.DataObject, skip: bool) -> None:
     """Also bytes that are no UTF-8, special and added tokens, and ids outside the vocabulary."""
     tok = v.byte_level()
@@ -49,6 +51,7 @@ def test_any_byte_level_tokens_equal_full_decode(data: st.DataObject, skip: bool
 
 @given(data=st.data())
 @settings(max_examples=some(40, 200), deadline=None)
+@pytest.mark.slow
 def test_any_byte_fallback_tokens_with_valid_runs_equal_full_decode(data: st.DataObject) -> None:
     tok = v.byte_fallback()
     plain = [i for i in range(1, tok.vocab_size) if not tok.token_of(i).startswith("<0x")]

@@ -34,6 +34,7 @@ def no_ids(message: Message) -> tuple[str, str, list[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if not isinstance(ROWS[n].body, TaggedArgs | GemmaArgs)])
+@pytest.mark.sampled(7)
 def test_marks_in_strings_are_text(name):
     turn, rng = turn_of(name), random.Random(f"strings {name}")
     bound, marks = bind(turn, None), [*marks_of(name), turn.reasoning.close]
@@ -46,6 +47,7 @@ def test_marks_in_strings_are_text(name):
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if isinstance(ROWS[n].body, TaggedArgs) and not ROWS[n].body.nested])
+@pytest.mark.sampled(4)
 def test_what_ends_a_value_is_text_of_it_where_no_value_may_end(name):
     turn, rng = turn_of(name), random.Random(f"values {name}")
     bound, row = bind(turn, None), ROWS[name]
@@ -76,6 +78,7 @@ def test_what_ends_a_value_is_text_in_its_strings_of_json(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(12)
 def test_marks_mentioned_in_reasoning_do_not_cut_it(name):
     rng = random.Random(f"thoughts {name}")
     for i in range(some(9, 60)):

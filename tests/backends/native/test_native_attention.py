@@ -75,6 +75,7 @@ def test_a_cache_in_int8_costs_no_more_than_its_own_rounding(library: NativeLibr
 
 
 @pytest.mark.parametrize("name", ["96-window", "128", "80-int8-window", "latent"])
+@pytest.mark.sampled(2)
 def test_a_token_has_the_same_bits_alone_and_in_any_chunking(library: NativeLibrary, device: Any, name: str) -> None:
     spec, length, size = SPECS[name], 150, 16
     rng = np.random.default_rng(3)

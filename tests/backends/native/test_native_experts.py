@@ -170,6 +170,7 @@ def make_adapters(case: Case, inner: int, slots: int, rank: int) -> tuple[torch.
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["dense", "int4-zeros", "Q4_K_M"])
+@pytest.mark.sampled(3)
 def test_adapted_experts_equal_the_body_and_rows_without_an_adapter_those_without_it(
     library: NativeLibrary, name: str, dtype: str
 ) -> None:

@@ -51,6 +51,7 @@ class Case:
     ("tokens", "inputs", "rows", "most", "slots"),
     [(1, 33, (1,), 1, 2), (70, 257, (300, 65, 7), 13, 4), (300, 64, (64, 64), 16, 3), (9, 96, (31, 600), 40, 300)],
 )
+@pytest.mark.sampled(4)
 def test_each_row_is_that_of_the_body_and_the_same_bits_in_any_company(
     library: NativeLibrary, dtype: torch.dtype, tokens: int, inputs: int, rows: tuple[int, ...], most: int, slots: int
 ) -> None:

@@ -52,6 +52,7 @@ def kept_by_definition(x: np.ndarray, k: int, p: float, min_p: float) -> tuple[n
 
 
 @pytest.mark.parametrize("vocab", [1, 7, 129, 2000, 30011])
+@pytest.mark.sampled(2)
 def test_truncation_keeps_what_the_definition_keeps(library: NativeLibrary, vocab: int) -> None:
     x = rows_of(vocab, vocab)
     asked = [(0, 0.9, 0), (50, 1, 0), (5, 0.5, 0), (0, 1, 0.2), (1000, 0.99, 0.001), (0, 0.999, 0), (1, 0.1, 0.9), (3, 0, 0)]

@@ -74,6 +74,7 @@ def _decoded(
 
 
 @pytest.mark.parametrize("edge", [1, 2])
+@pytest.mark.sampled(2)
 def test_a_window_may_begin_anywhere_in_a_segment(library: NativeLibrary, device: Any, edge: int) -> None:
     """Each row of a prompt, whose windows end and begin around an edge of segments, as if it were decoded."""
     spec, rng = replace(SPECS["window"], window=SEGMENT - 64 * edge), np.random.default_rng(6)

@@ -197,6 +197,7 @@ def test_without_triton_one_sentence_says_what_is_slow_and_what_to_install(
     assert [a.name for a in device.attention][-4:] == ["triton", "torch-gather", "torch-encoder", "torch-gather-blocks"]
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_is_refused_with_the_sum_and_the_flags_to_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

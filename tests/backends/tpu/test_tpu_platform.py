@@ -183,6 +183,7 @@ def test_wrong_knobs_are_refused_by_name() -> None:
         _open(precompile="some")
 
 
+@pytest.mark.slow
 def test_it_does_not_promise_what_a_compiler_decides(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigError, match=r"batch_invariant: on tpu a compiler orders sums.*leave the flag out"):
         LLM(str(checkpoint), device="tpu", additional_config=HOST, batch_invariant=True, **SIZES)

@@ -94,6 +94,7 @@ def test_a_cache_is_divided_and_its_blocks_move_whole() -> None:
     assert len(kv.sharding.device_set) == 2
 
 
+@pytest.mark.slow
 def test_one_process_drives_all_devices_and_others_refuse_in_words() -> None:
     (place,) = TpuPlatform().topology(Parallel(tensor=4)).places
     assert place.devices == (0, 1, 2, 3)

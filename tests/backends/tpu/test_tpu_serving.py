@@ -113,6 +113,7 @@ async def _collect(engine: AsyncLLM, prompt: str, name: str, started: asyncio.Ev
     return ids
 
 
+@pytest.mark.nightly  # replay has quicker tests, and nothing in it knows a device
 async def test_streams_go_on_after_the_engine_is_killed(cache: dict[str, str]) -> None:
     engine = await AsyncLLM.start(EngineArgs(device="tpu", additional_config=cache, use_tqdm_on_load=False, **SIZES))
     try:

@@ -63,6 +63,7 @@ def test_what_it_is_handed_means_attention(spec: AttnSpec) -> None:
 
 
 @pytest.mark.parametrize("kind", CHIPS)
+@pytest.mark.slow
 def test_the_kernel_lowers_for_hardware(kind: str) -> None:
     spec, i32 = AttnSpec(32, 8, 128, 0.1, "bfloat16"), "int32"
     shape = partial(jax.ShapeDtypeStruct)

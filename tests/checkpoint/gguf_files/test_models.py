@@ -84,7 +84,7 @@ def told(path: Path, device: str = "reference", dtype: str = "float32", **more: 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_dense_files_are_the_model_that_they_were_made_of(family, tmp_path):
     """Names, values and configuration: every parameter is equal, and so is every token."""
     source = make_checkpoint(family, tmp_path)
@@ -127,6 +127,7 @@ def test_up_projections_of_latents_may_be_one_tensor_and_in_blocks(tmp_path):
 
 
 @torch.inference_mode()
+@pytest.mark.slow
 def test_scaled_positions_are_found_again_in_the_tensor_that_holds_them(tmp_path):
     """Llama 3.1's scaling, told by its own numbers where they are those that Llama has, and else by a list."""
     source = make_checkpoint("llama-3.1", tmp_path)
@@ -149,6 +150,7 @@ def test_scaled_positions_are_found_again_in_the_tensor_that_holds_them(tmp_path
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
+@pytest.mark.slow
 def test_16_bit_files_hold_the_rounded_model(kind, tmp_path):
     source = make_checkpoint("llama", tmp_path)
     file = convert(source, tmp_path / "m.gguf", lambda name, shape: kind, dense=tmp_path / "dense")
@@ -357,6 +359,7 @@ def test_tensors_that_nobody_knows_are_refused(tmp_path):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("method", ["w4a8", "int4", "w4a16"])
+@pytest.mark.sampled(2)
 def test_inputs_of_4_bit_layers_are_rounded_where_that_is_asked_for(method, tmp_path):
     """Log-probabilities of a text that is given, beside those of the decoded weights with no rounding."""
     source = wide("llama", tmp_path)

@@ -86,6 +86,7 @@ def test_of_a_text_part_special_tokens_count_beside_the_wholes(tmp_path, nest):
     assert eos_ids(path, config) == (PAD,), "without a tokenizer nobody knows which of them are special"
 
 
+@pytest.mark.slow
 def test_an_answer_ends_where_only_the_tokenizer_names_its_end(tmp_path):
     """Generation, beams, min_tokens and ignore_eos read the same ends."""
     path = nano(tmp_path, config={"eos_token_id": PAD}, generation_config={"eos_token_id": PAD})

@@ -54,6 +54,7 @@ class Rig:
     low=st.integers(1, 3), wider=st.integers(0, 3), most=st.integers(1, MOST),
 )  # fmt: skip
 @settings(max_examples=some(60, 300), deadline=None)
+@pytest.mark.slow
 def test_what_is_proposed_is_what_followed_last_time(prompt, more, low, wider, most):
     rig, said = Rig(prompt, low, low + wider), list(prompt)
     for tokens, look in [([], True), *more]:

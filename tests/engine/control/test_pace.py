@@ -38,6 +38,7 @@ def run(
 @pytest.mark.parametrize("decode", [0.001, 0.005, 0.03, 0.2])
 @pytest.mark.parametrize("fixed", [0.0, 0.002, 0.01])
 @pytest.mark.parametrize("slowdown", [1.5, 2.0, 4.0])
+@pytest.mark.sampled(18)
 def test_streams_keep_their_share_and_prompts_get_most_of_the_rest(
     slowdown: float, fixed: float, decode: float, depth: int
 ) -> None:

@@ -227,6 +227,7 @@ KEYS = {
     [{}, {"temperature": 1.0, "top_k": 9}, {"min_tokens": 9, "bad_words": ((65,), (3, 4))},
      {"logprobs": 1, "logit_bias": ((1, 1.5),), "repetition_penalty": 1.1}],
 )  # fmt: skip
+@pytest.mark.sampled(2)
 def test_what_a_grammar_leaves_no_choice_about_takes_few_steps_and_is_the_same(depth: int, kind: dict[str, Any]) -> None:
     """The oracle knows no jumps, and every token is compared with it."""
     made, steps = rig.served("json", KEYS, compact=True), []

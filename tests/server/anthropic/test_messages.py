@@ -335,6 +335,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.sampled(7)
 def test_refusals_name_the_field(start, fields, names, stream):
     running = start(Scripted())
     body = {"model": "fake", "messages": ASK, "max_tokens": 5, "stream": stream, **fields}

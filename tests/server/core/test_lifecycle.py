@@ -93,6 +93,7 @@ async def test_the_deadline_ends_what_runs_and_what_waits_with_an_error(stream):
     assert not engine.running
 
 
+@pytest.mark.slow
 async def test_with_a_key_only_probes_are_open_also_while_loading():
     app = Application(ServerSettings(api_key=["sentinel-key"]))
     right = {"authorization": "Bearer sentinel-key"}

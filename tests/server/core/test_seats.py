@@ -338,6 +338,7 @@ async def test_it_looks_by_itself_while_somebody_waits_and_no_longer():
 
 
 @pytest.mark.parametrize("seed", range(30))
+@pytest.mark.sampled(7)
 async def test_nothing_leaks_whoever_stalls_reads_or_leaves_when(seed):
     rng = random.Random(seed)
     world = World(slots=rng.choice([1, 3, 8]), ahead=2, most=60)

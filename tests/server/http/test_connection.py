@@ -183,6 +183,7 @@ def test_a_client_that_ends_its_side_is_still_answered(start, stream):
 
 @pytest.mark.parametrize("how", ["reset", "close"])
 @pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.sampled(2)
 def test_a_client_that_is_gone_frees_its_request_at_once(start, stream, how):
     running = start(FakeEngine(delay=0.05))
     with raw(running) as s:

@@ -99,6 +99,7 @@ CLIENTS = {
 
 
 @pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.sampled(2)
 def test_what_clients_send_is_answered_as_if_it_were_not_there(start, name):
     body, unknown = CLIENTS[name]
     running = start()
@@ -162,6 +163,7 @@ def test_a_strict_server_refuses_them_by_name(start, path, body, param):
 
 @pytest.mark.parametrize("name", NOT_YET)
 @pytest.mark.parametrize(("path", "base"), [(TEXT, {"prompt": "a"}), (CHAT, {"messages": [HI]})])
+@pytest.mark.sampled(19)
 def test_what_changes_the_answer_is_refused_unless_it_asks_for_nothing(server, name, path, base):
     for nothing in (None, *NOT_YET[name]):
         r = server.post(path, {**base, "max_tokens": 1, name: nothing})

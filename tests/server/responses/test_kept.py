@@ -24,6 +24,7 @@ def settled(client: Any, id: str) -> Any:
     return r
 
 
+@pytest.mark.slow
 def test_fetched_and_forgotten(start):
     running = start(Scripted(CALLS, "<think>x</think>b"))
     client = running.client()
