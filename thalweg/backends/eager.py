@@ -38,15 +38,31 @@ def to_torch(a: Any) -> Tensor:
     return torch.from_numpy(a.view(np.int32) if a.dtype == np.uint32 else a)
 
 
-def to_numpy(x: Any, copy: bool = False) -> Any:
-    """A step's result with every tensor as a numpy array, in whatever dataclass or mapping it lies. copy: in new memory."""
+def to_numpy(x: Any) -> Any:
+    """A step's result with every tensor as a numpy array, in whatever dataclass or mapping it lies."""
     if isinstance(x, Tensor):
-        return x.numpy().copy() if copy else x.numpy()
+        return x.numpy()
     if is_dataclass(x) and not isinstance(x, type):
-        return replace(x, **{f.name: to_numpy(getattr(x, f.name), copy) for f in fields(x)})
+        return replace(x, **{f.name: to_numpy(getattr(x, f.name)) for f in fields(x)})
     if isinstance(x, dict):
-        return {k: to_numpy(v, copy) for k, v in x.items()}
+        return {k: to_numpy(v) for k, v in x.items()}
     return x
+
+
+def copy_arrays(result: StepResult) -> StepResult:
+    """A step's result of numpy arrays in new memory."""
+    return StepResult(*[_copy_nested(getattr(result, name)) for name in _RESULT])
+
+
+_RESULT = tuple(f.name for f in fields(StepResult))
+
+
+def _copy_nested(x: Any) -> Any:
+    if x is None or isinstance(x, np.ndarray):
+        return x if x is None else x.copy()
+    if isinstance(x, dict):
+        return {k: _copy_nested(v) for k, v in x.items()}
+    return replace(x, **{f.name: _copy_nested(getattr(x, f.name)) for f in fields(x)})
 
 
 @dataclass(slots=True)

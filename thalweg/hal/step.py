@@ -269,6 +269,13 @@ Params = Any
 Step = Callable[[Params, State, StepBatch], tuple[State, StepResult]]
 
 
+def appendable(step: Step) -> int:
+    """The longest sequence (in tokens) to whose chunk a backend may append any tokens: no result of the step, and no later
+    step, depends on them. They stand behind the token at `last_row`, and count in neither `query` nor `context`. 0: it may
+    not. Steps say so by an attribute of this name."""
+    return int(getattr(step, "appendable", 0))
+
+
 @dataclass(slots=True)
 class StateBox:
     """The one owner of the live state. Every executable of a device reads `value` and puts back the state from its step. No

@@ -117,6 +117,7 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
             result = replace(result, drafts=proposed)
         return state, result
 
+    step.appendable = 0 if model.recurrent else model.max_len  # type: ignore[attr-defined]
     return step
 
 

@@ -87,7 +87,7 @@ def test_steps_that_verify_drafts_are_recorded_and_say_the_same(
     monkeypatch.setattr(
         RecordingExecutable,
         "_replay",
-        lambda self, tape, batch, *more: widths.append(batch.uniform) or replay(self, tape, batch, *more),
+        lambda self, tape, *more: widths.append(tape.held[0].uniform) or replay(self, tape, *more),
     )
     said, drafts = [], {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
     for asked in (None, drafts):

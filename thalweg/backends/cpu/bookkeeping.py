@@ -76,6 +76,7 @@ def _arrange(
     ends, place = last_row + each + i32(1), np.arange(t, dtype=np.int32) + token_seq
     known, owner, position = np.zeros((3, t + n), np.int32)
     known[place], owner[place], position[place] = tokens, token_seq, positions
+    position[-1] = position[-2] + 1  # behind tokens that fill a chunk up
     owner[ends], position[ends] = each, context + query
     accepted = np.maximum(counts - i32(1), i32(0))
     row = ends - ((pick >= 0).sum(1, dtype=np.int32) - accepted)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -27,12 +28,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 from thalweg.backends.cpu.native import REPLAYED, WORDS, NativeLibrary, alloc_zeros
+from thalweg.backends.cpu.prompts import fill_chunk
 from thalweg.backends.cpu.small_ops import CONSTANT, numpy_core, numpy_form
-from thalweg.backends.eager import CompletedStep, EagerExecutable, to_numpy, to_torch
+from thalweg.backends.eager import CompletedStep, EagerExecutable, copy_arrays, to_numpy, to_torch
 from thalweg.backends.tensors import memory_of, tensors_in
-from thalweg.hal.comm import SOLO, Communicator
+from thalweg.hal.comm import SOLO, Communicator, Solo
 from thalweg.hal.op import Kernel
-from thalweg.hal.step import SCRATCH, Layout, Params, StateBox, Step, StepBatch, lay_out, pack, statics, unpack
+from thalweg.hal.step import SCRATCH, Layout, Params, StateBox, Step, StepBatch, appendable, lay_out, pack, statics, unpack
 
 logger = logging.getLogger(__name__)
 KEPT = 128
@@ -42,6 +44,8 @@ CHUNK = 4 << 20
 COLUMNS = 8
 """Block tables are widened to powers of two, at least this many blocks, so that growing sequences keep their layout."""
 ONCE = "its layout came once"
+SLOW = 0.02
+"""Seconds. The arithmetic of prompts that take longer hides the Python between their kernels."""
 MAKES = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
 
 
@@ -236,17 +240,18 @@ def advancing(kernel: Kernel, library: NativeLibrary, held: int) -> Kernel:
 
 @dataclass(slots=True)
 class _RecordedStep:
-    buffer: np.ndarray
-    """Place where the batch must lie."""
+    places: list[np.ndarray]
+    """Where each array of the batch must lie, in the order of `StepBatch.arrays`."""
     run: Callable[[], None]
     result: Any
-    """The step's result, of tensors that the tape fills."""
+    """The step's result, of arrays that the tape fills."""
     held: Any
     """Owners of addresses that the tape holds: tensors over the buffer, jobs."""
 
 
 class RecordingExecutable:
-    """Uniform steps are recorded when a layout comes a second time. Others run as they are written."""
+    """Uniform steps are recorded when a layout comes a second time, and so are short prompts of one sequence (`prompts`).
+    Others run as they are written."""
 
     def __init__(
         self, step: Step, params: Params, state: StateBox, library: NativeLibrary, arena: Arena, comm: Communicator = SOLO
@@ -254,26 +259,36 @@ class RecordingExecutable:
         """comm: what the step exchanges with other ranks through."""
         self._eager, self._comm = EagerExecutable(step, params, state), comm
         self._step, self._params, self._state, self._library, self._arena = step, params, state, library, arena
+        self._fills = appendable(step) if isinstance(comm, Solo) else 0  # ranks would decide by clocks of their own
+        """Longest sequence with prompts that may be filled up. 0: none may."""
         self._tapes: OrderedDict[Any, _RecordedStep | str] = OrderedDict()
         """Recorded steps by layout and statics. A text says why there is no tape."""
 
     def __call__(self, batch: StepBatch) -> CompletedStep:
-        if not batch.uniform or (batch.slots == SCRATCH).any() or not len(batch.slots):
+        if not len(batch.slots) or (batch.slots == SCRATCH).any():
             return self._as_written(batch)
+        given, began = batch, 0.0
+        if not batch.uniform:
+            filled = fill_chunk(batch, self._fills) if self._fills else None
+            if filled is None:
+                return self._as_written(batch)
+            batch, began = filled, time.perf_counter()
         wide = replace(batch, block_tables=tuple(_pad_columns(t) for t in batch.block_tables))
         arrays = wide.arrays()
         layout, size = lay_out(wide, arrays)
         key = (layout, statics(wide))
         tape = self._tapes.get(key)
         if tape is None:
-            self._tapes[key] = ONCE
+            done = self._as_written(given)
+            if not began or time.perf_counter() - began < SLOW:
+                self._tapes[key] = ONCE
             if len(self._tapes) > KEPT:
                 self._tapes.popitem(last=False)
-            return self._as_written(batch)
+            return done
         self._tapes.move_to_end(key)
         try:
             if isinstance(tape, _RecordedStep):
-                return self._replay(tape, wide, layout, arrays)
+                return self._replay(tape, arrays)
             if tape == ONCE:
                 return self._record(key, wide, layout, size)
         except UnrecordableError as e:
@@ -283,7 +298,7 @@ class RecordingExecutable:
             if isinstance(tape, _RecordedStep):
                 return CompletedStep(None, e)
             del self._tapes[key]
-        return self._as_written(batch)  # every write of an abandoned step is the same when done again
+        return self._as_written(given)  # every write of an abandoned step is the same when done again
 
     def forget(self) -> None:
         """Drop all tapes: they hold the address of a group that has ended."""
@@ -297,11 +312,12 @@ class RecordingExecutable:
             self._tapes.clear()
         return done
 
-    def _replay(self, tape: _RecordedStep, batch: StepBatch, layout: Layout, arrays: list[tuple[str, Any]]) -> CompletedStep:
-        pack(batch, layout, tape.buffer, arrays)
+    def _replay(self, tape: _RecordedStep, arrays: list[tuple[str, Any]]) -> CompletedStep:
+        for place, (_, array) in zip(tape.places, arrays, strict=True):
+            place[...] = array
         with torch.inference_mode():
             tape.run()
-        return CompletedStep(to_numpy(tape.result, copy=True))
+        return CompletedStep(copy_arrays(tape.result))
 
     def _record(self, key: Any, batch: StepBatch, layout: Layout, size: int) -> CompletedStep:
         if not self._comm.captures:
@@ -309,10 +325,8 @@ class RecordingExecutable:
         held = alloc_zeros(self._library, size)
         buffer = torch.frombuffer(held, dtype=torch.uint8).numpy()
         pack(batch, layout, buffer)
-        arrays = {
-            name: to_torch(buffer[at : at + _bytes(kind, shape)].view(kind).reshape(shape)) for name, kind, shape, at in layout
-        }
-        laid = unpack(batch, arrays)
+        places = [buffer[at : at + _bytes(kind, shape)].view(kind).reshape(shape) for _, kind, shape, at in layout]
+        laid = unpack(batch, {name: to_torch(place) for (name, *_), place in zip(layout, places, strict=True)})
         self._arena.restart()
         recorder = Recorder(self._library, self._arena)
         self._library.tape = recorder
@@ -328,8 +342,9 @@ class RecordingExecutable:
             raise
         finally:
             self._library.tape = None
-        self._tapes[key] = _RecordedStep(buffer, recorder.tape(), result, (laid, recorder.kept))
-        return CompletedStep(to_numpy(result, copy=True))
+        tape = _RecordedStep(places, recorder.tape(), to_numpy(result), (laid, result, recorder.kept))
+        self._tapes[key] = tape
+        return CompletedStep(copy_arrays(tape.result))
 
 
 def _pad_columns(table: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +24,8 @@ from thalweg.hal.step import ON_DEVICE, Features, SamplingArrays, StepBatch, Tab
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from thalweg.engine.control.speculation.drafter import Draft
 
     I32 = NDArray[np.int32]
     I64 = NDArray[np.int64]
@@ -82,6 +85,8 @@ class _Members:
     held: list[_BuilderOutput]
     parts: tuple[Part, ...] = ()
     features: Features = field(default_factory=Features)
+    width: int = 0
+    """Drafts that each of them verifies."""
     age: int = 0
     """Steps they have decoded together."""
     until: int = 0
@@ -98,7 +103,7 @@ class _Members:
         for h in self.held:
             if h.until <= self.age:
                 h.part, lasts = h.builder.build(work)
-                h.until = self.age + lasts
+                h.until = self.age + _bound_life(lasts, self.width)
         self.settle()
 
 
@@ -127,6 +132,9 @@ class BatchBuilder:
         s, decode = self._slots, schedule.decode
         if schedule.proposes != self._proposes:
             self._members, self._proposes = None, schedule.proposes
+        uniform = _uniform(schedule)
+        if uniform:
+            return self._verifying(schedule.drafted, uniform - 1)
         positions = s.scheduled[decode]
         tokens = s.tokens[decode, positions]
         ahead = s.known[decode] <= positions
@@ -158,6 +166,30 @@ class BatchBuilder:
         record.decodes = n
         return batch, record
 
+    def _verifying(self, drafted: Sequence[Draft], width: int) -> tuple[StepBatch, LaunchedStep]:
+        """A step in which every sequence verifies equally many drafts."""
+        s, n = self._slots, len(drafted)
+        slots = np.array([d.slot for d in drafted], np.int32)
+        context = s.scheduled[slots]
+        grid = _grid(n, width)
+        tokens = np.empty((n, 1 + width), np.int32)
+        tokens[:, 0] = s.tokens[slots, context]
+        tokens[:, 1:] = [d.tokens for d in drafted]
+        members = self._who(slots, context, width, drafted)
+        members.age += 1
+        reached = context + grid.query
+        batch = StepBatch(
+            tokens=tokens.reshape(-1), token_seq=grid.token_seq, positions=(context[:, None] + grid.columns).reshape(-1),
+            slots=members.slots, context=context, query=grid.query, last_row=grid.last_row, emit=self._true[:n],
+            block_tables=self._tables(slots, context), sampling=members.sampling, uniform=1 + width, features=members.features,
+            parts=members.parts,
+        )  # fmt: skip
+        s.scheduled[slots] = s.length[slots] = reached
+        s.proposed[slots] = width
+        record = self._record(members, reached, self._true[:n], True, [])
+        record.decodes, record.drafts = n, grid.drafts
+        return batch, record
+
     def _build_mixed(self, schedule: Schedule, positions: I32, tokens: I32) -> tuple[StepBatch, LaunchedStep]:
         s, decode, chunks, drafted = self._slots, schedule.decode, schedule.chunks, schedule.drafted
         n, known = decode.size, decode.size + len(chunks)
@@ -184,7 +216,7 @@ class BatchBuilder:
             tokens=np.concatenate([tokens, *spans]), token_seq=np.repeat(np.arange(slots.size, dtype=np.int32), query),
             positions=np.concatenate([positions, *all_positions]), slots=slots, context=context, query=query,
             last_row=np.cumsum(query, dtype=np.int32) - np.int32(1), emit=emit, block_tables=self._tables(slots, context),
-            sampling=members.sampling, uniform=_uniform(schedule), features=members.features, parts=members.parts,
+            sampling=members.sampling, uniform=0, features=members.features, parts=members.parts,
         )  # fmt: skip
         reached = context + query
         s.scheduled[slots] = reached
@@ -210,17 +242,22 @@ class BatchBuilder:
 
     # ------------------------------------------------------------------ who is in the step
 
-    def _who(self, slots: I32, context: I32) -> _Members:
-        """The last step's if the same sequences decode again, in the same order."""
+    def _who(self, slots: I32, context: I32, width: int = 0, drafted: Sequence[Draft] = ()) -> _Members:
+        """The last step's if the same sequences decode again, in the same order, each with as many drafts."""
         serials, members = self._slots.serial[slots], self._members
-        same = members is not None and members.serials.size == serials.size and not (members.serials != serials).any()
+        same = (
+            members is not None and members.width == width and members.serials.size == serials.size
+            and not (members.serials != serials).any()
+        )  # fmt: skip
         if members is not None and same and members.age < members.until:
             return members
+        grid = _grid(slots.size, width)
         work = StepRows(
-            self._slots, slots, context, self._ones[: slots.size], self._combine_flags(slots), proposes=self._proposes
+            self._slots, slots, context, grid.query, self._combine_flags(slots), drafts=grid.drafts if width else None,
+            most_drafts=self._drafts, proposes=self._proposes, drafted=drafted,
         )  # fmt: skip
         if members is None or not same:
-            members = self._members = self._assemble(work)
+            members = self._members = self._assemble(work, width)
         else:
             members.refresh(work)
         return members
@@ -228,21 +265,51 @@ class BatchBuilder:
     def _combine_flags(self, slots: I32) -> int:
         return int(np.bitwise_or.reduce(self._slots.flags[slots]))
 
-    def _assemble(self, work: StepRows) -> _Members:
+    def _assemble(self, work: StepRows, width: int = 0) -> _Members:
         s, slots, asked = self._slots, work.slots, work.flags
-        held = [_BuilderOutput(b, *b.build(work)) for b in self._builders if b.is_active(work)]
+        built = [(b, *b.build(work)) for b in self._builders if b.is_active(work)]
+        held = [_BuilderOutput(b, part, _bound_life(lasts, width)) for b, part, lasts in built]
         members = _Members(
             slots.copy(), s.serial[slots], s.handle[slots], s.gather(slots), bool(asked & RANDOM), bool(asked & TRUNCATE),
-            int(s.logprobs[slots].max()), held,
+            int(s.logprobs[slots].max()), held, width=width,
         )  # fmt: skip
         members.settle()
         return members
 
 
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """Arrays of a step by its sequences and the drafts of each. Nobody writes to them."""
+
+    query: I32
+    token_seq: I32
+    last_row: I32
+    columns: I32
+    drafts: I32
+
+
+@lru_cache(maxsize=256)
+def _grid(seqs: int, width: int) -> _Grid:
+    new = 1 + width
+    query, owner = np.full(seqs, new, np.int32), np.repeat(np.arange(seqs, dtype=np.int32), new)
+    last, columns = np.arange(new, seqs * new + 1, new, dtype=np.int32) - np.int32(1), np.arange(new, dtype=np.int32)
+    made = _Grid(query, owner, last, columns, np.full(seqs, width, np.int32))
+    for name in _Grid.__slots__:
+        getattr(made, name).flags.writeable = False
+    return made
+
+
+def _bound_life(steps: int, width: int) -> int:
+    """How many steps a part is valid for. Builders count steps of one token."""
+    return min(steps, 1) if width and steps < FOREVER else steps
+
+
 def _uniform(schedule: Schedule) -> int:
     """New tokens of every sequence, where all verify equally many drafts. 0: they differ."""
+    if not schedule.drafted or schedule.decode.size or schedule.chunks:
+        return 0
     widths = {len(d.tokens) for d in schedule.drafted}
-    return 0 if schedule.decode.size or schedule.chunks or len(widths) != 1 else 1 + widths.pop()
+    return 1 + widths.pop() if len(widths) == 1 else 0
 
 
 class _TableChanges:

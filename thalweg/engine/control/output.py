@@ -101,31 +101,34 @@ class ResultReader:
         """The same for a step that may return several tokens a row: accepted tokens, cut where the sequence ends."""
         s, drafts = self._slots, step.drafts
         assert drafts is not None
-        rows = np.nonzero(live & step.emit)[0]
-        slots, grid, counts = step.slots[rows], np.asarray(result.tokens)[rows], np.asarray(result.counts)[rows]
-        ensure((counts >= 1).all() and (counts <= 1 + drafts[rows]).all(), "a step returned more tokens than it was asked for")
-        has = drafts[rows] > 0
-        if self._scheduler.speculator is not None and has.any():
-            self._scheduler.speculator.count_accepted(slots[has], counts[has] - 1)
-        column = np.arange(grid.shape[1], dtype=np.int32)
-        known = s.known[slots][:, None] + column + np.int32(1)
-        real = column < counts[:, None]
-        stop = self._is_stop(np.repeat(slots, grid.shape[1]), grid.ravel(), known.ravel()).reshape(grid.shape)
-        ends = (stop | (known >= s.limit[slots][:, None])) & real
-        counts = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, counts).astype(np.int32)
-        at, place = np.nonzero(column < counts[:, None])
-        tokens = grid[at, place].astype(np.int32)
-        s.tokens[slots[at], np.minimum(known[at, place] - 1, s.tokens.shape[1] - 1)] = tokens
-        s.known[slots] += counts
+        rows = np.flatnonzero(live if step.all_emit else live & step.emit)
+        slots, drafted = step.slots[rows], drafts[rows]
+        grid, counts = np.asarray(result.tokens)[rows], np.asarray(result.counts)[rows]
+        ensure(bool(((counts >= 1) & (counts <= 1 + drafted)).all()), "a step returned more tokens than it was asked for")
+        has = np.flatnonzero(drafted)
+        again = slots[has]
+        if self._scheduler.speculator is not None and again.size:
+            self._scheduler.speculator.count_accepted(again, counts[has] - 1)
+        before = s.known[slots]
+        at, place = np.nonzero(np.arange(grid.shape[1]) < counts[:, None])
+        owner, tokens, known = slots[at], grid[at, place].astype(np.int32, copy=False), before[at] + place + 1
+        stop = self._is_stop(owner, tokens, known)
+        end = stop | (known >= s.limit[owner])
+        if end.any():
+            first = np.full(rows.size, grid.shape[1])
+            np.minimum.at(first, at[end], place[end])
+            counts = np.minimum(counts, first + 1)
+            kept = np.flatnonzero(place < counts[at])
+            at, place, owner, tokens, known = at[kept], place[kept], owner[kept], tokens[kept], known[kept]
+            self._record_ends(owner, tokens, stop[kept], end[kept], ended)
+        s.tokens[owner, np.minimum(known - 1, s.tokens.shape[1] - 1)] = tokens
+        s.known[slots] = before + counts
         if result.drafts is not None:
             self._receive(result, slots, rows)
         reached = step.reached.copy()
-        reached[rows] -= np.where(drafts[rows] > 0, 1 + drafts[rows] - counts, 0)
+        reached[rows[has]] -= 1 + drafted[has] - counts[has]
         self._advance(step, live, reached)
-        again = slots[drafts[rows] > 0]
         s.scheduled[again], s.length[again], s.proposed[again] = s.returned[again], s.known[again], 0
-        last = np.cumsum(counts) - 1
-        self._ends(slots, tokens[last], s.known[slots], ended)
         news = StepOutput(step.handles[rows[at]], tokens, ended)
         if step.wants_logprobs and result.logprobs is not None:
             news.logprobs = self._logprobs(result, slots[at], rows[at] * grid.shape[1] + place)
@@ -192,8 +195,15 @@ class ResultReader:
 
     def _ends(self, slots: I32, tokens: I32, known: I32, ended: list[tuple[Request, SequenceFinished]]) -> None:
         """Record sequences that end with their last token."""
-        s, stop = self._slots, self._is_stop(slots, tokens, known)
-        for row in np.nonzero(stop | (known >= s.limit[slots]))[0].tolist():
+        stop = self._is_stop(slots, tokens, known)
+        self._record_ends(slots, tokens, stop, stop | (known >= self._slots.limit[slots]), ended)
+
+    def _record_ends(
+        self, slots: I32, tokens: I32, stop: NDArray[np.bool_], end: NDArray[np.bool_],
+        ended: list[tuple[Request, SequenceFinished]],
+    ) -> None:  # fmt: skip
+        """Record the sequences of the tokens [N] that end one, by a stop id or by the limit."""
+        for row in np.nonzero(end)[0].tolist():
             request = self._request(int(slots[row]))
             if not stop[row]:
                 ended.append((request, SequenceFinished(request.handle, "length")))

@@ -4,6 +4,7 @@ and rotary positions of q and k are done on the way where the model has them."""
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -119,6 +120,8 @@ class NativeAttention(AttentionBackend):
         prologue: QKPrologue | None = None, cos_sin: Tensor | None = None, weights: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """prologue None: q and k are already normed and rotated."""
+        if batch.last_alone and not batch.uniform and self._library.tape is not None:
+            batch = replace(batch, last_alone=False)  # which row is the last differs from replay to replay
         plan = cast(dict[str, Any], batch.metadata[group]) if batch.metadata else {}
         sizes = f"{spec.heads}/{spec.kv_heads}/{spec.head_dim}/{spec.latent}"
         key = f"native/{spec.kind}/{spec.window}/{sizes}/{spec.dtype}/{spec.kv_dtype}/{batch.last_alone}"
@@ -244,12 +247,12 @@ def _parts(heads: int, tokens: int, seqs: int, threads: int) -> int:
 
 def _tasks(batch: StepBatch, heads: int, kv_heads: int, blind: bool) -> tuple[np.ndarray, bool]:
     """(i32[n, 4] of core.h, longest first; does every row read belong to one?). blind: a step is being recorded, for batches
-    with other values too. All their sequences are live and have equally many new tokens. Then only sizes count, and any order
-    is as good."""
+    with other values too. All their sequences are live and have equally many new tokens, or there is one sequence. Then only
+    sizes count, and any order is as good."""
     each = np.arange(kv_heads, dtype=np.int32)
     if blind:
         slots = np.ones(batch.slots.shape[0], np.int32)
-        query, context = batch.uniform * slots, 0 * slots
+        query, context = (batch.uniform or batch.tokens.shape[0]) * slots, 0 * slots
     else:
         query, context, slots = batch.query.numpy(), batch.context.numpy(), batch.slots.numpy()
     live = np.flatnonzero((slots != SCRATCH) & (query > 0))

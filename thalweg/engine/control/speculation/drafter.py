@@ -124,7 +124,7 @@ class DeviceDrafter(Drafter):
         super().__init__(config, slots)
         n = slots.count + 1
         self._drafts: I32 = np.full((n, self.most), -1, np.int32)
-        self._after = np.zeros((n, 2), np.int64)
+        self._serial, self._known = np.zeros(n, np.int64), np.zeros(n, np.int32)
         """Per slot: the serial and the number of known tokens that its drafts follow."""
         self._watch = AcceptanceWatch(config.method)
 
@@ -132,12 +132,12 @@ class DeviceDrafter(Drafter):
         drafts = drafts[:, : self.most]
         self._drafts[slots, : drafts.shape[1]] = drafts
         self._drafts[slots, drafts.shape[1] :] = -1
-        self._after[slots] = np.stack([self._slots.serial[slots], self._slots.known[slots]], 1)
+        self._serial[slots], self._known[slots] = self._slots.serial[slots], self._slots.known[slots]
 
     def propose(self, slots: I32, most: I32) -> Proposals:
         s, drafts = self._slots, self._drafts[slots]
-        there = (self._after[slots] == np.stack([s.serial[slots], s.known[slots]], 1)).all(1)
-        counts = np.minimum((np.cumsum(drafts < 0, 1) == 0).sum(1), most) * there
+        there = (self._serial[slots] == s.serial[slots]) & (self._known[slots] == s.known[slots])
+        counts = np.minimum(np.logical_and.accumulate(drafts >= 0, 1).sum(1), most) * there
         return Proposals(drafts[np.arange(self.most) < counts[:, None]], counts.astype(np.int32))
 
     def learn(self, slots: I32, accepted: I32) -> None:
@@ -164,9 +164,11 @@ class AcceptanceCounters:
 
     def count(self, drafted: I32, accepted: I32) -> None:
         """Drafts of each sequence [N], and how many were accepted [N]."""
-        self.rounds += drafted.size
-        self.drafted += int(drafted.sum())
-        self.accepted += int(accepted.sum())
-        self.per_position += [0] * (int(drafted.max(initial=0)) - len(self.per_position))
-        for place in range(int(accepted.max(initial=0))):
-            self.per_position[place] += int((accepted > place).sum())
+        made, right = drafted.tolist(), accepted.tolist()
+        self.rounds += len(made)
+        self.drafted += sum(made)
+        self.accepted += sum(right)
+        self.per_position += [0] * (max(made, default=0) - len(self.per_position))
+        for n in right:
+            for place in range(n):
+                self.per_position[place] += 1

@@ -15,15 +15,18 @@ Seconds are medians: the first steps of a new width are recorded, captured or co
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from statistics import fmean, median, median_low
 from typing import TYPE_CHECKING
 
-import numpy as np
+from thalweg.drafters import MOST_DRAFTS
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 TRIAL = 4
@@ -38,6 +41,8 @@ SHORTEST_REST, LONGEST_REST = 64, 1024
 """Steps without drafts before they are tried again."""
 SWITCH = 0.97
 """Another K is used if its seconds per token are less than this share."""
+_LOG = (0.0, *map(math.log, range(1, MOST_DRAFTS + 2)))
+"""Logarithms of the tokens that a step may return of a sequence."""
 
 
 def candidates(most: int) -> tuple[int, ...]:
@@ -45,10 +50,9 @@ def candidates(most: int) -> tuple[int, ...]:
     return (most, *(k for k in (31, 15, 7, 3, 1) if k < most))
 
 
-def count_runs(handles: NDArray[np.int64]) -> NDArray[np.int64]:
+def count_runs(handles: NDArray[np.int64]) -> list[int]:
     """The length of each run of equal handles: tokens of each stream, as a step returns them."""
-    ends = np.append(np.flatnonzero(handles[1:] != handles[:-1]) + 1, handles.size)
-    return np.diff(ends, prepend=0)[: handles.size]
+    return [len(list(run)) for _, run in groupby(handles.tolist())]
 
 
 @dataclass(slots=True)
@@ -94,10 +98,10 @@ class Gain:
         k = s.trials[-1] if s.trials and s.rest <= 0 else s.best
         return min(k, self._bound(streams) or k)
 
-    def observe(self, streams: int, counts: NDArray[np.int64] | None, seconds: float, width: int = 0) -> None:
+    def observe(self, streams: int, counts: Sequence[int] | None, seconds: float, width: int = 0) -> None:
         """Record a step with that many streams and no prompt. counts: tokens of each stream that got any. None: the step had
         no drafts, and no stream sat out. width: drafts that a sequence might have. 0: as many as ever."""
-        if seconds <= 0 or not streams or (counts is not None and not counts.size):
+        if seconds <= 0 or not streams or (counts is not None and not len(counts)):
             return
         s = self._streams(streams)
         if counts is None:
@@ -110,8 +114,8 @@ class Gain:
         s.seconds.setdefault(width, deque(maxlen=2 * TRIAL)).append(seconds)
         for k in {*self._widths, width}:
             if k <= width:
-                kept = counts if k == width else np.minimum(counts, k + 1)
-                got = float(np.exp(np.log(kept).mean())) * counts.size / streams
+                kept = counts if k == width else [min(n, k + 1) for n in counts]
+                got = math.exp(sum(map(_LOG.__getitem__, kept)) / len(counts)) * len(counts) / streams
                 s.tokens.setdefault(k, deque(maxlen=WINDOW)).append(got)
         s.steps += 1
         if s.trials and width >= min(s.trials[-1], self._bound(streams)) and len(s.seconds[width]) >= TRIAL:

@@ -75,11 +75,13 @@ class GuardedDrafter(Drafter):
         for name, array in (("tokens", tokens), ("counts", counts)):
             if array.ndim != 1 or array.dtype.kind not in "iu":
                 raise ValueError(f"{name}: {array.dtype}{list(array.shape)} is no list of whole numbers")
-        if counts.size != most.size or (counts < 0).any() or counts.sum() != tokens.size:
+        each = counts.tolist()
+        if len(each) != most.size or min(each, default=0) < 0 or sum(each) != tokens.size:
             raise ValueError(f"counts: {counts.size} of {most.size} sequences, for {tokens.size} tokens in all")
-        valid = (tokens >= 0) & (tokens < self._vocab)
-        if (counts <= most).all() and valid.all():
+        known = not tokens.size or (tokens.min() >= 0 and tokens.max() < self._vocab)
+        if known and all(n <= m for n, m in zip(each, most.tolist(), strict=True)):
             return made
+        valid = (tokens >= 0) & (tokens < self._vocab)
         ends = np.cumsum(counts)
         drafts, fits = np.split(tokens, ends[:-1]), np.split(valid, ends[:-1])
         kept = [d[:n][np.logical_and.accumulate(v[:n])].tolist() for d, v, n in zip(drafts, fits, most.tolist(), strict=True)]
