@@ -36,10 +36,18 @@ CHOKES = (
     ),
     Choke(("dynamo",), ("thalweg/integrations/dynamo/worker.py",), "an optional library; the rest works without it"),
     Choke(("redis",), ("thalweg/engine/control/store/redis.py",), "an optional library; the rest works without it"),
+    Choke(("mooncake",), ("thalweg/engine/control/store/mooncake.py",), "an optional library; the rest works without it"),
+    Choke(("nixl",), ("thalweg/engine/control/store/nixl.py",), "an optional library; the rest works without it"),
     Choke(("jinja2",), ("thalweg/template/sandbox.py",), "templates run in one sandbox"),
     Choke(
         ("socket", "socketserver", "asyncio.start_server", "asyncio.start_unix_server", "asyncio.open_connection"),
-        ("thalweg/engine/ipc/", "thalweg/server/serve.py", "thalweg/server/http/listen.py", "thalweg/media/fetch.py"),
+        (
+            "thalweg/engine/ipc/",
+            "thalweg/engine/control/store/sockets.py",
+            "thalweg/server/serve.py",
+            "thalweg/server/http/listen.py",
+            "thalweg/media/fetch.py",
+        ),
         "one place opens sockets",
     ),
     Choke(
@@ -97,6 +105,8 @@ PACKAGES = {
     "thalweg/engine/worker/": {"numpy", "torch", "msgspec"},
     "thalweg/engine/ipc/publisher.py": {"zmq"},
     "thalweg/engine/control/store/redis.py": {"redis"},
+    "thalweg/engine/control/store/mooncake.py": {"mooncake"},
+    "thalweg/engine/control/store/nixl.py": {"nixl", "numpy"},
     "thalweg/engine/executor/ray_cluster.py": {"ray"},
     "thalweg/engine/executor/launched.py": {"msgspec", "torch"},
     "thalweg/integrations/ray/": {"ray", "numpy", "starlette"},

@@ -15,6 +15,7 @@ from thalweg.plugins import PluginRegistry
 _HOST = "thalweg.engine.control.store.host:HostStore"
 _DISK = "thalweg.engine.control.store.disk:DiskStore"
 _REDIS = "thalweg.engine.control.store.redis:RedisStore"
+_MOONCAKE = "thalweg.engine.control.store.mooncake:MooncakeStore"
 STORES: Mapping[str, str] = {
     "host": _HOST,
     "OffloadingConnector": _HOST,
@@ -24,6 +25,8 @@ STORES: Mapping[str, str] = {
     "SharedStorageConnector": _DISK,
     "redis": _REDIS,
     "valkey": _REDIS,
+    "mooncake": _MOONCAKE,
+    "MooncakeStoreConnector": _MOONCAKE,
 }
 """Names, vLLM's for the same purpose too -> classes."""
 LMCACHE = "LMCache is written against another engine's classes; the store in host memory is OffloadingConnector"
@@ -34,8 +37,7 @@ INSTEAD: Mapping[str, str] = {
     "Nixl": _BETWEEN,
     "P2p": _BETWEEN,
     "MoRIIO": _BETWEEN,
-    "MooncakeStore": _REMOTE,
-    "Mooncake": _BETWEEN,
+    "Mooncake": "it hands blocks from engine to engine; MooncakeStoreConnector shares them",
     "HF3FS": "a mounted file system is a disk store",
     "FlexKV": _REMOTE,
     "Multi": "one store is configured; disk and redis keep more than host memory does",

@@ -187,6 +187,21 @@ def test_calls_of_a_store_are_made_in_order_on_a_thread_of_their_own():
         second.result()
 
 
+def test_a_store_is_closed_when_no_call_of_it_is_in_progress():
+    """Native clients crash where one thread closes what another uses."""
+    store, seen, go_on = FaultyStore(random.Random(0), {}), [], threading.Event()
+    store.close = lambda: seen.append("close")
+    transfers = world(store).core._transfers
+    transfers._reading, transfers._writing = ThreadLane("loads"), ThreadLane("saves")
+    transfers._reading.submit(lambda: (go_on.wait(), seen.append("lookup")))
+    closing = threading.Thread(target=transfers.close)
+    closing.start()
+    closing.join(0.2)
+    go_on.set()
+    closing.join()
+    assert seen == ["lookup", "close"]
+
+
 def test_a_store_that_would_end_its_thread_only_fails_its_call():
     lane = ThreadLane("a store")
     first, second = lane.submit(lambda: sys.exit(3)), lane.submit(lambda: 1)

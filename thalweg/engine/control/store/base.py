@@ -55,5 +55,5 @@ class Store(ABC):
         return
 
     def close(self) -> None:
-        """The engine ends. No call follows."""
+        """The engine ends. No call is in progress, and none follows."""
         return

@@ -13,7 +13,7 @@ from thalweg.engine.control.store.arrivals import StoreLoads
 from thalweg.engine.control.store.base import Store
 from thalweg.engine.control.store.departures import StoreSaves
 from thalweg.engine.control.store.handovers import Handovers
-from thalweg.engine.control.store.lanes import Lane, ThreadLane
+from thalweg.engine.control.store.lanes import Lane, LaneCall, ThreadLane
 from thalweg.engine.control.store.mover import Mover
 from thalweg.engine.control.store.names import StoreKeys
 
@@ -112,6 +112,13 @@ class Transfers:
         until = time.monotonic() + CLOSE_SECONDS
         while save and self._store.shared and self.settle() and time.monotonic() < until:
             pass
-        last = self._writing.submit(self._store.close)
-        while not last.is_done and time.monotonic() < until:
-            self._writing.wait(POLL_SECONDS)
+        calls = self._reading.submit(lambda: None)
+        _wait(self._reading, calls, until)
+        if calls.is_done:  # a store whose calls hang is left open
+            _wait(self._writing, self._writing.submit(self._store.close), until)
+
+
+def _wait(lane: Lane, call: LaneCall, until: float) -> None:
+    """Until the call is done, or the time has come."""
+    while not call.is_done and time.monotonic() < until:
+        lane.wait(POLL_SECONDS)

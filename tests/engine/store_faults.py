@@ -1,0 +1,80 @@
+"""What every store is tested by: the contract of one, and faults that an engine must find."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from thalweg import LLM, SamplingParams
+from thalweg.engine.control.store.base import Store
+
+KEYS = [bytes([i]) * 16 for i in range(8)]
+BLOCKS = [bytes([i]) * (100 + i) for i in range(8)]
+PROMPTS = [{"prompt_token_ids": [(7 * i + j * j) % 200 + 5 for j in range(200)]} for i in range(12)]
+
+
+def check_contract(store: Store) -> None:
+    assert list(store.lookup(KEYS)) == [False] * 8
+    assert list(store.load(KEYS[:2])) == [None, None]
+    store.save(KEYS[:4], BLOCKS[:4])
+    assert list(store.lookup(KEYS)) == [True] * 4 + [False] * 4
+    assert list(store.load([KEYS[3], KEYS[5], KEYS[0]])) == [BLOCKS[3], None, BLOCKS[0]]
+    store.discard(KEYS[:2])
+    assert list(store.load(KEYS[:3])) == [None, None, BLOCKS[2]]
+    store.save(KEYS[:1], BLOCKS[:1])  # it can be saved again
+    assert list(store.load(KEYS[:1])) == [BLOCKS[0]]
+
+
+def damage(rng: random.Random, block: bytes, other: bytes) -> bytes:
+    """A block as a failing disk or peer returns it: flipped, cut, empty, longer, another's, or of zeros."""
+    block = block or b"-"
+    at = rng.randrange(len(block))
+    return rng.choice(
+        [
+            block[:at] + bytes([block[at] ^ 1 << rng.randrange(8)]) + block[at + 1 :],
+            block[:at],
+            b"",
+            block + b"\0",
+            other,
+            bytes(len(block)),
+        ]
+    )
+
+
+def answers(llm: LLM) -> list[list[int]]:
+    params = SamplingParams(max_tokens=6, ignore_eos=True, detokenize=False)
+    return [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, params, use_tqdm=False)]
+
+
+def settle(llm: LLM) -> None:
+    """Every block is in the store."""
+    saves = llm.llm_engine.core._transfers.departures
+    while llm.llm_engine.core.idle() or saves._saves:
+        saves.collect(wait=True)
+
+
+def start(tmp_path: Path, store: str | None = None, **options: Any) -> LLM:
+    (tmp_path / "secret").write_text("a secret of sixteen bytes or more")
+    config = None if store is None else {"kv_connector": store, "kv_connector_extra_config": options}
+    return LLM(
+        device="null", max_model_len=512, block_size=16, num_gpu_blocks_override=64, max_num_seqs=4,
+        kv_transfer_config=config, kv_key_secret=str(tmp_path / "secret"),
+    )  # fmt: skip
+
+
+def run_faults(llm: LLM, want: Sequence[Any], spoil: Callable[[random.Random], int], rounds: int) -> int:
+    """Damage blocks between rounds, and compare every token. Returns the number of faults."""
+    rng, faults = random.Random(4), 0
+    for _ in range(rounds):
+        assert answers(llm) == want
+        settle(llm)
+        faults += spoil(rng)
+        llm.reset_prefix_cache()
+    assert answers(llm) == want
+    settle(llm)
+    stats = llm.stats()
+    assert stats.store_failed > faults / 4, "damaged blocks are found and counted"
+    assert stats.store_hits > 0
+    return faults
