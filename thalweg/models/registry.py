@@ -248,6 +248,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Qwen3NextForCausalLM": f"{_FAMILIES}.qwen3_next:qwen3_next",
     "Qwen3OmniMoeForConditionalGeneration": f"{_FAMILIES}.audio_chat:qwen3_omni_moe",
     "Qwen3VLForConditionalGeneration": f"{_FAMILIES}.multimodal:qwen3_vl",
+    "Qwen3VLForSequenceClassification": f"{_FAMILIES}.multimodal:qwen3_vl_classifier",
     "Qwen3VLMoeForConditionalGeneration": f"{_FAMILIES}.multimodal:qwen3_vl_moe",
     "RobertaForMaskedLM": f"{_FAMILIES}.roberta:roberta",
     "RobertaForSequenceClassification": f"{_FAMILIES}.roberta:roberta_classifier",

@@ -12,7 +12,7 @@ from thalweg.engine.client.frontend import Frontend
 from thalweg.engine.client.media import MEDIA
 from thalweg.errors import ConfigError, NotSupportedError, RequestError
 from thalweg.lora import LoRARequest
-from thalweg.media.kinds.base import MediaItem
+from thalweg.media.kinds.base import MediaItem, MediaSource
 from thalweg.offline.batches import Batches, UseTqdm
 from thalweg.offline.prompts import Prompt, per_prompt
 from thalweg.offline.sharing import in_turn
@@ -42,16 +42,30 @@ class ChatRenderer:
         if self.content_format not in FORMATS:
             said = f"chat_template_content_format must be one of {', '.join(FORMATS)}, not {self.content_format!r:.80}"
             raise RequestError(said, "chat_template_content_format")
-        if self.template is None and not self.chat.templates.named:
-            raise RequestError("chat_template: the model has none; pass chat_template=, or use generate()", "chat_template")
+        self._check_template()
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         return [self._render_one(conversation) for conversation in conversations]
 
+    def render_item(self, parts: Sequence[str | MediaSource]) -> Prompt:
+        """The prompt of a message of a user with these texts and media. RequestError names the field."""
+        self._check_template()
+        content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind} for part in parts]
+        return self._write([{"role": "user", "content": content}], [part for part in parts if not isinstance(part, str)])
+
+    def _check_template(self) -> None:
+        if self.template is None and not self.chat.templates.named:
+            raise RequestError("chat_template: the model has none; pass chat_template=, or use generate()", "chat_template")
+
     def _render_one(self, conversation: Sequence[Any]) -> Prompt:
-        media = self.frontend.media
-        items: list[MediaItem] = []
+        media, sources = self.frontend.media, list[MediaSource]()
         if media is not None and isinstance(conversation, list | tuple):
             conversation, sources = media.apart(conversation)
+        return self._write(conversation, sources)
+
+    def _write(self, conversation: Sequence[Any], sources: Sequence[MediaSource]) -> Prompt:
+        """conversation: with {"type": KIND} for each of the sources."""
+        media, items = self.frontend.media, list[MediaItem]()
+        if media is not None and sources:
             items = media.read(sources)
         prompt = self.chat.prompt(
             conversation,
@@ -100,6 +114,7 @@ class ChatMethods(Batches):
         are text. Outputs have `content`, `reasoning` and, with tools, `tool_calls`. `text` is the whole answer.
         tool_call_parser, reasoning_parser: names of turn formats. None: detected, as docs/tools-and-reasoning.md says."""
         refuse_mm_processor_kwargs(mm_processor_kwargs)
+        self.llm_engine.client.inputs.check_generates()
         renderer = self._renderer(
             chat_template, chat_template_kwargs, tools, chat_template_content_format, add_generation_prompt,
             continue_final_message,
@@ -128,7 +143,7 @@ class ChatMethods(Batches):
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Prompt]:
-        """The prompts `chat` would generate from, for `generate`: one per conversation."""
+        """The prompts `chat` would generate from, for `generate`, or for `embed` of a pooling model: one per conversation."""
         return self._renderer(
             chat_template, chat_template_kwargs, tools, chat_template_content_format, add_generation_prompt,
             continue_final_message,
@@ -138,7 +153,6 @@ class ChatMethods(Batches):
         self, chat_template: str | None, kwargs: Mapping[str, Any] | None, tools: list[dict[str, Any]] | None, *form: Any
     ) -> ChatRenderer:
         """The template is that of the argument, of a name in `kwargs`, or of the whole LLM. form: the last three fields."""
-        self.llm_engine.client.inputs.check_generates()
         frontend = self.llm_engine.frontend
         if frontend.chat is None:
             raise ConfigError("skip_tokenizer_init: there is no tokenizer")

@@ -8,11 +8,20 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from thalweg.engine.client.pairs import match_texts, pair_prompts, score_text
+from thalweg.config import PoolingConfig
+from thalweg.engine.client.pairs import (
+    ScoredItem,
+    check_media_pairs,
+    match_texts,
+    media_pair_prompt,
+    pair_prompts,
+    read_scored_item,
+)
 from thalweg.engine.client.pooling_outputs import compare_vectors
 from thalweg.errors import ConfigError, RequestError
 from thalweg.lora import LoRARequest
 from thalweg.offline.batches import Batches, UseTqdm
+from thalweg.offline.chats import ChatRenderer
 from thalweg.offline.prompts import Prompt, as_list, per_prompt
 from thalweg.offline.sharing import in_turn
 from thalweg.outputs import (
@@ -135,14 +144,19 @@ class PoolingMethods(Batches):
         if chat_template is not None:
             raise ConfigError("chat_template: pairs are written in the form that the model's files ask for; omit it")
         pooling = self.llm_engine.client.inputs.check_pools("score")
-        first, second = read_texts(data_1, "data_1"), read_texts(data_2, "data_2")
+        sides = read_items(data_1, "data_1"), read_items(data_2, "data_2")
+        first, second = ([item.text for item in side] for side in sides)
         which = match_texts(len(first), len(second), ("data_1", "data_2"))
+        has_media = check_media_pairs([*sides[0], *sides[1]], self.llm_engine.frontend.media, pooling)
+        if has_media and tokenization_kwargs:
+            raise RequestError("tokenization_kwargs: items with media are not cut; omit it", "tokenization_kwargs")
         if pooling.task == "embed":
             if isinstance(lora_request, Sequence):
                 raise RequestError(
                     "lora_request: texts of this model are read one by one; give one adapter for all", "lora_request"
                 )
-            vectors = self._pool(VECTORS, [*first, *second], pooling_params, tokenization_kwargs, use_tqdm, lora_request)
+            texts = [self._item_prompt(item) for side in sides for item in side] if has_media else [*first, *second]
+            vectors = self._pool(VECTORS, texts, pooling_params, tokenization_kwargs, use_tqdm, lora_request)
             return [compare_vectors(vectors[i], vectors[len(first) + j]) for i, j in which]
         cut, special = self.llm_engine.client.prompts.cut(tokenization_kwargs)
         if not special:
@@ -150,8 +164,28 @@ class PoolingMethods(Batches):
                 "tokenization_kwargs: add_special_tokens: pairs need their special tokens", "tokenization_kwargs"
             )
         tokenizer = self.llm_engine.get_tokenizer()
-        pairs = pair_prompts(tokenizer, [(first[i], second[j]) for i, j in which], cut, pooling)
+        pairs = (
+            self._media_pairs(sides, which, pooling) if has_media
+            else pair_prompts(tokenizer, [(first[i], second[j]) for i, j in which], cut, pooling)
+        )  # fmt: skip
         return self._pool(SCORE, pairs, pooling_params, None, use_tqdm, lora_request)
+
+    def _item_prompt(self, item: ScoredItem) -> Prompt:
+        """The prompt of an item with media: a message of a user, through the chat template."""
+        frontend = self.llm_engine.frontend
+        if frontend.chat is None:
+            raise ConfigError("skip_tokenizer_init: there is no tokenizer")
+        return ChatRenderer(frontend, frontend.chat, None, None, {}, "auto", False, False).render_item(item.parts)
+
+    def _media_pairs(
+        self, sides: tuple[list[ScoredItem], list[ScoredItem]], which: Sequence[tuple[int, int]], pooling: PoolingConfig
+    ) -> list[Prompt]:
+        media = self.llm_engine.frontend.media
+        assert media is not None
+        tokenizer, read = self.llm_engine.get_tokenizer(), [[media.read(item.sources) for item in side] for side in sides]
+        return [
+            media_pair_prompt(tokenizer, media, (sides[0][i], sides[1][j]), (read[0][i], read[1][j]), pooling) for i, j in which
+        ]
 
     def _pool(
         self, task: PoolingTask[Result], prompts: Prompt | Sequence[Prompt],
@@ -179,6 +213,6 @@ def _with_task(params: PoolingParams, task: str | None) -> PoolingParams:
     return msgspec.structs.replace(params, task=task)
 
 
-def read_texts(data: Any, name: str) -> list[str]:
-    """The texts on one side of `LLM.score`."""
-    return [score_text(item, name) for item in (data if isinstance(data, list | tuple) else [data])]
+def read_items(data: Any, name: str) -> list[ScoredItem]:
+    """The items on one side of `LLM.score`."""
+    return [read_scored_item(item, name) for item in (data if isinstance(data, list | tuple) else [data])]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -28,6 +28,10 @@ class PairTemplate:
     """Beginning of a query that the caller has already formatted: it is joined to its document unchanged."""
     special: bool = False
     """Does the pair get the tokenizer's tokens around a text?"""
+    media: tuple[str, str] | None = None
+    """The text around the placeholder of an image. None: queries and documents hold text only."""
+    empty: str = ""
+    """Text of a query or document that holds nothing."""
 
 
 FORMS: Mapping[str, PairTemplate] = MappingProxyType({
@@ -38,6 +42,13 @@ FORMS: Mapping[str, PairTemplate] = MappingProxyType({
         words=("<Instruct>: ", "\n<Query>: ", "\n<Document>: "),
         after="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
         written="<|im_start|>",
+    ),
+    "qwen3-vl-reranker": PairTemplate(
+        before="<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n',
+        instruction="Given a search query, retrieve relevant candidates that answer the query.",
+        words=("<Instruct>: ", "<Query>:", "\n<Document>:"), after="<|im_end|>\n<|im_start|>assistant\n",
+        written="<|im_start|>", media=("<|vision_start|>", "<|vision_end|>"), empty="NULL",
     ),
     "nemotron-rerank": PairTemplate(
         before="", instruction=None, words=("", "question:", " \n \n passage:"), after="", written=None, special=True
@@ -60,7 +71,7 @@ def write_pair(
         first, second = (first_tokens(tokenizer, t, n) if n else t for t, n in zip((first, second), most, strict=True))
     middle, data = "", []
     asked = "" if form.instruction is None else form.instruction if instruction is None else instruction
-    for word, text in zip(form.words, (asked, first, second), strict=True):
+    for word, text in zip(form.words, (asked, first or form.empty, second or form.empty), strict=True):
         start = len(middle) + len(word)
         middle += word + text
         data.append((start, start + len(text)))
@@ -81,3 +92,24 @@ def write_pair(
         ids = ids[:room]
     made = [*before, *ids, *after]
     return TokenizedText(made, [0] * len(made))
+
+
+def write_media_pair(
+    tokenizer: Tokenizer,
+    form: PairTemplate,
+    sides: Sequence[Sequence[tuple[str, bool]]],
+    expand: Callable[[str, Sequence[tuple[int, int]]], tuple[str, list[tuple[int, int]]]],
+    instruction: str | None,
+) -> list[int]:
+    """The tokens of a pair with media in this format. sides: (text, was it written by the caller?) of each part of the query
+    and of the document. expand: inserts the placeholders of media. Special tokens of callers are encoded as plain text."""
+    asked = form.instruction if instruction is None else instruction
+    pieces = [(form.before, False), (form.words[0], False), (asked or "", True)]
+    for word, side in zip(form.words[1:], sides, strict=True):
+        pieces += [(word, False), *(side if any(text for text, _ in side) else [(form.empty, False)])]
+    whole, data = "", []
+    for text, own in (*pieces, (form.after, False)):
+        if own:
+            data.append((len(whole), len(whole) + len(text)))
+        whole += text
+    return tokenizer.encode_with_data(*expand(whole, data), False)

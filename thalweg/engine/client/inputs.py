@@ -150,15 +150,16 @@ class InputProcessor:
         pooling = self.check_pools(params.task)
         shape = self.check_pooling(params)
         _check_priority(priority)
+        prompt, items = _with_media(prompt)
         fields = dict(prompt) if isinstance(prompt, Mapping) else {}
         types = fields.pop("token_type_ids", None)
         text, ids, salt = self._prompts.encode(fields if isinstance(prompt, Mapping) else prompt)
-        tokens = np.array(ids, np.int32)
+        tokens, inputs = self._arrays(ids, items, None, 1)
         if types is not None:
             tokens += self._vocab * token_types(types, len(ids), pooling.types)
         request = EngineRequest(
             handle=next(handles), tokens=tokens, prompt_len=len(ids), priority=priority, cache_salt=salt, pool=True,
-            sampling=TokenSampling(max_tokens=1, each_token=shape.each),
+            inputs=inputs, sampling=TokenSampling(max_tokens=1, each_token=shape.each),
             read_prefix_cache=pooling.caches and not shape.each and not params.skip_reading_prefix_cache,
         )  # fmt: skip
         return PoolingSubmission(request_id, text, ids, params, shape, request)

@@ -119,18 +119,20 @@ class MediaPreprocessor:
             parts = []
             for j, part in enumerate(content):
                 at = f"messages[{i}].content[{j}]"
-                source = _source(part, at)
-                if source is not None and source.kind not in self._taken:
-                    raise RequestError(f"{at}: {load_kinds()[source.kind].unsupported}; omit it", at)
+                source = find_source(part, at)
                 if source is not None and message.get("role") not in ("user", "tool"):
                     raise RequestError(f"{at}: only messages of role user and tool may hold {name_kinds()}", at)
                 sources += [] if source is None else [source]
                 parts.append(part if source is None else {"type": source.kind})
             out.append({**message, "content": parts})
-        self._check_count(sources, "messages")
+        self.check_sources(sources, "messages")
         return out, sources
 
-    def _check_count(self, sources: Sequence[MediaSource], param: str) -> None:
+    def check_sources(self, sources: Sequence[MediaSource], param: str) -> None:
+        """RequestError for media of a kind that the model does not read, or for too many in one prompt."""
+        for source in sources:
+            if source.kind not in self._taken:
+                raise RequestError(f"{source.at}: {load_kinds()[source.kind].unsupported}; omit it", source.at)
         for name, taken in self._taken.items():
             count = sum(source.kind == name for source in sources)
             if count > taken.limit:
@@ -249,7 +251,7 @@ class MediaPreprocessor:
                 taken.kind.read_object(item, f"{NAME}.{name}[{i}]", called)
                 for i, (item, called) in enumerate(zip(several, names, strict=True))
             ]
-        self._check_count(sources, NAME)
+        self.check_sources(sources, NAME)
         text = rest.get("prompt")
         if rest.get("prompt_token_ids") is not None or not isinstance(text, str):
             marks = " and ".join(f"{t.marker} stands for {t.kind.plural}" for t in self._taken.values())
@@ -302,7 +304,7 @@ def _inside(begin: int, end: int, data: Sequence[Span]) -> bool:
     return any(begin < b and a < end for a, b in data)
 
 
-def _source(part: Any, at: str) -> MediaSource | None:
+def find_source(part: Any, at: str) -> MediaSource | None:
     """The item of a part of a message; None for other parts. RequestError for an incomplete part."""
     type_ = part.get("type") if isinstance(part, Mapping) else None
     kind = map_part_types().get(type_) if isinstance(type_, str) else None

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from thalweg.config import PoolingConfig
+from thalweg.engine.client.media import MEDIA, MediaPreprocessor, find_source
 from thalweg.errors import RequestError
+from thalweg.media.kinds import name_kinds
+from thalweg.media.kinds.base import MediaItem, MediaSource
 from thalweg.text.cut import TokenizedText, Truncation, cut_ids, read_pair, read_pairs, read_text
-from thalweg.text.pair_forms import FORMS, write_pair
+from thalweg.text.pair_forms import FORMS, write_media_pair, write_pair
 from thalweg.text.tokenizer import Tokenizer
 
 _TOKENIZATION = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens")
@@ -78,15 +82,74 @@ def match_texts(first: int, second: int, names: tuple[str, str]) -> list[tuple[i
     return [(0 if first == 1 else i, i) for i in range(second)]
 
 
-def score_text(item: Any, name: str) -> str:
-    """A text to score: text, {"text": ...} or {"content": [text parts]}. RequestError for anything else."""
+@dataclass(frozen=True, slots=True)
+class ScoredItem:
+    """One side of a pair: texts and media, in order."""
+
+    parts: tuple[str | MediaSource, ...]
+
+    @property
+    def text(self) -> str:
+        """The texts, joined by newlines."""
+        return "\n".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def sources(self) -> list[MediaSource]:
+        """The media, unread."""
+        return [part for part in self.parts if not isinstance(part, str)]
+
+
+def read_scored_item(item: Any, name: str) -> ScoredItem:
+    """An item to score: text, {"text": ...}, or {"content": [parts]} with parts of text and media. RequestError for anything
+    else."""
     if isinstance(item, str):
-        return item
+        return ScoredItem((item,))
     if isinstance(item, Mapping):
         if isinstance(item.get("text"), str):
-            return str(item["text"])
-        parts = item.get("content")
-        texts = [p.get("text") if isinstance(p, Mapping) and p.get("type") == "text" else None for p in parts or ()]
-        if texts and all(isinstance(t, str) for t in texts):
-            return "\n".join(str(t) for t in texts)
-    raise RequestError(f"{name} must be text, or an object with text; images and other media are not supported", name)
+            return ScoredItem((str(item["text"]),))
+        content = item.get("content")
+        given = content if isinstance(content, list | tuple) else ()
+        parts = [_read_part(part, f"{name}.content[{i}]") for i, part in enumerate(given)]
+        if parts and None not in parts:
+            return ScoredItem(tuple(part for part in parts if part is not None))
+    raise RequestError(f"{name} must be text, or an object with text, or with content of parts: text, {name_kinds('or')}", name)
+
+
+def _read_part(part: Any, at: str) -> str | MediaSource | None:
+    """A text or a medium. None: neither."""
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    return find_source(part, at)
+
+
+def media_pair_prompt(
+    tokenizer: Tokenizer, media: MediaPreprocessor, pair: tuple[ScoredItem, ScoredItem],
+    items: tuple[Sequence[MediaItem], Sequence[MediaItem]], pooling: PoolingConfig, instruction: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The prompt of a pair with media, in the model's form. items: the media of each side, read. instruction: replaces the
+    default one."""
+    form = FORMS[pooling.form]
+    assert form.media is not None
+    before, behind = form.media
+    both = [*items[0], *items[1]]
+    expand = media.expand(both)
+    sides = [
+        [(p, True) if isinstance(p, str) else (f"{before}{expand.signs[p.kind]}{behind}", False) for p in side.parts]
+        for side in pair
+    ]
+    return {"prompt_token_ids": write_media_pair(tokenizer, form, sides, expand, instruction), MEDIA: both}
+
+
+def check_media_pairs(sides: Sequence[ScoredItem], media: MediaPreprocessor | None, pooling: PoolingConfig) -> bool:
+    """Do some items hold media? RequestError where the model reads none, or none in pairs."""
+    source = next((source for side in sides for source in side.sources), None)
+    if source is None:
+        return False
+    if media is None:
+        raise RequestError(f"{source.at}: this model is text-only; send text parts", source.at)
+    for side in sides:
+        media.check_sources(side.sources, source.at)
+    form = FORMS.get(pooling.form)
+    if pooling.task != "embed" and (form is None or form.media is None):
+        raise RequestError(f"{source.at}: this model's pairs hold text only; send text parts", source.at)
+    return True

@@ -107,6 +107,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Qwen2VLForConditionalGeneration": qwen2_vl,
     "Qwen3OmniMoeForConditionalGeneration": qwen3_vl,
     "Qwen3VLForConditionalGeneration": qwen3_vl,
+    "Qwen3VLForSequenceClassification": qwen3_vl,
     "Qwen3VLMoeForConditionalGeneration": qwen3_vl,
     "Qwen3_5ForConditionalGeneration": qwen3_vl,
     "Qwen3_5MoeForConditionalGeneration": qwen3_vl,

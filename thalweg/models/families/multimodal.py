@@ -21,6 +21,7 @@ from thalweg.models.families import (
     qwen2,
     qwen3,
     qwen3_next,
+    tails,
 )
 from thalweg.models.families import gemma3 as gemma3_text
 from thalweg.models.families.towers import qwen_vl
@@ -113,6 +114,11 @@ def qwen2_5_vl(config: Config) -> ModelSpec:
 def qwen3_vl(config: Config) -> ModelSpec:
     spec = qwen3.qwen3(one_axis({"rope_theta": 500_000.0, **config}))
     return seeing(with_axes(spec, config, mixed=True), config, qwen_vl.qwen3_vl)
+
+
+def qwen3_vl_classifier(config: Config) -> ModelSpec:
+    """A number per class, or a reranker that is a generating checkpoint (`classifier_from_token`)."""
+    return tails.classifier(qwen3_vl(config), config)
 
 
 def qwen3_vl_moe(config: Config) -> ModelSpec:

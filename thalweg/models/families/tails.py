@@ -60,7 +60,8 @@ def _from_tokens(spec: ModelSpec, config: Config) -> ModelSpec:
         {**config, "id2label": dict(enumerate(labels))}, mode="last", bias=False, tokens=tuple(ids), vocab=spec.vocab,
         head=f"{spec.root}{spec.embed}.weight" if spec.tied else f"{spec.head}.weight", difference=one,
     )  # fmt: skip
-    tail = replace(tail, form="qwen3-reranker" if original else "")
+    form = "qwen3-reranker" if spec.vision is None else "qwen3-vl-reranker"
+    tail = replace(tail, form=form if original else "")
     return attach_tail(spec, tail) if spec.tied else replace(spec, pooling=tail)
 
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from thalweg.engine.client.media import MEDIA
+from thalweg.engine.client.pairs import ScoredItem
 from thalweg.errors import ConfigError
 from thalweg.media.kinds import load_kinds, name_kinds
 from thalweg.media.kinds.base import MediaItem
@@ -49,11 +50,7 @@ class Conversation:
         if not (chat.trusts(template) or self.serving.settings.trust_request_chat_template):
             raise ApiError("chat_template needs a server started with --trust-request-chat-template", "chat_template")
         if template is None and chat.templates.pick(self._shows_tools(request)) is None:
-            fix = (
-                "name one by chat_template or chat_template_kwargs.chat_template, or start the server with --chat-template NAME"
-                if chat.templates.named else "start the server with --chat-template, or use /v1/completions"
-            )  # fmt: skip
-            raise ApiError(f"{chat.templates.say_missing()}; {fix}", "messages")
+            raise self._missing_template(chat)
         keep = self.serving.truncation_limit(request) if isinstance(request, ChatRequest) else None
         unbounded = not isinstance(request, ChatRequest) or keep is not None  # whoever counts tokens may have too many
         most_chars = self.serving.engine.config.model.prompt_limit * tokenizer.max_token_chars
@@ -73,6 +70,31 @@ class Conversation:
             expand=expand,
         )
         return {**prompt, MEDIA: items} if items else prompt
+
+    async def item_prompt(self, item: ScoredItem) -> dict[str, Any]:
+        """The rendered message of a user with these texts and media, for a model that gives vectors."""
+        self.serving.tokenizer("messages")
+        chat, media = self.chat, self.serving.engine.media
+        assert chat is not None, "there is a tokenizer"
+        if chat.templates.pick(False) is None:
+            raise self._missing_template(chat)
+        items = await media.read_async(item.sources, tenant_of(current_scope.get())) if media is not None else []
+        parts = [{"type": "text", "text": p} if isinstance(p, str) else {"type": p.kind} for p in item.parts]
+        prompt = await chat.prompt_async(
+            lambda: ([{"role": "user", "content": parts}], None), add_generation_prompt=False, content_format=self.format,
+            kwargs=self.serving.settings.default_chat_template_kwargs or {},
+            expand=media.expand(items) if media is not None and items else None,
+        )  # fmt: skip
+        return {**prompt, MEDIA: items} if items else prompt
+
+    def _missing_template(self, chat: Chat) -> ApiError:
+        pools = self.serving.engine.config.model.pooling is not None
+        fix = (
+            "name one by chat_template or chat_template_kwargs.chat_template, or start the server with --chat-template NAME"
+            if chat.templates.named
+            else f"start the server with --chat-template, or {'send input' if pools else 'use /v1/completions'}"
+        )
+        return ApiError(f"{chat.templates.say_missing()}; {fix}", "messages")
 
     async def _read_media(self, request: ChatFields, cut: bool) -> tuple[list[Any], list[MediaItem]]:
         """The messages with their media read and taken out; none, if they hold none. cut: it is to be shortened."""

@@ -13,7 +13,7 @@ from thalweg.server.errors import ApiError
 from thalweg.server.http.bodies import load
 
 FORMS = (
-    (("messages",), ("/v1/chat/completions",)),
+    (("messages",), ("/v1/chat/completions", "/v1/embeddings", "/classify", "/pooling")),
     (("prompt",), ("/v1/completions",)),
     (("input",), ("/v1/embeddings", "/classify", "/pooling")),
     (("query", "documents"), ("/rerank",)),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from thalweg.server.core.fields import refuse_asked
+from thalweg.server.core.request import MAX_MESSAGES, ChatFields, ChatMessage
 from thalweg.server.core.schema import MAX_PROMPTS, Flag, Label, MaxBytes, RequestFields, Text, TokenIds, Whole
+from thalweg.server.core.unsupported_fields import refuse_parts
 from thalweg.server.errors import ApiError
 
 Input = (
@@ -17,7 +19,7 @@ Input = (
     | Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS)]
 )
 Item = Text | Annotated[dict[Label, Any], MaxBytes(2**20)]
-"""A text to compare: text, {"text": ...} or {"content": [text parts]}."""
+"""An item to compare: text, {"text": ...} or {"content": [parts of text and media]}."""
 Items = Item | Annotated[list[Item], Field(max_length=MAX_PROMPTS)]
 
 NOT_YET: dict[str, tuple[Any, ...]] = {
@@ -53,10 +55,43 @@ class PoolingRequestBase(RequestFields):
 
 
 class InputRequest(PoolingRequestBase):
-    """Texts or token ids, one or many."""
+    """Texts or token ids, one or many, or a conversation."""
 
-    input: Input
-    add_special_tokens: Flag = True
+    input: Input | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_special_tokens: Flag | None = None
+    """Default: with `input`."""
+    add_generation_prompt: Flag = False
+    continue_final_message: Flag = False
+    chat_template: Annotated[str, Field(max_length=2**20)] | None = None
+    chat_template_kwargs: Annotated[dict[Label, Any], MaxBytes(2**16), Field(max_length=256)] | None = None
+
+    @classmethod
+    def refuse(cls, body: dict[str, Any]) -> None:
+        super().refuse(body)
+        refuse_parts(body)
+
+    @model_validator(mode="after")
+    def _has_input(self) -> Self:
+        if (self.input is None) == (self.messages is None):
+            raise ApiError(
+                "input: required field is missing; send input, or messages"
+                if self.input is None
+                else "messages: send either input or messages",
+                "input" if self.input is None else "messages",
+            )
+        return self
+
+    @property
+    def conversation(self) -> ChatFields | None:
+        """The fields about a conversation, as chat routes have them. None: the request has `input`."""
+        if self.messages is None:
+            return None
+        return ChatFields(
+            messages=self.messages, add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message, add_special_tokens=bool(self.add_special_tokens),
+            chat_template=self.chat_template, chat_template_kwargs=self.chat_template_kwargs,
+        )  # fmt: skip
 
 
 class ClassifyRequest(InputRequest):
@@ -83,14 +118,14 @@ class PoolingRequest(EmbeddingRequest):
 
 
 class PairRequest(PoolingRequestBase):
-    """Fields of requests that compare texts."""
+    """Fields of requests that compare texts and media."""
 
     instruction: Text | None = None
     """The task for the model, where its form of pairs has a place for one."""
 
 
 class ScoreRequest(PairRequest):
-    """Texts of two sides, by any of the pairs of names in SIDES."""
+    """Items of two sides, by any of the pairs of names in SIDES."""
 
     text_1: Items | None = None
     text_2: Items | None = None

@@ -6,7 +6,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from thalweg.engine.client.pairs import score_text
+from thalweg.engine.client.pairs import ScoredItem, read_scored_item
 from thalweg.server.core.serving import Serving
 from thalweg.server.pooling import work
 from thalweg.server.pooling.protocol import RerankRequest
@@ -16,20 +16,24 @@ from thalweg.server.pooling.work import PoolingJob
 
 async def rerank(serving: Serving, http: Request) -> Response:
     request, ticket = await work.read(serving, http, RerankRequest)
-    query = score_text(request.query, "query")
-    documents = [score_text(d, f"documents[{i}]") for i, d in enumerate(request.documents)]
+    query = read_scored_item(request.query, "query")
+    documents = [read_scored_item(d, f"documents[{i}]") for i, d in enumerate(request.documents)]
     pairs = Pairs(serving, [(0, i) for i in range(len(documents))])
     most = (request.max_tokens_per_query, request.max_tokens_per_doc)
     job = await pairs.job("rerank", http, request, ([query], documents), ("query", "documents"), ticket, most)
     return await work.answer(http, _body(serving, request, job, pairs, documents))
 
 
-async def _body(serving: Serving, request: RerankRequest, job: PoolingJob, pairs: Pairs, documents: list[str]) -> bytes:
+async def _body(serving: Serving, request: RerankRequest, job: PoolingJob, pairs: Pairs, documents: list[ScoredItem]) -> bytes:
     outputs = await work.run(serving, job)
     scores = await pairs.compute_scores(outputs)
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[: request.top_n or None]
     results = [
-        {"index": i, **({"document": {"text": documents[i]}} if request.return_documents else {}), "relevance_score": scores[i]}
+        {
+            "index": i,
+            **({"document": {"text": documents[i].text}} if request.return_documents else {}),
+            "relevance_score": scores[i],
+        }
         for i in best
     ]
     return orjson.dumps({"id": job.id, "model": job.model, "usage": work.usage(serving, outputs), "results": results})

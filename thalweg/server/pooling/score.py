@@ -10,7 +10,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from thalweg.engine.client.pairs import match_texts, score_text
+from thalweg.engine.client.pairs import ScoredItem, check_media_pairs, match_texts, read_scored_item
 from thalweg.engine.client.pooling_outputs import likeness
 from thalweg.params import PoolingParams
 from thalweg.server.core.admission import Ticket
@@ -25,7 +25,7 @@ from thalweg.text.pair_forms import FORMS
 async def score(serving: Serving, http: Request) -> Response:
     request, ticket = await work.read(serving, http, ScoreRequest)
     names = next(s for s in SIDES if getattr(request, s[0]) is not None and getattr(request, s[1]) is not None)
-    first, second = (_texts(getattr(request, name), name) for name in names)
+    first, second = (_read_items(getattr(request, name), name) for name in names)
     which = match_texts(len(first), len(second), names)
     pairs = Pairs(serving, which)
     job = await pairs.job("score", http, request, (first, second), names, ticket)
@@ -39,25 +39,25 @@ async def _body(serving: Serving, job: PoolingJob, pairs: Pairs) -> bytes:
     return orjson.dumps(work.list_response(job, data, work.usage(serving, outputs)))
 
 
-def _texts(given: Any, name: str) -> list[str]:
+def _read_items(given: Any, name: str) -> list[ScoredItem]:
     if not isinstance(given, list):
-        return [score_text(given, name)]
-    return [score_text(item, f"{name}[{i}]") for i, item in enumerate(given)]
+        return [read_scored_item(given, name)]
+    return [read_scored_item(item, f"{name}[{i}]") for i, item in enumerate(given)]
 
 
 class Pairs:
-    """Pairs of texts as the model scores them: read together by one that was trained to, or compared by their vectors."""
+    """Pairs of items as the model scores them: read together by one that was trained to, or compared by their vectors."""
 
     def __init__(self, serving: Serving, which: Sequence[tuple[int, int]]) -> None:
-        """which: indices of the texts of each pair, in the first list and in the second."""
+        """which: indices of the items of each pair, in the first list and in the second."""
         pooling = serving.engine.config.model.pooling
         assert pooling is not None
         self._serving, self._which, self._apart = serving, which, pooling.task == "embed"
         self._firsts = 0
 
     async def job(
-        self, kind: str, http: Request, request: PairRequest, texts: tuple[list[str], list[str]], names: tuple[str, str],
-        ticket: Ticket, most: tuple[int, int] = (0, 0),
+        self, kind: str, http: Request, request: PairRequest, items: tuple[list[ScoredItem], list[ScoredItem]],
+        names: tuple[str, str], ticket: Ticket, most: tuple[int, int] = (0, 0),
     ) -> PoolingJob:  # fmt: skip
         """most: kept tokens of a text, by list. 0: all."""
         serving, shape = self._serving, work.cut_of(self._serving, request)
@@ -70,12 +70,24 @@ class Pairs:
             raise ApiError(
                 "use_activation: this model's scores compare vectors of length one; remove the field", "use_activation"
             )
+        has_media = check_media_pairs([*items[0], *items[1]], serving.engine.media, serving.engine.config.model.pooling)  # type: ignore[arg-type]
+        if has_media and most != (0, 0):
+            raise ApiError(
+                "max_tokens_per_doc: not supported with media; remove it and max_tokens_per_query", "max_tokens_per_doc"
+            )
         if self._apart:
             prompts = []
-            for side, name, n in zip(texts, names, most, strict=True):
-                prompts += await work.texts_prompts(serving, side, name, shape, ticket.tenant, n)
-            self._firsts = len(texts[0])
+            for side, name, n in zip(items, names, most, strict=True):
+                if has_media:
+                    prompts += await work.media_prompts(serving, side, name, shape)
+                else:
+                    plain = [item.text for item in side]
+                    prompts += await work.texts_prompts(serving, plain, name, shape, ticket.tenant, n)
+            self._firsts = len(items[0])
+        elif has_media:
+            prompts = await work.media_pairs(serving, items, self._which, names, shape, request.instruction)
         else:
+            texts = tuple([item.text for item in side] for side in items)
             pairs = [(texts[0][i], texts[1][j]) for i, j in self._which]
             prompts = await work.pairs_read(serving, pairs, names[1], shape, ticket.tenant, most, request.instruction)
         params = PoolingParams(task="score", use_activation=request.use_activation)

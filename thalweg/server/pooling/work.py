@@ -11,15 +11,19 @@ import orjson
 from starlette.requests import Request as Http
 from starlette.responses import Response
 
-from thalweg.engine.client.pairs import pair_prompts
+from thalweg.engine.client.media import MEDIA
+from thalweg.engine.client.pairs import ScoredItem, media_pair_prompt, pair_prompts
+from thalweg.media.kinds import name_kinds
 from thalweg.outputs import ABORTED, PoolingOutput, PoolingRequestOutput
 from thalweg.params import PoolingParams
 from thalweg.server.core.adapters import explain_lost, find_lost
 from thalweg.server.core.admission import Ticket
 from thalweg.server.core.job import AcceptedJob
+from thalweg.server.core.request import ChatFields
 from thalweg.server.core.serving import Serving, closing
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import or_disconnect
+from thalweg.server.http.middleware import current_scope, tenant_of
 from thalweg.server.pooling.protocol import InputRequest, PoolingRequestBase
 from thalweg.text import cut
 from thalweg.text.cut import TokenizedText, Truncation
@@ -61,14 +65,17 @@ def cut_of(serving: Serving, request: PoolingRequestBase) -> Truncation | None:
 
 
 async def inputs(serving: Serving, request: InputRequest, tenant: str) -> list[dict[str, Any]]:
-    """The prompts of `input`, each with its token ids. An input too long is named by its place."""
+    """The prompts of `input` or of `messages`, each with its token ids. An input too long is named by its place."""
+    chat = request.conversation
+    if chat is not None:
+        return [await _message_prompt(serving, chat, cut_of(serving, request))]
     given: list[Any] = [request.input]
     if isinstance(request.input, list) and request.input and not isinstance(request.input[0], int):
         given = request.input
     if request.input in ("", []):
         raise ApiError("input must not be empty", "input")
     shape = cut_of(serving, request)
-    special = request.add_special_tokens
+    special = request.add_special_tokens is not False
     texts = [item for item in given if isinstance(item, str)]
     found = iter(await texts_read(serving, texts, "input", shape, tenant, special=special) if texts else ())
     prompts = [
@@ -78,6 +85,54 @@ async def inputs(serving: Serving, request: InputRequest, tenant: str) -> list[d
         for item in given
     ]
     _check(serving, prompts, lambda i: f"input[{i}]" if len(given) > 1 else "input")
+    return prompts
+
+
+async def _message_prompt(serving: Serving, chat: ChatFields, shape: Truncation | None) -> dict[str, Any]:
+    """The prompt of a conversation, with its media."""
+    prompt = await serving.conversation.prompt(chat)
+    if shape is not None:
+        _check_uncut(MEDIA in prompt)
+        prompt = {**prompt, "prompt_token_ids": cut.cut_ids(prompt["prompt_token_ids"], shape)}
+    _check(serving, [prompt], lambda _: "messages")
+    return prompt
+
+
+def _check_uncut(has_media: bool) -> None:
+    if has_media:
+        raise ApiError(
+            f"truncate_prompt_tokens: not supported with {name_kinds('or')}; remove the field", "truncate_prompt_tokens"
+        )
+
+
+async def media_prompts(
+    serving: Serving, sides: Sequence[ScoredItem], param: str, shape: Truncation | None
+) -> list[dict[str, Any]]:
+    """The prompt of each item, as a message of a user. Some hold media."""
+    _check_uncut(shape is not None)
+    prompts = [await serving.conversation.item_prompt(side) for side in sides]
+    _check(serving, prompts, lambda i: f"{param}[{i}]" if len(prompts) > 1 else param)
+    return prompts
+
+
+async def media_pairs(
+    serving: Serving, sides: tuple[Sequence[ScoredItem], Sequence[ScoredItem]], which: Sequence[tuple[int, int]],
+    names: tuple[str, str], shape: Truncation | None, instruction: str | None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The prompt of each pair of items, some with media. which: indices of the items of each pair."""
+    media, pooling, tokenizer = serving.engine.media, serving.engine.config.model.pooling, serving.tokenizer(names[0])
+    assert media is not None
+    assert pooling is not None
+    _check_uncut(shape is not None)
+    tenant = tenant_of(current_scope.get())
+    read = [[await media.read_async(item.sources, tenant) for item in side] for side in sides]
+    prompts = [
+        await asyncio.to_thread(
+            media_pair_prompt, tokenizer, media, (sides[0][i], sides[1][j]), (read[0][i], read[1][j]), pooling, instruction
+        )
+        for i, j in which
+    ]
+    _check(serving, prompts, lambda i: f"{names[1]}[{i}]")
     return prompts
 
 
