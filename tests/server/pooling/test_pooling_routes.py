@@ -283,7 +283,7 @@ def test_an_instruction_stands_where_the_form_has_a_place_for_it(ranks):
         ("/score", {"text_1": "a"}, "text_1"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}, "text_1"),
         ("/score", {"text_1": [], "text_2": ["c"]}, "text_1"),
-        ("/score", {"queries": "a", "documents": [{"content": [{"type": "image_url", "image_url": "x"}]}]}, "documents[0].content[0]"),
+        ("/score", {"text_1": "a", "text_2": {"content": [{"type": "image_url", "image_url": "x"}]}}, "text_2.content[0]"),
         ("/rerank", {"query": "a", "documents": []}, "documents"),
         ("/rerank", {"documents": ["a"]}, "query"),
         ("/rerank", {"query": "a", "documents": ["b", LONG]}, "documents[1]"),
