@@ -6,6 +6,7 @@ import pytest
 from zoo import ALL
 
 from thalweg.checkpoint.spelling import canonical_config
+from thalweg.errors import UnsupportedModelError
 from thalweg.models import registry
 
 SAID = (
@@ -86,3 +87,24 @@ def test_the_published_spelling_of_minimax_means_the_same() -> None:
            "full_attn_beta_factor": 0.5, "mlp_alpha_factor": 2.5, "partial_rotary_factor": 0.5}  # fmt: skip
     theirs, ours = ({**c, "architectures": [n]} for c, n in ((old, "MiniMaxText01ForCausalLM"), (new, "MiniMaxForCausalLM")))
     assert registry.family(theirs)(theirs) == registry.family(ours)(ours)
+
+
+def test_the_published_spelling_of_ling_3_means_the_same() -> None:
+    """The factor of rotary positions has no effect. Layers after the last whole group have attention."""
+    sizes = {**SIZES, "num_hidden_layers": 5, "num_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
+             "rms_norm_eps": 1e-6, "layer_group_size": 2, "first_k_dense_replace": 1, "moe_intermediate_size": 16}  # fmt: skip
+    old = {**sizes, "no_kda_lora": True, "gated_attention_proj_granularity_type": "head_wise", "partial_rotary_factor": 0.5,
+           "rope_parameters": {"rope_type": "default", "rope_theta": 6e6, "partial_rotary_factor": 0.5},
+           "expert_swiglu_limit_list": None, "num_shared_experts": 1, "q_lora_rank": None}  # fmt: skip
+    kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention", "full_attention"]
+    new = {**sizes, "layer_types": kinds, "linear_head_dim": 8, "head_dim": 64, "n_shared_experts": 1}
+    theirs, ours = (
+        {**c, "architectures": [n]} for c, n in ((old, "BailingMoeV3ForCausalLM"), (new, "BailingHybridForCausalLM"))
+    )
+    assert registry.family(theirs)(theirs) == registry.family(ours)(ours)
+    for wrong in ({"no_kda_lora": False}, {"value_norm": True}, {"gated_attention_proj_granularity_type": "odd"}):
+        with pytest.raises(UnsupportedModelError, match=next(iter(wrong))):
+            registry.family({**theirs, **wrong})({**theirs, **wrong})
+    limits = {**theirs, "expert_swiglu_limit_list": [0, 7.0, None, 0, 0], "share_expert_swiglu_limit_list": [0, 0, 5.0, 0, 0]}
+    mixtures = [layer.ffn for layer in registry.family(limits)(limits).layers[1:]]
+    assert [(each.cut, each.shared.cut) for each in mixtures] == [(7, 0), (0, 5), (0, 0), (0, 0)]

@@ -52,6 +52,14 @@ TEXT: dict[str, tuple[Any, dict[str, Any]]] = {
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         },
     ),
+    "bailing-hybrid": (
+        transformers.BailingHybridConfig,
+        {
+            **LATENT, **_EXPERTS, "num_hidden_layers": 4, "num_local_experts": 8, "n_group": 4, "topk_group": 2, "head_dim": 16,
+            "short_conv_kernel_size": 3, "first_k_dense_replace": 1, "layer_group_size": 2, "pad_token_id": 0,
+            "kda_lower_bound": -3.0, "n_shared_experts": 2,
+        },
+    ),
     "minimax": (
         transformers.MiniMaxConfig,
         {

@@ -34,6 +34,10 @@ _T5 = {
 _BART = {
     "d_model": "hidden_size", "decoder_attention_heads": "num_attention_heads", "decoder_layers": "num_hidden_layers",
 }  # fmt: skip
+_KIMI = {
+    "model_max_length": "max_position_embeddings", "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts", "num_expert_group": "n_group", "moe_renormalize": "norm_topk_prob",
+}  # fmt: skip
 NAMES: Mapping[str, Mapping[str, str]] = {
     "distilbert": {
         "dim": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
@@ -63,10 +67,8 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "max_trained_positions": "max_position_embeddings", **_GPT, "n_inner": "intermediate_size",
         "layer_norm_epsilon": "layer_norm_eps",
     },
-    "kimi_linear": {
-        "model_max_length": "max_position_embeddings", "num_experts_per_token": "num_experts_per_tok",
-        "num_shared_experts": "n_shared_experts", "num_expert_group": "n_group", "moe_renormalize": "norm_topk_prob",
-    },
+    "bailing_hybrid": _KIMI,
+    "kimi_linear": _KIMI,
     "whisper": _WHISPER,
     **dict.fromkeys(("mt5", "t5", "umt5"), _T5),
     **dict.fromkeys(("bart", "m2m_100", "marian", "mbart", "pegasus"), _BART),

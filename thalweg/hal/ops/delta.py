@@ -63,17 +63,25 @@ def delta_rule(
     return rule_in_place(q, k, v, decay, share, held.clone(), table, context, query, last_row, token_seq)
 
 
-def _channel_gates_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+def _make_channel_gates(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
     b, step = 3 * rng.normal(size=(7, 3)), 3 * rng.normal(size=(7, 3, 16))
     log_rate, bias = (rng.normal(size=n).astype(np.float32) for n in ((3, 1), (3, 16)))
     return b.astype(np.float16), step.astype(np.float16), log_rate, bias
 
 
-@op(samples=[Sample("7x3x16", _channel_gates_sample)], tolerances={"float32": 2e-6, "bfloat16": 2e-6})
-def channel_delta_gates(b: Tensor, step: Tensor, log_rate: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+@op(
+    samples=[Sample("7x3x16", _make_channel_gates), Sample("7x3x16-floor", _make_channel_gates, {"floor": -5.0})],
+    tolerances={"float32": 2e-6, "bfloat16": 2e-6},
+)
+def channel_delta_gates(
+    b: Tensor, step: Tensor, log_rate: Tensor, bias: Tensor, *, floor: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """`delta_gates` with a rate of decay per channel: b [T, H], step [T, H, D], log_rate f32[H, 1], bias
-    f32[H, D] -> (decay f32[T, H, D], share f32[T, H])."""
-    return exponential(-torch.exp(log_rate) * softplus(step.to(torch.float32) + bias)), sigmoid(b.to(torch.float32))
+    f32[H, D] -> (decay f32[T, H, D], share f32[T, H]). floor: below 0, the decay's logarithm is
+    floor * sigmoid(exp(log_rate) * (step + bias)) instead, which it never falls under."""
+    rate, moved = torch.exp(log_rate), step.to(torch.float32) + bias
+    log_decay = floor * sigmoid(rate * moved) if floor else -rate * softplus(moved)
+    return exponential(log_decay), sigmoid(b.to(torch.float32))
 
 
 def _channel_rule_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:

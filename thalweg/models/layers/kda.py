@@ -27,17 +27,19 @@ class KimiDeltaAttention:
         self._place, self._dim = place, spec.dim
         self._heads = ctx.share(spec.heads, "heads of a delta net")
         self._inner = self._heads * spec.dim
+        self._parts = (3 * self._inner, self._heads, *((self._inner, self._inner) if spec.full else ()))
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.layout = self.spec.parts
-        self._in, self._low, self._decay, self._gate = (Linear(ctx, weights[k]) for k in ("in", "low", "decay", "gate"))
+        self._projected = {k: Linear(ctx, weights[k]) for k in ("in", "low", "decay", "gate") if k in weights}
         self._conv = ctx.bind(ops.causal_conv, act=spec.act, channels=3 * self._inner, taps=spec.kernel)
-        self._gates = ctx.bind(ops.channel_delta_gates, heads=self._heads, size=spec.dim)
+        floor = {"floor": spec.floor} if spec.floor else {}  # named only where there is one: kernels have none
+        self._gates = ctx.bind(ops.channel_delta_gates, heads=self._heads, size=spec.dim, **floor)
         self._rule = ctx.bind(ops.channel_delta_rule, heads=self._heads, size=spec.dim)
         self._norm = ctx.bind(ops.rms_norm, size=spec.dim, eps=spec.eps)
         self._gated = ctx.bind(ops.sigmoid_mul, size=spec.dim)
         self._out = RowLinear(ctx, weights["out"])
         self.specs: dict[str, Any] = {
-            "in": self._in.specs, "low": self._low.specs, "decay": self._decay.specs, "gate": self._gate.specs,
+            **{k: part.specs for k, part in self._projected.items()},
             "conv": {"weight": ParamSpec(weights["conv"]["weight"], ctx.dtype)},
             "rate": {name: ParamSpec(w, w.dtype) for name, w in weights["rate"].items()},
             "norm": {"weight": ParamSpec(weights["norm"]["weight"], ctx.dtype)},
@@ -45,13 +47,17 @@ class KimiDeltaAttention:
         }  # fmt: skip
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        qkv, b = self._in(p["in"], x, flow).split((3 * self._inner, self._heads), dim=-1)
-        low, gate = (part.contiguous() for part in self._low(p["low"], x, flow).chunk(2, -1))
+        qkv, b, *more = self._projected["in"](p["in"], x, flow).split(self._parts, dim=-1)
+        step, gate = more or self._low_rank(p, x, flow)
         mixed = advance(flow, self._place, 0, partial(self._conv, qkv.contiguous(), p["conv"]["weight"]))
         q, k, v = (part.unflatten(-1, (-1, self._dim)) for part in mixed.chunk(3, -1))
-        step = self._decay(p["decay"], low, flow).unflatten(-1, (-1, self._dim))
+        step, gate = (part.unflatten(-1, (-1, self._dim)) for part in (step, gate))
         decay, share = self._gates(b, step, p["rate"]["log"], p["rate"]["bias"].view(-1, self._dim))
         out = advance(flow, self._place, 1, partial(self._rule, q, k, v, decay, share))
-        gate = self._gate(p["gate"], gate, flow).unflatten(-1, (-1, self._dim))
         out = self._gated(self._norm(out, p["norm"]["weight"]), gate)
         return self._out(p["out"], out.flatten(-2), flow)
+
+    def _low_rank(self, p: Mapping[str, Any], x: Array, flow: Flow) -> tuple[Array, Array]:
+        """Inputs [T, heads * dim] of the decay and of the gate."""
+        low, gate = (part.contiguous() for part in self._projected["low"](p["low"], x, flow).chunk(2, -1))
+        return self._projected["decay"](p["decay"], low, flow), self._projected["gate"](p["gate"], gate, flow)

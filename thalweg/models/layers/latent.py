@@ -57,6 +57,10 @@ class LatentAttention:
         }
         if self._q_norm is not None:
             self.specs["q_norm"] = self._q_norm.specs
+        self._gate, self._per_head = Linear(ctx, weights["gate"]) if spec.gate else None, not spec.gate_values
+        if self._gate is not None:
+            self._gated = ctx.bind(ops.sigmoid_mul, size=spec.value_dim)
+            self.specs["gate"] = self._gate.specs
         self._indexer = None
         if spec.indexer is not None:
             indexer = Indexer(ctx, spec.indexer, weights["indexer"], spec.rope_dim, self.spec, place)
@@ -103,7 +107,11 @@ class LatentAttention:
         sparse = flow.batch.get(Sparse) if self.spec.top else None
         if sparse is not None:
             out = self._reads(query, cache, out, sparse, flow)
-        return self._out(p["out"], self._expand(flow.cut(out), p["v_up"]["weight"]).flatten(-2), flow, read=True)
+        values = self._expand(flow.cut(out), p["v_up"]["weight"])
+        if self._gate is not None:
+            gate = flow.cut(self._gate(p["gate"], x, flow)).contiguous()
+            values = self._gated(values, gate.unsqueeze(-1) if self._per_head else gate.unflatten(-1, (self._heads, -1)))
+        return self._out(p["out"], values.flatten(-2), flow, read=True)
 
     def _reads(self, query: Array, cache: Array, out: Array, sparse: Sparse, flow: Flow) -> Array:
         """out, but for tokens that see more than they read. All attend to everything before: so a token that reads all it sees

@@ -13,7 +13,7 @@ from thalweg.models.weights import Source, TensorView, Weight, Weights, linear, 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KimiDelta:
     """q, k and v through short convolutions, then a recurrence (`ops.channel_delta_rule`). Its state is the whole state of a
-    sequence. Its decay, and the gate of its normed heads, are low-rank projections of x."""
+    sequence. Its decay, and the gate of its normed heads, are projections of x, low-rank ones unless `full`."""
 
     heads: int
     dim: int
@@ -23,6 +23,10 @@ class KimiDelta:
     eps: float
     act: str = "silu"
     """After the convolutions."""
+    full: bool = False
+    """Decay and gate have one matrix each, f_proj and g_proj."""
+    floor: float = 0.0
+    """As in `ops.channel_delta_gates`."""
     name: str = "self_attn"
     rope: ClassVar[None] = None
 
@@ -49,11 +53,18 @@ class KimiDelta:
     def weights(self, at: str, hidden: int) -> Weights:
         at, n = f"{at}{self.name}.", self.inner
         rate = TensorView(f"{at}A_log", (1, 1, self.heads, 1), turned=True, flat=True)
-        return {
-            "in": linear({**{f"{at}{p}_proj": n for p in "qkv"}, f"{at}b_proj": self.heads}, hidden, shard=0),
+        parts = {**{f"{at}{p}_proj": n for p in "qkv"}, f"{at}b_proj": self.heads}
+        projected = {
+            "in": linear(parts, hidden, shard=0),
             "low": linear({f"{at}f_a_proj": self.dim, f"{at}g_a_proj": self.dim}, hidden, shard=None),
             "decay": linear({f"{at}f_b_proj": n}, self.dim, shard=0),
             "gate": linear({f"{at}g_b_proj": n}, self.dim, shard=0),
+        }
+        if self.full:
+            rate = TensorView(f"{at}A_log", (self.heads,), flat=True)
+            projected = {"in": linear({**parts, **{f"{at}{p}_proj": n for p in "fg"}}, hidden, shard=0)}
+        return {
+            **projected,
             "conv": {"weight": Weight(tuple(Source(f"{at}{p}_conv1d.weight", (n, 1, self.kernel)) for p in "qkv"), 0)},
             "rate": {
                 "log": Weight((Source(f"{at}A_log.flat", (self.heads, 1), within=rate),), 0, dtype="float32"),

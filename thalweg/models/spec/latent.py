@@ -43,6 +43,10 @@ class LatentAttention:
     """Tokens that a token reads at the most; 0 = all."""
     indexer: Indexer | None = None
     """It selects them. None, where there is a `top`: the indices of the last layer with an indexer are reused."""
+    gate: str = ""
+    """The matrix of a gate: its sigmoids multiply the heads' outputs, one per head; "" = none."""
+    gate_values: bool = False
+    """And one per value."""
     name: str = "self_attn"
 
     def __post_init__(self) -> None:
@@ -87,6 +91,9 @@ class LatentAttention:
             made["q_norm"] = Norm("q_a_layernorm", self.q_latent, self.eps).weights(at)
         if self.indexer is not None:
             made["indexer"] = self.indexer.weights(at, hidden, self.q_latent)
+        if self.gate:
+            outputs = self.heads * (self.value_dim if self.gate_values else 1)
+            made["gate"] = linear({f"{at}{self.gate}": outputs}, hidden, shard=0)
         q = "q_b_proj" if self.q_latent else "q_proj"
         made["q"] = linear({f"{at}{q}": self.heads * each}, self.q_latent or hidden, shard=0)
         return made

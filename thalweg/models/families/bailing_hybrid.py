@@ -1,0 +1,96 @@
+"""Ling 3: delta nets with per-channel decay, gated latent attention (MLA) on the last layer of each group, sigmoid routers with
+expert bias and groups on all layers but the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from thalweg.checkpoint.config import Config, flag, integer, real, text
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.families.common import decoder, eps, layer_count, layer_types, mlp, pre_norms
+from thalweg.models.families.deepseek import drafts, latent
+from thalweg.models.families.mixtures import sigmoid_mixture, sparse
+from thalweg.models.spec import MLP, KimiDelta, LatentAttention, Layer, ModelSpec, MoE, Names
+
+FULL, LINEAR = "full_attention", "linear_attention"
+PUBLISHED = (
+    (".attention.", ".self_attn."), (".self_attn.dense.", ".self_attn.o_proj."), (".forget_gate.", "."),
+    (".gate.expert_bias", ".gate.e_score_correction_bias"), ("word_embeddings.", "embed_tokens."),
+)  # fmt: skip
+"""Names of published files, and those that transformers gives them."""
+
+
+def bailing_hybrid(config: Config) -> ModelSpec:
+    """As transformers names the family."""
+    count, group = layer_count(config), integer(config, "layer_group_size", default=6)
+    absent = [LINEAR if (i + 1) % group else FULL for i in range(count)]
+    return _build_spec({"gated_attention_proj_granularity_type": "head_wise", **config}, absent)
+
+
+def bailing_moe_v3(config: Config) -> ModelSpec:
+    """As published files name it. Layers after the last whole group have attention."""
+    count, group = layer_count(config), integer(config, "layer_group_size", default=6)
+    last = count // group * group
+    return _build_spec(
+        {"no_kda_lora": False, **config}, [LINEAR if (i + 1) % group and i < last else FULL for i in range(count)]
+    )
+
+
+def _build_spec(config: Config, absent: Sequence[str]) -> ModelSpec:
+    config = {
+        "num_experts": 512, "moe_intermediate_size": 768, "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4,
+        "num_nextn_predict_layers": 1, "rope_theta": 6e6, **config,
+    }  # fmt: skip
+    if not flag(config, "no_kda_lora", True) or flag(config, "use_mla_nope", False):
+        raise UnsupportedModelError("config.json: no_kda_lora, use_mla_nope: this version has whole matrices, and RoPE")
+    for key in ("up_proj_norm", "value_norm", "use_nGPT", "scale_router_input", "use_bias", "use_qkv_bias"):
+        if flag(config, key, False):
+            raise UnsupportedModelError(f"config.json: {key}: is not supported by this version")
+    wide = config.get("moe_shared_expert_intermediate_size")
+    if wide is not None and wide != config["moe_intermediate_size"]:
+        raise UnsupportedModelError("config.json: moe_shared_expert_intermediate_size: must be moe_intermediate_size")
+    mixers: dict[str, LatentAttention | KimiDelta] = {FULL: _latent(config), LINEAR: _delta(config)}
+    types, norms, plain = layer_types(config, absent, known=(FULL, LINEAR)), pre_norms(config), mlp(config)
+    mixtures = sparse(config, integer(config, "first_k_dense_replace", default=2))
+    return decoder(
+        config,
+        [Layer(mixers[t], _moe(config, i) if mixtures[i] else plain, norms) for i, t in enumerate(types)],
+        names=Names(skip=drafts(config).skip, inside=PUBLISHED),
+    )
+
+
+def _latent(config: Config) -> LatentAttention:
+    said = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kept = {k: v for k, v in said.items() if k != "partial_rotary_factor"} if isinstance(said, dict) else said
+    config = {**config, "partial_rotary_factor": None, "rope_parameters": kept, "rope_scaling": None}
+    gate = text(config, "gated_attention_proj_granularity_type", "")
+    if gate not in ("", "head_wise", "element_wise"):
+        raise UnsupportedModelError(f"config.json: gated_attention_proj_granularity_type: unknown {gate!r:.80}")
+    return latent(
+        config, interleaved=flag(config, "rope_interleave", True), gate="g_proj" if gate else "",
+        gate_values=gate == "element_wise",
+    )  # fmt: skip
+
+
+def _delta(config: Config) -> KimiDelta:
+    floor = real(config, "kda_lower_bound", -1e3, -1e-3, default=-5.0) if flag(config, "kda_safe_gate", True) else 0.0
+    return KimiDelta(
+        heads=integer(config, "linear_num_heads", default=integer(config, "num_attention_heads")), eps=eps(config), full=True,
+        dim=integer(config, "linear_head_dim", default=integer(config, "head_dim", default=128)),
+        kernel=integer(config, "short_conv_kernel_size", low=2, high=1 << 16, default=4), floor=floor,
+    )  # fmt: skip
+
+
+def _moe(config: Config, layer: int) -> MoE:
+    def limit(key: str) -> float:
+        said: Any = config.get(key) or [0] * layer_count(config)
+        if not isinstance(said, list) or len(said) < layer_count(config):
+            raise CheckpointError(f"config.json: {key}: must be a list of {layer_count(config)} numbers, one per layer")
+        return real({"limit": said[layer] or 0.0}, "limit", 0, 1e6, where=f"config.json: {key}")
+
+    moe = sigmoid_mixture(config, experts="num_experts", cut=limit("expert_swiglu_limit_list"))
+    if not isinstance(moe.shared, MLP):
+        return moe
+    return replace(moe, shared=replace(moe.shared, cut=limit("share_expert_swiglu_limit_list")))
