@@ -370,6 +370,57 @@ def test_step_is_laguna_with_sigmoids_for_gates_and_limits(tmp_path, monkeypatch
             registry.family({**config, **said})({**config, **said})
 
 
+class _Lightning(nn.Module):
+    """Linear attention as a sum over all tokens before: a score falls by a fixed factor per token."""
+
+    def __init__(self, layer: int, layers: int) -> None:
+        super().__init__()
+        self.query_key_value = nn.Linear(48, 3 * 96, bias=False)
+        self.g_proj, self.dense = nn.Linear(48, 96, bias=False), nn.Linear(96, 48, bias=False)
+        self.query_layernorm, self.key_layernorm = LlamaRMSNorm(32, 1e-5), LlamaRMSNorm(32, 1e-5)
+        self.g_norm = LlamaRMSNorm(96, 1e-5)
+        self.falls = torch.tensor([2**-4.0, 2**-8.0, 2**-2.0]) * (1 - (layer - 1) / (layers - 1) + 1e-5)
+
+    def forward(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **more: Any) -> tuple[Tensor, None]:
+        x, n = hidden_states[0], hidden_states.shape[1]
+        q, k, v = (part.view(n, 3, 32) for part in self.query_key_value(x).chunk(3, -1))
+        cos, sin = (t[0, :, None] for t in position_embeddings)
+        turned = []
+        for each, norm in ((q, self.query_layernorm), (k, self.key_layernorm)):
+            first, rest = norm(each).split(16, -1)
+            turned.append(torch.cat((first * cos + torch.cat((-first[..., 8:], first[..., :8]), -1) * sin, rest), -1))
+        at = torch.arange(n)
+        kept = torch.exp(-self.falls[:, None, None] * (at[:, None] - at)).tril()
+        out = torch.einsum("hqk,khd->qhd", torch.einsum("qhd,khd->hqk", *turned) * 32**-0.5 * kept, v).reshape(n, 2, 48)
+        out = (out * torch.rsqrt(out.square().mean(-1, keepdim=True) + 1e-5)).flatten(1) * self.g_norm.weight
+        return self.dense(out * torch.sigmoid(self.g_proj(x)))[None], None
+
+
+def test_ling_2_5_is_deepseek_v3_with_linear_attention_on_most_layers(tmp_path):
+    """The definition: modeling_bailing_moe_v2_5.py of the checkpoints."""
+    moe = {**_V3, "q_lora_rank": None}
+    settings = transformers.DeepseekV3Config(
+        **{**SMALL, **LATENT, **moe, "num_attention_heads": 3, "num_key_value_heads": 3, "num_hidden_layers": 5},
+        n_routed_experts=8, rope_theta=6e5, attn_implementation="eager",
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+    for i in (0, 2):
+        model.model.layers[i].self_attn = _Lightning(i, 5)
+    model.eval()
+    spread(model, 12)
+    config = {**settings.to_dict(), "architectures": ["BailingMoeV2_5ForCausalLM"], "model_type": "bailing_moe_linear"}
+    config |= {"num_experts": 8, "num_shared_experts": 1, "n_routed_experts": None, "n_shared_experts": None, "head_dim": 32}
+    config |= {"layer_group_size": 2, "group_norm_size": 2, "partial_rotary_factor": 0.5, "linear_silu": False}
+    config |= {"rope_parameters": None, "rope_theta": 6e5, "num_nextn_predict_layers": 0}
+    published(tmp_path / "l", model, config, renamed(
+        ("self_attn.", "attention."), ("o_proj", "dense"), ("embed_tokens", "word_embeddings"),
+        ("e_score_correction_bias", "expert_bias"),
+    ))  # fmt: skip
+    compared(tmp_path / "l", lambda ids: model(torch.tensor([ids])).logits[0])
+    with pytest.raises(UnsupportedModelError, match="linear_silu"):
+        registry.family(config)({**config, "linear_silu": True})
+
+
 def test_layers_that_are_gone_through_several_times(tmp_path):
     settings = transformers.LlamaConfig(**SMALL, attn_implementation="eager")
     model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()

@@ -38,6 +38,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "BailingMoEForCausalLM": f"{_FAMILIES}.bailing:bailing_moe",
     "BailingMoeForCausalLM": f"{_FAMILIES}.bailing:bailing_moe",
     "BailingMoeV2ForCausalLM": f"{_FAMILIES}.bailing:bailing_moe_v2",
+    "BailingMoeV2_5ForCausalLM": f"{_FAMILIES}.bailing_hybrid:bailing_moe_v2_5",
     "BailingMoeV3ForCausalLM": f"{_FAMILIES}.bailing_hybrid:bailing_moe_v3",
     "BambaForCausalLM": f"{_FAMILIES}.bamba:bamba",
     "BartForConditionalGeneration": f"{_FAMILIES}.bart:bart",

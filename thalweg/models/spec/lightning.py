@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from thalweg.hal.kv import StateSpec, state_part
-from thalweg.models.spec.norm import Norm
-from thalweg.models.weights import Source, TensorView, Weight, Weights, linear
+from thalweg.models.spec.norm import HeadNorm, Norm
+from thalweg.models.spec.rope import Rope
+from thalweg.models.weights import Source, TensorView, Weight, Weights, linear, part_sources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +21,27 @@ class LightningAttention:
     """Of each head: how fast it forgets."""
     eps: float = 1e-6
     act: str = "silu"
-    """Of q, k and v."""
+    """Of q, k and v; "" = none."""
+    head_norm: HeadNorm | None = None
+    """Of each head of q and k."""
+    rope: Rope | None = None
+    """Of q and k, after their norms."""
+    scale: float = 1.0
+    """Of q."""
+    groups: int = 1
+    """The concatenated heads are normed in so many groups, each by itself."""
+    fused: str = ""
+    """The tensor of all of q, then of k, then of v. "": qkv_proj has of each head in turn its q, its k and its v."""
+    gate: str = "output_gate"
+    norm_name: str = "norm"
+    out: str = "out_proj"
     name: str = "self_attn"
-    rope: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if len(self.slopes) != self.heads or min(self.slopes) <= 0:
             raise ValueError("LightningAttention: each head has a slope above 0")
+        if self.inner % self.groups:
+            raise ValueError(f"LightningAttention: {self.groups} groups do not divide {self.inner} values")
 
     @property
     def inner(self) -> int:
@@ -36,7 +50,7 @@ class LightningAttention:
     @property
     def norm(self) -> Norm:
         """Of the concatenated heads."""
-        return Norm("norm", self.inner, self.eps)
+        return Norm(self.norm_name, self.inner, self.eps)
 
     @property
     def slope_values(self) -> int:
@@ -53,12 +67,20 @@ class LightningAttention:
         return StateSpec((state_part("lightning", (self.heads // ranks, self.head_dim, self.head_dim), "float32"),))
 
     def weights(self, at: str, hidden: int) -> Weights:
-        """The checkpoint has of each head in turn its q, its k and its v."""
         at, d, n = f"{at}{self.name}.", self.head_dim, self.inner
-        views = (TensorView(f"{at}qkv_proj.weight", (3 * n, hidden), first=i * d, run=d, every=3 * d) for i in range(3))
-        qkv = (Source(f"{at}{part}.weight", (n, hidden), within=view) for part, view in zip("qkv", views, strict=True))
-        return {
-            "in": {"weight": Weight((*qkv, Source(f"{at}output_gate.weight", (n, hidden))), 0, "linear")},
+        sources: tuple[Source, ...]
+        if self.fused:
+            sources = part_sources(f"{at}{self.fused}.weight", (n, n, n), hidden)
+        else:
+            views = (TensorView(f"{at}qkv_proj.weight", (3 * n, hidden), first=i * d, run=d, every=3 * d) for i in range(3))
+            qkv = (Source(f"{at}{part}.weight", (n, hidden), within=view) for part, view in zip("qkv", views, strict=True))
+            sources = tuple(qkv)
+        made = {
+            "in": {"weight": Weight((*sources, Source(f"{at}{self.gate}.weight", (n, hidden))), 0, "linear")},
             "norm": self.norm.weights(at),
-            "out": linear({f"{at}out_proj": hidden}, n, shard=1),
+            "out": linear({f"{at}{self.out}": hidden}, n, shard=1),
         }
+        if self.head_norm is not None:
+            for key, name in (("q_norm", self.head_norm.q), ("k_norm", self.head_norm.k)):
+                made[key] = Norm(name, d, self.head_norm.eps).weights(at)
+        return made
