@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from thalweg import AsyncLLM, EngineArgs, SamplingParams
-from thalweg.engine.client import supervisor
+from thalweg.engine.client import reserve
 from thalweg.errors import EngineDeadError
 from thalweg.params import RequestOutputKind
 
@@ -75,13 +75,13 @@ async def test_streams_survive_a_killed_engine_with_no_token_lost_or_doubled(sta
 async def test_the_process_that_stands_by_becomes_the_engine_and_ends_with_its_client(start_engine, monkeypatch):
     expected = []
 
-    class Recorded(supervisor.Standby):
+    class Recorded(reserve.Standby):
         def __init__(self, device, told=None):
             expected.append(told)
             super().__init__(device, told)
 
-    monkeypatch.setattr(supervisor, "STANDBY_AFTER", 0.0)
-    monkeypatch.setattr(supervisor, "Standby", Recorded)
+    monkeypatch.setattr(reserve, "STANDBY_AFTER", 0.0)
+    monkeypatch.setattr(reserve, "Standby", Recorded)
     engine = await start_engine(HASH)
 
     async def standby() -> int:

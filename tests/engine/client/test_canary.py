@@ -19,11 +19,12 @@ FIRST = 7
 
 
 class Process:
-    """An engine whose sequences end with an error."""
+    """An engine whose sequences end, with an error or without."""
 
     pid, returncode, regrouping, working = 1, -9, False, False
 
-    def __init__(self) -> None:
+    def __init__(self, error: str = "") -> None:
+        self._error = error
         self.ready = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(pooling=None)))
         self.heard = self.stepped = time.monotonic()
         self.stuck: str | None = None
@@ -40,30 +41,44 @@ class Process:
             nothing,
             nothing,
             0.0,
-            finished=[m.SequenceFinished(handle, "error", error="not a number") for handle in (FIRST, FIRST + 1)],
+            finished=[
+                m.SequenceFinished(i, "error" if self._error else "length", error=self._error) for i in (FIRST, FIRST + 1)
+            ],
         )
 
     def kill(self, why: str) -> None:
         self.stuck = why
 
 
+async def start(process: Process, on_outputs, on_dead) -> None:
+    outputs = SimpleNamespace(open_handles=list, resubmit=lambda handles: [])
+    supervisor = Supervisor(
+        EngineArgs(), outputs, itertools.count(FIRST), on_outputs=on_outputs, on_convicted=print, on_dead=on_dead
+    )
+
+    async def get_process():
+        return process
+
+    await asyncio.wait_for(supervisor.start(get_process()), 10)
+
+
 async def test_an_engine_whose_canary_fails_ends_the_start_with_its_error():
     """Weights with NaN were loading for ever."""
     passed_on: list[m.Outputs] = []
-    outputs = SimpleNamespace(open_handles=list, resubmit=lambda handles: [])
-    supervisor = Supervisor(
-        EngineArgs(),
-        outputs,
-        itertools.count(FIRST),
-        on_outputs=passed_on.append,
-        on_convicted=print,
-        on_dead=lambda error: None,
-    )
-    process = Process()
-
-    async def start():
-        return process
-
     with pytest.raises(EngineDeadError, match="could not generate: not a number"):
-        await asyncio.wait_for(supervisor.start(start()), 10)
+        await start(Process("not a number"), passed_on.append, lambda error: None)
     assert not passed_on, "requests get no error of an engine that never served"
+
+
+async def test_a_fault_in_reading_a_frame_ends_the_engine_and_all_requests():
+    """The task that supervises ended without a word, and every open request waited for ever."""
+
+    def fail(frame: m.Outputs) -> None:
+        raise TypeError("a frame of another kind")
+
+    dead: list[Exception] = []
+    process = Process()
+    with pytest.raises(EngineDeadError, match="internal error: TypeError: a frame of another kind"):
+        await start(process, fail, dead.append)
+    assert dead
+    assert process.stuck

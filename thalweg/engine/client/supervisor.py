@@ -12,7 +12,6 @@ import contextlib
 import logging
 import signal
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -23,24 +22,19 @@ from thalweg.config import EngineArgs, EngineConfig
 from thalweg.engine import messages as m
 from thalweg.engine.client.process import EngineProcess, RankHistory
 from thalweg.engine.client.recovery import Recovery, Verdict
+from thalweg.engine.client.reserve import StandbyReserve
+from thalweg.engine.client.restarts import RestartBudget, watch
 from thalweg.engine.client.standby import Standby
 from thalweg.engine.ipc.port import release_port
 from thalweg.errors import EngineDeadError, RankLostError, RequestError, ThalwegError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
-WINDOW_SECONDS = 600.0
-"""`max_restarts` are counted over this long."""
 SILENT_SECONDS = 2.0
 """Seconds without a sign of life after which the engine does not count as ready. Several heartbeats are then missing."""
 UNAWAITED = 0
 """Number of a message without a waiting caller."""
-LOOK_SECONDS = 0.25
 WAKE_LOOK_SECONDS = 0.02
-STANDBY_AFTER = 2.0
-"""Seconds from an engine's being ready to the start of the process that would replace it."""
-STANDBY_AT_LAST = 60.0
-"""Upper bound of that delay, where such processes die repeatedly."""
 CONVICTED = (
     "this request was running alone when the engine crashed, after it had been present in an earlier crash; it is not retried"
 )
@@ -84,11 +78,9 @@ class Supervisor:
         """Digest -> path of each adapter that the engine has, or will have."""
         self._running: set[int] = set()
         self._canary = 0
-        self._deaths: deque[float] = deque()
-        self._fruitless = 0
         self._task: asyncio.Task[None] | None = None
-        self._standby: Standby | None = None
-        self._reserve: asyncio.Task[None] | None = None
+        self._budget = RestartBudget(args.max_restarts)
+        self._reserve = StandbyReserve(args.device)
         self._first_ready: asyncio.Future[None]
         self._replies: dict[int, asyncio.Future[bool]] = {}
         self.state = "starting"
@@ -128,7 +120,7 @@ class Supervisor:
 
     @property
     def standby_pid(self) -> int | None:
-        return self._standby.pid if self._standby and self._standby.alive else None
+        return self._reserve.pid
 
     @property
     def why_not_ready(self) -> str:
@@ -231,8 +223,8 @@ class Supervisor:
         self._woken.clear()
         self._forget(EngineDeadError("the engine was put to sleep"), "sleeping", "the engine sleeps")
         await engine.stop()
-        if standby_too and self._standby is not None:
-            self._standby.end()
+        if standby_too:
+            self._reserve.end()
         logger.info("the engine sleeps: process %d has ended", engine.pid)
 
     async def wake_up(self) -> None:
@@ -264,21 +256,16 @@ class Supervisor:
 
     def adopt_standby(self, standby: Standby) -> None:
         """Start the next engine from this process. Without use for it, it ends."""
-        if self._standby is not None and self._standby.alive:
-            standby.end()
-        else:
-            self._standby = standby
+        self._reserve.adopt(standby)
 
     async def stop(self) -> None:
         """End the engine process, and the standby process."""
         self.state, self._why = "stopped", "the engine was shut down"
-        for task in (self._task, self._reserve):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-        if self._standby is not None:
-            self._standby.end()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await self._reserve.stop()
         if self._engine is not None:
             await self._engine.stop()
         if self._args.nnodes > 1:
@@ -298,16 +285,25 @@ class Supervisor:
                 else:
                     await self._replace(why)
         except ThalwegError as e:
-            self.state, self._why = "failed", str(e)
-            if not self._first_ready.done():
-                self._first_ready.set_exception(e)
-            self._on_dead(e)
+            self._fail(e)
+        except Exception as e:  # a fault of this process: open requests end with an error and do not wait for ever
+            logger.exception("the engine is no longer supervised")
+            if self._engine is not None:
+                self._engine.kill("it is no longer supervised")
+            self._fail(EngineDeadError(f"internal error: {type(e).__name__}: {e}"))
+
+    def _fail(self, why: ThalwegError) -> None:
+        """There will be no engine any more."""
+        self.state, self._why = "failed", str(why)
+        if not self._first_ready.done():
+            self._first_ready.set_exception(why)
+        self._on_dead(why)
 
     async def _serve(self) -> EngineDeadError:
         """Process frames until the engine dies. Returns its error."""
         engine = self._engine
         assert engine is not None
-        watch = asyncio.create_task(self._watch(engine))
+        watch = self._start_watch(engine)
         try:
             while True:
                 message = await engine.receive()
@@ -374,9 +370,9 @@ class Supervisor:
     async def _regroup(self, engine: EngineProcess, why: EngineDeadError) -> bool:
         """Wait until an engine has replaced lost ranks. False: it cannot, and has ended. EngineDeadError when the budget is
         used up."""
-        watch = asyncio.create_task(self._watch(engine))
+        watch = self._start_watch(engine)
         try:
-            await self._afford(why)
+            await self._budget.spend(why)
             try:
                 await engine.regroup()
             except ThalwegError as e:
@@ -393,9 +389,9 @@ class Supervisor:
         """Start an engine. why: the error of the previous one. None: it slept. EngineDeadError when the budget is used up."""
         while True:
             if why is not None:
-                await self._afford(why)
+                await self._budget.spend(why)
             try:
-                self._engine = await EngineProcess.start(self._args, self._standby)
+                self._engine = await EngineProcess.start(self._args, self._reserve.standby)
                 self._woken.clear()
                 return
             except ThalwegError as e:
@@ -406,20 +402,6 @@ class Supervisor:
         """As `_hello`. A paused engine gets only its canary, and the rest after its pause."""
         self._held = list(handles) if self.paused else None
         self._hello([] if self.paused else handles)
-
-    async def _afford(self, why: EngineDeadError) -> None:
-        """Count this restart. Wait before it if earlier restarts failed."""
-        now = time.monotonic()
-        while self._deaths and self._deaths[0] < now - WINDOW_SECONDS:
-            self._deaths.popleft()
-        if len(self._deaths) >= self._args.max_restarts:
-            raise EngineDeadError(
-                f"{why}; the {len(self._deaths)} restarts allowed within ten minutes (max_restarts) are used up"
-            )
-        self._deaths.append(now)
-        self._fruitless += 1
-        if self._fruitless > 1:
-            await asyncio.sleep(min(0.25 * 2 ** (self._fruitless - 2), 10.0))
 
     def _hello(self, handles: Sequence[int]) -> None:
         """Send a fresh engine its adapters, a canary (its token makes the engine ready), and these sequences."""
@@ -434,19 +416,8 @@ class Supervisor:
             self._post(m.LoadAdapter(UNAWAITED, digest, path))
         self._add([canary, *self._outputs.resubmit(handles)])
 
-    async def _watch(self, engine: EngineProcess) -> None:
-        """Kill an engine that shows no life, or no progress with work present."""
-        last = time.monotonic()
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            now = time.monotonic()
-            slept, last = now - last, now
-            if slept > LOOK_SECONDS + 1.0:  # this process itself was suspended: first read the frames that have come
-                continue
-            if now - engine.heard > self._args.heartbeat_timeout:
-                engine.kill(f"no sign of life for {now - engine.heard:.1f} s (heartbeat_timeout)")
-            elif engine.working and now - engine.stepped > self._args.hang_timeout:
-                engine.kill(f"no step finished for {now - engine.stepped:.0f} s with work present (hang_timeout)")
+    def _start_watch(self, engine: EngineProcess) -> asyncio.Task[None]:
+        return asyncio.create_task(watch(engine, self._args.heartbeat_timeout, self._args.hang_timeout))
 
     # ------------------------------------------------------------------ frames
 
@@ -476,7 +447,7 @@ class Supervisor:
         if self._recovery.listening:
             for handle in frame.output_handles():
                 if handle != self._canary:
-                    self._fruitless = 0
+                    self._budget.reset_delay()
                     self._act(self._recovery.token(handle))
         for handle in ended:
             self._running.discard(handle)
@@ -501,28 +472,8 @@ class Supervisor:
             self._held = None
         if not self._first_ready.done():
             self._first_ready.set_result(None)
-        if self._args.standby_engine and self._args.max_restarts and self._reserve is None:
-            self._reserve = asyncio.create_task(self._keep_reserve())
-
-    async def _keep_reserve(self) -> None:
-        """Keep a standby process, and start another when that is used or dies. It starts after a delay, so that it does not
-        slow the requests that waited for a start. The delay grows if such processes die soon."""
-        lost = 0
-        while True:
-            while self.state != "ready":
-                await asyncio.sleep(LOOK_SECONDS)
-            await asyncio.sleep(min(STANDBY_AFTER * 2**lost, STANDBY_AT_LAST))
-            if self.state != "ready":
-                continue
-            standby = self._standby = Standby(self._args.device)
-            since = time.monotonic()
-            while standby.alive:  # looking reaps it
-                await asyncio.sleep(LOOK_SECONDS)
-            soon = time.monotonic() - since < STANDBY_AT_LAST
-            lost = lost + 1 if soon and not standby.is_taken else 0
-            if not standby.is_taken:
-                logger.warning("process %d, which stood by, has ended; another will", standby.pid)
-                standby.end()
+        if self._args.standby_engine and self._args.max_restarts:
+            self._reserve.fill(lambda: self.state == "ready")
 
     def _add(self, requests: list[m.EngineRequest]) -> None:
         """Each engine gets the vocabulary once, at the latest when it is needed."""
