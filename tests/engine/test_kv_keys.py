@@ -89,6 +89,10 @@ def test_a_secret_file_without_an_end_takes_no_memory() -> None:
 
 
 def test_a_short_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for secret in ("short", ""):
+        monkeypatch.setenv("THALWEG_KV_KEY_SECRET", secret)
+        with pytest.raises(ConfigError, match=f"THALWEG_KV_KEY_SECRET: a secret of {len(secret)} bytes is too short"):
+            key_secret(None)
     monkeypatch.setenv("THALWEG_KV_KEY_SECRET", "short")
     with pytest.raises(ConfigError, match="THALWEG_KV_KEY_SECRET: a secret of 5 bytes is too short"):
         check_store(EngineArgs(model="m"))

@@ -67,14 +67,14 @@ def batch_invariant() -> bool | None:
     return True if _switch("THALWEG_BATCH_INVARIANT") else None
 
 
-def kv_key_secret() -> str:
-    """THALWEG_KV_KEY_SECRET: the secret itself, used without `--kv-key-secret` (a file)."""
-    return _get("THALWEG_KV_KEY_SECRET")[1]
+def kv_key_secret() -> str | None:
+    """THALWEG_KV_KEY_SECRET: the secret itself, used without `--kv-key-secret` (a file). None: not set."""
+    return os.environ.get("THALWEG_KV_KEY_SECRET")
 
 
-def node_secret() -> str:
-    """THALWEG_NODE_SECRET: the secret itself, used without `--node-secret` (a file)."""
-    return _get("THALWEG_NODE_SECRET")[1]
+def node_secret() -> str | None:
+    """THALWEG_NODE_SECRET: the secret itself, used without `--node-secret` (a file). None: not set."""
+    return os.environ.get("THALWEG_NODE_SECRET")
 
 
 def dev_mode() -> bool:

@@ -21,7 +21,7 @@ def node_secret(file: str | None) -> bytes | None:
     return _read_secret("node_secret", file, "THALWEG_NODE_SECRET", envs.node_secret())
 
 
-def _read_secret(name: str, file: str | None, variable: str, value: str) -> bytes | None:
+def _read_secret(name: str, file: str | None, variable: str, value: str | None) -> bytes | None:
     where, secret = f"{name}: {file}", b""
     if file is not None:
         try:
@@ -29,10 +29,10 @@ def _read_secret(name: str, file: str | None, variable: str, value: str) -> byte
                 secret = f.read(MOST_BYTES + 1).strip()
         except OSError as e:
             raise ConfigError(f"{where}: cannot be read: {e.strerror or e}") from None
-    else:
+    elif value is None:
+        return None
+    else:  # one that is set and empty is too short: a template that lost its value must not open the port
         where, secret = variable, value.encode("utf-8", "surrogateescape").strip()
-        if not secret:
-            return None
     if len(secret) < LEAST_BYTES:
         raise ConfigError(f"{where}: a secret of {len(secret)} bytes is too short: make one of {LEAST_BYTES} or more at random")
     if len(secret) > MOST_BYTES:

@@ -19,7 +19,7 @@ STANDBY_AT_LAST = 60.0
 """Upper bound of that delay, where such processes die repeatedly."""
 
 
-class StandbyReserve:
+class EngineReserve:
     """At most one standby process. `fill` keeps it there."""
 
     def __init__(self, device: str) -> None:

@@ -22,7 +22,7 @@ from thalweg.config import EngineArgs, EngineConfig
 from thalweg.engine import messages as m
 from thalweg.engine.client.process import EngineProcess, RankHistory
 from thalweg.engine.client.recovery import Recovery, Verdict
-from thalweg.engine.client.reserve import StandbyReserve
+from thalweg.engine.client.reserve import EngineReserve
 from thalweg.engine.client.restarts import RestartBudget, watch
 from thalweg.engine.client.standby import Standby
 from thalweg.engine.ipc.port import release_port
@@ -80,7 +80,7 @@ class Supervisor:
         self._canary = 0
         self._task: asyncio.Task[None] | None = None
         self._budget = RestartBudget(args.max_restarts)
-        self._reserve = StandbyReserve(args.device)
+        self._reserve = EngineReserve(args.device)
         self._first_ready: asyncio.Future[None]
         self._replies: dict[int, asyncio.Future[bool]] = {}
         self.state = "starting"
