@@ -42,6 +42,8 @@ class PoolingConfig(msgspec.Struct, kw_only=True, frozen=True):
     each: bool = False
     step_tag: int | None = None
     columns: tuple[int, ...] = ()
+    encoded: bool = False
+    fills: bool = False
     """As `models.tail.Pooling` has them."""
 
 

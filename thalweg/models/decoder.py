@@ -325,7 +325,8 @@ class Decoder:
         assert self._pooler is not None
         if self._lexical is not None:
             return self._lexical.pool(params["lexical"], x, batch)
-        return self._tail(params, self._pooler(x, batch), self.sequence_slots(batch, adapters))
+        made = self._tail(params, self._pooler(x, batch), self.sequence_slots(batch, adapters))
+        return _with_encoded(made, batch) if self.spec.pooling is not None and self.spec.pooling.encoded else made
 
     def each(self, params: Any, x: Array, row: Array, slots: SequenceSlots | None = None) -> Array:
         """The same of single tokens, those in these rows i32[N] of x: f32[N, n]. slots: their `sequence_slots`."""
@@ -361,6 +362,15 @@ class Decoder:
         but faster. Only where the model `has_argmax`."""
         assert self._head is not None
         return self._head.argmax(params["head"], x)
+
+
+def _with_encoded(vectors: Array, batch: StepBatch) -> Array:
+    """The same f32[S, n], with the encoder's vector for each sequence that is the placeholder of one."""
+    overlays = batch.get(Overlays)
+    if overlays is None:
+        return vectors
+    pick = overlays.pick.index_select(0, batch.last_row)
+    return torch.where((pick >= 0).unsqueeze(1), overlays.vector[pick.clamp(min=0)][:, : vectors.shape[1]], vectors)
 
 
 def _overlay_vectors(batch: StepBatch) -> Array | None:

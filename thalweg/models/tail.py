@@ -130,6 +130,10 @@ class Pooling:
     """Default of requests: numbers of a token's result that are returned. (): all."""
     lexical: Lexical | None = None
     """Word weights computed for every token before pooling."""
+    encoded: bool = False
+    """The result of an image is the vector of its encoder. Such a prompt is its placeholder."""
+    fills: bool = False
+    """Texts are filled up with padding tokens, which other tokens see, to the longest length."""
 
     def __post_init__(self) -> None:
         if self.mode not in POOLING:

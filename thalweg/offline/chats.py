@@ -48,9 +48,16 @@ class ChatRenderer:
 
     def render_item(self, parts: Sequence[str | MediaSource]) -> Prompt:
         """The prompt of a message of a user with these texts and media. RequestError names the field."""
+        media, sources = self.frontend.media, [part for part in parts if not isinstance(part, str)]
+        if media is not None and media.whole_prompts:
+            text = "\n".join(part for part in parts if isinstance(part, str))
+            if not sources:
+                return text
+            media.check_whole(sources, text, "content")
+            return media.whole_prompt(*media.read(sources))
         self._check_template()
         content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind} for part in parts]
-        return self._write([{"role": "user", "content": content}], [part for part in parts if not isinstance(part, str)])
+        return self._write([{"role": "user", "content": content}], sources)
 
     def _check_template(self) -> None:
         if self.template is None and not self.chat.templates.named:

@@ -63,6 +63,8 @@ class InputProcessor:
         self._sampling = SamplingReader(config, tokenizer, eos_ids, structured, marks)
         self._seeds = seed_source or random.Random(config.model.seed)
         self._pooling, self._tasks = config.model.pooling, config.model.tasks
+        self._longest = config.model.max_len
+        self._pad = None if tokenizer is None else tokenizer.id_of(tokenizer.special_tokens.get("pad_token"))
         self._budget = config.scheduler.token_budget
         self._vocab, self._hidden = config.model.vocab, config.model.hidden
 
@@ -154,7 +156,11 @@ class InputProcessor:
         fields = dict(prompt) if isinstance(prompt, Mapping) else {}
         types = fields.pop("token_type_ids", None)
         text, ids, salt = self._prompts.encode(fields if isinstance(prompt, Mapping) else prompt)
+        if pooling.fills and not items:
+            ids = self._fill(ids)
         tokens, inputs = self._arrays(ids, items, None, 1)
+        if pooling.encoded and items and shape.each:
+            raise RequestError("task: an image has one vector with this model, and none per token", "task")
         if types is not None:
             tokens += self._vocab * token_types(types, len(ids), pooling.types)
         request = EngineRequest(
@@ -163,6 +169,15 @@ class InputProcessor:
             read_prefix_cache=pooling.caches and not shape.each and not params.skip_reading_prefix_cache,
         )  # fmt: skip
         return PoolingSubmission(request_id, text, ids, params, shape, request)
+
+    def _fill(self, ids: list[int]) -> list[int]:
+        """A text of this many tokens, filled up with the tokenizer's padding token."""
+        if self._pad is None:
+            raise RequestError(
+                f"prompt_token_ids: {len(ids)} tokens, and no padding token is known to fill them up to {self._longest}",
+                "prompt_token_ids",
+            )
+        return [*ids, *[self._pad] * (self._longest - len(ids))]
 
     def check_pooling(self, params: PoolingParams) -> PoolShape:
         """The shape of a result. RequestError for parameters that the model does not support."""

@@ -55,6 +55,8 @@ class ModelMedia:
     """The text that templates write for an item."""
     limit: int
     """Items of one prompt."""
+    whole_prompt: bool = False
+    """An item is a prompt without text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +88,15 @@ class MediaPreprocessor:
             kind, shown = load_kinds()[name], tokenizer.token_of(processor.token)
             self._taken[name] = ModelMedia(
                 kind, kind.open_reader(processor, settings), processor.token, shown, processor.marker or shown,
-                settings.limits.get(name, MOST_ITEMS),
+                settings.limits.get(name, MOST_ITEMS), getattr(processor, "whole_prompt", False),
             )  # fmt: skip
 
     @property
     def unsafe(self) -> list[str]:
         """Kinds for which user text could be mistaken for an item."""
         special = set(self._tokenizer.special_texts)
-        return [t.kind.plural for t in self._taken.values() if not {t.marker, t.shown} <= special]
+        taken = [t for t in self._taken.values() if not t.whole_prompt]
+        return [t.kind.plural for t in taken if not {t.marker, t.shown} <= special]
 
     def close(self) -> None:
         for taken in self._taken.values():
@@ -103,6 +106,11 @@ class MediaPreprocessor:
         """Forget processed media: later requests read them again."""
         for taken in self._taken.values():
             taken.reader.forget()
+
+    @property
+    def whole_prompts(self) -> bool:
+        """Is an item a prompt without text? Such a model gives vectors, and reads no conversations."""
+        return any(t.whole_prompt for t in self._taken.values())
 
     # ------------------------------------------------------------ where they are
 
@@ -230,6 +238,21 @@ class MediaPreprocessor:
 
     # ------------------------------------------------------------ prompts of programs
 
+    def check_whole(self, sources: Sequence[MediaSource], text: str, param: str) -> None:
+        """RequestError where items are prompts without text, and this is not one of them."""
+        if len(sources) != 1 or text.strip():
+            raise RequestError(
+                f"{param}: this model's prompts are either a text or one {self._one_word}; send them apart", param
+            )
+
+    @property
+    def _one_word(self) -> str:
+        return " or ".join(t.kind.name for t in self._taken.values() if t.whole_prompt)
+
+    def whole_prompt(self, item: MediaItem) -> dict[str, Any]:
+        """The prompt that an item is: its placeholder."""
+        return {"prompt_token_ids": [self._taken[item.kind].token], MEDIA: [item]}
+
     def prompt(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """{"prompt": text, "multi_modal_data": {KIND: one or several}} with media read and placeholders inserted.
 
@@ -256,6 +279,9 @@ class MediaPreprocessor:
         if rest.get("prompt_token_ids") is not None or not isinstance(text, str):
             marks = " and ".join(f"{t.marker} stands for {t.kind.plural}" for t in self._taken.values())
             raise RequestError(f"{NAME}: goes with a prompt of text, in which {marks}", NAME)
+        if self.whole_prompts:
+            self.check_whole(sources, text, NAME)
+            return {**rest, **self.whole_prompt(*self.read(sources))}
         media = self.read(sources)
         text, _ = self._expand(media, text, [])
         return {**rest, "prompt": text, "prompt_token_ids": self._tokenizer.encode(text), MEDIA: media}

@@ -99,6 +99,17 @@ class ScoredItem:
         return [part for part in self.parts if not isinstance(part, str)]
 
 
+def join_messages(messages: Sequence[Mapping[str, Any]], sources: Sequence[MediaSource]) -> ScoredItem:
+    """Messages of a model that reads no conversations: their texts and media. messages: as `MediaPreprocessor.apart` returns
+    them. sources: their media."""
+    parts: list[str | MediaSource] = list(sources)
+    for message in messages:
+        content = message.get("content")
+        given = [content] if isinstance(content, str) else [p.get("text") for p in content or () if isinstance(p, Mapping)]
+        parts += [text for text in given if isinstance(text, str)]
+    return ScoredItem(tuple(parts))
+
+
 def read_scored_item(item: Any, name: str) -> ScoredItem:
     """An item to score: text, {"text": ...}, or {"content": [parts]} with parts of text and media. RequestError for anything
     else."""

@@ -11,7 +11,7 @@ from thalweg.checkpoint.json_files import read_object
 from thalweg.checkpoint.native_images import READS
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.media.processors.base import FILE, Size, View, outer, vision
-from thalweg.media.processors.clip import Clip, clip
+from thalweg.media.processors.clip import Clip, ClipVector, clip, clip_vector
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
 from thalweg.media.processors.gemma4 import Gemma4, gemma4
 from thalweg.media.processors.idefics3 import Idefics3, idefics3
@@ -49,6 +49,7 @@ __all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "Qwen
 
 Processor = (
     Clip
+    | ClipVector
     | Gemma3
     | Gemma4
     | Glm4v
@@ -74,6 +75,7 @@ def _llava(config: Config, said: Config) -> Processor:
 
 PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "AyaVisionForConditionalGeneration": aya_vision,
+    "CLIPModel": clip_vector,
     "Cohere2VisionForConditionalGeneration": cohere2_vision,
     "Exaone4_5_ForConditionalGeneration": exaone4_5,
     "Gemma3ForConditionalGeneration": gemma3,
@@ -111,6 +113,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Qwen3VLMoeForConditionalGeneration": qwen3_vl,
     "Qwen3_5ForConditionalGeneration": qwen3_vl,
     "Qwen3_5MoeForConditionalGeneration": qwen3_vl,
+    "SiglipModel": clip_vector,
     "SkyworkR1VChatModel": internvl_chat,
     "SmolVLMForConditionalGeneration": idefics3,
 }

@@ -52,6 +52,8 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Text before `text`, with {} for the number of the image in its prompt, from 0."""
     edges: tuple[int, int] | None = None
     """Ids before and after the text of `text`, for families that name them in their configuration."""
+    whole_prompt: bool = False
+    """An image has one vector, and is a prompt without text."""
     together: bool = False
     """The vectors of an image see each other, those behind too."""
 

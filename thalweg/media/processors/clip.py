@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from thalweg.checkpoint.config import Config, flag, integer, text
+import msgspec
+
+from thalweg.checkpoint.config import BESIDE, Config, flag, integer, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.media.processors.base import (
     FILE,
@@ -54,6 +56,29 @@ class Clip(ImageProcessor, frozen=True, kw_only=True):
         from thalweg.media import patches  # numpy, which the process that reads images does without
 
         return patches.square(self, views, self.classes, self.whole)
+
+
+class ClipVector(Clip, frozen=True, kw_only=True):
+    """One vector of the whole image."""
+
+    def count(self, size: Size) -> int:
+        return 1
+
+    def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
+        made = super().preprocess(views, size)
+        made.keep = made.keep[:1]
+        return made
+
+
+def clip_vector(config: Config, said: Config) -> ClipVector:
+    """Of CLIP and SigLIP themselves. Their tokenizers have no placeholder, so any token represents an image."""
+    classes = outer(config).get("model_type") != "siglip"
+    side, patch = (224, 32) if classes else (224, 16)
+    kind = "clip_vision_model" if classes else "siglip_vision_model"
+    seen = {"model_type": kind, "image_size": side, "patch_size": patch, **vision(config)}
+    own = {**outer(config), "vision_config": seen, "image_token_id": 0, "vision_feature_select_strategy": "full"}
+    made = clip({**config, BESIDE: own}, said)
+    return ClipVector(**{**msgspec.structs.asdict(made), "whole": True, "whole_prompt": True})
 
 
 def clip(config: Config, said: Config) -> Clip:

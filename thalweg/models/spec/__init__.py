@@ -36,7 +36,7 @@ from thalweg.models.spec.shortcut import ShortcutMoE
 from thalweg.models.spec.sparse import SparseMLP
 from thalweg.models.spec.speech import SpeechEncoder
 from thalweg.models.spec.text_encoder import TextEncoder
-from thalweg.models.spec.vision import ProjectorSpec, VisionSpec
+from thalweg.models.spec.vision import AttentionPoolSpec, ProjectorSpec, VisionSpec
 from thalweg.models.spec.xielu import XieluMLP
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "AltUp",
     "AnyNorm",
     "Attention",
+    "AttentionPoolSpec",
     "AudioSpec",
     "Conv",
     "CrossAttention",

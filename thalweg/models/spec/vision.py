@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
-from thalweg.models.spec.norm import AnyNorm
+from thalweg.models.spec.norm import AnyNorm, LayerNorm
 from thalweg.models.weights import Source, TensorView, Weight, Weights, linear, vector
 
 if TYPE_CHECKING:
@@ -75,6 +75,33 @@ class ProjectorSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPoolSpec:
+    """One vector per image: a learned query attends to its patches, and x + mlp(norm(x)) follows."""
+
+    name: str
+    hidden: int
+    heads: int
+    inner: int
+    act: str
+    norm: LayerNorm
+
+    def weights(self, root: str) -> Weights:
+        at, n = f"{root}{self.name}", self.hidden
+        probe = Source(f"{at}probe.row", (1, n), within=TensorView(f"{at}probe", (1, 1, n), at=0))
+        return {
+            "probe": Weight((probe,)),
+            "qkv": {
+                "weight": Weight((Source(f"{at}attention.in_proj_weight", (3 * n, n)),)),
+                "bias": vector(f"{at}attention.in_proj_bias", 3 * n),
+            },
+            "out": linear({f"{at}attention.out_proj": n}, n, shard=0, bias=True),
+            "norm": self.norm.weights(root),
+            "up": linear({f"{at}mlp.fc1": self.inner}, n, shard=0, bias=True),
+            "down": linear({f"{at}mlp.fc2": n}, self.inner, shard=0, bias=True),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VisionSpec:
     """Layers over the patches of an image, all of which see each other, or those of their window or tile."""
 
@@ -113,6 +140,8 @@ class VisionSpec:
     """After this layer as many neighbours as its `group` become one: their mean, plus the projector's output."""
     reads: tuple[int, ...] = ()
     """Layers with outputs that are concatenated for the projector. (): it reads the last layer's."""
+    pool: AttentionPoolSpec | None = None
+    """One vector per image, which the projector reads. None: it reads those of patches."""
     newline: str = ""
     """A learned vector, of the language model's size, that stands behind those of the projector; "" = none."""
     scale: float = 1.0
@@ -174,6 +203,8 @@ class VisionSpec:
             made["whole"] = Weight((Source(f"{self.root}{self.whole}", (*ones, self.hidden)),))
         if self.places:
             made["places"] = {"weight": Weight(tuple(self._table()))}
+        if self.pool is not None:
+            made["pool"] = self.pool.weights(self.root)
         if self.newline:
             made["newline"] = vector(self.newline, hidden)
         if self.clipped:

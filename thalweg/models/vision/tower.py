@@ -18,6 +18,7 @@ from thalweg.models.context import Context
 from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.linear import Linear
 from thalweg.models.layers.norm import BoundNorm, ScaleLayer, build_norm
+from thalweg.models.vision.pool import AttentionPool
 from thalweg.models.weights import ParamSpec
 from thalweg.quantization.online import DENSE_FORMATS
 
@@ -116,6 +117,9 @@ class VisionEncoder:
         }
         if self._shrinks is not None:
             self.specs["shrinks"] = self._shrinks.specs
+        self._pool = None if s.pool is None else AttentionPool(ctx, s.pool, weights["pool"])
+        if self._pool is not None:
+            self.specs["pool"] = self._pool.specs
         if s.whole:
             self.specs["whole"] = ParamSpec(weights["whole"], ctx.dtype)
         if s.newline:
@@ -156,7 +160,7 @@ class VisionEncoder:
                 begun = {"x": self._embed_patches(params, patches), "residual": None, "tapped": (), "read": {}}
             passed, out = self._through(params, begun, batch, patches, range(first, last)), None
             if last == self.depth:
-                out = self._project(params, passed, patches)
+                out = self._project(params, passed, patches, batch)
             else:
                 carried.update(passed)
             zeros = torch.zeros_like(batch.slots)
@@ -188,7 +192,7 @@ class VisionEncoder:
                 read = {**read, i: x if residual is None else x + residual}
         return {"x": x, "residual": residual, "tapped": tapped, "read": read}
 
-    def _project(self, params: Params, passed: dict[str, Any], patches: Patches) -> Array:
+    def _project(self, params: Params, passed: dict[str, Any], patches: Patches, batch: StepBatch) -> Array:
         x, residual = passed["x"], passed["residual"]
         if residual is not None:
             x = x + residual
@@ -196,7 +200,10 @@ class VisionEncoder:
             x = torch.cat([passed["read"][i] for i in self.spec.reads], -1)
         if self._leave is not None:
             x = self._leave(params["leave"], x)
-        x = self._arrange(params, self._projector(params["projector"], x, patches.keep), patches)
+        keep = patches.keep
+        if self._pool is not None:
+            x, keep = self._pool(params["pool"], x, batch), batch.token_seq.index_select(0, keep)
+        x = self._arrange(params, self._projector(params.get("projector", {}), x, keep), patches)
         return torch.cat([x, *passed["tapped"]], -1).to(torch.float32)
 
     def _arrange(self, params: Params, x: Array, patches: Patches) -> Array:

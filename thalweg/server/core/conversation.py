@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from thalweg.engine.client.media import MEDIA
-from thalweg.engine.client.pairs import ScoredItem
+from thalweg.engine.client.pairs import ScoredItem, join_messages
 from thalweg.errors import ConfigError
 from thalweg.media.kinds import load_kinds, name_kinds
 from thalweg.media.kinds.base import MediaItem
@@ -46,6 +46,9 @@ class Conversation:
         """The rendered conversation and its token ids, as the engine expects them."""
         tokenizer, chat = self.serving.tokenizer("messages"), self.chat
         assert chat is not None, "there is a tokenizer"
+        seen = self.serving.engine.media
+        if seen is not None and seen.whole_prompts:
+            return await self.item_prompt(join_messages(*seen.apart([_plain(m) for m in request.messages])))
         template, variables = chat.templates.read_kwargs(request.chat_template, self._variables(request))
         if not (chat.trusts(template) or self.serving.settings.trust_request_chat_template):
             raise ApiError("chat_template needs a server started with --trust-request-chat-template", "chat_template")
@@ -73,8 +76,12 @@ class Conversation:
 
     async def item_prompt(self, item: ScoredItem) -> dict[str, Any]:
         """The rendered message of a user with these texts and media, for a model that gives vectors."""
-        self.serving.tokenizer("messages")
-        chat, media = self.chat, self.serving.engine.media
+        tokenizer, chat, media = self.serving.tokenizer("messages"), self.chat, self.serving.engine.media
+        if media is not None and media.whole_prompts:
+            if not item.sources:
+                return {"prompt": item.text, "prompt_token_ids": tokenizer.encode(item.text)}
+            media.check_whole(item.sources, item.text, "content")
+            return media.whole_prompt(*await media.read_async(item.sources, tenant_of(current_scope.get())))
         assert chat is not None, "there is a tokenizer"
         if chat.templates.pick(False) is None:
             raise self._missing_template(chat)

@@ -83,7 +83,7 @@ def _pooling(spec: ModelSpec) -> PoolingConfig | None:
         activate=tail.activate, size=spec.result,
         labels=() if tail.classes is None else tail.classes.labels, dimensions=tail.dimensions, types=spec.types,
         form=tail.form, prompts=dict(tail.prompts), caches=resolve.in_chunks(spec), each=tail.each,
-        step_tag=tail.step_tag, columns=tail.columns,
+        step_tag=tail.step_tag, columns=tail.columns, encoded=tail.encoded, fills=tail.fills,
     )  # fmt: skip
 
 
