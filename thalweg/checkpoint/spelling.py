@@ -135,6 +135,8 @@ PARTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 """model_type of the whole -> part -> sizes specific to this class's encoders."""
 THINKER = "thinker_config"
 """Key in models with audio output: the part that generates text from text, images and audio."""
+RETRIEVER = "vlm_config"
+"""Key in late-interaction models: the model that they project the states of."""
 
 TEXT = ("llm_config",)
 """Other names of `text_config`."""
@@ -148,6 +150,9 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(thinker := config.get(THINKER), dict):
         around = {k: v for k, v in config.items() if k != THINKER and v is not None}
         config = {"tie_word_embeddings": False, **thinker, **around, "model_type": thinker.get("model_type"), THINKER: True}
+    if isinstance(inner := config.get(RETRIEVER), dict):
+        around = {k: v for k, v in config.items() if k not in (RETRIEVER, "model_type") and v is not None}
+        config = {**inner, **around}
     for part, sizes in PARTS.get(str(config.get("model_type")), {}).items():
         if isinstance(config.get(part), dict):
             config = {**config, part: {**sizes, **config[part]}}
