@@ -246,7 +246,8 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         ),
         Feature("Drafts for models with recurrent layers", "RHHHU", ("tests/integration/test_recurrent_states.py",)),
         Feature(
-            "[MTP](speculative-decoding.md#multi-token-prediction-mtp) of MiMo, GLM-4.5 and DeepSeek V3",
+            "[MTP](speculative-decoding.md#multi-token-prediction-mtp) "
+            "of DeepSeek V3 and V3.2, GLM-4.5 to 5, Qwen3-Next and 3.5, Nemotron-H, Ernie 4.5, K-EXAONE, MiMo",
             "RHHHN",
             ("tests/models/test_mtp.py",),
             "On tiny random models. Modules of other families are skipped",
@@ -263,7 +264,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             ("tests/models/test_dflash.py",),
             "On tiny random models. Layers with windows are refused. Attention of the drafter is slow on GPU platforms",
         ),
-        Feature("MTP of other families, DSpark, P-EAGLE", "NNNNN"),
+        Feature("MTP of MiMo-V2, MiniMax-M2, LongCat and Step; DSpark, P-EAGLE", "NNNNN"),
     ),
     "Adapters": (
         Feature(

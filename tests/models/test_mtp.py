@@ -4,8 +4,9 @@ on them."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,16 @@ from safetensors.torch import load_file, save_file
 from test_draft_model import HOST, KINDS
 from torch import Tensor, nn
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RMSNorm
+from transformers.models.deepseek_v32 import modeling_deepseek_v32 as v32
+from transformers.models.ernie4_5_moe import modeling_ernie4_5_moe as ernie
+from transformers.models.exaone_moe import modeling_exaone_moe as exaone
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer, Glm4MoeRMSNorm
 from transformers.models.glm4_moe_lite.modeling_glm4_moe_lite import Glm4MoeLiteDecoderLayer, Glm4MoeLiteRMSNorm
+from transformers.models.nemotron_h import modeling_nemotron_h as nemotron
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
+from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
+from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 from zoo import ALL, SMALL, make_tokenizer, spread
 
 from thalweg import LLM, SamplingParams
@@ -46,13 +54,29 @@ class Family:
     """Of its norms and its projection there."""
     changes: dict[str, Any]
     """Of config.json."""
-    hidden_first: bool
+    hidden_first: bool = False
+    layers: tuple[int, ...] = (-1,)
+    """Of the target, by number: the module's have their kinds."""
+    inside: str = ""
+    """Names of the module's layers below its prefix."""
+    window: int = 0
+    """Of the module's attention. 0: it is full."""
+    count: str = "num_nextn_predict_layers"
+    """Key of config.json: the number of modules."""
 
 
 _GLM, _GLM_SIZES = ALL["glm4-moe"]
 _V3, _V3_SIZES = ALL["deepseek-v3"]
 _LITE, _LITE_SIZES = ALL["glm4-moe-lite"]
 _NEXTN = {"token": "enorm", "hidden": "hnorm", "final": "shared_head.norm", "proj": "eh_proj"}
+_FC = {"token": "pre_fc_norm_embedding", "hidden": "pre_fc_norm_hidden", "final": "norm", "proj": "fc"}
+
+
+def _sizes(name: str, **more: Any) -> Any:
+    kind, sizes = ALL[name]
+    return partial(kind, **{**SMALL, **sizes, **more})
+
+
 FAMILIES = {
     "mimo": Family(
         partial(transformers.Qwen2Config, **SMALL), Qwen2DecoderLayer, Qwen2RMSNorm, "model.mtp_layers.0.",
@@ -71,6 +95,38 @@ FAMILIES = {
         partial(_V3, **{**SMALL, **_V3_SIZES}), DeepseekV3DecoderLayer, DeepseekV3RMSNorm, "model.layers.3.",
         _NEXTN, {"architectures": ["DeepseekV3ForCausalLM"]}, False,
     ),
+    "deepseek_v32": Family(
+        _sizes("deepseek-v32"), v32.DeepseekV32DecoderLayer, v32.DeepseekV32RMSNorm, "model.layers.2.", _NEXTN,
+        {"architectures": ["DeepseekV32ForCausalLM"]},
+    ),
+    "qwen3_next": Family(
+        _sizes("qwen3-next"), qwen3_next.Qwen3NextDecoderLayer, qwen3_next.Qwen3NextRMSNorm, "mtp.", _FC,
+        {"architectures": ["Qwen3NextForCausalLM"]}, layers=(2,), inside="layers.{}.",
+    ),
+    "qwen3_5": Family(
+        _sizes("qwen3.5", tie_word_embeddings=False), qwen3_5.Qwen3_5DecoderLayer, qwen3_5.Qwen3_5RMSNorm, "mtp.", _FC,
+        {"architectures": ["Qwen3_5ForCausalLM"]}, layers=(1,), inside="layers.{}.", count="mtp_num_hidden_layers",
+    ),
+    "qwen3_5_moe": Family(
+        _sizes("qwen3.5-moe"), qwen3_5_moe.Qwen3_5MoeDecoderLayer, qwen3_5_moe.Qwen3_5MoeRMSNorm, "mtp.", _FC,
+        {"architectures": ["Qwen3_5MoeForCausalLM"]}, layers=(3,), inside="layers.{}.", count="mtp_num_hidden_layers",
+    ),
+    "ernie": Family(
+        _sizes("ernie4.5-moe", tie_word_embeddings=False), ernie.Ernie4_5_MoeDecoderLayer, ernie.Ernie4_5_MoeRMSNorm,
+        "model.mtp_", {"token": "emb_norm.0", "hidden": "hidden_norm.0", "proj": "linear_proj.0"},
+        {"architectures": ["Ernie4_5_MoeForCausalLM"]}, layers=(0,), inside="block.{}.",
+    ),
+    "exaone": Family(
+        _sizes("exaone-moe"), exaone.ExaoneMoeDecoderLayer, exaone.ExaoneMoeRMSNorm, "mtp.", _FC,
+        {"architectures": ["ExaoneMoEForCausalLM"], "mtp_layer_types": ["sliding_attention"]}, layers=(0,), inside="layers.{}.",
+        window=9,
+    ),
+    "nemotron": Family(
+        _sizes("nemotron-h"), nemotron.NemotronHBlock, nemotron.NemotronHRMSNorm, "mtp.",
+        {"token": "layers.0.enorm", "hidden": "layers.0.hnorm", "final": "layers.1.final_layernorm",
+         "proj": "layers.0.eh_proj"},
+        {"architectures": ["NemotronHForCausalLM"], "mtp_hybrid_override_pattern": "*E"}, layers=(2, 6), inside="layers.{}.",
+    ),
 }  # fmt: skip
 
 
@@ -82,31 +138,44 @@ class Published(nn.Module):
         self.family = family = FAMILIES[name]
         self.settings = family.config(attn_implementation="eager")
         self.target = transformers.AutoModelForCausalLM.from_config(self.settings, dtype=torch.float32)
-        size, e = self.settings.hidden_size, self.settings.rms_norm_eps
-        self.layer = family.layer(self.settings, self.settings.num_hidden_layers - 1)
-        self.norms = nn.ModuleDict({f"{k}_norm": family.norm(size, e) for k in ("token", "hidden", "final")})
+        size, e = self.settings.hidden_size, 1e-5
+        self.layers = nn.ModuleList(family.layer(self.settings, i % self.settings.num_hidden_layers) for i in family.layers)
+        self.norms = nn.ModuleDict({f"{k}_norm": family.norm(size, e) for k in family.names if k != "proj"})
         self.input_proj = nn.Linear(2 * size, size, bias=False)
         self.eval().requires_grad_(False)
         spread(self, 4)
         for name, p in self.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
-                p.mul_(0.5 if name.startswith("layer.") else 0.05)
+                p.mul_(0.5 if name.startswith("layers.") else 0.05)
         parts = self.input_proj.weight.split(size, 1)
         hidden, token = parts if family.hidden_first else parts[::-1]
         hidden *= 0.15
         token.copy_(torch.eye(size))
-        self.norms["final_norm"].weight.copy_(self.target.model.norm.weight)
+        base = self.target.model
+        self.last, self.table = getattr(base, "norm", None) or base.norm_f, base.get_input_embeddings()
+        if "final_norm" in self.norms:
+            self.norms["final_norm"].weight.copy_(self.last.weight)
 
     def save(self, path: Path) -> None:
-        path.mkdir(parents=True)
-        tensors = {n: t.contiguous() for n, t in self.target.state_dict().items()}
-        at, names = self.family.at, self.family.names
-        tensors |= {f"{at}{n}": t for n, t in self.layer.state_dict().items()}
-        tensors |= {f"{at}{names[n]}.weight": self.norms[f"{n}_norm"].weight for n in ("token", "hidden", "final")}
+        tensors, at, names = self._written(path), self.family.at, self.family.names
+        for i, kind in enumerate(self.family.layers):
+            place = kind % self.settings.num_hidden_layers
+            own, self.target.model.layers[place] = self.target.model.layers[place], self.layers[i]
+            for name, t in self._written(path).items():
+                if (mark := f".layers.{place}.") in name:
+                    tensors[f"{at}{self.family.inside.format(i)}{name.split(mark, 1)[1]}"] = t
+            self.target.model.layers[place] = own
+        tensors |= {f"{at}{names[n]}.weight": self.norms[f"{n}_norm"].weight for n in names if n != "proj"}
         save_file(tensors | {f"{at}{names['proj']}.weight": self.input_proj.weight}, path / "model.safetensors")
-        config = {k: v for k, v in self.settings.to_dict().items() if k != "layer_types"} | self.family.changes
-        (path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
+        config = json.loads((path / "config.json").read_text())
+        config |= self.family.changes
+        (path / "config.json").write_text(json.dumps({**config, self.family.count: 1}))
         make_tokenizer(path)
+
+    def _written(self, path: Path) -> dict[str, Tensor]:
+        """The tensors of the target, with the names that its files have."""
+        self.target.save_pretrained(path)
+        return load_file(path / "model.safetensors")
 
     def drafts(self, known: list[int], count: int) -> tuple[list[int], Tensor]:
         """After the newest of these tokens, with the log-probabilities [count, vocab] of each. The module runs again over its
@@ -123,12 +192,16 @@ class Published(nn.Module):
 
     def _run(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         model, n = self.target.model, len(tokens)
-        both = self.norms["hidden_norm"](hidden), self.norms["token_norm"](model.embed_tokens(tokens))
+        both = self.norms["hidden_norm"](hidden), self.norms["token_norm"](self.table(tokens))
         x = self.input_proj(torch.cat(both if self.family.hidden_first else both[::-1], -1))[None]
         mask = torch.full((1, 1, n, n), -torch.inf).triu(1)
-        x = self.layer(x, attention_mask=mask, position_embeddings=model.rotary_emb(x, torch.arange(n)[None]))
-        x = x[0] if isinstance(x, tuple) else x
-        return self.norms["final_norm"](x[0])
+        if self.family.window:
+            mask += torch.full((1, 1, n, n), -torch.inf).tril(-self.family.window)
+        turns = {"position_embeddings": model.rotary_emb(x, torch.arange(n)[None])} if hasattr(model, "rotary_emb") else {}
+        for layer in self.layers:
+            x = layer(x, attention_mask=mask, **turns)
+            x = x[0] if isinstance(x, tuple) else x
+        return self.norms["final_norm"](x[0]) if "final_norm" in self.norms else x[0]
 
 
 @pytest.fixture(autouse=True)
@@ -137,29 +210,20 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(name: str, factory: pytest.TempPathFactory) -> tuple[Published, Path]:
-    made, path = Published(name), factory.mktemp("mtp") / name
-    made.save(path)
-    return made, path
+    model, path = Published(name), factory.mktemp("mtp") / name
+    model.save(path)
+    return model, path
 
 
 @pytest.fixture(scope="module")
-def mimo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Published, Path]:
-    return make("mimo", tmp_path_factory)
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Published, Path]]:
+    """The model and the checkpoint of a family, made once."""
+    return cache(lambda name: make(name, tmp_path_factory))
 
 
 @pytest.fixture(scope="module")
-def glm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Published, Path]:
-    return make("glm", tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def glm_lite(tmp_path_factory: pytest.TempPathFactory) -> tuple[Published, Path]:
-    return make("glm_lite", tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def deepseek(tmp_path_factory: pytest.TempPathFactory) -> tuple[Published, Path]:
-    return make("deepseek", tmp_path_factory)
+def mimo(made: Callable[[str], tuple[Published, Path]]) -> tuple[Published, Path]:
+    return made("mimo")
 
 
 def serve(path: Path, drafts: Any, **args: Any) -> LLM:
@@ -190,10 +254,17 @@ def test_drafts_are_those_of_the_published_formula(
     assert len(seen) > 30
 
 
-@pytest.mark.parametrize(("family", "at"), [("mimo", 0), ("mimo", 2), ("glm", 0), ("glm_lite", 0), ("deepseek", 0)])
-@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("family", "at"),
+    [
+        ("mimo", 0), ("mimo", 2),
+        *((name, 3) for name in ("deepseek_v32", "qwen3_next", "ernie", "nemotron", "glm")),
+        *((name, 3) for name in ("glm_lite", "deepseek", "qwen3_5", "qwen3_5_moe", "exaone")),
+    ],
+)  # fmt: skip
+@pytest.mark.sampled(2, 7)
 def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
-    family: str, at: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    family: str, at: int, made: Callable[[str], tuple[Published, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one sequence: after its prompt, then after right and wrong drafts."""
     found: list[tuple[int, Tensor]] = []
@@ -204,7 +275,7 @@ def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
         return choose(self, params, x, batch, position)
 
     monkeypatch.setattr(LayeredProposer, "_choose", record)
-    (model, path), prompt = request.getfixturevalue(family), PROMPTS[at]
+    (model, path), prompt = made(family), PROMPTS[at]
     llm = serve(path, DRAFT, max_num_batched_tokens=24, max_num_seqs=1, enforce_eager=True)
     params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
     out = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)[0].outputs[0]
@@ -235,14 +306,20 @@ def texts(path: Path, drafts: Any, **args: Any) -> tuple[list[Any], Any]:
     ("family", "more"),
     [
         ("mimo", {}),
+        *(
+            pytest.param(name, {}, marks=pytest.mark.nightly)
+            for name in ("qwen3_next", "qwen3_5_moe", "deepseek_v32", "nemotron", "exaone")
+        ),
         pytest.param("mimo", {"device": HOST}, marks=pytest.mark.nightly),
         pytest.param("mimo", {"tensor_parallel_size": 2}, marks=pytest.mark.nightly),
         pytest.param("deepseek", {"tensor_parallel_size": 2, "enable_expert_parallel": True}, marks=pytest.mark.nightly),
     ],
 )
-def test_text_is_the_same_with_a_module(family: str, more: dict[str, Any], request: pytest.FixtureRequest) -> None:
+def test_text_is_the_same_with_a_module(
+    family: str, more: dict[str, Any], made: Callable[[str], tuple[Published, Path]]
+) -> None:
     """Sequences give way to others, prompts come in chunks next to drafts, and prefixes are found."""
-    tight, path = {"num_gpu_blocks_override": 14, "max_num_batched_tokens": 24, **more}, request.getfixturevalue(family)[1]
+    tight, path = {"num_gpu_blocks_override": 14, "max_num_batched_tokens": 24, **more}, made(family)[1]
     without, _ = texts(path, None, **tight)
     with_drafts, stats = texts(path, DRAFT, **tight)
     assert with_drafts == without

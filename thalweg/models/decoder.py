@@ -148,7 +148,7 @@ class Decoder:
         )
         """Per mixer; several where its cache is several arrays, and none where it reads another's or is of another stage."""
         self.groups = sizes.kv_groups(
-            kinds, ctx.block_tokens, ctx.state_tokens, [_bytes(each) for each in self.layouts], ctx.spare_states
+            kinds, ctx.block_tokens, ctx.state_tokens, [sizes.layout_bytes(each) for each in self.layouts], ctx.spare_states
         )
         """Mixers that keep the same tokens in the same way share a group."""
         first = [next((mixers[i] for i in g.layers if i in mixers), None) for g in self.groups]
@@ -384,10 +384,6 @@ def _overlay_vectors(batch: StepBatch) -> Array | None:
 
 def _spans(layer: spec.Layer) -> bool:
     return isinstance(layer.mixer, spec.Attention) and layer.mixer.spans
-
-
-def _bytes(layout: KVLayout | tuple[KVLayout, ...]) -> int:
-    return sum(part.bytes_per_block for part in (layout if isinstance(layout, tuple) else (layout,)))
 
 
 def _table(ropes: Sequence[spec.Rope], mixer: spec.Mixer) -> int:

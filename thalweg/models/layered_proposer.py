@@ -18,6 +18,7 @@ from thalweg.drafters import SAMPLING
 from thalweg.hal import ops
 from thalweg.hal.device import Device
 from thalweg.hal.parts.drafts import Drafts
+from thalweg.hal.parts.sparse import Sparse
 from thalweg.hal.step import StepBatch
 from thalweg.models.build import Model
 from thalweg.models.load import load_params
@@ -41,6 +42,7 @@ class LayeredProposer(Proposer):
         self.draft, self._head = draft, head
         self._group = shared_group(setup.model.groups)
         self.caches = tuple((self._group, layout) for layout in draft.layouts)
+        self._top = max((a[1].top for a in draft.attention if a is not None), default=0)
         self._tau = 0.0 if setup.config.options[SAMPLING] == "greedy" else TAU
         facts = {"vocab": head.vocab, "dtype": "float32"}
         self._inputs = setup.binder.bind(self.arranges, passes=self.most - 1, limit=setup.max_len)
@@ -80,11 +82,16 @@ class LayeredProposer(Proposer):
         wider = torch.nn.functional.pad(table, (0, 1 + self.most // self.draft.groups[0].block_tokens))
         return (wider,) * len(self.draft.groups)
 
-    def _plan(self, batch: StepBatch) -> StepBatch:
-        """The batch with the plans of attention, and with what layers of a group share. Each pass has its own positions."""
+    def _plan(self, batch: StepBatch, sparse: bool = False) -> StepBatch:
+        """The batch with the plans of attention, and with what layers of a group share. Each pass has its own positions.
+        sparse: some tokens may see more than layers with an indexer read."""
         groups = enumerate(self.draft.attention)
         plans = tuple({} if a is None else a[0].plan_on_device(batch, g, a[1]) for g, a in groups)
-        return replace(batch, metadata=plans)
+        batch = replace(batch, metadata=plans)
+        if not (sparse and self._top):
+            return batch
+        row = torch.arange(batch.tokens.shape[0], dtype=torch.int32, device=batch.tokens.device)
+        return replace(batch, parts=(Sparse(row, torch.where(batch.positions >= self._top, row, -1)[:, None]),))
 
     def _choose(self, params: Any, x: Tensor, batch: StepBatch, position: Tensor) -> Tensor:
         """The draft i32[S] of each sequence after hidden states x [S, hidden] of the tokens at these positions. params: of the

@@ -22,6 +22,7 @@ from torch import Tensor
 from thalweg.hal import ops
 from thalweg.hal.device import Device
 from thalweg.hal.parts.proposing import Proposing
+from thalweg.hal.parts.sparse import Sparse
 from thalweg.hal.step import Array, StepBatch
 from thalweg.models.layered_proposer import CACHES, LayeredProposer
 from thalweg.models.proposer import KEY
@@ -67,12 +68,13 @@ class PairedProposer(LayeredProposer):
             block_tables=self._table(batch), uniform=batch.uniform + 1 if batch.uniform else 0, parts=(),
         )  # fmt: skip
         before = torch.cat([hidden, kept[HIDDEN].index_select(0, slots)]).index_select(0, source)
-        x, onward, kv = self.run(params, self._plan(fed), before, kept[CACHES], row)
+        sparse = batch.get(Sparse) is not None
+        x, onward, kv = self.run(params, self._plan(fed, sparse), before, kept[CACHES], row)
         drafts = [self._choose(params, x, batch, after[0])]
         single = replace(fed, token_seq=each, last_row=each, query=one, uniform=1)
         for at, position in pairwise(after[: part.level]):
             fed = replace(single, tokens=drafts[-1], positions=at, context=at)
-            x, onward, kv = self.run(params, self._plan(fed), onward, kv, None)
+            x, onward, kv = self.run(params, self._plan(fed, sparse), onward, kv, None)
             drafts.append(self._choose(params, x, batch, position))
         kept[HIDDEN].index_copy_(0, slots, hidden.index_select(0, accepted))
         return torch.stack(drafts, 1), {**state, KEY: {**kept, CACHES: kv}}

@@ -53,8 +53,9 @@ class Proposer(ABC):
     taps: tuple[int, ...] = ()
     """Layers after which it reads the hidden states, or other places of `drafts.taps`."""
 
-    caches: tuple[tuple[int, KVLayout], ...] = ()
-    """(KV group of the model, layout of a block) of caches on the blocks of that group. State `kv` holds their arrays."""
+    caches: tuple[tuple[int, KVLayout | tuple[KVLayout, ...]], ...] = ()
+    """(KV group of the model, layout of a block) of caches on the blocks of that group. State `kv` holds their arrays, or
+    tuples of arrays where there are several layouts."""
 
     @classmethod
     def of(cls, setup: ProposerSetup) -> Self:

@@ -10,7 +10,7 @@ from typing import Any
 
 from thalweg.errors import ConfigError
 from thalweg.hal.attention import AttnSpec
-from thalweg.hal.kv import BYTES, CrossSpec, KVSpec, StateSpec, kept_bytes
+from thalweg.hal.kv import BYTES, CrossSpec, KVLayout, KVSpec, StateSpec, kept_bytes
 from thalweg.hal.platform import StepSizes
 from thalweg.hal.weights import DENSE, WeightFormat
 from thalweg.models.expert_parallel import moe_of
@@ -171,6 +171,11 @@ def shared_group(groups: Sequence[KVSpec]) -> int:
             "model has that; use method ngram or suffix"
         )
     return found
+
+
+def layout_bytes(layout: KVLayout | tuple[KVLayout, ...]) -> int:
+    """Bytes of a block of a mixer's cache. Several layouts: of its arrays."""
+    return sum(part.bytes_per_block for part in (layout if isinstance(layout, tuple) else (layout,)))
 
 
 def block_bytes(specs: Sequence[Kept | None], block_tokens: int, spec: ModelSpec | None = None) -> list[int]:

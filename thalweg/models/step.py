@@ -10,6 +10,7 @@ import torch
 
 from thalweg.hal import ops
 from thalweg.hal.device import Device
+from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Binder
 from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.parts.each_token import EachToken
@@ -44,11 +45,7 @@ def make_state(
     arrays that pass between them under `STAGE`."""
     if len(blocks) != len(model.groups):
         raise ValueError(f"make_state: {len(blocks)} block counts for {len(model.groups)} KV groups")
-    parts = [each if isinstance(each, tuple) else (each,) for each in model.layouts]
-    counts = [blocks[g] for each, g in zip(parts, model.layer_group, strict=True) for _ in each]
-    made = iter(device.alloc_caches([part for each in parts for part in each], counts))
-    kv = [tuple(next(made) for _ in each) if isinstance(each, tuple) else next(made) for each in model.layouts]
-    state: dict[str, Any] = {"kv": kv}
+    state: dict[str, Any] = {"kv": _alloc_caches(device, model.layouts, [blocks[g] for g in model.layer_group])}
     if tokens:
         sides = {"enter": model.parts_before, "leave": model.parts_behind}
         state[STAGE] = {k: device.alloc((n, tokens, model.hidden), model.dtype) for k, n in sides.items() if n}
@@ -60,10 +57,20 @@ def make_state(
         kept = dict(proposer.allocate(device, slots, max_len))
         if proposer.caches:
             at, layouts = zip(*proposer.caches, strict=True)
-            kept["kv"] = device.alloc_caches(layouts, [blocks[g] for g in at])
+            kept["kv"] = _alloc_caches(device, layouts, [blocks[g] for g in at])
         if kept:
             state[KEY] = kept
     return state
+
+
+def _alloc_caches(
+    device: Device, layouts: Sequence[KVLayout | tuple[KVLayout, ...]], blocks: Sequence[int]
+) -> list[Array | tuple[Array, ...]]:
+    """A cache for each layout, of so many blocks. Where there are several layouts, a tuple."""
+    parts = [each if isinstance(each, tuple) else (each,) for each in layouts]
+    counts = [n for each, n in zip(parts, blocks, strict=True) for _ in each]
+    made = iter(device.alloc_caches([part for each in parts for part in each], counts))
+    return [tuple(next(made) for _ in each) if isinstance(each, tuple) else next(made) for each in layouts]
 
 
 def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Proposer | None = None) -> Step:

@@ -10,6 +10,7 @@ from thalweg.errors import CheckpointError
 from thalweg.models.families.common import decoder, eps, layer_count, mlp, pre_norms
 from thalweg.models.families.deepseek import drafts, latent
 from thalweg.models.families.mixtures import sigmoid_mixture, sparse
+from thalweg.models.families.nextn import attach_module
 from thalweg.models.spec import Indexer, Layer, ModelSpec
 
 
@@ -53,9 +54,12 @@ def _build_spec(config: Config, own: Sequence[bool], *, interleaved: bool) -> Mo
         for with_one in (True, False)
     }
     mixtures = sparse(config, integer(config, "first_k_dense_replace", default=3))
-    return decoder(
+    spec = decoder(
         config, [Layer(mixers[o], moe if m else plain, norms) for o, m in zip(own, mixtures, strict=True)], names=drafts(config)
     )
+    if not integer(config, "num_nextn_predict_layers", low=0):
+        return spec
+    return attach_module(spec, Layer(mixers[True], moe, norms), eps(config))
 
 
 def _own(config: Config) -> list[bool]:

@@ -3,9 +3,14 @@ configured layer."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from thalweg.checkpoint.config import Config, flag, integer
 from thalweg.models.families.common import act, attention, decoder, eps, head_size, layer_count, mlp, pre_norms, rope
-from thalweg.models.spec import Attention, Layer, ModelSpec, MoE
+from thalweg.models.spec import Attention, Layer, ModelSpec, MoE, MTPSpec, Names, Norm
+
+MODULE = "model.mtp_"
+"""Prefix of the tensors of the module for multi-token prediction."""
 
 
 def ernie4_5(config: Config) -> ModelSpec:
@@ -32,7 +37,22 @@ def ernie4_5_moe(config: Config) -> ModelSpec:
     last, plain = layers - 1 if last == -1 else last, mlp(config, bias=bias)
     parts = [moe if (i + 1) % every == 0 and first <= i <= last else plain for i in range(layers)]
     attend, norms = heads(config, head_size(config)), pre_norms(config)
-    return decoder(config, [Layer(attend, part, norms) for part in parts], tied=flag(config, "tie_word_embeddings", True))
+    spec = decoder(
+        config, [Layer(attend, part, norms) for part in parts], tied=flag(config, "tie_word_embeddings", True),
+        names=Names(skip=(MODULE,)),
+    )  # fmt: skip
+    if not integer(config, "num_nextn_predict_layers", low=0, default=0):
+        return spec
+    return replace(spec, mtp=_module(config, spec.vocab, spec.hidden, Layer(attend, plain, norms)))
+
+
+def _module(config: Config, vocab: int, hidden: int, layer: Layer) -> MTPSpec:
+    """The first module. It has no norm after its layer."""
+    e = eps(config)
+    return MTPSpec(
+        vocab=vocab, hidden=hidden, layers=(layer,), norm=None, token_norm=Norm("emb_norm.0", hidden, e),
+        hidden_norm=Norm("hidden_norm.0", hidden, e), proj="linear_proj.0", hidden_first=False, root=MODULE, layer="block.{}.",
+    )  # fmt: skip
 
 
 def defaults(config: Config) -> Config:

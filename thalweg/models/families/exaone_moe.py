@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from thalweg.checkpoint.config import Config, integer
+from thalweg.errors import CheckpointError
 from thalweg.models.families.common import attention, decoder, eps, layer_types, mlp, pre_norms, sliding_window
 from thalweg.models.families.exaone4 import windows_by_pattern
 from thalweg.models.families.mixtures import sigmoid_mixture, sparse
+from thalweg.models.families.nextn import MODULE, attach_mtp
 from thalweg.models.spec import HeadNorm, Layer, ModelSpec, Names
 
 
@@ -27,4 +29,10 @@ def exaone_moe(config: Config) -> ModelSpec:
         Layer(heads[kind], moe if chosen else mlp(config), norms)
         for kind, chosen in zip(layer_types(config, windows_by_pattern(config, window)), mixed, strict=True)
     ]
-    return decoder(config, layers, names=Names(skip=("mtp.",)))
+    spec = decoder(config, layers, names=Names(skip=(MODULE,)))
+    if not integer(config, "num_nextn_predict_layers", low=0, default=0):
+        return spec
+    kind = str((config.get("mtp_layer_types") or ["full_attention"])[0])
+    if kind not in heads:
+        raise CheckpointError(f"config.json: mtp_layer_types: {kind!r:.80} is not one of {', '.join(heads)}")
+    return attach_mtp(spec, Layer(heads[kind], mlp(config), norms), eps(config))

@@ -13,7 +13,8 @@ from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import UNGATED, act, attention, decoder, hidden_size, layer_count, ungated_mlp
 from thalweg.models.families.mamba import SILU, taps
 from thalweg.models.families.mamba2 import shared_by
-from thalweg.models.spec import FFN, Layer, Mamba2, Mixer, ModelSpec, MoE, Names, Norm, Norms, UngatedMLP
+from thalweg.models.families.nextn import MODULE
+from thalweg.models.spec import FFN, Layer, Mamba2, Mixer, ModelSpec, MoE, MTPSpec, Names, Norm, Norms, UngatedMLP
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Of `hybrid_override_pattern`."""
@@ -26,20 +27,46 @@ def nemotron_h(config: Config) -> ModelSpec:
     kinds, before = _kinds(config), Norm("norm", hidden, e)
     mixers = {kind: Layer(make(config, e), None, Norms(mixer=before)) for kind, make in _MIXERS.items() if kind in kinds}
     ffns = {kind: Layer(None, make(config), Norms(ffn=before)) for kind, make in _FFNS.items() if kind in kinds}
-    return decoder(
+    spec = decoder(
         config, [(mixers | ffns)[kind] for kind in kinds], norm=Norm("norm_f", hidden, e), root="backbone.", embed="embeddings",
-        names=Names(replace=(("model.", "backbone."),), skip=("mtp.",)),
+        names=Names(replace=(("model.", "backbone."),), skip=(MODULE,)),
+    )  # fmt: skip
+    if not integer(config, "num_nextn_predict_layers", low=0, default=0):
+        return spec
+    return replace(spec, mtp=_module(config, spec.vocab, hidden, e))
+
+
+def _module(config: Config, vocab: int, hidden: int, e: float) -> MTPSpec:
+    """The first module: layers of one part, of which the first has the norms and the projection of the module's input, and the
+    last the norm of its output."""
+    kinds = _read_kinds(config, "mtp_hybrid_override_pattern", "mtp_layers_block_type") or ["attention", "moe"]
+    if "mamba" in kinds:
+        raise UnsupportedModelError("config.json: mtp_hybrid_override_pattern: recurrent layers in a module are not supported")
+    before = Norm("norm", hidden, e)
+    layers = tuple(
+        Layer(_MIXERS[kind](config, e), None, Norms(mixer=before)) if kind in _MIXERS
+        else Layer(None, _FFNS[kind](config), Norms(ffn=before)) for kind in kinds
+    )  # fmt: skip
+    return MTPSpec(
+        vocab=vocab, hidden=hidden, layers=layers, norm=Norm(f"layers.{len(kinds) - 1}.final_layernorm", hidden, e),
+        token_norm=Norm("layers.0.enorm", hidden, e), hidden_norm=Norm("layers.0.hnorm", hidden, e), proj="layers.0.eh_proj",
+        hidden_first=False, root=MODULE, layer="layers.{}.",
     )  # fmt: skip
 
 
 def _kinds(config: Config) -> list[str]:
-    pattern, listed, layers = config.get("hybrid_override_pattern"), config.get("layers_block_type"), layer_count(config)
-    if isinstance(listed, list):
-        known, said = KINDS, listed
+    named, layers = _read_kinds(config, "hybrid_override_pattern", "layers_block_type"), layer_count(config)
+    if len(named) != layers:
+        raise CheckpointError(f"config.json: hybrid_override_pattern: must name {layers} layers, not {len(named)}")
+    return named
+
+
+def _read_kinds(config: Config, letters: str, listed: str) -> list[str]:
+    """The kinds of layers by one of two keys: a pattern of letters, or a list."""
+    if isinstance(config.get(listed), list):
+        known, said = KINDS, list(config[listed])
     else:
-        known, said = LETTERS, list(text(config, "hybrid_override_pattern", "")) if pattern is not None else []
-    if len(said) != layers:
-        raise CheckpointError(f"config.json: hybrid_override_pattern: must name {layers} layers, not {len(said)}")
+        known, said = LETTERS, list(text(config, letters, "")) if config.get(letters) is not None else []
     odd = sorted({str(kind) for kind in said} - set(known))
     if odd:
         raise UnsupportedModelError(f"config.json: layers: unknown {odd[0]!r:.80}; supported: {', '.join(known)}")

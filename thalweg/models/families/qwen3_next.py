@@ -19,11 +19,12 @@ from thalweg.models.families.common import (
     mlp,
     rope,
 )
+from thalweg.models.families.nextn import MODULE, attach_mtp
 from thalweg.models.families.qwen3 import dense_layers
 from thalweg.models.spec import MLP, Attention, DeltaNet, HeadNorm, Layer, ModelSpec, MoE, Names, Norm, Norms
 
-DRAFTS = "mtp."
-"""Layers that guess tokens ahead, which this version does not run."""
+NAMES = Names(replace=(("model.language_model.", "model."),), skip=(MODULE, "model.visual."))
+"""Of Qwen3.5."""
 
 
 def qwen3_next(config: Config) -> ModelSpec:
@@ -31,25 +32,25 @@ def qwen3_next(config: Config) -> ModelSpec:
     dense, step = dense_layers(config), integer(config, "decoder_sparse_step", default=1)
     plain = [i in dense or (i + 1) % step > 0 for i in range(layer_count(config))]
     parts: list[MLP | MoE] = [mlp(config) if alone else _mixture(config) for alone in plain]
-    return _hybrid(config, parts, grouped=True, names=Names(skip=(DRAFTS,)))
+    config = {"num_nextn_predict_layers": 1, **config}
+    return _hybrid(config, parts, grouped=True, names=Names(skip=(MODULE,)), modules="num_nextn_predict_layers")
 
 
 def qwen3_5(config: Config) -> ModelSpec:
-    names = Names(replace=(("model.language_model.", "model."),), skip=(DRAFTS, "model.visual."))
-    return _hybrid(config, [mlp(config)] * layer_count(config), grouped=False, names=names)
+    return _hybrid(config, [mlp(config)] * layer_count(config), grouped=False, names=NAMES, modules="mtp_num_hidden_layers")
 
 
 def qwen3_5_moe(config: Config) -> ModelSpec:
-    names = Names(replace=(("model.language_model.", "model."),), skip=(DRAFTS, "model.visual."))
     moe = replace(
         _mixture({"num_experts": 256, "num_experts_per_tok": 8, **config}), renormalise=True,
         fused=("experts.gate_up_proj", "experts.down_proj"),
     )  # fmt: skip
-    return _hybrid(config, [moe] * layer_count(config), grouped=False, names=names)
+    return _hybrid(config, [moe] * layer_count(config), grouped=False, names=NAMES, modules="mtp_num_hidden_layers")
 
 
-def _hybrid(config: Config, parts: Sequence[MLP | MoE], *, grouped: bool, names: Names) -> ModelSpec:
-    """parts: the feed-forward part of each layer."""
+def _hybrid(config: Config, parts: Sequence[MLP | MoE], *, grouped: bool, names: Names, modules: str) -> ModelSpec:
+    """parts: the feed-forward part of each layer. modules: key of the number of modules for multi-token prediction. The layer
+    of a module has full attention, and the feed-forward part of most layers."""
     hidden, e = hidden_size(config), eps(config)
     every = integer(config, "full_attention_interval", default=4)
     absent = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layer_count(config))]
@@ -61,7 +62,11 @@ def _hybrid(config: Config, parts: Sequence[MLP | MoE], *, grouped: bool, names:
         mixer=Norm("input_layernorm", hidden, e, offset=1.0), ffn=Norm("post_attention_layernorm", hidden, e, offset=1.0)
     )
     layers = [Layer(mixers[kind], part, norms) for kind, part in zip(types, parts, strict=True)]
-    return decoder(config, layers, norm=Norm("norm", hidden, e, offset=1.0), names=names)
+    spec = decoder(config, layers, norm=Norm("norm", hidden, e, offset=1.0), names=names)
+    if not integer(config, modules, low=0, default=0):
+        return spec
+    part = next((p for p in parts if isinstance(p, MoE)), parts[0])
+    return attach_mtp(spec, Layer(mixers["full_attention"], part, norms), e, offset=1.0)
 
 
 def _delta(config: Config, grouped: bool) -> DeltaNet:

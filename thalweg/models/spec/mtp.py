@@ -11,9 +11,9 @@ from thalweg.models.weights import Weights, linear
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MTPSpec(ModelSpec):
-    """layers(proj([hidden_norm(h(i)), token_norm(embed(t(i + 1)))])), then `norm`. The target's output matrix then gives
-    t(i + 2). h(i) is the target's hidden state after its last norm. Names of tensors are relative to `root`, which only this
-    module has. The embedding and the output matrix are the target's."""
+    """layers(proj([hidden_norm(h(i)), token_norm(embed(t(i + 1)))])), then `norm`, if it has one. The target's output matrix
+    then gives t(i + 2). h(i) is the target's hidden state after its last norm. Names of tensors are relative to `root`, which
+    only this module has. The embedding and the output matrix are the target's."""
 
     token_norm: AnyNorm
     hidden_norm: AnyNorm
@@ -30,13 +30,12 @@ class MTPSpec(ModelSpec):
         return (self.folder,) if self.folder else ()
 
     def weights(self) -> Weights:
-        assert self.norm is not None
         return {
             "token_norm": self.token_norm.weights(self.root),
             "hidden_norm": self.hidden_norm.weights(self.root),
             "proj": linear({f"{self.root}{self.proj}": self.hidden}, 2 * self.hidden, shard=None),
             "layers": {i: layer.weights(self.root + self.layer.format(i), self.hidden) for i, layer in enumerate(self.layers)},
-            "norm": self.norm.weights(self.root),
+            **({} if self.norm is None else {"norm": self.norm.weights(self.root)}),
         }
 
     def rename(self, name: str) -> str | None:

@@ -63,6 +63,7 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
     from thalweg.models.adapters import AdapterPlan
     from thalweg.models.build import build as assemble
     from thalweg.models.build import gains
+    from thalweg.models.sizes import layout_bytes
 
     args, device, spec = inputs.args, inputs.device, inputs.spec
     dtype = resolve.dtype(args, inputs.facts, device.info, inputs.defaults)
@@ -95,7 +96,7 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
     proposer = _make_proposer(inputs, model, binder, schedule, length, block_tokens)
     groups = list(model.groups)
     for at, layout in () if proposer is None else proposer.caches:
-        groups[at] = replace(groups[at], bytes_per_block=groups[at].bytes_per_block + layout.bytes_per_block)
+        groups[at] = replace(groups[at], bytes_per_block=groups[at].bytes_per_block + layout_bytes(layout))
     return BuiltModel(model, binder, dtype, length, schedule, method, background, tuple(groups), proposer)
 
 
