@@ -388,6 +388,11 @@ SERVICES: tuple[Service, ...] = (
         ("ci/clients.py",),
     ),
     Service(
+        "[Fleets](fleets.md): Dynamo, vllm-router, smg, production-stack's router, unmodified, engines killed in mid-stream",
+        True,
+        ("ci/fleets.py",),
+    ),
+    Service(
         "Engine restart, drain, admission limits, [fairness among keys](reliability.md#sharing-the-engine)",
         True,
         ("make chaos", "tests/server/core/test_seats.py"),
