@@ -176,12 +176,17 @@ def shape_lines(
     if "idle" in f and "graphs" in f["idle"]:
         between, inside = (f["idle"].get(k) for k in ("between_fraction", "inside_fraction"))
         said.append(f"idle between steps {_share(between)}, inside them {_share(inside)}, {f['idle']['graphs']} graphs")
-    if starts := [f"{n[6:]} {v['seconds']:.1f} s" for n, v in f.items() if n.startswith("start ") and "seconds" in v]:
-        said.append("process to first token: " + ", ".join(starts))
+    if starts := [_describe_start(n[6:], v) for n, v in f.items() if n.startswith("start ") and "seconds" in v]:
+        said.append("process to first token: " + "; ".join(starts))
     if said and not said[0].startswith(label):
         said[0] = f"{label}: {said[0]}"
     kernels = f.get("idle", {}).get("kernels", ())[:4]
     return said + [f"  {k['share']:6.1%} {k['us']:9.1f} us {k['count']:4d} x {k['kernel'][:60]}" for k in kernels]
+
+
+def _describe_start(kind: str, start: Mapping[str, Any]) -> str:
+    until = ", ".join(f"{point} {at:.1f}" for point, at in sorted(start.get("until", {}).items(), key=lambda p: p[1]))
+    return f"{kind} {start['seconds']:.1f} s" + (f" ({until})" if until else "")
 
 
 def _compare(seconds: float, expected: float, digits: int) -> str:

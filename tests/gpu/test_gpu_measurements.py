@@ -339,6 +339,15 @@ def test_a_carried_start_is_made_only_where_kernels_were_carried() -> None:
     assert with_them["start cold"] == with_them["start warm"] != "/kernels"
 
 
+def test_a_start_has_the_seconds_until_each_point_that_its_process_passed(tmp_path: Path) -> None:
+    starts, report = script("starts"), script("report")
+    (tmp_path / "marks").write_text("weights loaded 12.5\nsteps prepared 14\nweights loaded 15\n")
+    until = starts.read_marks(tmp_path / "marks", 10.0)
+    assert until == {"weights loaded": 2.5, "steps prepared": 4.0}
+    (line,) = report.shape_lines("llama-1b", {"start warm": {"seconds": 5.0, "until": until}}, None, lambda *_: None)
+    assert line.endswith("process to first token: warm 5.0 s (weights loaded 2.5, steps prepared 4.0)")
+
+
 @pytest.mark.slow
 def test_an_l2_rate_is_of_bytes_that_were_read() -> None:
     """Every program sums what it read in every pass, and no two programs read a part in one pass."""
