@@ -45,7 +45,7 @@ COLUMNS = 8
 """Block tables are widened to powers of two, at least this many blocks, so that growing sequences keep their layout."""
 ONCE = "its layout came once"
 SLOW = 0.02
-"""Seconds. The arithmetic of prompts that take longer hides the Python between their kernels."""
+"""Seconds of the calling thread. The arithmetic of prompts that take longer hides the Python between their kernels."""
 MAKES = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
 
 
@@ -272,7 +272,7 @@ class RecordingExecutable:
             filled = fill_chunk(batch, self._fills) if self._fills else None
             if filled is None:
                 return self._as_written(batch)
-            batch, began = filled, time.perf_counter()
+            batch, began = filled, time.thread_time()
         wide = replace(batch, block_tables=tuple(_pad_columns(t) for t in batch.block_tables))
         arrays = wide.arrays()
         layout, size = lay_out(wide, arrays)
@@ -280,7 +280,7 @@ class RecordingExecutable:
         tape = self._tapes.get(key)
         if tape is None:
             done = self._as_written(given)
-            if not began or time.perf_counter() - began < SLOW:
+            if not began or time.thread_time() - began < SLOW:
                 self._tapes[key] = ONCE
             if len(self._tapes) > KEPT:
                 self._tapes.popitem(last=False)

@@ -95,7 +95,7 @@ def _not(out: Tensor, a: Tensor) -> Call | None:
 def _select(out: Tensor, a: Tensor, axis: int, index: Tensor) -> Call | None:
     if axis != 0 or a.dtype != out.dtype:
         return None
-    return functools.partial(np.take, _bits(a), index.numpy(), axis=0, out=_bits(out), mode="wrap")
+    return functools.partial(_bits(a).take, index.numpy(), 0, _bits(out), "wrap")
 
 
 def _index(out: Tensor, a: Tensor, indices: Sequence[Tensor | None]) -> Call | None:

@@ -104,7 +104,8 @@ class ResultReader:
         rows = np.flatnonzero(live if step.all_emit else live & step.emit)
         slots, drafted = step.slots[rows], drafts[rows]
         grid, counts = np.asarray(result.tokens)[rows], np.asarray(result.counts)[rows]
-        ensure(bool(((counts >= 1) & (counts <= 1 + drafted)).all()), "a step returned more tokens than it was asked for")
+        fits = all(1 <= n <= 1 + most for n, most in zip(counts.tolist(), drafted.tolist(), strict=True))
+        ensure(fits, "a step returned more tokens than it was asked for")
         has = np.flatnonzero(drafted)
         again = slots[has]
         if self._scheduler.speculator is not None and again.size:

@@ -52,6 +52,8 @@ class Speculator:
         self._missed: I32 = np.zeros(slots.count + 1, np.int32)
         """Per slot: tokens that steps without the proposer computed, of the sequence of the serial in `_missed_by`."""
         self._missed_by = np.zeros(slots.count + 1, np.int64)
+        self._any_lacks = False
+        """Has some sequence ever missed too many tokens?"""
         self._proposed: I32 = np.zeros(slots.count + 1, np.int32)
         """Per slot: its last drafts, without fillers."""
 
@@ -75,14 +77,16 @@ class Speculator:
             serial = self._slots.serial[slots]
             self._missed[slots] = np.where(self._missed_by[slots] == serial, self._missed[slots], 0) + takes
             self._missed_by[slots] = serial
+            self._any_lacks = self._any_lacks or bool((self._missed[slots] > MOST_MISSED).any())
 
     def _lacks(self, slots: I32) -> Mask:
         """For which sequences is no proposal of use? They have no drafts, or the proposer lacks many of their tokens, and few
         would be right."""
         s = self._slots
-        missed: Mask = (self._missed_by[slots] == s.serial[slots]) & (self._missed[slots] > MOST_MISSED)
-        missed |= (s.flags[slots] & UNDRAFTED) != 0
-        return missed
+        lacks: Mask = (s.flags[slots] & UNDRAFTED) != 0
+        if self._any_lacks:
+            lacks |= (self._missed_by[slots] == s.serial[slots]) & (self._missed[slots] > MOST_MISSED)
+        return lacks
 
     def eligible(self, slots: I32) -> Mask:
         """Which of these may have drafts: verification supports all their features, and more than one token is left."""
@@ -91,7 +95,7 @@ class Speculator:
         if self._needs:
             plain &= (s.flags[slots] & self._needs) != 0
         may: Mask = plain & (s.limit[slots] - s.length[slots] > 1)
-        return may & ~self._lacks(slots) if self.proposes else may
+        return may & ~self._lacks(slots) if self._any_lacks and self.proposes else may
 
     def waits(self, slots: I32, ready: Mask) -> Mask:
         """Which of the `ready` had better wait for their tokens in flight: drafts follow known tokens only."""
@@ -125,12 +129,14 @@ class Speculator:
         if left <= 0 or not slots.size:
             return planned
         proposals = self._propose(slots, left)
-        self._proposed[slots] = [len(tokens) for tokens in proposals]
-        width = self._width(slots, left) if fill and slots.size == decode.size else 0
+        counts = [len(tokens) for tokens in proposals]
+        self._proposed[slots] = counts
+        width = self._width(slots, counts, left) if fill and slots.size == decode.size else 0
         if width and self._grow(slots, width, running):
-            lasts = s.tokens[slots, s.known[slots] - 1].tolist()
+            short = min(counts) < width
+            lasts = s.tokens[slots, s.known[slots] - 1].tolist() if short else counts
             return [
-                Draft(slot, tokens + [last] * (width - len(tokens)))
+                Draft(slot, tokens + [last] * (width - len(tokens)) if short else tokens)
                 for slot, last, tokens in zip(slots.tolist(), lasts, proposals, strict=True)
             ]
         for slot, tokens in zip(slots.tolist(), proposals, strict=True):
@@ -157,23 +163,22 @@ class Speculator:
             if upto > s.capacity[slot] and not self._kv.is_crowded(running):
                 self._kv.grow(slot, upto)
 
-    def _width(self, slots: I32, left: int) -> int:
+    def _width(self, slots: I32, counts: Sequence[int], left: int) -> int:
         """Drafts of each sequence in a step with equally many for all, so that recorded, captured or compiled steps of this
         width serve it. Short proposals are filled up, with any token: verification decides, so no text depends on it. 0: keep
-        the step as it is."""
-        s, counts = self._slots, self._proposed[slots]
-        longest, total = int(counts.max()), int(counts.sum())
+        the step as it is. counts: of the proposals."""
+        s, longest, total = self._slots, max(counts), sum(counts)
         if not longest:
             return 0
         width = min((1 << longest.bit_length()) - 1, max(longest, self.width))
         added = slots.size * width - total
         if added > slots.size + total or slots.size * width > left:
             return 0
-        short = counts < width
-        filled = slots[short]
-        # A grammar has masks only for its own drafts, not for fillers.
-        if (s.flags[filled] & WAITS).any() or (s.limit[filled] - s.length[filled] <= width).any():
-            return 0
+        if added:
+            filled = slots[np.array(counts) < width]
+            # A grammar has masks only for its own drafts, not for fillers.
+            if (s.flags[filled] & WAITS).any() or (s.limit[filled] - s.length[filled] <= width).any():
+                return 0
         return width
 
     def _grow(self, slots: I32, drafts: int, running: int) -> bool:
@@ -187,23 +192,27 @@ class Speculator:
     def _propose(self, slots: I32, left: int) -> list[list[int]]:
         s = self._slots
         most = np.minimum(min(self.most, left), s.limit[slots] - s.length[slots] - 1).astype(np.int32)
-        out = [self._certain(slot, n) for slot, n in zip(slots.tolist(), most.tolist(), strict=True)]
+        waits = bool((s.flags[slots] & WAITS).any())
+        out: list[list[int]] = [[]] * slots.size
+        if waits and self._jump:
+            out = [self._certain(slot, n) for slot, n in zip(slots.tolist(), most.tolist(), strict=True)]
         self._from_drafter[slots] = False
         if self.drafter is None:
             return out
-        at = np.array([i for i, tokens in enumerate(out) if not tokens], np.intp)
-        if not at.size:
+        at = [i for i, tokens in enumerate(out) if not tokens]
+        if not at:
             return out
-        self._from_drafter[slots[at]] = True
-        proposals = self.drafter.propose(slots[at], np.minimum(most[at], self.width))
-        for i, tokens in zip(at.tolist(), proposals.split(), strict=True):
-            out[i] = self._cut(int(slots[i]), tokens)
+        mine, most = (slots, most) if len(at) == slots.size else (slots[at], most[at])
+        self._from_drafter[mine] = True
+        proposals = self.drafter.propose(mine, np.minimum(most, self.width)).split()
+        for i, slot, tokens in zip(at, mine.tolist(), proposals, strict=True):
+            out[i] = self._cut(slot, tokens) if waits else tokens
         return out
 
     def _certain(self, slot: int, most: int) -> list[int]:
         """Tokens that a part forces."""
         s, request = self._slots, self._slots.requests[slot]
-        if not self._jump or not s.flags[slot] & WAITS:
+        if not s.flags[slot] & WAITS:
             return []
         assert request is not None
         for builder in self._parts_of(slot):
