@@ -12,10 +12,10 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from zoo import _copied, spread
 
-END, START, EN, DE, TRANSLATE, TRANSCRIBE, BEFORE, NO_TIMES = 256, 257, 258, 259, 260, 261, 262, 263
+END, START, EN, DE, TRANSLATE, TRANSCRIBE, BEFORE, NO_SPEECH, NO_TIMES = range(256, 265)
 TIMES = NO_TIMES + 1
 NAMES = ("<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>", "<|startofprev|>",
-         "<|notimestamps|>")  # fmt: skip
+         "<|nospeech|>", "<|notimestamps|>")  # fmt: skip
 BINS, SOURCES = 20, 50
 SECONDS = SOURCES * 0.02
 """That such a model hears at once."""

@@ -23,6 +23,8 @@ class FakeEar(FakeEngine):
 
     def __init__(self, *, multilingual: bool = True, delay: float = 0.0) -> None:
         super().__init__(delay=delay)
+        self.scored: list[Any] = []
+        """Prompts whose log-probabilities were asked for."""
         self.stops = 0
         """So many of the next answers with times stop after " a", at 0.3, where another piece begins."""
         with tempfile.TemporaryDirectory() as folder:
@@ -46,12 +48,15 @@ class FakeEar(FakeEngine):
     ) -> AsyncGenerator[RequestOutput, None]:
         p, mel = sampling_params, prompt["multi_modal_data"]["audio"].values
         assert mel.shape == (BINS, 2 * SOURCES)
-        self.prompts.append(prompt)
+        (self.prompts if p.prompt_logprobs is None else self.scored).append(prompt)
         self.running[request_id] = p
         self.most_running = max(self.most_running, len(self.running))
         assert self.tokenizer is not None
         words = self.tokenizer.encode(" a bc")
-        if p.allowed_token_ids:
+        known = None
+        if p.prompt_logprobs is not None:
+            known, tokens = [None, *(logprobs(t, 0) for t in prompt["prompt_token_ids"][1:])], [END]
+        elif p.allowed_token_ids:
             tokens = [DE if mel.std() == 0 else EN]
         elif p.extra_args:
             tokens = [TIMES, *words[:2], TIMES + 10, TIMES + 20, *words[2:], END]
@@ -70,7 +75,7 @@ class FakeEar(FakeEngine):
                     logprobs=None if p.logprobs is None else [logprobs(t, 0) for t in piece], stop_reason=None,
                 )  # fmt: skip
                 output = RequestOutput(
-                    request_id, None, prompt["prompt_token_ids"], None, [choice], last,
+                    request_id, None, prompt["prompt_token_ids"], known, [choice], last,
                     metrics=RequestMetrics(1.0, 1.0, 1.5, 2.0, 3.0, 1, 1), num_cached_tokens=0,
                 )  # fmt: skip
                 if last:

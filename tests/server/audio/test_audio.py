@@ -11,7 +11,7 @@ import openai
 import pytest
 from fake_ear import FakeEar
 from fake_engine import FakeEngine
-from whisper_zoo import BEFORE, DE, EN, NO_TIMES, SECONDS, START, TRANSCRIBE, TRANSLATE
+from whisper_zoo import BEFORE, DE, EN, NO_SPEECH, NO_TIMES, SECONDS, START, TRANSCRIBE, TRANSLATE
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 
@@ -51,6 +51,7 @@ def test_forms_of_answers(ear):
     said = ask(ear, data, language="en", response_format="verbose_json", timestamp_granularities=["segment"])
     assert (said.text, said.language, said.duration, said.words) == ("a bc", "en", 0.5, None)
     assert [(s.id, s.start, s.end, s.text) for s in said.segments] == [(0, 0.0, 0.2, " a"), (1, 0.4, 0.5, " bc")]
+    assert [s.no_speech_prob for s in said.segments] == [pytest.approx(np.exp(-1.5))] * 2
     assert all(s.avg_logprob < 0 < s.compression_ratio for s in said.segments)
     srt = ask(ear, data, language="en", response_format="srt")
     assert srt == "1\n00:00:00,000 --> 00:00:00,200\na\n\n2\n00:00:00,400 --> 00:00:00,500\nbc\n\n"
@@ -61,6 +62,7 @@ def test_forms_of_answers(ear):
 def test_what_the_model_is_asked(ear):
     asked: list[Any] = ear.engine.prompts
     asked.clear()
+    ear.engine.scored.clear()
     ask(ear, wav(0.2), language="german", prompt="<|en|> hi", temperature=0.5)
     (only,) = asked
     ids = only["prompt_token_ids"]
@@ -70,6 +72,7 @@ def test_what_the_model_is_asked(ear):
     asked.clear()
     ear.client().audio.translations.create(model="fake", file=("x.wav", wav(0.2)), response_format="verbose_json")
     assert [a["prompt_token_ids"] for a in asked] == [[START], [START, EN, TRANSLATE]]
+    assert [a["prompt_token_ids"] for a in ear.engine.scored] == [[START, NO_SPEECH]]
     asked.clear()
     said = ask(ear, wav(0.2, loud=False), response_format="verbose_json")
     assert said.language == "de", "the language of the first window was not taken"

@@ -11,9 +11,24 @@ from pathlib import Path
 import numpy as np
 import openai
 import pytest
+import torch
 from test_serve_process import Process
 from tokenizers import Tokenizer
-from whisper_zoo import BINS, DE, EN, NO_TIMES, SECONDS, SOURCES, START, TRANSCRIBE, greedy, load, make_whisper, sound
+from whisper_zoo import (
+    BINS,
+    DE,
+    EN,
+    NO_SPEECH,
+    NO_TIMES,
+    SECONDS,
+    SOURCES,
+    START,
+    TRANSCRIBE,
+    greedy,
+    load,
+    make_whisper,
+    sound,
+)
 
 from thalweg.media.audio_windows import windows
 from thalweg.media.mel import RATE, log_mel
@@ -37,7 +52,8 @@ def test_a_long_sound(tmp_path: Path) -> None:
     data = wav(said)
     with wave.open(io.BytesIO(data)) as file:  # as it was rounded
         heard = (np.frombuffer(file.readframes(len(said)), "<i2") / 32768).astype(np.float32)
-    mels = [log_mel(heard[w.begin : w.end], BINS, 2 * SOURCES) for w in windows(heard, int(SECONDS * RATE), RATE)]
+    cuts = windows(heard, int(SECONDS * RATE), RATE)
+    mels = [log_mel(heard[w.begin : w.end], BINS, 2 * SOURCES) for w in cuts]
     model, tok = load(path), Tokenizer.from_file(str(path / "tokenizer.json"))
 
     def only(ids: object, logits: object) -> object:
@@ -46,6 +62,11 @@ def test_a_long_sound(tmp_path: Path) -> None:
 
     (language,) = greedy(model, mels[0], [START], 1, only)
     texts = [tok.decode(greedy(model, mel, [START, language, TRANSCRIBE, NO_TIMES], 20)) for mel in mels]
+    with torch.inference_mode():
+        first = [
+            model(input_features=torch.from_numpy(m)[None], decoder_input_ids=torch.tensor([[START]])).logits for m in mels
+        ]
+    quiet = [float(logits[0, 0].softmax(0)[NO_SPEECH]) for logits in first]
     words = ["--device", "cpu", "--dtype", "float32", "--port", "0", "--threads", "1", "--served-model-name", "m"]
     process = Process(str(path), *words)
     try:
@@ -65,6 +86,9 @@ def test_a_long_sound(tmp_path: Path) -> None:
         assert ask(language="de" if language == DE else "en") == "".join(texts).strip()
         timed = client.audio.transcriptions.create(model="m", file=("a.wav", data), response_format="verbose_json")
         assert all(0 <= a.start <= a.end <= 3.3 * SECONDS + 0.01 for a in timed.segments or ())
+        for segment in timed.segments or ():
+            window = max(i for i, w in enumerate(cuts) if w.begin <= segment.seek * RATE / 100 + 1)
+            assert segment.no_speech_prob == pytest.approx(quiet[window], abs=1e-4)
         assert timed.language == ("de" if language == DE else "en")
         events = list(client.audio.transcriptions.create(model="m", file=("a.wav", data), stream=True, language=timed.language))
         assert events[-1].type == "transcript.text.done"

@@ -23,6 +23,8 @@ class TranscriptSegment:
     """Of its window."""
     logprob: float
     """Mean of the window's tokens."""
+    no_speech: float | None = None
+    """Probability that nobody speaks in its window. None: unknown."""
 
 
 def cut(
@@ -57,7 +59,7 @@ def verbose(pieces: Iterable[TranscriptSegment], temperature: float) -> list[dic
         {
             "id": i, "seek": round(p.offset * 100), "start": round(p.start, 3), "end": round(p.end, 3), "text": p.text,
             "tokens": p.tokens, "temperature": temperature, "avg_logprob": p.logprob,
-            "compression_ratio": _ratio(p.text), "no_speech_prob": None,
+            "compression_ratio": _ratio(p.text), "no_speech_prob": p.no_speech,
         }
         for i, p in enumerate(pieces)
     ]  # fmt: skip

@@ -14,6 +14,8 @@ STEP = 0.02
 """Seconds from one time to the next."""
 FIRST_WITHIN = 50
 """Steps within which the first time lies."""
+NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
+"""Names of one token, in newer and in older files."""
 NAMES = {"english": "en", "german": "de", "french": "fr", "spanish": "es", "italian": "it", "portuguese": "pt", "dutch": "nl",
          "russian": "ru", "chinese": "zh", "japanese": "ja", "korean": "ko", "arabic": "ar", "hindi": "hi", "turkish": "tr",
          "polish": "pl", "ukrainian": "uk", "swedish": "sv", "czech": "cs"}  # fmt: skip
@@ -28,6 +30,8 @@ class WhisperTokens:
         self.start = self._id("<|startoftranscript|>")
         self.end = self._id("<|endoftext|>")
         self.no_times = self._id("<|notimestamps|>")
+        self.no_speech = next((i for name in NO_SPEECH if (i := tokenizer.id_of(name)) is not None), None)
+        """The token whose probability at the start tells whether nobody speaks. None: the tokenizer has none."""
 
     def _id(self, token: str) -> int:
         found = self._tokenizer.id_of(token)

@@ -179,7 +179,8 @@ class TranscriptReply(TurnReply):
         """The whole answer, in the form that was asked for."""
         form = self.request.response_format
         if self.request.has_timestamps:
-            found = await self._transcribe_windows()
+            quiet = await self._no_speech() if form == "verbose_json" else None
+            found = await self._transcribe_windows(quiet)
             if form == "srt":
                 return Response(pieces.srt(found), media_type="text/plain")
             if form == "vtt":
@@ -194,8 +195,27 @@ class TranscriptReply(TurnReply):
             return Response(text + "\n", media_type="text/plain")
         return respond({"text": text, "usage": self._usage()})
 
-    async def _transcribe_windows(self) -> list[pieces.TranscriptSegment]:
-        """Segments of all windows, in order. A rest that a window did not transcribe is sent again, as a separate window."""
+    async def _no_speech(self) -> list[float] | None:
+        """The probability of each window that nobody speaks in it: that of a token right after the first. None: the model has
+        no such token."""
+        token, start = self.ear.tokens.no_speech, self.ear.tokens.start
+        if token is None:
+            return None
+        params = SamplingParams(
+            temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        prompts = [_prompt([start, token], mel) for mel in self.heard.mels]
+        outputs = await self.serving.run(msgspec.structs.replace(self.job, prompts=prompts, params=params))
+        found: list[float] = []
+        for output in outputs:
+            known = None if output.prompt_logprobs is None else output.prompt_logprobs[1]
+            assert known is not None
+            found.append(math.exp(known[token].logprob))
+        return found
+
+    async def _transcribe_windows(self, quiet: list[float] | None) -> list[pieces.TranscriptSegment]:
+        """Segments of all windows, in order. A rest that a window did not transcribe is sent again, as a separate window.
+        quiet: of each window, the probability that nobody speaks."""
         found: list[list[pieces.TranscriptSegment]] = [[] for _ in self.heard.cuts]
         todo, job = list(enumerate(self.heard.cuts)), self.job
         for _ in range(ROUNDS):
@@ -209,6 +229,9 @@ class TranscriptReply(TurnReply):
             mels = await asyncio.to_thread(self.ear.mels, self.heard.sound, [w for _, w in todo])
             prompt = self.job.prompts[0]["prompt_token_ids"]
             job = msgspec.structs.replace(self.job, prompts=[_prompt(prompt, mel) for mel in mels])
+        for segments, probability in zip(found, quiet or (), strict=False):
+            for segment in segments:
+                segment.no_speech = probability
         return [piece for window in found for piece in window]
 
     def _rest(self, window: AudioWindow, output: RequestOutput) -> AudioWindow | None:
