@@ -106,7 +106,7 @@ PACKAGES = {
     "thalweg/engine/ipc/publisher.py": {"zmq"},
     "thalweg/engine/control/store/redis.py": {"redis"},
     "thalweg/engine/control/store/mooncake.py": {"mooncake"},
-    "thalweg/engine/control/store/nixl.py": {"nixl", "numpy"},
+    "thalweg/engine/control/store/nixl.py": {"nixl", "numpy", "msgspec"},
     "thalweg/engine/executor/ray_cluster.py": {"ray"},
     "thalweg/engine/executor/launched.py": {"msgspec", "torch"},
     "thalweg/integrations/ray/": {"ray", "numpy", "starlette"},

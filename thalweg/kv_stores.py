@@ -15,6 +15,7 @@ from thalweg.plugins import PluginRegistry
 _HOST = "thalweg.engine.control.store.host:HostStore"
 _DISK = "thalweg.engine.control.store.disk:DiskStore"
 _REDIS = "thalweg.engine.control.store.redis:RedisStore"
+_NIXL = "thalweg.engine.control.store.nixl:NixlStore"
 _MOONCAKE = "thalweg.engine.control.store.mooncake:MooncakeStore"
 STORES: Mapping[str, str] = {
     "host": _HOST,
@@ -25,16 +26,21 @@ STORES: Mapping[str, str] = {
     "SharedStorageConnector": _DISK,
     "redis": _REDIS,
     "valkey": _REDIS,
+    "nixl": _NIXL,
+    "NixlConnector": _NIXL,
     "mooncake": _MOONCAKE,
     "MooncakeStoreConnector": _MOONCAKE,
 }
 """Names, vLLM's for the same purpose too -> classes."""
 LMCACHE = "LMCache is written against another engine's classes; the store in host memory is OffloadingConnector"
-_BETWEEN = "it hands blocks from engine to engine; engines here share a store: disk on one machine, redis on several"
+_BETWEEN = (
+    "it hands blocks from engine to engine; engines here share a store: disk on one machine, redis on several, or "
+    "NixlConnector, with which they read from each other"
+)
 _REMOTE = "engines of several machines share a redis store"
 INSTEAD: Mapping[str, str] = {
     "LMCache": LMCACHE,
-    "Nixl": _BETWEEN,
+    "Nixl": "NixlConnector reads blocks of other engines",
     "P2p": _BETWEEN,
     "MoRIIO": _BETWEEN,
     "Mooncake": "it hands blocks from engine to engine; MooncakeStoreConnector shares them",

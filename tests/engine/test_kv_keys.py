@@ -58,7 +58,7 @@ def test_a_model_is_known_by_its_contents(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"kv_transfer_config": {"kv_connector": "NixlConnector"}}, "'NixlConnector' is not here; .* share a store: disk"),
+        ({"kv_transfer_config": {"kv_connector": "P2pNcclConnector"}}, "'P2pNcclConnector' is not here; .* share a store"),
         ({"kv_transfer_config": {"kv_connector": "LMCacheConnectorV1"}}, "in host memory is OffloadingConnector"),
         ({"kv_transfer_config": {"kv_connector": "host"}}, "extra_config: cpu_bytes_to_use: must be a number of bytes"),
         ({"kv_transfer_config": {"kv_connector": "host", "kv_role": "kv_some"}}, "kv_transfer_config: .*kv_role"),
