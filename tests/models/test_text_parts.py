@@ -95,6 +95,19 @@ SEEING: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         transformers.Mistral3Config, {**LATENT, "rope_parameters": YARN, "model_type": "mistral4", "head_dim": 40}, PIXTRAL
     ),
     "kimi-k2.5": (transformers.Kimi_K25Config, {**LATENT, "model_type": "deepseek_v3"}, MOON),
+    "minimax-m3": (
+        transformers.MiniMaxM3VLConfig,
+        {
+            "num_hidden_layers": 4, "head_dim": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+            "num_local_experts": 6, "num_experts_per_tok": 2,
+            "intermediate_size": 24, "dense_intermediate_size": 80, "shared_intermediate_size": 32,
+            "index_n_heads": 2, "index_head_dim": 24, "index_block_size": 3, "index_topk_blocks": 4,
+            "layer_types": ["full_attention", "minimax_m3_sparse", "full_attention", "minimax_m3_sparse"],
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        },
+        {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4},
+    ),
     "muse-glimmer": (
         transformers.MuseGlimmerConfig,
         {

@@ -47,11 +47,11 @@ class AttnSpec:
     placed: bool = False
     """The term added to a score depends on the query and the key too (`attend_placed`). Such a spec has a `reach`."""
     index: int = 0
-    """kind "latent": values of one more key per token, by which the layer selects the tokens to read (`ops.index_top`). They
-    have a separate array in the same blocks. Backends do not use it."""
+    """Kinds "latent" and "full": values of one more key per token, by which the layer selects the tokens to read
+    (`ops.index_top`, `ops.block_top`). They have a separate array in the same blocks. Backends do not use it."""
     top: int = 0
-    """kind "latent": the most tokens that one token reads. Where one sees more, the layer itself attends to them, over
-    `AttentionBackend.keys`. 0 = all."""
+    """The same kinds: the most tokens that one token reads. Where one sees more, the layer itself attends to them, over
+    `AttentionBackend.keys`, or in kind "full" over `AttentionBackend.pages`. 0 = all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,8 @@ class AttentionBackend(ABC):
     """Does it heed `Spans`?"""
     biased: bool = False
     """Does it support a `reach` in kind "full"?"""
+    by_token: bool = False
+    """Does it support `pages`?"""
     mixed: bool = False
     """May a step with different numbers of new tokens per sequence be captured? Then the sizes of `metadata` depend only on the
     bucket, and `attend` reads no value on the host."""
@@ -144,6 +146,11 @@ class AttentionBackend(ABC):
         layouts with a token's values contiguous, and tokens in order."""
         return kv.reshape(kv.shape[0], -1, spec.head_dim)
 
+    def pages(self, kv: Array, spec: AttnSpec) -> tuple[Array, Array]:
+        """kind "full", in a cache of the model's own type, of a backend that is `by_token`: views of its keys and values,
+        [blocks, block_tokens, kv_heads, head_dim] each. Default: for layouts that have them in this order."""
+        return kv[:, 0], kv[:, 1]
+
     def fuses(self, spec: AttnSpec, prologue: QKPrologue) -> str | None:
         """May `attend_fused` be called for this (supported) spec? None, or why not. Default: it may not.
 
@@ -189,6 +196,8 @@ def choose_attention(
             why = "no token sees those behind it"
         elif spec.reach and spec.kind != "encoder" and not b.biased:
             why = "adds nothing to scores by distance"
+        elif spec.top and spec.kind == "full" and not b.by_token:
+            why = "keeps keys in an order that only its own kernels read"
         else:
             why = b.supports(spec) or (b.refuses_blocks(block_tokens) if block_tokens else None)
         if why is None:

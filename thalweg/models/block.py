@@ -16,6 +16,7 @@ from thalweg.models.context import Context
 from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.altup import AltUp, Laurel
 from thalweg.models.layers.attention import Attention
+from thalweg.models.layers.block_sparse import BlockSparseAttention
 from thalweg.models.layers.cross import CrossAttention
 from thalweg.models.layers.delta import GatedDeltaNet
 from thalweg.models.layers.disentangled import DisentangledAttention
@@ -37,6 +38,7 @@ from thalweg.models.layers.xielu import XieluMLP
 
 MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.Attention: Attention,
+    spec.BlockSparseAttention: BlockSparseAttention,
     spec.CrossAttention: CrossAttention,
     spec.DeltaNet: GatedDeltaNet,
     spec.DisentangledAttention: DisentangledAttention,

@@ -190,6 +190,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "MiniMaxForCausalLM": f"{_FAMILIES}.minimax:minimax",
     "MiniMaxM1ForCausalLM": f"{_FAMILIES}.minimax:minimax",
     "MiniMaxM2ForCausalLM": f"{_FAMILIES}.minimax_m2:minimax_m2",
+    "MiniMaxM3SparseForCausalLM": f"{_FAMILIES}.minimax_m3:minimax_m3",
+    "MiniMaxM3SparseForConditionalGeneration": f"{_FAMILIES}.minimax_m3:minimax_m3",
     "MiniMaxText01ForCausalLM": f"{_FAMILIES}.minimax:minimax",
     "Ministral3ForCausalLM": f"{_FAMILIES}.ministral3:ministral3",
     "MinistralForCausalLM": f"{_FAMILIES}.mistral:mistral",

@@ -21,7 +21,7 @@ class ReferenceAttention(AttentionBackend):
 
     name = "reference"
     batch_invariant = True
-    spans = biased = True
+    spans = biased = by_token = True
 
     def supports(self, spec: AttnSpec) -> str | None:
         if spec.kind not in ("full", "window", "chunked", "latent"):

@@ -75,7 +75,7 @@ class TorchPagedAttention(AttentionBackend):
     Gathered keys and values from elsewhere (the tail of the last block, padding) are zeroed, not only masked. Values of an
     earlier owner, NaN included, thus cannot reach the result."""
 
-    spans = biased = True
+    spans = biased = by_token = True
     known_as = ("TORCH_SDPA",)
 
     def __init__(self, batch_invariant: bool = True) -> None:

@@ -14,7 +14,7 @@ from thalweg.hal.ops.delta import channel_delta_gates, channel_delta_rule, delta
 from thalweg.hal.ops.drafts import draft_inputs, pair_inputs, verify_drafts
 from thalweg.hal.ops.heads import head_linear
 from thalweg.hal.ops.history import history_write, resolve_tokens
-from thalweg.hal.ops.indexer import chosen_attention, index_top, index_write
+from thalweg.hal.ops.indexer import block_attention, block_top, chosen_attention, index_top, index_write
 from thalweg.hal.ops.logits import bad_words, logit_bias, penalties, token_mask
 from thalweg.hal.ops.lora import lora_add, lora_experts, lora_rescale, lora_rows
 from thalweg.hal.ops.matmul import embed, linear, linear_argmax
@@ -26,7 +26,8 @@ from thalweg.hal.ops.sampling import draw, logprobs, sample, truncate
 from thalweg.hal.ops.ssm import gated_group_norm, selective_scan, ssd_scan
 
 __all__ = [
-    "act_and_mul", "activation", "add_rms_norm", "all_ops", "bad_words", "causal_conv", "channel_delta_gates",
+    "act_and_mul", "activation", "add_rms_norm", "all_ops", "bad_words", "block_attention", "block_top", "causal_conv",
+    "channel_delta_gates",
     "channel_delta_rule", "chosen_attention",
     "cross_attention", "cross_write", "delta_gates", "delta_rule", "draft_inputs", "draw", "embed", "experts",
     "gated_group_norm", "gated_rms_norm", "head_linear", "history_write", "index_top", "index_write", "layer_norm", "linear",
@@ -44,7 +45,8 @@ def all_ops() -> dict[str, Op]:
         bad_words, logit_bias, token_mask, truncate, sample, draw, logprobs, route, experts, lora_rows,
         lora_add, lora_experts, lora_rescale, layer_norm, activation, mean_pool, max_pool, causal_conv, delta_gates, delta_rule,
         gated_rms_norm, sigmoid_mul, head_linear, selective_scan, ssd_scan, gated_group_norm, cross_write, cross_attention,
-        index_write, index_top, chosen_attention, channel_delta_gates, channel_delta_rule, verify_drafts,
+        index_write, index_top, chosen_attention, block_top, block_attention, channel_delta_gates, channel_delta_rule,
+        verify_drafts,
         draft_inputs,
         pair_inputs,
     )  # fmt: skip

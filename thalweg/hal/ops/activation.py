@@ -12,7 +12,7 @@ from thalweg.hal.ops.pointwise import gelu, sigmoid, silu
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 """Of gated layers."""
 SWIGLU_OAI = "swiglu_oai"
-"""Of experts alone."""
+"""Of experts, and of MLPs without a kernel."""
 OAI_ALPHA, OAI_LIMIT = 1.702, 7.0
 CUT = "silu_cut_"
 """For experts only, and followed by a number: the bound of silu(gate) from above, and of up on both sides (Step 3.5)."""

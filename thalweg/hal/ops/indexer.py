@@ -98,3 +98,71 @@ def chosen_attention(
         weights = torch.softmax(scores.masked_fill(hidden.transpose(1, 2), -torch.inf), -1)
         parts.append(torch.einsum("nhk,nkd->nhd", weights, keys[..., :latent]).to(q.dtype))
     return torch.cat(parts)
+
+
+def _blocks_sample(name: str, heads: int, **static: int) -> Sample:
+    def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        q, held = rng.normal(size=(4, heads, 16)), rng.normal(size=(6, 4, 16))
+        seq, positions = np.array([0, 0, 1, 1], np.int32), np.array([9, 11, 2, 7], np.int32)
+        return q.astype(np.float16), held.astype(np.float16), _TABLE, seq, positions
+
+    return Sample(name, make, static)
+
+
+@op(
+    samples=[_blocks_sample("3-of-2", 2, top=3, size=2, local=1), _blocks_sample("2-of-3", 1, top=2, size=3, local=0)],
+    tolerances={"float32": 0, "bfloat16": 0},
+)
+def block_top(
+    q: Tensor, held: Tensor, table: Tensor, seq: Tensor, positions: Tensor, *, top: int, size: int, local: int
+) -> Tensor:
+    """Which blocks of `size` keys each of N tokens reads, for each of G heads: q [N, G, D], held [blocks, n, D], table
+    i32[S, B], seq and positions i32[N] -> i32[N, G, top], numbers of blocks. First the token's own block and those before it,
+    `local` together, then those with the largest scores, of equal ones the earlier. -1 where there are fewer. A block's score
+    is the largest q . k of its keys up to the token. In float64 and rounded to float32, as in `index_top`."""
+    keys = table.shape[1] * held.shape[1]
+    blocks = -(-keys // size)
+    at, number, parts = torch.arange(keys, device=q.device), torch.arange(blocks, device=q.device), []
+    most = max(1, GATHER // (keys * held.shape[2]))
+    for rows, of, here in zip(*(torch.split(each, most) for each in (q, seq, positions)), strict=True):
+        found = held[table[of.long()].long()].flatten(1, 2).to(torch.float64)
+        scores = torch.einsum("ngd,nkd->ngk", rows.to(torch.float64), found).to(torch.float32)
+        scores = torch.where((at[None] <= here[:, None])[:, None], scores, -torch.inf)
+        scores = torch.nn.functional.pad(scores, (0, blocks * size - keys), value=-torch.inf)
+        scores = scores.view(*scores.shape[:2], blocks, size)
+        own = torch.div(here, size, rounding_mode="floor")[:, None]
+        near = (number[None] <= own) & (number[None] > own - local)
+        best, order = torch.sort(torch.where(near[:, None], torch.inf, scores.amax(-1)), dim=-1, descending=True, stable=True)
+        order = torch.where(torch.isneginf(best), -1, order)[..., :top]
+        parts.append(torch.nn.functional.pad(order, (0, top - order.shape[-1]), value=-1).to(torch.int32))
+    return torch.cat(parts)
+
+
+def _read_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    q, keys, values = rng.normal(size=(3, 4, 16)), rng.normal(size=(6, 4, 2, 16)), rng.normal(size=(6, 4, 2, 16))
+    chosen = np.array([[[3, 0], [2, 3]], [[1, 0], [1, -1]], [[0, -1], [0, -1]]], np.int32)
+    seq, positions = np.array([0, 1, 1], np.int32), np.array([10, 5, 1], np.int32)
+    return *(x.astype(np.float16) for x in (q, keys, values)), _TABLE, seq, positions, chosen
+
+
+@op(samples=[Sample("2-blocks-of-3", _read_sample, {"scale": 0.25, "size": 3})], tolerances={"float32": 1e-5, "bfloat16": 1e-2})
+def block_attention(
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, seq: Tensor, positions: Tensor, chosen: Tensor, *, scale: float,
+    size: int,
+) -> Tensor:  # fmt: skip
+    """softmax(q k^T * scale) v over the keys up to each token in its selected blocks of `size`: q [N, H, D], keys and values
+    [blocks, n, G, D], of which each serves H / G heads, table i32[S, B], seq and positions i32[N], chosen i32[N, G, K] (-1 =
+    none) -> [N, H, D]. In float64, so that a token does not depend on the rest of the batch."""
+    per, group, parts = keys.shape[1], torch.arange(keys.shape[2], device=q.device)[None, :, None], []
+    inside = torch.arange(size, device=q.device)
+    most = max(1, GATHER // (chosen.shape[2] * size * keys.shape[2] * keys.shape[3]))
+    for rows, of, here, picked in zip(*(torch.split(each, most) for each in (q, seq, positions, chosen)), strict=True):
+        at = (picked[..., None] * size + inside).flatten(2).long()
+        hidden = (picked < 0).repeat_interleave(size, -1) | (at > here[:, None, None])
+        at = torch.where(hidden, 0, at)
+        block = table[of.long()].long().gather(1, torch.div(at, per, rounding_mode="floor").flatten(1)).view_as(at)
+        k, v = (torch.where(hidden[..., None], 0, x[block, at % per, group].to(torch.float64)) for x in (keys, values))
+        heads = rows.to(torch.float64).unflatten(1, (keys.shape[2], -1))
+        scores = (torch.einsum("nghd,ngkd->nghk", heads, k) * scale).masked_fill(hidden[:, :, None], -torch.inf)
+        parts.append(torch.einsum("nghk,ngkd->nghd", torch.softmax(scores, -1), v).flatten(1, 2).to(q.dtype))
+    return torch.cat(parts)

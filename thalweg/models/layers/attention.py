@@ -54,7 +54,7 @@ class Attention:
         self._out = RowLinear(ctx, weights["out"])
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.backend, self.spec = _chosen_any(ctx, self.spec)
-        self.layout = () if self._reads else self.backend.layout(self.spec, ctx.block_tokens)
+        self.layout: Any = () if self._reads else self.backend.layout(self.spec, ctx.block_tokens)
         self.specs: dict[str, Any] = {"qkv": self._qkv.specs, "out": self._out.specs}
         norms = {k: weights[k] for k in ("q_norm", "k_norm") if k in weights}
         self._wide: dict[str, RMSNorm | HeadLayerNorm | GatheredNorm] = {}
@@ -210,7 +210,7 @@ class _Fused:
         return out if self._scales is None else out * self._scales.value
 
 
-class _Ops:
+class AttentionOps:
     """The same with separate ops, for backends without fused attention. prologue None: NoPE."""
 
     def __init__(
@@ -281,7 +281,7 @@ class _Either:
     """The backend's fused op, except in steps with several position axes: it reads the table at the positions by which it
     finds the cache."""
 
-    def __init__(self, fused: _Fused, apart: _Ops) -> None:
+    def __init__(self, fused: _Fused, apart: AttentionOps) -> None:
         self._fused, self._apart = fused, apart
 
     def __call__(self, p: Mapping[str, Any], q: Array, keys: KeysValues, flow: Flow, at: MixerRef) -> Array:
@@ -300,7 +300,7 @@ def _norm_of(norm: declared.HeadNorm, weights: Mapping[str, Any]) -> declared.No
 
 def _attending(
     ctx: Context, spec: declared.Attention, backend: AttentionBackend, attn: AttnSpec, scales: CacheScales | None
-) -> _Fused | _Ops | _Either:
+) -> _Fused | AttentionOps | _Either:
     per_head = spec.norm if spec.norm is not None and not (spec.norm.whole or spec.norm.mean) else None
     eps, offset = (per_head.eps, per_head.offset) if per_head else (None, 0.0)
     rope = spec.rope
@@ -310,8 +310,8 @@ def _attending(
     alone = after or between or (per_head is not None and not per_head.weight)
     if rope is not None and not rope.given and not alone and _can_fuse(ctx, backend, attn, prologue):
         fused = _Fused(backend, attn, prologue, scales)
-        return _Either(fused, _Ops(ctx, backend, attn, prologue, prologue, scales)) if rope.sections else fused
-    return _Ops(ctx, backend, attn, prologue if rope else None, prologue, scales, after)
+        return _Either(fused, AttentionOps(ctx, backend, attn, prologue, prologue, scales)) if rope.sections else fused
+    return AttentionOps(ctx, backend, attn, prologue if rope else None, prologue, scales, after)
 
 
 def _can_fuse(ctx: Context, backend: AttentionBackend, spec: AttnSpec, prologue: QKPrologue) -> bool:

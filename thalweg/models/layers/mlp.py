@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thalweg.hal import ops
-from thalweg.hal.ops.activation import cut_silu
+from thalweg.hal.ops.activation import SWIGLU_OAI, cut_silu, glu
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow
@@ -22,8 +22,8 @@ class GatedMLP:
 
     def __init__(self, ctx: Context, spec: MLP, weights: Mapping[str, Any]) -> None:
         self._in, self._scale = Linear(ctx, weights["gate_up"]), spec.gate_scale
-        self._act: Any = partial(_cut, spec.cut)
-        if not spec.cut:
+        self._act: Any = partial(_cut, spec.cut) if spec.cut else _clamped_gate
+        if not spec.cut and spec.act != SWIGLU_OAI:
             self._act = ctx.bind(ops.act_and_mul, act=spec.act, size=self._in.outputs[0])
         self._out = RowLinear(ctx, weights["down"])
         self.specs = {"gate_up": self._in.specs, "down": self._out.specs}
@@ -40,3 +40,9 @@ def _cut(most: float, both: Array) -> Array:
     """As `MLP.cut` says, in torch's operations: few layers have it."""
     gate, up = both.chunk(2, -1)
     return cut_silu(gate, up, most)
+
+
+def _clamped_gate(both: Array) -> Array:
+    """swiglu_oai of gate and up, in torch's operations."""
+    gate, up = both.chunk(2, -1)
+    return glu(gate, up, SWIGLU_OAI)

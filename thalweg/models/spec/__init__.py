@@ -13,6 +13,7 @@ from thalweg.models.spec.adapter import Adapter
 from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.attention import Attention, RelativeBias
 from thalweg.models.spec.audio import AudioSpec, Conv
+from thalweg.models.spec.block_sparse import BlockSparseAttention
 from thalweg.models.spec.cross import CrossAttention
 from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.disentangled import DisentangledAttention, Distances
@@ -49,6 +50,7 @@ __all__ = [
     "Attention",
     "AttentionPoolSpec",
     "AudioSpec",
+    "BlockSparseAttention",
     "Conv",
     "CrossAttention",
     "DeltaNet",

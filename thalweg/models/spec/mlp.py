@@ -13,7 +13,7 @@ class MLP:
 
     inner: int
     act: str = "silu"
-    """As `ops.act_and_mul` names it."""
+    """As `ops.act_and_mul` names it, or swiglu_oai, as `ops.experts` has it."""
     bias: bool = False
     name: str = "mlp"
     gate: str = "gate_proj"
