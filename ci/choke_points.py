@@ -56,7 +56,7 @@ CHOKES = (
         "what a request names is fetched behind one gate",
     ),
     Choke(
-        ("PIL", "cv2", "imageio", "soundfile"),
+        ("PIL", "av", "cv2", "imageio", "soundfile"),
         ("thalweg/media/decoders/",),
         "media are decoded in processes with limits",
     ),
@@ -117,7 +117,7 @@ PACKAGES = {
     "thalweg/grammar/": {"numpy", "msgspec"},
     "thalweg/text/": {"tokenizers", "msgspec", "transformers"},
     "thalweg/template/": {"jinja2", "msgspec"},
-    "thalweg/media/": {"PIL", "msgspec", "numpy", "soundfile"},
+    "thalweg/media/": {"PIL", "av", "msgspec", "numpy", "soundfile"},
     "thalweg/checkpoint/": {"numpy", "huggingface_hub"},
     "thalweg/models/fallback/": {"torch", "transformers"},
     "thalweg/models/": {"numpy", "torch", "tqdm"},

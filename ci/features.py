@@ -94,7 +94,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         Feature(
             "[Transcription and translation](audio.md#transcription) (Whisper)", "RUUUN", ("tests/models/test_whisper.py",)
         ),
-        Feature("Video input", "NNNNN"),
+        Feature("[Video input](video.md) in chat, 13 architectures", "RUUUU", ("tests/models/test_videos.py",)),
         Feature("Audio output", "NNNNN"),
     ),
     "Weights": (

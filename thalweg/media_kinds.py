@@ -9,6 +9,10 @@ from thalweg.plugins import PluginRegistry
 
 MEDIA_KINDS = PluginRegistry(
     "thalweg.media_kinds",
-    {"image": "thalweg.media.kinds.image:IMAGE", "audio": "thalweg.media.kinds.audio:AUDIO"},
+    {
+        "image": "thalweg.media.kinds.image:IMAGE",
+        "audio": "thalweg.media.kinds.audio:AUDIO",
+        "video": "thalweg.media.kinds.video:VIDEO",
+    },
 )
 """Name -> a `thalweg.media.kinds.base.MediaKind`."""

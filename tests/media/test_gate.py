@@ -254,7 +254,7 @@ def test_limits_of_a_prompt(said: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [{"image": -1}, {"image": "4"}, {"image": True}, {"image": {"most": 1}}, {"video": 1}, {"audio": "1"}, {"text": 1}]
+    "said", [{"image": -1}, {"image": "4"}, {"image": True}, {"image": {"most": 1}}, {"film": 1}, {"audio": "1"}, {"text": 1}]
 )
 def test_wrong_limits_are_refused_by_name(said: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="limit_mm_per_prompt"):

@@ -91,7 +91,9 @@ def test_settings_of_images_are_replaced_where_the_models_images_have_them(tmp_p
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"media_io_kwargs": {"video": {"num_frames": 4}}}, "'video'"),
+        ({"media_io_kwargs": {"film": {"num_frames": 4}}}, "'film'"),
+        ({"media_io_kwargs": {"video": {"num_frames": 0}}}, "num_frames must be a whole number from 1 to 768"),
+        ({"media_io_kwargs": {"video": {"num_frames": 4, "fps": 1}}}, "num_frames and fps exclude each other"),
         ({"media_io_kwargs": {"image": {"mode": "L"}}}, "'mode' is not known"),
         ({"media_io_kwargs": {"image": {"rgba_background_color": [1, 2]}}}, "three numbers"),
         ({"mm_processor_cache_type": "shm"}, "leave it at lru"),

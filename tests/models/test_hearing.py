@@ -201,7 +201,7 @@ def test_a_sound_may_be_given_in_many_ways(one: Any) -> None:
         ([{"type": "audio", "audio": np.full(9000, np.nan, np.float32)}], "NaN or inf"),
         ([{"type": "audio", "audio": np.zeros(9000, np.float32)}] * 3, "3 audio clips; this server accepts 2"),
         ([{"type": "image_url", "image_url": "data:x"}], "images are not supported by this model"),
-        ([{"type": "video_url", "video_url": "x"}], "parts of type 'video_url' are not supported"),
+        ([{"type": "video_url", "video_url": "x"}], "videos are not supported by this model"),
     ],
 )
 def test_what_is_no_sound_is_refused_by_place(one: Any, content: list[Any], said: str) -> None:
@@ -255,7 +255,7 @@ def test_sounds_and_images_in_one_prompt(name: str, tmp_path: Path) -> None:
     llm = engine(tmp_path)
     try:
         compare(model, name, llm, [("see ", a, " hear ", x, "?"), (y, "and", b, x, "!", a), (a, "?"), (x, b)])
-        with pytest.raises(RequestError, match="'video_url' are not supported"):
+        with pytest.raises(RequestError, match="videos are not supported by this model"):
             llm.chat([{"role": "user", "content": [{"type": "video_url", "video_url": "x"}]}], GREEDY, use_tqdm=False)
     finally:
         llm.shutdown()

@@ -240,7 +240,7 @@ def test_a_template_that_reads_strings_is_given_signs_of_images(one: Any) -> Non
         ([{"type": "image_url", "image_url": url(file_of(picture(2000, 4)))}], "is 2000 x 4 pixels: more than 200 times"),
         ([{"type": "image_url"}], "image_url: must be a URL"),
         ([{"type": "image_pil", "image_pil": picture(9, 9)}] * 3, "3 images; this server accepts 2"),
-        ([{"type": "video_url", "video_url": "x"}], "parts of type 'video_url' are not supported"),
+        ([{"type": "video_url", "video_url": "x"}], "videos are not supported by this model"),
     ],
 )
 def test_what_is_no_image_is_refused_by_place(one: Any, content: list[Any], said: str) -> None:
@@ -366,7 +366,7 @@ def test_a_request_with_an_image_has_the_default_adapter_of_images(one: Any, tmp
     assert [o.lora_request and o.lora_request.lora_name for o in outputs] == ["image", "a", "b", None]
     default, first, second = (list(o.outputs[0].token_ids) for o in outputs[:3])
     assert default == first != second
-    with pytest.raises(ConfigError, match="default_mm_loras: 'smell' is no kind of media; there are audio, image"):
+    with pytest.raises(ConfigError, match="default_mm_loras: 'smell' is no kind of media; there are audio, image, video"):
         engine(path, enable_lora=True, default_mm_loras={"smell": str(see)})
     with pytest.raises(ConfigError, match="default_mm_loras: adapters need enable_lora"):
         engine(path, default_mm_loras={"image": str(see)})

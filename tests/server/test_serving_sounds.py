@@ -79,7 +79,7 @@ def test_sounds_are_heard_over_http(server: tuple[str, Any]) -> None:
         ([{"type": "audio_url", "audio_url": {"url": "http://127.0.0.1/a.wav"}}], "URLs are not fetched"),
         ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}], "images are not supported by this model"),
         ([{"type": "input_audio"}], "input_audio"),
-        ([{"type": "video_url", "video_url": {"url": "x"}}], "parts of type 'video_url' are not supported"),
+        ([{"type": "video_url", "video_url": {"url": "x"}}], "videos are not supported by this model"),
     ],
 )
 def test_what_cannot_be_heard_is_a_400(server: tuple[str, Any], parts: list[Any], words: str) -> None:

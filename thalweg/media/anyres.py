@@ -51,3 +51,18 @@ def _between(size: int, to: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     where = np.maximum((np.arange(to, dtype=F32) + F32(0.5)) * (F32(size) / F32(to)) - F32(0.5), F32(0))
     low = np.minimum(where.astype(np.int64), size - 1)
     return low, np.minimum(low + 1, size - 1), (where - low).astype(F32)
+
+
+def halve(side: int, last: bool) -> tuple[np.ndarray, np.ndarray]:
+    """`PatchInputs.mix` and `part` of a square of side x side vectors made half as long and wide (rounded up) by bilinear
+    interpolation. last: the learned end-of-row vector follows."""
+    low, high, over = _between(side, (side + 1) // 2)
+    near = [
+        (y, x, v[:, None] * u[None]) for y, v in ((low, 1 - over), (high, over)) for x, u in ((low, 1 - over), (high, over))
+    ]
+    mix = np.stack([(y[:, None] * side + x[None]).reshape(-1) for y, x, _ in near], 1).astype(I32)
+    part = np.stack([share.reshape(-1) for _, _, share in near], 1).astype(F32)
+    if last:
+        mix = np.concatenate([mix, np.full((1, 4), side**2, I32)])
+        part = np.concatenate([part, np.array([[1, 0, 0, 0]], F32)])
+    return mix, part

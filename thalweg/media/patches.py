@@ -210,9 +210,10 @@ def shrunk(whole: StepBatch, group: int) -> StepBatch:
     )
 
 
-def blocks(p: QwenVL, view: np.ndarray) -> PatchInputs:
-    """Patches in merged squares. Where layers attend within windows, window by window."""
-    image = normalize(view, p)
+def blocks(p: QwenVL, views: Sequence[np.ndarray]) -> PatchInputs:
+    """Patches in merged squares. Where layers attend within windows, window by window. views: one, which each patch repeats, or
+    as many consecutive frames as a patch goes through, of one size."""
+    view = views[0]
     rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
     order = merge_order(rows, columns, p.merge)
     down, across = np.divmod(order, columns)
@@ -223,7 +224,8 @@ def blocks(p: QwenVL, view: np.ndarray) -> PatchInputs:
         order, down, across = order[every], down[every], across[every]
         keep = np.argsort(every).astype(I32)
         lengths = [n * p.merge**2 for n in lengths]
-    flat = cut(image, p.patch).reshape(rows * columns, 3, 1, p.patch, p.patch)[order]
+    each = [cut(normalize(view, p), p.patch).reshape(rows * columns, 3, 1, p.patch, p.patch) for view in views]
+    flat = np.concatenate(each, 2)[order]
     value = np.broadcast_to(flat, (order.size, 3, p.frames, p.patch, p.patch)).reshape(order.size, -1)
     made = PatchInputs(
         np.ascontiguousarray(value), [order.size], keep, turn=angles(down, across, p.head_dim, 1e4, False), windows=lengths

@@ -1,4 +1,4 @@
-"""Options of images and audio."""
+"""Options of images, audio and video."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -15,10 +15,8 @@ def check_counts(limits: dict[str, Any]) -> Iterator[str]:
     """limit_mm_per_prompt: {"image": 4}, or {"image": {"count": 4}}."""
     for kind, limit in limits.items():
         count = limit.get("count") if isinstance(limit, dict) and set(limit) <= {"count", "width", "height"} else limit
-        if not (kind in MEDIA_KINDS or kind == "video") or isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            yield f'{kind!r:.40}: {limit!r:.80} is not like {{"image": 4}}'
-        elif kind not in MEDIA_KINDS and count:
-            yield f"{kind}: is not read by this version; remove it, or give 0"
+        if kind not in MEDIA_KINDS or isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            yield f'{kind!r:.40}: {limit!r:.80} is not like {{"image": 4}}; kinds: {", ".join(MEDIA_KINDS.names())}'
 
 
 def check_decoding(settings: dict[str, Any]) -> Iterator[str]:
@@ -45,10 +43,12 @@ class MediaOptions(RequestOptions, kw_only=True, frozen=True):
         'Maximum items per modality in one prompt: {"image": 4, "audio": 2}; default: 16 each', check=check_counts,
     )] = None  # fmt: skip
     mm_processor_kwargs: Annotated[dict[str, Any] | None, _option(
-        'Image settings that replace those of the model files: {"max_pixels": 1003520}; one that nothing reads is refused',
+        'Image and video settings that replace those of the model files: {"max_pixels": 1003520, "fps": 1}; one that nothing '
+        'reads is refused',
     )] = None  # fmt: skip
     media_io_kwargs: Annotated[dict[str, Any] | None, _option(
-        'Per-modality decoding options: {"image": {"rgba_background_color": [255, 255, 255]}}', check=check_decoding,
+        'Per-modality decoding options: {"image": {"rgba_background_color": [255, 255, 255]}, "video": {"num_frames": 16}}',
+        check=check_decoding,
     )] = None  # fmt: skip
     mm_processor_cache_gb: Annotated[
         float, _option("GiB of preprocessed images kept for the next turn of a conversation", ge=0, le=1024, note="0: none")
@@ -60,4 +60,6 @@ class MediaOptions(RequestOptions, kw_only=True, frozen=True):
     disable_chunked_mm_input: Annotated[
         bool, _option("Never split one multimodal item across scheduler steps", group="SchedulerConfig")
     ] = False
-    language_model_only: Annotated[bool, _option("Do not load encoders of images and audio, and refuse such inputs")] = False
+    language_model_only: Annotated[bool, _option("Do not load encoders of images, video and audio, and refuse such inputs")] = (
+        False
+    )

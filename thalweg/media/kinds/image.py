@@ -21,6 +21,8 @@ from thalweg.media.gate import check_size, decode_base64
 from thalweg.media.images import Image, ImageLoader
 from thalweg.media.kinds.base import READERS, MediaKind, MediaReader, MediaSettings, MediaSource, PartType, read_url
 from thalweg.media.processors import Processor, Size, processor
+from thalweg.media.processors.base import ImageProcessor
+from thalweg.media.videos import video_settings
 
 BACKGROUND = "rgba_background_color"
 
@@ -60,7 +62,7 @@ class ImageKind(MediaKind):
     named = settable = True
 
     def load_processor(self, config: Config, path: Path) -> Processor | None:
-        return processor(config, path)
+        return processor(config, path, video_settings(config))
 
     def open_reader(self, processor: Processor, settings: MediaSettings) -> ImageReader:
         return ImageReader(self.name, processor, settings)
@@ -113,11 +115,7 @@ class ImageKind(MediaKind):
         return processor.together
 
     def build_batches(self, processor: Processor, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
-        each = [processor.preprocess(item.data, read_size(item)) for item in items]
-        shrinks = 1 if spec.shrinks is None else spec.shrinks[1].group
-        whole = patches.batch(patches.together(each, spec.projector.group, shrinks))
-        merged = () if spec.shrinks is None else (patches.shrunk(whole, shrinks),)
-        return (whole, patches.windows(whole), *merged)
+        return pack_batches(spec, [processor.preprocess(item.data, read_size(item)) for item in items])
 
     def count_rows(self, processor: Processor, item: Input) -> int:
         return sum(v.shape[0] // processor.patch * (v.shape[1] // processor.patch) for v in item.data)
@@ -136,6 +134,14 @@ def read_size(item: Input) -> Size:
     return item.size[0], item.size[1]
 
 
+def pack_batches(spec: Any, each: Sequence[patches.PatchInputs]) -> tuple[StepBatch, ...]:
+    """The batches of a vision encoder for pictures encoded together. spec: the encoder as the model declares it."""
+    shrinks = 1 if spec.shrinks is None else spec.shrinks[1].group
+    whole = patches.batch(patches.together(each, spec.projector.group, shrinks))
+    merged = () if spec.shrinks is None else (patches.shrunk(whole, shrinks),)
+    return (whole, patches.windows(whole), *merged)
+
+
 def write_image(processor: Processor, size: Size, token_of: Callable[[int], str]) -> str:
     """The text of an image of this size in the prompt."""
     before, behind = (token_of(each) for each in processor.edges) if processor.edges else ("", "")
@@ -150,7 +156,7 @@ def make_image_input(kind: str, processor: Processor, image: Image, positions: n
     )  # fmt: skip
 
 
-def compute_axes(processor: Processor, size: Size, positions: np.ndarray) -> tuple[np.ndarray | None, int]:
+def compute_axes(processor: ImageProcessor, size: Size, positions: np.ndarray) -> tuple[np.ndarray | None, int]:
     """`Input.axes` and `Input.extent` of an image of this size. Its time is that of its first token. The text after it
     continues behind its longer edge."""
     grid = processor.grid(size)

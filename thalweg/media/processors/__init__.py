@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +125,9 @@ WRITTEN: Mapping[str, str] = dict.fromkeys(("InternVLChatModel", "SkyworkR1VChat
 """Architecture -> text of the placeholder token, where the configuration does not name its id."""
 
 
-def processor(config: Config, path: Path) -> Processor | None:
-    """Of the model in this directory. None: it does not see, or its files do not say how. CheckpointError or
-    UnsupportedModelError."""
+def processor(config: Config, path: Path, others: Collection[str] = ()) -> Processor | None:
+    """Of the model in this directory. None: it does not see, or its files do not say how. others: keys of
+    `mm_processor_kwargs` that another kind of media reads. CheckpointError or UnsupportedModelError."""
     read = PROCESSORS.get(architecture(config))
     if read is None or config.get("language_model_only") or not isinstance(outer(config).get("vision_config"), dict):
         return None
@@ -141,7 +141,7 @@ def processor(config: Config, path: Path) -> Processor | None:
         said = {**said, **own}
     settings = _TrackedSettings({**said, **config.get("mm_processor_kwargs", {})})
     made = read(config, settings)
-    if unread := sorted(set(config.get("mm_processor_kwargs", {})) - settings.read):
+    if unread := sorted(set(config.get("mm_processor_kwargs", {})) - settings.read - set(others)):
         raise ConfigError(f"mm_processor_kwargs: unknown setting {unread[0]!r:.60} for this model's images; remove it")
     return made
 
@@ -164,16 +164,25 @@ class _TrackedSettings(dict[str, Any]):
 
 def token_id(where: Path, text: str) -> int:
     """The id that the tokenizer's files give an added token of this text. CheckpointError if they do not."""
+    for id, content in load_tokens(where).items():
+        if content == text:
+            return id
+    raise CheckpointError(f"tokenizer_config.json: added_tokens_decoder: has no {text}, which stands for images")
+
+
+def load_tokens(where: Path) -> dict[int, str]:
+    """Id -> text of the added tokens in the tokenizer's files."""
+    found: dict[int, str] = {}
     if (where / "tokenizer_config.json").is_file():
         added = read_object(where / "tokenizer_config.json").get("added_tokens_decoder")
         for id, each in added.items() if isinstance(added, dict) else ():
-            if isinstance(each, dict) and each.get("content") == text and str(id).isdecimal():
-                return int(id)
+            if isinstance(each, dict) and isinstance(each.get("content"), str) and str(id).isdecimal():
+                found[int(id)] = each["content"]
     if (where / "tokenizer.json").is_file():
         for each in read_object(where / "tokenizer.json").get("added_tokens") or ():
-            if isinstance(each, dict) and each.get("content") == text and type(each.get("id")) is int:
-                return int(each["id"])
-    raise CheckpointError(f"tokenizer_config.json: added_tokens_decoder: has no {text}, which stands for images")
+            if isinstance(each, dict) and isinstance(each.get("content"), str) and type(each.get("id")) is int:
+                found.setdefault(each["id"], each["content"])
+    return found
 
 
 def _read_settings(where: Path) -> dict[str, Any] | None:

@@ -68,7 +68,7 @@ class QwenVL(ImageProcessor, frozen=True, kw_only=True):
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import patches
 
-        return patches.blocks(self, views[0])
+        return patches.blocks(self, views)
 
 
 class Exaone45(QwenVL, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ class Glm4v(QwenVL, frozen=True, kw_only=True):
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import patches
 
-        made = patches.blocks(msgspec.structs.replace(self, side=0), views[0])
+        made = patches.blocks(msgspec.structs.replace(self, side=0), views)
         if not self.side:
             return made
         rows, columns = (edge // self.patch for edge in views[0].shape[:2])

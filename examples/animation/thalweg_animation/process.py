@@ -1,4 +1,4 @@
-"""The process in which videos are decoded: `python -m thalweg_video.process`."""
+"""The process in which animations are decoded: `python -m thalweg_animation.process`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from thalweg.host.jobs import TaskRefusedError, serve
 from thalweg.media.decoders.image import WHITE, Views
 from thalweg.media.decoders.image_process import load_codecs, make_views, open_image
-from thalweg_video.tasks import Film, VideoTask
+from thalweg_animation.tasks import AnimationTask, Film
 
 
-def work(task: VideoTask) -> Film:
+def work(task: AnimationTask) -> Film:
     image = open_image(task.data, task.most_pixels, ("GIF",))
     try:
         count = int(getattr(image, "n_frames", 1))
@@ -29,7 +29,7 @@ def chosen(count: int, most: int) -> list[int]:
     return [0] if most == 1 else [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
-def _frame(task: VideoTask, image: Any, number: int) -> Views:
+def _frame(task: AnimationTask, image: Any, number: int) -> Views:
     try:
         image.seek(number)
     except MemoryError:
@@ -41,4 +41,4 @@ def _frame(task: VideoTask, image: Any, number: int) -> Views:
 
 if __name__ == "__main__":
     load_codecs()
-    sys.exit(serve(VideoTask, work))
+    sys.exit(serve(AnimationTask, work))

@@ -1,4 +1,4 @@
-"""Tasks of the process that decodes videos (`process`), and what is said where one fails."""
+"""Tasks of the process that decodes animations (`process`), and what is said where one fails."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from thalweg.media.decoders.image import MOST_PIXELS, Views
 from thalweg.media.decoders.image import WORDS as OF_IMAGES
 from thalweg.media.processors import QwenVL
 
-PROCESS = "thalweg_video.process"
+PROCESS = "thalweg_animation.process"
 FRAMES = 8
-"""Frames of a video, unless --media-io-kwargs says otherwise. One that has fewer is shown whole."""
+"""Frames of an animation, unless --media-io-kwargs says otherwise. One that has fewer is shown whole."""
 WORDS = FailureWords(
     overran="took longer than {seconds} seconds to read",
     crashed="crashed the process that read it",
-    lost="the process that reads videos was lost or stood still; try again",
+    lost="the process that reads animations was lost or stood still; try again",
     refusals={
-        **OF_IMAGES.refusals, "format": "is no video that is read here: send an animated GIF",
-        "broken": "is a damaged or incomplete video",
+        **OF_IMAGES.refusals, "format": "is no animation that is read here: send an animated GIF",
+        "broken": "is a damaged or incomplete animation",
     },
     missing=OF_IMAGES.missing,
 )  # fmt: skip
 
 
-class VideoTask(msgspec.Struct, frozen=True, kw_only=True):
+class AnimationTask(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
     processor: QwenVL
     frames: int

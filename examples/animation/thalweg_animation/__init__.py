@@ -1,4 +1,4 @@
-"""Videos for models of the Qwen-VL families: frames of an animated GIF, each encoded as an image.
+"""Animations for models of the Qwen-VL families: frames of an animated GIF, each encoded as an image.
 
 Imports no tensor framework: the process of the API and the engine's process both read this file.
 """
@@ -26,16 +26,16 @@ from thalweg.media.kinds.base import READERS, MediaKind, MediaReader, MediaSetti
 from thalweg.media.kinds.image import IMAGE, make_image_input, write_image
 from thalweg.media.processors import QwenVL, token_id
 from thalweg.media.processors import processor as image_processor
-from thalweg_video.tasks import FRAMES, PROCESS, WORDS, Film, VideoTask
+from thalweg_animation.tasks import FRAMES, PROCESS, WORDS, AnimationTask, Film
 
 MARKER, BETWEEN = "<|video_pad|>", "<|vision_end|><|vision_start|>"
-"""What templates write for a video, between <|vision_start|> and <|vision_end|>, and what stands between its frames."""
+"""What templates write for an animation, between <|vision_start|> and <|vision_end|>, and what stands between its frames."""
 MOST_FRAMES = 64
 LIMITS = TaskLimits(seconds=10.0, wall=60.0, memory=1 << 30)
 
 
-class VideoProcessor(msgspec.Struct, frozen=True):
-    """How a model takes videos: as images."""
+class AnimationProcessor(msgspec.Struct, frozen=True):
+    """How a model takes animations: as images."""
 
     images: QwenVL
     marker: str = MARKER
@@ -45,17 +45,17 @@ class VideoProcessor(msgspec.Struct, frozen=True):
         return self.images.token
 
 
-class VideoReader(MediaReader):
-    """A video is a tuple of images, its frames."""
+class AnimationReader(MediaReader):
+    """An animation is a tuple of images, its frames."""
 
-    def __init__(self, processor: VideoProcessor, settings: MediaSettings) -> None:
+    def __init__(self, processor: AnimationProcessor, settings: MediaSettings) -> None:
         self._images, self._uncut = processor.images, settings.uncut
-        self._frames = settings.decoding.get("video", {}).get("num_frames", FRAMES)
-        self._digests = Digests("video", processor)
-        self._decoder: MediaDecoder[VideoTask, Film] = MediaDecoder(PROCESS, READERS, Film, WORDS)
+        self._frames = settings.decoding.get("animation", {}).get("num_frames", FRAMES)
+        self._digests = Digests("animation", processor)
+        self._decoder: MediaDecoder[AnimationTask, Film] = MediaDecoder(PROCESS, READERS, Film, WORDS)
 
     def read(self, source: MediaSource, data: bytes) -> tuple[Image, ...]:
-        task = VideoTask(data=data, processor=self._images, frames=self._frames)
+        task = AnimationTask(data=data, processor=self._images, frames=self._frames)
         found = []
         for frame in self._decoder.decode(task, source.at, LIMITS, extra=2 * len(data)).frames:
             views = tuple(to_array(picture) for picture in frame.views)
@@ -71,31 +71,31 @@ class VideoReader(MediaReader):
     def make_inputs(self, value: tuple[Image, ...], positions: np.ndarray) -> list[Input]:
         counts = [self._images.count(frame.size) for frame in value]
         places = [positions[end - n : end] for n, end in zip(counts, accumulate(counts), strict=True)]
-        return [make_image_input("video", self._images, *each, self._uncut) for each in zip(value, places, strict=True)]
+        return [make_image_input("animation", self._images, *each, self._uncut) for each in zip(value, places, strict=True)]
 
     def close(self) -> None:
         self._decoder.close()
 
 
-class VideoKind(MediaKind):
-    name, plural = "video", "videos"
-    unsupported = "videos are not supported by this model"
-    part_types = {"video_url": PartType("video_url", "url")}
+class AnimationKind(MediaKind):
+    name, plural = "animation", "animations"
+    unsupported = "animations are not supported by this model"
+    part_types = {"animation_url": PartType("animation_url", "url")}
     encoder = "vision"
 
-    def load_processor(self, config: Config, path: Path) -> VideoProcessor | None:
+    def load_processor(self, config: Config, path: Path) -> AnimationProcessor | None:
         images = image_processor(config, path)
         try:
             token_id(folder(path), MARKER)
         except CheckpointError:  # no such token, so no template writes it
             return None
-        return VideoProcessor(images) if isinstance(images, QwenVL) else None
+        return AnimationProcessor(images) if isinstance(images, QwenVL) else None
 
-    def open_reader(self, processor: VideoProcessor, settings: MediaSettings) -> VideoReader:
-        return VideoReader(processor, settings)
+    def open_reader(self, processor: AnimationProcessor, settings: MediaSettings) -> AnimationReader:
+        return AnimationReader(processor, settings)
 
     def read_part(self, part: Mapping[str, Any], at: str) -> MediaSource:
-        return MediaSource(self.name, at, url=read_url(part, "video_url", at, "data:image/gif;base64,..."))
+        return MediaSource(self.name, at, url=read_url(part, "animation_url", at, "data:image/gif;base64,..."))
 
     def read_object(self, value: Any, at: str, name: str = "") -> MediaSource:
         if isinstance(value, str):
@@ -111,11 +111,11 @@ class VideoKind(MediaKind):
             unknown.append(f"num_frames must be a whole number from 1 to {MOST_FRAMES}, not {frames!r:.60}")
         return unknown
 
-    def build_batches(self, processor: VideoProcessor, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
+    def build_batches(self, processor: AnimationProcessor, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
         return IMAGE.build_batches(processor.images, spec, items)
 
-    def count_rows(self, processor: VideoProcessor, item: Input) -> int:
+    def count_rows(self, processor: AnimationProcessor, item: Input) -> int:
         return IMAGE.count_rows(processor.images, item)
 
 
-VIDEO = VideoKind()
+ANIMATION = AnimationKind()

@@ -1,0 +1,80 @@
+"""Frames that differ from images of the same family: in their size, or in how many vectors they have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from thalweg.media.processors.base import ImageProcessor, Size, View, check_shape
+from thalweg.media.processors.qwen_vl import Glm4v, QwenVL
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from thalweg.media.patches import PatchInputs
+
+
+class QwenFrame(ImageProcessor, frozen=True, kw_only=True):
+    """Qwen3-VL and GLM-4V: limits of pixels are those of all frames together."""
+
+    image: QwenVL | Glm4v
+    """Settings of an image, with the limits of a video."""
+    shown: int
+    """Frames of the video."""
+
+    def views(self, width: int, height: int) -> tuple[View, ...]:
+        p, shown = self.image, self.shown
+        unit = p.patch * p.merge
+        if min(width, height) < unit:
+            more = max(unit / height, unit / width)
+            width, height = int(width * more), int(height * more)
+        check_shape(width, height)
+        wide, high = (round(edge / unit) * unit for edge in (width, height))
+        whole = round(shown / p.frames) * p.frames * wide * high
+        if whole > p.most:
+            less = math.sqrt(shown * height * width / p.most)
+            wide, high = (max(unit, math.floor(edge / less / unit) * unit) for edge in (width, height))
+        elif whole < p.least:
+            more = math.sqrt(p.least / (shown * height * width))
+            wide, high = (math.ceil(edge * more / unit) * unit for edge in (width, height))
+        return (View(((wide, high),)),)
+
+    def grid(self, size: Size) -> Size:
+        width, height = self.first_view_size(size)
+        unit = self.image.patch * self.image.merge
+        return width // unit, height // unit
+
+    def count(self, size: Size) -> int:
+        columns, rows = self.grid(size)
+        return rows * columns
+
+    def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
+        return self.image.preprocess(views, size)
+
+
+class LlavaFrame(ImageProcessor, frozen=True, kw_only=True):
+    """LLaVA-OneVision: one square, whose vectors are halved along both edges by bilinear interpolation."""
+
+    side: int
+    """Pixels of the square."""
+
+    def views(self, width: int, height: int) -> tuple[View, ...]:
+        check_shape(width, height)
+        return (View(((self.side, self.side),)),)
+
+    def count(self, size: Size) -> int:
+        return math.ceil(self.side // self.patch / 2) ** 2
+
+    def pool(self, views: Sequence[np.ndarray], last: bool) -> PatchInputs:
+        """last: the learned vector of an end of a row follows."""
+        from thalweg.media import anyres, patches
+
+        made = patches.square(self, views, False, False)
+        made.mix, made.part = anyres.halve(self.side // self.patch, last)
+        return made
+
+
+def stack(image: QwenVL | Glm4v, shown: int) -> QwenFrame:
+    shared = {name: getattr(image, name) for name in ImageProcessor.__struct_fields__}
+    return QwenFrame(**shared, image=image, shown=shown)
