@@ -19,7 +19,7 @@ from source import Source, imports, sources
 
 ROOT = Path(__file__).parents[1]
 SIDES = ("thalweg/checkpoint/gguf/architectures/", "thalweg/checkpoint/native", "thalweg/media/processors/",
-         "thalweg/media/audio_processors/")  # fmt: skip
+         "thalweg/media/audio_processors/", "thalweg/media/videos/")  # fmt: skip
 """Guests' own files in another room: what a GGUF file, or Mistral's, calls a family, and how it differs from that; how
 its images and sounds are cut."""
 MOST = 1
