@@ -253,7 +253,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             "On tiny random models. Modules of other families are skipped",
         ),
         Feature(
-            "[EAGLE-1 and EAGLE-3](speculative-decoding.md#eagle)",
+            "[EAGLE-1, EAGLE-3 and P-EAGLE](speculative-decoding.md#eagle)",
             "RHHHN",
             ("tests/models/test_eagle.py",),
             "On tiny random models, EAGLE-3 in the form of its authors and of `speculators`",
@@ -264,7 +264,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             ("tests/models/test_dflash.py",),
             "On tiny random models. Layers with windows are refused. Attention of the drafter is slow on GPU platforms",
         ),
-        Feature("MTP of MiMo-V2, MiniMax-M2, LongCat and Step; DSpark, P-EAGLE", "NNNNN"),
+        Feature("MTP of MiMo-V2, MiniMax-M2, LongCat and Step; DSpark", "NNNNN"),
     ),
     "Adapters": (
         Feature(

@@ -24,6 +24,7 @@ DRAFTERS: Mapping[str, str] = {
     "eagle3": f"{_HERE}.eagle3:Eagle3Drafter",
     "mtp": f"{_HERE}.mtp:MTPDrafter",
     "ngram": f"{_HERE}.ngram:NGramDrafter",
+    "peagle": f"{_HERE}.peagle:PEagleDrafter",
     "suffix": f"{_HERE}.suffix:SuffixDrafter",
 }
 _LIST = PluginRegistry("thalweg.drafters", DRAFTERS)
@@ -36,6 +37,8 @@ BOUNDS = "num_speculative_tokens_per_batch_size"
 """The key of every method that bounds the drafts of a sequence by the number of running ones."""
 SAMPLING, SAMPLINGS = "draft_sample_method", ("probabilistic", "greedy")
 """The key of methods that choose drafts by logits, and its values."""
+PARALLEL = "parallel_drafting"
+"""The key of methods whose drafts come from one pass."""
 REVISION = "revision"
 """The key of a hub id's branch, tag or commit."""
 ALIASES = {"ngram_gpu": "ngram"}
@@ -159,6 +162,8 @@ def configure(given: Mapping[str, Any]) -> SpeculationConfig:
     if isinstance(method, str) and method in MTP_NAMES and method not in _LIST:
         method = MTP
     method = ALIASES.get(method, method) if isinstance(method, str) else method
+    if method == "eagle3" and given.get(PARALLEL) is True:  # as vLLM names P-EAGLE
+        method = "peagle"
     if not isinstance(method, str) or method not in _LIST:
         why = f": {SPECULATIVE_METHODS[method]}" if isinstance(method, str) and method in SPECULATIVE_METHODS else ""
         raise ConfigError(f"speculative_config: {METHOD}: must be one of {', '.join(_LIST.names())}, not {method!r}{why}")

@@ -69,7 +69,7 @@ SPECULATIVE_FIELDS = {
     "fly_window_size": _LOSSY,
     "kv_cache_dtype": _PLACE,
     "max_model_len": _PLACE,
-    "parallel_drafting": "drafters that were trained for it (P-EAGLE, PARD) are not implemented",
+    "parallel_drafting": "only eagle3 and peagle read it: draft models that were trained for it (PARD) are not implemented",
     "quantization": "drafters are read as their checkpoints store them",
     "synthetic_acceptance_length": _LOSSY,
     "synthetic_acceptance_rates": _LOSSY,
@@ -89,7 +89,6 @@ SPECULATIVE_METHODS = {
     "extract_hidden_states": "it drafts nothing",
     "medusa": "vLLM removed it too; use eagle3 or mtp if there is a checkpoint for the model, or suffix",
     "mlp_speculator": "vLLM removed it too; use eagle3 or mtp if there is a checkpoint for the model, or suffix",
-    "peagle": "it is not implemented; use eagle3 or mtp if there is a checkpoint for the model, or suffix",
     "xpress": "it is not implemented; use eagle3 or mtp if there is a checkpoint for the model, or suffix",
 }
 """Methods of vLLM and of `speculators` that this version refuses, and why."""

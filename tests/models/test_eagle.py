@@ -51,12 +51,21 @@ class Form:
     nested: bool = False
     """The places are in `eagle_config`."""
     embedded: bool = False
+    mask: int | None = None
+    """Of P-EAGLE."""
+    window: int = 0
+    """Of layers after the first."""
+
+    @property
+    def method(self) -> str:
+        return "eagle3" if self.mask is None else "peagle"
 
 
 FORMS = {
     "authors": Form(vocab=160),
     "speculators": Form(True, 200, 2, ("norm_before_residual", "fc_norm"), embedded=True),
     "eagle-3.1": Form(vocab=VOCAB, flags=("norm_before_fc", "norm_output"), nested=True),
+    "p-eagle": Form(True, 200, 2, ("norm_before_residual", "norm_before_fc"), embedded=True, mask=VOCAB - 2, window=6),
 }
 
 
@@ -102,6 +111,8 @@ class Eagle3(nn.Module):
             self.input_norm = LlamaRMSNorm(3 * SIZE, 1e-5)
         if "fc_norm" in form.flags:
             self.fc_norm = nn.ModuleList(LlamaRMSNorm(SIZE, 1e-5) for _ in TAPS)
+        if form.mask is not None:
+            self.mask_hidden = nn.Parameter(torch.randn(1, 1, 3 * SIZE))
         self.eval().requires_grad_(False)
         spread(self, 7)
         for name, p in self.named_parameters():
@@ -139,9 +150,12 @@ class Eagle3(nn.Module):
         if form.speculators:
             verifier = {"name_or_path": str(path.parent / "target"), "architectures": ["LlamaForCausalLM"]}
             proposal = {"proposal_type": "greedy", "speculative_tokens": MOST}
-            kind = {"algorithm": "eagle3", "proposal_methods": [proposal], "default_proposal_method": "greedy"}
+            kind = {"algorithm": form.method, "proposal_methods": [proposal], "default_proposal_method": "greedy"}
             own |= {"transformer_layer_config": layers, "speculators_config": {**kind, "verifier": verifier}}
-            own |= {"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"]}
+            own |= {"speculators_model_type": form.method, "architectures": ["Eagle3Speculator"]}
+            if form.mask is not None:
+                layers |= {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": form.window}
+                own["mask_token_id"] = form.mask
         else:
             own |= {**layers, "architectures": ["LlamaForCausalLMEagle3"]}
         (path / "config.json").write_text(json.dumps(own))
@@ -153,6 +167,8 @@ class Eagle3(nn.Module):
         if "fc_norm" in self.form.flags:
             states = [norm(x) for norm, x in zip(self.fc_norm, states, strict=True)]
         joined = torch.cat(states, -1)
+        if self.form.mask is not None:
+            return self._fill(known, joined, count)
         hidden = list(self.fc(self.input_norm(joined) if "norm_before_fc" in self.form.flags else joined))
         tokens, logits = list(known), []
         for _ in range(count):
@@ -163,12 +179,22 @@ class Eagle3(nn.Module):
             hidden.append(normed if "norm_output" in self.form.flags else out)
         return tokens[len(known) :], torch.stack(logits).log_softmax(-1)
 
+    def _fill(self, known: list[int], joined: Tensor, count: int) -> tuple[list[int], Tensor]:
+        """As `drafts`, with masks after the newest token."""
+        masks = self.mask_hidden[0].expand(count - 1, -1)
+        tokens = torch.tensor([*known[1:], *[self.form.mask] * (count - 1)])
+        out = self._run(self.fc(self.input_norm(torch.cat([joined, masks]))), tokens)[-count:]
+        logits = torch.full((count, VOCAB), -torch.inf).index_copy(1, self.tokens, self.lm_head(self.norm(out)))
+        return logits.argmax(-1).tolist(), logits.log_softmax(-1)
+
     def _run(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         model, n = self.target[0].model.model, len(tokens)
         mask = torch.full((1, 1, n, n), -torch.inf).triu(1)
         turned = model.rotary_emb(hidden[None], torch.arange(n)[None])
         for i, layer in enumerate(self.layers):
             if i:
+                if self.form.window:
+                    mask = mask + torch.full((1, 1, n, n), -torch.inf).tril(-self.form.window)
                 hidden = layer(hidden[None], attention_mask=mask, position_embeddings=turned)[0]
                 continue
             normed = layer.hidden_norm(hidden)
@@ -244,12 +270,14 @@ def make(target: tuple[Target, Path], name: str) -> tuple[Any, dict[str, Any]]:
     path = target[1].parent / name
     if not path.exists():
         made.save(path)
-    method = "eagle3" if name in FORMS else "eagle"
+    method = FORMS[name].method if name in FORMS else "eagle"
     return made, {"method": method, "model": str(path), "num_speculative_tokens": MOST}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["authors", pytest.param("eagle-1", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "name", ["authors", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("eagle-1", "p-eagle"))]
+)
 def test_drafts_are_those_of_the_published_formula(
     target: tuple[Target, Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,12 +292,13 @@ def test_drafts_are_those_of_the_published_formula(
     llm.shutdown()
     assert stats.prefix_hits
     right = sum(model.drafts(known, MOST)[0] == drafts for known, drafts in seen)
-    assert stats.draft_tokens > stats.accepted_tokens > stats.accepted_per_position[0] > 5
+    assert stats.draft_tokens > stats.accepted_tokens >= stats.accepted_per_position[0] > 5
+    assert stats.accepted_tokens > stats.accepted_per_position[0] or name == "p-eagle"  # its masks are not trained
     assert right >= 0.99 * len(seen)
     assert len(seen) > 30
 
 
-@pytest.mark.parametrize("name", ["authors", "speculators", "eagle-3.1", "eagle-1"])
+@pytest.mark.parametrize("name", ["authors", "p-eagle", "speculators", "eagle-3.1", "eagle-1"])
 @pytest.mark.sampled(2)
 def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
     target: tuple[Target, Path], name: str, monkeypatch: pytest.MonkeyPatch
@@ -280,8 +309,8 @@ def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
     model, config = make(target, name)
 
     def record(self: Any, params: Any, x: Tensor, batch: Any, position: Tensor) -> Tensor:
-        logits = self._head.logits(params[KEY] if self._spec.has_head else params, x)[0]
-        found.append((int(position[0]), logits.log_softmax(-1)))
+        logits = self._head.logits(params[KEY] if self._spec.has_head else params, x)
+        found.extend(zip(position.tolist(), logits.log_softmax(-1), strict=True))
         return choose(self, params, x, batch, position)
 
     monkeypatch.setattr(EagleProposer, "_choose", record)
@@ -305,12 +334,15 @@ def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
     [
         ("authors", {}),
         ("eagle-1", {}),
+        ("p-eagle", {}),
         ("authors", {"tensor_parallel_size": 2}),
         ("speculators", {"tensor_parallel_size": 2}),
         ("eagle-1", {"tensor_parallel_size": 2}),
+        ("p-eagle", {"tensor_parallel_size": 2}),
         ("authors", {"device": HOST}),
         ("speculators", {"device": HOST}),
         ("eagle-1", {"device": HOST}),
+        ("p-eagle", {"device": HOST}),
     ],
 )
 def test_text_is_the_same_with_eagle(target: tuple[Target, Path], name: str, more: dict[str, Any]) -> None:

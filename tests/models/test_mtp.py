@@ -366,5 +366,9 @@ def test_bounds_by_the_number_of_sequences_are_read_in_both_forms_of_vllm() -> N
 
 def test_names_of_vllm_mean_the_same_method() -> None:
     assert configure({"method": "mimo_mtp"}) == configure({"method": "mtp", "num_speculative_tokens": 1})
+    said = {"model": "x", "parallel_drafting": True}
+    assert configure({"method": "eagle3", **said}) == configure({"method": "peagle", **said})
+    with pytest.raises(ConfigError, match="parallel_drafting: only eagle3 and peagle read it"):
+        configure({"method": "draft_model", "num_speculative_tokens": 3, **said})
     with pytest.raises(ConfigError, match=r"must be one of .*, mtp, .*not 'other_mtp'"):
         configure({"method": "other_mtp"})

@@ -21,7 +21,7 @@ from thalweg.models.context import Context
 from thalweg.models.decoder import Decoder
 from thalweg.models.draft_vocabulary import DraftHeadProposer
 from thalweg.models.flow import Flow
-from thalweg.models.layered_proposer import CACHES
+from thalweg.models.layered_proposer import CACHES, repeat_sampling
 from thalweg.models.layers.linear import Linear
 from thalweg.models.layers.norm import build_norm
 from thalweg.models.proposer import KEY, ProposerSetup
@@ -91,7 +91,7 @@ class DFlashProposer(DraftHeadProposer):
         n, level, first = counts.shape[0], part.level, 0 if self._spec.from_newest else 1
         read = x.unflatten(0, (n, -1))[:, first : first + level].flatten(0, 1)
         position = (newest[:, None] + torch.arange(level, device=newest.device, dtype=newest.dtype)).flatten()
-        drafts = self._choose(params, read, _repeat(batch, level), position).view(n, level)
+        drafts = self._choose(params, read, repeat_sampling(batch, level), position).view(n, level)
         return drafts, {**state, KEY: {**kept, CACHES: kv}}
 
     def _lay_block(self, batch: StepBatch, newest: Tensor, at: Tensor) -> StepBatch:
@@ -107,10 +107,3 @@ class DFlashProposer(DraftHeadProposer):
             positions=positions.clamp(max=self._limit - 1).flatten(), context=at, query=torch.full_like(each, size),
             last_row=(each + 1) * size - 1, uniform=size, parts=(Spans(last=last.reshape(-1, 1).contiguous()),),
         )  # fmt: skip
-
-
-def _repeat(batch: StepBatch, times: int) -> StepBatch:
-    """The batch with the temperature and the seed of each sequence several times in turn, for as many rows of it."""
-    s = batch.sampling
-    temperature, seed = s.temperature.repeat_interleave(times), s.seed.repeat_interleave(times, 0)
-    return replace(batch, sampling=replace(s, temperature=temperature, seed=seed))

@@ -22,6 +22,7 @@ from thalweg.models.layers.norm import build_norm
 from thalweg.models.paired_proposer import PairedProposer
 from thalweg.models.proposer import KEY, ProposerSetup
 from thalweg.models.spec.eagle import EagleSpec
+from thalweg.models.weights import ParamSpec
 
 
 class EagleModule(Decoder):
@@ -40,6 +41,8 @@ class EagleModule(Decoder):
         self._joined_norm = None if s.joined_norm is None else build_norm(ctx, s.joined_norm, weights["joined_norm"])
         if self._joined_norm is not None:
             self.specs["joined_norm"] = self._joined_norm.specs
+        if s.mask is not None:
+            self.specs["mask"] = ParamSpec(weights["mask"], ctx.dtype)
         self.table = Embedding(ctx, replace(s, vocab=s.embedded), weights["table"]) if s.embedded else None
         if self.table is not None:
             self.specs["table"] = self.table.specs

@@ -105,3 +105,10 @@ class LayeredProposer(Proposer):
             logits = logits / torch.where(temperature > 0, temperature * self._tau, 1.0)[:, None]
         drawn: Tensor = self._sample[random](logits, temperature, batch.sampling.seed, position + 1)
         return drawn.to(torch.int32)
+
+
+def repeat_sampling(batch: StepBatch, times: int) -> StepBatch:
+    """The batch with the temperature and the seed of each sequence several times in turn, for as many rows of it."""
+    s = batch.sampling
+    temperature, seed = s.temperature.repeat_interleave(times), s.seed.repeat_interleave(times, 0)
+    return replace(batch, sampling=replace(s, temperature=temperature, seed=seed))

@@ -68,13 +68,24 @@ class PairedProposer(LayeredProposer):
             block_tables=self._table(batch), uniform=batch.uniform + 1 if batch.uniform else 0, parts=(),
         )  # fmt: skip
         before = torch.cat([hidden, kept[HIDDEN].index_select(0, slots)]).index_select(0, source)
-        sparse = batch.get(Sparse) is not None
-        x, onward, kv = self.run(params, self._plan(fed, sparse), before, kept[CACHES], row)
-        drafts = [self._choose(params, x, batch, after[0])]
+        x, onward, kv = self.run(params, self._plan(fed, batch.get(Sparse) is not None), before, kept[CACHES], row)
+        first = self._choose(params, x, batch, after[0])
         single = replace(fed, token_seq=each, last_row=each, query=one, uniform=1)
-        for at, position in pairwise(after[: part.level]):
+        drafts, kv = self.draft_more(params, batch, single, first, onward, kv, after[: part.level])
+        kept[HIDDEN].index_copy_(0, slots, hidden.index_select(0, accepted))
+        return drafts, {**state, KEY: {**kept, CACHES: kv}}
+
+    def draft_more(
+        self, params: Any, batch: StepBatch, single: StepBatch, first: Tensor, onward: Tensor, kv: list[Array], after: Tensor
+    ) -> tuple[Tensor, list[Array]]:
+        """(all drafts i32[S, K], the new caches), after the first ones i32[S]. Default: a pass over one pair of each sequence
+        for each further draft.
+
+        single: a batch of one pair of each sequence, which lacks tokens, positions and context. onward [S, width]: hidden
+        states of the pairs. after i32[K, S]: positions of the newest token and the drafts but the last."""
+        drafts, sparse = [first], batch.get(Sparse) is not None
+        for at, position in pairwise(after):
             fed = replace(single, tokens=drafts[-1], positions=at, context=at)
             x, onward, kv = self.run(params, self._plan(fed, sparse), onward, kv, None)
             drafts.append(self._choose(params, x, batch, position))
-        kept[HIDDEN].index_copy_(0, slots, hidden.index_select(0, accepted))
-        return torch.stack(drafts, 1), {**state, KEY: {**kept, CACHES: kv}}
+        return torch.stack(drafts, 1), kv

@@ -7,7 +7,7 @@ from typing import Any
 
 from thalweg.models.spec.model import ModelSpec
 from thalweg.models.spec.norm import AnyNorm, Norm
-from thalweg.models.weights import Weights, linear, matrices
+from thalweg.models.weights import Source, Weight, Weights, linear, matrices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +15,8 @@ class EagleSpec(ModelSpec):
     """EAGLE-1 (Li et al. 2024, https://arxiv.org/abs/2401.15077): g = h(i), layers(fc([embed(t(i + 1)), g])).
     EAGLE-3 (Li et al. 2025, https://arxiv.org/abs/2503.01840): g = fc([h of each tap]), and the first layer's norm is a
     `PairNorm` of embed(t(i + 1)) and g.
+
+    P-EAGLE (https://github.com/vllm-project/speculators): EAGLE-3, with masks for the tokens after t(i + 1).
 
     Further passes read the layers' output as g. `vocab` is that of the drafts. Names of tensors are relative to `root`."""
 
@@ -37,6 +39,8 @@ class EagleSpec(ModelSpec):
     """Does it have an output matrix? Otherwise it uses the target's."""
     mapped: bool = False
     """The tensor "d2t" maps drafts to the target's vocabulary: token i of the drafter is token i + d2t[i]."""
+    mask: int | None = None
+    """P-EAGLE: the id of masks, whose hidden states of the target are the tensor "mask_hidden". None: there are no masks."""
     layer: str = "layers.{}."
     root: str = ""
 
@@ -54,6 +58,8 @@ class EagleSpec(ModelSpec):
             made["tap_norms"] = {i: norm.weights(self.root) for i, norm in enumerate(self.tap_norms)}
         norms: tuple[tuple[str, AnyNorm | None], ...] = (("joined_norm", self.joined_norm), ("norm", self.norm))
         made |= {key: norm.weights(self.root) for key, norm in norms if norm is not None}
+        if self.mask is not None:
+            made["mask"] = Weight((Source(f"{self.root}mask_hidden", (1, 1, width)),))
         if self.embedded:
             made["table"] = {
                 "weight": matrices({f"{self.root}{self.embed}": self.embedded}, self.hidden, shard=1, role="embedding")

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from thalweg.drafters import MOST_DRAFTS, TOKENS, DrafterOption, whole
-from thalweg.engine.control.speculation.eagle3 import Eagle3Drafter
+from thalweg.drafters import MOST_DRAFTS, DrafterOption
+from thalweg.engine.control.speculation.trained import TrainedDrafter, first_architecture, trained_options
 
 
-class DFlashDrafter(Eagle3Drafter):
-    options: ClassVar[Mapping[str, DrafterOption]] = {
-        **Eagle3Drafter.options, TOKENS: DrafterOption(whole(1, MOST_DRAFTS), default=7),
-    }  # fmt: skip
+class DFlashDrafter(TrainedDrafter):
+    options: ClassVar[Mapping[str, DrafterOption]] = trained_options(7, MOST_DRAFTS)
     declares = "thalweg.models.drafts.dflash:declare_dflash"
     proposer = "thalweg.models.dflash:DFlashProposer"
 
     @classmethod
     def recognises(cls, config: Mapping[str, Any]) -> bool:
-        names = config.get("architectures") or [""]
-        return "dflash_config" in config or "DFlash" in str(names[0])
+        return "dflash_config" in config or "DFlash" in first_architecture(config)
 
     @property
     def reach(self) -> int:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from thalweg.engine.control.speculation.eagle3 import Eagle3Drafter
+from thalweg.engine.control.speculation.trained import TrainedDrafter, first_architecture
 
 
-class EagleDrafter(Eagle3Drafter):
+class EagleDrafter(TrainedDrafter):
+    declares = "thalweg.models.drafts.eagle:declare_eagle"
+    proposer = "thalweg.models.eagle:Eagle1Proposer"
+
     @classmethod
     def recognises(cls, config: Mapping[str, Any]) -> bool:
         """Only by the name that vLLM gives: its authors call it a Llama."""
-        return str((config.get("architectures") or [""])[0]).startswith("EagleLlama")
-
-    declares = "thalweg.models.drafts.eagle:declare_eagle"
-    proposer = "thalweg.models.eagle:Eagle1Proposer"
+        return first_architecture(config).startswith("EagleLlama")
