@@ -138,6 +138,11 @@ def make(name: str, path: Path) -> Any:
     if thinks(name):
         _as_published(path, family, config)
     settings(name, path)
+    write_tokenizer(path)
+    return model
+
+
+def write_tokenizer(path: Path) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tok = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -146,7 +151,6 @@ def make(name: str, path: Path) -> Any:
     tok.save(str(path / "tokenizer.json"))
     said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": TEMPLATE}
     (path / "tokenizer_config.json").write_text(json.dumps(said))
-    return model
 
 
 @torch.no_grad()

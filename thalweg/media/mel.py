@@ -35,16 +35,18 @@ def log_mel(sound: np.ndarray, bins: int, frames: int) -> np.ndarray:
     return spectrum(wave, bins)
 
 
-def spectrum(wave: np.ndarray, bins: int) -> np.ndarray:
-    """f32[samples], more than half of a window -> f32[bins, samples // HOP]."""
-    frames = wave.size // HOP
+def spectrum(wave: np.ndarray, bins: int, *, transform: int = WINDOW, htk: bool = False, closed: bool = False) -> np.ndarray:
+    """f32[samples], more than half of a window -> f32[bins, samples // HOP]. transform: points of the Fourier transform, of
+    windows with zeros behind them. htk: the mel scale is HTK's, and filters are not of the same area but of the same height.
+    closed: one more window, at the end."""
+    frames = wave.size // HOP + closed
     # Windows are centred on multiples of HOP: samples before the first are mirrored.
     padded = np.pad(wave, WINDOW // 2, mode="reflect")
     windows = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP][:frames]
     shape = np.hanning(WINDOW + 1)[:-1]
-    filters = _filters(bins)
+    filters = _filters(bins, transform, htk)
     power = np.concatenate([
-        (np.abs(np.fft.rfft(windows[at : at + FRAMES] * shape)) ** 2) @ filters for at in range(0, frames, FRAMES)
+        (np.abs(np.fft.rfft(windows[at : at + FRAMES] * shape, transform)) ** 2) @ filters for at in range(0, frames, FRAMES)
     ])  # fmt: skip
     logs = np.log10(np.maximum(power.T, FLOOR))
     logs = np.maximum(logs, logs.max() - RANGE)
@@ -52,12 +54,15 @@ def spectrum(wave: np.ndarray, bins: int) -> np.ndarray:
 
 
 @cache
-def _filters(bins: int) -> np.ndarray:
-    """f64[WINDOW // 2 + 1, bins]: triangles evenly spaced in mel, each of the same area."""
-    edges = _hertz(np.linspace(0.0, _mel(RATE / 2), bins + 2))
-    at = np.linspace(0.0, RATE / 2, WINDOW // 2 + 1)[:, None]
+def _filters(bins: int, transform: int, htk: bool) -> np.ndarray:
+    """f64[transform // 2 + 1, bins]: triangles evenly spaced in mel."""
+    if htk:
+        edges = 700 * (10 ** (np.linspace(0.0, 2595 * np.log10(1 + RATE / 1400), bins + 2) / 2595) - 1)
+    else:
+        edges = _hertz(np.linspace(0.0, _mel(RATE / 2), bins + 2))
+    at = np.linspace(0.0, RATE / 2, transform // 2 + 1)[:, None]
     rise, fall = (at - edges[:-2]) / np.diff(edges)[:-1], (edges[2:] - at) / np.diff(edges)[1:]
-    made: np.ndarray = np.maximum(0.0, np.minimum(rise, fall)) * (2.0 / (edges[2:] - edges[:-2]))
+    made: np.ndarray = np.maximum(0.0, np.minimum(rise, fall)) * (1.0 if htk else 2.0 / (edges[2:] - edges[:-2]))
     made.flags.writeable = False
     return made
 

@@ -130,6 +130,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "GraniteMoeForCausalLM": f"{_FAMILIES}.granite:granite_moe",
     "GraniteMoeHybridForCausalLM": f"{_FAMILIES}.granite_hybrid:granite_hybrid",
     "GraniteMoeSharedForCausalLM": f"{_FAMILIES}.granite:granite_moe_shared",
+    "GraniteSpeechForConditionalGeneration": f"{_FAMILIES}.granite_speech:granite_speech",
     "GraniteSWAForCausalLM": f"{_FAMILIES}.granite_swa:granite_swa",
     "GteForSequenceClassification": f"{_FAMILIES}.gte:gte_classifier",
     "GteModel": f"{_FAMILIES}.gte:gte",

@@ -13,6 +13,7 @@ from thalweg.hal.device import Background, Device, Executable, Pending
 from thalweg.hal.step import Params, StateBox, Step
 from thalweg.media.kinds.base import MediaKind
 from thalweg.models.vision.audio_encoder import AudioEncoder
+from thalweg.models.vision.conformer import Conformer
 from thalweg.models.vision.tower import VisionEncoder
 
 Compile = Callable[[Step, Params, StateBox], Executable]
@@ -24,7 +25,7 @@ TOGETHER = 1 << 14
 class EncoderNetwork:
     """An encoder of the model, and its executables. Kinds of media may share one."""
 
-    model: VisionEncoder | AudioEncoder
+    model: VisionEncoder | AudioEncoder | Conformer
     params: Params
     state: StateBox = field(default_factory=lambda: StateBox({}), init=False)
     carried: dict[str, Any] = field(default_factory=dict, init=False)
@@ -54,8 +55,9 @@ class EncoderRun:
         self.items, self._network, self._compile, self._whole, self._next = items, encodes.network, compile, whole, 0
         model = encodes.network.model
         batches = encodes.kind.build_batches(encodes.processor, model.spec, items)
-        self._batch, (backend, spec) = batches[0], model.attention
-        self._batch.metadata = tuple(backend.metadata(b, 0, spec, None) for b in batches)
+        self._batch, backend = batches[0], model.attention
+        if backend is not None:
+            self._batch.metadata = tuple(backend[0].metadata(b, 0, backend[1], None) for b in batches)
 
     @property
     def layers_left(self) -> int:

@@ -12,6 +12,7 @@ from thalweg.checkpoint.config import Config, architecture, folder, integer, rea
 from thalweg.checkpoint.json_files import read_object
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.media.audio_processors.base import AudioProcessor
+from thalweg.media.audio_processors.granite_speech import granite_speech
 from thalweg.media.mel import HOP, RATE, WINDOW
 from thalweg.media.processors.base import FILE, outer
 
@@ -115,6 +116,7 @@ def _qwen3(config: Config, token: int) -> dict[str, Any]:
 AUDIO_PROCESSORS: Mapping[str, Callable[[Config, Config], AudioProcessor]] = {
     "AudioFlamingo3ForConditionalGeneration": _audio_flamingo3,
     "GlmAsrForConditionalGeneration": _glm_asr,
+    "GraniteSpeechForConditionalGeneration": granite_speech,
     "MusicFlamingoForConditionalGeneration": _music_flamingo,
     "Qwen2_5OmniForConditionalGeneration": _qwen2_5_omni,
     "Qwen2_5OmniModel": _qwen2_5_omni,
@@ -129,9 +131,11 @@ AUDIO_PROCESSORS: Mapping[str, Callable[[Config, Config], AudioProcessor]] = {
 def load_audio_processor(config: Config, path: Path) -> AudioProcessor | None:
     """The audio processor of the model in this directory. None: no audio input. CheckpointError or UnsupportedModelError."""
     read = AUDIO_PROCESSORS.get(architecture(config))
-    if read is None or config.get("language_model_only") or not isinstance(outer(config).get("audio_config"), dict):
+    if read is None or config.get("language_model_only") or not ({"audio_config", "encoder_config"} & outer(config).keys()):
         return None
     said = _read_settings(folder(path))
+    if read is granite_speech:  # with other windows than the rest
+        return granite_speech(config, said)
     for key, ours in (("sampling_rate", RATE), ("hop_length", HOP), ("n_fft", WINDOW)):
         if said.get(key, ours) != ours:
             raise UnsupportedModelError(f"{FILE}: {key}: {said[key]!r:.40} is not supported by this version; supported: {ours}")

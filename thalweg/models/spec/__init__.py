@@ -14,6 +14,7 @@ from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.attention import Attention, RelativeBias
 from thalweg.models.spec.audio import AudioSpec, Conv
 from thalweg.models.spec.block_sparse import BlockSparseAttention
+from thalweg.models.spec.conformer import ConformerSpec, QFormerSpec
 from thalweg.models.spec.cross import CrossAttention
 from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.disentangled import DisentangledAttention, Distances
@@ -51,6 +52,7 @@ __all__ = [
     "AttentionPoolSpec",
     "AudioSpec",
     "BlockSparseAttention",
+    "ConformerSpec",
     "Conv",
     "CrossAttention",
     "DeltaNet",
@@ -80,6 +82,7 @@ __all__ = [
     "PairNorm",
     "ParallelMoE",
     "ProjectorSpec",
+    "QFormerSpec",
     "RelativeBias",
     "Rope",
     "Scale",

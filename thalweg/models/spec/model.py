@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from thalweg.models.spec.adapter import Adapter
 from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.audio import AudioSpec
+from thalweg.models.spec.conformer import ConformerSpec
 from thalweg.models.spec.disentangled import Distances
 from thalweg.models.spec.norm import AnyNorm, Norms
 from thalweg.models.spec.part import FFN, Mixer
@@ -173,7 +174,7 @@ class ModelSpec:
     names: Names = field(default_factory=Names)
     adapter: Adapter | None = None
     """The addition to its matrices."""
-    audio: AudioSpec | None = None
+    audio: AudioSpec | ConformerSpec | None = None
     """The audio encoder. Its vectors replace placeholders of a prompt."""
     vision: VisionSpec | None = None
     """The vision encoder; None: the model is text-only."""
