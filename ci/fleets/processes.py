@@ -29,6 +29,17 @@ def find_ports(count: int) -> list[int]:
         return [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(count)]
 
 
+def find_engines_in(folder: Path) -> list[int]:
+    """Process ids of the engines whose environment names the folder, whoever started them."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and ENGINE in _command(int(entry.name)):
+            with suppress(OSError):
+                if str(folder).encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
 class Process:
     """A running program, whose output is in a file."""
 

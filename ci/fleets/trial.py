@@ -41,7 +41,7 @@ def judge(
             with run(fleet, Place(found, folder)) as trial:
                 return {claim: missing.get(claim) or trial.show(claim) for claim in claims}
         except (FleetError, CalledProcessError) as e:
-            return dict.fromkeys(claims, str(e))
+            return {claims[0]: str(e), **dict.fromkeys(claims[1:], "it does not run")}
 
 
 def make_environment(fleet: Fleet, folder: Path) -> Environment | str:
