@@ -388,7 +388,7 @@ SERVICES: tuple[Service, ...] = (
         ("ci/clients.py",),
     ),
     Service(
-        "[Fleets](fleets.md): Dynamo, Ray Serve LLM, vllm-router, smg, production-stack's router, unmodified, engines killed in mid-stream",
+        "[Fleets](fleets.md): Dynamo, Ray Serve LLM, vllm-router, smg, production-stack's router; engines killed in mid-stream",
         True,
         ("ci/fleets.py",),
     ),

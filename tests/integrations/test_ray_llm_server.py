@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from thalweg.compat import PATH, requests
-from thalweg.integrations.ray.llm import TYPES, LLMServer
+from thalweg.integrations.ray.llm import LLMServer
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine 'LLMServer.__del__'")  # Serve awaits it, and the collector does not
 
@@ -34,7 +34,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> LLMServer:
             await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    monkeypatch.setitem(sys.modules, TYPES, requests)
+    ray = SimpleNamespace(openai_api_models=requests)
+    monkeypatch.setitem(sys.modules, "ray.llm._internal.serve.core.configs", ray)
     made = LLMServer.__new__(LLMServer)
     made._server = SimpleNamespace(app=app)
     return made

@@ -25,8 +25,8 @@ def main(port: int, model: str, replicas: int) -> None:
     try:
         ended.wait()
     finally:
-        serve.shutdown()
-        ray.shutdown()  # type: ignore[no-untyped-call]
+        serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Ray imports the types of requests from `vllm`. Without it, start programs with `
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,8 +14,6 @@ from starlette.types import ASGIApp
 
 from thalweg.integrations.embedded import EmbeddedServer, InProcessRequest
 
-TYPES = "ray.llm._internal.serve.core.configs.openai_api_models"
-"""Ray's classes of requests and answers. Imported for the first request: it needs `vllm`."""
 DROPPED = frozenset({"authorization", "content-length", "content-type", "host"})
 """Headers of the client that end at Ray's ingress."""
 
@@ -69,7 +66,8 @@ class LLMServer:
 
     async def _answer(self, path: str, request: Any, info: Any, whole: str) -> AsyncIterator[Any]:
         """Lines of a stream as they arrive, or one response object of Ray's type `whole`, or one ErrorResponse."""
-        types = importlib.import_module(TYPES)
+        from ray.llm._internal.serve.core.configs import openai_api_models as types  # it needs `vllm`
+
         body = request.model_dump_json(exclude_unset=True).encode()
         given = {} if info is None else info.headers
         headers = {name: value for name, value in given.items() if name.lower() not in DROPPED}
