@@ -312,7 +312,7 @@ def spread(model: torch.nn.Module, seed: int) -> None:
     for name, p in (*model.named_parameters(), *buffers):
         if name.endswith(("input_max", "output_max", "input_min", "output_min")):
             p.fill_({"input_max": 1.1, "input_min": -0.9, "output_max": 1.6, "output_min": -1.7}[name.rsplit(".", 1)[1]])
-        elif name.endswith("A_log"):
+        elif name.endswith(("A_log", "recurrent_param")):
             p.uniform_(-3, 0.5, generator=g)  # from heads that forget little to heads that forget much
         elif "norm" in name.lower() or ".ln_" in name:
             p.add_(torch.empty_like(p).normal_(0, 0.2, generator=g))  # about where they begin: 1, or 0 where 1 is added

@@ -60,6 +60,13 @@ TEXT: dict[str, tuple[Any, dict[str, Any]]] = {
             "kda_lower_bound": -3.0, "n_shared_experts": 2,
         },
     ),
+    "recurrent-gemma": (
+        transformers.RecurrentGemmaConfig,
+        {
+            "num_hidden_layers": 5, "hidden_size": 64, "attention_window_size": 9, "num_key_value_heads": 1, "lru_width": 80,
+            "conv1d_width": 3, "logits_soft_cap": 4.0, "intermediate_size": 96, "tie_word_embeddings": True, "pad_token_id": 0,
+        },
+    ),
     "minimax": (
         transformers.MiniMaxConfig,
         {

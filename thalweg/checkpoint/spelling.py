@@ -82,6 +82,7 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
     "bloom": {"max_position_embeddings": 2048},
     **{name: {"max_position_embeddings": 512} for name in ("mt5", "t5", "umt5")},
     "falcon": {"max_position_embeddings": 2048},
+    "recurrent_gemma": {"max_position_embeddings": 8192},
     "gemma3_text": {
         "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,

@@ -30,6 +30,7 @@ from thalweg.models.layers.moe import Experts
 from thalweg.models.layers.norm import BoundNorm, build_norm
 from thalweg.models.layers.parallel_moe import ParallelExperts
 from thalweg.models.layers.perlayer import LayerEnding
+from thalweg.models.layers.rglru import GatedRecurrence
 from thalweg.models.layers.short_conv import ShortConv
 from thalweg.models.layers.shortcut import ShortcutExperts
 from thalweg.models.layers.sparse import SparseGatedMLP
@@ -42,6 +43,7 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.CrossAttention: CrossAttention,
     spec.DeltaNet: GatedDeltaNet,
     spec.DisentangledAttention: DisentangledAttention,
+    spec.GatedRecurrence: GatedRecurrence,
     spec.KimiDelta: KimiDeltaAttention,
     spec.LatentAttention: LatentAttention,
     spec.LightningAttention: LightningAttention,

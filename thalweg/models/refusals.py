@@ -12,7 +12,16 @@ from typing import Any
 
 from thalweg.errors import ConfigError
 from thalweg.models.fallback.spec import TransformersSpec
-from thalweg.models.spec import LatentAttention, LayerInputs, ModelSpec, ShortcutMoE, SpeechEncoder, Streams, TextEncoder
+from thalweg.models.spec import (
+    GatedRecurrence,
+    LatentAttention,
+    LayerInputs,
+    ModelSpec,
+    ShortcutMoE,
+    SpeechEncoder,
+    Streams,
+    TextEncoder,
+)
 
 ENCODERS = ("vision", "audio")
 """Fields of a ModelSpec that every rank computes whole."""
@@ -29,12 +38,14 @@ class Refusal:
     """Of any part of a model's declaration."""
 
 
+_FALLBACK = Refusal("fallback", "the fallback to transformers runs on one device", lambda p: isinstance(p, TransformersSpec))
 TENSOR = (
-    Refusal("fallback", "the fallback to transformers runs on one device", lambda p: isinstance(p, TransformersSpec)),
+    _FALLBACK,
+    Refusal("rglru", "its gates are not divided among ranks", lambda p: isinstance(p, GatedRecurrence)),
 )  # fmt: skip
 """For tensor parallelism."""
 STAGE = (
-    *TENSOR,
+    _FALLBACK,
     Refusal("perlayer", "each layer reads inputs made of the embeddings", lambda p: isinstance(p, LayerInputs)),
     Refusal("altup", "it has several residual streams", lambda p: isinstance(p, Streams)),
     Refusal(

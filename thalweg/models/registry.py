@@ -260,6 +260,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Qwen3VLForConditionalGeneration": f"{_FAMILIES}.multimodal:qwen3_vl",
     "Qwen3VLForSequenceClassification": f"{_FAMILIES}.multimodal:qwen3_vl_classifier",
     "Qwen3VLMoeForConditionalGeneration": f"{_FAMILIES}.multimodal:qwen3_vl_moe",
+    "RecurrentGemmaForCausalLM": f"{_FAMILIES}.recurrent_gemma:recurrent_gemma",
     "RobertaForMaskedLM": f"{_FAMILIES}.roberta:roberta",
     "RobertaForSequenceClassification": f"{_FAMILIES}.roberta:roberta_classifier",
     "RobertaForTokenClassification": f"{_FAMILIES}.roberta:roberta_of_tokens",

@@ -23,7 +23,7 @@ from thalweg.hal.ops.norm import add_rms_norm, layer_norm, rms_norm
 from thalweg.hal.ops.pool import max_pool, mean_pool
 from thalweg.hal.ops.rope import rope
 from thalweg.hal.ops.sampling import draw, logprobs, sample, truncate
-from thalweg.hal.ops.ssm import gated_group_norm, selective_scan, ssd_scan
+from thalweg.hal.ops.ssm import gated_group_norm, linear_scan, selective_scan, ssd_scan
 
 __all__ = [
     "act_and_mul", "activation", "add_rms_norm", "all_ops", "bad_words", "block_attention", "block_top", "causal_conv",
@@ -31,7 +31,7 @@ __all__ = [
     "channel_delta_rule", "chosen_attention",
     "cross_attention", "cross_write", "delta_gates", "delta_rule", "draft_inputs", "draw", "embed", "experts",
     "gated_group_norm", "gated_rms_norm", "head_linear", "history_write", "index_top", "index_write", "layer_norm", "linear",
-    "linear_argmax", "logit_bias", "logprobs", "lora_add", "lora_experts", "lora_rescale", "lora_rows",
+    "linear_argmax", "linear_scan", "logit_bias", "logprobs", "lora_add", "lora_experts", "lora_rescale", "lora_rows",
     "max_pool", "mean_pool", "pair_inputs", "penalties",
     "resolve_tokens", "rms_norm", "rope", "route", "sample", "selective_scan", "sigmoid_mul", "ssd_scan",
     "token_mask", "truncate", "verify_drafts",
@@ -44,7 +44,8 @@ def all_ops() -> dict[str, Op]:
         embed, linear, linear_argmax, rms_norm, add_rms_norm, rope, act_and_mul, resolve_tokens, history_write, penalties,
         bad_words, logit_bias, token_mask, truncate, sample, draw, logprobs, route, experts, lora_rows,
         lora_add, lora_experts, lora_rescale, layer_norm, activation, mean_pool, max_pool, causal_conv, delta_gates, delta_rule,
-        gated_rms_norm, sigmoid_mul, head_linear, selective_scan, ssd_scan, gated_group_norm, cross_write, cross_attention,
+        gated_rms_norm, sigmoid_mul, head_linear, selective_scan, ssd_scan, linear_scan, gated_group_norm,
+        cross_write, cross_attention,
         index_write, index_top, chosen_attention, block_top, block_attention, channel_delta_gates, channel_delta_rule,
         verify_drafts,
         draft_inputs,

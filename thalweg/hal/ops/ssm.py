@@ -156,6 +156,29 @@ class _Walk:
         self._held.index_copy_(0, self._target[t : t + 1], state.unsqueeze(0))
 
 
+def _linear_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    rows = ragged_sample()
+    tokens, shape = rows.token_seq.size, (rows.blocks, 1, 40)
+    x, decay, held = rng.normal(size=(tokens, 40)), rng.uniform(0.2, 1, (tokens, 40)), rng.normal(size=shape)
+    return *(a.astype(np.float32) for a in (x, decay, held)), *rows
+
+
+@op(samples=[Sample("40", _linear_sample)], tolerances={"float32": 1e-6})
+def linear_scan(
+    x: Tensor, decay: Tensor, held: Tensor, table: Tensor, context: Tensor, query: Tensor, last_row: Tensor, token_seq: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A linear recurrence of each channel (De et al. 2024, https://arxiv.org/abs/2402.19427): x, decay f32[T, C], held
+    f32[blocks, 1, C] -> (out f32[T, C], held), where S = decay S + x, and out is S. The state is kept as that of
+    `ops.selective_scan`, with the same promise. Kernels may write in place: use the result."""
+    held = held.clone()
+    out, walk = [], _Walk(held, table, context, query, last_row, token_seq)
+    for t in range(x.shape[0]):
+        state = walk.enter(t) * decay[t] + x[t]
+        out.append(state[0])
+        walk.leave(t, state)
+    return torch.stack(out), held
+
+
 def _norm_sample(name: str, *shape: int, **static: object) -> Sample:
     def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         x, gate = (rng.normal(size=shape).astype(np.float16) for _ in range(2))

@@ -32,6 +32,7 @@ from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms, 
 from thalweg.models.spec.parallel_moe import ParallelMoE
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import LayerEnding, LayerInput, LayerInputs
+from thalweg.models.spec.rglru import GatedRecurrence
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, describe_stretch, rope_type
 from thalweg.models.spec.short_conv import ShortConv
 from thalweg.models.spec.shortcut import ShortcutMoE
@@ -58,6 +59,7 @@ __all__ = [
     "DeltaNet",
     "DisentangledAttention",
     "Distances",
+    "GatedRecurrence",
     "HeadNorm",
     "Indexer",
     "KimiDelta",
