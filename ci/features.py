@@ -80,7 +80,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         Feature("Encoder-decoder text models (T5, BART)", "NNNNN", ("thalweg models --only refused",)),
     ),
     "Images, audio and video": (
-        Feature("[Image input](images.md), 34 architectures", "RHHHU", ("tests/models/test_images.py",)),
+        Feature("[Image input](images.md), 36 architectures", "RHHHU", ("tests/models/test_images.py",)),
         Feature(
             "Images of Gemma 3 and of larger Gemma 4 models (bidirectional image tokens)",
             "RNNNN",
@@ -94,7 +94,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         Feature(
             "[Transcription and translation](audio.md#transcription) (Whisper)", "RUUUN", ("tests/models/test_whisper.py",)
         ),
-        Feature("[Video input](video.md) in chat, 13 architectures", "RUUUU", ("tests/models/test_videos.py",)),
+        Feature("[Video input](video.md) in chat, 14 architectures", "RUUUU", ("tests/models/test_videos.py",)),
         Feature("Audio output", "NNNNN"),
     ),
     "Weights": (

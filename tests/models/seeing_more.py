@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from seeing_parts import CLIP, GLM, INTERNVL, MROPE, PINS, PIXTRAL, QWEN, SIGLIP, TILED, Seeing, config
+from seeing_parts import CLIP, GLM, GLM_ROPE, INTERNVL, MROPE, PINS, PIXTRAL, QWEN, SIGLIP, TILED, Seeing, config
 
 SIGLIP_2 = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_patches": 25,
@@ -53,6 +53,19 @@ def internvl_chat(said: dict[str, Any]) -> dict[str, Any]:
 
 
 MORE: dict[str, Seeing] = {
+    "deepseek-vl": Seeing(
+        config("DeepseekVLConfig", {"model_type": "llama"}, SIGLIP | {"image_size": 28, "patch_size": 7}, "<image>"),
+        "<image>", "<image>", "DeepseekVLImageProcessorPil", {"size": {"height": 28, "width": 28}},
+        writer="DeepseekVLProcessor", holds={"num_image_tokens": 16},
+    ),
+    "glm4.6v": Seeing(
+        config(
+            "Glm46VConfig", {"model_type": "glm4v_text", "rope_parameters": GLM_ROPE, "head_dim": 12},
+            {**GLM, "model_type": "glm4v_vision"}, "<|image_pad|>",
+        ),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Glm46VImageProcessorPil",
+        {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 8192}}, ("image_grid_thw",),
+    ),
     "qianfan-ocr": Seeing(
         config("QianfanOCRConfig", {"model_type": "qwen3"}, INTERNVL, "<IMG_CONTEXT>"), "<IMG_CONTEXT>", "<image>\n",
         "GotOcr2ImageProcessorPil", {**TILED, "crop_to_patches": True, "max_patches": 4}, writer="QianfanOCRProcessor",

@@ -75,6 +75,11 @@ CASES = {
         {**PAIRS, "size": {"shortest_edge": 256, "longest_edge": 4096}, "video_processor_type": "Glm46VVideoProcessor"},
         "<|video|>", "Glm46VProcessor", {}, {"image_token": "<|image_pad|>"},
     ),
+    "glm4.6v": Watching(
+        "glm46v", "Glm46VVideoProcessor",
+        {**PAIRS, "size": {"shortest_edge": 256, "longest_edge": 4096}, "video_processor_type": "Glm46VVideoProcessor"},
+        "<|video|>", "Glm46VProcessor", {}, {"image_token": "<|image_pad|>"},
+    ),
     "internvl": Watching(
         "internvl", "InternVLVideoProcessor", SQUARE, "<video>", "InternVLProcessor", {"num_frames": 5},
         {"start_image_token": "<img>", "end_image_token": "</img>", "image_token": "<IMG_CONTEXT>", "image_seq_length": 4},
@@ -147,7 +152,7 @@ def test_frames_and_their_text_are_those_of_transformers(name: str, tmp_path: Pa
     for n, (total, width, height, fps) in enumerate(LENGTHS):
         film = np.broadcast_to(scene(1, width, height), (total, height, width, 3)) if n else scene(total, width, height)
         asked = {k: min(v, total) if k == "num_frames" else v for k, v in CASES[name].asked.items()}
-        if total < {"qwen2-vl": 4, "qwen2.5-vl": 4, "glm4v-moe": 4}.get(name, 0):
+        if total < {"qwen2-vl": 4, "qwen2.5-vl": 4, "glm4v-moe": 4, "glm4.6v": 4}.get(name, 0):
             continue  # theirs refuses these
         metadata, made = theirs.read(film, fps, **asked)
         facts = VideoFacts(total, fps, width, height)
@@ -307,7 +312,7 @@ def test_answers_about_videos_are_those_of_transformers(name: str, tmp_path: Pat
     image = Image.fromarray(scene(1, 30, 40, 5)[0])
     still, text = {"type": "image_pil", "image_pil": image}, {"type": "text", "text": "?"}
     chats: list[tuple[list[Any], list[Any]]] = [([], [part(data), text]), ([image], [text, part(data), still])]
-    if name in ("smolvlm", "glm4v", "glm4v-moe", "internvl"):
+    if name in ("smolvlm", "glm4v", "glm4v-moe", "glm4.6v", "internvl"):
         chats = chats[:1]  # images and videos share a token, and theirs mixes them up
     llm = engine(name, tmp_path)
     try:

@@ -12,6 +12,7 @@ from thalweg.checkpoint.native_images import READS
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.media.processors.base import FILE, Size, View, outer, vision
 from thalweg.media.processors.clip import Clip, ClipVector, clip, clip_vector
+from thalweg.media.processors.deepseek_vl import DeepseekVL, deepseek_vl
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
 from thalweg.media.processors.gemma4 import Gemma4, gemma4
 from thalweg.media.processors.idefics3 import Idefics3, idefics3
@@ -50,6 +51,7 @@ __all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "Qwen
 Processor = (
     Clip
     | ClipVector
+    | DeepseekVL
     | Gemma3
     | Gemma4
     | Glm4v
@@ -79,9 +81,11 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Cohere2VisionForConditionalGeneration": cohere2_vision,
     "ColQwen2ForRetrieval": qwen2_vl,
     "ColQwen3": qwen3_vl,
+    "DeepseekVLForConditionalGeneration": deepseek_vl,
     "Exaone4_5_ForConditionalGeneration": exaone4_5,
     "Gemma3ForConditionalGeneration": gemma3,
     "Gemma4ForConditionalGeneration": gemma4,
+    "Glm46VForConditionalGeneration": glm4v,
     "Glm4vForConditionalGeneration": glm4v,
     "Glm4vMoeForConditionalGeneration": glm4v,
     "GlmOcrForConditionalGeneration": glm_ocr,

@@ -40,6 +40,7 @@ __all__ = ["VIDEOS", "AnyVideo", "VideoFacts", "load_video_processor"]
 AnyVideo = Gemma4Video | Glm46Video | GlmVideo | InternVLVideo | LlavaVideo | QwenVideo | SmolVLMVideo | StampedVideo
 VIDEOS: Mapping[str, Callable[[Config, Processor, Config], AnyVideo]] = {
     "Gemma4ForConditionalGeneration": gemma4,
+    "Glm46VForConditionalGeneration": glm4v,
     "Glm4vForConditionalGeneration": glm4v,
     "Glm4vMoeForConditionalGeneration": glm4v,
     "InternS1ForConditionalGeneration": internvl,

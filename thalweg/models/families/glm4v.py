@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from thalweg.checkpoint.config import Config, integer
+from thalweg.checkpoint.config import Config, integer, text
 from thalweg.models.families import glm4 as dense
 from thalweg.models.families import glm4_moe as mixed
 from thalweg.models.families.common import head_size, hidden_size
@@ -26,6 +26,11 @@ def glm4v(config: Config) -> ModelSpec:
 def glm4v_moe(config: Config) -> ModelSpec:
     spec = replace(mixed.glm4_moe(one_axis({"attention_bias": True, **config})), mtp=None)  # its positions have three axes
     return seeing(with_axes(spec, config, mixed=False, absent=SECTIONS), config, tower, skip=spec.names.skip)
+
+
+def glm46v(config: Config) -> ModelSpec:
+    """GLM-4.6V by transformers' name. The text part says whether it has experts."""
+    return (glm4v_moe if text(config, "model_type", "glm4v_text").startswith("glm4v_moe") else glm4v)(config)
 
 
 def glm_ocr(config: Config) -> ModelSpec:
