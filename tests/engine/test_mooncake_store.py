@@ -155,7 +155,7 @@ def test_a_missing_master_or_package_is_refused_at_the_start(monkeypatch: pytest
     with pytest.raises(ConfigError, match="no master answers at"):
         MooncakeStore.open(master.options())
     monkeypatch.setitem(sys.modules, "mooncake.store", None)
-    with pytest.raises(ConfigError, match="pip install mooncake-transfer-engine"):
+    with pytest.raises(ConfigError, match=r"pip install 'thalweg\[mooncake\]'"):
         MooncakeStore.open(master.options())
 
 

@@ -1,7 +1,7 @@
 """A store in Mooncake: `kv_connector` "mooncake" or "MooncakeStoreConnector". A master knows the blocks, and its clients hold
 them in their memory.
 
-The client is optional: `pip install mooncake-transfer-engine`, or another of its packages (docs/kv-stores.md).
+The client is optional: `pip install 'thalweg[mooncake]'`, or another of its packages (docs/kv-stores.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TEXTS = {METADATA: "P2PHANDSHAKE", HOST: "127.0.0.1", PROTOCOL: "tcp", DEVICE: "
 """Options with text -> default."""
 SIZES = {SEGMENT: (0, 0), BUFFER: (256 << 20, 1 << 20)}
 """Options in bytes -> default and least value. Names are those of Mooncake's configuration file."""
-ABSENT = "Mooncake is not installed: pip install mooncake-transfer-engine, or another of its packages (docs/kv-stores.md)"
+ABSENT = "Mooncake is not installed: pip install 'thalweg[mooncake]', or another of its packages (docs/kv-stores.md)"
 FOUND = 1
 """Of `batch_is_exist`. 0: missing. Below: an error."""
 

@@ -1,7 +1,7 @@
 """A store in the memory of engines that read from each other: `kv_connector` "nixl" or "NixlConnector". There is no server.
 
 Each engine keeps its blocks in memory registered with NIXL. Another asks for them over TCP, gets their addresses under a lease,
-and reads them. The library is optional: `pip install nixl`.
+and reads them. The library is optional: `pip install 'thalweg[nixl]'`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 LISTEN, PEERS, LIMIT, SECRET, BACKENDS = "listen", "peers", "max_bytes", "secret_file", "backends"
 OPTIONS = (LISTEN, PEERS, LIMIT, SECRET, BACKENDS)
-ABSENT = "NIXL is not installed: pip install nixl"
+ABSENT = "NIXL is not installed: pip install 'thalweg[nixl]'"
 STAGED = 64 << 20
 """Bytes that are read at once, if no block is larger."""
 LEASE_SECONDS = 10.0
