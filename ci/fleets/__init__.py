@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fleets.dynamo import Dynamo
+from fleets.dynamo import Dynamo, DynamoHandover
 from fleets.fleet import Fleet
 from fleets.ray_serve import RayServeLlm
 from fleets.routers import ProductionStack, Smg, VllmRouter
 
-FLEETS: tuple[type[Fleet], ...] = (Dynamo, RayServeLlm, VllmRouter, Smg, ProductionStack)
+FLEETS: tuple[type[Fleet], ...] = (Dynamo, DynamoHandover, RayServeLlm, VllmRouter, Smg, ProductionStack)

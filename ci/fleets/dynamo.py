@@ -9,6 +9,7 @@ from fleets.fleet import MODEL, ROOT, Fleet, Place
 from fleets.processes import Process, find_ports
 
 WORKERS = 2
+ONE = "it has one worker of each role"
 
 
 class Dynamo(Fleet):
@@ -26,24 +27,28 @@ class Dynamo(Fleet):
             "DYN_EVENT_PLANE": "zmq", "DYN_TCP_RPC_HOST": "127.0.0.1", "PYTHONPATH": str(ROOT),
         }  # fmt: skip
         self._front = self._start_front()
-        self._workers = [self._start_worker(i) for i in range(WORKERS)]
+        self._workers = [self._start_worker(name, *words) for name, words in self.find_workers().items()]
         url = f"http://127.0.0.1:{self._port}"
         for worker in self._workers:
             worker.wait_until(worker.has_engine, "engine")
         self._front.wait_until(lambda: _lists_model(url), "model in /v1/models")
         return url
 
+    def find_workers(self) -> dict[str, list[str]]:
+        """The words of each worker's command line that differ, by the worker's name."""
+        return {f"worker-{i}": [] for i in range(WORKERS)}
+
     def _start_front(self) -> Process:
         words = [self._place.environment.python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1"]
         words += ["--http-port", str(self._port), "--router-mode", "kv"]
         return Process(words, self._place.work / "frontend.log", self._environment)
 
-    def _start_worker(self, number: int) -> Process:
+    def _start_worker(self, name: str, *differing: str) -> Process:
         (events,) = find_ports(1)
         config = {"enable_kv_cache_events": True, "endpoint": f"tcp://127.0.0.1:{events}"}
         words = [self._place.environment.python, "-m", "thalweg.integrations.dynamo", "--served-model-name", MODEL]
         words += ["--dyn-tool-call-parser", "hermes", "--kv-events-config", json.dumps(config)]
-        return Process(words, self._place.work / f"worker-{number}.log", self._environment)
+        return Process([*words, *differing], self._place.work / f"{name}.log", self._environment)
 
     def restart_front(self) -> None:
         self._front.kill()
@@ -58,6 +63,20 @@ class Dynamo(Fleet):
 
     def find_engines(self, place: Place) -> list[int]:
         return [pid for worker in self._workers for pid in worker.find_engines()]
+
+
+class DynamoHandover(Dynamo):
+    """A prefill and a decode worker, which share a store on disk."""
+
+    name = "dynamo-prefill-decode"
+    missing = {"warm": ONE, "warm again": ONE}
+
+    def find_workers(self) -> dict[str, list[str]]:
+        (self._place.work / "secret").write_text("a secret of sixteen bytes or more")
+        options = {"folder": str(self._place.work / "blocks"), "max_bytes": 1_000_000_000}
+        words = ["--kv-transfer-config", json.dumps({"kv_connector": "disk", "kv_connector_extra_config": options})]
+        words += ["--kv-key-secret", str(self._place.work / "secret")]
+        return {mode: ["--disaggregation-mode", mode, *words] for mode in ("prefill", "decode")}
 
 
 def _lists_model(url: str) -> bool:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from thalweg import AsyncLLM, EngineArgs, RequestOutputKind
+from thalweg import AsyncLLM, CompletionOutput, EngineArgs, RequestOutput, RequestOutputKind
 from thalweg.errors import RequestError
-from thalweg.integrations.dynamo.requests import ChunkStream, read_params, read_priority
+from thalweg.integrations.dynamo.requests import DECODE, PREFILL, ChunkStream, read_params, read_priority
 
 REQUEST = {
     "token_ids": [5, 6, 7],
@@ -50,6 +50,25 @@ def test_every_option_of_a_request_reaches_the_engine() -> None:
 def test_an_option_that_cannot_be_honoured_is_refused_by_name(request_: dict, name: str) -> None:
     with pytest.raises(RequestError, match=name):
         read_params(request_, {})
+
+
+def test_a_prefill_worker_hands_over_and_a_decode_worker_continues() -> None:
+    prefill = read_params({**REQUEST, "stop_conditions": {"max_tokens": 9, "min_tokens": 4}}, {}, PREFILL)
+    assert (prefill.max_tokens, prefill.min_tokens, prefill.hands_over) == (1, 0, True)
+    assert prefill.output_kind is RequestOutputKind.FINAL_ONLY, "Dynamo reads disaggregated_params in the first chunk only"
+    handover = {"do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": "e"}
+    choice = CompletionOutput(index=0, text="", token_ids=[7], cumulative_logprob=None, logprobs=None, finish_reason="length")
+    output = RequestOutput(
+        request_id="a", prompt=None, prompt_token_ids=[5, 6], prompt_logprobs=None, outputs=[choice], finished=True,
+        kv_transfer_params=handover,
+    )  # fmt: skip
+    (chunk,) = ChunkStream().add(output)
+    decode = read_params({**REQUEST, "prefill_result": chunk}, {}, DECODE)
+    assert decode.kv_transfer_params == handover
+    assert (decode.takes_over, decode.max_tokens) == (True, 9)
+    with pytest.raises(RequestError, match="prefill_result: a decode worker"):
+        read_params(REQUEST, {}, DECODE)
+    assert not read_params({**REQUEST, "_HEALTH_CHECK": True}, {}, DECODE).takes_over
 
 
 @pytest.mark.slow

@@ -22,19 +22,24 @@ STOPPING = {
     "max_tokens": "max_tokens", "min_tokens": "min_tokens", "ignore_eos": "ignore_eos",
     "max_thinking_tokens": "thinking_token_budget",
 }  # fmt: skip
+HEALTH_CHECK = "_HEALTH_CHECK"
+"""The field of Dynamo's own probes."""
 GUIDED = ("json", "regex", "choice", "grammar", "structural_tag", "whitespace_pattern")
-UNSUPPORTED = ("multi_modal_data", "prefill_result", "encoder_result", "bootstrap_info")
+UNSUPPORTED = ("multi_modal_data", "encoder_result", "bootstrap_info")
+AGGREGATED, PREFILL, DECODE = "agg", "prefill", "decode"
+"""Roles of a worker. A prefill worker computes prompts and saves their blocks in a store, from which a decode worker loads
+them."""
 PAUSE_SECONDS = 300.0
 """The KV blocks of an agent's session are kept for this time after each request."""
 REASONS = {"stop": "stop", "length": "length", "abort": "cancelled", "error": "error"}
 
 
-def read_params(request: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
-    """The parameters of a request. defaults: those of the model, for fields that the request lacks. RequestError names an
-    option that cannot be honoured."""
+def read_params(request: Mapping[str, Any], defaults: Mapping[str, Any], mode: str = AGGREGATED) -> SamplingParams:
+    """The parameters of a request. defaults: those of the model, for fields that the request lacks. mode: the worker's role.
+    RequestError names an option that cannot be honoured."""
     for name in UNSUPPORTED:
         if request.get(name):
-            raise RequestError(f"{name}: this worker serves text in one server; remove it from the request", name)
+            raise RequestError(f"{name}: this worker serves text; remove it from the request", name)
     fields: dict[str, Any] = {**defaults, "max_tokens": None}
     for name, value in (request.get("sampling_options") or {}).items():
         if value is None or (name in INERT and value == INERT[name]):
@@ -51,7 +56,26 @@ def read_params(request: Mapping[str, Any], defaults: Mapping[str, Any]) -> Samp
     fields |= {name: int(shown[name]) for name in ("logprobs", "prompt_logprobs") if shown.get(name) is not None}
     if (request.get("agent_context") or {}).get("session_id"):
         fields["cache_retention"] = PAUSE_SECONDS
-    return SamplingParams(**fields, detokenize=bool(fields.get("bad_words")), output_kind=RequestOutputKind.DELTA)
+    fields |= _read_handover(request, mode)
+    # Dynamo reads disaggregated_params in the first chunk of a prefill, so there is one.
+    kind = RequestOutputKind.FINAL_ONLY if mode == PREFILL else RequestOutputKind.DELTA
+    return SamplingParams(**fields, detokenize=bool(fields.get("bad_words")), output_kind=kind)
+
+
+def _read_handover(request: Mapping[str, Any], mode: str) -> dict[str, Any]:
+    """A prefill worker computes one token, which Dynamo drops. A decode worker continues what prefill_result names."""
+    begun = request.get("prefill_result")
+    if mode == PREFILL:
+        return {"n": 1, "max_tokens": 1, "min_tokens": 0, "kv_transfer_params": {"do_remote_decode": True}}
+    if mode == DECODE and begun:
+        return {"kv_transfer_params": begun["disaggregated_params"]}
+    if mode == DECODE and not request.get(HEALTH_CHECK):
+        raise RequestError("prefill_result: a decode worker continues the prompt of a prefill worker; add it", "prefill_result")
+    if begun:
+        raise RequestError(
+            "prefill_result: this worker has no prefill peer; use --disaggregation-mode decode", "prefill_result"
+        )
+    return {}
 
 
 def read_priority(request: Mapping[str, Any]) -> int:
@@ -91,6 +115,8 @@ class ChunkStream:
             usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
             if output.num_cached_tokens is not None:
                 usage["prompt_tokens_details"] = {"cached_tokens": output.num_cached_tokens}
+            if output.kv_transfer_params is not None:
+                chunk["disaggregated_params"] = output.kv_transfer_params
             chunk |= {"finish_reason": REASONS.get(choice.finish_reason, "stop"), "completion_usage": usage}
         return chunk
 

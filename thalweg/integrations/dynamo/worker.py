@@ -11,7 +11,7 @@ from thalweg import AsyncLLM, EngineArgs
 from thalweg.checkpoint.hub import resolve_model
 from thalweg.cli import common
 from thalweg.errors import ConfigError, EngineDeadError, RequestError
-from thalweg.integrations.dynamo.requests import ChunkStream, read_params, read_priority
+from thalweg.integrations.dynamo.requests import AGGREGATED, DECODE, PREFILL, ChunkStream, read_params, read_priority
 from thalweg.options.model import BUNDLED
 
 try:
@@ -25,15 +25,15 @@ try:
 except ImportError as e:
     raise ConfigError(f"Dynamo is not installed ({e.name or e} is missing); pip install 'thalweg[dynamo]'") from None
 
-AGGREGATED = "agg"
+MODES = (AGGREGATED, PREFILL, DECODE)
 
 
 class DynamoEngine(LLMEngine):  # type: ignore[misc]
     """One engine of thalweg behind Dynamo's frontend. Crashes of the engine process do not reach the frontend: its requests
     go on once the engine is back."""
 
-    def __init__(self, args: EngineArgs) -> None:
-        self._args = args
+    def __init__(self, args: EngineArgs, mode: str = AGGREGATED) -> None:
+        self._args, self._mode = args, mode
         self._engine: AsyncLLM | None = None
         self._publisher: Any = None
         self._running: dict[str, set[str]] = {}
@@ -44,20 +44,25 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]
         """argv: the model, flags of Dynamo's runtime, and the engine's of `thalweg serve`."""
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         DynamoRuntimeArgGroup().add_arguments(parser)
-        parser.add_argument("--component", default="thalweg")
+        parser.add_argument("--component")
         parser.add_argument("--disaggregation-mode", default=AGGREGATED)
         runtime, rest = parser.parse_known_args(argv)
-        if runtime.disaggregation_mode != AGGREGATED:
-            raise ConfigError(
-                f"--disaggregation-mode {runtime.disaggregation_mode}: this worker computes prompt and answer; use {AGGREGATED}"
-            )
+        mode = runtime.disaggregation_mode
+        if mode not in MODES:
+            raise ConfigError(f"--disaggregation-mode {mode}: this worker has no such role; choose from {', '.join(MODES)}")
+        runtime.component = runtime.component or ("prefill" if mode == PREFILL else "thalweg")
         namespace = common.parse("dynamo", rest, _add_model, about="A worker of Dynamo.")
         args = common.engine_args(namespace, namespace.model_tag)
+        if mode != AGGREGATED and args.kv_transfer_config is None:
+            raise ConfigError(
+                f"--disaggregation-mode {mode} needs a store that prefill and decode workers share: --kv-transfer-config and "
+                "--kv-key-secret (docs/kv-stores.md)"
+            )
         names = args.served_model_name or [args.model]
         config = WorkerConfig.from_runtime_config(
-            runtime, model_name=_find_model(args), served_model_name=names[0], disaggregation_mode=DisaggregationMode.AGGREGATED
+            runtime, model_name=_find_model(args), served_model_name=names[0], disaggregation_mode=DisaggregationMode(mode)
         )
-        return cls(args), config
+        return cls(args, mode), config
 
     async def start(self, worker_id: int) -> EngineConfig:
         """Ready to serve. The errors of `AsyncLLM.start` pass through."""
@@ -81,7 +86,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]
         running.add(request_id)
         stream = ChunkStream()
         try:
-            params = read_params(request, self._engine.default_sampling)
+            params = read_params(request, self._engine.default_sampling, self._mode)
             ordered = self._engine.config.scheduler.policy == "priority"
             priority = read_priority(request) if ordered else 0
             async for output in self._engine.generate(list(request["token_ids"]), params, request_id, priority=priority):
@@ -104,6 +109,10 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]
         """End a request whose client is gone. Its stream ends with the reason "cancelled"."""
         if self._engine is not None:
             await self._engine.abort(list(self._running.get(context.id(), ())))
+
+    async def is_quiescent(self) -> bool:
+        """Whether the store has the blocks of every prompt: a prefill is answered after that."""
+        return not self._running
 
     async def cleanup(self) -> None:
         engine, self._engine = self._engine, None
