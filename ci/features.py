@@ -259,12 +259,12 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             "On tiny random models, EAGLE-3 in the form of its authors and of `speculators`",
         ),
         Feature(
-            "[DFlash](speculative-decoding.md#dflash)",
+            "[DFlash and DSpark](speculative-decoding.md#dflash)",
             "RHHHN",
             ("tests/models/test_dflash.py",),
-            "On tiny random models. Layers with windows are refused. Attention of the drafter is slow on GPU platforms",
+            "On tiny random models, DSpark in the form of `speculators`. Attention of the drafter is slow on GPU platforms",
         ),
-        Feature("MTP of MiMo-V2, MiniMax-M2, LongCat and Step; DSpark", "NNNNN"),
+        Feature("MTP of MiMo-V2, MiniMax-M2, LongCat and Step", "NNNNN"),
     ),
     "Adapters": (
         Feature(

@@ -20,6 +20,7 @@ _HERE = "thalweg.engine.control.speculation"
 DRAFTERS: Mapping[str, str] = {
     "dflash": f"{_HERE}.dflash:DFlashDrafter",
     "draft_model": f"{_HERE}.draft_model:ModelDrafter",
+    "dspark": f"{_HERE}.dspark:DSparkDrafter",
     "eagle": f"{_HERE}.eagle:EagleDrafter",
     "eagle3": f"{_HERE}.eagle3:Eagle3Drafter",
     "mtp": f"{_HERE}.mtp:MTPDrafter",

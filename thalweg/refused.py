@@ -63,8 +63,8 @@ SPECULATIVE_FIELDS = {
     "draft_lm_head_quantization": "drafters are read as their checkpoints store them",
     "draft_load_config": "the drafter is loaded as --load-format says",
     "draft_tensor_parallel_size": _PLACE,
-    "dspark_draft_topk": "the method dspark is not implemented",
-    "enable_adaptive_verification": "the method dspark is not implemented",
+    "dspark_draft_topk": "a draft of dspark is chosen among all tokens",
+    "enable_adaptive_verification": "the confidence head of dspark is not read: the engine measures how many drafts pay",
     "fly_entropy_threshold": _LOSSY,
     "fly_window_size": _LOSSY,
     "kv_cache_dtype": _PLACE,
@@ -85,7 +85,6 @@ SPECULATIVE_HINTS = frozenset((
 """Fields of the same that choose how vLLM computes drafts. They are accepted, and change nothing here."""
 SPECULATIVE_METHODS = {
     "custom_class": 'install a package with an entry point of the group thalweg.drafters, and name it as "method"',
-    "dspark": "it is not implemented; use eagle3 or mtp if there is a checkpoint for the model, or suffix",
     "extract_hidden_states": "it drafts nothing",
     "medusa": "vLLM removed it too; use eagle3 or mtp if there is a checkpoint for the model, or suffix",
     "mlp_speculator": "vLLM removed it too; use eagle3 or mtp if there is a checkpoint for the model, or suffix",

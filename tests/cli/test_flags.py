@@ -280,7 +280,10 @@ def test_drafts_are_asked_for_by_an_object_its_keys_or_in_short():
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"num_speculative_tokens": 4}, "method: must be one of dflash, draft_model, eagle, eagle3, mtp, ngram, suffix"),
+        (
+            {"num_speculative_tokens": 4},
+            "must be one of dflash, draft_model, dspark, eagle, eagle3, mtp, ngram, peagle, suffix",
+        ),
         ({"method": "eagle3", "num_speculative_tokens": 4}, "model: this method needs a directory or a hub id"),
         ({"method": "ngram"}, "num_speculative_tokens: must be a whole number from 1 to 64, not None"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "from 1 to 64, not 0"),
@@ -288,11 +291,11 @@ def test_drafts_are_asked_for_by_an_object_its_keys_or_in_short():
         ({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 5, "prompt_lookup_max": 3}, "5 exceeds"),
         ({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": "3"}, "prompt_lookup_max: must be"),
         ({"method": "ngram", "num_speculative_tokens": 4, "model": "x"}, "'model' is not supported"),
-        ({"method": "dspark", "num_speculative_tokens": 4}, "not 'dspark': it is not implemented; use eagle3 or mtp"),
+        ({"method": "xpress", "num_speculative_tokens": 4}, "not 'xpress': it is not implemented; use eagle3 or mtp"),
         ({"method": "suffix", "rejection_sample_method": "fly"}, "rejection_sample_method: fly: it accepts drafts that"),
         ({"method": "suffix", "kv_cache_dtype": "fp8"}, "kv_cache_dtype: the drafter runs inside the model's step"),
         ({"method": "suffix", "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size: the drafter runs inside"),
-        ({"method": "suffix", "parallel_drafting": True}, "parallel_drafting: drafters that were trained for it"),
+        ({"method": "suffix", "parallel_drafting": True}, "parallel_drafting: only eagle3 and peagle read it"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": 2}, "min_token_prob: must be a number from 0 to 1, not 2"),
     ],
 )

@@ -24,6 +24,7 @@ from thalweg.models.flow import Flow
 from thalweg.models.layered_proposer import CACHES, repeat_sampling
 from thalweg.models.layers.linear import Linear
 from thalweg.models.layers.norm import build_norm
+from thalweg.models.markov import MarkovHead
 from thalweg.models.proposer import KEY, ProposerSetup
 from thalweg.models.spec.dflash import DFlashSpec
 
@@ -34,6 +35,9 @@ class DFlashModule(Decoder):
         weights: Mapping[str, Any] = s.weights()
         self._fc = Linear(ctx, weights["fc"])
         self._context_norm = build_norm(ctx, s.context_norm, weights["context_norm"])
+        self.chain = None if s.chain is None else MarkovHead(ctx, s.chain, weights["chain"])
+        if self.chain is not None:
+            self.specs["chain"] = self.chain.specs
         self.specs |= {"fc": self._fc.specs, "context_norm": self._context_norm.specs}
 
     def rename(self, name: str) -> str | None:
@@ -88,11 +92,18 @@ class DFlashProposer(DraftHeadProposer):
         fed = self._plan(replace(fed, block_tables=table))
         entered = self._model.embed(params, fed.tokens)[None]
         x, kv = self.draft.forward(weights, fed, kv, entered=entered)
-        n, level, first = counts.shape[0], part.level, 0 if self._spec.from_newest else 1
-        read = x.unflatten(0, (n, -1))[:, first : first + level].flatten(0, 1)
-        position = (newest[:, None] + torch.arange(level, device=newest.device, dtype=newest.dtype)).flatten()
-        drafts = self._choose(params, read, repeat_sampling(batch, level), position).view(n, level)
+        drafts = self._fill(
+            params, x.unflatten(0, (counts.shape[0], -1)), batch, fed.tokens.view(counts.shape[0], -1)[:, 0], newest, part.level
+        )
         return drafts, {**state, KEY: {**kept, CACHES: kv}}
+
+    def _fill(self, params: Any, x: Tensor, batch: StepBatch, token: Tensor, newest: Tensor, level: int) -> Tensor:
+        """Drafts i32[S, level] by the outputs x [S, block, hidden] of a block. token, newest i32[S]: the newest tokens, and
+        their positions."""
+        n, first = x.shape[0], 0 if self._spec.from_newest else 1
+        read = x[:, first : first + level].flatten(0, 1)
+        position = (newest[:, None] + torch.arange(level, device=newest.device, dtype=newest.dtype)).flatten()
+        return self._choose(params, read, repeat_sampling(batch, level), position).view(n, level)
 
     def _lay_block(self, batch: StepBatch, newest: Tensor, at: Tensor) -> StepBatch:
         """The block of each sequence: its newest token i32[S], at these positions i32[S], and masks. All see each other."""

@@ -57,9 +57,13 @@ class MappedHead:
 
     def logits(self, params: Any, x: Tensor) -> Tensor:
         """x [N, hidden] -> [N, vocab]"""
-        found = self._head.logits(params, x)
-        wide = torch.full((found.shape[0], self.vocab), -torch.inf, dtype=found.dtype, device=found.device)
-        return wide.index_copy(1, params[TOKENS], found)
+        return widen(params, self._head.logits(params, x), self.vocab, -torch.inf)
+
+
+def widen(params: Any, found: Tensor, vocab: int, other: float) -> Tensor:
+    """Values [N, tokens of the drafter] -> [N, vocab], with `other` for all other tokens of the target."""
+    wide = torch.full((found.shape[0], vocab), other, dtype=found.dtype, device=found.device)
+    return wide.index_copy(1, params[TOKENS], found)
 
 
 class DraftHeadProposer(LayeredProposer):

@@ -100,7 +100,11 @@ class LayeredProposer(Proposer):
         if not random and self._head.has_argmax:
             token: Tensor = self._head.argmax(params, x)[0]
             return token.to(torch.int32)
-        logits, temperature = self._head.logits(params, x), batch.sampling.temperature
+        return self._draw(self._head.logits(params, x), batch, position)
+
+    def _draw(self, logits: Tensor, batch: StepBatch, position: Tensor) -> Tensor:
+        """The drafts i32[S] by logits [S, vocab], as of `_choose`."""
+        random, temperature = batch.features.random and self._tau > 0, batch.sampling.temperature
         if random:
             logits = logits / torch.where(temperature > 0, temperature * self._tau, 1.0)[:, None]
         drawn: Tensor = self._sample[random](logits, temperature, batch.sampling.seed, position + 1)

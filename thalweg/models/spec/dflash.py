@@ -1,13 +1,41 @@
-"""DFlash: a drafter that fills a block of masks in one pass."""
+"""DFlash and DSpark: drafters that fill a block of masks in one pass."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from thalweg.models.spec.model import ModelSpec
 from thalweg.models.spec.norm import Norm
-from thalweg.models.weights import Weights, linear, matrices
+from thalweg.models.weights import Source, Weight, Weights, linear, matrices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """DSpark's Markov head: logits + w2(f(w1[token before])), where w1 has a row for each of the target's tokens, and w2 one
+    for each of the drafter's. With e = w1[token before] and h the output of the layers:
+
+        vanilla: f = e
+        gated:   f = sigmoid(gate([h, e])) * e
+        rnn:     a, b, c = joint([state, e, h]);  state' = sigmoid(a) * state + (1 - sigmoid(a)) * tanh(b);  f = tanh(c)"""
+
+    kind: Literal["vanilla", "gated", "rnn"]
+    rank: int
+    """Values of e."""
+    known: int
+    """Tokens of the target."""
+
+    def weights(self, root: str, hidden: int, vocab: int) -> Weights:
+        at, r = f"{root}markov_head.", self.rank
+        made: dict[str, Any] = {
+            "table": Weight((Source(f"{at}markov_w1.weight", (self.known, r)),), role="embedding"),
+            "out": linear({f"{at}markov_w2": vocab}, r, shard=None),
+        }
+        if self.kind == "gated":
+            made["mix"] = linear({f"{at}gate_proj": r}, hidden + r, shard=None, bias=True)
+        elif self.kind == "rnn":
+            made["mix"] = linear({f"{at}joint_proj": 3 * r}, 2 * r + hidden, shard=None, bias=True)
+        return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +56,8 @@ class DFlashSpec(ModelSpec):
     """Does it have an output matrix? Otherwise it uses the target's."""
     mapped: bool = False
     """As in `EagleSpec`."""
+    chain: Chain | None = None
+    """DSpark: the addition to the logits of a draft by the token before it. None: there is none."""
     layer: str = "layers.{}."
     root: str = ""
 
@@ -44,6 +74,8 @@ class DFlashSpec(ModelSpec):
             "layers": {i: layer.weights(self.root + self.layer.format(i), self.hidden) for i, layer in enumerate(self.layers)},
             "norm": self.norm.weights(self.root),
         }
+        if self.chain is not None:
+            made["chain"] = self.chain.weights(self.root, self.hidden, self.vocab)
         if self.has_head:
             made["head"] = {"weight": matrices({self.head: self.vocab}, self.hidden, shard=0, role="head")}
         return made
