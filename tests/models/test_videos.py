@@ -24,6 +24,8 @@ from thalweg import LLM, SamplingParams  # noqa: E402
 from thalweg.checkpoint.config import read_config  # noqa: E402
 from thalweg.errors import RequestError  # noqa: E402
 from thalweg.media.decoders.video_process import choose_views  # noqa: E402
+from thalweg.media.kinds.base import MediaSettings, MediaSource  # noqa: E402
+from thalweg.media.kinds.video import VideoReader  # noqa: E402
 from thalweg.media.videos import AnyVideo, VideoFacts, load_video_processor  # noqa: E402
 from thalweg.media.videos.stills import spell  # noqa: E402
 
@@ -349,3 +351,18 @@ def test_what_is_wrong_with_a_video_is_said(tmp_path: Path) -> None:
                 llm.chat([{"role": "user", "content": content}], GREEDY, use_tqdm=False)
     finally:
         llm.shutdown()
+
+
+def test_a_video_of_an_earlier_turn_is_not_decoded_again(tmp_path: Path) -> None:
+    """Unless the cache was cleared, or is off."""
+    data, (ours, _) = encode(scene(6, 40, 30)), processors("qwen2-vl", tmp_path)
+    source = MediaSource("video", "here")
+    for kept in (1 << 20, 0):
+        reader = VideoReader("video", ours, MediaSettings(kept_bytes=kept))
+        try:
+            first = reader.read(source, data)
+            assert (reader.read(source, data) is first) == bool(kept)
+            reader.forget()
+            assert reader.read(source, data) is not first
+        finally:
+            reader.close()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-
 import msgspec
 import numpy as np
 
 from thalweg.errors import RequestError
 from thalweg.host.jobs import TaskLimits
+from thalweg.media.cache import MediaCache
 from thalweg.media.decoders.base import MediaDecoder
 from thalweg.media.decoders.image import PROCESS, WHITE, WORDS, Colour, ImageTask, Picture, Views
 from thalweg.media.digests import Digests
@@ -36,36 +34,6 @@ class Image(msgspec.Struct, frozen=True):
         return sum(view.nbytes for view in self.views)
 
 
-class _ImageCache:
-    """Images by key, up to a limit of bytes, least recently used first out. Thread-safe."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._bytes = most, 0
-        self._images: OrderedDict[bytes, Image] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: bytes) -> Image | None:
-        with self._lock:
-            if key in self._images:
-                self._images.move_to_end(key)
-            return self._images.get(key)
-
-    def put(self, key: bytes, image: Image) -> None:
-        if image.nbytes > self._most:
-            return
-        with self._lock:
-            if key not in self._images:
-                self._images[key] = image
-                self._bytes += image.nbytes
-            while self._bytes > self._most:
-                self._bytes -= self._images.popitem(last=False)[1].nbytes
-
-    def clear(self) -> None:
-        with self._lock:
-            self._images.clear()
-            self._bytes = 0
-
-
 class ImageLoader:
     """Up to `readers` children that read images. Thread-safe. Children start when first needed, or with `prepare`. They end
     with this object or this process."""
@@ -73,7 +41,7 @@ class ImageLoader:
     def __init__(self, processor: Processor, kept_bytes: int = 0, background: Colour = WHITE, readers: int = 2) -> None:
         """kept_bytes: size of the cache of processed images. background: replaces transparency."""
         self._processor, self._background = processor, background
-        self._kept = _ImageCache(kept_bytes)
+        self._kept: MediaCache[Image] = MediaCache(kept_bytes)
         self._digests = Digests("image", processor)
         self._decoder: MediaDecoder[ImageTask, Views] = MediaDecoder(PROCESS, readers, Views, WORDS)
 

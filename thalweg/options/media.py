@@ -50,9 +50,10 @@ class MediaOptions(RequestOptions, kw_only=True, frozen=True):
         'Per-modality decoding options: {"image": {"rgba_background_color": [255, 255, 255]}, "video": {"num_frames": 16}}',
         check=check_decoding,
     )] = None  # fmt: skip
-    mm_processor_cache_gb: Annotated[
-        float, _option("GiB of preprocessed images kept for the next turn of a conversation", ge=0, le=1024, note="0: none")
-    ] = 0.25
+    mm_processor_cache_gb: Annotated[float, _option(
+        "GiB of preprocessed images kept for the next turn of a conversation, and as much of videos", ge=0, le=1024,
+        note="0: none",
+    )] = 0.25  # fmt: skip
     mm_processor_cache_type: Annotated[str, _option(
         "How images that were read are kept", choices=("lru",),
         refused={"shm": "one process reads images, so none is shared; leave it at lru"},

@@ -15,6 +15,7 @@ from thalweg.engine.messages import Input
 from thalweg.errors import RequestError
 from thalweg.hal.step import StepBatch
 from thalweg.host.jobs import TaskLimits
+from thalweg.media.cache import MediaCache
 from thalweg.media.decoders.base import MediaDecoder
 from thalweg.media.decoders.video import PROCESS, WORDS, DecodedVideo, VideoTask
 from thalweg.media.digests import Digests
@@ -34,17 +35,30 @@ class Video(msgspec.Struct, frozen=True):
     facts: VideoFacts
     groups: tuple[tuple[np.ndarray, ...], ...]
 
+    @property
+    def nbytes(self) -> int:
+        return sum(frame.nbytes for group in self.groups for frame in group)
+
 
 class VideoReader(MediaReader):
     def __init__(self, kind: str, processor: AnyVideo, settings: MediaSettings) -> None:
         self._kind, self._uncut = kind, settings.uncut
         self._processor: AnyVideo = processor.with_rate(settings.decoding.get(kind, {}))
         self._digests = Digests(kind, self._processor)
+        self._kept: MediaCache[Video] = MediaCache(settings.kept_bytes)
         self._decoder: MediaDecoder[VideoTask, DecodedVideo] = MediaDecoder(PROCESS, READERS, DecodedVideo, WORDS)
 
     def read(self, source: MediaSource, data: bytes) -> Video:
+        key = self._digests.of_bytes(data)
+        found = self._kept.get(key)
+        if found is None:
+            found = self._decode(source.at, data)
+            self._kept.put(key, found)
+        return found
+
+    def _decode(self, at: str, data: bytes) -> Video:
         task = VideoTask(data=data, processor=self._processor)
-        found = self._decoder.decode(task, source.at, LIMITS, extra=2 * len(data))
+        found = self._decoder.decode(task, at, LIMITS, extra=2 * len(data))
         frames, group = [to_array(each) for each in found.frames], self._processor.group
         frames += frames[-1:] * (-len(frames) % group)
         return Video(found.facts, tuple(tuple(frames[i : i + group]) for i in range(0, len(frames), group)))
@@ -73,6 +87,9 @@ class VideoReader(MediaReader):
                 )
             )  # fmt: skip
         return made
+
+    def forget(self) -> None:
+        self._kept.clear()
 
     def close(self) -> None:
         self._decoder.close()
