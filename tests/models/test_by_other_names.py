@@ -421,6 +421,25 @@ def test_ling_2_5_is_deepseek_v3_with_linear_attention_on_most_layers(tmp_path):
         registry.family(config)({**config, "linear_silu": True})
 
 
+def test_apertus_1_5_has_rows_of_its_embedding_that_no_text_reads(tmp_path):
+    settings = transformers.ApertusConfig(**SMALL, pad_token_id=0, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
+    spread(model, 13)
+    text = {**settings.to_dict(), "model_type": "apertus1p5_text", "vocab_size": VOCAB + 40, "output_vocab_size": VOCAB}
+    config = {"architectures": ["Apertus1p5ForConditionalGeneration"], "model_type": "apertus1p5", "text_config": text,
+              "vision_config": {}, "tie_word_embeddings": False, "image_token_id": 79}  # fmt: skip
+
+    def change(tensors: Tensors) -> Tensors:
+        out = renamed(("model.", "model.language_model."))(tensors)
+        rows = out["model.language_model.embed_tokens.weight"]
+        out["model.language_model.embed_tokens.weight"] = torch.cat((rows, torch.full((40, 48), torch.nan)))
+        return out | {f"model.{part}_tokenizer.encoder.weight": torch.ones(3) for part in ("vision", "audio")}
+
+    published(tmp_path / "a", model, config, change)
+    compared(tmp_path / "a", lambda ids: model(torch.tensor([ids])).logits[0])
+    assert facts(read_config(tmp_path / "a"), tmp_path / "a").vocab == VOCAB
+
+
 def test_layers_that_are_gone_through_several_times(tmp_path):
     settings = transformers.LlamaConfig(**SMALL, attn_implementation="eager")
     model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()

@@ -16,6 +16,8 @@ LIMITS = "time_step_limit"
 """Key of a list that may contain infinity. JSON lacks infinity, so files have null."""
 TEXT_ENDS = "text_eos_token_id"
 """Key for the text part's `eos_token_id` if the whole model has another. See `checkpoint.config.eos_ids`."""
+ROWS = "embedding_rows"
+"""Key for the rows of an embedding, where it has more than the output matrix. `vocab_size` is that of the output."""
 BESIDE = "beside_text"
 """Key for the rest of the file outside the text part, for readers of the other parts."""
 _GPT = {
@@ -175,6 +177,9 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
     for theirs, common in NAMES.get(kind, {}).items():
         if theirs in config:
             config.setdefault(common, config[theirs])
+    outputs, rows = config.get("output_vocab_size"), config.get("vocab_size")
+    if isinstance(outputs, int) and isinstance(rows, int) and 0 < outputs < rows:
+        config = {**config, "vocab_size": outputs, ROWS: rows}
     for key in ("layers_block_type", "hybrid_override_pattern"):
         if isinstance(config.get(key), list | str):
             config.setdefault("num_hidden_layers", len(config[key]))

@@ -26,6 +26,8 @@ from thalweg.plugins import PluginRegistry, import_attribute
 _FAMILIES = "thalweg.models.families"
 ARCHITECTURES: Mapping[str, str] = {
     "AfmoeForCausalLM": f"{_FAMILIES}.afmoe:afmoe",
+    "Apertus1p5ForConditionalGeneration": f"{_FAMILIES}.apertus:apertus1p5",
+    "Apertus1p5TextForCausalLM": f"{_FAMILIES}.apertus:apertus1p5",
     "ApertusForCausalLM": f"{_FAMILIES}.apertus:apertus",
     "AquilaForCausalLM": f"{_FAMILIES}.llama:llama",
     "AquilaModel": f"{_FAMILIES}.llama:llama",

@@ -1,10 +1,14 @@
-"""Apertus: QK-norm, an ungated MLP with a learned activation (xIELU)."""
+"""Apertus, and the text part of Apertus 1.5: QK-norm, an ungated MLP with a learned activation (xIELU)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from thalweg.checkpoint.config import Config, flag, integer, text
+from thalweg.checkpoint.spelling import ROWS
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import attention, decoder, eps, hidden_size, layer_count
+from thalweg.models.families.multimodal import blind
 from thalweg.models.spec import HeadNorm, Layer, ModelSpec, Names, Norm, Norms, XieluMLP
 
 LLAMA3 = {
@@ -29,3 +33,10 @@ def apertus(config: Config) -> ModelSpec:
     )
     old = tuple(f"model.layers.{i}.mlp.act_fn.{b}" for i in range(layer_count(config)) for b in ("beta", "eps"))
     return decoder(config, [layer] * layer_count(config), names=Names(skip=old))
+
+
+def apertus1p5(config: Config) -> ModelSpec:
+    """The text part of 1.5. Its output matrix may have fewer rows than its embedding, those of text. Codes of images and audio
+    are then no tokens here."""
+    rows = integer(config, ROWS, low=0, high=1 << 30, default=0)
+    return blind(replace(apertus(config), table_rows=rows), "vision_tokenizer.", "audio_tokenizer.")

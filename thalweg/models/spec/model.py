@@ -170,6 +170,8 @@ class ModelSpec:
     root: str = "model."
     layer: str = "layers.{}."
     embed: str = "embed_tokens"
+    table_rows: int = 0
+    """Rows of the stored embedding, of which the first `vocab` are loaded. 0 = as many."""
     head: str = "lm_head"
     names: Names = field(default_factory=Names)
     adapter: Adapter | None = None
@@ -187,6 +189,8 @@ class ModelSpec:
     def __post_init__(self) -> None:
         if self.head_normed and self.tied:
             raise ValueError("ModelSpec: rows of an embedding have the lengths they have")
+        if self.table_rows and (self.tied or self.table_rows < self.vocab):
+            raise ValueError("ModelSpec: an embedding with more rows than the vocabulary is not the output matrix")
         for i, layer in enumerate(self.layers):
             reads = getattr(layer.mixer, "reads", None)
             if reads is not None and (not 0 <= reads < i or replace(layer.mixer, reads=None) != self.layers[reads].mixer):  # type: ignore[type-var]
@@ -196,8 +200,9 @@ class ModelSpec:
         """Every parameter, by the keys that loaded parameters have."""
         table = f"{self.root}{self.embed}"
         numbers = self.numbers or range(len(self.layers))
+        rows = Source(f"{table}.weight", (self.vocab, self.hidden), rows=self.table_rows)
         made: dict[str, Any] = {
-            "embed": {"weight": matrices({table: self.vocab}, self.hidden, shard=1, role="embedding")},
+            "embed": {"weight": Weight((rows,), 1, "embedding")},
             "layers": {
                 i: self.layers[i].weights(self.root + self.layer.format(numbers[i]), self.hidden) for i in self.layer_range
             },
