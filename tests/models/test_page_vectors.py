@@ -45,7 +45,7 @@ def make(name: str, path: Path) -> tuple[Any, torch.nn.Linear]:
     return model, projection
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, 1)
 @pytest.mark.parametrize("name", KINDS)
 @torch.inference_mode()
 def test_every_token_has_the_vector_of_transformers(name: str, tmp_path: Path) -> None:

@@ -162,6 +162,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Kimi_K25ForConditionalGeneration": f"{_FAMILIES}.kimi_vl:kimi_k25",
     "KimiK25ForConditionalGeneration": f"{_FAMILIES}.kimi_vl:kimi_k25",
     "KimiK2ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v3",
+    "JinaForRanking": f"{_FAMILIES}.jina_ranking:jina_ranking",
     "KimiLinearForCausalLM": f"{_FAMILIES}.kimi_linear:kimi_linear",
     "KimiVLForConditionalGeneration": f"{_FAMILIES}.kimi_vl:kimi_vl",
     "LagunaForCausalLM": f"{_FAMILIES}.laguna:laguna",

@@ -18,6 +18,7 @@ from thalweg.engine.client.pairs import (
     read_scored_item,
 )
 from thalweg.engine.client.pooling_outputs import compare_vectors
+from thalweg.engine.client.rankings import Rankings, find_rankings
 from thalweg.errors import ConfigError, RequestError
 from thalweg.lora import LoRARequest
 from thalweg.offline.batches import Batches, UseTqdm
@@ -150,6 +151,9 @@ class PoolingMethods(Batches):
         has_media = check_media_pairs([*sides[0], *sides[1]], self.llm_engine.frontend.media, pooling)
         if has_media and tokenization_kwargs:
             raise RequestError("tokenization_kwargs: items with media are not cut; omit it", "tokenization_kwargs")
+        rankings = find_rankings(pooling.form, which, bool(tokenization_kwargs))
+        if rankings is not None:
+            return self._rank(rankings, (first, second), pooling_params, use_tqdm, lora_request)
         if pooling.task == "embed":
             if isinstance(lora_request, Sequence):
                 raise RequestError(
@@ -169,6 +173,24 @@ class PoolingMethods(Batches):
             else pair_prompts(tokenizer, [(first[i], second[j]) for i, j in which], cut, pooling)
         )  # fmt: skip
         return self._pool(SCORE, pairs, pooling_params, None, use_tqdm, lora_request)
+
+    def _rank(
+        self, rankings: Rankings, texts: tuple[list[str], list[str]], pooling_params: PoolingParams | None,
+        use_tqdm: UseTqdm, lora_request: Any,
+    ) -> list[ScoringRequestOutput]:  # fmt: skip
+        """The scores of a listwise reranker. Those of a query's documents have its prompt."""
+        tokenizer = self.llm_engine.get_tokenizer()
+        outputs = self._pool(VECTORS, rankings.prompts(tokenizer, texts), pooling_params, None, use_tqdm, lora_request)
+        failed = next((o for o in outputs if o.error is not None), None)
+        if failed is not None:
+            raise RequestError(f"data_1: {failed.error}", "data_1")
+        scores = rankings.scores(tokenizer, [(o.prompt_token_ids, o.outputs.data) for o in outputs])
+        return [
+            ScoringRequestOutput(
+                outputs[k].request_id, ScoringOutput(score), outputs[k].prompt_token_ids, outputs[k].num_cached_tokens
+            )
+            for k, score in zip(rankings.prompt_of_each, scores, strict=True)
+        ]
 
     def _item_prompt(self, item: ScoredItem) -> Prompt:
         """The prompt of an item with media: a message of a user, through the chat template."""

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from thalweg.engine.client.pairs import ScoredItem, check_media_pairs, match_texts, read_scored_item
 from thalweg.engine.client.pooling_outputs import likeness
+from thalweg.engine.client.rankings import Rankings, find_rankings
 from thalweg.params import PoolingParams
 from thalweg.server.core.admission import Ticket
 from thalweg.server.core.serving import Serving
@@ -54,6 +55,7 @@ class Pairs:
         assert pooling is not None
         self._serving, self._which, self._apart = serving, which, pooling.task == "embed"
         self._firsts = 0
+        self._rankings: Rankings | None = None
 
     async def job(
         self, kind: str, http: Request, request: PairRequest, items: tuple[list[ScoredItem], list[ScoredItem]],
@@ -61,8 +63,11 @@ class Pairs:
     ) -> PoolingJob:  # fmt: skip
         """most: kept tokens of a text, by list. 0: all."""
         serving, shape = self._serving, work.cut_of(self._serving, request)
-        form = FORMS.get(serving.engine.config.model.pooling.form)  # type: ignore[union-attr]
-        if request.instruction and (form is None or form.instruction is None):
+        pooling = serving.engine.config.model.pooling
+        assert pooling is not None
+        self._rankings = find_rankings(pooling.form, self._which, shape is not None)
+        form = FORMS.get(pooling.form)
+        if request.instruction and self._rankings is None and (form is None or form.instruction is None):
             raise ApiError(
                 "instruction: this model's pairs have no place for one; send a query that begins with it", "instruction"
             )
@@ -70,12 +75,17 @@ class Pairs:
             raise ApiError(
                 "use_activation: this model's scores compare vectors of length one; remove the field", "use_activation"
             )
-        has_media = check_media_pairs([*items[0], *items[1]], serving.engine.media, serving.engine.config.model.pooling)  # type: ignore[arg-type]
+        has_media = check_media_pairs([*items[0], *items[1]], serving.engine.media, pooling)
         if has_media and most != (0, 0):
             raise ApiError(
                 "max_tokens_per_doc: not supported with media; remove it and max_tokens_per_query", "max_tokens_per_doc"
             )
-        if self._apart:
+        if self._rankings is not None:
+            texts = [item.text for item in items[0]], [item.text for item in items[1]]
+            prompts = await work.rankings_read(
+                serving, self._rankings, texts, names[0], ticket.tenant, most, request.instruction
+            )
+        elif self._apart:
             prompts = []
             for side, name, n in zip(items, names, most, strict=True):
                 if has_media:
@@ -87,8 +97,7 @@ class Pairs:
         elif has_media:
             prompts = await work.media_pairs(serving, items, self._which, names, shape, request.instruction)
         else:
-            texts = tuple([item.text for item in side] for side in items)
-            pairs = [(texts[0][i], texts[1][j]) for i, j in self._which]
+            pairs = [(items[0][i].text, items[1][j].text) for i, j in self._which]
             prompts = await work.pairs_read(serving, pairs, names[1], shape, ticket.tenant, most, request.instruction)
         params = PoolingParams(task="score", use_activation=request.use_activation)
         return work.job(serving, kind, http, request, prompts, params, ticket)
@@ -101,6 +110,9 @@ class Pairs:
     def scores(self, outputs: Sequence[work.Output]) -> list[float]:
         """Of each pair, in order."""
         data = [o.outputs.data for o in outputs]
+        if self._rankings is not None:
+            ids = [o.prompt_token_ids for o in outputs]
+            return self._rankings.scores(self._serving.tokenizer("query"), list(zip(ids, data, strict=True)))
         if not self._apart:
             return [float(d[0]) for d in data]
         return [likeness(data[i], data[self._firsts + j]) for i, j in self._which]

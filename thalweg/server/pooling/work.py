@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from thalweg.engine.client.media import MEDIA
 from thalweg.engine.client.pairs import ScoredItem, media_pair_prompt, pair_prompts
+from thalweg.engine.client.rankings import Rankings
 from thalweg.media.kinds import name_kinds
 from thalweg.outputs import ABORTED, PoolingOutput, PoolingRequestOutput
 from thalweg.params import PoolingParams
@@ -176,6 +177,19 @@ async def pairs_read(
         serving, texts, param, shape, tenant, lambda: pair_prompts(tokenizer, pairs, shape, pooling, most, instruction)
     )
     _check(serving, prompts, lambda i: f"{param}[{i}]")
+    return prompts
+
+
+async def rankings_read(
+    serving: Serving, rankings: Rankings, texts: tuple[Sequence[str], Sequence[str]], param: str, tenant: str,
+    most: tuple[int, int], instruction: str | None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The prompt of each query with all of its documents."""
+    tokenizer = serving.tokenizer(param)
+    prompts = await _encode(
+        serving, [*texts[0], *texts[1]], param, None, tenant, lambda: rankings.prompts(tokenizer, texts, most, instruction)
+    )
+    _check(serving, prompts, lambda i: f"{param}[{i}]" if len(prompts) > 1 else param)
     return prompts
 
 
