@@ -1,14 +1,15 @@
 """What drafts bring: the same requests with each drafter and without, turn by turn, and the share of right drafts.
 
     python benchmarks/speculation.py [--model DIR | --shape NAME] [--device cpu] [--methods ngram suffix draft_model mtp]
-                                     [--tokens 3] [--streams 1 8] [--repeats 5] [--always]
+                                     [--tokens 3] [--cases copy random chat] [--streams 1 8] [--repeats 5] [--answers 1]
+                                     [--always] [--wall]
 
-Prompts loop ("copy"), are drawn at random ("random"), or are held-out chats of the bundled model, one of each task after the
-other ("chat"). With the bundled model what follows a loop goes on looping. A model of random weights (`--shape`) loops as soon
-as it is greedy.
+Prompts loop ("copy"), are drawn at random ("random"), or are held-out chats of the bundled model, by task ("chat"). With the
+bundled model what follows a loop goes on looping. A model of random weights (`--shape`) loops as soon as it is greedy.
 
-Ratios are of the least times: 2.0 means twice the tokens per second. Engines measure whether drafts pay, and make none while
-they do not. `--always` makes them do it anyway. The tokens are compared too, and must be equal.
+Every turn runs the same requests. Ratios are of the least CPU times of the process, as other programs may share the machine:
+2.0 means half the time. Engines measure whether drafts pay, and make none while they do not. `--always` makes them do it, with
+as many drafts as `--tokens` says. The tokens are compared too, and must be equal.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from thalweg.nano.score import held_out
 from thalweg.nano.tasks import TASKS
 
 PROMPT, NEW = 96, 128
+CASES = ("copy", "random", "chat")
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4},
     "suffix": {"method": "suffix"},
@@ -45,47 +48,62 @@ def main() -> None:
     parser.add_argument("--shape", help="random weights of this shape instead")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["ngram", "suffix"])
-    parser.add_argument("--tokens", type=int, default=3, help="drafts of a sequence in a step")
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", default=[3], help="drafts of a sequence in a step; several: each in turn"
+    )
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--answers", type=int, default=1, help="chats of each task")
     parser.add_argument("--always", action="store_true", help="make drafts whether they pay or not")
+    parser.add_argument("--wall", action="store_true", help="measure time on the wall rather than CPU time")
     args = parser.parse_args()
     if args.always:
         Gain.allows = lambda self, streams: True  # type: ignore[method-assign]
+        Gain.choose = lambda self, streams: self._widths[0]  # type: ignore[method-assign]
+    clock = time.perf_counter if args.wall else time.process_time
     with tempfile.TemporaryDirectory() as scratch:
         bundled = not args.model and not args.shape
         model = args.model or (shape_model(args.shape, None, Path(scratch)) if args.shape else "thalweg-nano")
-        drafters = {"off": None} | {m: {**METHODS[m], "num_speculative_tokens": args.tokens} for m in args.methods}
+        pairs = [(m, k) for m in args.methods for k in args.tokens]
+        drafters = {"off": None} | {f"{m} {k}": {**METHODS[m], "num_speculative_tokens": k} for m, k in pairs}
         engines = {name: engine(str(model), args.device, max(args.streams), d) for name, d in drafters.items()}
         report: dict[str, Any] = {}
         for streams in args.streams:
-            for case in ("copy", "random", *["chat"] * (bundled and streams == 1)):
-                report |= compare(engines, case, streams, args.repeats)
+            for case in [c for c in args.cases if c != "chat" or (bundled and streams == 1)]:
+                report |= compare(engines, case, groups(engines["off"], case, streams, args.answers), args.repeats, clock)
     print(json.dumps(report, indent=2))
 
 
-def compare(engines: dict[str, LLM], case: str, streams: int, repeats: int) -> dict[str, Any]:
-    """Each engine's ratio to the first one, and its acceptance. SystemExit if a text differs."""
-    name, least = f"{case}, {streams} streams", dict.fromkeys(engines, float("inf"))
+def compare(
+    engines: dict[str, LLM], case: str, work: dict[str, Requests], repeats: int, clock: Callable[[], float]
+) -> dict[str, Any]:
+    """Each engine's ratio to the first one for each group of requests and for all, and its acceptance. SystemExit if a text
+    differs."""
+    least = {(method, name): float("inf") for method in engines for name in work}
     before = {m: llm.stats() for m, llm in engines.items()}
     for repeat in range(repeats):
-        texts = []
-        for method, llm in engines.items():
-            seconds, text = run(llm, requests(llm, case, streams, repeat))
-            least[method] = min(least[method], seconds)
-            texts.append(text)
-        if any(text != texts[0] for text in texts):
-            raise SystemExit(f"{name}: the text differs with drafts and without")
-    found: dict[str, Any] = {"off": {"seconds": least["off"]}}
+        for name, asked in work.items():
+            texts = []
+            for method, llm in list(engines.items())[:: 1 - 2 * (repeat % 2)]:
+                seconds, text = run(llm, asked, clock)
+                least[method, name] = min(least[method, name], seconds)
+                texts.append(text)
+            if any(text != texts[0] for text in texts):
+                raise SystemExit(f"{name}: the text differs with drafts and without")
+    totals = {method: sum(least[method, name] for name in work) for method in engines}
+    found: dict[str, Any] = {"off": {"seconds": round(totals["off"], 4)}}
     for method in [m for m in engines if m != "off"]:
         old, new = before[method], engines[method].stats()
         drafted, accepted = new.draft_tokens - old.draft_tokens, new.accepted_tokens - old.accepted_tokens
         found[method] = {
-            "speedup": round(least["off"] / least[method], 2), "accepted": round(accepted / max(1, drafted), 3),
+            "speedup": round(totals["off"] / totals[method], 2), "accepted": round(accepted / max(1, drafted), 3),
             "accepted_per_draft_step": round(accepted / max(1, new.drafts - old.drafts), 2),
         }  # fmt: skip
-        print(f"{name:20} {method:12} {found[method]}", file=sys.stderr, flush=True)
-    return {name: found}
+        if len(work) > 1:
+            found[method]["of"] = {name: round(least["off", name] / least[method, name], 2) for name in work}
+        print(f"{case:20} {method:14} {found[method]}", file=sys.stderr, flush=True)
+    return {case if len(work) > 1 else next(iter(work)): found}
 
 
 def engine(model: str, device: str, streams: int, drafts: dict[str, Any] | None) -> LLM:
@@ -97,13 +115,19 @@ def engine(model: str, device: str, streams: int, drafts: dict[str, Any] | None)
     return llm
 
 
+def groups(llm: LLM, case: str, streams: int, answers: int) -> dict[str, Requests]:
+    """Requests that are measured together, by name: chats by task."""
+    if case != "chat":
+        return {f"{case}, {streams} streams": requests(llm, case, streams, 0)}
+    out: dict[str, Requests] = {}
+    for task in TASKS:
+        prompts = [{"messages": list(e.messages), "tools": list(e.tools) or None} for e in held_out(task, answers, 5)]
+        out[task] = prompts, [SamplingParams(max_tokens=NEW, temperature=0)] * answers
+    return out
+
+
 def requests(llm: LLM, case: str, streams: int, seed: int) -> Requests:
-    """As many as there are streams; of chats one of each task, whose answers end by themselves. Half of the copies are greedy,
-    and chats. Random ones all draw their tokens."""
-    if case == "chat":
-        examples = [held_out(task, 1, seed)[0] for task in TASKS]
-        prompts = [{"messages": list(e.messages), "tools": list(e.tools) or None} for e in examples]
-        return prompts, [SamplingParams(max_tokens=NEW, temperature=0)] * len(prompts)
+    """As many as there are streams. Half of the copies are greedy. Random ones all draw their tokens."""
     rng = np.random.default_rng(seed)
     vocab = llm.config.model.vocab
     prompts, params = [], []
@@ -116,10 +140,10 @@ def requests(llm: LLM, case: str, streams: int, seed: int) -> Requests:
     return prompts, params
 
 
-def run(llm: LLM, work: Requests) -> tuple[float, list[list[int]]]:
-    """Seconds, and the tokens of every request."""
+def run(llm: LLM, work: Requests, clock: Callable[[], float] = time.process_time) -> tuple[float, list[list[int]]]:
+    """Seconds, and the tokens of every request. Chats run one after the other."""
     prompts, params = work
-    begin = time.perf_counter()
+    begin = clock()
     if "messages" in prompts[0]:
         outs = [
             o
@@ -128,7 +152,7 @@ def run(llm: LLM, work: Requests) -> tuple[float, list[list[int]]]:
         ]
     else:
         outs = llm.generate(prompts, params, use_tqdm=False)
-    return time.perf_counter() - begin, [list(o.outputs[0].token_ids) for o in outs]
+    return clock() - begin, [list(o.outputs[0].token_ids) for o in outs]
 
 
 if __name__ == "__main__":
