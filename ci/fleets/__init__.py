@@ -5,6 +5,6 @@ from __future__ import annotations
 from fleets.dynamo import Dynamo, DynamoHandover
 from fleets.fleet import Fleet
 from fleets.ray_serve import RayServeLlm
-from fleets.routers import ProductionStack, Smg, VllmRouter
+from fleets.routers import ProductionStack, Smg, VllmRouter, VllmRouterHandover
 
-FLEETS: tuple[type[Fleet], ...] = (Dynamo, DynamoHandover, RayServeLlm, VllmRouter, Smg, ProductionStack)
+FLEETS: tuple[type[Fleet], ...] = (Dynamo, DynamoHandover, RayServeLlm, VllmRouter, VllmRouterHandover, Smg, ProductionStack)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fleets.fleet import MODEL, ROOT, Fleet, Place
+from fleets.fleet import MODEL, ROOT, Fleet, Place, share_store
 from fleets.processes import Process, find_ports
 
 WORKERS = 2
@@ -72,10 +72,7 @@ class DynamoHandover(Dynamo):
     missing = {"warm": ONE, "warm again": ONE}
 
     def find_workers(self) -> dict[str, list[str]]:
-        (self._place.work / "secret").write_text("a secret of sixteen bytes or more")
-        options = {"folder": str(self._place.work / "blocks"), "max_bytes": 1_000_000_000}
-        words = ["--kv-transfer-config", json.dumps({"kv_connector": "disk", "kv_connector_extra_config": options})]
-        words += ["--kv-key-secret", str(self._place.work / "secret")]
+        words = share_store(self._place.work)
         return {mode: ["--disaggregation-mode", mode, *words] for mode in ("prefill", "decode")}
 
 

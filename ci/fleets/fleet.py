@@ -75,6 +75,14 @@ class Place:
     """Servers behind a router. Ready."""
 
 
+def share_store(work: Path) -> list[str]:
+    """Flags of servers that share a store on disk."""
+    (work / "secret").write_text("a secret of sixteen bytes or more")
+    options = {"folder": str(work / "blocks"), "max_bytes": 1_000_000_000}
+    config = json.dumps({"kv_connector": "disk", "kv_connector_extra_config": options})
+    return ["--kv-transfer-config", config, "--kv-key-secret", str(work / "secret")]
+
+
 class Fleet(ABC):
     """A system in front of thalweg. `start` starts its processes in a place, `end` ends them."""
 
@@ -91,14 +99,16 @@ class Fleet(ABC):
     """The oldest Python that it runs on."""
     replicas = 2
     """Number of servers that it needs. 0: its workers have engines."""
-    options: tuple[str, ...] = ()
-    """Further flags of the servers."""
     missing: dict[str, str] = {}
     """Why it cannot show a claim, by claim."""
 
     def find_source(self) -> str | None:
         """A reason not to run. None: its packages come from the registry."""
         return None
+
+    def find_options(self, work: Path) -> list[str]:
+        """Further flags of the servers behind it."""
+        return []
 
     @abstractmethod
     def start(self, place: Place) -> str:

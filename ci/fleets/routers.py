@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from fleets.fleet import MODEL, Place, Router
+from pathlib import Path
 
+from fleets.fleet import MODEL, Place, Router, share_store
+
+ONE = "it has one server of each role"
 HISTORY = "it routes by its own history of texts"
 
 
@@ -26,6 +29,21 @@ class VllmRouter(Router):
     def find_first(self, place: Place, url: str, number: int) -> str:
         """Each replica in turn, past the router: events are all that it has."""
         return place.replicas[number % len(place.replicas)].url
+
+
+class VllmRouterHandover(VllmRouter):
+    """A prefill and a decode server, which share a store on disk."""
+
+    name = "vllm-router-prefill-decode"
+    missing = {"warm": ONE, "warm again": ONE}
+
+    def find_options(self, work: Path) -> list[str]:
+        return share_store(work)
+
+    def command(self, place: Place, port: int) -> list[str]:
+        words = [place.environment.program("vllm-router"), "--host", "127.0.0.1", "--port", str(port)]
+        words += ["--prometheus-port", str(port + 1), "--worker-startup-check-interval", "1", "--vllm-pd-disaggregation"]
+        return [*words, "--prefill", place.replicas[0].url, "--decode", place.replicas[1].url]
 
 
 class Smg(Router):

@@ -64,9 +64,9 @@ def make_environment(fleet: Fleet, folder: Path) -> Environment | str:
 def run(fleet: Fleet, place: Place) -> Iterator[Trial]:
     """The fleet, and a server that has the direct answers: the first behind it, or one by itself."""
     with ExitStack() as stack:
-        servers = []
+        servers, options = [], fleet.find_options(place.work)
         for _ in range(max(fleet.replicas, 1)):
-            servers.append(Replica.start(place.work, *fleet.options))
+            servers.append(Replica.start(place.work, *options))
             stack.callback(servers[-1].process.end)
         for server in servers:
             server.process.wait_for(f"{server.url}/readyz")

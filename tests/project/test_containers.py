@@ -94,7 +94,7 @@ def test_a_dockerfile_copies_and_installs_what_exists(file: Path) -> None:
     for word, rest in instructions(file):
         if word == "COPY":
             assert [x for x in sources(rest) if not (ROOT / x).exists()] == []
-        for extra in ",".join(re.findall(r'"\.\[([\w,]+)\]"', rest)).split(",") if '".[' in rest else ():
+        for extra in ",".join(re.findall(r'"\.\[([\w,-]+)\]"', rest)).split(",") if '".[' in rest else ():
             assert extra in extras
 
 
