@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 from fake_engine import FakeEngine
 
+from thalweg.engine.client.weight_transfer import WeightTransferMethods
 from thalweg.server.app import make_app
 from thalweg.server.settings import ServerSettings
 
-ROUTES = ("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update", "/pause")
+ROUTES = (
+    "/init_weight_transfer_engine",
+    "/start_weight_update",
+    "/update_weights",
+    "/finish_weight_update",
+    "/collective_rpc",
+    "/pause",
+)
 
 
-class Trained(FakeEngine):
+class Trained(WeightTransferMethods, FakeEngine):
     """Keeps the calls."""
 
     receives_weights = True
+    weights_version = 0
+
+    def get_world_size(self) -> int:
+        return 2
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,3 +73,29 @@ async def test_an_update_changes_the_fingerprint():
         assert (await http.post("/v1/completions", json=body)).json()["system_fingerprint"] != before
         wrong = await http.post("/update_weights", json={})
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "update_info")
+
+
+async def test_trainers_may_call_worker_methods_by_name():
+    engine = Trained()
+    async with client(engine) as http:
+
+        async def call(method, **fields):
+            r = await http.post("/collective_rpc", json={"method": method, **fields})
+            return r.status_code, r.json()
+
+        assert await call("init_weight_transfer_engine", args=[{"master_port": 1}]) == (200, {"results": [None, None]})
+        assert (await call("start_weight_update", kwargs={"is_checkpoint_format": True}))[0] == 200
+        assert (await call("update_weights", args=[{"names": ["a"]}]))[0] == 200
+        assert (await call("finish_weight_update"))[0] == 200
+        assert engine.calls == [{"master_port": 1}, True, {"names": ["a"]}]
+        assert engine.weights_version == 1
+        status, answer = await call("update_weights", args=[{}, 2])
+        assert status == 400
+        assert "update_weights: too many positional arguments" in answer["error"]["message"]
+        status, answer = await call("save_sharded_state")
+        assert status == 400
+        assert "'save_sharded_state' is not one of init_weight_transfer_engine, start_weight_update" in str(answer)
+        engine.finish_weight_update = lambda: asyncio.sleep(60)
+        status, answer = await call("finish_weight_update", timeout=0.01)
+        assert status == 503
+        assert "no result within 0.01 s" in answer["error"]["message"]

@@ -155,6 +155,8 @@ ROUTES = (
         ("operators.weights:StartUpdateRequest",), given=TRAINED),
     Row("/update_weights", "operators.weights:update", "Receive tensors", ("operators.weights:UpdateRequest",), given=TRAINED),
     Row("/finish_weight_update", "operators.weights:finish", "Serve the received weights", method="POST", given=TRAINED),
+    Row("/collective_rpc", "operators.weights:collective_rpc", "Weight updates by the names of worker methods",
+        ("operators.weights:CollectiveRequest",), given=TRAINED),
     Row("/get_world_size", "operators.world:get_world_size", "Devices that share the model", given=f"{DEV}|{TRAINED}"),
     Row("/scale_elastic_ep", "operators.world:scale", "Change the number of engines", ("operators.world:ScaleRequest",),
         given=DEV),

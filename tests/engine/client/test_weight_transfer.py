@@ -107,7 +107,9 @@ class Trainer:
         dist.init_process_group("gloo", f"tcp://127.0.0.1:{self.port}", timedelta(seconds=60), 2, 0)
 
     async def meet(self, engine: AsyncLLM) -> None:
-        await asyncio.gather(asyncio.to_thread(self.join), engine.init_weight_transfer_engine(self.info))
+        await asyncio.gather(
+            asyncio.to_thread(self.join), engine.collective_rpc("init_weight_transfer_engine", args=(self.info,))
+        )
 
     async def send(self, engine: AsyncLLM, tensors: dict[str, torch.Tensor]) -> None:
         info = {

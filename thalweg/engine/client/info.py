@@ -15,7 +15,7 @@ from thalweg.engine.messages import Stats
 from thalweg.errors import EngineDeadError, ThalwegError
 from thalweg.outputs import RequestMetrics
 from thalweg.params import PoolingParams
-from thalweg.refused import CODE, NoVllmConfig, unsupported_method
+from thalweg.refused import NoVllmConfig, unsupported_method
 from thalweg.template.chat import Chat
 from thalweg.text.tokenizer import Tokenizer
 
@@ -150,5 +150,4 @@ class InfoMethods(NoVllmConfig):
     def dead_error(self) -> BaseException:
         return EngineDeadError(str(self._dead or "the engine is alive"))
 
-    collective_rpc = unsupported_method(CODE)
     notify_kv_transfer_request_rejected = unsupported_method("no keys and values come from other engines in this version")

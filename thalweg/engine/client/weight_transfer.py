@@ -9,8 +9,9 @@ serve again.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,9 +25,10 @@ from thalweg.engine.ipc.codec import Codec
 from thalweg.engine.ipc.pair import pair
 from thalweg.engine.ipc.socket import AsyncChannel, ChannelClosedError
 from thalweg.engine.ipc.weights import JoinGroup, ReceiveTensors, ToReceiver, TransferDone
-from thalweg.errors import RequestError, UnavailableError
+from thalweg.errors import NotSupportedError, RequestError, UnavailableError
 from thalweg.host import processes
 from thalweg.options.weight_transfer import WeightTransferConfig, read_transfer_config
+from thalweg.refused import CODE
 
 logger = logging.getLogger(__name__)
 GRACE_SECONDS = 5.0
@@ -35,6 +37,8 @@ OFF = 'trainers send no weights to this engine: start it with --weight-transfer-
 
 
 MOST_RANKS = 1 << 20
+WORKER_METHODS = ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update")
+"""Methods of vLLM's workers that trainers call, and that an engine has."""
 
 
 class InitInfo(msgspec.Struct, forbid_unknown_fields=True):
@@ -252,3 +256,19 @@ class WeightTransferMethods:
         if self._resting.asleep:
             raise UnavailableError("the engine sleeps; wake it before the update is finished")
         await self._weights().finish(lambda folder: self._supervisor.change_model(str(folder)))
+
+    async def collective_rpc(
+        self, method: Any, timeout: float | None = None, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Call a method of the workers by vLLM's name: one of `WORKER_METHODS`. Returns its result for each rank. timeout:
+        seconds, after which TimeoutError is raised. NotSupportedError for another method or a function."""
+        if method not in WORKER_METHODS:
+            named = f"{method!r:.60} is not one of {', '.join(WORKER_METHODS)}"
+            raise NotSupportedError(f"collective_rpc: {named}: {CODE}")
+        call = getattr(self, method)
+        try:
+            inspect.signature(call).bind(*args, **(kwargs or {}))
+        except TypeError as e:
+            raise RequestError(f"collective_rpc: {method}: {e}", "args") from None
+        result = await asyncio.wait_for(call(*args, **(kwargs or {})), timeout)
+        return [result] * self.get_world_size()

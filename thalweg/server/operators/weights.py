@@ -1,14 +1,18 @@
-"""Weights from a trainer: /init_weight_transfer_engine, /start_weight_update, /update_weights, /finish_weight_update."""
+"""Weights from a trainer: /init_weight_transfer_engine, /start_weight_update, /update_weights, /finish_weight_update, and
+/collective_rpc with these methods."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from thalweg.server.core.schema import Flag, WireModel
+from thalweg.errors import NotSupportedError, UnavailableError
+from thalweg.server.core.schema import Flag, Number, WireModel
 from thalweg.server.core.serving import Serving
+from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import respond
 from thalweg.server.operators.query import check_query
 
@@ -29,6 +33,15 @@ class UpdateRequest(WireModel):
     """A batch of tensors."""
 
     update_info: dict[str, Any]
+
+
+class CollectiveRequest(WireModel):
+    """A method of vLLM's workers."""
+
+    method: Annotated[str, Field(max_length=256)]
+    args: list[Any] = Field(default_factory=list, max_length=16)
+    kwargs: dict[str, Any] = Field(default_factory=dict, max_length=16)
+    timeout: Annotated[Number, Field(gt=0, le=86400)] | None = None
 
 
 async def init(serving: Serving, http: Request) -> Response:
@@ -62,3 +75,16 @@ async def finish(serving: Serving, http: Request) -> Response:
     check_query(http, ())
     await serving.engine.finish_weight_update()
     return respond({"message": "Weight update finished", "weight_version": serving.engine.weights_version})
+
+
+async def collective_rpc(serving: Serving, http: Request) -> Response:
+    """One of the calls above, as vLLM's route for worker methods has them."""
+    check_query(http, ())
+    asked = await serving.bodies.parse(http, lambda body: serving.fields.parse(CollectiveRequest, body))
+    try:
+        results = await serving.engine.collective_rpc(asked.method, asked.timeout, asked.args, asked.kwargs)
+    except NotSupportedError as e:
+        raise ApiError(str(e), "method") from None
+    except TimeoutError:
+        raise UnavailableError(f"{asked.method}: no result within {asked.timeout:g} s") from None
+    return respond({"results": results})
