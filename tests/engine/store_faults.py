@@ -1,14 +1,23 @@
-"""What every store is tested by: the contract of one, and faults that an engine must find."""
+"""What every store is tested by: the contract of one, and faults that an engine must find.
+
+    python tests/engine/store_faults.py --faults 10000
+
+damages that many files of a disk store, and compares every token of an engine that loads them.
+"""
 
 from __future__ import annotations
 
+import argparse
 import random
+import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from thalweg import LLM, SamplingParams
 from thalweg.engine.control.store.base import Store
+from thalweg.engine.control.store.disk import PART
 
 KEYS = [bytes([i]) * 16 for i in range(8)]
 BLOCKS = [bytes([i]) * (100 + i) for i in range(8)]
@@ -78,3 +87,37 @@ def run_faults(llm: LLM, want: Sequence[Any], spoil: Callable[[random.Random], i
     assert stats.store_failed > faults / 4, "damaged blocks are found and counted"
     assert stats.store_hits > 0
     return faults
+
+
+def files(folder: Path) -> list[Path]:
+    """Of the blocks of a disk store."""
+    return [f for f in folder.glob("??/*") if f.suffix != PART]
+
+
+def damage_files(folder: Path, rng: random.Random, count: int = 60) -> int:
+    """Damage or delete this many blocks of a disk store."""
+    found = {path: path.read_bytes() for path in sorted(files(folder))}
+    for path in rng.sample(list(found), count):
+        if rng.random() < 0.1:
+            path.unlink()
+        else:
+            path.write_bytes(damage(rng, found[path], rng.choice(list(found.values()))))
+    return count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=10_000)
+    rounds = -(-parser.parse_args().faults // 60)
+    with tempfile.TemporaryDirectory() as name:
+        want = answers(start(Path(name)))
+        llm = start(Path(name), "disk", folder=f"{name}/blocks", max_bytes=1 << 30)
+        faults = run_faults(llm, want, partial(damage_files, Path(name) / "blocks"), rounds)
+        llm.llm_engine.core.check()
+        stats = llm.stats()
+        found = f"{stats.store_failed} found, {stats.store_hits} tokens loaded"
+        print(f"{faults} faults: {found}, {stats.blocks_used} blocks leaked, every token right")
+
+
+if __name__ == "__main__":
+    main()

@@ -10,13 +10,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import fakeredis
 import pytest
 import redis
-from store_faults import BLOCKS, KEYS, answers, check_contract, damage, run_faults, settle, start
+from store_faults import BLOCKS, KEYS, answers, check_contract, damage, damage_files, files, run_faults, settle, start
 
 from thalweg.engine.control.store.base import Store
 from thalweg.engine.control.store.disk import PART, DiskStore
@@ -82,10 +83,6 @@ def test_redis_keeps_the_contract(server: RedisServer) -> None:
     store.close()
 
 
-def files(folder: Path) -> list[Path]:
-    return [f for f in folder.glob("??/*") if f.suffix != PART]
-
-
 def test_a_disk_store_outlives_its_process_within_its_bound(tmp_path: Path) -> None:
     options = {"shared_storage_path": str(tmp_path), "max_bytes": 450}
     DiskStore.open(options).save(KEYS[:4], BLOCKS[:4])
@@ -136,17 +133,7 @@ def test_damaged_files_cost_time_and_no_token(tmp_path: Path) -> None:
     want = answers(start(tmp_path))
     llm = start(tmp_path, "disk", folder=str(tmp_path / "blocks"), max_bytes=1 << 30)
 
-    def spoil(rng: random.Random) -> int:
-        found = {path: path.read_bytes() for path in sorted(files(tmp_path / "blocks"))}
-        some = rng.sample(list(found), 60)
-        for path in some:
-            if rng.random() < 0.1:
-                path.unlink()
-            else:
-                path.write_bytes(damage(rng, found[path], rng.choice(list(found.values()))))
-        return len(some)
-
-    assert run_faults(llm, want, spoil, 8) == 480
+    assert run_faults(llm, want, partial(damage_files, tmp_path / "blocks"), 8) == 480
     for _ in range(12):  # each time the first damaged block of a prompt is found
         before = llm.stats().store_hits
         llm.reset_prefix_cache()
