@@ -93,6 +93,7 @@ CASES = (
     Case("NVFP4 (groups of 16, float8 scales)", _plain(WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn"))),
     Case("IQ4_NL, nf4 (16 levels, groups of 32)", _half(WeightFormat("table", 4, 32, levels=LEVELS))),
     Case("w8a8 (rows)", _plain(WeightFormat("int", 8, act="int8"))),
+    Case("w8a8 (rows, four inputs kept)", _plain(WeightFormat("int", 8, act="int8_keep4"))),
     Case("w8a8 (groups of 64)", _plain(WeightFormat("int", 8, 64, act="int8_per_group"))),
 )
 

@@ -84,7 +84,7 @@ def test_a_rounded_model_answers_and_its_plan_says_how(method: str) -> None:
 
 def _forms(method: str, device: Device) -> Formats:
     """In what a model is held there, of as many inputs as thalweg-nano has."""
-    return METHODS[method].choose_head(lambda form: gains(Binder(device.kernels), "float32", 256, form))
+    return METHODS[method].choose(lambda form: gains(Binder(device.kernels), "float32", 256, form))
 
 
 def test_no_candidate_takes_more_bytes_than_the_first_so_that_memory_is_planned_without_a_device() -> None:
@@ -93,23 +93,37 @@ def test_no_candidate_takes_more_bytes_than_the_first_so_that_memory_is_planned_
         assert len({METHODS[n].layers.bytes(70, 200) for n in names}) == 1
         assert all(METHODS[n].head.bytes(70, 200) <= first.head.bytes(70, 200) for n in names)
     for forms in METHODS.values():
-        plain = forms.choose_head(lambda _: False)
-        assert plain.head.bytes(70, 200) <= forms.head.bytes(70, 200) == forms.choose_head(lambda _: True).head.bytes(70, 200)
+        plain = forms.choose(lambda _: False)
+        assert plain.layers.bytes(70, 200) == forms.layers.bytes(70, 200)
+        assert plain.head.bytes(70, 200) <= forms.head.bytes(70, 200) == forms.choose(lambda _: True).head.bytes(70, 200)
 
 
 @pytest.mark.parametrize("method", ["int8", "w4a8"])
-def test_inputs_of_the_output_matrix_are_rounded_only_where_a_kernel_gains_by_it(method: str) -> None:
-    """Other devices keep them, and so does this one with instructions that lack such products."""
+def test_the_largest_inputs_keep_their_values_only_where_a_kernel_does_so(method: str) -> None:
+    """Other devices round all inputs of layers, and none of the output matrix."""
     sizes = {"quantization": method, "max_model_len": 64, "max_num_seqs": 2}
     plain = LLM("thalweg-nano", device="reference", **sizes).kernel_plan
     assert any("weight=int8-row)" in line for line in plain)
-    assert not any("weight=int8-g64" in line for line in plain)
+    assert not any("keep4" in line for line in plain)
     llm = LLM("thalweg-nano", device="cpu", **sizes)
-    fours = any(isa in llm.device.info.notes["kernels"] for isa in ("vnni", "avx512bf16", "amx", "neonbf16"))
-    heads = ("weight=int8-g64-int8_per_group)", "weight=int8-row)")
-    (line,) = {x for x in llm.kernel_plan if x.startswith("linear(") and any(head in x for head in heads)}
-    assert ("g64" in line) == fours
-    assert "-> native-" in line or not fours
+    kept = [x for x in llm.kernel_plan if x.startswith("linear(") and "weight=int8-row-int8_keep4)" in x]
+    assert bool(kept) == ("compiled, avx" in llm.device.info.notes["kernels"])
+    assert all("-> native-" in line for line in kept)
+
+
+def test_a_few_outliers_of_a_row_cost_no_more_than_rows_without() -> None:
+    g = torch.Generator().manual_seed(2)
+    weight, x = torch.randn(64, 1024, generator=g), torch.randn(32, 1024, generator=g)
+    made = quantise(weight, METHODS["int8"].layers)
+
+    def lost(x: torch.Tensor, act: str) -> float:
+        exact = linear(x, dict(made.data), None)
+        return float((linear(x, dict(made.data), None, act=act) - exact).square().mean())
+
+    wild = x.clone()
+    wild[:, [3, 500, 900]] *= 40
+    assert lost(wild, "int8") > 50 * lost(x, "int8")
+    assert lost(wild, "int8_keep4") < lost(x, "int8")
 
 
 @pytest.mark.parametrize(("device", "isa"), [("reference", None), ("cpu", ""), ("cpu", "portable"), ("cpu", "none")], ids=str)

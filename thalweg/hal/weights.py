@@ -32,7 +32,8 @@ class WeightFormat:
     """Activation type the product runs in, if not the model's. "int8", "int4", "float8_e4m3fn": each row of the input is
     scaled by its largest magnitude and rounded. "..._per_group": the same for each of the weight's groups of a row,
     "..._per_128": for each 128 inputs. "..._static": by the scale that the checkpoint has ("input_scale").
-    "..._upto1200.0": a row's largest magnitude counts as 1200 at most. "mxfp8", "mxfp4", "nvfp4": by groups of 32, 32 and
+    "..._upto1200.0": a row's largest magnitude counts as 1200 at most. "..._keep4": a row is scaled by its fifth largest
+    magnitude, and the up to 4 inputs above it keep their values. "mxfp8", "mxfp4", "nvfp4": by groups of 32, 32 and
     16. Scales of the first two are powers of two, rounded down, or as "..._even" or "..._up" says
     (`hal.ops.quantise.round_rows`)."""
     levels: tuple[float, ...] = ()

@@ -87,8 +87,8 @@ def build(
 
 
 def resolve_scheme(use: Scheme, binder: Binder, dtype: str, width: int) -> Scheme:
-    """A scheme as models hold it there: some name a second format of the output matrix, of `width` inputs."""
-    return use.choose_head(functools.partial(gains, binder, dtype, width)) if isinstance(use, Formats) else use
+    """A scheme as models hold it there: some name second formats. width: of the layers' inputs."""
+    return use.choose(functools.partial(gains, binder, dtype, width)) if isinstance(use, Formats) else use
 
 
 def gains(binder: Binder, dtype: str, width: int, form: WeightFormat) -> bool:

@@ -27,6 +27,7 @@ from thalweg.hal.weights import DENSE, WeightFormat
 FORMATS = {
     "dense": DENSE,
     "int8-rows": WeightFormat("int", 8, act="int8"),
+    "int8-keep": WeightFormat("int", 8, act="int8_keep4"),
     "w8a16": WeightFormat("int", 8),
     "w4a16": WeightFormat("int", 4, 64, symmetric=False),
     "w4a8": WeightFormat("int", 4, 64, symmetric=False, act="int8_per_group"),

@@ -39,6 +39,7 @@ FORMATS = {
     "w4a8-mins": WeightFormat("int", 4, 32, symmetric=False, mins=True, act="int8_per_group"),
     "w4a8-symmetric-small-groups": WeightFormat("int", 4, 12, act="int8_per_group"),
     "w4a8-row": WeightFormat("int", 4, act="int8_per_group"),
+    "w8a8-keep": WeightFormat("int", 8, act="int8_keep4"),
     "w8a8-groups": WeightFormat("int", 8, 64, act="int8_per_group"),
     "w8a8-zeros-small-groups": WeightFormat("int", 8, 12, symmetric=False, act="int8_per_group"),
     "w8a8-groups-row": WeightFormat("int", 8, act="int8_per_group"),

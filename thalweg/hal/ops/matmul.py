@@ -47,6 +47,7 @@ def _linear_sample(rows: int, fan_in: int, fan_out: int, bias: bool = False, wei
 
 INT8 = WeightFormat("int", 8)
 INT8_W8A8 = WeightFormat("int", 8, act="int8")
+INT8_W8A8_KEEP = WeightFormat("int", 8, act="int8_keep4")
 INT4 = WeightFormat("int", 4, 128)
 INT4_W4A8 = WeightFormat("int", 4, 64, symmetric=False, act="int8_per_group")
 INT8_W8A8_GROUPS = WeightFormat("int", 8, 64, act="int8_per_group")
@@ -88,6 +89,7 @@ NVFP4 = WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn")
         _linear_sample(4, 192, 70, bias=True, weight=NF4),
         _linear_sample(7, 200, 66, bias=True, weight=INT4_W4A8),
         _linear_sample(9, 200, 66, bias=True, weight=INT8_W8A8_GROUPS),
+        _linear_sample(9, 200, 66, bias=True, weight=INT8_W8A8_KEEP),
         _linear_sample(5, 208, 48, bias=True, weight=NVFP4),
     ],
     tolerances={"float32": 1e-5, "bfloat16": 1e-2},
@@ -130,7 +132,7 @@ def _argmax_sample(rows: int, fan_in: int, fan_out: int, bias: bool = False, wei
     samples=[
         _argmax_sample(1, 64, 48), _argmax_sample(33, 256, 200, bias=True), _argmax_sample(3, 128, 65),
         _argmax_sample(5, 256, 130, weight=INT8), _argmax_sample(4, 256, 80, weight=INT4),
-        _argmax_sample(7, 192, 130, weight=INT8_W8A8_GROUPS),
+        _argmax_sample(7, 192, 130, weight=INT8_W8A8_GROUPS), _argmax_sample(7, 192, 130, weight=INT8_W8A8_KEEP),
     ],
     tolerances={"float32": 1e-5, "bfloat16": 1e-2},
 )  # fmt: skip

@@ -18,6 +18,8 @@ PER = "_per_"
 """Comes before the number of inputs that share a scale: "float8_e4m3fn_per_128"."""
 UP_TO = "_upto"
 """Comes before the largest magnitude that counts: "float8_e4m3fn_upto1200.0"."""
+KEEP = "_keep"
+"""Comes before the number of inputs of a row that may keep their values: "int8_keep4"."""
 EVEN, UP = "_even", "_up"
 """Suffixes of an act with scales of powers of two: the nearest, where 1.75 counts as 2, or the next above."""
 BLOCKS = {"mxfp8": (32, 448.0), "mxfp4": (32, 6.0), "nvfp4": (16, 6.0)}
@@ -46,8 +48,20 @@ def round_rows(x: Tensor, act: str, group: int = 0, scale: Tensor | None = None)
         assert scale is not None, act
         codes = _nearest(x.to(torch.float32) / scale, kind.removesuffix(STATIC))
         return (codes.to(torch.float32) * scale).to(x.dtype)
+    kind, _, kept = kind.partition(KEEP)
+    if kept:
+        return _round_most(x, kind, int(kept))
     codes, own = quantise_rows(x, kind, float(most) if most else None)
     return (codes.to(torch.float32) * own).to(x.dtype)
+
+
+def _round_most(x: Tensor, act: str, kept: int) -> Tensor:
+    """x [rows, in], each row rounded by its (kept + 1)-th largest magnitude. Inputs above that keep their values: a few
+    outliers make up most of the error of rows with one scale (Dettmers et al. 2022)."""
+    size = x.to(torch.float32).abs()
+    limit = size.topk(kept + 1, -1).values[..., -1:] if x.shape[-1] > kept else torch.zeros_like(size[..., :1])
+    over = size > limit
+    return torch.where(over, x, round_rows(x.masked_fill(over, 0), act))
 
 
 def quantise_rows(x: Tensor, act: str, most: float | None = None) -> tuple[Tensor, Tensor]:

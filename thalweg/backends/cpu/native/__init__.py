@@ -146,6 +146,11 @@ class NativeLibrary:
     shapes: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Outputs and inputs of packed weights, by handle."""
 
+    @property
+    def keeps(self) -> bool:
+        """May a few inputs of a row keep their values where others are rounded to int8?"""
+        return hasattr(self.functions, "thalweg_kept")
+
     def compress_weights(self) -> bool:
         """Pack dense weights so from now on. False: no kernel here reads them, and they stay as they are."""
         self.compresses = bool(self.compress(self.context))

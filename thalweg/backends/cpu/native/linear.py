@@ -28,6 +28,9 @@ NAMES = ("bfloat16", "float32")
 DENSE, INT8, INT4, INT8_ROWS, INT4_GROUPS, TABLE, FLOAT8, INT6, INT8_GROUPS = range(9)
 FLOAT_ACTS = {"": 0, "float8_e4m3fn": 1, "float8_e4m3fn_per_group": 2, "float8_e4m3fn_static": 3}
 """Names of `WeightFormat.act` -> the rounding of inputs before a product of floats."""
+KEEP = "int8_keep4"
+ACTS = {**FLOAT_ACTS, KEEP: 4}
+"""Of `Act` in core.h."""
 PANEL = 64
 """Outputs of a panel. It and the numbers above are those of core.h."""
 BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -84,7 +87,7 @@ def form_of(format: WeightFormat) -> int | str:
 
 def _integers(format: WeightFormat) -> int | str:
     """The same for inputs rounded to integers."""
-    if format.act == "int8" and format.bits == 8 and format.group == 0 and format.symmetric:
+    if format.act in ("int8", KEEP) and format.bits == 8 and format.group == 0 and format.symmetric:
         return INT8_ROWS
     if format.act == "int8_per_group" and format.bits in (4, 8) and format.group >= 0 and format.group % 4 == 0:
         return INT4_GROUPS if format.bits == 4 else INT8_GROUPS
@@ -123,11 +126,17 @@ class NativeLinear:
         form = form_of(format)
         if form == INT8_GROUPS and not self._library.quads(self._context, form, inputs, format.group or inputs):
             return f"has no product of four bytes with four, or groups too large for it: {format}"
+        if format.act == KEEP and not self._library.keeps:
+            return "the compiled library is older than this rounding of inputs; run hatch_build.py"
         return form
 
     def gains(self, spec: Mapping[str, Any]) -> str | None:
-        slow = self._library.level == PORTABLE and form_of(spec["weight"]) == INT4_GROUPS
-        return "portable code multiplies float32 faster than integers" if slow else None
+        slow = self._library.level == PORTABLE and (form_of(spec["weight"]) == INT4_GROUPS or spec["weight"].act == KEEP)
+        if slow:
+            return "portable code multiplies float32 faster than integers"
+        if spec["weight"].kind == "float" and spec["weight"].act:
+            return "rounded inputs are multiplied as they were, in their dtype"
+        return None
 
     def pack(self, w: QTensor) -> PackedWeight:
         """A dense weight is packed for inputs of the same dtype, a quantised one for either."""
@@ -170,7 +179,7 @@ class NativeLinear:
             return None
         handle = self._library.adopt(
             self._context, form, TYPES[dtype], *shape, max(format.group, 0) or shape[1], int(not format.symmetric),
-            FLOAT_ACTS.get(format.act, 0), lies.ctypes.data, lies.nbytes,
+            ACTS.get(format.act, 0), lies.ctypes.data, lies.nbytes,
         )  # fmt: skip
         return PackedWeight(self._library, handle, shape, dtype if form == DENSE else None, lies) if handle else None
 
@@ -212,7 +221,7 @@ class NativeLinear:
         handle = self._library.pack(
             self._context, form, 0 if dtype is None else TYPES[dtype], (ctypes.c_void_p * len(where))(*addresses),
             (ctypes.c_int64 * len(where))(*rows), n, k, max(format.group, 0) or k, scales, zeros, mins,
-            int(made.shifted if made else shifted), levels, outer, FLOAT_ACTS.get(format.act, 0),
+            int(made.shifted if made else shifted), levels, outer, ACTS.get(format.act, 0),
             made.input_scale if made else 0.0,
         )  # fmt: skip
         return self._wrap_handle(handle, shape, dtype if form == DENSE else None)

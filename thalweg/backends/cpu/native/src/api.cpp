@@ -188,6 +188,9 @@ int levels(Level* out) {
 
 EXPORT int thalweg_abi() { return ABI; }
 
+// Inputs of a row that keep their values where a weight of int8_rows has Act::kept.
+EXPORT int thalweg_kept() { return KEPT; }
+
 // Names of the instruction sets built in that this processor has, best first, with commas between.
 EXPORT const char* thalweg_levels() {
     static char text[128];
@@ -285,9 +288,11 @@ size_t thalweg::make_ready(Context* c, const Weight* w, Type type, const void* x
     j.words = (const uint32_t*)x;
     const bool copies = rounds || planes || sixteens || widens || pads;
     if (!sums && !copies && w->act == Act::none) return 0;
-    const size_t rounded = w->act == Act::none ? 0 : up(m * w->k * (type == Type::bf16 ? 2 : 4), 64);
+    const bool keeps = rounds && w->act == Act::kept;
+    const size_t rounded = !rounds_floats(w->act) ? 0 : up(m * w->k * (type == Type::bf16 ? 2 : 4), 64);
     const size_t rows = copies ? up(m * j.row_words * 4 * (planes ? planes : 1), 64) : 0, scales = up(m * 4 * (planes || sixteens ? w->groups : 1), 64);
-    const size_t groups = sums || planes ? up(m * w->groups * 4, 64) : 0, all = rounded + rows + scales + groups * (1 + planes);
+    const size_t groups = sums || planes ? up(m * w->groups * 4, 64) : 0, kept = keeps ? up(m * sizeof(Kept), 64) : 0;
+    const size_t all = rounded + rows + scales + groups * (1 + planes) + kept;
     if (!room) return all;
     if (rounded) {
         Quantise q{};
@@ -299,7 +304,8 @@ size_t thalweg::make_ready(Context* c, const Weight* w, Type type, const void* x
     if (rows) j.words = (const uint32_t*)room;
     float* after = (float*)(room + rows);
     Quantise q{j.type, x, m, w->k, w->group, w->groups, j.row_words, room, after, after + scales / 4,
-               (int32_t*)after + (scales + groups) / 4, 0, 0};
+               (int32_t*)after + (scales + groups) / 4, 0, 0, keeps ? (Kept*)(room + (all - rounded - kept)) : nullptr};
+    j.kept = q.kept;
     if (rounds) prepare(c, q, c->kernels->quantise_rows);
     if (widens) prepare(c, q, c->kernels->widen_rows);
     if (planes) prepare(c, q, planes == 1 ? c->kernels->round_groups : c->kernels->planes);

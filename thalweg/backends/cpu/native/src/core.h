@@ -15,8 +15,16 @@ constexpr bool scales_are_halves(Form form) { return bits_of(form) == 4 || form 
 constexpr int middle_of(Form form) { return 1 << (bits_of(form) - 1); }
 constexpr int base_of(Form form) { return form == Form::int4_groups ? 0 : middle_of(form); }  // what offsets are counted from
 // What a row of the input becomes before it is multiplied: the nearest 8-bit floats, by a scale of the row, of each of
-// the weight's groups, or of the weight.
-enum class Act : int32_t { none = 0, float8_rows = 1, float8_groups = 2, float8_static = 3 };
+// the weight's groups, or of the weight. kept: of int8_rows, a few inputs of a row keep their values (`Kept`).
+enum class Act : int32_t { none = 0, float8_rows = 1, float8_groups = 2, float8_static = 3, kept = 4 };
+constexpr bool rounds_floats(Act act) { return act != Act::none && act != Act::kept; }
+
+// Inputs of a row that are multiplied as they are: those above the fifth largest magnitude, by which the row is scaled.
+constexpr int KEPT = 4;
+struct Kept {
+    int32_t count, at[KEPT];
+    float value[KEPT];
+};
 
 constexpr int PANEL = 64;  // outputs packed side by side: the unit of work of a linear layer
 
@@ -89,6 +97,7 @@ struct Linear {
     const void* bias;
     void* y;     // or null:
     Best* best;  // [m, panels], of the outputs as y would hold them
+    const Kept* kept;         // int8_rows: [m], or null
     const float* row_scales;  // int8_rows: [m]. Inputs in planes, and of 16 bits: [m, groups]
     const float* group_sums;  // with offsets: [m, groups], of inputs or, in planes, of their codes
     const int32_t* plane_sums;  // of planes: [m, groups, planes], of each one's bytes
@@ -327,6 +336,7 @@ struct Quantise {
     int32_t* plane_sums;  // [m, groups, planes]
     float scale;          // round_floats: of everything, or 0
     int64_t per_task;     // rows
+    Kept* kept;           // int8_rows: [m], or null
 };
 
 extern const Kernels portable_kernels, avx2_kernels, avxvnni_kernels, avx512_kernels, avx512vnni_kernels, avx512bf16_kernels, amx_kernels;

