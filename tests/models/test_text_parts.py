@@ -21,6 +21,7 @@ from thalweg.checkpoint.config import read_config
 from thalweg.models import registry
 
 NEW = 6
+HOST = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
 TEXT = {**SMALL, "head_dim": 16, "pad_token_id": 0}
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 SIGLIP = {
@@ -157,9 +158,9 @@ SEEING: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 """Name -> (configuration class, of its text part what differs from TEXT, its vision part)."""
 
 
-@pytest.mark.parametrize("name", sorted(SEEING))
+@pytest.mark.parametrize(("name", "device"), [*((name, "cpu") for name in sorted(SEEING)), ("minimax-m3", HOST)])
 @pytest.mark.sampled(4)
-def test_text_of_a_model_that_sees_is_that_of_transformers(name: str, tmp_path: Path) -> None:
+def test_text_of_a_model_that_sees_is_that_of_transformers(name: str, device: str, tmp_path: Path) -> None:
     kind, text, vision = SEEING[name]
     config = kind(  # what stands for an image is no token that a text may have
         text_config={**TEXT, **text},
@@ -175,7 +176,7 @@ def test_text_of_a_model_that_sees_is_that_of_transformers(name: str, tmp_path: 
     spread(model, 7)
     model.save_pretrained(tmp_path)
     asked = [[5 + t % 250 for t in p] for p in prompts()[:3]]
-    for s in Rig(tmp_path, platform="cpu").generate(asked, NEW, chunk=6, budget=17):
+    for s in Rig(tmp_path, platform=device).generate(asked, NEW, chunk=6, budget=17):
         ids, logp = greedy(model, s.tokens[: s.prompt], NEW)
         assert s.tokens == ids
         chosen = logp[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].numpy()

@@ -27,7 +27,7 @@ class GatherAttention(AttentionBackend):
     token therefore does not depend on the rest of the batch."""
 
     name = "torch-gather"
-    batch_invariant = True
+    batch_invariant = by_token = True
     known_as: tuple[str, ...] = ("TORCH_SDPA",)
 
     def supports(self, spec: AttnSpec) -> str | None:

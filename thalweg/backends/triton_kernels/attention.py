@@ -79,7 +79,7 @@ class TritonPagedAttention(AttentionBackend):
     tiles."""
 
     known_as = ("TRITON_ATTN",)
-    mixed = True
+    mixed = by_token = True
 
     def __init__(self, tiles: TileSizes, exact: bool) -> None:
         self._tiles = tiles
