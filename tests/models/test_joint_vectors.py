@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from zoo import spread
 
 from thalweg import LLM
+from thalweg.checkpoint.config import read_config
 from thalweg.errors import RequestError
+from thalweg.models import registry
 
 NAMES = ("<|startoftext|>", "<|endoftext|>", "<pad>")
 START, END, PAD = range(256, 259)
@@ -67,6 +70,9 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     model.save_pretrained(path)
     reads = processor(**said)
     reads.save_pretrained(path)
+    if request.param == "clip":  # sizes are numbers, as in the first published files
+        file = path / "preprocessor_config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "size": 28, "crop_size": 28}))
     write_tokenizer(request.param, path)
     llm = LLM(str(path), device="cpu", dtype="float32", use_tqdm_on_load=False)
     yield model, reads, llm
@@ -112,3 +118,15 @@ def test_a_prompt_is_a_text_or_an_image(made: tuple[Any, Any, LLM]) -> None:
         llm.encode({"prompt": "", "multi_modal_data": {"image": image}}, pooling_task="token_embed", use_tqdm=False)
     with pytest.raises(RequestError, match="24"):
         llm.embed("a" * 30, use_tqdm=False)
+
+
+@pytest.mark.parametrize(("kind", "layers", "hidden"), [("clip", 12, 512), ("siglip", 12, 768)])
+def test_published_configurations_leave_sizes_out(kind: str, layers: int, hidden: int, tmp_path: Path) -> None:
+    name = {"clip": "CLIPModel", "siglip": "SiglipModel"}[kind]
+    parts = {f"{part}_config": {"model_type": f"{kind}_{part}_model"} for part in ("text", "vision")}
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "model_type": kind, **parts}))
+    config = read_config(tmp_path)
+    spec = registry.family(config)(config)
+    assert (len(spec.layers), spec.hidden, spec.result) == (layers, hidden, hidden)
+    assert spec.vision is not None
+    assert (len(spec.vision.layers), spec.vision.hidden) == (12, 768)

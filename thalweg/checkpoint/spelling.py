@@ -108,6 +108,10 @@ _QWEN2 = {
     "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 32_768,
 }  # fmt: skip
 INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("clip", "clip_text_model"): {
+        "vocab_size": 49_408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8,
+        "max_position_embeddings": 77,
+    },
     ("glmasr", "llama"): {
         "vocab_size": 59_264, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
         "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
@@ -121,6 +125,10 @@ INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("llava_next", "mistral"): _MISTRAL,
     ("llava_onevision", "qwen2"): _QWEN2,
     ("qwen2_audio", "qwen2"): _QWEN2,
+    ("siglip", "siglip_text_model"): {
+        "vocab_size": 32_000, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "max_position_embeddings": 64,
+    },
     ("smolvlm", "llama"): _LLAMA,
     ("voxtral", "llama"): {
         "vocab_size": 131_072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30,

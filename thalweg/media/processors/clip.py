@@ -89,11 +89,13 @@ def clip(config: Config, said: Config) -> Clip:
     if strategy not in ("default", "full"):
         raise UnsupportedModelError(f"config.json: vision_feature_select_strategy: {strategy!r:.40} is not supported")
     side = integer(seen, "image_size", default=336)
-    fit: dict[str, Any] = read_size(said, "size", ("shortest_edge", "height", "width"), {"shortest_edge": side})
+    classes = text(seen, "model_type", "clip_vision_model") == "clip_vision_model"
+    size = said.get("size")
+    sized = {"size": {"shortest_edge": size}} if classes and type(size) is int else said  # of SigLIP a number means both edges
+    fit: dict[str, Any] = read_size(sized, "size", ("shortest_edge", "height", "width"), {"shortest_edge": side})
     crop = read_size(said, "crop_size", ("height", "width"), {"height": side, "width": side})
     cropped = flag(said, "do_center_crop", "shortest_edge" in fit)
     only((crop if cropped else fit).values(), side)
-    classes = text(seen, "model_type", "clip_vision_model") == "clip_vision_model"
     return Clip(
         token=token(config), patch=integer(seen, "patch_size", default=14), shortest=fit.get("shortest_edge", 0), side=side,
         classes=classes, whole=classes and strategy == "full", **settings(said, mean=MEAN, std=STD),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from thalweg.checkpoint.config import Config, integer, real
-from thalweg.errors import UnsupportedModelError
+from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import act, hidden_size, layer_count, pooling
 from thalweg.models.families.towers import clip as tower
 from thalweg.models.families.towers.common import ACTS, outer_config, size, vision_config, with_defaults
@@ -13,17 +13,9 @@ from thalweg.models.spec import Attention, Layer, LayerNorm, LearnedEmbedding, M
 from thalweg.models.spec.vision import AttentionPoolSpec, ProjectorLayer, ProjectorSpec
 from thalweg.models.tail import Dense
 
-CLIP_TEXT = {
-    "vocab_size": 49_408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8,
-    "max_position_embeddings": 77, "hidden_act": "quick_gelu",
-}  # fmt: skip
 CLIP_VISION = {
     "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12, "image_size": 224,
     "patch_size": 32, "model_type": "clip_vision_model",
-}  # fmt: skip
-SIGLIP_TEXT = {
-    "vocab_size": 32_000, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "max_position_embeddings": 64, "hidden_act": "gelu_pytorch_tanh",
 }  # fmt: skip
 SIGLIP_VISION = {
     "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12, "image_size": 224,
@@ -34,7 +26,7 @@ UNREAD = ("logit_scale", "logit_bias", "text_model.embeddings.position_ids", "vi
 
 def clip(config: Config) -> ModelSpec:
     """The text's vector is of its last token, the end of text."""
-    config = with_defaults({**CLIP_TEXT, **config}, **CLIP_VISION)
+    config = with_defaults(config, **CLIP_VISION)
     outputs = integer(outer_config(config), "projection_dim", high=1 << 20, default=512)
     made, _ = tower.encoder(config, _layers(config), _projector(config, outputs), normed=True)
     vision = replace(made, root="vision_model.")
@@ -45,7 +37,7 @@ def clip(config: Config) -> ModelSpec:
 def siglip(config: Config) -> ModelSpec:
     """Texts are filled up to the longest, and all of their tokens see each other. An image's vector is of a learned query,
     which attends to its patches."""
-    config = with_defaults({**SIGLIP_TEXT, **config}, **SIGLIP_VISION)
+    config = with_defaults(config, **SIGLIP_VISION)
     hidden = size(vision_config(config), "hidden_size", 768)
     outputs = integer(config, "projection_size", high=1 << 20, default=hidden_size(config))
     if config.get("vision_use_head") is False or vision_config(config).get("vision_use_head") is False:
@@ -71,11 +63,14 @@ def _joint(config: Config, vision: VisionSpec, dense: Dense, causal: bool) -> Mo
             f"config.json: vectors of {dense.outputs} numbers, of texts with hidden size {hidden}, are not supported"
         )
     heads = integer(config, "num_attention_heads", high=1 << 16)
+    if hidden % heads:
+        raise CheckpointError(f"config.json: hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads})")
+    gelu = act(config, default="quick_gelu" if causal else "gelu_pytorch_tanh", known=ACTS)
     layer = Layer(
         Attention(
             heads=heads, kv_heads=heads, head_dim=hidden // heads, causal=causal, bias=True, out_bias=True, out="out_proj",
         ),
-        UngatedMLP(inner=integer(config, "intermediate_size", high=1 << 24), bias=True, act=act(config, known=ACTS)),
+        UngatedMLP(inner=integer(config, "intermediate_size", high=1 << 24), bias=True, act=gelu),
         Norms(mixer=LayerNorm("layer_norm1", hidden, e), ffn=LayerNorm("layer_norm2", hidden, e)),
     )  # fmt: skip
     rows = integer(config, "max_position_embeddings", high=1 << 20)
