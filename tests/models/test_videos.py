@@ -353,6 +353,30 @@ def test_what_is_wrong_with_a_video_is_said(tmp_path: Path) -> None:
         llm.shutdown()
 
 
+def test_files_without_a_video_are_named_as_such(tmp_path: Path) -> None:
+    """Sound only, a cut file, and a playlist. None of them ends the process that decodes."""
+    av = pytest.importorskip("av", reason="videos need PyAV: pip install 'thalweg[video]'")
+    sound, ours = io.BytesIO(), processors("qwen2-vl", tmp_path)[0]
+    with av.open(sound, "w", format="mp4") as container:
+        stream = container.add_stream("aac", rate=16000)
+        silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        silence.sample_rate = 16000
+        container.mux([*stream.encode(silence), *stream.encode()])
+    data = encode(scene(6, 40, 30))
+    reader = VideoReader("video", ours, MediaSettings(kept_bytes=0))
+    try:
+        for file, said in (
+            (sound.getvalue(), "here: has no video stream"),
+            (data[: len(data) // 2], "damaged or incomplete"),
+            (b"#EXTM3U\nfile:///etc/hostname\n", "is no video that is decoded here"),
+        ):
+            with pytest.raises(RequestError, match=said):
+                reader.read(MediaSource("video", "here"), file)
+        assert reader.read(MediaSource("video", "here"), data).facts.total == 6
+    finally:
+        reader.close()
+
+
 def test_a_video_of_an_earlier_turn_is_not_decoded_again(tmp_path: Path) -> None:
     """Unless the cache was cleared, or is off."""
     data, (ours, _) = encode(scene(6, 40, 30)), processors("qwen2-vl", tmp_path)

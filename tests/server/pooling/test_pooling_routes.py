@@ -281,6 +281,8 @@ def test_an_instruction_stands_where_the_form_has_a_place_for_it(ranks):
         ("/v1/embeddings", {"input": "a", "truncation_side": "middle"}, "truncation_side"),
         ("/v1/embeddings", {"input": [10**6]}, "prompt_token_ids"),
         ("/score", {"text_1": "a"}, "text_1"),
+        ("/score", {"text_1": None, "text_2": "a"}, "text_1"),
+        ("/score", {"text_1": "a", "text_2": {"text": "b", "content": [{"type": "text", "text": "c"}]}}, "text_2"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}, "text_1"),
         ("/score", {"text_1": [], "text_2": ["c"]}, "text_1"),
         ("/score", {"text_1": "a", "text_2": {"content": [{"type": "image_url", "image_url": "x"}]}}, "text_2.content[0]"),

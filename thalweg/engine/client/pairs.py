@@ -116,10 +116,12 @@ def read_scored_item(item: Any, name: str) -> ScoredItem:
     if isinstance(item, str):
         return ScoredItem((item,))
     if isinstance(item, Mapping):
-        if isinstance(item.get("text"), str):
-            return ScoredItem((str(item["text"]),))
         content = item.get("content")
         given = content if isinstance(content, list | tuple) else ()
+        if isinstance(item.get("text"), str):
+            if given:
+                raise RequestError(f"{name} has both text and content; send the text as a part of content", name)
+            return ScoredItem((str(item["text"]),))
         parts = [_read_part(part, f"{name}.content[{i}]") for i, part in enumerate(given)]
         if parts and None not in parts:
             return ScoredItem(tuple(part for part in parts if part is not None))

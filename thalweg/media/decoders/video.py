@@ -18,7 +18,8 @@ WORDS = FailureWords(
     lost="the process that decodes videos was lost or stood still; try again",
     refusals={
         "format": "is no video that is decoded here: send MP4, WebM or an animated GIF",
-        "codec": "has no picture in a codec that is decoded here: H.264, HEVC, VP8, VP9, AV1, MPEG-4 or GIF; it has {detail}",
+        "stream": "has no video stream, or its header is damaged",
+        "codec": "has a codec that is not decoded here: send H.264, HEVC, VP8, VP9, AV1, MPEG-4 or GIF",
         "broken": "is a damaged or incomplete video",
         "pixels": f"has frames of {{detail}} pixels; the limit is {MOST_PIXELS >> 20} Mi pixels: send a smaller video",
         "frames": f"has {{detail}} MiB of frames after resizing; the limit is {MOST_BYTES >> 20} MiB: ask for fewer frames "

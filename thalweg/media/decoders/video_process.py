@@ -67,10 +67,10 @@ def count_frames(data: bytes, kind: str) -> int:
     """Frames of a file, decoding none: by its packets, as headers may be wrong or silent. TaskRefusedError."""
     with _open(data, kind) as container:
         if not container.streams.video:
-            raise TaskRefusedError("codec", "no picture")
+            raise TaskRefusedError("stream")
         stream = container.streams.video[0]
         if stream.codec_context.name not in CODECS:
-            raise TaskRefusedError("codec", "another")
+            raise TaskRefusedError("codec")
         return sum(packet.size > 0 for packet in container.demux(stream))
 
 

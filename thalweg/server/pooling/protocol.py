@@ -138,7 +138,7 @@ class ScoreRequest(PairRequest):
     @classmethod
     def refuse(cls, body: dict[str, Any]) -> None:
         super().refuse(body)
-        if not any(a in body and b in body for a, b in SIDES):
+        if not any(body.get(a) is not None and body.get(b) is not None for a, b in SIDES):
             raise ApiError("text_1: required field is missing; send text_1 and text_2, or queries and documents", "text_1")
 
 
