@@ -23,6 +23,11 @@ MAX_STOP_CHARS = 4096
 MAX_BAD_CHARS = 16384
 """Most characters of all bad words together: at worst a token each, sent with every choice."""
 MAX_LIST = 100_000
+FLAGS = (
+    "ignore_eos", "detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
+    "skip_reading_prefix_cache", "flat_logprobs", "disable_spec_decode",
+)  # fmt: skip
+"""Fields of SamplingParams that are true or false. 0 and 1 count as such, "false" does not."""
 REFUSED_PARAMS = {
     "logprob_token_ids": "logprobs of chosen ids are not supported; request logprobs of the top tokens, and omit it",
     "routed_experts_prompt_start": "the experts of a token are not reported by this version; omit it",
@@ -261,6 +266,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if isinstance(self.repetition_detection, dict):
             self.repetition_detection = RepetitionDetectionParams(**self.repetition_detection)
         self._check_numbers()
+        self._check_flags()
         self._check_lists()
         self._check_transfer()
         if self.temperature < GREEDY_BELOW:
@@ -283,6 +289,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 _float(field.name, value, bound.low, bound.high, bound.open_low)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", "min_tokens")
+
+    def _check_flags(self) -> None:
+        for name in FLAGS:
+            if (value := getattr(self, name)) not in (True, False, None):
+                raise RequestError(f"{name} must be true or false, not {value!r:.80}", name)
 
     def _check_lists(self) -> None:
         assert isinstance(self.stop, list)

@@ -224,3 +224,11 @@ def test_a_request_run_in_parts_draws_the_same_seeds() -> None:
     inputs = InputProcessor(config(), v.byte_level(), seed_source=random.Random(1))
     later = inputs.process("r", [1, 2], SamplingParams(n=2, seed=9), handles=itertools.count(10), first_choice=3)
     assert [r.sampling.seed for r in later.requests] == [r.sampling.seed for r in whole[3:]]
+
+
+@pytest.mark.parametrize("name", ["ignore_eos", "detokenize", "skip_special_tokens", "disable_spec_decode"])
+def test_a_flag_in_words_is_not_true(name: str) -> None:
+    """ignore_eos="false", as clients of /inference/v1/generate may send it, was read as true."""
+    with pytest.raises(RequestError, match=f"{name} must be true or false, not 'false'"):
+        SamplingParams(**{name: "false"})
+    assert getattr(SamplingParams(**{name: 1}), name) == 1
