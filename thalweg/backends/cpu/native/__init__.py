@@ -24,7 +24,7 @@ from thalweg.hal.weights import WeightFormat
 if TYPE_CHECKING:
     from thalweg.backends.cpu.native.weight_cache import PackedWeightCache
 
-ABI = 33
+ABI = 34
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
@@ -145,11 +145,6 @@ class NativeLibrary:
     """What to raise where a replayed exchange with other ranks failed. A communicator sets it."""
     shapes: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Outputs and inputs of packed weights, by handle."""
-
-    @property
-    def keeps(self) -> bool:
-        """May a few inputs of a row keep their values where others are rounded to int8?"""
-        return hasattr(self.functions, "thalweg_kept")
 
     def compress_weights(self) -> bool:
         """Pack dense weights so from now on. False: no kernel here reads them, and they stay as they are."""

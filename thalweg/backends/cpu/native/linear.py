@@ -126,8 +126,6 @@ class NativeLinear:
         form = form_of(format)
         if form == INT8_GROUPS and not self._library.quads(self._context, form, inputs, format.group or inputs):
             return f"has no product of four bytes with four, or groups too large for it: {format}"
-        if format.act == KEEP and not self._library.keeps:
-            return "the compiled library is older than this rounding of inputs; run hatch_build.py"
         return form
 
     def gains(self, spec: Mapping[str, Any]) -> str | None:

@@ -29,7 +29,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 33;
+constexpr int ABI = 34;
 
 #if defined(HAS_AMX)
 // Does the processor have tiles, of bfloat16 and of integers, and the system let this process use them? It does once it is asked.
@@ -187,9 +187,6 @@ int levels(Level* out) {
 }  // namespace
 
 EXPORT int thalweg_abi() { return ABI; }
-
-// Inputs of a row that keep their values where a weight of int8_rows has Act::kept.
-EXPORT int thalweg_kept() { return KEPT; }
 
 // Names of the instruction sets built in that this processor has, best first, with commas between.
 EXPORT const char* thalweg_levels() {
