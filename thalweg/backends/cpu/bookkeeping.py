@@ -42,8 +42,9 @@ def _write(history: Array, slots: Array, positions: Array, tokens: Array) -> Arr
     if slots.size <= FEW:
         longest = history.shape[1]
         for slot, at, token in zip(slots.tolist(), positions.tolist(), tokens.tolist(), strict=True):
-            if slot != SCRATCH and 0 <= at < longest:
-                history[slot, at] = token
+            if slot == SCRATCH or not 0 <= at < longest:
+                slot, at = SCRATCH, 0
+            history[slot, at] = token
         return history
     keep = (slots != SCRATCH) & (positions >= 0) & (positions < history.shape[1])
     history[np.where(keep, slots, SCRATCH), np.where(keep, positions, 0)] = tokens
