@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 import orjson
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from thalweg.errors import EngineDeadError, RequestError, TemplateLimitError, UnavailableError
 from thalweg.params import StructuredOutputsParams
@@ -150,7 +150,7 @@ def from_validation(error: ValidationError) -> ApiError:
         param = _path(names[: names.index(words[-1]) + 1])
         message = f"{param}: must be {FORMS[words[-1]]}"
     else:
-        text = first["msg"].removeprefix("Value error, ")
+        text = "must be an object" if kind == "model_type" else first["msg"].removeprefix("Value error, ")
         message = f"{param}: {text[:1].lower()}{text[1:]}" if param else text
     return ApiError(message, param or None)
 
@@ -161,8 +161,19 @@ def _of_value(kind: str) -> bool:
 
 
 def _names(location: tuple[int | str, ...]) -> list[int | str]:
-    """A pydantic location without the names of union branches ("list[constrained-int]", "str")."""
-    return [p for p in location if not (isinstance(p, str) and (p in ("str", "int", "float", "bool") or "[" in p or "-" in p))]
+    """A pydantic location without the names of union branches ("list[constrained-int]", "str", "MediaUrl")."""
+    branches = _branch_names()
+    return [p for p in location if not (isinstance(p, str) and (p in branches or "[" in p or "-" in p))]
+
+
+def _branch_names() -> frozenset[str]:
+    """Of types and of all models."""
+    found, models = {"str", "int", "float", "bool"}, [BaseModel]
+    while models:
+        below = models.pop().__subclasses__()
+        found.update(model.__name__ for model in below)
+        models += below
+    return frozenset(found)
 
 
 def _path(names: list[int | str]) -> str:
