@@ -305,7 +305,7 @@ def test_pairs_that_do_not_match_are_refused(reranker: tuple[Path, LLM]) -> None
         llm.score(["a", "b"], ["c", "d", "e"])
     with pytest.raises(RequestError, match="data_2 must not be empty"):
         llm.score("a", [])
-    with pytest.raises(RequestError, match="data_2 must be text"):
+    with pytest.raises(RequestError, match=r"data_2\.content\[0\]: this model is text-only"):
         llm.score("a", [{"content": [{"type": "image_url", "image_url": "x"}]}])
     with pytest.raises(RequestError, match="limit is 256"):
         llm.score("a " * 200, "b " * 200)
