@@ -302,7 +302,7 @@ def name_row(row):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(4, 20)
+@pytest.mark.sampled(4, 12)
 @pytest.mark.parametrize(
     "row", [pytest.param(r, marks=pytest.mark.nightly if LONG & {*r.ids} else ()) for r in ROWS], ids=name_row
 )

@@ -32,7 +32,7 @@ def test_what_cannot_be_compiled_is_refused_in_words(words: list[str], said: str
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_compiler_that_dies_costs_its_kernel_and_no_other() -> None:
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "thalweg", "compile", "--arch", "sm_90", "--device", "fragile:FragilePlatform", "--json"]

@@ -50,7 +50,7 @@ def test_a_request_has_the_same_bits_alone_in_a_crowd_and_in_chunks(ranks: int, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_stages_of_layers_give_the_bits_of_all_layers_in_one_place(ranks: int) -> None:
     found = []
     for more in ({}, {"pipeline_parallel_size": 2}, {"pipeline_parallel_size": 2, "pipeline_layer_partition": [1, 5]}):

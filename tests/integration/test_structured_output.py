@@ -106,7 +106,7 @@ HOST = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
 COMPACT = {"json": SCHEMA, "disable_any_whitespace": True}
 
 
-@pytest.mark.parametrize("device", ["cpu", *(pytest.param(d, marks=pytest.mark.slow) for d in ("reference", HOST))])
+@pytest.mark.parametrize("device", ["cpu", *(pytest.param(d, marks=pytest.mark.nightly) for d in ("reference", HOST))])
 @pytest.mark.slow
 def test_jumps_change_no_text_and_are_never_wrong(device: str) -> None:
     said, asked = (

@@ -213,7 +213,7 @@ HOSTED = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
     ],
     ids=["cpu", "hosted", "tpu"],
 )
-@pytest.mark.sampled(2, 5)
+@pytest.mark.sampled(2, 3)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.slow
 def test_every_platform_holds_the_same_rounded_weights(method: str, device: str, options: dict) -> None:

@@ -252,7 +252,7 @@ def test_a_file_of_llama_cpp_is_served_as_peft_computes_it(
     ("device", "options"),
     [
         ("thalweg.backends.torch_gpu.testing:HostGpuPlatform", None),
-        ("tpu", {"jax_platform": "cpu", "precompile": "none"}),
+        pytest.param("tpu", {"jax_platform": "cpu", "precompile": "none"}, marks=pytest.mark.nightly),
     ],
     ids=["gpu", "tpu"],
 )

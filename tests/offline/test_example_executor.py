@@ -78,7 +78,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-@pytest.mark.slow  # test_steps_on_the_wire finds most of what breaks it
+@pytest.mark.nightly  # test_steps_on_the_wire finds most of what breaks it
 def test_texts_and_logprobs_are_those_of_the_worker_here(said: Any) -> None:
     for device in ("null", "reference", "cpu"):
         here, there = said[f"{device} uni"], said[f"{device} child"]

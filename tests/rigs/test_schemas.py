@@ -12,7 +12,7 @@ from schemas import Tally, note, schemas_of
 PAIR = {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]}
 
 
-@pytest.mark.parametrize(("model", "count"), [("hash", 40), ("nano", 16)])
+@pytest.mark.parametrize(("model", "count"), [("hash", 40), pytest.param("nano", 16, marks=pytest.mark.nightly)])
 @pytest.mark.slow
 def test_random_schemas_are_kept_in_engines_that_are_small_and_killed(model, count, capsys) -> None:
     assert schemas.main(["--schemas", str(count), "--model", model, "--seed", "11"]) == 0

@@ -81,6 +81,7 @@ def server(cache: dict[str, str]) -> Iterator[str]:
             print("".join(log))
 
 
+@pytest.mark.nightly  # the engine gives the same answers above
 async def test_the_server_streams_those_answers_to_several_at_once(
     server: str, told: list[list[int]], cache: dict[str, str]
 ) -> None:
