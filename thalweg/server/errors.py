@@ -138,10 +138,12 @@ FORMS = {
 def from_validation(error: ValidationError) -> ApiError:
     """The most telling objection, with the field as the client wrote it (messages[0].content). One to the value comes
     before one to its type, because of a field's forms the others always object to the type. Then the deepest."""
+    branches = _branch_names()
     first = max(
-        error.errors(include_url=False, include_input=False), key=lambda e: (_of_value(e["type"]), len(_names(e["loc"])))
+        error.errors(include_url=False, include_input=False),
+        key=lambda e: (_of_value(e["type"]), len(_names(e["loc"], branches))),
     )
-    names, kind = _names(first["loc"]), first["type"]
+    names, kind = _names(first["loc"], branches), first["type"]
     param = _path(names)
     words = [n for n in names if isinstance(n, str)]
     if kind == "missing":
@@ -160,17 +162,16 @@ def _of_value(kind: str) -> bool:
     return not kind.endswith("_type") and kind != "missing"
 
 
-def _names(location: tuple[int | str, ...]) -> list[int | str]:
+def _names(location: tuple[int | str, ...], branches: frozenset[str]) -> list[int | str]:
     """A pydantic location without the names of union branches ("list[constrained-int]", "str", "MediaUrl")."""
-    branches = _branch_names()
     return [p for p in location if not (isinstance(p, str) and (p in branches or "[" in p or "-" in p))]
 
 
 def _branch_names() -> frozenset[str]:
-    """Of types and of all models."""
+    """Of types and of this package's models."""
     found, models = {"str", "int", "float", "bool"}, [BaseModel]
     while models:
-        below = models.pop().__subclasses__()
+        below = [model for model in models.pop().__subclasses__() if model.__module__.startswith("thalweg.")]
         found.update(model.__name__ for model in below)
         models += below
     return frozenset(found)
