@@ -19,6 +19,7 @@ I32 = torch.int32
 
 @settings(max_examples=some(20, 60), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([40, 500, 3000]), st.sampled_from([0.1, 1.0, 6.0]), st.sampled_from([0, 4]))
+@pytest.mark.slow
 def test_truncation_by_prefix_is_truncation_by_sort(seed: int, vocab: int, spread: float, grain: int) -> None:
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(5, vocab)) * spread

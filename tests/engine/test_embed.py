@@ -43,7 +43,7 @@ def wanted(path: Path, ids: list[int], normalise: bool = True) -> np.ndarray:
 
 @pytest.mark.parametrize("device", [pytest.param("reference", marks=pytest.mark.slow), "cpu"])
 @pytest.mark.parametrize("more", [{}, {"max_num_seqs": 2, "max_num_batched_tokens": 64}, {"async_scheduling": True}])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_vectors_are_those_of_transformers(device: str, more: dict, path: Path) -> None:
     """Also where few texts fit a step, and where steps are launched ahead of results."""
     llm = LLM(str(path), device=device, dtype="float32", **more)

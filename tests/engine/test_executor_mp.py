@@ -114,6 +114,7 @@ def test_ranks_end_with_rank_0_however_that_ends() -> None:
         assert not Path(f"/proc/{done.stdout.strip()}").exists()
 
 
+@pytest.mark.slow
 def test_what_a_rank_cannot_build_is_said_by_it() -> None:
     with pytest.raises(
         ConfigError, match="distributed_executor_backend: tensor_parallel_size 2 on platform 'null' needs 2 proc"

@@ -57,6 +57,7 @@ def units(x: torch.Tensor) -> np.ndarray:
                        ("qwen3-next", "cpu", TIGHT), ("modernbert", "reference", {}))),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_every_token_has_a_vector(name: str, device: str, more: dict, tmp_path: Path) -> None:
     """In chunks, beside texts of which one vector is wanted, and where a prefix is cached."""
     path = make_encoder(name, tmp_path) if name in ("bert", "modernbert") else make_checkpoint(name, tmp_path)
@@ -279,7 +280,7 @@ def make_colbert(path: Path, how: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("how", KINDS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_texts_are_compared_by_the_best_of_each_token(how: str, tmp_path: Path) -> None:
     name = KINDS[how]
     whole = make_encoder(name, tmp_path / "whole")

@@ -248,6 +248,7 @@ def test_probabilities_are_those_of_transformers(name: str, device: str, tmp_pat
         ({}, 1, sigmoid),
     ],
 )
+@pytest.mark.sampled(2)
 def test_what_numbers_go_through(said: dict, labels: int, want: object, tmp_path: Path) -> None:
     path = make_classifier("roberta", tmp_path, labels)
     edit_config(path, **said)

@@ -167,6 +167,7 @@ def test_a_part_that_was_ended_is_given_what_it_found_and_says_which_figures_are
     assert (parts["late"]["state"], parts["late"]["figures"]) == ("not run", before["figures"])  # which the next run needs
 
 
+@pytest.mark.slow
 def test_evidence_of_the_parts_is_one(tmp_path: Path) -> None:
     todo = []
     for i in (1, 2):

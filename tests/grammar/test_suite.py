@@ -31,6 +31,7 @@ def source(schema: Any) -> GrammarSource | GrammarError:
 
 
 @pytest.mark.parametrize("file", FILES)
+@pytest.mark.sampled(11)
 def test_no_invalid_instance_is_accepted(file: str) -> None:
     for group in (g for g in SUITE if g["file"] == file):
         made = source(group["schema"])

@@ -31,6 +31,7 @@ def two_threads() -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.sampled(4)
 def test_a_value_has_the_same_bits_wherever_it_lies(name: str, dtype: torch.dtype, two_threads: None) -> None:
     """Among few or many, at the begin or the end, in rows of their own or halves of others, on one thread or two."""
     f, x = FUNCTIONS[name], (3 * torch.randn(75_000)).to(dtype)

@@ -31,6 +31,7 @@ def strangers(n: int, vocab: int) -> list[dict]:
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_seed_gives_the_same_tokens_in_every_company(device, dtype, tmp_path):
     path = make_checkpoint("qwen3", tmp_path)
 

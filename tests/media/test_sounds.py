@@ -112,6 +112,7 @@ def test_other_forms(form, gate):
 
 
 @pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 44_100, 48_000])
+@pytest.mark.sampled(2)
 def test_resampling(rate):
     got, want = resample(tones(rate).astype(np.float32), rate, RATE), tones(RATE)
     assert got.size == -(-tones(rate).size * RATE // rate)

@@ -210,6 +210,7 @@ def compared(path: Path, oracle: Callable[[list[int]], Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(2)
 def test_a_family_computes_what_the_class_does_that_it_is_by_another_name(name, tmp_path):
     architecture, kind, different, change, said = CASES[name]
     settings = kind(**{**SMALL, **different}, attn_implementation="eager")

@@ -85,6 +85,7 @@ def told(path: Path, device: str = "reference", **more: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.sampled(2)
 def test_a_float8_cache_is_scaled_as_the_checkpoint_says(name, device, tmp_path):
     """Qwen3 norms q and k after their projections: its scales come after that."""
     path = made(name, tmp_path)
@@ -162,6 +163,7 @@ def test_one_old_scale_serves_both_and_those_never_measured_count_as_one(tmp_pat
         ({"quant_method": "modelopt", "quantization": {"quant_algo": None, "kv_cache_quant_algo": "NVFP4"}}, ""),
     ],
 )  # fmt: skip
+@pytest.mark.sampled(2)
 def test_auto_is_what_the_checkpoint_says(config, kept, tmp_path, caplog):
     """As vLLM has it. The model's own type, asked for by name, is left alone."""
     path = made("llama", tmp_path, config=config)

@@ -299,7 +299,7 @@ def test_drafts_are_those_of_the_published_formula(
 
 
 @pytest.mark.parametrize("name", ["authors", "p-eagle", "speculators", "eagle-3.1", "eagle-1"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
     target: tuple[Target, Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ POOL = {"cls_token": lambda h: h[0], "mean_tokens": lambda h: h.mean(0), "lastto
 
 @pytest.mark.parametrize("platform", [pytest.param("reference", marks=pytest.mark.slow), "cpu"])
 @pytest.mark.parametrize("mode", sorted(POOL))
+@pytest.mark.sampled(2)
 def test_pooled_vectors_are_those_of_transformers(mode: str, platform: str, tmp_path: Path) -> None:
     path = make_encoder("bert", tmp_path)
     describe_pooling(path, mode)

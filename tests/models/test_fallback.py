@@ -47,6 +47,7 @@ def foreign(kind: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(2)
 def test_greedy_tokens_and_logprobs_are_those_of_transformers(name, tmp_path):
     path = make_checkpoint(name, tmp_path, tokenizer=False) if name in NATIVE else foreign(name, tmp_path)
     rig = Rig(path, platform="cpu", impl="transformers")

@@ -67,6 +67,7 @@ def given(ids: list[int], sounds: list[np.ndarray], model: Any) -> dict[str, Any
     return {"inputs_embeds": embeds, "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
 
 
+@pytest.mark.slow
 def test_answers_about_clips_are_those_of_transformers(tmp_path: Path) -> None:
     """Clips of several blocks and windows, the last of them partly filled."""
     model = make(tmp_path)

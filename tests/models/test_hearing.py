@@ -93,6 +93,7 @@ def test_answers_about_sounds_are_those_of_transformers(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", list(hearing.FAMILIES))
+@pytest.mark.sampled(2)
 def test_features_and_counts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Counts by the arithmetic of each processor of transformers, which has no public function for it."""
     config = hearing.FAMILIES[name].config()

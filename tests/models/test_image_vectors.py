@@ -61,6 +61,7 @@ def unit(x: np.ndarray) -> np.ndarray:
     return x / np.linalg.norm(x)
 
 
+@pytest.mark.slow
 def test_a_vector_of_an_image_is_that_of_transformers(made: tuple[Path, Any], embedder: LLM) -> None:
     """Prompts of objects and conversations, some longer than a step."""
     a, b = picture(60, 40), picture(90, 30, 1)
@@ -90,6 +91,7 @@ def test_an_image_and_a_text_are_compared_by_their_vectors(embedder: LLM) -> Non
         embedder.score("boats", {"content": item["content"] * 17})
 
 
+@pytest.mark.slow
 def test_a_reranker_reads_images_in_its_form(made: tuple[Path, Any]) -> None:
     """Callers' special tokens stay text, and an empty side is written as the authors write it."""
     path, model = made

@@ -86,6 +86,7 @@ def unit(x: Any) -> np.ndarray:
 
 
 @torch.inference_mode()
+@pytest.mark.slow
 def test_texts_and_images_have_the_vectors_of_transformers(made: tuple[Any, Any, LLM]) -> None:
     """In one batch, where images of several sizes share a step of their encoder."""
     model, reads, llm = made

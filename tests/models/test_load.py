@@ -249,6 +249,7 @@ def test_a_model_that_does_not_divide_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", LOAD_REFUSED)
+@pytest.mark.sampled(2)
 def test_loaders_that_are_not_honoured_are_refused_with_what_to_do(name):
     with pytest.raises(ConfigError, match=f"load_format: {name}: .*(give the|leave it at auto)"):
         LLM("thalweg-nano", device="reference", load_format=name)

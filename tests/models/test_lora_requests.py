@@ -159,6 +159,7 @@ def test_files_that_change_are_another_adapter(base: Path, adapters: dict[str, P
     llm.shutdown()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_served_is_refused_in_words_and_the_engine_goes_on(
     llm: LLM, base: Path, requests: dict[str, LoRARequest], tmp_path: Path
 ) -> None:
@@ -246,6 +247,7 @@ def test_vectors_are_those_of_the_merged_model(base: Path, adapters: dict[str, P
         ({"device": "null", "threads": None}, "enable_lora: platform 'null' runs no model"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_an_engine_that_cannot_have_adapters_does_not_start(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         LLM(enable_lora=True, **{**SIZES, **fields})
@@ -260,6 +262,7 @@ def test_the_slots_are_in_the_plan(llm: LLM, base: Path) -> None:
     assert planned.total == plan(EngineArgs(model=str(base), **SIZES)).total + held
 
 
+@pytest.mark.slow
 def test_only_the_named_modules_have_room_and_others_are_refused(base: Path, adapters: dict[str, Path]) -> None:
     fields: dict[str, Any] = {"enable_lora": True, "lora_target_modules": [*ATTENTION, "layers.0.mlp.down_proj"], **SIZES}
     llm = LLM(base, lora_dtype="float32", **fields)

@@ -41,7 +41,7 @@ def close(path: Path, platform: str = "cpu", want: object = hidden, max_len: int
         *(pytest.param(n, "reference", marks=SLOW) for n in ("modernbert", "mpnet", "gemma3-both-ways", "deberta-v3")),
     ],
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_vectors_are_those_of_transformers(name: str, platform: str, tmp_path: Path) -> None:
     close(make_encoder(name, tmp_path), platform)
 
@@ -172,6 +172,7 @@ def numbers(path: Path, auto: type, ids: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ["deberta", "deberta-v3", "eurobert"])
+@pytest.mark.sampled(2)
 def test_classes_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     more = {"classifier_pooling": "mean"} if name == "eurobert" else {}
     path = make_classifier(name, tmp_path, 3, **more)
@@ -226,6 +227,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("mode", sorted(WAYS))
+@pytest.mark.sampled(2)
 def test_other_ways_of_pooling(mode: str, tmp_path: Path) -> None:
     path = make_encoder("distilbert", tmp_path)
     describe_pooling(path, mode)

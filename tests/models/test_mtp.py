@@ -262,7 +262,7 @@ def test_drafts_are_those_of_the_published_formula(
         *((name, 3) for name in ("glm_lite", "deepseek", "qwen3_5", "qwen3_5_moe", "exaone")),
     ],
 )  # fmt: skip
-@pytest.mark.sampled(2, 7)
+@pytest.mark.sampled(1, 7)
 def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
     family: str, at: int, made: Callable[[str], tuple[Published, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +336,7 @@ def test_the_plan_counts_the_module(mimo: tuple[Published, Path]) -> None:
     assert both.kv_per_token == target.kv_per_token * 3 // 2  # two layers, and the module's
 
 
+@pytest.mark.slow
 def test_modules_that_cannot_be_run_are_refused_in_words(mimo: tuple[Published, Path], tmp_path: Path) -> None:
     for config, args, words in (
         ({"model": str(mimo[1])}, {}, "'model' is not supported; mtp has method"),

@@ -29,6 +29,7 @@ from thalweg.options.weights import CHECKPOINT_FORMATS, QUANTIZATIONS, ROUNDINGS
 from thalweg.quantization.online import CANDIDATES, METHODS, Formats, formats, round_weight
 
 
+@pytest.mark.slow
 def test_the_names_users_give_are_those_there_are() -> None:
     assert {*METHODS, *CANDIDATES} == set(ROUNDINGS)
     assert set(SPELLINGS.values()) <= set(ROUNDINGS)
@@ -99,6 +100,7 @@ def test_no_candidate_takes_more_bytes_than_the_first_so_that_memory_is_planned_
 
 
 @pytest.mark.parametrize("method", ["int8", "w4a8"])
+@pytest.mark.slow
 def test_the_largest_inputs_keep_their_values_only_where_a_kernel_does_so(method: str) -> None:
     """Other devices round all inputs of layers, and none of the output matrix."""
     sizes = {"quantization": method, "max_model_len": 64, "max_num_seqs": 2}
@@ -127,6 +129,7 @@ def test_a_few_outliers_of_a_row_cost_no_more_than_rows_without() -> None:
 
 
 @pytest.mark.parametrize(("device", "isa"), [("reference", None), ("cpu", ""), ("cpu", "portable"), ("cpu", "none")], ids=str)
+@pytest.mark.sampled(2)
 def test_int4_is_the_first_format_for_which_the_device_has_a_kernel(device: str, isa: str | None) -> None:
     """Portable code has one for w4a8 that is slower than its other, and runs it for who asks by name."""
     options = {} if isa is None else {"additional_config": {"isa": isa}}

@@ -140,7 +140,7 @@ def test_a_classifier_that_an_adapter_replaces_classifies_its_sequences(name: st
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_variant_is_served_as_peft_computes_it(
     case: str, bases: Callable[[str], Path], engines: Callable[[str], LLM], tmp_path: Path
 ) -> None:
@@ -160,6 +160,7 @@ def test_a_variant_is_served_as_peft_computes_it(
 
 
 @pytest.mark.parametrize("method", ["w8a16", "w4a16", "mxfp4"])
+@pytest.mark.sampled(2)
 def test_dora_over_weights_rounded_at_load_is_that_of_peft_over_these_weights(
     method: str, bases: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -180,6 +181,7 @@ def test_dora_over_weights_rounded_at_load_is_that_of_peft_over_these_weights(
         check(output, model)
 
 
+@pytest.mark.slow
 def test_experts_in_a_tensor_for_each_are_those_in_one(
     bases: Callable[[str], Path], engines: Callable[[str], LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,7 @@ def nano() -> LLM:
         ({"prompt_embeds": "ok"}, {"repetition_penalty": 1.2}, "repetition_penalty: a prompt of embeddings has no tokens"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_what_cannot_be_laid_is_refused_by_name(nano: LLM, prompt: dict, params: dict, said: str) -> None:
     hidden = nano.config.model.hidden
     ready = {"ok": np.zeros((4, hidden)), "none": np.zeros((0, hidden)), "long": np.zeros((nano.config.model.max_len, hidden))}

@@ -44,7 +44,7 @@ CASES = [*((name, ranks, False) for name, ranks in KINDS.items()), *((name, rank
 
 
 @pytest.mark.parametrize(("name", "ranks", "placed"), CASES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_ranks_that_share_a_model_give_the_text_of_one(name, ranks, placed, tmp_path):
     path = make_checkpoint(name, tmp_path, tokenizer=False)
     ring = Ring(ranks)

@@ -118,6 +118,7 @@ def test_a_state_that_is_read_and_not_written_stays_as_it_is(platform, tmp_path)
 
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.sampled(2)
 def test_the_rows_of_other_sequences_change_no_bit(name, platform):
     """Each sequence of the op's samples alone, against all of them together."""
     op, device, at = ops.all_ops()[name], cases_device(platform), OPS[name][0] + 1

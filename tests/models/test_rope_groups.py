@@ -93,6 +93,7 @@ def whole(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(seeing.FAMILIES | hearing.FAMILIES))
+@pytest.mark.sampled(11)
 def test_the_groups_of_models_that_see_and_hear_are_read_as_closely(name: str, tmp_path: Path) -> None:
     config = whole(name)
     file = tmp_path / "config.json"

@@ -159,7 +159,7 @@ SEEING: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("name", "device"), [*((name, "cpu") for name in sorted(SEEING)), ("minimax-m3", HOST)])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_text_of_a_model_that_sees_is_that_of_transformers(name: str, device: str, tmp_path: Path) -> None:
     kind, text, vision = SEEING[name]
     config = kind(  # what stands for an image is no token that a text may have

@@ -51,7 +51,7 @@ def said(caplog) -> list[str]:
 
 
 @pytest.mark.parametrize("name", HEADS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_an_output_matrix_that_differs_is_used_and_a_copy_is_not(name, tmp_path, caplog):
     path, (table, head) = make_checkpoint(name, tmp_path, tokenizer=False), HEADS[name]
     tied = equal(path)

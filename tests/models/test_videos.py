@@ -147,6 +147,7 @@ LENGTHS = ((12, 60, 40, 4.0), (3, 33, 50, 25.0), (200, 20, 90, 7.5), (90, 64, 64
 
 
 @pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.sampled(3)
 def test_frames_and_their_text_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Of short, long, slow and odd videos. Pixels too, of the first."""
     ours, theirs = processors(name, tmp_path)
@@ -377,6 +378,7 @@ def test_files_without_a_video_are_named_as_such(tmp_path: Path) -> None:
         reader.close()
 
 
+@pytest.mark.slow
 def test_a_video_of_an_earlier_turn_is_not_decoded_again(tmp_path: Path) -> None:
     """Unless the cache was cleared, or is off."""
     data, (ours, _) = encode(scene(6, 40, 30)), processors("qwen2-vl", tmp_path)

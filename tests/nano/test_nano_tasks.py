@@ -40,6 +40,7 @@ def _asked(example) -> str:
 
 
 @pytest.mark.parametrize("task", QUICK)
+@pytest.mark.sampled(4)
 def test_one_seed_gives_the_same_examples_and_another_gives_others(task):
     assert examples(task, "test", 20) == examples(task, "test", 20)
     assert examples(task, "test", 20) != examples(task, "test", 20, seed=2)
@@ -56,6 +57,7 @@ def test_a_hundred_different_contents_are_held_out_and_answers_differ(task):
 
 
 @pytest.mark.parametrize("task", TASKS)
+@pytest.mark.sampled(4)
 def test_only_the_right_answer_counts(task):
     for e in examples(task, "validation", 50):
         assert e.messages[-1]["role"] in ("user", "tool")

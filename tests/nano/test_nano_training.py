@@ -87,6 +87,7 @@ def readers():
 
 
 @pytest.mark.parametrize("task", TASKS)
+@pytest.mark.sampled(4)
 def test_training_sees_the_prompts_that_serving_makes(task, module, readers):
     """Template and tokenizer as the engine and transformers use them."""
     chat, theirs, backend = readers

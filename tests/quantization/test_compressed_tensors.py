@@ -225,7 +225,7 @@ CASES = [
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("preset", "family", "device"), CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_text_is_that_of_transformers_with_the_library_s_weights(preset, family, device, tmp_path):
     """Formats that round weights alone: `run_compressed=False`."""
     path = source(tmp_path, family)
@@ -246,7 +246,7 @@ def test_text_is_that_of_transformers_with_the_library_s_weights(preset, family,
     ["FP8", "W8A8", "W4A4", "MXFP4", "FP8_BLOCK",
      *(pytest.param(p, marks=pytest.mark.slow) for p in ("FP8_DYNAMIC", "MXFP8", "MXFP4XFP8"))],
 )  # fmt: skip
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_logits_are_those_of_transformers_with_rounded_inputs(preset, tmp_path):
     """`run_compressed=True`: the library rounds inputs of layers as the checkpoint says. Both compute in float32. What is
     between them is less than a quarter of what rounding changes. (Not of W8A8: steps differ, so that both roundings may be.)"""

@@ -156,6 +156,7 @@ def _static(layer: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
 @pytest.mark.parametrize("device", ["reference", "cpu"])
+@pytest.mark.sampled(2)
 def test_a_model_with_static_scales_answers_as_transformers_does_with_inputs_rounded_so(family, device, tmp_path):
     """Each of q, k and v has scales of its own. Inputs of experts are not rounded: their op rounds none."""
     path = source(tmp_path, family)

@@ -258,7 +258,7 @@ def test_the_shares_of_ranks_are_those_of_the_whole(name):
     ],
     ids=["gptq", "gptq8", "awq", "auto-round", "bitsandbytes", "hqq", "torchao", "bitnet"],
 )  # fmt: skip
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_experts_are_read_as_one(description, how, tmp_path):
     source = make_checkpoint("qwen3-moe", tmp_path, tokenizer=False)
     dense = packers.rewrite(source, tmp_path / "q", description, how)

@@ -71,6 +71,7 @@ def _each(made, files: Files) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("name", EVERY)
+@pytest.mark.sampled(10)
 def test_the_weights_are_those_that_the_library_reads(name):
     got, said = weights(DATA / name), json.loads((DATA / name / "oracle.json").read_text())
     if said["near"]:
@@ -114,6 +115,7 @@ def test_text_is_that_of_transformers_with_these_weights(device, name, tmp_path)
 
 
 @pytest.mark.parametrize("name", EVERY)
+@pytest.mark.sampled(10)
 def test_the_bytes_counted_are_the_bytes_held(name):
     made, read = model(DATA / name)
     held = {t.data_ptr(): t.nbytes for _, t in walk(load_params(made, DATA / name, DEVICE, progress=False))}

@@ -14,6 +14,7 @@ from thalweg.hal.ops.quantise import round_rows
 FP8 = {"quant_method": "fp8", "weight_block_size": [32, 16], "fmt": "e4m3", "activation_scheme": "dynamic"}
 
 
+@pytest.mark.slow
 def test_up_projections_in_blocks_of_float8_are_those_of_the_codes(tmp_path):
     """As DeepSeek-V3 is published: all of attention is in codes. 176 rows are no whole blocks, and neither are those of a head.
     The down-projections of q and of latents share a product."""

@@ -51,6 +51,7 @@ def test_the_plan_counts_what_is_held(name):
 
 
 @pytest.mark.parametrize("name", ["w4a16_awq", "w4a8_awq", "w8a8_sq"])
+@pytest.mark.sampled(2)
 def test_inputs_are_smoothed(name, tmp_path):
     """Without pre_quant_scale the same file is farther from the library's simulation."""
     path = tmp_path / name
@@ -69,6 +70,7 @@ def test_inputs_are_smoothed(name, tmp_path):
 
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize("name", [n for n in NAMES if "logits" in load_file(HERE / n / "oracle.safetensors")])
+@pytest.mark.sampled(3)
 def test_logits_are_those_of_the_library_s_simulation(name, device):
     oracle = load_file(HERE / name / "oracle.safetensors")
     prompt = tuple(oracle["prompt"][0].tolist())

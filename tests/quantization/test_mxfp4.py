@@ -74,6 +74,7 @@ def test_a_scale_that_is_no_number_is_refused(stored):
         read(made(stored), stored, f"{MODULE}.1.down_proj", (HIDDEN, 64))
 
 
+@pytest.mark.slow
 def test_the_loader_takes_each_expert_s_place_of_one_tensor(tmp_path):
     """A model of a family that is served, its experts written as gpt-oss writes them."""
     from safetensors.torch import load_file, save_file
@@ -101,6 +102,7 @@ def test_the_loader_takes_each_expert_s_place_of_one_tensor(tmp_path):
     assert bool(logprobs(path).isfinite().all())
 
 
+@pytest.mark.slow
 def test_gpt_oss_as_it_is_published(tmp_path):
     """Its experts in MXFP4, against transformers with what it makes of them."""
     import transformers

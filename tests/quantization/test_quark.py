@@ -161,6 +161,7 @@ def test_settings_that_are_not_read_are_refused_by_key(weight, inputs, more, wor
 
 @pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
 @pytest.mark.parametrize("device", ["reference", "cpu"])
+@pytest.mark.sampled(2)
 def test_a_model_in_mxfp4_with_its_own_weights(family, device, tmp_path):
     """Weights alone are rounded: log-probabilities are transformers' with the same dense weights."""
     kept = {}

@@ -54,6 +54,7 @@ def model(path: Path, **more):
 
 @pytest.mark.parametrize("name", [*EVERY, "mixed"])
 @pytest.mark.parametrize("family", ["llama-biased", "qwen3-moe"])
+@pytest.mark.sampled(3)
 def test_the_weights_are_those_that_the_library_reads(name, family, tmp_path):
     source = make_checkpoint(family, tmp_path, tokenizer=False)
     groups = EVERY.get(name) or (EXPERTS if family == "qwen3-moe" else MIXED)
@@ -83,7 +84,7 @@ def _routers(source: Path) -> list[str]:
     ("family", "groups"),
     [("qwen3", EVERY["W4A16"]), ("llama-biased", EVERY["W4A16_ASYM"]), ("qwen3", MIXED), ("qwen3-moe", EXPERTS)],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_text_is_that_of_transformers_with_the_library_s_weights(device, family, groups, tmp_path):
     """Weight-only formats: nothing but the weights is rounded. (Block fp8 rounds inputs too, so MIXED is compared loosely.)"""
     source = make_checkpoint(family, tmp_path)
@@ -167,6 +168,7 @@ def test_files_decide_which_layers_are_quantised_and_rules_may_not_contradict_th
         formats(["re:.*mlp.*"])
 
 
+@pytest.mark.slow
 def test_quantised_weights_are_not_rounded_again_and_damaged_ones_are_named(tmp_path):
     source = make_checkpoint("llama", tmp_path, tokenizer=False)
     rewrite(source, tmp_path / "q", EVERY["W4A16"], ["lm_head"])

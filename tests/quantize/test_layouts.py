@@ -63,6 +63,7 @@ def values(stored: Checkpoint, layer: str, layout: str, config: dict[str, Any]) 
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("layout", "name", "group"), CASES)
+@pytest.mark.sampled(2)
 def test_files_hold_the_weights_that_were_chosen(layout, name, group, tmp_path, monkeypatch):
     monkeypatch.setattr("thalweg.quantize.formats.GROUPS", (0, 16))
     source = make_checkpoint("qwen3", tmp_path)
@@ -93,6 +94,7 @@ def test_files_hold_the_weights_that_were_chosen(layout, name, group, tmp_path, 
 
 
 @pytest.mark.parametrize("layout", [pytest.param("awq", marks=pytest.mark.slow), "gptq"])
+@pytest.mark.slow
 def test_the_command_writes_what_is_served(layout, tmp_path):
     """Layers that stay dense are named as each reader expects it, and method and layout are two things."""
     source = make_checkpoint("mixtral", tmp_path)

@@ -81,7 +81,7 @@ def layers_of(path: Path):
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("name", "group"), [*((n, None) for n in FORMATS), ("W4A16", 64), ("W4A16_ASYM", 32), ("W8A16", 0)])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_readers_find_the_weights_that_were_chosen(name: str, group: int | None, wide: Path, tmp_path: Path) -> None:
     report = written(tmp_path / "q", name, group, wide)
     form, dense = choose_format(name, group), open_checkpoint(wide)
@@ -113,7 +113,7 @@ def test_readers_find_the_weights_that_were_chosen(name: str, group: int | None,
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", WEIGHTS_ALONE)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_the_text_is_that_of_transformers(name: str, wide: Path, tmp_path: Path) -> None:
     written(tmp_path / "q", name, source=wide)
     llm = LLM(str(tmp_path / "q"), device="reference", dtype="float32", max_model_len=64, max_num_seqs=2)
@@ -128,6 +128,7 @@ def test_the_text_is_that_of_transformers(name: str, wide: Path, tmp_path: Path)
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["W4A16", "W4A16_ASYM", "W8A8", "FP8_BLOCK"])
+@pytest.mark.sampled(2)
 def test_scales_of_a_bfloat16_model_are_bfloat16(name: str, tmp_path: Path) -> None:
     """transformers then rounds their products to bfloat16 too, which are else what was chosen."""
     report = written(tmp_path / "q", name)
@@ -169,6 +170,7 @@ def test_calibration_loses_less_than_rounding_on_its_text_and_on_another(tmp_pat
 
 
 @pytest.mark.parametrize("family", ["llama-biased", "llama", "gemma3", "glm4", "qwen2"])
+@pytest.mark.sampled(2)
 def test_folded_scales_leave_a_model_as_it_was(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """AWQ with a format that rounds nothing: what norms and rows are divided by, weights are multiplied by."""
     from thalweg.quantize import awq, run

@@ -165,7 +165,7 @@ def status(running: Any, dialect: str, history: list[Json]) -> str:
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dialect", PATHS)
-@pytest.mark.sampled(2, 10)
+@pytest.mark.sampled(1, 10)
 def test_an_answer_that_was_cut_anywhere_is_accepted_back(start: Any, format: str, dialect: str) -> None:
     template, text = FORMATS[format]
     running = start(Scripted(template=template))
@@ -195,7 +195,7 @@ NAMES = [n for n in (*TOOL_PARSERS, *TOOL_PARSERS_032) if n != "hf"]
 
 
 @pytest.mark.parametrize("name", some(NAMES[::9], NAMES))
-@pytest.mark.sampled(2, 24)
+@pytest.mark.sampled(1, 24)
 def test_a_call_of_every_format_that_was_cut_is_accepted_back(start: Any, name: str) -> None:
     call = Call("ls", '{"path": "a\\"b", "more": {"x": [1]}}', "")
     text = write(TurnFormat(calls=calls_named(name)), Words("I look.", "", [call]))

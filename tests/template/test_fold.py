@@ -61,7 +61,7 @@ S = "<system>\n{}\n</system>"
         (CHATML, "usu", "<|im_start|>user\nu0<|im_end|>\n<|im_start|>system\ns1<|im_end|>\n<|im_start|>user\nu2<|im_end|>\n"),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_what_a_template_refuses_is_told_by_the_user(chats, source: str, said: str, text: str) -> None:
     made, _ = chats[source].render(roles(said), add_generation_prompt=False)
     assert "".join(made.split("<s>")).replace("\n", "") == text.replace("\n", "")

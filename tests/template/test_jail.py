@@ -253,6 +253,7 @@ def outcome(render: Callable[[], Any]) -> Any:
 @pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("format", [None, "string", "openai"])
+@pytest.mark.sampled(2)
 def test_the_jail_changes_nothing_about_a_rendering(name: str, format: Any) -> None:
     chat = Chat(v.byte_level(), TEMPLATES[name])
     messages = [CHAT[0], {**CHAT[1], "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, CHAT[2]]
@@ -458,6 +459,7 @@ def test_a_template_that_does_not_parse_blames_who_sent_it() -> None:
 
 
 @pytest.mark.parametrize("source", [CHATML, "ok\n{% for %}", None])
+@pytest.mark.sampled(2)
 def test_what_was_read_ahead_is_there_for_the_check_and_says_nothing_itself(source: str | None) -> None:
     chat = Chat(v.byte_level(), source)
     chat.check_ahead()

@@ -34,7 +34,7 @@ def saved(path: Path, **sources: str) -> Path:
 @pytest.mark.parametrize("names", [("default", "tool_use", "rag"), ("default", "rag"), ("default",), ("tool_use", "rag")])
 @pytest.mark.parametrize("tools", [None, TOOLS])
 @pytest.mark.parametrize("asked", [None, "default", "tool_use", "rag", "S:{{ messages|length }}"])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_a_conversation_gets_the_template_of_transformers(tmp_path, names, tools, asked):
     if asked in SOURCES and asked not in names:
         pytest.skip("no such name")

@@ -88,7 +88,7 @@ def places(text: str) -> Iterator[tuple[list[dict[str, Any]], Any, dict[str, Any
 
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("source", [SMALL, PARTS, ASCII, CHATML])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_no_special_token_has_an_effect_wherever_a_caller_writes_it(make: Callable[[], Tokenizer], source: str) -> None:
     tok = make()
     render, here = chat(make, source), ChatTemplate(source, tok.special_tokens)

@@ -95,7 +95,7 @@ def shared(one: str, other: str) -> int:
 
 @pytest.mark.parametrize("as_tokens", [False, True], ids=["letters", "tokens"])
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sampled(2, 24)
+@pytest.mark.sampled(1, 24)
 def test_a_cut_call_begins_every_call_that_it_may_become(name, as_tokens):
     """Two turns that differ in how their last value goes on: up to there, what is told begins both."""
     rng, turn, said = random.Random(name), turn_of(name), 0

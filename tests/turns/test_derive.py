@@ -165,7 +165,7 @@ def turns(render, source_ids: bool, deep: bool):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_a_format_that_no_row_has_is_derived(shape):
     calls, body, (opened, closed, section) = SHAPES[shape]
     turn = derived(written(calls))

@@ -78,7 +78,7 @@ def some_tools(rng: random.Random) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sampled(2, 16)
+@pytest.mark.sampled(1, 16)
 def test_a_call_that_must_be_made_fits_its_schema(name):
     rng, served, refused = random.Random(f"law {name}"), 0, 0
     for i in range(some(4, 16)):
@@ -132,7 +132,7 @@ def test_a_call_that_may_be_made_fits_its_schema(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sampled(3, 16)
+@pytest.mark.sampled(2, 16)
 def test_beside_a_form_there_are_calls_or_content_of_that_form(name):
     rng, seen = random.Random(f"form {name}"), set()
     for i in range(some(5, 16)):

@@ -47,7 +47,7 @@ def test_marks_in_strings_are_text(name):
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if isinstance(ROWS[n].body, TaggedArgs) and not ROWS[n].body.nested])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_what_ends_a_value_is_text_of_it_where_no_value_may_end(name):
     turn, rng = turn_of(name), random.Random(f"values {name}")
     bound, row = bind(turn, None), ROWS[name]

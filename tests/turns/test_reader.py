@@ -57,7 +57,7 @@ def speakable(turn: TurnFormat, message: Message) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_what_is_written_is_read(name):
     rng, turn, said = random.Random(name), turn_of(name), 0
     bound = bind(turn, None)
@@ -76,7 +76,7 @@ def test_what_is_written_is_read(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_streamed_equals_whole_for_every_split(name):
     rng, turn = random.Random(name), turn_of(name)
     bound = bind(turn, None)

@@ -63,6 +63,7 @@ def test_what_is_expected_is_held_and_what_is_not_taken_goes_back(library: Nativ
     assert process_memory() - before < 8 * MIB
 
 
+@pytest.mark.slow
 def test_nothing_is_written_into_memory_that_was_taken_before_it_was_ready(library: NativeLibrary) -> None:
     for turn in range(25):
         native.expect(64 * MIB)
@@ -105,6 +106,7 @@ def test_a_weight_has_the_same_bits_wherever_it_lies(library: NativeLibrary) -> 
     assert torch.equal(kernel.run(x, there), elsewhere)
 
 
+@pytest.mark.slow
 def test_a_device_counts_what_waits_as_free_and_gives_it_back_with_its_first_cache(library: NativeLibrary) -> None:
     device = CpuPlatform().with_options(CpuOptions(threads=1, isa=library.level)).open(Place())
     before = device.memory_used()

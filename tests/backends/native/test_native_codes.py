@@ -121,6 +121,7 @@ SCALES = {
 
 @pytest.mark.parametrize("name", SCALES)
 @pytest.mark.parametrize("mins", [False, True])
+@pytest.mark.sampled(10)
 def test_scales_and_minima_are_kept_exactly_in_the_least_memory(library: NativeLibrary, name: str, mins: bool) -> None:
     values, each = SCALES[name]
     format = WeightFormat("int", 4, 32, symmetric=not mins, mins=mins)

@@ -120,6 +120,7 @@ def test_biased_gates_that_are_cut_off_are_those_of_the_body(library: NativeLibr
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.sampled(2)
 def test_more_rows_than_are_made_ready_at_once_keep_their_bits(library: NativeLibrary, dtype: str) -> None:
     """Pairs are parted within an expert, at its end, and where all tokens have the same experts."""
     kernel, *_ = kernels(library)

@@ -110,6 +110,7 @@ def _filled(device: GpuDevice, attention: Any, spec: AttnSpec, mix: list[tuple[i
     return stories, cache, table, start
 
 
+@pytest.mark.sampled(2)
 def test_a_decode_is_captured_and_what_is_replayed_follows_the_new_lengths(
     device: GpuDevice, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

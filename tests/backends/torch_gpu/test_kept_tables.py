@@ -106,6 +106,7 @@ WINDOW = KVSpec("window", BLOCK, 1, (1,), 10)
 
 @pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("groups", "blocks"), [((FULL,), 60), ((FULL,), 22), ((FULL, WINDOW), 26)])
+@pytest.mark.sampled(2)
 def test_every_step_sees_the_blocks_the_scheduler_meant(groups: tuple[KVSpec, ...], blocks: int, depth: int) -> None:
     """With few blocks sequences are preempted and their slots given to others, while steps that name them are on their way."""
     world = World(groups, blocks, depth=depth)

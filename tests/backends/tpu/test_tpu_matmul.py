@@ -90,6 +90,7 @@ def test_integers_are_multiplied_as_integers() -> None:
     assert "i8[32,512]" in traced
 
 
+@pytest.mark.slow
 def test_integers_of_4_bits_take_half_a_byte() -> None:
     weight, _ = _packed(FORMATS[1], 256, 1024)
     assert weight["codes"].nbytes == 256 * 1024 // 2

@@ -143,6 +143,7 @@ def test_batches_of_one_bucket_share_a_program_whatever_their_lists_hold() -> No
     assert len(exe._programs) == 1
 
 
+@pytest.mark.slow
 def test_a_batch_travels_as_one_buffer_and_arrives_as_it_was() -> None:
     two = np.arange(2, dtype=np.int32)
     parts = (

@@ -35,6 +35,7 @@ def few(names: tuple[str, ...], quick: tuple[str, ...]) -> list:
 
 
 @pytest.mark.parametrize("name", few(tuple(n for n in FAMILIES if n not in FOLDED), QUICK))
+@pytest.mark.sampled(2)
 def test_files_have_the_parameters_of_their_model(name, tmp_path):
     """Equal, but for what was raised by 1, or written as an exponential: that is so to the last digits."""
     source = make(name, tmp_path)

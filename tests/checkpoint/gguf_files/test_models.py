@@ -84,7 +84,7 @@ def told(path: Path, device: str = "reference", dtype: str = "float32", **more: 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_dense_files_are_the_model_that_they_were_made_of(family, tmp_path):
     """Names, values and configuration: every parameter is equal, and so is every token."""
     source = make_checkpoint(family, tmp_path)
@@ -359,7 +359,7 @@ def test_tensors_that_nobody_knows_are_refused(tmp_path):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("method", ["w4a8", "int4", "w4a16"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_inputs_of_4_bit_layers_are_rounded_where_that_is_asked_for(method, tmp_path):
     """Log-probabilities of a text that is given, beside those of the decoded weights with no rounding."""
     source = wide("llama", tmp_path)

@@ -56,7 +56,7 @@ def test_vectors_are_those_of_the_model_that_a_file_was_made_of(family, pooling,
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_layers_stay_in_blocks(kind, tmp_path):
     source = made("bert", tmp_path, hidden_size=64, intermediate_size=96)
     file = convert_encoder(source, tmp_path / "m.gguf", kind=lambda name, shape: kind, dense=tmp_path / "dense")
@@ -114,7 +114,7 @@ def _unknown(w: gguf.GGUFWriter) -> None:
         (_unknown, CheckpointError, r"tokenizer\.ggml\.unknown_token_id: missing"),
     ],
 )  # fmt: skip
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_what_is_missing_or_not_read_is_refused_by_key(edit, error, why, tmp_path):
     file = convert_encoder(made("bert", tmp_path), tmp_path / "m.gguf", edit=edit)
     with pytest.raises(error, match=why):

@@ -61,7 +61,7 @@ def told(path: Path, **more: Any) -> tuple[list[int], list[float], list[int]]:
     [{}, MOE, {"sliding_window": 8}, {"sliding_window": [None, 8]}, {"head_dim": 12, "rope_theta": 5e5}],
     ids=["dense", "moe", "window", "windows", "odd"],
 )  # fmt: skip
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_native_folder_computes_what_its_definition_says(changes, tmp_path):
     weights = make(tmp_path, files=3 if changes else 1, **changes)
     prompt, scores, ids = told(tmp_path)
@@ -235,7 +235,7 @@ def test_the_flags_choose_between_the_formats_of_a_folder(folder, tmp_path):
         ({"tokenizer_mode": "other"}, "tokenizer_mode must be one of auto, hf, slow, mistral"),
     ],
 )  # fmt: skip
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_flags_that_contradict_or_are_not_known_are_refused(flags, why, folder):
     with pytest.raises(ConfigError, match=why):
         LLM(str(folder), device="reference", **flags)

@@ -55,6 +55,7 @@ SILENT = {
         ),
     ],
 )
+@pytest.mark.sampled(2)
 def test_each_source_is_read_where_the_others_say_nothing_and_where_they_say_another(tmp_path, file, change):
     path = nano(tmp_path, **{**SILENT, file: change})
     assert ends(path) == (END,)

@@ -74,6 +74,7 @@ def test_who_wants_everything_so_far_is_told_after_every_token() -> None:
 @pytest.mark.parametrize("kind", [DELTA, CUMULATIVE, FINAL])
 @given(text=st.text(st.sampled_from("ab river\n😀川é"), min_size=1, max_size=20))
 @settings(max_examples=40, deadline=None)
+@pytest.mark.sampled(2)
 def test_every_output_kind_tells_the_same_story(kind: RequestOutputKind, text: str) -> None:
     rig, ids = Rig(), encode(text)
     (h,) = rig.add(output_kind=kind, max_tokens=None, logprobs=0)

@@ -106,6 +106,7 @@ def test_every_answer_is_valid_beside_others_that_are_free(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
 def test_preemption_and_prefix_hits_change_nothing(depth: int) -> None:
     w, made = world(depth, blocks=16, max_len=48, max_seqs=6), rig.served("json", PERSON, compact=True)
     for h in range(8):
@@ -115,6 +116,7 @@ def test_preemption_and_prefix_hits_change_nothing(depth: int) -> None:
     assert w.core.stats().prefix_hits
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_replaced_goes_on_where_the_tokens_ended() -> None:
     w, made = world(), rig.served("json", PERSON, compact=True)
     for h in range(6):
@@ -227,7 +229,7 @@ KEYS = {
     [{}, {"temperature": 1.0, "top_k": 9}, {"min_tokens": 9, "bad_words": ((65,), (3, 4))},
      {"logprobs": 1, "logit_bias": ((1, 1.5),), "repetition_penalty": 1.1}],
 )  # fmt: skip
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_what_a_grammar_leaves_no_choice_about_takes_few_steps_and_is_the_same(depth: int, kind: dict[str, Any]) -> None:
     """The oracle knows no jumps, and every token is compared with it."""
     made, steps = rig.served("json", KEYS, compact=True), []

@@ -57,6 +57,7 @@ ONE_SYSTEM = """{% for m in messages %}
 {{- m.role + ':' + m.content + '|' }}{% endfor %}"""
 
 
+@pytest.mark.slow
 def test_a_system_message_in_the_middle_reaches_models_whose_template_takes_none(start):
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "system", "content": "be brief"}]
     fake = FakeEngine(template=ONE_SYSTEM)

@@ -54,6 +54,7 @@ def read(client: Any, id: str | None) -> list[dict[str, Any]]:
     return [json.loads(line) for line in client.files.content(id).text.splitlines()]
 
 
+@pytest.mark.slow
 def test_files(start, tmp_path):
     for more in ({}, {"files_directory": str(tmp_path)}):
         client = start(FakeEngine(), **more).client()
@@ -72,6 +73,7 @@ def test_files(start, tmp_path):
     assert len(list(tmp_path.glob("*/file-*"))) == 1
 
 
+@pytest.mark.slow
 def test_a_batch_answers_every_line_as_the_route_does(start):
     running = start(FakeEngine())
     client = running.client()

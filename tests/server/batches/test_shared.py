@@ -41,6 +41,7 @@ def wait_until_answered(client: Any, id: str, some: int = 1) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.sampled(5)
 def test_a_cursor_finds_the_lines_that_splitting_finds(seed):
     rng = random.Random(seed)
     parts = [b"\n", b" \r\n", b"{}", b"a b\n", b"\t\n", b"x" * rng.randrange(1, 3 * WINDOW), b"\n" * rng.randrange(2 * WINDOW)]

@@ -44,6 +44,7 @@ def send(running: Any, path: str, fields: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(("path", "fields", "param"), ASKED)
+@pytest.mark.sampled(2)
 def test_a_grammar_that_became_too_complex_is_a_400_by_its_field(start, path, fields, param) -> None:
     reply = send(start(Ending(COMPLEX)), path, fields)
     error = reply.json()["error"]
