@@ -27,7 +27,7 @@ FLAGS = (
     "ignore_eos", "detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
     "skip_reading_prefix_cache", "flat_logprobs", "disable_spec_decode",
 )  # fmt: skip
-"""Fields of SamplingParams that are true or false. 0 and 1 count as such, "false" does not."""
+"""Boolean fields of SamplingParams. 0 and 1 count as such, "false" does not."""
 REFUSED_PARAMS = {
     "logprob_token_ids": "logprobs of chosen ids are not supported; request logprobs of the top tokens, and omit it",
     "routed_experts_prompt_start": "the experts of a token are not reported by this version; omit it",

@@ -25,7 +25,7 @@ def judge(
 ) -> dict[str, str]:
     """Of each claim: "" if it holds, "- reason" if this fleet cannot show it, else why it does not hold.
 
-    environments: a folder of environments that are kept. None: a temporary one. environment: one that has the fleet already.
+    environments: a folder in which environments stay. None: a temporary one. environment: one that has the fleet already.
     keep: keep the logs."""
     missing = {claim: f"- {why}" for claim, why in fleet.missing.items()}
     with ExitStack() as stack:

@@ -147,7 +147,7 @@ class AttentionBackend(ABC):
         return kv.reshape(kv.shape[0], -1, spec.head_dim)
 
     def pages(self, kv: Array, spec: AttnSpec) -> tuple[Array, Array]:
-        """kind "full", in a cache of the model's own type, of a backend that is `by_token`: views of its keys and values,
+        """kind "full", in a cache of the model's own type, of a `by_token` backend: views of its keys and values,
         [blocks, block_tokens, kv_heads, head_dim] each. Default: for layouts that have them in this order."""
         return kv[:, 0], kv[:, 1]
 

@@ -31,7 +31,7 @@ def _read_secret(name: str, file: str | None, variable: str, value: str | None) 
             raise ConfigError(f"{where}: cannot be read: {e.strerror or e}") from None
     elif value is None:
         return None
-    else:  # one that is set and empty is too short: a template that lost its value must not open the port
+    else:  # a variable set to nothing is too short: a template that lost its value must not open the port
         where, secret = variable, value.encode("utf-8", "surrogateescape").strip()
     if len(secret) < LEAST_BYTES:
         raise ConfigError(f"{where}: a secret of {len(secret)} bytes is too short: make one of {LEAST_BYTES} or more at random")

@@ -1,4 +1,4 @@
-"""Processed media that are kept for later requests."""
+"""Processed media, kept for later requests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Short prompts in a form that recorded steps can serve: chunks of one sequence, filled up to lengths that come again.
 
-The tokens that fill a chunk up are later ones of the same sequence. They are written like drafts that are rejected: later steps
+The tokens that fill a chunk up are later ones of the same sequence. They are written like rejected drafts: later steps
 write their positions again before any token sees them. Whether a step allows this, it says itself (`hal.step.appendable`).
 """
 

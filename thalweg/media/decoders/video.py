@@ -42,7 +42,7 @@ class VideoTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodedVideo(msgspec.Struct, frozen=True):
-    """The chosen frames, as the processor resizes them. A frame that is chosen several times is here as often."""
+    """The chosen frames, as the processor resizes them. A frame chosen several times is here as often."""
 
     facts: VideoFacts
     frames: list[Picture]

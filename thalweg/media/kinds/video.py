@@ -30,7 +30,7 @@ LIMITS = TaskLimits(seconds=30.0, wall=120.0, memory=1536 << 20)
 
 
 class Video(msgspec.Struct, frozen=True):
-    """A processed video. groups: u8[height, width, 3] of the frames that are encoded together."""
+    """A processed video. groups: u8[height, width, 3] of frames encoded together."""
 
     facts: VideoFacts
     groups: tuple[tuple[np.ndarray, ...], ...]

@@ -1,4 +1,4 @@
-"""DeepSeek-VL: one square, which a colour fills up beside an image that is longer than wide, or wider than long."""
+"""DeepSeek-VL: one square, which a colour fills up where the image is no square."""
 
 from __future__ import annotations
 

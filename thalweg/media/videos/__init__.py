@@ -56,7 +56,7 @@ VIDEOS: Mapping[str, Callable[[Config, Processor, Config], AnyVideo]] = {
 }
 """`architectures` entry of config.json -> the function that reads its video settings."""
 SETTINGS = ("fps", "num_frames")
-"""Keys of `mm_processor_kwargs` that are read of videos, and of nothing else."""
+"""Keys of `mm_processor_kwargs` for videos only."""
 
 
 def load_video_processor(config: Config, path: Path) -> AnyVideo | None:
@@ -71,7 +71,7 @@ def load_video_processor(config: Config, path: Path) -> AnyVideo | None:
 
 
 def video_settings(config: Config) -> Collection[str]:
-    """Keys of `mm_processor_kwargs` that are read of videos, if the model sees any."""
+    """Keys of `mm_processor_kwargs` for videos, if the model sees any."""
     return SETTINGS if architecture(config) in VIDEOS else ()
 
 

@@ -65,7 +65,7 @@ class VideoProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     fps: float | None = None
     """How many frames are chosen, or how many of a second. Both None: as the family does without either."""
     group: int = 1
-    """Consecutive frames that are encoded together, as one input. The last frame fills up an incomplete group."""
+    """Consecutive frames encoded together, as one input. The last frame fills up an incomplete group."""
 
     def choose(self, video: VideoFacts) -> list[int]:
         """Numbers of frames. At least one."""

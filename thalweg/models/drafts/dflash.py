@@ -73,7 +73,7 @@ def _layers(config: Config) -> tuple[Layer, ...]:
     """In those with windows, tokens of a block see those before them only, if the form is that of `speculators` and its
     configuration does not say otherwise."""
     full = attention(config, bias=flag(config, "attention_bias", False), norm=HeadNorm(eps(config)), spans=True)
-    farthest = sliding_window(config)  # the distance of the last token that is seen
+    farthest = sliding_window(config)  # the distance of the last visible token
     both = flag(config, "sliding_window_non_causal", KIND not in config)
     window = replace(full, window=farthest + 1 if farthest else 0, spans=both)
     kinds = layer_types(config, ["full_attention"] * layer_count(config), known=("full_attention", "sliding_attention"))

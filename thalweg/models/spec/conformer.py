@@ -17,7 +17,7 @@ class QFormerSpec:
     queries: int
     """Vectors of a window."""
     window: int
-    """States of the encoder that are projected together."""
+    """States of the encoder projected together."""
     source: int
     """Size of such a state."""
     hidden: int

@@ -27,7 +27,7 @@ LISTEN, PEERS, LIMIT, SECRET, BACKENDS = "listen", "peers", "max_bytes", "secret
 OPTIONS = (LISTEN, PEERS, LIMIT, SECRET, BACKENDS)
 ABSENT = "NIXL is not installed: pip install 'thalweg[nixl]'"
 STAGED = 64 << 20
-"""Bytes that are read at once, if no block is larger."""
+"""Bytes of one read, if no block is larger."""
 LEASE_SECONDS = 10.0
 READ_SECONDS = 5.0
 """Of one read. A peer that needs longer counts as ended."""

@@ -19,7 +19,7 @@ constexpr int base_of(Form form) { return form == Form::int4_groups ? 0 : middle
 enum class Act : int32_t { none = 0, float8_rows = 1, float8_groups = 2, float8_static = 3, kept = 4 };
 constexpr bool rounds_floats(Act act) { return act != Act::none && act != Act::kept; }
 
-// Inputs of a row that are multiplied as they are: those above the fifth largest magnitude, by which the row is scaled.
+// Inputs of a row multiplied unrounded: those above the fifth largest magnitude, by which the row is scaled.
 constexpr int KEPT = 4;
 struct Kept {
     int32_t count, at[KEPT];
