@@ -51,7 +51,7 @@ def open_device(place: Place, options: TpuOptions) -> TpuDevice:
         raise DeviceError(f"device: tpu: kind {options.kind} is asked for, and here is a {kind}: omit it")
     if options.compilation_cache:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(options.compilation_cache))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # which are kept depends on no clock
     return TpuDevice([there[i] for i in place.devices], options)
 
 
