@@ -221,6 +221,9 @@ def test_documents_come_best_first(ranks, path):
     few = ranks.post(path, {"query": query, "documents": documents, "top_n": 2, "return_documents": False}).json()
     assert [r["index"] for r in few["results"]] == order[:2]
     assert all("document" not in r for r in few["results"])
+    parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "valley"}]
+    whole = ranks.post(path, {"query": query, "documents": ["a", {"content": parts}]}).json()
+    assert {r["index"]: r["document"] for r in whole["results"]} == {0: {"text": "a"}, 1: {"multi_modal": parts}}
 
 
 def test_queries_and_documents_may_be_cut_each(ranks):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from thalweg.engine.client.pairs import ScoredItem, read_scored_item
+from thalweg.engine.client.pairs import read_scored_item
 from thalweg.server.core.serving import Serving
 from thalweg.server.pooling import work
 from thalweg.server.pooling.protocol import RerankRequest
@@ -21,19 +23,26 @@ async def rerank(serving: Serving, http: Request) -> Response:
     pairs = Pairs(serving, [(0, i) for i in range(len(documents))])
     most = (request.max_tokens_per_query, request.max_tokens_per_doc)
     job = await pairs.job("rerank", http, request, ([query], documents), ("query", "documents"), ticket, most)
-    return await work.answer(http, _body(serving, request, job, pairs, documents))
+    return await work.answer(http, _body(serving, request, job, pairs))
 
 
-async def _body(serving: Serving, request: RerankRequest, job: PoolingJob, pairs: Pairs, documents: list[ScoredItem]) -> bytes:
+async def _body(serving: Serving, request: RerankRequest, job: PoolingJob, pairs: Pairs) -> bytes:
     outputs = await work.run(serving, job)
     scores = await pairs.compute_scores(outputs)
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[: request.top_n or None]
     results = [
         {
             "index": i,
-            **({"document": {"text": documents[i].text}} if request.return_documents else {}),
+            **({"document": _echo(request.documents[i])} if request.return_documents else {}),
             "relevance_score": scores[i],
         }
         for i in best
     ]
     return orjson.dumps({"id": job.id, "model": job.model, "usage": work.usage(serving, outputs), "results": results})
+
+
+def _echo(document: Any) -> dict[str, Any]:
+    """A document of the request as vLLM returns it: its text, or the parts of its content."""
+    if isinstance(document, str):
+        return {"text": document}
+    return {"text": document["text"]} if isinstance(document.get("text"), str) else {"multi_modal": document["content"]}
