@@ -17,6 +17,7 @@ import transformers
 import transformers.models.got_ocr2.image_processing_pil_got_ocr2 as got
 from safetensors.torch import load_file, save_file
 from seeing_more import MORE
+from seeing_newer import NEWER
 from seeing_parts import (
     CLIP,
     GEMMA_4,
@@ -236,6 +237,7 @@ FAMILIES |= {
         ("image_position_ids",),
     ),
 }  # fmt: skip
+MORE |= NEWER
 FAMILIES |= MORE
 ONE_AXIS = ("exaone4.5", "kimi-k2.5", "kimi-vl")
 """Of those with grids: they do not ask which tokens are of images."""
@@ -338,6 +340,8 @@ def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tenso
             out["mm_token_type_ids"] = shown
     if name == "gemma3":
         out["token_type_ids"] = shown
+    if name.startswith("paligemma") and images:
+        out["token_type_ids"] = torch.zeros_like(shown)
     return out
 
 

@@ -39,6 +39,11 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens from its first placeholder to its last are computed in one step."""
     bidirectional: bool = False
     """These tokens attend to each other in both directions, so they are computed in one step too."""
+    prefix: int = 0
+    """With `bidirectional`: tokens of the prompt that attend to each other, counted from its first. 0: only those between
+    the placeholders."""
+    prefix_digest: bytes = b""
+    """With `prefix`: identifies all that these tokens depend on. It salts their cached blocks in place of `digest`."""
     axes: np.ndarray | None = None  # i32[last - first + 1, 3]
     """Positions of these tokens along several axes, relative to that of the first. None: consecutive, as text."""
     extent: int = 0
@@ -57,8 +62,8 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def span(self) -> tuple[int, int]:
-        """[first, end) of its placeholders, and of the tokens between."""
-        return int(self.positions[0]), int(self.positions[-1]) + 1
+        """[first, end) of its placeholders, and of the tokens between; with `prefix`, of that."""
+        return (0, self.prefix) if self.prefix else (int(self.positions[0]), int(self.positions[-1]) + 1)
 
 
 class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,6 +5,7 @@ Each kind of media has its own row (`thalweg.media.kinds`)."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from functools import partial
 from itertools import accumulate, groupby
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from thalweg.engine.messages import Input
@@ -234,7 +236,9 @@ class MediaPreprocessor:
                 f"prompt: {name_kinds()} of {size >> 20} MiB for {choices} choices are more than {MOST_BYTES >> 20} MiB: "
                 "send fewer or smaller ones, or ask for fewer choices at once", "prompt",
             )  # fmt: skip
-        return tuple(sorted(made, key=lambda item: int(item.positions[0])))
+        made.sort(key=lambda item: int(item.positions[0]))
+        most = max((taken.reader.prefix for taken in self._taken.values()), default=0)
+        return tuple(_join_prefix(made, ids, most) if most and made else made)
 
     # ------------------------------------------------------------ prompts of programs
 
@@ -289,6 +293,19 @@ class MediaPreprocessor:
     async def prompt_async(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """`prompt`, off the event loop."""
         return await asyncio.to_thread(self.prompt, fields)
+
+
+def _join_prefix(items: Sequence[Input], ids: Sequence[int], most: int) -> list[Input]:
+    """The inputs of a prompt in which every token attends to every other. ids: of the whole prompt. most: its longest."""
+    if len(ids) > most:
+        raise RequestError(
+            f"prompt: it has {len(ids)} tokens, and with {name_kinds()} at most {most}, the model's sliding window: shorten it",
+            "prompt",
+        )  # fmt: skip
+    digest = hashlib.blake2b(np.array(ids, np.int64).tobytes(), digest_size=16)
+    for item in items:
+        digest.update(item.digest)
+    return [msgspec.structs.replace(item, prefix=len(ids), prefix_digest=digest.digest()) for item in items]
 
 
 def _of(kinds: Sequence[ModelMedia], media: Sequence[MediaItem]) -> list[int]:

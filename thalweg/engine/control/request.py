@@ -86,9 +86,15 @@ class Request:
         the block holds placeholders of, and which ones. Of other blocks it is the request's own."""
         out = b""
         for item in self.inputs:
-            first, last = (0, 1) if item.is_source else np.searchsorted(item.positions, (begin, end)).tolist()
+            digest = item.digest
+            if item.prefix:  # each token depends on all of the prefix
+                first, last, digest = 0, int(begin < item.prefix), item.prefix_digest
+            elif item.is_source:
+                first, last = 0, 1
+            else:
+                first, last = np.searchsorted(item.positions, (begin, end)).tolist()
             if first < last:
-                out += b"%d:%d:%b" % (first, len(item.digest), item.digest)
+                out += b"%d:%d:%b" % (first, len(digest), digest)
         # No caller's salt starts with this.
         return b"\0%d:%b%b" % (len(self.salt), self.salt, out) if out else self.salt
 
@@ -196,9 +202,9 @@ def refuse(request: EngineRequest, config: EngineConfig, bounds: list[tuple[int,
         return f"allowed_ids, logit_bias, bad_words: ids must be between 0 and {model.vocab - 1}, and no bad word empty"
     for item in request.inputs:
         if (size := _size_together(item)) > config.scheduler.token_budget:
-            article = "an" if item.kind[:1] in "aeiou" else "a"
+            whole = "the prompt" if item.prefix else f"{'an' if item.kind[:1] in 'aeiou' else 'a'} {item.kind}"
             return (
-                f"{article} {item.kind} has {size} tokens, which are computed together, but a step takes "
+                f"{whole} has {size} tokens, which are computed together, but a step takes "
                 f"{config.scheduler.token_budget}: raise --max-num-batched-tokens"
             )
     if not config.scheduler.chunked_prefill and tokens.size > config.scheduler.token_budget:

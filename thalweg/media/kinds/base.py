@@ -87,6 +87,8 @@ class MediaReader(ABC):
 
     number: str = ""
     """Text before `text`, with {} for the item's number in its prompt."""
+    prefix: int = 0
+    """All tokens of a prompt with an item attend to each other, and it has at most so many. 0: they do not."""
 
     @abstractmethod
     def read(self, source: MediaSource, data: bytes) -> Any:

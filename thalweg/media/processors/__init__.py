@@ -21,6 +21,7 @@ from thalweg.media.processors.lfm2_vl import Lfm2Vl, lfm2_vl
 from thalweg.media.processors.llama4 import Llama4, llama4
 from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_onevision
 from thalweg.media.processors.minicpm_v import MiniCpmV, minicpm_v
+from thalweg.media.processors.paligemma import paligemma
 from thalweg.media.processors.pixtral import Pixtral, lighton_ocr, pixtral
 from thalweg.media.processors.qwen_vl import (
     Exaone45,
@@ -108,6 +109,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Mistral3ForConditionalGeneration": pixtral,
     "OpsColQwen3Model": qwen3_vl,
     "PaddleOCRVLForConditionalGeneration": paddleocr_vl,
+    "PaliGemmaForConditionalGeneration": paligemma,
     "PixtralForConditionalGeneration": pixtral,
     "QianfanOCRForConditionalGeneration": qianfan_ocr,
     "Qwen2_5OmniForConditionalGeneration": qwen2_5_vl,
@@ -123,6 +125,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "SiglipModel": clip_vector,
     "SkyworkR1VChatModel": internvl_chat,
     "SmolVLMForConditionalGeneration": idefics3,
+    "VipLlavaForConditionalGeneration": clip,
 }
 """`architectures` entry of config.json -> the function that reads its image settings."""
 WRITTEN: Mapping[str, str] = dict.fromkeys(("InternVLChatModel", "SkyworkR1VChatModel"), "<IMG_CONTEXT>")

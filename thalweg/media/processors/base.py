@@ -56,6 +56,8 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An image has one vector, and is a prompt without text."""
     together: bool = False
     """The vectors of an image see each other, those behind too."""
+    prefix: int = 0
+    """So do all tokens of a prompt with an image, which has at most so many. 0: they do not. Requires `together`."""
 
     def views(self, width: int, height: int) -> tuple[View, ...]:
         """Views of an image of this size. ValueError, with a message for the client, for an unsupported size."""

@@ -51,6 +51,7 @@ BLIND = Names(
 """Names of the text part."""
 TEXT: dict[str, Callable[[Config], ModelSpec]] = {
     "gemma": gemma.gemma,
+    "gemma2": gemma.gemma2,
     "gpt_oss": gpt_oss.gpt_oss,
     "granite": granite.granite,
     "internlm2": internlm.internlm2,
