@@ -264,6 +264,11 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             ("tests/models/test_dflash.py",),
             "On tiny random models, DSpark in the form of `speculators`. Attention of the drafter is slow on GPU platforms",
         ),
+        Feature(
+            "[Quantised drafters](speculative-decoding.md#quantised-drafters-and-caches), and 8-bit caches of drafters",
+            "RUUUN",
+            ("tests/models/test_quantised_drafts.py",),
+        ),
         Feature("MTP of MiMo-V2, MiniMax-M2, LongCat and Step", "NNNNN"),
     ),
     "Adapters": (

@@ -6,7 +6,7 @@ class is an `engine.control.speculation.drafter.Drafter`, which declares the key
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,8 @@ BOUNDS = "num_speculative_tokens_per_batch_size"
 """The key of every method that bounds the drafts of a sequence by the number of running ones."""
 SAMPLING, SAMPLINGS = "draft_sample_method", ("probabilistic", "greedy")
 """The key of methods that choose drafts by logits, and its values."""
+QUANTIZATION, CACHE_DTYPE = "quantization", "kv_cache_dtype"
+"""Keys of methods with layers: the format of their weights, and the dtype of their cache."""
 PARALLEL = "parallel_drafting"
 """The key of methods whose drafts come from one pass."""
 REVISION = "revision"
@@ -101,11 +103,19 @@ def number(low: float, high: float) -> Callable[[Any], float]:
     return check
 
 
-def read_sampling(value: Any) -> str:
-    """A check of SAMPLING."""
-    if value not in SAMPLINGS:
-        raise ValueError(f"must be one of {', '.join(SAMPLINGS)}, not {value!r}")
-    return str(value)
+def one_of(names: Collection[str]) -> Callable[[Any], str]:
+    """A check of names."""
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or value not in names:
+            raise ValueError(f"must be one of {', '.join(names)}, not {value!r:.80}")
+        return value
+
+    return check
+
+
+read_sampling = one_of(SAMPLINGS)
+"""A check of SAMPLING."""
 
 
 def read_bounds(value: Any) -> tuple[tuple[int, int], ...]:

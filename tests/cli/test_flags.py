@@ -293,7 +293,7 @@ def test_drafts_are_asked_for_by_an_object_its_keys_or_in_short():
         ({"method": "ngram", "num_speculative_tokens": 4, "model": "x"}, "'model' is not supported"),
         ({"method": "xpress", "num_speculative_tokens": 4}, "not 'xpress': it is not implemented; use eagle3 or mtp"),
         ({"method": "suffix", "rejection_sample_method": "fly"}, "rejection_sample_method: fly: it accepts drafts that"),
-        ({"method": "suffix", "kv_cache_dtype": "fp8"}, "kv_cache_dtype: the drafter runs inside the model's step"),
+        ({"method": "suffix", "kv_cache_dtype": "fp8"}, "kv_cache_dtype: this method has no layers"),
         ({"method": "suffix", "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size: the drafter runs inside"),
         ({"method": "suffix", "parallel_drafting": True}, "parallel_drafting: only eagle3 and peagle read it"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": 2}, "min_token_prob: must be a number from 0 to 1, not 2"),

@@ -374,7 +374,7 @@ def test_checkpoints_that_cannot_be_served_are_refused_in_words(target: tuple[Ta
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}, (), "must be different layers of the target, from 0 to 4"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 2, 3]}, (), "must be different layers of the target"),
         ({"target_hidden_size": 64}, (), "target_hidden_size is 64, and the target's hidden size is 48"),
-        ({"quantization_config": {"quant_method": "fp8"}}, (), "this version reads dense drafters only"),
+        ({"quantization_config": {"quant_method": "vptq"}}, (), r"quantised checkpoints \(vptq\) are not read"),
         ({"speculators_model_type": "dspark", "transformer_layer_config": {}}, (), "a drafter of the method 'dspark'"),
         ({}, ("d2t",), "lacks d2t, which maps 160 draft tokens"),
         ({}, ("fc.weight",), "lacks fc.weight"),

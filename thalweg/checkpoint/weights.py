@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class TensorHeaders(Mapping[str, tuple[str, tuple[int, ...]]]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __reduce__(self) -> tuple[type[TensorHeaders], tuple[Path]]:
+    def __reduce__(self) -> tuple[type[TensorHeaders], tuple[Any, ...]]:
         return TensorHeaders, (self._files.path,)
 
     def read(self, name: str) -> np.ndarray:

@@ -21,7 +21,7 @@ from thalweg.models.context import Context
 from thalweg.models.decoder import Decoder
 from thalweg.models.draft_vocabulary import DraftHeadProposer
 from thalweg.models.flow import Flow
-from thalweg.models.layered_proposer import CACHES, repeat_sampling
+from thalweg.models.layered_proposer import CACHES, draft_context, repeat_sampling
 from thalweg.models.layers.linear import Linear
 from thalweg.models.layers.norm import build_norm
 from thalweg.models.markov import MarkovHead
@@ -61,8 +61,7 @@ class DFlashProposer(DraftHeadProposer):
         assert isinstance(setup.draft.spec, DFlashSpec)
         spec = setup.draft.spec
         self.taps = spec.taps
-        ctx = Context(setup.binder, setup.attention, setup.mesh, setup.model.dtype, setup.max_len, setup.block_tokens)
-        module = DFlashModule(ctx, spec)
+        module = DFlashModule(draft_context(setup), spec)
         super().__init__(setup, module)
         if self.most > spec.most:
             raise ConfigError(

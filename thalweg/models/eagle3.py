@@ -16,6 +16,7 @@ from thalweg.hal.step import Array, StepBatch
 from thalweg.models.context import Context
 from thalweg.models.decoder import Decoder
 from thalweg.models.draft_vocabulary import DraftHeadProposer
+from thalweg.models.layered_proposer import draft_context
 from thalweg.models.layers.embedding import Embedding
 from thalweg.models.layers.linear import Linear
 from thalweg.models.layers.norm import build_norm
@@ -77,8 +78,7 @@ class EagleProposer(DraftHeadProposer, PairedProposer):
         assert isinstance(setup.draft.spec, EagleSpec)
         spec = setup.draft.spec
         self.taps, self.width = spec.taps, spec.hidden
-        ctx = Context(setup.binder, setup.attention, setup.mesh, setup.model.dtype, setup.max_len, setup.block_tokens)
-        super().__init__(setup, EagleModule(ctx, spec))
+        super().__init__(setup, EagleModule(draft_context(setup), spec))
 
     @classmethod
     def of(cls, setup: ProposerSetup) -> EagleProposer:

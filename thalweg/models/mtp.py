@@ -52,10 +52,12 @@ class MTPProposer(PairedProposer):
         return cls(setup)
 
     def __init__(self, setup: ProposerSetup) -> None:
+        assert setup.draft is not None, "planning has read it"
         model = self._model = setup.model
         self.width = model.hidden
         ctx = Context(
-            setup.binder, setup.attention, setup.mesh, model.dtype, setup.max_len, setup.block_tokens, model.formats
+            setup.binder, setup.attention, setup.mesh, model.dtype, setup.max_len, setup.block_tokens, model.formats,
+            setup.draft.kv_dtype,
         )  # fmt: skip
         super().__init__(setup, MTPModule(ctx, model.spec.mtp), model)
 

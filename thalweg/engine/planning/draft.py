@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.config import EngineArgs
-from thalweg.drafters import MODEL, RANKS, REVISION, load_drafter
+from thalweg.drafters import CACHE_DTYPE, MODEL, QUANTIZATION, RANKS, REVISION, load_drafter
 from thalweg.engine.planning.drafter_files import find_checkpoint
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.models import sizes
@@ -16,8 +16,10 @@ from thalweg.models.drafts.declared import FIELD, DraftModel, DraftTarget, descr
 from thalweg.models.refusals import check_ranks
 from thalweg.models.spec import ModelSpec
 from thalweg.models.weights import IndivisibleError
+from thalweg.options.cache import KV_CACHE_DTYPES
 from thalweg.options.speculation import read_speculation_config
 from thalweg.plugins import import_attribute
+from thalweg.quantization import registry as formats
 
 
 def read_draft(args: EngineArgs, target: Mapping[str, Any], target_spec: ModelSpec, path: Path) -> DraftModel | None:
@@ -34,12 +36,25 @@ def read_draft(args: EngineArgs, target: Mapping[str, Any], target_spec: ModelSp
     declare, known = import_attribute(drafter.declares), DraftTarget(path, target, target_spec, args.quantization)
     if MODEL not in drafter.options:
         module: DraftModel = declare(path, known)
-        return replace(module, ranks=ranks)
+        return replace(_set_precision(module, config.options), ranks=ranks)
     try:
         made: DraftModel = declare(find_checkpoint(args, config.options[MODEL], config.options.get(REVISION)), known)
     except CheckpointError as e:
         raise CheckpointError(f"{FIELD}: {e}") from e
-    return _divide(made, config.options.get(RANKS), ranks)
+    return _divide(_set_precision(made, config.options), config.options.get(RANKS), ranks)
+
+
+def _set_precision(draft: DraftModel, options: Mapping[str, Any]) -> DraftModel:
+    """The draft with the user's format of weights and dtype of caches. ConfigError: its checkpoint is of another format."""
+    draft = replace(draft, kv_dtype=KV_CACHE_DTYPES[options.get(CACHE_DTYPE, "auto")])
+    method = options.get(QUANTIZATION)
+    if method is None:
+        return draft
+    try:
+        formats.scheme(draft.hf, method)
+    except ConfigError as e:
+        raise ConfigError(*(f"speculative_config: {problem}" for problem in e.problems)) from None
+    return replace(draft, quantization=method)
 
 
 def _divide(draft: DraftModel, asked: int | None, ranks: int) -> DraftModel:

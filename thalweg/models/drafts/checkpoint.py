@@ -13,13 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from thalweg.checkpoint import quantised
 from thalweg.checkpoint.config import text
 from thalweg.checkpoint.json_files import read_object
 from thalweg.checkpoint.speculators import KIND, NESTED
 from thalweg.checkpoint.weights import TensorHeaders, open_weights
-from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.errors import CheckpointError
 from thalweg.models.drafts.declared import DraftTarget
+from thalweg.quantization import registry as formats
 
+Prefixes = tuple[tuple[str, str], ...]
 EMBEDDING = "embed_tokens.weight"
 SAMPLED = 256
 
@@ -29,25 +32,50 @@ class DraftFiles:
     config: dict[str, Any]
     """Flat: settings of the layers, and of the drafter."""
     names: frozenset[str]
-    """Of the stored tensors, without the prefix "model."."""
+    """Of the stored tensors, as the layers use them."""
     headers: Mapping[str, tuple[str, tuple[int, ...]]]
-    """Stored name without the prefix -> (dtype, shape)."""
+    """Name -> (dtype, shape)."""
 
 
-def read_draft_files(path: Path, nested: str = "") -> DraftFiles:
-    """nested: key of an object with settings of the method, which are added where the top level lacks them. Raises
-    CheckpointError for faulty files, UnsupportedModelError for quantised ones."""
-    config = read_object(path / "config.json")
+class _KnownHeaders(TensorHeaders):
+    """Headers by the names that the drafter's layers use: without the prefix "model.", and with some prefixes replaced."""
+
+    def __init__(self, path: Path, replace: Prefixes = ()) -> None:
+        super().__init__(path)
+        self._replace, self._names = replace, {_rename(name, replace): name for name in self._entries}
+        self._entries = {known: self._entries[name] for known, name in self._names.items()}
+
+    def __reduce__(self) -> tuple[type[TensorHeaders], tuple[Any, ...]]:
+        return _KnownHeaders, (self._files.path, self._replace)
+
+    def read(self, name: str) -> np.ndarray:
+        return super().read(self._names[name])
+
+
+def _rename(name: str, replace: Prefixes) -> str:
+    name = name.removeprefix("model.")
+    return next((new + name.removeprefix(old) for old, new in replace if name.startswith(old)), name)
+
+
+def read_draft_files(path: Path, nested: str = "", replace: Prefixes = ()) -> DraftFiles:
+    """nested: key of an object with settings of the method, which are added where the top level lacks them. replace: as in
+    `spec.Names`. Raises CheckpointError for faulty files, UnsupportedModelError for an unknown format of quantised ones."""
+    file = path / "config.json"
+    config = read_object(file)
     inner = config.pop(NESTED, None) if KIND in config else None
     if KIND in config and not isinstance(inner, dict):
-        raise CheckpointError(f"{path / 'config.json'}: {NESTED}: must be an object, not {inner!r:.80}")
+        raise CheckpointError(f"{file}: {NESTED}: must be an object, not {inner!r:.80}")
     more = config.get(nested) or {}
     if not isinstance(more, dict):
-        raise CheckpointError(f"{path / 'config.json'}: {nested}: must be an object, not {more!r:.80}")
+        raise CheckpointError(f"{file}: {nested}: must be an object, not {more!r:.80}")
     flat = {**more, **(inner or {}), **{k: v for k, v in config.items() if v is not None}}
-    if flat.get("quantization_config"):
-        raise UnsupportedModelError(f"{path / 'config.json'}: quantization_config: this version reads dense drafters only")
-    headers = {name.removeprefix("model."): entry for name, entry in _read_headers(path).items()}
+    headers = _read_headers(path, replace)
+    beside = {name: read_object(path / name) for name in quantised.FILES if (path / name).is_file()}
+    found = quantised.find_quantization_config(flat, file, beside)
+    if found is not None:
+        formats.check(found)
+        stored = {"stored": headers} if headers else {}
+        flat["quantization_config"] = {**found.content, "quant_method": found.method, **stored}
     return DraftFiles(flat, frozenset(headers), headers)
 
 
@@ -89,9 +117,9 @@ def check_kind(config: Mapping[str, Any], kind: str) -> None:
         raise CheckpointError(f"config.json: {KIND}: it is a drafter of the method {said!r:.40}, not {kind}")
 
 
-def _read_headers(path: Path) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+def _read_headers(path: Path, replace: Prefixes) -> Mapping[str, tuple[str, tuple[int, ...]]]:
     """{}: there are no tensors, as with load_format dummy. The loader reports missing ones."""
     try:
-        return TensorHeaders(path)
+        return _KnownHeaders(path, replace)
     except CheckpointError:
         return {}

@@ -44,6 +44,8 @@ class DraftModel:
     spec: ModelSpec
     quantization: str | None = None
     """The method that rounds its dense weights while they are loaded."""
+    kv_dtype: str = ""
+    """The dtype of its cache, as `AttnSpec.kv_dtype`."""
     ranks: int = 1
     """That divide its layers. 1: every rank has them whole."""
 
@@ -54,7 +56,7 @@ class DraftModel:
 
     def add_caches(self, groups: Sequence[KVSpec], dtype: str, max_len: int, block_tokens: int) -> tuple[KVSpec, ...]:
         """The target's KV groups, with the caches of the draft's layers on the blocks of one of them."""
-        specs = sizes.cache_specs(self.spec, dtype, "", max_len, self.ranks)
+        specs = sizes.cache_specs(self.spec, dtype, self.kv_dtype, max_len, self.ranks)
         more = sum(g.bytes_per_block for g in sizes.kv_groups(specs, block_tokens, block_tokens))
         at = sizes.shared_group(groups)
         return tuple(replace(g, bytes_per_block=g.bytes_per_block + more) if i == at else g for i, g in enumerate(groups))

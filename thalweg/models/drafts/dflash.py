@@ -50,7 +50,7 @@ def declare_dspark(path: Path, target: DraftTarget) -> DraftModel:
 
 
 def _declare(path: Path, target: DraftTarget, kind: str) -> DraftModel:
-    files = read_draft_files(path, "dflash_config")
+    files = read_draft_files(path, "dflash_config", NAMES.replace)
     config = files.config
     check_kind(config, kind)
     check_hidden(config, target)

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from thalweg.checkpoint import gguf
 from thalweg.checkpoint.config import read_config
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.hal.attention import AttnSpec
 from thalweg.models import registry, sizes
 from thalweg.models.drafts.declared import FIELD, DraftModel, DraftTarget
 from thalweg.quantization import registry as formats
+from thalweg.text.vocabulary import UNUSED
 
 
 def declare_draft_model(path: Path, target: DraftTarget) -> DraftModel:
@@ -41,7 +43,10 @@ def _check_vocabulary(draft: Path, hf: Mapping[str, Any], path: Path, target: Ma
 
 
 def _vocabulary(path: Path) -> dict[str, int] | None:
-    """Ids of all tokens, by tokenizer.json. None: there is no such file."""
+    """Ids of all tokens, by a GGUF file or tokenizer.json. None: there is no such file."""
+    if gguf.is_gguf(path):
+        said = gguf.read_vocabulary(path)
+        return {t: i for i, (t, kind) in enumerate(zip(said.tokens, said.kinds, strict=True)) if kind != UNUSED}
     file = path / "tokenizer.json"
     if not file.is_file():
         return None

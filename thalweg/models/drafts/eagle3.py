@@ -30,6 +30,7 @@ MASKS = ("mask_token_id", "ptd_token_id")
 """Keys of the id of masks."""
 UNREAD = ("t2d", "d2t", "verifier_norm.", "verifier_lm_head.")
 """Tensors that are read elsewhere, or hold nothing of the drafter."""
+NAMES = Names(replace=(("midlayer.", "layers.0."),), skip=UNREAD)
 
 
 def declare_eagle3(path: Path, target: DraftTarget) -> DraftModel:
@@ -51,7 +52,7 @@ def declare_peagle(path: Path, target: DraftTarget) -> DraftModel:
 
 
 def _declare(path: Path, target: DraftTarget, kind: str) -> DraftModel:
-    files = read_draft_files(path, "eagle_config")
+    files = read_draft_files(path, "eagle_config", NAMES.replace)
     config = files.config
     check_kind(config, kind)
     if not flag(config, "use_aux_hidden_state", True):
@@ -69,7 +70,7 @@ def _declare(path: Path, target: DraftTarget, kind: str) -> DraftModel:
         joined_norm=Norm("input_norm", wide * len(taps), e) if before else None,
         feeds_normed=flag(config, "norm_output", False), has_head="lm_head.weight" in files.names or vocab != target.spec.vocab,
         embedded=own_embedding(files, path, target),
-        mapped=vocab != target.spec.vocab, names=Names(replace=(("midlayer.", "layers.0."),), skip=UNREAD),
+        mapped=vocab != target.spec.vocab, names=NAMES,
     )  # fmt: skip
     return DraftModel(path, config, spec)
 

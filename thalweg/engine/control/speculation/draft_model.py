@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from thalweg.drafters import MODEL, RANKS, REVISION, SAMPLING, DrafterOption, read_name, read_sampling, whole
 from thalweg.engine.control.speculation.drafter import DeviceDrafter
+from thalweg.engine.control.speculation.precision import PRECISION_OPTIONS
 
 
 def read_model(value: Any) -> str:
@@ -20,6 +21,7 @@ class ModelDrafter(DeviceDrafter):
     options: ClassVar[Mapping[str, DrafterOption]] = {
         MODEL: DrafterOption(read_model), REVISION: DrafterOption(read_name),
         SAMPLING: DrafterOption(read_sampling, default="probabilistic"), RANKS: DrafterOption(whole(1, 1 << 16)),
+        **PRECISION_OPTIONS,
     }  # fmt: skip
     divides = True
     declares = "thalweg.models.drafts.draft_model:declare_draft_model"

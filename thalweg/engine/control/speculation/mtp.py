@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from thalweg.drafters import SAMPLING, TOKENS, DrafterOption, read_sampling, whole
 from thalweg.engine.control.speculation.drafter import DeviceDrafter
+from thalweg.engine.control.speculation.precision import CACHE_OPTIONS
 
 MOST = 16
 """Drafts of one module, at most: each runs it again over its own output."""
@@ -15,6 +16,7 @@ MOST = 16
 class MTPDrafter(DeviceDrafter):
     options: ClassVar[Mapping[str, DrafterOption]] = {
         TOKENS: DrafterOption(whole(1, MOST), default=1), SAMPLING: DrafterOption(read_sampling, default="probabilistic"),
+        **CACHE_OPTIONS,
     }  # fmt: skip
     divides = True
     declares = "thalweg.models.drafts.mtp:declare_module"

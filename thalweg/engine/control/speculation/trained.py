@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from thalweg.drafters import MODEL, REVISION, SAMPLING, TOKENS, DrafterOption, read_name, read_sampling, whole
 from thalweg.engine.control.speculation.draft_model import read_model
 from thalweg.engine.control.speculation.drafter import DeviceDrafter
+from thalweg.engine.control.speculation.precision import PRECISION_OPTIONS
 
 MOST = 16
 """Drafts of a sequence, at most, where layers run again over their own output for each further one."""
@@ -18,6 +19,7 @@ def trained_options(tokens: int, most: int = MOST) -> Mapping[str, DrafterOption
     return {
         TOKENS: DrafterOption(whole(1, most), default=tokens), MODEL: DrafterOption(read_model),
         REVISION: DrafterOption(read_name), SAMPLING: DrafterOption(read_sampling, default="probabilistic"),
+        **PRECISION_OPTIONS,
     }  # fmt: skip
 
 
