@@ -28,7 +28,11 @@ class Choke:
 CHOKES = (
     Choke(("llguidance",), ("thalweg/grammar/compiled.py",), "grammars are compiled behind one door, with its limits"),
     Choke(("opentelemetry",), ("thalweg/server/observe/traces.py",), "an optional library; the rest works without it"),
-    Choke(("zmq",), ("thalweg/engine/ipc/publisher.py",), "an optional library; the rest works without it"),
+    Choke(
+        ("zmq",),
+        ("thalweg/engine/ipc/publisher.py", "thalweg/engine/control/store/lmcache.py"),
+        "an optional library; the rest works without it",
+    ),
     Choke(
         ("ray",),
         ("thalweg/engine/executor/ray_cluster.py", "thalweg/integrations/ray/"),
@@ -105,6 +109,7 @@ PACKAGES = {
     "thalweg/engine/worker/": {"numpy", "torch", "msgspec"},
     "thalweg/engine/ipc/publisher.py": {"zmq"},
     "thalweg/engine/control/store/redis.py": {"redis"},
+    "thalweg/engine/control/store/lmcache.py": {"zmq", "msgspec"},
     "thalweg/engine/control/store/mooncake.py": {"mooncake"},
     "thalweg/engine/control/store/nixl.py": {"nixl", "numpy", "msgspec"},
     "thalweg/engine/executor/ray_cluster.py": {"ray"},

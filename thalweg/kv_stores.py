@@ -16,6 +16,7 @@ _HOST = "thalweg.engine.control.store.host:HostStore"
 _DISK = "thalweg.engine.control.store.disk:DiskStore"
 _REDIS = "thalweg.engine.control.store.redis:RedisStore"
 _NIXL = "thalweg.engine.control.store.nixl:NixlStore"
+_LMCACHE = "thalweg.engine.control.store.lmcache:LMCacheStore"
 _MOONCAKE = "thalweg.engine.control.store.mooncake:MooncakeStore"
 STORES: Mapping[str, str] = {
     "host": _HOST,
@@ -28,18 +29,24 @@ STORES: Mapping[str, str] = {
     "valkey": _REDIS,
     "nixl": _NIXL,
     "NixlConnector": _NIXL,
+    "lmcache": _LMCACHE,
+    "LMCacheConnectorV1": _LMCACHE,
+    "LMCacheMPConnector": _LMCACHE,
     "mooncake": _MOONCAKE,
     "MooncakeStoreConnector": _MOONCAKE,
 }
 """Names, vLLM's for the same purpose too -> classes."""
-LMCACHE = "LMCache is written against another engine's classes; the store in host memory is OffloadingConnector"
+LMCACHE = (
+    "its server has the memory: start lmcache server --l1-size-gb GIB, and give --kv-transfer-config "
+    '\'{"kv_connector": "LMCacheMPConnector"}\' (docs/kv-stores.md)'
+)
 _BETWEEN = (
     "it hands blocks from engine to engine; engines here share a store: disk on one machine, redis on several, or "
     "NixlConnector, with which they read from each other"
 )
 _REMOTE = "engines of several machines share a redis store"
 INSTEAD: Mapping[str, str] = {
-    "LMCache": LMCACHE,
+    "LMCache": "LMCacheMPConnector keeps blocks in LMCache's server",
     "Nixl": "NixlConnector reads blocks of other engines",
     "P2p": _BETWEEN,
     "MoRIIO": _BETWEEN,

@@ -25,6 +25,7 @@ PROMPTS = [{"prompt_token_ids": [(7 * i + j * j) % 200 + 5 for j in range(200)]}
 
 
 def check_contract(store: Store) -> None:
+    store.set_block_sizes([len(block) for block in BLOCKS])
     assert list(store.lookup(KEYS)) == [False] * 8
     assert list(store.load(KEYS[:2])) == [None, None]
     store.save(KEYS[:4], BLOCKS[:4])

@@ -59,7 +59,7 @@ def test_a_model_is_known_by_its_contents(tmp_path: Path) -> None:
     ("fields", "says"),
     [
         ({"kv_transfer_config": {"kv_connector": "P2pNcclConnector"}}, "'P2pNcclConnector' is not here; .* share a store"),
-        ({"kv_transfer_config": {"kv_connector": "LMCacheConnectorV1"}}, "in host memory is OffloadingConnector"),
+        ({"kv_transfer_config": {"kv_connector": "LMCacheFooConnector"}}, "LMCacheMPConnector keeps blocks in"),
         ({"kv_transfer_config": {"kv_connector": "host"}}, "extra_config: cpu_bytes_to_use: must be a number of bytes"),
         ({"kv_transfer_config": {"kv_connector": "host", "kv_role": "kv_some"}}, "kv_transfer_config: .*kv_role"),
         ({"kv_transfer_config": {"kv_connector": "host", "engine_id": "x"}}, "kv_transfer_config: .*engine_id"),
@@ -68,7 +68,7 @@ def test_a_model_is_known_by_its_contents(tmp_path: Path) -> None:
             "load_timeout: must be seconds above 0",
         ),
         ({"kv_offloading_size": 1.0, "kv_transfer_config": {"kv_connector": "host"}}, "give only one"),
-        ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "kv_offloading_backend: lmcache"),
+        ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "lmcache server --l1-size-gb"),
         ({"kv_offloading_size": 1.0, "enable_prefix_caching": False}, "requires enable_prefix_caching"),
         ({"kv_key_secret": "/nowhere/secret"}, "kv_key_secret: /nowhere/secret: cannot be read"),
     ],

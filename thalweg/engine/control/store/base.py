@@ -34,6 +34,11 @@ class Store(ABC):
         """Problems of these options, before anything is opened. Default: none."""
         return []
 
+    def set_block_sizes(self, sizes: Sequence[int]) -> None:
+        """Bytes of the blocks to be saved, by KV group. Called once, before the calls below, and returns at once. Default:
+        nothing, for stores that keep blocks of any size."""
+        return
+
     @abstractmethod
     def lookup(self, keys: Sequence[bytes]) -> Sequence[bool]:
         """Which of these blocks are here."""

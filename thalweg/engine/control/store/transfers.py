@@ -15,7 +15,7 @@ from thalweg.engine.control.store.departures import StoreSaves
 from thalweg.engine.control.store.handovers import Handovers
 from thalweg.engine.control.store.lanes import Lane, LaneCall, ThreadLane
 from thalweg.engine.control.store.mover import Mover
-from thalweg.engine.control.store.names import StoreKeys
+from thalweg.engine.control.store.names import SUM_BYTES, StoreKeys
 
 POLL_SECONDS = 0.005
 """Between looks at the store's threads, where nothing else is to be done."""
@@ -41,6 +41,7 @@ class Transfers:
         """least: tokens that a load must save for a request to wait for it."""
         self._store, self._mover = to.store, to.mover
         names = StoreKeys(to.mover.signature)
+        self._store.set_block_sizes([size + SUM_BYTES for size in to.mover.block_bytes])
         self._reading, self._writing = to.lanes("kv store: load"), to.lanes("kv store: save")
         self.departures = StoreSaves(to.store, to.mover, names, self._writing)
         self.arrivals = StoreLoads(to.store, to.mover, names, self._reading, kv, clock, to.load_timeout, least)
