@@ -94,6 +94,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         Feature(
             "[Transcription and translation](audio.md#transcription) (Whisper)", "RUUUN", ("tests/models/test_whisper.py",)
         ),
+        Feature("[Times of words](audio.md#long-audio) in transcripts", "RUUUN", ("tests/models/test_word_times.py",)),
         Feature("[Video input](video.md) in chat, 14 architectures", "RUUUU", ("tests/models/test_videos.py",)),
         Feature("Audio output", "NNNNN"),
     ),

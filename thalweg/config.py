@@ -58,6 +58,8 @@ class SpeechConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Tokens never sampled first."""
     multilingual: bool = True
     """Does it support languages other than English, and translation?"""
+    heads: int = 0
+    """Heads of cross attention that align tokens with the audio. 0: the files name none."""
 
 
 class SourceConfig(msgspec.Struct, kw_only=True, frozen=True):

@@ -165,6 +165,9 @@ class RequestOutput:
     """Of a finished request with do_remote_decode: the parameters with which another engine continues."""
     num_stored_tokens: int = 0
     """Of num_cached_tokens, those loaded from a KV store."""
+    alignment: np.ndarray | None = None
+    """f32[tokens, heads * frames]: weights with which prompt tokens attend to the audio, in the heads that align both. With
+    "alignment" in extra_args, from the token it names. None elsewhere."""
 
     @property
     def encoder_prompt(self) -> None:

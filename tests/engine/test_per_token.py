@@ -79,6 +79,17 @@ def test_every_token_has_a_vector(name: str, device: str, more: dict, tmp_path: 
         llm.shutdown()
 
 
+def test_the_last_token_among_decodes_has_a_vector(tmp_path: Path) -> None:
+    """A prompt of one token more than a step computes: the rest is a single token, as if it were decoded."""
+    path, (ids,) = make_checkpoint("qwen3", tmp_path), texts(25)
+    llm = opened(path, "reference", runner="pooling", **TIGHT)
+    try:
+        (out,) = llm.encode([ids], pooling_task="token_embed", use_tqdm=False)
+        np.testing.assert_allclose(out.outputs.data, units(states(path, ids)), atol=1e-5)
+    finally:
+        llm.shutdown()
+
+
 def test_what_is_told_twice_counts_once() -> None:
     """As after a preemption, or from a second engine."""
     ids, values = [5, 6, 7, 8], np.arange(8, dtype=np.float32).reshape(4, 2)

@@ -35,6 +35,8 @@ DTYPES = {
     "half": "float16",
 }
 
+IN_GENERATION = frozenset({"alignment_heads"})
+"""Facts of the model that its files have in generation_config.json."""
 Config = Mapping[str, Any]
 
 
@@ -69,6 +71,7 @@ def read_config(
         accept(found)
         said = {**found.content, "quant_method": found.method}
         config["quantization_config"] = said if gguf.is_gguf(path) else said | _describe_tensors(Path(path))
+    config |= {key: value for key, value in generation_defaults(path).items() if key in IN_GENERATION and key not in config}
     decide(config, architecture(config, file), tail, lambda: _pooling(Path(path)), (overrides or {}).get("pooling"))
     if config.get("classifier_from_token") is not None:
         config["classifier_token_ids"] = token_ids(config["classifier_from_token"], Path(path))

@@ -256,7 +256,7 @@ class StepResult:
     score: Logprobs | None = None  # N = P; the prompt tokens of `Scores`
     invalid: Array | None = None  # bool[S]; logits held NaN or +inf: the row's token means nothing
     pooled: Array | None = None  # f32[S, H]; a vector per sequence, of models that give those: then tokens mean nothing
-    each: Array | None = None  # f32[N, H]; a vector per token of `EachToken`
+    each: Array | None = None  # f32[N, H]; a vector per token of `EachToken`, or its weights in heads that align
     drafts: Array | None = None  # i32[S, K]; tokens proposed after those returned, of steps with `Proposing`; -1 ends them
     extras: Mapping[str, Array] = field(default_factory=dict)
 

@@ -164,6 +164,11 @@ class Decoder:
         mixers attend to nothing."""
 
     @property
+    def aligns(self) -> bool:
+        """Do some of its heads align tokens with their source?"""
+        return bool(self.spec.aligned_heads)
+
+    @property
     def looks_ahead(self) -> bool:
         """Can its images see themselves whole, where the model means them to?"""
         return all(b.mixers[0].spec.spans for i, b in self.blocks.items() if _spans(self.spec.layers[i]))
@@ -183,6 +188,7 @@ class Decoder:
         replays: list[Replay] | None = None,
         taps: dict[int, Array] | None = None,
         entered: Array | None = None,
+        weights: list[Array] | None = None,
     ) -> tuple[Array, list[Array]]:
         """The hidden states [T, hidden] after the final norm, and the new caches, one per mixer. Token ids are known:
         batch.tokens holds no ON_DEVICE. Where the model has token types, a token of type n is encoded as its id + n * vocab.
@@ -193,7 +199,8 @@ class Decoder:
         keys are layers; it gets the hidden states [T, hidden] after each, before any final norm. Keys of other places are in
         `drafts.taps`. With rows, only places after the last mixer, and of these rows.
         entered: what the stage before gives, [parts_before, T, hidden]. A stage before the last gives
-        [parts_behind, T, hidden] for all rows."""
+        [parts_behind, T, hidden] for all rows.
+        weights: where the model `aligns`, of a step with `EachToken`, filled with `Flow.weights`."""
         adapted = None
         if self._adapter_rows is not None:
             adapted = self._adapter_rows(batch.get(Adapters), batch.token_seq, adapters)
@@ -203,7 +210,7 @@ class Decoder:
         else:
             x, flow = entered[0], self._begin_flow(params, batch, kv, tables, _overlay_vectors(batch), adapted)
             residual = entered[1] if self.parts_before > 1 else None
-        flow.replays = replays
+        flow.replays, flow.weights = replays, weights
         if taps is not None and EMBEDDED in taps:
             taps[EMBEDDED] = x
         sources = batch.get(Sources)

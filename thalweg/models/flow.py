@@ -62,6 +62,8 @@ class Flow:
     """Which adapter each row has. None: the step adapts no sequence."""
     adapter_rows_read: AdapterRows | None = None
     """The same of the rows that `read` names, where it does."""
+    weights: list[Array] | None = None
+    """Of steps with `EachToken` of a model that aligns: f32[N, heads, sources] of each layer with such heads."""
     replays: list[Any] | None = None
     """Of steps that verify drafts: the ops over recurrent states, which `layers.recurrent.settle` runs again."""
     read: Array | None = None

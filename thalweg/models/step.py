@@ -93,11 +93,13 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
         positions = batch.positions.clamp(max=model.max_len - 1)  # padding may count on past the longest sequence
         batch = replace(batch, positions=positions, tokens=resolve(batch.tokens, history, slots, positions))
         history = write(history, slots, batch.positions, batch.tokens)
-        drafts, scores = batch.get(Drafts), batch.get(Scores)
+        drafts, scores, aligned = batch.get(Drafts), batch.get(Scores), batch.get(EachToken)
         rows = batch.last_row if drafts is None else torch.cat([batch.last_row, drafts.row - 1])
         tail = proposer if batch.get(Proposing) is not None else None
         taps: dict[int, Any] = {} if tail is None else dict.fromkeys(tail.taps)
-        some = scores is None and not batch.uniform and not taps  # of a uniform batch all rows are read, or nearly
+        some = (
+            scores is None and aligned is None and not batch.uniform and not taps
+        )  # of a uniform batch all rows are read, or nearly
         replays: list[Replay] = []
         adapters = state.get("adapters")
         adapted = None if adapters is None else model.head_rows(batch, adapters, rows)
@@ -106,6 +108,9 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
             more["replays"] = replays
         if taps:
             more["taps"] = taps
+        weights: list[Array] = []
+        if aligned is not None:
+            more["weights"] = weights
         x, kv = model.forward(params, batch, state["kv"], rows if some else None, **more)
         last = x if some else x.index_select(0, rows)
         if model.has_argmax and batch.features.plain and adapted is None:
@@ -118,6 +123,8 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
             kv = settle(replays, kv, batch, (batch.query - wrong).to(torch.int32))
         if scores is not None:
             result = replace(result, score=_score(model, sampler, params, x, batch, scores, adapters))
+        if aligned is not None:
+            result = replace(result, each=torch.cat(weights, 1).flatten(1))
         state = {**state, "kv": kv, "history": history}
         if tail is not None:
             proposed, state = tail.propose(params, state, batch, tuple(taps.values()), result.tokens, result.counts)

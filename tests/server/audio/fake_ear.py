@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 from fake_engine import FakeEngine, config, logprobs
 from whisper_zoo import BINS, DE, EN, END, SOURCES, TIMES, make_tokenizer
 
@@ -21,17 +22,19 @@ from thalweg.text.tokenizer import load_tokenizer
 class FakeEar(FakeEngine):
     """Every window is " a bc", with times from 0 to 0.2 and from 0.4 on. What is silent is in German."""
 
-    def __init__(self, *, multilingual: bool = True, delay: float = 0.0) -> None:
+    def __init__(self, *, multilingual: bool = True, delay: float = 0.0, heads: int = 2) -> None:
         super().__init__(delay=delay)
         self.scored: list[Any] = []
         """Prompts whose log-probabilities were asked for."""
+        self.aligned = list[list[int]]()
+        """Tokens whose weights of cross attention were requested: token i attends to frame i."""
         self.stops = 0
         """So many of the next answers with times stop after " a", at 0.3, where another piece begins."""
         with tempfile.TemporaryDirectory() as folder:
             make_tokenizer(Path(folder))
             self.tokenizer = load_tokenizer(Path(folder))  # type: ignore[assignment]
         base = config()
-        sound = SpeechConfig(bins=BINS, frames=2 * SOURCES, multilingual=multilingual)
+        sound = SpeechConfig(bins=BINS, frames=2 * SOURCES, multilingual=multilingual, heads=heads)
         model = msgspec.structs.replace(base.model, speech=sound, max_len=64, vocab=self.tokenizer.vocab_size)
         self.config = msgspec.structs.replace(base, model=model)
 
@@ -48,13 +51,21 @@ class FakeEar(FakeEngine):
     ) -> AsyncGenerator[RequestOutput, None]:
         p, mel = sampling_params, prompt["multi_modal_data"]["audio"].values
         assert mel.shape == (BINS, 2 * SOURCES)
-        (self.prompts if p.prompt_logprobs is None else self.scored).append(prompt)
+        if "alignment" not in (p.extra_args or {}):
+            (self.prompts if p.prompt_logprobs is None else self.scored).append(prompt)
         self.running[request_id] = p
         self.most_running = max(self.most_running, len(self.running))
         assert self.tokenizer is not None
         words = self.tokenizer.encode(" a bc")
-        known = None
-        if p.prompt_logprobs is not None:
+        known = alignment = None
+        if "alignment" in (p.extra_args or {}):
+            rows = prompt["prompt_token_ids"][p.extra_args["alignment"] :]
+            self.aligned.append(rows)
+            alignment, tokens = (
+                np.repeat(np.eye(len(rows), SOURCES, dtype=np.float32)[:, None], 2, 1).reshape(len(rows), -1),
+                [END],
+            )
+        elif p.prompt_logprobs is not None:
             known, tokens = [None, *(logprobs(t, 0) for t in prompt["prompt_token_ids"][1:])], [END]
         elif p.allowed_token_ids:
             tokens = [DE if mel.std() == 0 else EN]
@@ -76,7 +87,7 @@ class FakeEar(FakeEngine):
                 )  # fmt: skip
                 output = RequestOutput(
                     request_id, None, prompt["prompt_token_ids"], known, [choice], last,
-                    metrics=RequestMetrics(1.0, 1.0, 1.5, 2.0, 3.0, 1, 1), num_cached_tokens=0,
+                    metrics=RequestMetrics(1.0, 1.0, 1.5, 2.0, 3.0, 1, 1), num_cached_tokens=0, alignment=alignment,
                 )  # fmt: skip
                 if last:
                     for logger in self.loggers:

@@ -11,7 +11,7 @@ import openai
 import pytest
 from fake_ear import FakeEar
 from fake_engine import FakeEngine
-from whisper_zoo import BEFORE, DE, EN, NO_SPEECH, NO_TIMES, SECONDS, START, TRANSCRIBE, TRANSLATE
+from whisper_zoo import BEFORE, DE, EN, NO_SPEECH, NO_TIMES, SECONDS, START, TIMES, TRANSCRIBE, TRANSLATE
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 
@@ -91,6 +91,26 @@ def test_long_sounds_are_heard_in_windows_at_once(ear):
     assert [s.id for s in said.segments] == list(range(6))
 
 
+def test_words_have_times(ear):
+    """The fake's token i attends to frame i, so a word begins with the token before it."""
+    ear.engine.aligned.clear()
+    said = ask(ear, wav(1.6 * SECONDS), language="en", response_format="verbose_json", timestamp_granularities=["word"])
+    assert [w.word for w in said.words] == ["a", "bc", "a", "bc"]
+    assert said.segments is None
+    assert len(ear.engine.aligned) == 2
+    assert all(rows[0] == rows[3] - 10 == TIMES and rows[-1] < TIMES for rows in ear.engine.aligned), ear.engine.aligned
+    begin = said.words[2].start
+    assert [(w.start, w.end) for w in said.words[:2]] == [(0.0, 0.04), (0.08, pytest.approx(0.98))]
+    assert 0.5 * SECONDS < begin < SECONDS
+    both = ask(ear, wav(0.5), language="en", response_format="verbose_json", timestamp_granularities=["word", "segment"])
+    assert (len(both.segments), len(both.words)) == (2, 2)
+
+
+def test_words_without_heads_are_refused(start):
+    with pytest.raises(openai.BadRequestError, match="names no alignment_heads"):
+        ask(start(FakeEar(heads=0)), wav(0.2), response_format="verbose_json", timestamp_granularities=["word"])
+
+
 def test_what_a_window_stops_before_is_heard_again(ear):
     ear.engine.stops = 2
     ear.engine.prompts.clear()
@@ -124,7 +144,6 @@ def test_what_is_refused(ear):
     wrong: list[tuple[str, dict[str, Any]]] = [
         ("language: unknown 'xx'; supported: de, en", {"language": "xx"}),
         ("cannot be streamed", {"response_format": "srt", "stream": True}),
-        ("word timestamps", {"response_format": "verbose_json", "timestamp_granularities": ["word", "segment"]}),
         ("needs response_format verbose_json", {"timestamp_granularities": ["segment"]}),
         ("hotwords is not supported", {"extra_body": {"hotwords": "x"}}),
         ("use_beam_search is not supported", {"extra_body": {"use_beam_search": "true"}}),

@@ -101,9 +101,11 @@ class InputProcessor:
         text, ids, salt, embedded = self._encode_prompt(prompt, params)
         tokens, inputs = self._arrays(ids if answer is None else answer, items, embedded, params.n)
         shared = self._sampling.read(params, ids if answer is None else answer)
-        transcription.check(params, mel)
+        transcription.check(params, mel, 0 if self._speech is None else self._speech.heads, len(ids))
+        aligned = transcription.ALIGNMENT in (params.extra_args or {})
         if mel is not None and self._speech is not None:
-            inputs, shared = (transcription.make_input(mel), *inputs), transcription.sampling(self._speech, ids, shared)
+            inputs = (transcription.make_input(mel, aligned), *inputs)
+            shared = transcription.sampling(self._speech, ids, shared)
         if self._source is not None:
             inputs, shared = (self._source.make_input(ids), *inputs), self._source.sampling(shared)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
@@ -111,7 +113,7 @@ class InputProcessor:
         requests = []
         for i in range(params.n):
             mine = scores if i == 0 else -1  # the prompt is the same for every choice: score it once
-            skip = mine >= 0 if params.skip_reading_prefix_cache is None else params.skip_reading_prefix_cache or mine >= 0
+            skip = bool(params.skip_reading_prefix_cache) or mine >= 0 or aligned
             sampling = TokenSampling(**shared, seed=choice_seed(seed, first_choice + i), prompt_logprobs=mine)
             request = EngineRequest(
                 handle=next(handles), tokens=tokens, prompt_len=len(tokens), sampling=sampling, inputs=inputs,

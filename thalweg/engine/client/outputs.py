@@ -14,7 +14,16 @@ import msgspec
 import numpy as np
 
 from thalweg.engine.client.submission import Submission
-from thalweg.engine.messages import EngineRequest, Outputs, PromptScores, SequenceFinished, SequenceStarted, TokenLogprobs
+from thalweg.engine.client.transcription import ALIGNMENT
+from thalweg.engine.messages import (
+    EngineRequest,
+    Outputs,
+    PromptScores,
+    SequenceFinished,
+    SequenceStarted,
+    TokenLogprobs,
+    TokenVectors,
+)
 from thalweg.outputs import CompletionOutput, FlatLogprobs, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
 from thalweg.params import RequestOutputKind
 from thalweg.text.detokenizer import Detokenizer
@@ -82,6 +91,9 @@ class OutputProcessor:
         for scores in frame.prompt_scores:
             if scores.handle in choices:
                 choices[scores.handle].request.score(scores, self._tokenizer)
+        for part in frame.each:
+            if part.handle in choices:
+                choices[part.handle].request.align(part)
         for handle in frame.preempted:
             if handle in choices:
                 choices[handle].request.preempt()
@@ -310,8 +322,8 @@ class _Request:
     """One submission and its choices."""
 
     __slots__ = (
-        "_interval", "_kind", "_sent", "_told", "begun", "cached_tokens", "choices", "error", "first_token", "id", "made",
-        "metrics", "params", "prompt_logprobs", "running", "stored_tokens", "submission",
+        "_interval", "_kind", "_sent", "_told", "alignment", "begun", "cached_tokens", "choices", "error", "first_token",
+        "id", "made", "metrics", "params", "prompt_logprobs", "running", "stored_tokens", "submission",
     )  # fmt: skip
 
     def __init__(self, submission: Submission, tokenizer: Tokenizer | None, now: float, interval: int = 1) -> None:
@@ -329,6 +341,7 @@ class _Request:
         self.cached_tokens: int | None = None
         self.stored_tokens = 0
         self.error: str | None = None
+        self.alignment: np.ndarray | None = None
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
         if self.params.prompt_logprobs is not None:
             self.prompt_logprobs = [None] * len(submission.prompt_ids)
@@ -366,6 +379,13 @@ class _Request:
             entry = _position(scores.tokens[i, :keep].tolist(), scores.values[i, :keep].tolist(), rank, tok)
             self.prompt_logprobs[scores.start + i] = entry
 
+    def align(self, part: TokenVectors) -> None:
+        """Weights of cross attention, stored by position as scores are. Without those of tokens before the first."""
+        first = (self.params.extra_args or {})[ALIGNMENT]
+        if self.alignment is None:
+            self.alignment = np.zeros((len(self.submission.prompt_ids) - first, part.values.shape[1]), np.float32)
+        self.alignment[part.start - first : part.start - first + len(part.values)] = part.values
+
     def output(self, time: float) -> RequestOutput | None:
         """The next output for the caller. None: its output_kind says to wait."""
         done, metrics = self.running == 0, self.metrics
@@ -395,6 +415,7 @@ class _Request:
             self.submission.lora_request,
             self.submission.handover if done and self._is_whole() else None,
             self.stored_tokens,
+            self.alignment,
         )
 
     def _is_whole(self) -> bool:

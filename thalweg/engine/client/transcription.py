@@ -20,8 +20,11 @@ NAME = "multi_modal_data"
 NEVER = float("-inf")
 MOST_A_STEP = 4
 """Most recordings encoded in one step: each costs as much as a long prompt."""
-TIMESTAMPS = "timestamps"
-"""Name in extra_args of the rules for timestamps: the first timestamp, the end, and the latest first timestamp."""
+ALIGNED_A_STEP = 2
+"""The same where weights of cross attention are returned, which are megabytes."""
+TIMESTAMPS, ALIGNMENT = "timestamps", "alignment"
+"""Names in extra_args. The rules for timestamps: the first timestamp, the end, and the latest first timestamp. The position of
+the first prompt token whose weights of cross attention `RequestOutput.alignment` returns."""
 
 
 def read(prompt: Any, config: SpeechConfig | None) -> tuple[Any, np.ndarray | None]:
@@ -78,20 +81,38 @@ def _audio_features(audio: Any, config: SpeechConfig) -> np.ndarray:
     return log_mel(wave, config.bins, config.frames)
 
 
-def make_input(mel: np.ndarray) -> Input:
-    """The source of cross attention. Prompts of transcripts are equal, so its digest salts every block."""
+def make_input(mel: np.ndarray, aligned: bool = False) -> Input:
+    """The source of cross attention. Prompts of transcripts are equal, so its digest salts every block. aligned: are weights
+    of cross attention returned?"""
+    most = ALIGNED_A_STEP if aligned else MOST_A_STEP
     digest = hashlib.blake2b(repr(("sound", mel.shape)).encode(), digest_size=24)
     digest.update(mel.tobytes())
-    return Input(kind="audio", digest=digest.digest(), positions=np.zeros(0, np.int32), data=(mel,), most_a_step=MOST_A_STEP)
+    return Input(kind="audio", digest=digest.digest(), positions=np.zeros(0, np.int32), data=(mel,), most_a_step=most)
 
 
-def check(params: SamplingParams, mel: np.ndarray | None) -> None:
+def check(params: SamplingParams, mel: np.ndarray | None, heads: int, tokens: int) -> None:
+    """heads: of the model, that align tokens with audio. tokens: of the prompt. RequestError."""
+    given = params.extra_args or {}
     if mel is None:
-        if TIMESTAMPS in (params.extra_args or {}):
-            raise RequestError(f"extra_args: {TIMESTAMPS}: this model does not transcribe audio; omit it", "extra_args")
+        if name := next((name for name in (TIMESTAMPS, ALIGNMENT) if name in given), None):
+            raise RequestError(f"extra_args: {name}: this model does not transcribe audio; omit it", "extra_args")
         return
+    if ALIGNMENT in given:
+        _check_alignment(params, given[ALIGNMENT], heads, tokens)
     if mel.nbytes * params.n > MOST_BYTES:
         raise RequestError(f"n: {params.n} choices of this clip exceed {MOST_BYTES} bytes; request fewer at once", "n")
+
+
+def _check_alignment(params: SamplingParams, first: int, heads: int, tokens: int) -> None:
+    why = None
+    if not heads:
+        why = "generation_config.json of this model names no alignment_heads; omit it"
+    elif params.n > 1 or params.prompt_logprobs is not None:
+        why = "not with n above 1 or prompt_logprobs; send two requests"
+    elif first >= tokens:
+        why = f"{first} is no position of a prompt of {tokens} tokens"
+    if why is not None:
+        raise RequestError(f"extra_args: {ALIGNMENT}: {why}", "extra_args")
 
 
 def sampling(config: SpeechConfig, ids: list[int], fields: dict[str, Any]) -> dict[str, Any]:

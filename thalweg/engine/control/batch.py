@@ -44,6 +44,7 @@ class LaunchedStep:
     all_emit: bool
     wants_logprobs: bool
     scored: list[ScoredRows]
+    each: list[ScoredRows]
     pending: Pending
     decodes: int = 0
     prompt_tokens: int = 0
@@ -85,6 +86,8 @@ class _Members:
     held: list[_BuilderOutput]
     parts: tuple[Part, ...] = ()
     features: Features = field(default_factory=Features)
+    each: list[ScoredRows] = field(default_factory=list)
+    """Owners of the rows of `EachToken`, in this step."""
     width: int = 0
     """Drafts that each of them verifies."""
     age: int = 0
@@ -104,6 +107,7 @@ class _Members:
             if h.until <= self.age:
                 h.part, lasts = h.builder.build(work)
                 h.until = self.age + _bound_life(lasts, self.width)
+        self.each = work.each
         self.settle()
 
 
@@ -234,7 +238,7 @@ class BatchBuilder:
     ) -> LaunchedStep:
         wants = members.features.logprobs >= 0
         return LaunchedStep(
-            members.slots, members.serials, members.handles, reached, emit, all_emit, wants, scored, pending=_UNSET
+            members.slots, members.serials, members.handles, reached, emit, all_emit, wants, scored, members.each, _UNSET
         )
 
     def _tables(self, slots: I32, context: I32) -> tuple[I32 | TableRows, ...]:
@@ -271,7 +275,7 @@ class BatchBuilder:
         held = [_BuilderOutput(b, part, _bound_life(lasts, width)) for b, part, lasts in built]
         members = _Members(
             slots.copy(), s.serial[slots], s.handle[slots], s.gather(slots), bool(asked & RANDOM), bool(asked & TRUNCATE),
-            int(s.logprobs[slots].max()), held, width=width,
+            int(s.logprobs[slots].max()), held, each=work.each, width=width,
         )  # fmt: skip
         members.settle()
         return members

@@ -75,8 +75,7 @@ class ResultReader:
         good = live if step.all_emit else live & step.emit
         if result.pooled is not None:
             news = self._read_vectors(step, np.asarray(result.pooled), np.nonzero(good)[0], ended)
-            if step.scored:
-                self._each(step, result, news)
+            self._prompt_results(step, result, news)
             return news
         rows = None if good.all() else np.nonzero(good)[0]  # None: every row
         slots = step.slots if rows is None else step.slots[rows]
@@ -91,8 +90,7 @@ class ResultReader:
         news = StepOutput(step.handles if rows is None else step.handles[rows], tokens.astype(np.int32), ended)
         if step.wants_logprobs and result.logprobs is not None:
             news.logprobs = self._logprobs(result, slots, np.arange(n) if rows is None else rows)
-        if step.scored:
-            self._scores(step, result, news)
+        self._prompt_results(step, result, news)
         return news
 
     def _read_ranges(
@@ -133,8 +131,7 @@ class ResultReader:
         news = StepOutput(step.handles[rows[at]], tokens, ended)
         if step.wants_logprobs and result.logprobs is not None:
             news.logprobs = self._logprobs(result, slots[at], rows[at] * grid.shape[1] + place)
-        if step.scored:
-            self._scores(step, result, news)
+        self._prompt_results(step, result, news)
         return news
 
     def _receive(self, result: StepResult, slots: I32, rows: NDArray[np.int64]) -> None:
@@ -223,11 +220,17 @@ class ResultReader:
             asked.astype(np.int32), np.asarray(found.tokens)[at], np.asarray(found.values)[at], np.asarray(found.ranks)[at]
         )
 
+    def _prompt_results(self, step: LaunchedStep, result: StepResult, news: StepOutput) -> None:
+        if step.scored:
+            self._scores(step, result, news)
+        if step.each:
+            self._each(step, result, news)
+
     def _scores(self, step: LaunchedStep, result: StepResult, news: StepOutput) -> None:
         found = result.score
         ensure(found is not None, "a step was asked for prompt logprobs and returned none")
         assert found is not None
-        for part in self._live_prompts(step, news):
+        for part in self._live_prompts(step.scored, news):
             request = part.request
             k, span = 1 + request.sampling.prompt_logprobs, slice(part.begin, part.end)
             tokens, values = np.asarray(found.tokens)[span, :k], np.asarray(found.values)[span, :k]
@@ -238,14 +241,14 @@ class ResultReader:
         found = result.each
         ensure(found is not None, "a step was asked for a result per token and returned none")
         values = np.asarray(found, np.float32)
-        for part in self._live_prompts(step, news):
+        for part in self._live_prompts(step.each, news):
             news.each.append(TokenVectors(part.request.handle, part.start, values[part.begin : part.end]))
             part.request.scored = part.start + part.end - part.begin + 1
 
-    def _live_prompts(self, step: LaunchedStep, news: StepOutput) -> Iterator[ScoredRows]:
-        """Scored prompts of the step with sequences that still run, and have not failed with it."""
+    def _live_prompts(self, parts: Sequence[ScoredRows], news: StepOutput) -> Iterator[ScoredRows]:
+        """Those of a step's prompts whose sequences still run, and have not failed with it."""
         failed = {request.handle for request, end in news.ended if end.reason == "error"}
-        for part in step.scored:
+        for part in parts:
             slot = part.request.slot
             if slot and self._slots.serial[slot] == part.serial and part.request.handle not in failed:
                 yield part

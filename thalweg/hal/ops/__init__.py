@@ -9,7 +9,7 @@ from __future__ import annotations
 from thalweg.hal.op import Op
 from thalweg.hal.ops.activation import act_and_mul, activation, sigmoid_mul
 from thalweg.hal.ops.conv import causal_conv
-from thalweg.hal.ops.cross import cross_attention, cross_write
+from thalweg.hal.ops.cross import cross_attention, cross_weights, cross_write
 from thalweg.hal.ops.delta import channel_delta_gates, channel_delta_rule, delta_gates, delta_rule, gated_rms_norm
 from thalweg.hal.ops.drafts import draft_inputs, pair_inputs, verify_drafts
 from thalweg.hal.ops.heads import head_linear
@@ -29,7 +29,7 @@ __all__ = [
     "act_and_mul", "activation", "add_rms_norm", "all_ops", "bad_words", "block_attention", "block_top", "causal_conv",
     "channel_delta_gates",
     "channel_delta_rule", "chosen_attention",
-    "cross_attention", "cross_write", "delta_gates", "delta_rule", "draft_inputs", "draw", "embed", "experts",
+    "cross_attention", "cross_weights", "cross_write", "delta_gates", "delta_rule", "draft_inputs", "draw", "embed", "experts",
     "gated_group_norm", "gated_rms_norm", "head_linear", "history_write", "index_top", "index_write", "layer_norm", "linear",
     "linear_argmax", "linear_scan", "logit_bias", "logprobs", "lora_add", "lora_experts", "lora_rescale", "lora_rows",
     "max_pool", "mean_pool", "pair_inputs", "penalties",
@@ -45,7 +45,7 @@ def all_ops() -> dict[str, Op]:
         bad_words, logit_bias, token_mask, truncate, sample, draw, logprobs, route, experts, lora_rows,
         lora_add, lora_experts, lora_rescale, layer_norm, activation, mean_pool, max_pool, causal_conv, delta_gates, delta_rule,
         gated_rms_norm, sigmoid_mul, head_linear, selective_scan, ssd_scan, linear_scan, gated_group_norm,
-        cross_write, cross_attention,
+        cross_write, cross_attention, cross_weights,
         index_write, index_top, chosen_attention, block_top, block_attention, channel_delta_gates, channel_delta_rule,
         verify_drafts,
         draft_inputs,

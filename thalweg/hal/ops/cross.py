@@ -40,6 +40,31 @@ def _attend_sample(
     return Sample(name, make, {"scale": dim**-0.5})
 
 
+def _weights_sample(name: str, sources: int, query: tuple[int, ...]) -> Sample:
+    def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        q, keys = rng.normal(size=(sum(query), 2, 16)), rng.normal(size=(6, 2, sources, 16))
+        table = np.array([[4], [1], [3]], np.int32)[: len(query)]
+        token_seq = np.repeat(np.arange(len(query), dtype=np.int32), query)
+        return q.astype(np.float16), keys.astype(np.float16), table, token_seq
+
+    return Sample(name, make, {"scale": 0.25})
+
+
+@op(
+    samples=[_weights_sample("few", 50, (1, 3)), _weights_sample("many", 33, (4, 1, 19))],
+    tolerances={"float32": 1e-5, "bfloat16": 1e-3},
+)
+def cross_weights(q: Tensor, keys: Tensor, table: Tensor, token_seq: Tensor, *, scale: float) -> Tensor:
+    """softmax(q k^T * scale), the weights with which tokens attend to the vectors of their source: q [N, H, D], keys
+    [blocks, H, n, D], table i32[S, 1], token_seq i32[N] -> f32[N, H, n]. In float64, as `cross_attention`."""
+    block = table[:, 0].index_select(0, token_seq.long()).long()
+    parts = []
+    for rows, at in zip(torch.split(q, PIECE), torch.split(block, PIECE), strict=True):
+        scores = torch.einsum("thd,thnd->thn", rows.to(torch.float64), keys.index_select(0, at).to(torch.float64)) * scale
+        parts.append(torch.softmax(scores, -1).to(torch.float32))
+    return torch.cat(parts)
+
+
 @op(
     samples=[
         _attend_sample("decode", 3, 50, 16, (1, 1, 1)),

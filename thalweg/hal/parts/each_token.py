@@ -1,4 +1,4 @@
-"""Tokens for which a pooling model returns a separate result each."""
+"""Tokens with a separate result each: vectors of pooling models, or weights of cross attention."""
 
 from __future__ import annotations
 

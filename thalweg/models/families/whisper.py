@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from thalweg.checkpoint.config import Config, integer
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import UNGATED, act, hidden_size
@@ -34,13 +36,31 @@ def whisper(config: Config) -> ModelSpec:
         cross, _ffn(config, "decoder_ffn_dim"), Norms(mixer=_norm("encoder_attn", hidden), ffn=_norm("final", hidden))
     )
     count = integer(config, "decoder_layers", high=MOST_LAYERS)
+    aligned = _aligned_heads(config, count, heads)
+    pairs = ((own, replace(attends_source, mixer=replace(cross, aligned=aligned[i]))) for i in range(count))
     return ModelSpec(
-        vocab=integer(config, "vocab_size"), hidden=hidden, layers=(own, attends_source) * count,
+        vocab=integer(config, "vocab_size"), hidden=hidden, layers=tuple(layer for pair in pairs for layer in pair),
         numbers=tuple(i // 2 for i in range(2 * count)), norm=LayerNorm("decoder.layer_norm", hidden, EPS),
         learned=(LearnedEmbedding("decoder.embed_positions", integer(config, "max_position_embeddings", high=1 << 16)),),
         speech=_encoder(config, hidden, sources), tied=True, layer="decoder.layers.{}.", embed="decoder.embed_tokens",
         head="proj_out",
     )  # fmt: skip
+
+
+def _aligned_heads(config: Config, layers: int, heads: int) -> list[tuple[int, ...]]:
+    """Of each decoder layer, the heads that `alignment_heads` names."""
+    pairs = config.get("alignment_heads") or []
+    if not isinstance(pairs, list) or not all(_is_head(pair, layers, heads) for pair in pairs):
+        raise CheckpointError(
+            f"generation_config.json: alignment_heads: must be pairs of a decoder layer (below {layers}) and a head "
+            f"(below {heads})"
+        )
+    return [tuple(sorted({head for layer, head in pairs if layer == i})) for i in range(layers)]
+
+
+def _is_head(pair: object, layers: int, heads: int) -> bool:
+    whole = isinstance(pair, list) and len(pair) == 2 and all(type(i) is int for i in pair)
+    return whole and 0 <= pair[0] < layers and 0 <= pair[1] < heads  # type: ignore[index]
 
 
 def _encoder(config: Config, hidden: int, sources: int) -> SpeechEncoder:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from thalweg.hal import ops
+from thalweg.hal.parts.each_token import EachToken
 from thalweg.hal.parts.sources import Sources
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
@@ -34,7 +35,10 @@ class CrossAttention:
         self._out = RowLinear(ctx, weights["out"])
         said = {"heads": heads, "head_dim": spec.head_dim}
         self._write = ctx.bind(ops.cross_write, **said)
-        self._attend = ctx.bind(ops.cross_attention, scale=spec.scale or spec.head_dim**-0.5, **said)
+        scale = spec.scale or spec.head_dim**-0.5
+        self._attend, self._aligned = ctx.bind(ops.cross_attention, scale=scale, **said), list(spec.aligned)
+        if self._aligned:
+            self._weigh = ctx.bind(ops.cross_weights, scale=scale, heads=len(self._aligned), head_dim=spec.head_dim)
         self.specs: dict[str, Any] = {
             "q": self._q.specs, "k": self._k.specs, "v": self._v.specs, "out": self._out.specs,
         }  # fmt: skip
@@ -52,6 +56,10 @@ class CrossAttention:
                 lengths = [self._write(lengths[0], count[:, None, None], table, part.row)]
             flow.caches[self._place.layer] = (keys, values, *lengths)
         q = self._q(p["q"], x, flow).unflatten(-1, (-1, self._head_dim))
+        each = flow.batch.get(EachToken)
+        if flow.weights is not None and each is not None and self._aligned:
+            row, heads = each.row, self._aligned
+            flow.weights.append(self._weigh(q[row][:, heads], keys[:, heads], table, flow.batch.token_seq[row]))
         return self._out(p["out"], self._attend(q, keys, values, table, flow.batch.token_seq, *lengths).flatten(-2), flow)
 
     def _pad(self, made: Array, sources: SourceVectors) -> Array:

@@ -30,6 +30,8 @@ class CrossAttention:
     name: str = "encoder_attn"
     parts: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
     out: str = "out_proj"
+    aligned: tuple[int, ...] = ()
+    """Heads whose weights follow the source in the order of the tokens: they align both."""
     rope: ClassVar[None] = None
 
     @property

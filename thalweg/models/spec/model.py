@@ -286,6 +286,11 @@ class ModelSpec:
         return self.speech or self.text
 
     @property
+    def aligned_heads(self) -> int:
+        """Heads of cross attention that align tokens with their source."""
+        return sum(len(getattr(mixer, "aligned", ())) for _, mixer in self.mixers)
+
+    @property
     def types(self) -> int:
         """Number of token types; 1 = none."""
         return max((each.rows for each in self.learned if each.by == "type"), default=1)

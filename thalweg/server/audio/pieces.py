@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thalweg.server.audio.tokens import STEP, WhisperTokens
+from thalweg.server.audio.words import TimedWord, split_words
 from thalweg.text.tokenizer import Tokenizer
 
 
@@ -25,23 +26,47 @@ class TranscriptSegment:
     """Mean of the window's tokens."""
     no_speech: float | None = None
     """Probability that nobody speaks in its window. None: unknown."""
+    words: list[TimedWord] | None = None
+    """None: without times."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTimes:
+    """Times of the tokens of one window."""
+
+    begins: Sequence[float]
+    """Seconds in the window, of each token."""
+    language: str
+
+    def of(self, i: int, offset: float) -> tuple[float, float]:
+        """(begin, end) of token i, in the whole audio. A token ends where its weights begin: they are those of the step that
+        samples the next one."""
+        return round(offset + (self.begins[i - 1] if i else 0.0), 2), round(offset + self.begins[i], 2)
 
 
 def cut(
-    ids: Sequence[int], tokens: WhisperTokens, tokenizer: Tokenizer, offset: float, seconds: float, logprob: float
+    ids: Sequence[int],
+    tokens: WhisperTokens,
+    tokenizer: Tokenizer,
+    offset: float,
+    seconds: float,
+    logprob: float,
+    times: TokenTimes | None = None,
 ) -> Iterator[TranscriptSegment]:
-    """Segments of one window, from its sampled tokens. seconds: length of the window. Text after the last timestamp ends with
-    the window."""
-    start, held, text = 0.0, list[int](), list[int]()
+    """Segments of one window, from its sampled tokens. seconds: length of the window. times: for words. Text after the
+    last timestamp ends with the window."""
+    start, held, text, at_text = 0.0, list[int](), list[int](), list[tuple[float, float]]()
 
     def build_piece(end: float) -> TranscriptSegment:
-        words = tokenizer.decode(text, True)
-        return TranscriptSegment(offset + start, offset + max(start, min(end, seconds)), words, list(held), offset, logprob)
+        words = None if times is None else split_words(text, at_text, tokenizer, times.language)
+        until, written = offset + max(start, min(end, seconds)), tokenizer.decode(text, True)
+        return TranscriptSegment(offset + start, until, written, list(held), offset, logprob, words=words)
 
-    for i in ids:
+    for n, i in enumerate(ids):
         held.append(i)
         if i < tokens.end:
             text.append(i)
+            at_text += [] if times is None else [times.of(n, offset)]
         if i < tokens.times:
             continue
         at = (i - tokens.times) * STEP
@@ -49,7 +74,7 @@ def cut(
             start, held = min(at, seconds), [i]
             continue
         yield build_piece(at)
-        start, held, text = min(at, seconds), [], []
+        start, held, text, at_text = min(at, seconds), [], [], []
     if text:
         yield build_piece(seconds)
 
@@ -63,6 +88,16 @@ def verbose(pieces: Iterable[TranscriptSegment], temperature: float) -> list[dic
         }
         for i, p in enumerate(pieces)
     ]  # fmt: skip
+
+
+def list_words(pieces: Iterable[TranscriptSegment]) -> list[dict[str, Any]]:
+    """Words of verbose_json."""
+    return [
+        {"word": word.text.strip(), "start": word.start, "end": word.end}
+        for piece in pieces
+        for word in piece.words or ()
+        if word.text.strip()
+    ]
 
 
 def srt(pieces: Iterable[TranscriptSegment]) -> str:

@@ -47,6 +47,11 @@ class AudioRequest(SamplingFields, RequestFields):
         refuse_asked(body, NOT_YET, INSTEAD)
 
     @property
+    def granularities(self) -> frozenset[str]:
+        """Of the times in the answer."""
+        return frozenset(filter(None, (g.strip() for g in self.timestamp_granularities.split(","))))
+
+    @property
     def has_timestamps(self) -> bool:
         """Does the answer tell times?"""
         return self.response_format in ("verbose_json", "srt", "vtt")
@@ -73,15 +78,16 @@ def fields_of(parts: Mapping[str, MultipartPart]) -> tuple[dict[str, Any], bytes
     return fields, file.data
 
 
-def check(request: AudioRequest) -> None:
-    """ApiError for fields that do not go together."""
-    asked = {g.strip() for g in request.timestamp_granularities.split(",") if g.strip()}
+def check(request: AudioRequest, heads: int) -> None:
+    """ApiError for fields that do not go together. heads: of the model, that align tokens with audio."""
+    asked = request.granularities
     name = "timestamp_granularities"
     if odd := sorted(asked - {"word", "segment"}):
         raise ApiError(f"{name}: {odd[0]!r:.40} is neither word nor segment", name)
-    if "word" in asked:
-        raise ApiError(f"{name}: word timestamps are not supported by this version; ask for segment", name)
     if asked and request.response_format != "verbose_json":
         raise ApiError(f"{name}: needs response_format verbose_json", name)
+    if "word" in asked and not heads:
+        why = "generation_config.json of this model names no alignment_heads, which times of words need"
+        raise ApiError(f"{name}: {why}; request segment", name)
     if request.stream and request.has_timestamps:
         raise ApiError(f"stream: {request.response_format} cannot be streamed; ask for json or text", "stream")

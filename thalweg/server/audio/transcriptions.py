@@ -23,6 +23,7 @@ from thalweg.media.mel import HOP, RATE, LogMel, log_mel
 from thalweg.outputs import RequestOutput
 from thalweg.params import RequestOutputKind, SamplingParams
 from thalweg.server.audio import pieces
+from thalweg.server.audio.alignment import align_tokens
 from thalweg.server.audio.protocol import AudioRequest, check, fields_of
 from thalweg.server.audio.tokens import FIRST_WITHIN, STEP, WhisperTokens
 from thalweg.server.core.admission import Ticket
@@ -38,6 +39,10 @@ OVERHEAD = 256 * 1024
 DECODERS = 2
 ROUNDS = 30
 """Most repetitions for the rest of a window."""
+ALIGNED = 2
+"""Windows whose words get their times at once."""
+STRIDE = 2
+"""Frames of the spectrum for each that the model attends to."""
 LEAST = 0.2
 """Least seconds of a rest to transcribe."""
 
@@ -91,7 +96,7 @@ async def _answer(serving: Serving, http: Request, task: str) -> Response:
     fields, data = fields_of(parts)
     del parts
     request = serving.fields.parse(AudioRequest, fields)
-    check(request)
+    check(request, ear.config.heads)
     serving.model_name(request.model)
     if len(data) > ear.most_bytes:
         raise ApiError(f"file: {len(data)} bytes; at most {ear.most_bytes} are taken: send it in parts", "file", 413)
@@ -180,15 +185,17 @@ class TranscriptReply(TurnReply):
         form = self.request.response_format
         if self.request.has_timestamps:
             quiet = await self._no_speech() if form == "verbose_json" else None
-            found = await self._transcribe_windows(quiet)
+            found, asked = await self._transcribe_windows(quiet), self.request.granularities
             if form == "srt":
                 return Response(pieces.srt(found), media_type="text/plain")
             if form == "vtt":
                 return Response(pieces.vtt(found), media_type="text/plain")
             return respond({
                 "task": self.task, "language": self.language, "duration": round(self.heard.seconds, 3),
-                "text": "".join(p.text for p in found).strip(), "words": None,
-                "segments": pieces.verbose(found, self.job.params.temperature), "usage": self._usage(),
+                "text": "".join(p.text for p in found).strip(),
+                "words": pieces.list_words(found) if "word" in asked else None,
+                "segments": None if asked == {"word"} else pieces.verbose(found, self.job.params.temperature),
+                "usage": self._usage(),
             })  # fmt: skip
         text = "".join(o.outputs[0].text for o in await self.serving.run(self.job)).strip()
         if form == "text":
@@ -220,8 +227,9 @@ class TranscriptReply(TurnReply):
         todo, job = list(enumerate(self.heard.cuts)), self.job
         for _ in range(ROUNDS):
             outputs = await self.serving.run(job)
-            for (i, window), output in zip(todo, outputs, strict=True):
-                found[i] += self._pieces(window, output)
+            times = await self._align_words(job, [window for _, window in todo], outputs)
+            for (i, window), output, known in zip(todo, outputs, times, strict=True):
+                found[i] += self._pieces(window, output, known)
             rests = ((i, self._rest(window, o)) for (i, window), o in zip(todo, outputs, strict=True))
             todo = [(i, rest) for i, rest in rests if rest is not None]
             if not todo:
@@ -243,13 +251,48 @@ class TranscriptReply(TurnReply):
         begin = window.begin + round((ids[-1] - times) * STEP * RATE)
         return AudioWindow(begin, window.end) if window.begin < begin < window.end - LEAST * RATE else None
 
-    def _pieces(self, window: AudioWindow, output: RequestOutput) -> list[pieces.TranscriptSegment]:
+    async def _align_words(
+        self, job: GenerationJob, cuts: Sequence[AudioWindow], outputs: Sequence[RequestOutput]
+    ) -> list[pieces.TokenTimes | None]:
+        """Times of each window's tokens, where words have times: the model reads the transcript again, some windows at once,
+        because the weights of each are megabytes."""
+        found: list[pieces.TokenTimes | None] = [None] * len(cuts)
+        if "word" not in self.request.granularities:
+            return found
+        before = len(job.prompts[0]["prompt_token_ids"])
+        params = SamplingParams(
+            temperature=0.0, max_tokens=1, extra_args={"alignment": before}, detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )  # fmt: skip
+        drawn = [output.outputs[0].token_ids for output in outputs]
+        long = [i for i, ids in enumerate(drawn) if len(ids) > 1]
+        for at in range(0, len(long), ALIGNED):
+            group = long[at : at + ALIGNED]
+            prompts = [
+                {**job.prompts[i], "prompt_token_ids": [*job.prompts[i]["prompt_token_ids"], *drawn[i][:-1]]} for i in group
+            ]
+            aligned = await self.serving.run(msgspec.structs.replace(job, prompts=prompts, params=params))
+            for i, output in zip(group, aligned, strict=True):
+                found[i] = await asyncio.to_thread(self._read_times, output, cuts[i])
+        return [pieces.TokenTimes([0.0], self.language) if times is None else times for times in found]
+
+    def _read_times(self, output: RequestOutput, window: AudioWindow) -> pieces.TokenTimes:
+        """For a thread. The last token of a window has no weights: it ends with the one before."""
+        assert output.alignment is not None
+        weights = output.alignment.reshape(len(output.alignment), self.ear.config.heads, -1)
+        frames = max(1, (window.end - window.begin) // HOP // STRIDE)
+        begins = align_tokens(weights[..., :frames], STEP)
+        return pieces.TokenTimes([*begins, begins[-1]], self.language)
+
+    def _pieces(
+        self, window: AudioWindow, output: RequestOutput, times: pieces.TokenTimes | None
+    ) -> list[pieces.TranscriptSegment]:
         choice = output.outputs[0]
         ids = [t for t in choice.token_ids if t != self.ear.tokens.end]
         known = [p[t].logprob for t, p in zip(choice.token_ids, choice.logprobs or (), strict=False) if t in p]
         mean = sum(known) / len(known) if known else 0.0
         length = (window.end - window.begin) / RATE
-        return list(pieces.cut(ids, self.ear.tokens, self.ear.tokenizer, window.begin / RATE, length, mean))
+        return list(pieces.cut(ids, self.ear.tokens, self.ear.tokenizer, window.begin / RATE, length, mean, times))
 
     def _usage(self) -> dict[str, Any]:
         return {"type": "duration", "seconds": math.ceil(self.heard.seconds)}

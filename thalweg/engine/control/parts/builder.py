@@ -50,7 +50,7 @@ class Setup:
 
 @dataclass(slots=True)
 class ScoredRows:
-    """Rows [begin, end) of StepResult.score are the prompt tokens of `request` from position `start`."""
+    """Rows [begin, end) of StepResult.score, or of `each` there, are the prompt tokens of `request` from position `start`."""
 
     request: Request
     serial: int
@@ -85,6 +85,8 @@ class StepRows:
     """The guesses, one for each row that has any, in the order of the rows."""
     scored: list[ScoredRows] = field(default_factory=list)
     """For the record of the step: the owners of the prompt tokens of `Scores`."""
+    each: list[ScoredRows] = field(default_factory=list)
+    """The same of `EachToken`."""
 
     def rows(self, flag: int) -> list[tuple[int, Request]]:
         """(row, request) of the sequences with any of these flags."""

@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import numpy as np
 
-from thalweg.engine.control.parts.builder import FOREVER, Builder, ScoredRows, StepRows
+from thalweg.engine.control.parts.builder import Builder, ScoredRows, StepRows
 from thalweg.engine.messages import TokenSampling
 from thalweg.hal.parts.each_token import EachToken
+
+ALIGNMENT = "alignment"
+"""Name in `TokenSampling.extra`: the position of the first token whose weights of cross attention are returned."""
 
 
 class EachTokenBuilder(Builder):
     part = EachToken
 
     def is_enabled(self, p: TokenSampling) -> bool:
-        return p.each_token
-
-    def is_active(self, work: StepRows) -> bool:
-        return bool(work.chunks) and super().is_active(work)
+        return p.each_token or ALIGNMENT in p.extra
 
     def build(self, work: StepRows) -> tuple[EachToken | None, int]:
         """Advances the scheduled progress of these requests. `Request.scored` counts from 1: the result of the token at
-        position p is sent where it is above p."""
+        position p is sent where it is above p. The last token of a prompt may be computed among the decodes."""
         rows, size = [], 0
-        for row, chunk in enumerate(work.chunks, work.chunks_from):
-            request = work.state.requests[chunk.slot]
-            if request is None or not request.sampling.each_token:
-                continue
-            begin = int(work.context[row])
-            first, end = max(begin, request.scored_scheduled - 1), min(begin + chunk.take, request.prompt_len)
+        for row, request in work.rows(self.flag):
+            begin, skipped = int(work.context[row]), request.sampling.extra.get(ALIGNMENT, 0)
+            first = max(begin, request.scored_scheduled - 1, skipped)
+            end = min(begin + int(work.query[row]), request.prompt_len)
             if first >= end:
                 continue
             rows.append(np.arange(first, end, dtype=np.int32) + np.int32(work.first_token(row) - begin))
-            work.scored.append(ScoredRows(request, int(work.state.serial[chunk.slot]), first, size, size + end - first))
+            serial = int(work.state.serial[work.slots[row]])
+            work.each.append(ScoredRows(request, serial, first, size, size + end - first))
             request.scored_scheduled = end + 1
             size += end - first
-        return (EachToken(np.concatenate(rows)) if rows else None), FOREVER
+        return (EachToken(np.concatenate(rows)) if rows else None), 1

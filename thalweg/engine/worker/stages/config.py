@@ -96,6 +96,7 @@ def _speech(inputs: BuildInputs) -> SpeechConfig | None:
         bins=spec.bins, frames=spec.frames, suppress=_token_ids(generation, "suppress_tokens", inputs.facts.vocab),
         begin_suppress=_token_ids(generation, "begin_suppress_tokens", inputs.facts.vocab),
         multilingual=bool(generation.get("is_multilingual", spec.multilingual)),
+        heads=inputs.spec.aligned_heads,
     )  # fmt: skip
 
 
