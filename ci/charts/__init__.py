@@ -1,0 +1,1 @@
+"""The Kubernetes manifests of examples/: rendered by Helm, checked against published schemas."""
