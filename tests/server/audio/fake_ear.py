@@ -27,7 +27,7 @@ class FakeEar(FakeEngine):
         self.scored: list[Any] = []
         """Prompts whose log-probabilities were asked for."""
         self.aligned = list[list[int]]()
-        """Tokens whose weights of cross attention were requested: token i attends to frame i."""
+        """Tokens whose weights of cross attention were requested: token i attends to frames 5i to 5i + 4."""
         self.stops = 0
         """So many of the next answers with times stop after " a", at 0.3, where another piece begins."""
         with tempfile.TemporaryDirectory() as folder:
@@ -61,10 +61,8 @@ class FakeEar(FakeEngine):
         if "alignment" in (p.extra_args or {}):
             rows = prompt["prompt_token_ids"][p.extra_args["alignment"] :]
             self.aligned.append(rows)
-            alignment, tokens = (
-                np.repeat(np.eye(len(rows), SOURCES, dtype=np.float32)[:, None], 2, 1).reshape(len(rows), -1),
-                [END],
-            )
+            seen = np.repeat(np.eye(len(rows), SOURCES // 5, dtype=np.float32), 5, 1)
+            alignment, tokens = np.tile(seen, 2), [END]
         elif p.prompt_logprobs is not None:
             known, tokens = [None, *(logprobs(t, 0) for t in prompt["prompt_token_ids"][1:])], [END]
         elif p.allowed_token_ids:
