@@ -335,7 +335,8 @@ def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tenso
     if images:
         nested = FAMILIES[name].writer in ("Idefics3Processor", "SmolVLMProcessor")
         made = read(name, [images] if nested else images)
-        out |= {k: torch.from_numpy(np.asarray(made[k])) for k in ("pixel_values", *family.extras)}
+        extras = [k for k in (*family.extras, "pixel_values_local") if k in made]
+        out |= {k: torch.from_numpy(np.asarray(made[k])) for k in ("pixel_values", *extras)}
         if name not in ONE_AXIS and ("image_grid_thw" in out or "image_position_ids" in out):
             out["mm_token_type_ids"] = shown
     if name == "gemma3":
@@ -412,12 +413,21 @@ def same_pixels(name: str, prepared: PatchInputs, theirs: Any) -> tuple[np.ndarr
     if pixels.ndim == 4 and "image_grid_thw" in theirs:  # patches, row by row
         _, rows, columns = theirs["image_grid_thw"][0]
         return ours, pixels.reshape(len(ours), -1)[merge_order(rows, columns, family.config().vision_config.spatial_merge_size)]
-    patch = family.config().vision_config.patch_size
+    seen = family.config().vision_config
+    patch = getattr(seen, "sam_config", seen).patch_size
     patch = patch if isinstance(patch, int) else patch[0]
     images = pixels.reshape(-1, *pixels.shape[-3:])
-    rows, columns = images.shape[2] // patch, images.shape[3] // patch
-    cut = images.reshape(len(images), 3, rows, patch, columns, patch).transpose(0, 2, 4, 1, 3, 5)
-    cut = cut.reshape(len(images) * rows * columns, -1)
+    cut = cut_patches(images, patch)
+    if "num_local_patches" in theirs:
+        tiles = np.asarray(theirs.get("pixel_values_local", np.zeros((0, 3, patch, patch), np.float32)))
+        return ours, np.concatenate([cut_patches(tiles, patch), cut])
     if len(ours) != len(cut):  # of each square the first is none
-        ours = ours.reshape(len(images), rows * columns + 1, -1)[:, 1:].reshape(cut.shape)
+        ours = ours.reshape(len(images), len(cut) // len(images) + 1, -1)[:, 1:].reshape(cut.shape)
     return ours, cut
+
+
+def cut_patches(images: np.ndarray, patch: int) -> np.ndarray:
+    """[n, 3, height, width] -> [n * rows * columns, 3 * patch * patch]."""
+    rows, columns = images.shape[2] // patch, images.shape[3] // patch
+    parts = images.reshape(len(images), 3, rows, patch, columns, patch).transpose(0, 2, 4, 1, 3, 5)
+    return parts.reshape(len(images) * rows * columns, 3 * patch * patch)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from seeing_parts import CLIP, SIGLIP, Seeing, config
 
 HALVES = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+SAM = {
+    "hidden_size": 32, "output_channels": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 64,
+    "patch_size": 4, "window_size": 6, "global_attn_indexes": [1], "mlp_dim": 48,
+}  # fmt: skip
 NEWER: dict[str, Seeing] = {
     "paligemma": Seeing(
         config("PaliGemmaConfig", {"model_type": "gemma"}, SIGLIP | {"image_size": 28, "patch_size": 7}, "<image>",
@@ -15,6 +19,31 @@ NEWER: dict[str, Seeing] = {
         config("PaliGemmaConfig", {"model_type": "gemma2", "sliding_window": 400, "query_pre_attn_scalar": 24},
                 SIGLIP | {"image_size": 28, "patch_size": 7}, "<image>", projection_dim=48),
         "<image>", "<image>", "SiglipImageProcessorPil", {"size": {"height": 28, "width": 28}, **HALVES},
+    ),
+    "got-ocr2": Seeing(
+        config("GotOcr2Config", {"model_type": "qwen2"}, SAM, "<|image_pad|>"), "<|image_pad|>", "<|image_pad|>",
+        "GotOcr2ImageProcessorPil", {"size": {"height": 64, "width": 64}},
+    ),
+    "deepseek-ocr2": Seeing(
+        config(
+            "DeepseekOcr2Config",
+            {
+                "mlp_layer_types": ["dense", "sparse"], "n_routed_experts": 6, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24, "n_shared_experts": 1, "max_position_embeddings": 2048,
+            },
+            {
+                "sam_config": SAM | {
+                    "image_size": 128, "patch_size": 2, "window_size": 14, "mlp_ratio": 2.0, "mlp_dim": None,
+                    "downsample_channels": [24, 32],
+                },
+                "encoder_config": {
+                    "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+                    "num_key_value_heads": 2,
+                },
+            }, "<image>",
+        ),
+        "<image>", "<image>", "DeepseekOcr2ImageProcessorPil", {"size": {"height": 128, "width": 128}, "tile_size": 96},
+        ("num_local_patches",), writer="DeepseekOcr2Processor", holds={"patch_size": 2, "downsample_ratio": 4},
     ),
     "vipllava": Seeing(
         config("VipLlavaConfig", {"model_type": "llama"}, CLIP, "<image>", vision_feature_layer=[-2, 1]),

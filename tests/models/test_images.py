@@ -96,6 +96,7 @@ def test_answers_about_images_are_those_of_transformers(name: str, tmp_path: Pat
         "minicpm-v4.6": {"max_model_len": 640, "mamba_block_size": 32, "num_gpu_blocks_override": 200},
         "llama4": {"max_model_len": 700, "num_gpu_blocks_override": 200},
         "lfm2-vl": {"max_model_len": 640, "mamba_block_size": 32, "num_gpu_blocks_override": 200},
+        "deepseek-ocr2": {"max_model_len": 1024, "num_gpu_blocks_override": 200},
         "paligemma": {"max_num_batched_tokens": 500},
         "paligemma2": {"max_num_batched_tokens": 500},
     }

@@ -330,7 +330,7 @@ def spread(model: torch.nn.Module, seed: int) -> None:
             p.normal_(0, 0.3, generator=g)
         elif name.endswith(("lambda_1", "lambda_2")):
             p.uniform_(0.3, 1.2, generator=g)
-        elif "newline" in name or "cls_token" in name:
+        elif any(part in name for part in ("newline", "separator", "cls_token")):
             p.normal_(0, 0.6, generator=g)
         elif "embed" in name or "lm_head" in name:
             p.normal_(0, 0.4, generator=g)

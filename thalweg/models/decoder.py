@@ -42,6 +42,7 @@ from thalweg.models.layers.text_encoder import TextEncoder
 from thalweg.models.stages import names_elsewhere, parts_before, parts_behind
 from thalweg.models.vision.audio_encoder import AudioEncoder
 from thalweg.models.vision.conformer import Conformer
+from thalweg.models.vision.sam import SamEncoder
 from thalweg.models.vision.tower import VisionEncoder
 from thalweg.models.weights import ParamSpec, Weight
 
@@ -68,7 +69,7 @@ _ENDS = (
     _End("classes", lambda s: s.pooling and s.pooling.classes, lambda ctx, s, part, w: Classifier(ctx, part, s.hidden, w)),
     _End("dense", lambda s: (s.pooling and s.pooling.dense) or None, lambda ctx, s, part, w: DenseModules(ctx, part, w)),
     _End("lexical", lambda s: s.pooling and s.pooling.lexical, lambda ctx, s, part, w: WordWeights(ctx, part, s.hidden, w)),
-    _End("vision", lambda s: s.vision, lambda ctx, s, part, w: VisionEncoder(ctx, part, w, Block)),
+    _End("vision", lambda s: s.vision, lambda ctx, s, part, w: _vision_encoder(part)(ctx, part, w, Block)),
     _End("audio", lambda s: s.audio, lambda ctx, s, part, w: _audio_encoder(part)(ctx, part, w, Block)),
     _End("speech", lambda s: s.speech, lambda ctx, s, part, w: SpeechEncoder(replace(ctx, adapters=None), part, w, Block)),
 )
@@ -76,6 +77,10 @@ _ENDS = (
 
 def _audio_encoder(part: Any) -> type[AudioEncoder | Conformer]:
     return Conformer if isinstance(part, spec.ConformerSpec) else AudioEncoder
+
+
+def _vision_encoder(part: Any) -> type[VisionEncoder | SamEncoder]:
+    return SamEncoder if isinstance(part, spec.SamSpec) else VisionEncoder
 
 
 def _build_ends(ctx: Context, s: spec.ModelSpec, weights: Mapping[str, Any]) -> dict[str, Any]:

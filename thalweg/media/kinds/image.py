@@ -118,8 +118,11 @@ class ImageKind(MediaKind):
     def build_batches(self, processor: Processor, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
         return pack_batches(spec, [processor.preprocess(item.data, read_size(item)) for item in items])
 
-    def count_rows(self, processor: Processor, item: Input) -> int:
-        return sum(v.shape[0] // processor.patch * (v.shape[1] // processor.patch) for v in item.data)
+    def count_rows(self, processor: Processor, item: Input) -> int | None:
+        if processor.separate:
+            return None
+        rows: int = sum(v.shape[0] // processor.patch * (v.shape[1] // processor.patch) for v in item.data)
+        return rows
 
 
 IMAGE = ImageKind()

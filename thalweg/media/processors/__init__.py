@@ -36,6 +36,7 @@ from thalweg.media.processors.qwen_vl import (
     qwen2_vl,
     qwen3_vl,
 )
+from thalweg.media.processors.sam import DeepseekOcr, GotOcr, deepseek_ocr2, got_ocr2
 from thalweg.media.processors.tiles import (
     AyaVision,
     CommandAVision,
@@ -52,10 +53,12 @@ __all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "Qwen
 Processor = (
     Clip
     | ClipVector
+    | DeepseekOcr
     | DeepseekVL
     | Gemma3
     | Gemma4
     | Glm4v
+    | GotOcr
     | Idefics3
     | Exaone45
     | Kimi
@@ -82,6 +85,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Cohere2VisionForConditionalGeneration": cohere2_vision,
     "ColQwen2ForRetrieval": qwen2_vl,
     "ColQwen3": qwen3_vl,
+    "DeepseekOcr2ForConditionalGeneration": deepseek_ocr2,
     "DeepseekVLForConditionalGeneration": deepseek_vl,
     "Exaone4_5_ForConditionalGeneration": exaone4_5,
     "Gemma3ForConditionalGeneration": gemma3,
@@ -90,6 +94,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Glm4vForConditionalGeneration": glm4v,
     "Glm4vMoeForConditionalGeneration": glm4v,
     "GlmOcrForConditionalGeneration": glm_ocr,
+    "GotOcr2ForConditionalGeneration": got_ocr2,
     "Idefics3ForConditionalGeneration": idefics3,
     "InternS1ForConditionalGeneration": internvl,
     "InternVLChatModel": internvl_chat,

@@ -56,6 +56,8 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An image has one vector, and is a prompt without text."""
     together: bool = False
     """The vectors of an image see each other, those behind too."""
+    separate: bool = False
+    """Its encoder computes one image at a time."""
     prefix: int = 0
     """So do all tokens of a prompt with an image, which has at most so many. 0: they do not. Requires `together`."""
 

@@ -34,6 +34,7 @@ from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import LayerEnding, LayerInput, LayerInputs
 from thalweg.models.spec.rglru import GatedRecurrence
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, describe_stretch, rope_type
+from thalweg.models.spec.sam import QueryEncoderSpec, SamSpec
 from thalweg.models.spec.short_conv import ShortConv
 from thalweg.models.spec.shortcut import ShortcutMoE
 from thalweg.models.spec.sparse import SparseMLP
@@ -85,8 +86,10 @@ __all__ = [
     "ParallelMoE",
     "ProjectorSpec",
     "QFormerSpec",
+    "QueryEncoderSpec",
     "RelativeBias",
     "Rope",
+    "SamSpec",
     "Scale",
     "ShortConv",
     "ShortcutMoE",

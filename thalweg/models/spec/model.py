@@ -15,6 +15,7 @@ from thalweg.models.spec.norm import AnyNorm, Norms
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import LayerEnding, LayerInputs
 from thalweg.models.spec.rope import Rope
+from thalweg.models.spec.sam import SamSpec
 from thalweg.models.spec.speech import SpeechEncoder
 from thalweg.models.spec.text_encoder import TextEncoder
 from thalweg.models.spec.vision import VisionSpec
@@ -178,7 +179,7 @@ class ModelSpec:
     """The addition to its matrices."""
     audio: AudioSpec | ConformerSpec | None = None
     """The audio encoder. Its vectors replace placeholders of a prompt."""
-    vision: VisionSpec | None = None
+    vision: VisionSpec | SamSpec | None = None
     """The vision encoder; None: the model is text-only."""
     mtp: MTPSpec | None = None
     """A module of the checkpoint that drafts further tokens. Only the drafter `mtp` loads it."""

@@ -1,0 +1,91 @@
+"""DeepSeek-OCR 2: SAM encoder, learned queries read by decoder layers, mixture-of-experts decoder with Llama's attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.checkpoint.config import Config, flag, integer, real, text
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.families.common import attention, decoder, hidden_size, mlp, pre_norms
+from thalweg.models.families.mixtures import mixture, sparse
+from thalweg.models.families.multimodal import seeing
+from thalweg.models.families.towers.common import outer_config, size, vision_config
+from thalweg.models.families.towers.sam import sam
+from thalweg.models.spec import Layer, ModelSpec, QueryEncoderSpec, SamSpec
+from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
+
+ROOT = "model.vision_tower."
+TILE = 768
+"""Pixels of an edge of a tile."""
+QUERIES = ((144, f"{ROOT}query_768_resolution"), (256, f"{ROOT}query_1024_resolution"))
+INSIDE = (
+    ("sam_model.", "vision_tower.sam_encoder."), ("sam_encoder.blocks.", "sam_encoder.layers."),
+    ("sam_encoder.patch_embed.proj.", "sam_encoder.patch_embed.projection."), (".norm1.", ".layer_norm1."),
+    (".norm2.", ".layer_norm2."), (".neck.0.", ".neck.conv1."), (".neck.1.", ".neck.layer_norm1."),
+    (".neck.2.", ".neck.conv2."), (".neck.3.", ".neck.layer_norm2."), ("sam_encoder.net_2.", "sam_encoder.proj.conv1."),
+    ("sam_encoder.net_3.", "sam_encoder.proj.conv2."), ("qwen2_model.model.model.", "vision_tower.vision_encoder."),
+    ("qwen2_model.query_768.", "vision_tower.query_768_resolution."),
+    ("qwen2_model.query_1024.", "vision_tower.query_1024_resolution."),
+    ("model.projector.layers.", "model.multi_modal_projector."), ("view_seperator", "view_separator"),
+)  # fmt: skip
+"""Names of the authors' files, and of transformers'."""
+SHRUNK = 4
+"""Patches along each edge of one vector."""
+
+
+def deepseek_ocr2(config: Config) -> ModelSpec:
+    config = {"n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407, **config}
+    tied = outer_config(config).get("tie_word_embeddings", False)
+    method, grouped = text(config, "topk_method", "greedy"), dict[str, Any]()
+    if method == "group_limited_greedy":
+        grouped = {"groups": integer(config, "n_group"), "top_groups": integer(config, "topk_group"), "group_best": 1}
+    elif method != "greedy":
+        raise UnsupportedModelError(f"config.json: topk_method: {method!r:.80} is not supported by this version")
+    bias, norms = flag(config, "attention_bias", False), pre_norms(config)
+    moe, dense = mixture(config, renormalise=False, **grouped), mlp(config, bias=flag(config, "mlp_bias", False))
+    mixer = attention(config, bias=bias, out_bias=bias)
+    layers = [Layer(mixer, moe if routed else dense, norms) for routed in sparse(config, 0)]
+    return seeing(decoder({**config, "tie_word_embeddings": tied}, layers), config, tower, inside=INSIDE)
+
+
+def tower(config: Config) -> tuple[SamSpec, tuple[str, ...]]:
+    said = vision_config(config)
+    eye, reads = (said.get(key) or {} for key in ("sam_config", "encoder_config"))
+    sizes = eye.get("downsample_channels") or [512, 896]
+    if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and n > 0 for n in sizes):
+        raise CheckpointError(f"config.json: downsample_channels: must be two numbers, not {sizes!r:.80}")
+    width = size(reads, "hidden_size", 4096)
+    if sizes[-1] != width:
+        raise CheckpointError(f"config.json: encoder_config: hidden_size: must be {sizes[-1]}, as SAM gives, not {width}")
+    root = f"{ROOT}sam_encoder."
+    projector = ProjectorSpec(root="model.", steps=(ProjectorLayer("multi_modal_projector", width, hidden_size(config), True),))
+    made = sam(
+        eye, tile=_tile(eye), root=root, projector=projector, queries=_queries(reads, width), separator="model.view_separator",
+        convs=((f"{root}proj.conv1", sizes[0]), (f"{root}proj.conv2", sizes[1])),
+    )  # fmt: skip
+    if [(side // SHRUNK) ** 2 for side in (made.tile, made.grid)] != [count for count, _ in QUERIES]:
+        raise UnsupportedModelError("config.json: image_size, patch_size: must give tiles of 144 vectors, and 256 of an image")
+    return made, ()
+
+
+def _tile(eye: Config) -> int:
+    """Three quarters of the whole square."""
+    return size(eye, "image_size", 1024) * TILE // 1024
+
+
+def _queries(said: Config, width: int) -> QueryEncoderSpec:
+    heads = size(said, "num_attention_heads", 32)
+    kv_heads = heads if said.get("num_key_value_heads", 32) is None else size(said, "num_key_value_heads", 32)
+    if said.get("use_sliding_window") or width % heads or heads % kv_heads:
+        raise UnsupportedModelError(
+            "config.json: encoder_config: use_sliding_window, or heads that do not divide, are not supported"
+        )
+    rope = said.get("rope_parameters") or {}
+    if rope.get("rope_type", "default") != "default":
+        raise UnsupportedModelError("config.json: encoder_config: rope_parameters: only the default rope_type is supported")
+    theta = real({**said, **rope}, "rope_theta", default=1e4)
+    return QueryEncoderSpec(
+        root=f"{ROOT}vision_encoder.", hidden=width, layers=size(said, "num_hidden_layers", 32), heads=heads,
+        kv_heads=kv_heads, inner=size(said, "intermediate_size", 22_016), theta=theta, queries=QUERIES,
+        eps=real(said, "rms_norm_eps", default=1e-6),
+    )  # fmt: skip
