@@ -248,9 +248,10 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         Feature("Drafts for models with recurrent layers", "RHHHU", ("tests/integration/test_recurrent_states.py",)),
         Feature(
             "[MTP](speculative-decoding.md#multi-token-prediction-mtp) "
-            "of DeepSeek V3 and V3.2, GLM-4.5 to 5, Qwen3-Next and 3.5, Nemotron-H, Ernie 4.5, K-EXAONE, MiMo",
+            "of DeepSeek V3 and V3.2, GLM-4.5 to 5, Qwen3-Next and 3.5, Nemotron-H, Ernie 4.5, K-EXAONE, MiMo, "
+            "MiMo-V2, LongCat-Flash, Step 3.5",
             "RHHHN",
-            ("tests/models/test_mtp.py",),
+            ("tests/models/test_mtp.py", "tests/models/test_mtp_modules.py"),
             "On tiny random models. Modules of other families are skipped",
         ),
         Feature(
@@ -270,7 +271,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             "RUUUN",
             ("tests/models/test_quantised_drafts.py",),
         ),
-        Feature("MTP of MiMo-V2, MiniMax-M2, LongCat and Step", "NNNNN"),
+        Feature("MTP of MiniMax-M2", "NNNNN", note="Published checkpoints lack its modules"),
     ),
     "Adapters": (
         Feature(

@@ -63,6 +63,12 @@ class Family:
     """Of the module's attention. 0: it is full."""
     count: str = "num_nextn_predict_layers"
     """Key of config.json: the number of modules."""
+    renamed: tuple[tuple[str, str], ...] | None = None
+    """Parts of names of the module's layer in the files, where those are not written as the target's. None: they are."""
+    turns: tuple[str, ...] = ()
+    """Arguments of the rotary embedding: the kind of the module's layer."""
+    raw: bool = False
+    """Hidden states are those before norms."""
 
 
 _GLM, _GLM_SIZES = ALL["glm4-moe"]
@@ -137,7 +143,7 @@ class Published(nn.Module):
         super().__init__()
         self.family = family = FAMILIES[name]
         self.settings = family.config(attn_implementation="eager")
-        self.target = transformers.AutoModelForCausalLM.from_config(self.settings, dtype=torch.float32)
+        self.target = self.make_target()
         size, e = self.settings.hidden_size, 1e-5
         self.layers = nn.ModuleList(family.layer(self.settings, i % self.settings.num_hidden_layers) for i in family.layers)
         self.norms = nn.ModuleDict({f"{k}_norm": family.norm(size, e) for k in family.names if k != "proj"})
@@ -153,12 +159,21 @@ class Published(nn.Module):
         token.copy_(torch.eye(size))
         base = self.target.model
         self.last, self.table = getattr(base, "norm", None) or base.norm_f, base.get_input_embeddings()
+        self.sums: list[Tensor] = []
+        self.last.register_forward_pre_hook(lambda _, args: self.sums.append(args[0]))
         if "final_norm" in self.norms:
             self.norms["final_norm"].weight.copy_(self.last.weight)
 
+    def make_target(self) -> Any:
+        return transformers.AutoModelForCausalLM.from_config(self.settings, dtype=torch.float32)
+
     def save(self, path: Path) -> None:
         tensors, at, names = self._written(path), self.family.at, self.family.names
-        for i, kind in enumerate(self.family.layers):
+        for name, t in self.layers.state_dict().items() if self.family.renamed is not None else ():
+            for old, new in self.family.renamed or ():
+                name = name.replace(old, new)
+            tensors[f"{at}{name.removeprefix('0.')}"] = t
+        for i, kind in enumerate(self.family.layers if self.family.renamed is None else ()):
             place = kind % self.settings.num_hidden_layers
             own, self.target.model.layers[place] = self.target.model.layers[place], self.layers[i]
             for name, t in self._written(path).items():
@@ -168,9 +183,12 @@ class Published(nn.Module):
         tensors |= {f"{at}{names[n]}.weight": self.norms[f"{n}_norm"].weight for n in names if n != "proj"}
         save_file(tensors | {f"{at}{names['proj']}.weight": self.input_proj.weight}, path / "model.safetensors")
         config = json.loads((path / "config.json").read_text())
-        config |= self.family.changes
-        (path / "config.json").write_text(json.dumps({**config, self.family.count: 1}))
+        (path / "config.json").write_text(json.dumps(self.describe({**config, **self.family.changes})))
         make_tokenizer(path)
+
+    def describe(self, config: dict[str, Any]) -> dict[str, Any]:
+        """config.json, by that of the target."""
+        return {**config, self.family.count: 1}
 
     def _written(self, path: Path) -> dict[str, Tensor]:
         """The tensors of the target, with the names that its files have."""
@@ -182,13 +200,15 @@ class Published(nn.Module):
         own output for each further draft."""
         model = self.target.model
         hidden = list(model(torch.tensor([known[:-1]])).last_hidden_state[0])
-        tokens = list(known)
+        hidden = list(self.sums[-1][0]) if self.family.raw else hidden
+        tokens, logits = list(known), list[Tensor]()
         for _ in range(count):
             out = self._run(torch.stack(hidden), torch.tensor(tokens[1:]))[-1]
-            tokens.append(int((self.target.lm_head.weight @ out).argmax()))
-            hidden.append(out)
-        logits = torch.stack(hidden[len(known) - 1 :]) @ self.target.lm_head.weight.T
-        return tokens[len(known) :], logits.log_softmax(-1)
+            normed = self.norms["final_norm"](out) if "final_norm" in self.norms else out
+            logits.append(self.target.lm_head.weight @ normed)
+            tokens.append(int(logits[-1].argmax()))
+            hidden.append(out if self.family.raw else normed)
+        return tokens[len(known) :], torch.stack(logits).log_softmax(-1)
 
     def _run(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         model, n = self.target.model, len(tokens)
@@ -197,11 +217,13 @@ class Published(nn.Module):
         mask = torch.full((1, 1, n, n), -torch.inf).triu(1)
         if self.family.window:
             mask += torch.full((1, 1, n, n), -torch.inf).tril(-self.family.window)
-        turns = {"position_embeddings": model.rotary_emb(x, torch.arange(n)[None])} if hasattr(model, "rotary_emb") else {}
+        turns = {}
+        if hasattr(model, "rotary_emb"):
+            turns = {"position_embeddings": model.rotary_emb(x, torch.arange(n)[None], *self.family.turns)}
         for layer in self.layers:
             x = layer(x, attention_mask=mask, **turns)
             x = x[0] if isinstance(x, tuple) else x
-        return self.norms["final_norm"](x[0]) if "final_norm" in self.norms else x[0]
+        return x[0]
 
 
 @pytest.fixture(autouse=True)
@@ -254,18 +276,7 @@ def test_drafts_are_those_of_the_published_formula(
     assert len(seen) > 30
 
 
-@pytest.mark.parametrize(
-    ("family", "at"),
-    [
-        ("mimo", 0), ("mimo", 2),
-        *((name, 3) for name in ("deepseek_v32", "qwen3_next", "ernie", "nemotron", "glm")),
-        *((name, 3) for name in ("glm_lite", "deepseek", "qwen3_5", "qwen3_5_moe", "exaone")),
-    ],
-)  # fmt: skip
-@pytest.mark.sampled(1, 7)
-def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
-    family: str, at: int, made: Callable[[str], tuple[Published, Path]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def check_log_probabilities(model: Published, path: Path, prompt: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one sequence: after its prompt, then after right and wrong drafts."""
     found: list[tuple[int, Tensor]] = []
     choose = LayeredProposer._choose
@@ -275,7 +286,6 @@ def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
         return choose(self, params, x, batch, position)
 
     monkeypatch.setattr(LayeredProposer, "_choose", record)
-    (model, path), prompt = made(family), PROMPTS[at]
     llm = serve(path, DRAFT, max_num_batched_tokens=24, max_num_seqs=1, enforce_eager=True)
     params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
     out = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)[0].outputs[0]
@@ -288,6 +298,21 @@ def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
             torch.testing.assert_close(torch.stack([x for _, x in found[first : first + MOST]]), want, atol=1e-4, rtol=0)
             rounds += 1
     assert rounds > 5
+
+
+@pytest.mark.parametrize(
+    ("family", "at"),
+    [
+        ("mimo", 0), ("mimo", 2),
+        *((name, 3) for name in ("deepseek_v32", "qwen3_next", "ernie", "nemotron", "glm")),
+        *((name, 3) for name in ("glm_lite", "deepseek", "qwen3_5", "qwen3_5_moe", "exaone")),
+    ],
+)  # fmt: skip
+@pytest.mark.sampled(1, 7)
+def test_log_probabilities_of_drafts_are_those_of_the_published_formula(
+    family: str, at: int, made: Callable[[str], tuple[Published, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_log_probabilities(*made(family), PROMPTS[at], monkeypatch)
 
 
 def texts(path: Path, drafts: Any, **args: Any) -> tuple[list[Any], Any]:

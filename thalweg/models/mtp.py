@@ -1,6 +1,6 @@
 """A module for multi-token prediction (MTP) as the tail of the target's step.
 
-It reads pairs of a hidden state after the target's last norm and the next token, then its own output (`paired_proposer`).
+It reads pairs of a last hidden state of the target and the next token, then its own output (`paired_proposer`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,6 @@ class MTPModule(Decoder):
 
 
 class MTPProposer(PairedProposer):
-    taps = (FINAL,)
-
     @classmethod
     def of(cls, setup: ProposerSetup) -> MTPProposer:
         return cls(setup)
@@ -54,7 +52,9 @@ class MTPProposer(PairedProposer):
     def __init__(self, setup: ProposerSetup) -> None:
         assert setup.draft is not None, "planning has read it"
         model = self._model = setup.model
-        self.width = model.hidden
+        self.width, self._last = model.hidden, len(model.spec.mtp.layers) - 1
+        self._raw: bool = model.spec.mtp.raw
+        self.taps = (len(model.spec.layers) - 1,) if self._raw else (FINAL,)
         ctx = Context(
             setup.binder, setup.attention, setup.mesh, model.dtype, setup.max_len, setup.block_tokens, model.formats,
             setup.draft.kv_dtype,
@@ -64,8 +64,9 @@ class MTPProposer(PairedProposer):
     def run(
         self, params: Any, batch: StepBatch, hidden: Tensor, kv: list[Array], rows: Tensor | None
     ) -> tuple[Tensor, Tensor, list[Array]]:
-        """As `PairedProposer.run`: the output after the last norm is the next hidden state too."""
+        """As `PairedProposer.run`. Further passes read the output after the last norm, or before it if they are `raw`."""
         weights = params[KEY]
         entered = self.draft.join(weights, self._model.embed(params, batch.tokens), hidden)
-        x, kv = self.draft.forward(weights, batch, kv, rows, entered=entered[None])
-        return x, x, kv
+        taps: dict[int, Any] = {self._last: None} if self._raw else {}
+        x, kv = self.draft.forward(weights, batch, kv, rows, entered=entered[None], taps=taps)
+        return x, taps.get(self._last, x), kv

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 from thalweg.checkpoint.config import Config, flag, integer, real, text
 from thalweg.errors import UnsupportedModelError
-from thalweg.models.families.common import act, decoder, eps, hidden_size, layer_count, mlp
+from thalweg.models.families.common import act, decoder, eps, hidden_size, layer_count, mlp, pre_norms
 from thalweg.models.families.deepseek import latent
-from thalweg.models.spec import Layer, ModelSpec, MoE, Names, Norm, Norms, ShortcutMoE
+from thalweg.models.spec import Layer, ModelSpec, MoE, MTPSpec, Names, Norm, Norms, ShortcutMoE
+
+MODULE = "model.mtp."
 
 
 def longcat_flash(config: Config) -> ModelSpec:
@@ -40,9 +42,23 @@ def longcat_flash(config: Config) -> ModelSpec:
         )
         for i in range(2)
     ]
-    return decoder(
+    spec = decoder(
         config,
         both * layers,
         numbers=tuple(i for i in range(layers) for _ in both),
-        names=Names(skip=("model.mtp.",), experts=experts),
+        names=Names(skip=(MODULE,), experts=experts),
     )
+    if not integer(config, "num_nextn_predict_layers", default=1):
+        return spec
+    block = Layer(mixer, mlp(config, name="transformer_layer.mlp"), pre_norms(config))
+    return replace(spec, mtp=_module(spec.vocab, hidden, block, e))
+
+
+def _module(vocab: int, hidden: int, layer: Layer, eps: float) -> MTPSpec:
+    """One block of attention and a plain MLP."""
+    at = "layers.0."
+    return MTPSpec(
+        vocab=vocab, hidden=hidden, layers=(layer,), norm=Norm("norm", hidden, eps),
+        token_norm=Norm(f"{at}enorm.m", hidden, eps), hidden_norm=Norm(f"{at}hnorm.m", hidden, eps), proj=f"{at}eh_proj",
+        hidden_first=False, root=MODULE, layer="layers.{}.", names=Names(skip=(f"{MODULE}embed_tokens.",)),
+    )  # fmt: skip

@@ -3,15 +3,17 @@ routers with expert bias on all layers but the first."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import attention, decoder, eps, layer_count, layer_types, mlp, pre_norms, rope
 from thalweg.models.families.mixtures import sigmoid_mixture, sparse
-from thalweg.models.spec import Attention, Layer, ModelSpec, Names
+from thalweg.models.spec import Attention, Layer, ModelSpec, MTPSpec, Names, Norm, Norms
 
 FULL, WINDOW = "full_attention", "sliding_attention"
+SINKS = ((".self_attn.sinks", ".self_attn.attention_sink_bias"),)
 _SAME = (("swa_num_attention_heads", "num_attention_heads"), ("swa_head_dim", "head_dim"), ("swa_v_head_dim", "v_head_dim"))
 
 
@@ -32,9 +34,21 @@ def mimo_v2_flash(config: Config) -> ModelSpec:
     mixers = {kind: _attention(config, kind) for kind in dict.fromkeys(types)}
     moe, plain, norms = sigmoid_mixture(config), mlp(config), pre_norms(config)
     parts = [moe if mixed else plain for mixed in _mixtures(config)]
-    return decoder(
+    spec = decoder(
         config, [Layer(mixers[kind], part, norms) for kind, part in zip(types, parts, strict=True)],
-        names=Names(skip=("model.mtp.",), inside=((".self_attn.sinks", ".self_attn.attention_sink_bias"),)),
+        names=Names(skip=("model.mtp.",), inside=SINKS),
+    )  # fmt: skip
+    return replace(spec, mtp=_module(config, spec.hidden, mixers[WINDOW])) if WINDOW in mixers else spec
+
+
+def _module(config: Config, hidden: int, window: Attention) -> MTPSpec:
+    """The first module. Published checkpoints have three, whose configurations do not count them."""
+    e = eps(config)
+    norms = Norms(mixer=Norm("input_layernorm", hidden, e), ffn=Norm("pre_mlp_layernorm", hidden, e))
+    return MTPSpec(
+        vocab=integer(config, "vocab_size"), hidden=hidden, layers=(Layer(window, mlp(config), norms),),
+        norm=Norm("final_layernorm", hidden, e), token_norm=Norm("enorm", hidden, e), hidden_norm=Norm("hnorm", hidden, e),
+        proj="eh_proj", hidden_first=False, root="model.mtp.layers.0.", names=Names(inside=SINKS),
     )  # fmt: skip
 
 

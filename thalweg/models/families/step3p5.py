@@ -3,6 +3,7 @@ heads and RoPE settings, sigmoid router with expert bias, a shared expert."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, real, rope_parameters, text
@@ -11,9 +12,10 @@ from thalweg.models.families.common import attention, decoder, eps, hidden_size,
 from thalweg.models.families.deepseek import drafts
 from thalweg.models.families.mixtures import sparse
 from thalweg.models.families.multimodal import blind
-from thalweg.models.spec import MLP, Attention, HeadNorm, Layer, ModelSpec, MoE, Names, Norm, Norms
+from thalweg.models.spec import MLP, Attention, HeadNorm, Layer, ModelSpec, MoE, MTPSpec, Names, Norm, Norms
 
-WINDOW = "sliding_attention"
+WINDOW, FULL = "sliding_attention", "full_attention"
+SHARED = ((".share_expert.", ".moe.share_expert."),)
 
 
 def step3p5(config: Config) -> ModelSpec:
@@ -24,15 +26,30 @@ def step3p5(config: Config) -> ModelSpec:
     config = {"rms_norm_eps": 1e-5, **config}
     count, offset = layer_count(config), 1.0 if flag(config, "zero_centered", True) else 0.0
     hidden, e = hidden_size(config), eps(config)
-    kinds = layer_types({**config, "layer_types": _each(config, "layer_types", None)}, [WINDOW, "full_attention"] * count)
+    said = _each(config, "layer_types", None) if config.get("layer_types") else []
+    kinds = layer_types({**config, "layer_types": said[:count] or None}, ([WINDOW, FULL] * count)[:count])
+    predicts = integer(config, "num_nextn_predict_layers", low=0, default=0) > 0
+    modules = [kind for kind in said[count : count + predicts] if kind in (WINDOW, FULL)]
     first, second = (Norm(name, hidden, e, offset) for name in ("input_layernorm", "post_attention_layernorm"))
     mixed, layers = _mixtures(config), []
-    for i, kind in enumerate(kinds):
-        routed, shared = (real({"x": _each(config, f"swiglu_limits{s}", 0.0)[i] or 0.0}, "x", 0, 1e6) for s in ("", "_shared"))
+    for i, kind in enumerate([*kinds, *modules]):
+        routed, shared = (_limit(config, f"swiglu_limits{s}", i) for s in ("", "_shared"))
         part: MLP | MoE = _moe(config, routed, shared) if i in mixed else mlp(config, act="silu", cut=shared)
         layers.append(Layer(_attention(config, i, kind, HeadNorm(e, offset)), part, Norms(mixer=first, ffn=second)))
-    names = Names(skip=drafts(config).skip, inside=((".share_expert.", ".moe.share_expert."),))
-    return decoder(config, layers, norm=Norm("norm", hidden, e, offset), names=names)
+    names = Names(skip=drafts(config).skip, inside=SHARED)
+    spec = decoder(config, layers[:count], norm=Norm("norm", hidden, e, offset), names=names)
+    return replace(spec, mtp=_module(spec, layers[count], e, offset)) if modules else spec
+
+
+def _module(spec: ModelSpec, layer: Layer, eps: float, offset: float) -> MTPSpec:
+    """The first module: a layer after the last. It reads sums before norms."""
+    hidden, root = spec.hidden, f"{spec.root}{spec.layer.format(len(spec.layers))}"
+    norm, token, before = (Norm(name, hidden, eps, offset) for name in ("shared_head.norm", "enorm", "hnorm"))
+    copies = tuple(f"{root}{name}." for name in ("embed_tokens", "shared_head.output", "shared_head.head"))
+    return MTPSpec(
+        vocab=spec.vocab, hidden=hidden, layers=(layer,), norm=norm, token_norm=token, hidden_norm=before, proj="eh_proj",
+        hidden_first=False, raw=True, root=root, names=Names(skip=copies, inside=((".transformer.", "."), *SHARED)),
+    )  # fmt: skip
 
 
 def step3p7(config: Config) -> ModelSpec:
@@ -51,8 +68,8 @@ def _translate(config: Config) -> dict[str, Any]:
     out = {_PUBLISHED.get(key, key): value for key, value in config.items()}
     count = layer_count(config)
     if (kinds := config.get("mlp_layer_types")) is not None:
-        mixed = sparse(config, 3)
-        out["moe_layers_enum"] = ",".join(str(i) for i in range(count) if mixed[i])
+        mixed = [*sparse(config, 3), *(kind == "sparse" for kind in _list(config, "mtp_mlp_layer_types"))]
+        out["moe_layers_enum"] = ",".join(str(i) for i, each in enumerate(mixed) if each)
     elif config.get("moe_layers_enum") is None:
         out["moe_layers_enum"] = ",".join(map(str, range(3, count)))
     elif isinstance(kinds := config["moe_layers_enum"], list):
@@ -61,6 +78,8 @@ def _translate(config: Config) -> dict[str, Any]:
         out["attention_other_setting"] = {"num_attention_heads": heads}
     if config.get("layer_types") is None:
         out["layer_types"] = ["full_attention"] * count
+    elif isinstance(config["layer_types"], list) and len(config["layer_types"]) == count:
+        out["layer_types"] = [*config["layer_types"], *_list(config, "mtp_layer_types")]
     ropes = config.get("rope_parameters")
     if isinstance(ropes, dict) and any(isinstance(each, dict) for each in ropes.values()):
         each = [rope_parameters(config, kind) for kind in out["layer_types"]]
@@ -87,8 +106,8 @@ def _attention(config: Config, layer: int, kind: str, norm: HeadNorm) -> Attenti
     read: dict[str, Any] = {**config, "num_attention_groups": groups, **(own if isinstance(own, dict) else {})}
     only = config.get("yarn_only_types")
     read |= {
-        "num_key_value_heads": read["num_attention_groups"], "rope_theta": _each(config, "rope_theta", 10_000.0)[layer],
-        "partial_rotary_factor": _each(config, "partial_rotary_factors", 1.0)[layer],
+        "num_key_value_heads": read["num_attention_groups"], "rope_theta": _of(config, "rope_theta", 10_000.0, layer),
+        "partial_rotary_factor": _of(config, "partial_rotary_factors", 1.0, layer),
         "rope_scaling": config.get("rope_scaling") if not only or kind in only else None,
     }  # fmt: skip
     head_dim = integer(read, "head_dim", default=128)
@@ -98,7 +117,7 @@ def _attention(config: Config, layer: int, kind: str, norm: HeadNorm) -> Attenti
         bias=flag(config, "attention_bias", False), gate="g_proj" if flag(config, "use_head_wise_attn_gate", True) else "",
         gate_heads=flag(config, "use_head_wise_attn_gate", True),
     )  # fmt: skip
-    if not _each(config, "use_rope_layers", True)[layer]:
+    if not _of(config, "use_rope_layers", True, layer):
         raise UnsupportedModelError("config.json: use_rope_layers: this version tells positions on all layers of this family")
     return made
 
@@ -126,11 +145,30 @@ def _mixtures(config: Config) -> set[int]:
     return set(map(int, numbers))
 
 
-def _each(config: Config, key: str, absent: Any) -> Any:
-    """A value for each layer: of a list, which also covers layers that guess ahead, or one for all."""
+def _list(config: Config, key: str) -> list[Any]:
+    said = config.get(key)
+    return said if isinstance(said, list) else []
+
+
+def _each(config: Config, key: str, absent: Any) -> list[Any]:
+    """A value for each layer: of a list, which may go on with the layers that predict further tokens, or one for all."""
     said, count = config.get(key), layer_count(config)
     if isinstance(said, list) and said:
         if len(said) < count:
             raise CheckpointError(f"config.json: {key}: must be a list of {count} or more values, one per layer")
-        return said[:count]
+        return said
     return [absent if said in (None, []) else said] * count
+
+
+def _of(config: Config, key: str, absent: Any, layer: int) -> Any:
+    """The value of a layer. `absent` where the list ends before it."""
+    said = config.get(key)
+    values = _each(config, key, absent)
+    if layer < len(values):
+        return values[layer]
+    return absent if isinstance(said, list) or said is None else said
+
+
+def _limit(config: Config, key: str, layer: int) -> float:
+    """Where activations of a layer are cut. 0: nowhere."""
+    return real({"x": _of(config, key, 0.0, layer) or 0.0}, "x", 0, 1e6)

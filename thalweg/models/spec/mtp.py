@@ -12,8 +12,8 @@ from thalweg.models.weights import Weights, linear
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MTPSpec(ModelSpec):
     """layers(proj([hidden_norm(h(i)), token_norm(embed(t(i + 1)))])), then `norm`, if it has one. The target's output matrix
-    then gives t(i + 2). h(i) is the target's hidden state after its last norm. Names of tensors are relative to `root`, which
-    only this module has. The embedding and the output matrix are the target's."""
+    then gives t(i + 2). h(i) is the target's hidden state after its last norm, or before it (`raw`). Names of tensors are
+    relative to `root`, which only this module has. The embedding and the output matrix are the target's."""
 
     token_norm: AnyNorm
     hidden_norm: AnyNorm
@@ -21,6 +21,9 @@ class MTPSpec(ModelSpec):
     """The matrix [hidden, 2 * hidden]."""
     hidden_first: bool
     """Is the hidden state before the embedding in its input?"""
+    raw: bool = False
+    """Hidden states are sums after a last layer, before the norm that follows: those of the target, and its own in further
+    passes."""
     layer: str = ""
     folder: str = ""
     """Subfolder of the model's files that holds these tensors, with `folder`/ before their names here. "": the files do."""
@@ -39,6 +42,8 @@ class MTPSpec(ModelSpec):
         }
 
     def rename(self, name: str) -> str | None:
-        """The name itself. None for tensors of the target, and for those that `names` skips."""
+        """The name with the replacements inside it. None for tensors of the target, and for those that `names` skips."""
+        for old, new in self.names.inside:
+            name = name.replace(old, new)
         skipped = name.startswith(self.names.skip) or name.endswith("rotary_emb.inv_freq")
         return name if name.startswith(self.root) and not skipped else None
