@@ -83,6 +83,8 @@ class Outcome:
     shared: int = 0
     registers: int = 0
     spilled: int = 0
+    ahead: int = 0
+    """Groups of asynchronous copies that may be on their way while a tile is multiplied (NVIDIA)."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -424,6 +426,7 @@ def compile_one(launch: Launch, arch: str) -> Outcome:
     out.matrix = ",".join(found)
     out.instructions = sorted({"".join(found) for found in INSTRUCTION.findall(text)})
     out.registers, out.spilled = _usage(made.asm)
+    out.ahead = max(map(int, re.findall(r"cp\.async\.wait_group\s+(\d+)", text)), default=0)
     want = expected(launch, arch)
     if want and want not in found:
         out.problems.append(f"no {want}, found {out.matrix or 'no matrix instruction'}")
@@ -543,7 +546,7 @@ def main() -> int:
     if not 1 <= part <= parts:
         parser.error(f"--part: {args.part} is not the I-th of N parts, as in 1/2")
     outcomes = []
-    print(f"{'launch':44} {'arch':8} {'s':>5} {'matrix':20} {'shared':>7} {'regs':>4} {'spill':>5}  problems")
+    print(f"{'launch':44} {'arch':8} {'s':>5} {'matrix':20} {'shared':>7} {'regs':>4} {'spill':>5} {'ahead':>5}  problems")
     with tempfile.TemporaryDirectory() as cache:
         triton.knobs.cache.dir = cache
         for arch in args.arch or (QUICK if args.quick else ARCHS):
@@ -555,8 +558,8 @@ def main() -> int:
             for i in range(len(work)):
                 o = compiled(i)
                 outcomes.append(o)
-                print(f"{o.launch:44} {o.arch:8} {o.seconds:5.1f} {o.matrix:20} {o.shared:7} {o.registers:4} {o.spilled:5}  "
-                      f"{'; '.join(o.problems) or 'ok'}", flush=True)  # fmt: skip
+                print(f"{o.launch:44} {o.arch:8} {o.seconds:5.1f} {o.matrix:20} {o.shared:7} {o.registers:4} {o.spilled:5} "
+                      f"{o.ahead:5}  {'; '.join(o.problems) or 'ok'}", flush=True)  # fmt: skip
             compiled.stop()
             made = list(zip(outcomes[len(outcomes) - len(work) :], work, strict=True))
             alike([o for o, x in made if x.kernel is linear._product], arch)

@@ -70,14 +70,20 @@ def product_tiles(quick: bool) -> list[dict[str, int]]:
 def attention_tiles(quick: bool) -> dict[str, list[dict[str, int]]]:
     """Which launch of tiles/*.json -> rows, keys, warps, stages."""
     names = ("rows", "keys", "warps", "stages")
-    few = [(16, 32, 1, 1), (32, 16, 1, 1)]
+    few, alike = [(16, 32, 1, 1), (32, 16, 1, 1)], [(16, 16, 1, 1), (32, 16, 1, 1)]
     many = {
-        "exact": [(64, 64, 4, 3), (64, 64, 8, 3), (64, 128, 4, 2), (64, 128, 8, 2), (128, 64, 8, 2), (128, 128, 8, 2),
-                  (32, 64, 4, 3), (16, 64, 4, 4)],
+        "exact_prefill": [(64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 5), (128, 64, 8, 3), (128, 64, 8, 5), (128, 64, 8, 7)],
+        "exact": [(64, 64, 4, 3), (64, 64, 4, 5), (64, 64, 8, 3), (64, 128, 4, 2), (64, 128, 8, 2), (32, 64, 4, 3),
+                  (16, 64, 4, 4)],
         "decode": [(16, 64, 4, 4), (16, 128, 4, 3), (16, 32, 4, 4), (16, 64, 2, 4), (64, 64, 4, 3)],
         "prefill": [(128, 128, 8, 2), (128, 64, 8, 3), (128, 64, 4, 3), (64, 128, 4, 2)],
     }  # fmt: skip
-    return {kind: [dict(zip(names, t, strict=True)) for t in (few if quick else many[kind])] for kind in many}
+    each = {kind: alike if kind == "exact_prefill" else few for kind in many} if quick else many
+    return {kind: [dict(zip(names, t, strict=True)) for t in tiles] for kind, tiles in each.items()}
+
+
+CASES = {"exact": ("decode",), "exact_prefill": ("prefill",)}
+"""Launches whose names are not the case that they serve."""
 
 
 def microseconds(run: Callable[[], Any], device: torch.device) -> float:
@@ -170,29 +176,33 @@ def _first_line(e: Exception) -> str:
 
 
 def attention(at: torch.device, quick: bool) -> Iterator[dict[str, Any]]:
-    """Both kinds of attention over a paged cache: 64 decodes of 1,500 keys each, and a prompt of 2,048."""
+    """Both kinds of attention over a paged cache: a prompt of 2,048 tokens, and 64 decodes of 1,500 keys each."""
     base = _tiles(at)
     from thalweg.backends.triton_kernels.attention import TritonPagedAttention
     from thalweg.hal.attention import AttnSpec
 
     dtype = "float32" if quick else "bfloat16"
-    dims = {"tiny": (4, 2, 16)} if quick else {"1b": (32, 8, 64), "8b": (32, 8, 128)}
-    cases = {"decode": (2, 20, 1), "prefill": (1, 0, 20)} if quick else {"decode": (64, 1500, 1), "prefill": (1, 0, 2048)}
+    dims = {"tiny": (4, 2, 16)} if quick else {"8b": (32, 8, 128), "1b": (32, 8, 64)}
+    cases = {"prefill": (1, 0, 20), "decode": (2, 20, 1)} if quick else {"prefill": (1, 0, 2048), "decode": (64, 1500, 1)}
     for model, (heads, kv_heads, dim) in dims.items():
         spec = AttnSpec(heads, kv_heads, dim, dim**-0.5, dtype)
         for case, (seqs, context, query) in cases.items():
             first: torch.Tensor | None = None
+            want: torch.Tensor | None = None
             for kind, tiles in attention_tiles(quick).items():
-                for t in tiles if kind in ("exact", case) else ():
+                for t in tiles if case in CASES.get(kind, (kind,)) else ():
                     one = replace(getattr(base.attention, kind), **t)
                     backend = TritonPagedAttention(
-                        replace(base, attention=replace(base.attention, **{kind: one})), kind == "exact"
+                        replace(base, attention=replace(base.attention, **{kind: one})), kind.startswith("exact")
                     )
                     record = {"kind": "attention", "launch": kind, "model": model, "case": case, "tile": t}
                     try:
                         run = _attend(backend, spec, [context] * seqs, [query] * seqs, at)
                         out = run()
                         first = out if first is None else first
+                        if kind == "exact_prefill":  # all of these serve one model, some its prompts
+                            want = out if want is None else want
+                            record["same_bits"] = torch.equal(out, want)
                         worst = ((out.float() - first.float()).abs().max() / first.float().abs().max()).item()
                         record |= {"us": round(microseconds(run, at), 2)} | ({"wrong_by": worst} if not worst <= WRONG else {})
                     except Exception as e:

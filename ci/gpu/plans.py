@@ -44,6 +44,7 @@ def make_quick(f: PartFactory) -> list[Part]:
         f.make_measure("measure 8b", eight, (*DENSE, HALF_THOUSAND), 30, 130, repeats=3),
         f.make_kit("kit exact attention", ATTENTION, 25, 90),
         f.make_kit("kit exact linear", LINEAR, 25, 90),
+        f.make_script("attention tiles", 10, 40, *small, "--only=attention", file="sweep", lead=True),
         f.make_measure("measure 8b int4", Case("llama-8b", quantization="int4"), ROUNDED, 20, 60, repeats=3),
         f.make_measure("measure 30b-a3b", Case("qwen3-30b-a3b", 12), EXPERTS, 20, 50, repeats=3),
         f.make_measure("measure 8b fp8", Case("llama-8b", quantization="fp8"), ROUNDED, 20, 60, repeats=3),

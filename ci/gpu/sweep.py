@@ -1,7 +1,7 @@
 """Which product and which tiles are fastest here, and which keep a row's bits whatever the number of rows. JSON, and a
 proposal for tiles/ARCH.json.
 
-    python ci/gpu/sweep.py --device cuda [--quick] [--seconds 380] [--output-json FILE]
+    python ci/gpu/sweep.py --device cuda [--quick] [--only attention] [--seconds 380] [--output-json FILE]
 
 The five products of Llama 3 1B and 8B by cuBLAS, by cuBLASLt without split sums, and by our kernel with a list of tiles; then
 attention with a list of tiles. Libraries come first, as they take seconds. What is known is written as it is known.
@@ -26,12 +26,15 @@ from contestants import LIBRARIES
 
 HERE = Path(__file__).parent
 CONTESTANTS = (*LIBRARIES, "tiles", "attention")
+ATTENTION = ("exact", "exact_prefill", "decode", "prefill")
+"""Attention launches of tiles/ARCH.json."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", required=True, help="platform to run on")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs")
+    parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=CONTESTANTS, help="of these (default: all)")
     given = float(os.environ.get("PART_SECONDS", "380"))  # as `ci/gpu/run` says it
     parser.add_argument("--seconds", type=float, default=given, help="for all of it (default %(default)g)")
     parser.add_argument("--output-json", type=Path)
@@ -39,8 +42,8 @@ def main() -> int:
     end = time.monotonic() + args.seconds - 5  # to write it down
     records: list[dict[str, Any]] = []
     ended = {}
-    for i, name in enumerate(CONTESTANTS):
-        share = (end - time.monotonic()) / (2 if i + 1 < len(CONTESTANTS) else 1)  # half of what is left, the last one all
+    for i, name in enumerate(args.only):
+        share = (end - time.monotonic()) / (2 if i + 1 < len(args.only) else 1)  # half of what is left, the last one all
         ended[name] = run(name, args, share, lambda r: _keep(records, r, args.output_json))
         print(f"{name}: {ended[name]}", flush=True)
     report = summarise(records) | {"ended": ended}
@@ -104,7 +107,7 @@ def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     nothing = hopeless(records)
     return {
         "arch": about.get("arch"), "torch": about.get("torch"), "nothing": nothing,
-        "lines": [*nothing, *lines(products, proposed, base)], "proposed": proposed,
+        "lines": [*nothing, *lines(products, proposed, base), *attention_lines(attention)], "proposed": proposed,
         "records": [r for r in records if r["kind"] in ("product", "attention")],
     }  # fmt: skip
 
@@ -133,7 +136,7 @@ def lines(
                                              else f"are equal in all {len(mine)} sizes"))  # fmt: skip
     if proposed and base:
         changed = {k: v for k, v in proposed["product"].items() if v != base["product"][k]}
-        changed |= {k: proposed["attention"][k] for k in ("exact", "decode", "prefill")
+        changed |= {k: proposed["attention"][k] for k in ATTENTION
                     if proposed["attention"][k] != base["attention"][k]}  # fmt: skip
         out.append(f"proposed: {json.dumps(changed)}" if changed else "proposed: the tiles there are")
     for matrix in dict.fromkeys(r["matrix"] for r in products):
@@ -145,6 +148,20 @@ def lines(
                     best[r["rows"]] = min(r["us"], best.get(r["rows"], math.inf))
             cells.append(f"{by} " + "/".join(f"{best[n]:.0f}" for n in sorted(best)))
         out.append(f"{matrix}, us: " + "; ".join(cells))
+    return out
+
+
+def attention_lines(attention: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each launch of each model: microseconds by rows x keys, warps and stages, the fastest first. "other bits": a
+    tile's results differ from those of the tile tried first, where they should not."""
+    out = []
+    for launch, model, case in dict.fromkeys((r["launch"], r.get("model"), r.get("case")) for r in attention):
+        mine = [r for r in attention if (r["launch"], r.get("model"), r.get("case")) == (launch, model, case)]
+        cells = []
+        for r in sorted(mine, key=lambda r: r["us"]):
+            bits = "" if r.get("same_bits", True) else " other bits"
+            cells.append("{rows}x{keys} {warps}w {stages}s ".format(**r["tile"]) + f"{r['us']:.0f}{bits}")
+        out.append(f"attention {launch} of {model} {case}, us: " + "; ".join(cells))
     return out
 
 
@@ -172,7 +189,7 @@ def propose(
     if shapes:
         shapes[-1]["most"] = 0
         made["product"]["dense"] = shapes
-    for kind in ("exact", "decode", "prefill"):
+    for kind in ATTENTION:
         cost = _costs([r for r in attention if r["launch"] == kind])
         if cost:
             made["attention"][kind] |= dict(min(cost, key=lambda t: cost[t]))

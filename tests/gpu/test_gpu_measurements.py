@@ -215,6 +215,23 @@ def test_a_proposal_has_the_fastest_tile_for_each_number_of_rows_and_none_that_c
     assert said[2] == "m4096, us: triton 1/1/1"
 
 
+def test_prompts_tiles_of_a_sweep_meet_their_keys_as_decodes_do_and_have_a_line() -> None:
+    """Others would be timed in vain: a row would have other bits in a prompt than in a decode."""
+    from thalweg.backends.triton_kernels.tiles import tiles
+
+    sweep, contestants, exact = script("sweep"), script("contestants"), tiles("sm_90").attention.exact
+    made = contestants.attention_tiles(False)["exact_prefill"]
+    assert {(t["keys"], t["rows"] // t["warps"]) for t in made} == {(exact.keys, exact.rows // exact.warps)}
+    timed = [
+        {"kind": "attention", "launch": "exact_prefill", "model": "8b", "case": "prefill", "tile": t, "us": 200.0 - i,
+         "same_bits": i != 1}
+        for i, t in enumerate(made[:2])
+    ]  # fmt: skip
+    line = "attention exact_prefill of 8b prefill, us: 64x64 4w 3s 199 other bits; 64x64 4w 2s 200"
+    assert sweep.attention_lines(timed) == [line]
+    assert sweep.summarise(timed)["lines"] == [line]
+
+
 def test_a_sweep_of_which_nothing_works_says_why_and_fails_and_one_tile_that_does_not_fit_is_no_failure() -> None:
     sweep = script("sweep")
     bad = {"kind": "product", "by": "triton", "error": "OutOfResources: shared memory"}
@@ -238,8 +255,11 @@ def test_a_sweep_runs_here_with_interpreted_kernels(tmp_path: Any, monkeypatch: 
     assert set(report["ended"].values()) == {"done"}
     ours = [r for r in report["records"] if r["kind"] == "product" and r["by"] == "triton"]
     assert ours
+    prompts = [r for r in report["records"] if r.get("launch") == "exact_prefill"]
+    assert prompts
+    assert all(r["same_bits"] for r in prompts), prompts
     assert all(r["same_bits"] for r in ours)
-    assert {r["launch"] for r in report["records"] if r["kind"] == "attention"} == {"exact", "decode", "prefill"}
+    assert {r["launch"] for r in report["records"] if r["kind"] == "attention"} == set(sweep.ATTENTION)
     assert (tmp_path / "tiles-interpret.json").exists()
 
 

@@ -13,8 +13,8 @@ from gpu_scripts import ROOT, script
 from thalweg.backends.torch_gpu import linear
 
 FIRST = [
-    "smoke", "rows", "checks", "measure 8b", "kit exact attention", "kit exact linear", "measure 8b int4",
-    "measure 30b-a3b", "measure 8b fp8",
+    "smoke", "rows", "checks", "measure 8b", "kit exact attention", "kit exact linear", "attention tiles",
+    "measure 8b int4", "measure 30b-a3b", "measure 8b fp8",
 ]  # fmt: skip
 SECOND = ["measure 8b variant", "products", "ncu", "measure gpt-oss", "sanitizer", "starts 1b"]
 LONG = [
@@ -30,7 +30,7 @@ def test_twelve_minutes_are_two_commands_in_order_of_value(tmp_path: Path) -> No
     assert script("plans").BUDGETS["quick"] == (560, 240)
     judges = {"smoke", "rows", "checks", "kit exact attention", "kit exact linear"}
     assert {p.name for p in made.values() if p.judges} == judges
-    assert {p.name for p in made.values() if p.lead} == {"products", "ncu", "sanitizer"}
+    assert {p.name for p in made.values() if p.lead} == {"attention tiles", "products", "ncu", "sanitizer"}
     for command, budget in ((1, 560), (2, 240)):  # every part that is worth starting has room
         assert sum(p.least for p in made.values() if p.command == command) <= budget - script("machine").RESERVE
 

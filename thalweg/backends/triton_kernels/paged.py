@@ -78,62 +78,83 @@ def _numbers(code, kind, HELD: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def _span(
-    rows, rest, position, kv, scales, table, low, begin, end, kv_head, scale,
+def _meet_keys(
+    m, total, acc, rows, rest, position, kv, scales, table, low, start, begin, end, sure, kv_head, scale,
     HEADS: tl.constexpr, DIM: tl.constexpr, LATENT: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, HELD: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr,
     KEYS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """(m, total, acc) of query rows [M, BLOCK] at `position` [M] over the keys in [begin, end) not below `low`.
-    scale: of scores, times log2(e). table: that of the sequence. rest [M, REST]: the rows' elements beyond LATENT."""
+    """(m, total, acc) of query rows [M, BLOCK] at `position` [M], after the next KEYS keys, from `start`. Keys are those in
+    [begin, end) not below `low`. Every row sees those below `sure`. scale: of scores, times log2(e). table: that of the
+    sequence. rest [M, REST]: the rows' elements beyond LATENT."""
     d, n = tl.arange(0, BLOCK), tl.arange(0, KEYS)
     width: tl.constexpr = LATENT if LATENT > 0 else DIM
     values: tl.constexpr = SIZE * HEADS * DIM
     codes_end: tl.constexpr = values if LATENT > 0 else 2 * values
     stride: tl.constexpr = codes_end // DIM * (DIM + 4) if HELD == "int8" else codes_end
     double: tl.constexpr = HELD == "float8_e4m3fn" and codes.is_fnuz(NATIVE)
-    m = tl.full([M], float("-inf"), tl.float32)
-    total = tl.zeros([M], tl.float32)
-    acc = tl.zeros([M, BLOCK], tl.float32)
-    for start in range(begin // KEYS * KEYS, end, KEYS):
-        keys = start + n
-        held = (keys >= low) & (keys >= begin) & (keys < end)
-        block = tl.load(table + keys // SIZE, mask=held, other=0).to(tl.int64)
-        place = keys % SIZE * HEADS + kv_head
-        at = block * stride + place * DIM
-        ok = held[:, None] & (d < width)[None, :]
-        k = _numbers(tl.load(kv + at[:, None] + d[None, :], mask=ok, other=0), rows.dtype, HELD, NATIVE)
-        scores = tl.dot(rows, tl.trans(k), input_precision=PRECISION)
-        if REST > 0:
-            more = LATENT + tl.arange(0, REST)
-            beyond = tl.load(kv + at[:, None] + more[None, :], mask=held[:, None] & (more < DIM)[None, :], other=0)
-            beyond = _numbers(beyond, rows.dtype, HELD, NATIVE)
-            scores = tl.dot(rest, tl.trans(beyond), scores, input_precision=PRECISION)
-        scores *= scale * 2.0 if double else scale
-        if HELD == "int8":
-            at_scale = block * (stride // 4) + codes_end // 4 + place
-            scores *= tl.load(scales + at_scale, mask=held, other=0.0)[None, :]
-        if SOFTCAP > 0:  # tanh(x) = 1 - 2 / (exp(2 x) + 1), here with exp2 and scores that carry log2(e)
-            scores = SOFTCAP * 1.4426950408889634 * (1.0 - 2.0 / (tl.exp2(scores * (2.0 / SOFTCAP)) + 1.0))
+    keys = start + n
+    held = (keys >= low) & (keys >= begin) & (keys < end)
+    block = tl.load(table + keys // SIZE, mask=held, other=0).to(tl.int64)
+    place = keys % SIZE * HEADS + kv_head
+    at = block * stride + place * DIM
+    ok = held[:, None] & (d < width)[None, :]
+    k = _numbers(tl.load(kv + at[:, None] + d[None, :], mask=ok, other=0), rows.dtype, HELD, NATIVE)
+    scores = tl.dot(rows, tl.trans(k), input_precision=PRECISION)
+    if REST > 0:
+        more = LATENT + tl.arange(0, REST)
+        beyond = tl.load(kv + at[:, None] + more[None, :], mask=held[:, None] & (more < DIM)[None, :], other=0)
+        beyond = _numbers(beyond, rows.dtype, HELD, NATIVE)
+        scores = tl.dot(rest, tl.trans(beyond), scores, input_precision=PRECISION)
+    scores *= scale * 2.0 if double else scale
+    if HELD == "int8":
+        at_scale = block * (stride // 4) + codes_end // 4 + place
+        scores *= tl.load(scales + at_scale, mask=held, other=0.0)[None, :]
+    if SOFTCAP > 0:  # tanh(x) = 1 - 2 / (exp(2 x) + 1), here with exp2 and scores that carry log2(e)
+        scores = SOFTCAP * 1.4426950408889634 * (1.0 - 2.0 / (tl.exp2(scores * (2.0 / SOFTCAP)) + 1.0))
+    if WINDOW > 0 or LATENT > 0 or start < begin or start < low or start + KEYS > sure:
         seen = held[None, :] & (keys[None, :] <= position[:, None])
         if WINDOW > 0:
             seen = seen & (keys[None, :] > position[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
-        new = tl.maximum(m, tl.max(scores, 1))
-        safe = tl.where(new == float("-inf"), 0.0, new)
-        p = tl.exp2(scores - safe[:, None])
-        fade = tl.exp2(m - safe)
-        if LATENT > 0:
-            v = k
-        else:
-            v = tl.load(kv + at[:, None] + d[None, :] + values, mask=ok, other=0)
-            v = _numbers(v, rows.dtype, HELD, NATIVE)
-        total = total * fade + tl.sum(p, 1)
-        if HELD == "int8":
-            at_scale += 0 if LATENT > 0 else SIZE * HEADS
-            p *= tl.load(scales + at_scale, mask=held, other=0.0)[None, :]
-        acc = acc * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
-        m = new
+    new = tl.maximum(m, tl.max(scores, 1))
+    safe = tl.where(new == float("-inf"), 0.0, new)
+    p = tl.exp2(scores - safe[:, None])
+    fade = tl.exp2(m - safe)
+    if LATENT > 0:
+        v = k
+    else:
+        v = tl.load(kv + at[:, None] + d[None, :] + values, mask=ok, other=0)
+        v = _numbers(v, rows.dtype, HELD, NATIVE)
+    total = total * fade + tl.sum(p, 1)
+    if HELD == "int8":
+        at_scale += 0 if LATENT > 0 else SIZE * HEADS
+        p *= tl.load(scales + at_scale, mask=held, other=0.0)[None, :]
+    acc = acc * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
+    return new, total, acc
+
+
+@triton.jit
+def _empty_state(M: tl.constexpr, BLOCK: tl.constexpr):
+    """(m, total, acc) of rows that have met no key."""
+    return tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32), tl.zeros([M, BLOCK], tl.float32)
+
+
+@triton.jit
+def _span(
+    rows, rest, position, kv, scales, table, low, begin, end, sure, kv_head, scale,
+    HEADS: tl.constexpr, DIM: tl.constexpr, LATENT: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, HELD: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr,
+    KEYS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    """(m, total, acc) of query rows over the keys in [begin, end) not below `low`."""
+    double: tl.constexpr = HELD == "float8_e4m3fn" and codes.is_fnuz(NATIVE)
+    m, total, acc = _empty_state(M, BLOCK)
+    for start in range(begin // KEYS * KEYS, end, KEYS):
+        m, total, acc = _meet_keys(
+            m, total, acc, rows, rest, position, kv, scales, table, low, start, begin, end, sure, kv_head, scale,
+            HEADS, DIM, LATENT, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK, REST,
+        )  # fmt: skip
     return m, total, acc * 2.0 if double else acc
 
 
@@ -148,26 +169,30 @@ def _merge_states(m, total, acc, m2, total2, acc2):
 
 @triton.jit
 def _spans(
-    rows, rest, position, kv, scales, table, low, end, kv_head, scale, SPLIT: tl.constexpr,
+    rows, rest, position, kv, scales, table, low, end, sure, kv_head, scale, SPLIT: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, LATENT: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, HELD: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr,
     KEYS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """The result of `_span` over all keys from low to end: in spans of SPLIT keys, joined in sequence, or (0) in one."""
+    """The result of `_span` over all keys from low to end: in spans of SPLIT keys, joined in sequence, or (0) in one. All
+    spans are in one loop. A loop for each would load its first keys only when the one before it has ended."""
     if SPLIT > 0:
-        m = tl.full([M], float("-inf"), tl.float32)
-        total = tl.zeros([M], tl.float32)
-        acc = tl.zeros([M, BLOCK], tl.float32)
-        for span in range(low // SPLIT, tl.cdiv(end, SPLIT)):
-            stop = tl.minimum(span * SPLIT + SPLIT, end)
-            m2, total2, acc2 = _span(
-                rows, rest, position, kv, scales, table, low, span * SPLIT, stop, kv_head, scale,
+        tl.static_assert(SPLIT % KEYS == 0)
+        double: tl.constexpr = HELD == "float8_e4m3fn" and codes.is_fnuz(NATIVE)
+        m, total, acc = _empty_state(M, BLOCK)
+        m2, total2, acc2 = _empty_state(M, BLOCK)
+        for start in range(low // KEYS * KEYS, end, KEYS):
+            if start % SPLIT == 0:
+                m, total, acc = _merge_states(m, total, acc, m2, total2, acc2 * 2.0 if double else acc2)
+                m2, total2, acc2 = _empty_state(M, BLOCK)
+            m2, total2, acc2 = _meet_keys(
+                m2, total2, acc2, rows, rest, position, kv, scales, table, low, start, low, end, sure, kv_head, scale,
                 HEADS, DIM, LATENT, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK, REST,
             )  # fmt: skip
-            m, total, acc = _merge_states(m, total, acc, m2, total2, acc2)
+        m, total, acc = _merge_states(m, total, acc, m2, total2, acc2 * 2.0 if double else acc2)
     else:
         m, total, acc = _span(
-            rows, rest, position, kv, scales, table, low, low, end, kv_head, scale,
+            rows, rest, position, kv, scales, table, low, low, end, sure, kv_head, scale,
             HEADS, DIM, LATENT, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK, REST,
         )  # fmt: skip
     return m, total, acc
@@ -242,13 +267,14 @@ def attend(
         rest = tl.load(q + at_row + more[None, :], mask=mine[:, None] & (more < DIM)[None, :], other=0.0)
     at = past + token
     own = table + seq * table_row
+    sure = past + tl.minimum(first, new - 1) + 1
     if PARTS:
         span = tl.program_id(2)
         begin, stop = span * SPLIT, tl.minimum(span * SPLIT + SPLIT, end)
         if begin >= end or begin + SPLIT <= low:
             return
         m, total, acc = _span(
-            rows, rest, at, kv, scales, own, low, begin, stop, kv_head, scale,
+            rows, rest, at, kv, scales, own, low, begin, stop, tl.minimum(stop, sure), kv_head, scale,
             KV_HEADS, DIM, LATENT, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK, REST,
         )  # fmt: skip
         place = ((seq * DECODE + token) * HEADS + head) * spans + span
@@ -257,7 +283,7 @@ def attend(
         tl.store(part + place[:, None] * width + d[None, :], acc, mask=ok)
         return
     m, total, acc = _spans(
-        rows, rest, at, kv, scales, own, low, end, kv_head, scale, SPLIT if JOIN else 0,
+        rows, rest, at, kv, scales, own, low, end, sure, kv_head, scale, SPLIT if JOIN else 0,
         KV_HEADS, DIM, LATENT, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK, REST,
     )  # fmt: skip
     tl.store(out + put, _finalize(m, total, acc, sinks, head, mine, SINKS).to(out.dtype.element_ty), mask=ok)
