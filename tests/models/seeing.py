@@ -239,16 +239,14 @@ FAMILIES |= {
 }  # fmt: skip
 MORE |= NEWER
 FAMILIES |= MORE
-ONE_AXIS = ("exaone4.5", "kimi-k2.5", "kimi-vl")
+ONE_AXIS = ("dots-ocr", "exaone4.5", "kimi-k2.5", "kimi-vl")
 """Of those with grids: they do not ask which tokens are of images."""
 
 
 def make(name: str, path: Path) -> torch.nn.Module:
     """The model of transformers, saved."""
     family = FAMILIES[name]
-    model = transformers.AutoModelForImageTextToText.from_config(
-        family.config(), dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = build(name).eval()
     spread(model, 7)
     model.save_pretrained(path)
     (file,) = path.glob("*.safetensors")
@@ -256,6 +254,15 @@ def make(name: str, path: Path) -> torch.nn.Module:
         save_file({other_name(k, family.renamed): v for k, v in load_file(file).items()}, file)
     settings(name, path)
     return model
+
+
+def build(name: str) -> torch.nn.Module:
+    family = FAMILIES[name]
+    if family.build is not None:
+        return family.build(family.config()).to(torch.float32)
+    return transformers.AutoModelForImageTextToText.from_config(
+        family.config(), dtype=torch.float32, attn_implementation="eager"
+    )
 
 
 def other_name(name: str, pairs: tuple[tuple[str, str], ...]) -> str:
@@ -372,7 +379,7 @@ def scores(model: Any, name: str, ids: list[int], images: list[Any]) -> np.ndarr
 
 def architecture(name: str) -> str:
     """Of transformers."""
-    return type(transformers.AutoModelForImageTextToText.from_config(FAMILIES[name].config())).__name__
+    return type(build(name)).__name__
 
 
 def written(name: str, image: Any) -> str:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from seeing_parts import CLIP, SIGLIP, Seeing, config
+from dots_ocr import DotsConfig, DotsOCRForCausalLM
+from seeing_parts import CLIP, IDS, SIGLIP, TEXT, Seeing, config
 
 HALVES = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 SAM = {
     "hidden_size": 32, "output_channels": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 64,
     "patch_size": 4, "window_size": 6, "global_attn_indexes": [1], "mlp_dim": 48,
+}  # fmt: skip
+DOTS = {
+    "embed_dim": 32, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 1, "rms_norm_eps": 1e-5, "use_bias": False,
+    "model_type": "dots_vit", "post_norm": True,
 }  # fmt: skip
 NEWER: dict[str, Seeing] = {
     "paligemma": Seeing(
@@ -23,6 +29,17 @@ NEWER: dict[str, Seeing] = {
     "got-ocr2": Seeing(
         config("GotOcr2Config", {"model_type": "qwen2"}, SAM, "<|image_pad|>"), "<|image_pad|>", "<|image_pad|>",
         "GotOcr2ImageProcessorPil", {"size": {"height": 64, "width": 64}},
+    ),
+    "dots-ocr": Seeing(
+        lambda: DotsConfig(
+            **TEXT, vision_config=DOTS, image_token_id=IDS["<|image_pad|>"], architectures=["DotsOCRForCausalLM"],
+            attention_bias=True, tie_word_embeddings=False,
+        ),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Qwen2VLImageProcessorPil",
+        {
+            "patch_size": 4, "temporal_patch_size": 1, "size": {"shortest_edge": 256, "longest_edge": 4096},
+        },
+        ("image_grid_thw",), build=DotsOCRForCausalLM,
     ),
     "deepseek-ocr2": Seeing(
         config(

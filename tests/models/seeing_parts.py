@@ -91,6 +91,8 @@ class Seeing:
     """config.json of transformers -> as its authors publish it."""
     said: Callable[[dict[str, Any]], dict[str, Any]] = lambda said: said
     """The same of preprocessor_config.json."""
+    build: Callable[[Any], Any] | None = None
+    """A configuration -> the model, where transformers does not have it."""
     renamed: tuple[tuple[str, str], ...] = ()
     """What names of tensors begin with -> as its authors publish them."""
 

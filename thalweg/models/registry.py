@@ -83,6 +83,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "ElectraForSequenceClassification": f"{_FAMILIES}.electra:electra_classifier",
     "ElectraForTokenClassification": f"{_FAMILIES}.electra:electra_of_tokens",
     "ElectraModel": f"{_FAMILIES}.electra:electra",
+    "DotsOCRForCausalLM": f"{_FAMILIES}.dots_ocr:dots_ocr",
     "Ernie4_5_ForCausalLM": f"{_FAMILIES}.ernie4_5:ernie4_5",
     "Ernie4_5_MoeForCausalLM": f"{_FAMILIES}.ernie4_5:ernie4_5_moe",
     "Ernie4_5ForCausalLM": f"{_FAMILIES}.ernie4_5:ernie4_5",

@@ -13,6 +13,7 @@ from thalweg.errors import CheckpointError, ConfigError
 from thalweg.media.processors.base import FILE, Size, View, outer, vision
 from thalweg.media.processors.clip import Clip, ClipVector, clip, clip_vector
 from thalweg.media.processors.deepseek_vl import DeepseekVL, deepseek_vl
+from thalweg.media.processors.dots_ocr import dots_ocr
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
 from thalweg.media.processors.gemma4 import Gemma4, gemma4
 from thalweg.media.processors.idefics3 import Idefics3, idefics3
@@ -87,6 +88,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "ColQwen3": qwen3_vl,
     "DeepseekOcr2ForConditionalGeneration": deepseek_ocr2,
     "DeepseekVLForConditionalGeneration": deepseek_vl,
+    "DotsOCRForCausalLM": dots_ocr,
     "Exaone4_5_ForConditionalGeneration": exaone4_5,
     "Gemma3ForConditionalGeneration": gemma3,
     "Gemma4ForConditionalGeneration": gemma4,
