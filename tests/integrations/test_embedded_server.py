@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 
 import numpy as np
@@ -24,6 +25,29 @@ def test_an_unknown_option_is_named_before_anything_starts() -> None:
         serve.build_app({"modle": "x"})
     with pytest.raises(ConfigError, match="unknown options: api_key;"):
         BatchGenerator({"api_key": ["x"]})
+
+
+def test_a_config_file_of_serve_builds_the_application_with_one_argument() -> None:
+    """Serve refuses a builder with another number of parameters."""
+    assert len(inspect.signature(serve.build_from_config).parameters) == 1
+    with pytest.raises(ConfigError, match="args: unknown fields: model; there are options and deployment"):
+        serve.build_from_config({"model": "x"})
+    with pytest.raises(ConfigError, match="args: options: must be a mapping, not str"):
+        serve.build_from_config({"options": "x"})
+    with pytest.raises(ConfigError, match="unknown options: modle;"):
+        serve.build_from_config({"options": {"modle": "x"}})
+
+
+def test_a_replica_answers_to_the_names_of_its_cluster_and_to_the_key_of_its_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("THALWEG_API_KEY", "secret")
+    _, settings = split_options(serve.find_defaults())
+    assert settings.api_key == ["secret"]
+    monkeypatch.delenv("THALWEG_API_KEY")
+    _, settings = split_options(serve.find_defaults())
+    assert settings.api_key == []
+    assert settings.hosts is None
 
 
 async def test_an_answer_arrives_while_the_application_runs_and_leaving_ends_it() -> None:

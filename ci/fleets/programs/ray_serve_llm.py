@@ -1,5 +1,6 @@
 """An application of Ray Serve LLM, until SIGTERM. Run: ray_serve_llm.py PORT MODEL REPLICAS"""
 
+import os
 import signal
 import sys
 import threading
@@ -20,8 +21,10 @@ def main(port: int, model: str, replicas: int) -> None:
         engine_kwargs={"enable_prompt_tokens_details": True},
         deployment_config={"num_replicas": replicas, "ray_actor_options": {"num_cpus": 0.1}},
     )
-    ingress = {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0.1}}
-    serve.run(build_openai_app({"llm_configs": [config], "ingress_deployment_config": ingress}), blocking=False)
+    app = {"llm_configs": [config]}
+    if os.environ.get("RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING") != "1":  # there the replicas are the ingress
+        app["ingress_deployment_config"] = {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0.1}}
+    serve.run(build_openai_app(app), blocking=False)
     try:
         ended.wait()
     finally:

@@ -31,7 +31,8 @@ class LLMServer:
         """ConfigError names a wrong option. Other errors are those of `AsyncLLM.start`."""
         loading = self._config.model_loading_config
         model = {"model": loading.model_source} if loading.model_source else {}
-        options = {**model, "served_model_name": [self._config.model_id], **self._config.engine_kwargs}
+        # With direct streaming, clients reach the application by the names of their cluster.
+        options = {"host": "0.0.0.0", **model, "served_model_name": [self._config.model_id], **self._config.engine_kwargs}
         self._server = await EmbeddedServer.start(options)
 
     async def llm_config(self) -> Any:
