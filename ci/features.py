@@ -362,7 +362,7 @@ SERVICES: tuple[Service, ...] = (
         ("tests/server/pooling",),
     ),
     Service(
-        "`/v1/audio/transcriptions`, `/v1/audio/translations` ([Whisper only](audio.md#transcription))",
+        "`/v1/audio/transcriptions`, `/v1/audio/translations` ([5 architectures](audio.md#transcription))",
         True,
         ("tests/server/audio",),
     ),

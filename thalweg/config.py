@@ -93,6 +93,8 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     """None: it generates tokens."""
     speech: SpeechConfig | None = None
     """None: not a speech model."""
+    transcribes: bool = False
+    """Does it read audio in conversations, and is it trained to transcribe?"""
     source: SourceConfig | None = None
     """None: it has no text encoder apart from its decoder."""
 
@@ -116,7 +118,7 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
         """Supported tasks. An embedding model scores pairs by their vectors' angle, or by MaxSim with vectors per token; a
         classifier with a single class scores them as trained."""
         if self.pooling is None:
-            return ("generate",) if self.speech is None else ("transcription",)
+            return ("transcription",) if self.speech else ("generate", "transcription") if self.transcribes else ("generate",)
         each = self.pooling.each
         if self.pooling.task == "classify":
             return (*(() if each else ("classify", "score")[: 1 + (self.pooling.size == 1)]), "token_classify")

@@ -85,6 +85,7 @@ class MediaPreprocessor:
         """processors: of the model, by kind. At least one."""
         self._tokenizer, self._gate, settings = tokenizer, gate, settings or MediaSettings()
         self._threads, self._turns, self._fetches = ThreadPoolExecutor(READERS, "media"), FairSemaphore(READERS), Fetches(gate)
+        self.processors = processors
         self._taken: dict[str, ModelMedia] = {}
         for name, processor in processors.items():
             kind, shown = load_kinds()[name], tokenizer.token_of(processor.token)

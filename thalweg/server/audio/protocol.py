@@ -78,15 +78,15 @@ def fields_of(parts: Mapping[str, MultipartPart]) -> tuple[dict[str, Any], bytes
     return fields, file.data
 
 
-def check(request: AudioRequest, heads: int) -> None:
-    """ApiError for fields that do not go together. heads: of the model, that align tokens with audio."""
+def check(request: AudioRequest, timed: bool, heads: int) -> None:
+    """ApiError for fields that do not go together. timed, heads: as `Recognizer` has them."""
     asked = request.granularities
     name = "timestamp_granularities"
     if odd := sorted(asked - {"word", "segment"}):
         raise ApiError(f"{name}: {odd[0]!r:.40} is neither word nor segment", name)
     if asked and request.response_format != "verbose_json":
         raise ApiError(f"{name}: needs response_format verbose_json", name)
-    if "word" in asked and not heads:
+    if "word" in asked and timed and not heads:
         why = "generation_config.json of this model names no alignment_heads, which times of words need"
         raise ApiError(f"{name}: {why}; request segment", name)
     if request.stream and request.has_timestamps:

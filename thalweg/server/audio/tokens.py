@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from functools import cached_property
 
 from thalweg.config import SpeechConfig
@@ -20,6 +21,19 @@ NAMES = {"english": "en", "german": "de", "french": "fr", "spanish": "es", "ital
          "russian": "ru", "chinese": "zh", "japanese": "ja", "korean": "ko", "arabic": "ar", "hindi": "hi", "turkish": "tr",
          "polish": "pl", "ukrainian": "uk", "swedish": "sv", "czech": "cs"}  # fmt: skip
 """Names that clients write instead of codes. OpenAI accepts only codes."""
+
+
+def read_code(asked: str) -> str:
+    """The code of a language, from a code with or without a region, or a name."""
+    return NAMES.get(asked.lower(), asked.lower().replace("_", "-").partition("-")[0])
+
+
+def read_language(asked: str, known: Collection[str]) -> str:
+    """The same, if it is one of these. ApiError."""
+    code = read_code(asked)
+    if code not in known:
+        raise ApiError(f"language: unknown {asked!r}; supported: {', '.join(sorted(known))}", "language")
+    return code
 
 
 class WhisperTokens:
@@ -55,14 +69,11 @@ class WhisperTokens:
 
     def language(self, asked: str) -> str:
         """The code of a language that a client named. ApiError."""
-        code = NAMES.get(asked.lower(), asked.lower().replace("_", "-").partition("-")[0])
-        if not self.languages and code == "en":
-            return code
-        if not self.languages:
+        if self.languages:
+            return read_language(asked, self.languages)
+        if read_code(asked) != "en":
             raise ApiError(f"language: this model is English-only; got {asked!r}", "language")
-        if code not in self.languages:
-            raise ApiError(f"language: unknown {asked!r}; supported: {', '.join(sorted(self.languages))}", "language")
-        return code
+        return "en"
 
     def prompt(self, language: str, task: str, timed: bool, before: str) -> list[int]:
         """The prompt of a transcript. before: preceding text. ApiError."""

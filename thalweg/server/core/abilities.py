@@ -15,7 +15,7 @@ NEEDED = {
     "embed": "a model that gives vectors: a text encoder such as BERT, or one that generates, served with --runner pooling",
     "classify": "a model with a head that classifies (...ForSequenceClassification)",
     "score": "a reranker (...ForSequenceClassification with one class), or a model that gives vectors",
-    "transcription": "a speech recognition model (WhisperForConditionalGeneration)",
+    "transcription": "a speech recognition model, such as Whisper, Voxtral or Qwen3-ASR",
     "pool": "a model that gives vectors or classes",
 }
 """Needed ability of a route -> the models that have it."""

@@ -19,6 +19,7 @@ from thalweg.engine.planning import resolve
 from thalweg.engine.worker.stages.open import BuildInputs
 from thalweg.errors import CheckpointError
 from thalweg.hal.kv import KVSpec
+from thalweg.media.transcribers import TRANSCRIBERS
 from thalweg.models.spec import ModelSpec
 
 
@@ -50,6 +51,7 @@ def engine_config(
             hf_overrides=args.hf_overrides or {},
             pooling=_pooling(inputs.spec),
             speech=_speech(inputs),
+            transcribes=inputs.spec.audio is not None and f.architecture in TRANSCRIBERS,
             source=_source(inputs),
         ),
         device=DeviceConfig(

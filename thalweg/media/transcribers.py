@@ -1,0 +1,53 @@
+"""Models that read audio in conversations and are trained to transcribe: the prompt for a transcript, by architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+
+class Transcriber(msgspec.Struct, frozen=True, kw_only=True):
+    """The request for a transcript, as one model is trained to read it."""
+
+    seconds: float
+    """The longest part of a clip that is transcribed at once, where the context has room for it."""
+    instruction: str = ""
+    """Text after the audio. "": none."""
+    translation: str = ""
+    """The same for a translation into English. "": the model does not translate."""
+    template: str = ""
+    """Template of the prompt, in place of the model's chat template. It gets `language`, a code or "". AUDIO in it becomes
+    the placeholder's text, in quotes."""
+    languages: Mapping[str, str] = {}
+    """Code -> name in the prompt. Empty: the prompt names no language."""
+    prefill: str = ""
+    """The first words of the answer where the language is known. "{}": its name."""
+    mark: str = ""
+    """The transcript begins after it, where the answer has it."""
+    context: bool = False
+    """Is text before the transcript accepted, as system message?"""
+
+
+QWEN3_LANGUAGES = {
+    "ar": "Arabic", "yue": "Cantonese", "zh": "Chinese", "cs": "Czech", "da": "Danish", "nl": "Dutch", "en": "English",
+    "fil": "Filipino", "fi": "Finnish", "fr": "French", "de": "German", "el": "Greek", "hi": "Hindi", "hu": "Hungarian",
+    "id": "Indonesian", "it": "Italian", "ja": "Japanese", "ko": "Korean", "mk": "Macedonian", "ms": "Malay", "fa": "Persian",
+    "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "es": "Spanish", "sv": "Swedish", "th": "Thai",
+    "tr": "Turkish", "vi": "Vietnamese",
+}  # fmt: skip
+VOXTRAL = "{{ bos_token }}[INST][BEGIN_AUDIO]{{ AUDIO }}[/INST]{% if language %}lang:{{ language }}{% endif %}[TRANSCRIBE]"
+"""mistral-common's request for a transcript."""
+TRANSCRIBERS: Mapping[str, Transcriber] = {
+    "GlmAsrForConditionalGeneration": Transcriber(seconds=600, instruction="Please transcribe this audio into text"),
+    "GraniteSpeechForConditionalGeneration": Transcriber(
+        seconds=30, instruction="can you transcribe the speech into a written format?",
+        translation="translate the speech to English",
+    ),
+    "Qwen3ASRForConditionalGeneration": Transcriber(
+        seconds=1200, languages=QWEN3_LANGUAGES, prefill="language {}<asr_text>", mark="<asr_text>", context=True
+    ),
+    "VoxtralForConditionalGeneration": Transcriber(
+        seconds=1800, template=VOXTRAL, languages={c: c for c in ("ar", "de", "en", "es", "fr", "hi", "it", "nl", "pt")}
+    ),
+}  # fmt: skip
