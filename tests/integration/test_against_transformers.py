@@ -39,7 +39,7 @@ NAMES = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in 
 
 @pytest.mark.sampled(8, 20)
 @pytest.mark.parametrize("device", [pytest.param("reference", marks=pytest.mark.slow), "cpu"])
-@pytest.mark.parametrize("name", [*NAMES, pytest.param("minimax", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(n, marks=pytest.mark.slow) for n in ("minimax", "deepseek-v4"))])
 @pytest.mark.slow
 def test_greedy_tokens_and_logprobs_equal_transformers_under_pressure(name, device, tmp_path):
     path = make_checkpoint(name, tmp_path)

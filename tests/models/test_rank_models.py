@@ -28,6 +28,7 @@ KINDS = {
     "bamba": 2,  # a group of Mamba-2 that every rank has
     "qwen3-moe": 2,
     "deepseek-v3": 4,
+    "deepseek-v4": 2,  # groups of heads with a product each
     "qwen3-next": 2,
 }
 
@@ -68,6 +69,7 @@ EXACT = {
     "llama-biased": 2,  # a bias after a sum
     "mixtral": 4,  # five experts: results of choices
     "deepseek-v3": 4,
+    "deepseek-v4": 2,
     "gpt-oss": 2,  # biases of experts
     "llama4": 2,  # weights that multiply inputs
     "mamba": 4,  # a product that is whole on every rank

@@ -307,7 +307,16 @@ def describe_pooling(path: Path, mode: str, normalise: bool = True, max_len: int
 def spread(model: torch.nn.Module, seed: int) -> None:
     """Random weights whose logits differ by a few units; biases and norm weights that matter."""
     g = torch.Generator().manual_seed(seed)
-    stored = ("e_score_correction_bias", "expert_bias", "layer_scalar", "std_bias", "std_scale", "put_max", "put_min")
+    stored = (
+        "tid2eid",
+        "e_score_correction_bias",
+        "expert_bias",
+        "layer_scalar",
+        "std_bias",
+        "std_scale",
+        "put_max",
+        "put_min",
+    )
     buffers = ((name, b) for name, b in model.named_buffers() if name.endswith(stored))
     for name, p in (*model.named_parameters(), *buffers):
         if name.endswith(("input_max", "output_max", "input_min", "output_min")):
@@ -326,8 +335,11 @@ def spread(model: torch.nn.Module, seed: int) -> None:
             p.normal_(0, 1, generator=g)
         elif name.endswith(("sinks", "alpha_p", "alpha_n")):
             p.normal_(0, 1.5, generator=g)
-        elif name.endswith("bias"):
+        elif name.endswith(("bias", "_hc.base", "hc_base")):
             p.normal_(0, 0.3, generator=g)
+        elif name.endswith("tid2eid"):  # some experts of each token, each once
+            experts = 2 * p.shape[1]
+            p.copy_(torch.rand(p.shape[0], experts, generator=g).argsort(1)[:, : p.shape[1]])
         elif name.endswith(("lambda_1", "lambda_2")):
             p.uniform_(0.3, 1.2, generator=g)
         elif any(part in name for part in ("newline", "separator", "cls_token")):

@@ -14,6 +14,7 @@ INDEXED: dict[str, Any] = {
     **LATENT, **_EXPERTS, "q_lora_rank": 40, "n_routed_experts": 8, "first_k_dense_replace": 1, "index_topk": 9,
     "index_head_dim": 24, "index_n_heads": 8,
 }  # fmt: skip
+CSA, HCA = "compressed_sparse_attention", "heavily_compressed_attention"
 TEXT: dict[str, tuple[Any, dict[str, Any]]] = {
     "deepseek-v32": (
         transformers.DeepseekV32Config,
@@ -22,6 +23,19 @@ TEXT: dict[str, tuple[Any, dict[str, Any]]] = {
                 "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64,
                 "mscale": 1.0, "mscale_all_dim": 1.0,
             },
+        },
+    ),
+    "deepseek-v4": (
+        transformers.DeepseekV4Config,
+        {
+            "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 24, "q_lora_rank": 40, "n_routed_experts": 6,
+            "num_experts_per_tok": 3, "moe_intermediate_size": 24, "sliding_window": 9, "o_groups": 2, "o_lora_rank": 20,
+            "index_n_heads": 8, "index_head_dim": 16, "index_topk": 4, "partial_rotary_factor": 1 / 3, "swiglu_limit": 1.5,
+            "layer_types": ["sliding_attention", CSA, HCA, CSA], "compress_rates": {CSA: 4, HCA: 8},
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64,
+            },
+            "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe"],
         },
     ),
     "mimo-v2-flash": (

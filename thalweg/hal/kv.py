@@ -7,6 +7,7 @@ chooses `KVLayout` (how a block lies in memory). Neither knows the other's half.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import lcm
 from typing import ClassVar, Literal
 
 KVKind = Literal["full", "window", "chunked", "latent", "state", "cross", "encoder"]
@@ -124,6 +125,33 @@ class CrossSpec:
     @property
     def bytes_per_block(self) -> int:
         return sum(p.bytes_per_block for p in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class RowsSpec:
+    """What a layer keeps of a sequence's tokens for its own ops, on one rank: rows of values, one for each token or for every
+    few tokens. Backends of attention know nothing of them."""
+
+    sizes: tuple[int, ...]
+    """Values of a row, in each of its arrays."""
+    dtype: str
+    window: int = 0
+    """Only the rows of a token and of the window - 1 before it are needed. 0: those of all tokens."""
+    every: int = 1
+    """Tokens that share a row. A block holds a multiple of them."""
+
+    @property
+    def kind(self) -> KVKind:
+        return "window" if self.window else "full"
+
+    def block_tokens(self, block_tokens: int) -> int:
+        """Tokens of a block, where those of keys and values hold `block_tokens`."""
+        return lcm(block_tokens, self.every)
+
+    def parts(self, block_tokens: int) -> tuple[KVLayout, ...]:
+        """Of each array."""
+        rows = self.block_tokens(block_tokens) // self.every
+        return tuple(state_part("rows", (rows, size), self.dtype) for size in self.sizes)
 
 
 def state_part(name: str, shape: tuple[int, ...], dtype: str) -> KVLayout:

@@ -17,9 +17,11 @@ from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.altup import AltUp, Laurel
 from thalweg.models.layers.attention import Attention
 from thalweg.models.layers.block_sparse import BlockSparseAttention
+from thalweg.models.layers.compressed import CompressedAttention, KeptEntries, WindowPooling
 from thalweg.models.layers.cross import CrossAttention
 from thalweg.models.layers.delta import GatedDeltaNet
 from thalweg.models.layers.disentangled import DisentangledAttention
+from thalweg.models.layers.hyper import HyperConnection
 from thalweg.models.layers.kda import KimiDeltaAttention
 from thalweg.models.layers.latent import LatentAttention
 from thalweg.models.layers.lightning import LightningAttention
@@ -40,16 +42,19 @@ from thalweg.models.layers.xielu import XieluMLP
 MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.Attention: Attention,
     spec.BlockSparseAttention: BlockSparseAttention,
+    spec.CompressedAttention: CompressedAttention,
     spec.CrossAttention: CrossAttention,
     spec.DeltaNet: GatedDeltaNet,
     spec.DisentangledAttention: DisentangledAttention,
     spec.GatedRecurrence: GatedRecurrence,
+    spec.KeptEntries: KeptEntries,
     spec.KimiDelta: KimiDeltaAttention,
     spec.LatentAttention: LatentAttention,
     spec.LightningAttention: LightningAttention,
     spec.Mamba: Mamba,
     spec.Mamba2: Mamba2,
     spec.ShortConv: ShortConv,
+    spec.WindowPooling: WindowPooling,
 }
 FFNS: Mapping[type, Callable[..., Any]] = {
     spec.MLP: GatedMLP,
@@ -60,7 +65,11 @@ FFNS: Mapping[type, Callable[..., Any]] = {
     spec.ParallelMoE: ParallelExperts,
     spec.ShortcutMoE: ShortcutExperts,
 }
-AROUND: Mapping[type, Callable[..., Any]] = {spec.LayerEnding: LayerEnding, spec.AltUp: AltUp}
+AROUND: Mapping[type, Callable[..., Any]] = {
+    spec.LayerEnding: LayerEnding,
+    spec.AltUp: AltUp,
+    spec.HyperConnection: HyperConnection,
+}
 
 
 class Block:
@@ -126,7 +135,9 @@ class Block:
         """The sum of the mixers' outputs, for the sampled rows."""
         parts = []
         for i, (mixer, (before, after)) in enumerate(zip(self.mixers, self._mixer_scales, strict=True)):
-            out = mixer(p[i] if self._several else p, _times(x, before), flow)
+            out = mixer(p.get(i, {}) if self._several else p, _times(x, before), flow)
+            if out is None:  # it keeps something for the mixers after it
+                continue
             parts.append(_times(out if getattr(mixer, "cuts", False) else flow.cut(out), after))
         return sum(parts[1:], parts[0])
 
@@ -144,7 +155,7 @@ def build_layer(ctx: Context, layer: spec.Layer, weights: Mapping[str, Any], pla
     block = Block(ctx, layer, weights, places)
     if layer.around is None:
         return block
-    return AROUND[type(layer.around)](ctx, layer.around, block, weights["around"], places[0].of)
+    return AROUND[type(layer.around)](ctx, layer.around, block, weights["around"], places[0].of if places else -1)
 
 
 def _times(x: Array, by: float) -> Array:

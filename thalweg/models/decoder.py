@@ -33,6 +33,7 @@ from thalweg.models.heads.pooling import Pooler
 from thalweg.models.layers.altup import Streams
 from thalweg.models.layers.disentangled import Distances
 from thalweg.models.layers.embedding import AddedEmbedding, Embedding, LMHead
+from thalweg.models.layers.hyper import HyperStreams
 from thalweg.models.layers.norm import build_norm
 from thalweg.models.layers.perlayer import LayerInputs
 from thalweg.models.layers.recurrent import Replay
@@ -59,10 +60,12 @@ class _End:
     build: Callable[[Context, spec.ModelSpec, Any, Any], Any]
 
 
+STREAMS: Mapping[type, Callable[..., Any]] = {spec.Streams: Streams, spec.HyperStreams: HyperStreams}
+"""Declaration of several residual streams -> the layer that makes them and joins them."""
 _ENDS = (
     _End("distances", lambda s: s.distances, lambda ctx, s, part, w: Distances(ctx, part, w)),
     _End("inputs", lambda s: s.inputs, lambda ctx, s, part, w: LayerInputs(ctx, part, w)),
-    _End("streams", lambda s: s.streams, lambda ctx, s, part, w: Streams(ctx, part, w)),
+    _End("streams", lambda s: s.streams, lambda ctx, s, part, w: STREAMS[type(part)](ctx, part, w)),
     _End("embed_norm", lambda s: s.embed_norm, lambda ctx, s, part, w: build_norm(ctx, part, w)),
     _End("norm", lambda s: s.norm, lambda ctx, s, part, w: build_norm(ctx, part, w)),
     _End("head", lambda s: s if s.pooling is None else None, lambda ctx, s, part, w: LMHead(ctx, s, w)),

@@ -26,6 +26,9 @@ from thalweg.quantization.online import concat_rows, round_weight
 
 logger = logging.getLogger(__name__)
 FLOATS = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+INTEGERS = {"int64": torch.int64, "int32": torch.int32}
+"""Of tables that a layer indexes with."""
+TYPES = {**FLOATS, **INTEGERS}
 CHUNK = 1 << 22
 """Values converted at once."""
 
@@ -51,7 +54,7 @@ class Files:
         kept = spec.pack is None or (spec.format == DENSE and spec.pack.keeps_dense)
         out = self._device.blank(spec.shape(self._size), spec.dtype) if kept else None
         if out is None:
-            out = torch.empty(spec.shape(self._size), dtype=FLOATS[spec.dtype])
+            out = torch.empty(spec.shape(self._size), dtype=TYPES[spec.dtype])
         at = 0
         for source in spec.sources:
             if source.absent:
@@ -65,7 +68,7 @@ class Files:
         """One rank's share of a source into the first rows of `out`. Returns how many."""
         values = self._values(spec, source, rank)
         part = out[: len(values)]
-        _copy(part, values, FLOATS[self._dtype(source)])
+        _copy(part, values, TYPES[self._dtype(source)])
         if _has_norm(source):
             part.copy_(F.normalize(part.to(torch.float32), dim=-1))
         if source.name in self._adapted:
@@ -101,7 +104,7 @@ class Files:
                 return None
             parts.append(span)
         shape = spec.shape(self._size)
-        whole = sum(p.count for p in parts) == math.prod(shape) * FLOATS[spec.dtype].itemsize
+        whole = sum(p.count for p in parts) == math.prod(shape) * TYPES[spec.dtype].itemsize
         return FileArray(shape, spec.dtype, parts) if whole else None
 
     def read_packed(self, spec: ParamSpec, rank: int) -> Any:
@@ -264,6 +267,7 @@ class Files:
     ) -> Iterator[tuple[str, tuple[tuple[tuple[int, ...], ...], bool, tuple[str, ...]]]]:
         """Tensor's name -> (shapes it may have, may it be absent, dtypes it may have)."""
         for _, spec in walk(model.specs):
+            dtypes = tuple(INTEGERS if spec.dtype in INTEGERS else FLOATS)
             for s in spec.sources:
                 if s.absent:
                     continue
@@ -276,9 +280,9 @@ class Files:
                     and s.name not in self._stored
                     and (s.within.run or s.within.name in self._stored)
                 ):
-                    yield s.within.name, ((s.within.shape,), False, tuple(FLOATS))
+                    yield s.within.name, ((s.within.shape,), False, dtypes)
                 elif self._format is None or spec.format == DENSE:
-                    yield s.name, ((s.checkpoint_shape,), False, tuple(FLOATS))
+                    yield s.name, ((s.checkpoint_shape,), False, dtypes)
                 else:
                     yield from self._wanted_parts(s)
 

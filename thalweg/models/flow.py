@@ -10,6 +10,7 @@ from thalweg.hal.step import Array, StepBatch
 
 if TYPE_CHECKING:
     from thalweg.models.adapters import AdapterRows
+    from thalweg.models.layers.compressed import Entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,8 @@ class Flow:
     """[T, hidden]: an MoE output that a later layer adds."""
     chosen: Array | None = None
     """i32[N, top], of steps with `Sparse`: the indices from the last layer with an indexer."""
+    entries: Entries | None = None
+    """Of compressed attention: what the mixers of a layer give each other."""
     sources: SourceVectors | None = None
     """The output of the source encoder in this step."""
     adapter_rows: AdapterRows | None = None

@@ -26,7 +26,7 @@ from thalweg.hal.weights import DENSE, INPUTS, QTensor
 from thalweg.host import heap
 from thalweg.models import sizes
 from thalweg.models.build import Model
-from thalweg.models.files import FLOATS, Files
+from thalweg.models.files import FLOATS, TYPES, Files
 from thalweg.models.weights import ParamSpec, expert_span, walk
 from thalweg.options.weights import LOAD_FORMATS
 from thalweg.quantization.online import round_weight
@@ -207,7 +207,7 @@ def _dummy_reader(model: Model, seed: int, device: Device) -> Reader:
     def read(spec: ParamSpec, rank: int) -> Any:
         if spec.weight.fill != "normal":
             shape = spec.shape(model.mesh.tensor.size)
-            return torch.full(shape, 1.0 if spec.weight.fill == "ones" else 0.0, dtype=FLOATS[spec.dtype])
+            return torch.full(shape, 1.0 if spec.weight.fill == "ones" else 0.0, dtype=TYPES[spec.dtype])
         # Drawn whole and cut, so that a model has the same values on any number of ranks. A parameter's own seed, so that they
         # do not depend on the order of loading.
         whole = spec.shape(1)

@@ -75,6 +75,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "DeepseekV2ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v2",
     "DeepseekV32ForCausalLM": f"{_FAMILIES}.deepseek_v32:deepseek_v32",
     "DeepseekV3ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v3",
+    "DeepseekV4ForCausalLM": f"{_FAMILIES}.deepseek_v4:deepseek_v4",
     "DeepseekVLForConditionalGeneration": f"{_FAMILIES}.deepseek_vl:deepseek_vl",
     "DistilBertForSequenceClassification": f"{_FAMILIES}.distilbert:distilbert_classifier",
     "DistilBertForTokenClassification": f"{_FAMILIES}.distilbert:distilbert_of_tokens",

@@ -10,7 +10,7 @@ from typing import Any
 
 from thalweg.errors import ConfigError
 from thalweg.hal.attention import AttnSpec
-from thalweg.hal.kv import BYTES, CrossSpec, KVLayout, KVSpec, StateSpec, kept_bytes
+from thalweg.hal.kv import BYTES, CrossSpec, KVLayout, KVSpec, RowsSpec, StateSpec, kept_bytes
 from thalweg.hal.platform import StepSizes
 from thalweg.hal.weights import DENSE, WeightFormat
 from thalweg.models.expert_parallel import moe_of
@@ -113,8 +113,9 @@ def loading_bytes(spec: ModelSpec, dtype: str, ranks: int = 1, use: Scheme = DEN
     return most + TEMPORARIES * chunk * BYTES["float32"]
 
 
-Kept = AttnSpec | StateSpec | CrossSpec
-"""The state of a mixer per sequence: keys and values by token, a recurrent state, or keys and values of its source."""
+Kept = AttnSpec | RowsSpec | StateSpec | CrossSpec
+"""The state of a mixer per sequence: keys and values by token, other rows by token, a recurrent state, or keys and values of
+its source."""
 
 
 def owners(spec: ModelSpec) -> tuple[int, ...]:
@@ -155,6 +156,8 @@ def kv_groups(
     for kind in dict.fromkeys(s for s in specs if s is not None):
         layers = tuple(i for i, s in enumerate(specs) if s == kind)
         tokens = state_tokens if isinstance(kind, StateSpec) else block_tokens
+        if isinstance(kind, RowsSpec):
+            tokens = kind.block_tokens(block_tokens)
         window = kind.window if kind.kind in ("window", "chunked") else 0  # an encoder's hides tokens, and frees none
         top = kind.top if isinstance(kind, AttnSpec) else 0
         spare = spare_states and isinstance(kind, StateSpec)
@@ -188,6 +191,8 @@ def block_bytes(specs: Sequence[Kept | None], block_tokens: int, spec: ModelSpec
 
 
 def _block_bytes(s: Kept, block_tokens: int) -> int:
+    if isinstance(s, RowsSpec):
+        return layout_bytes(s.parts(block_tokens))
     return block_tokens * token_bytes(s) if isinstance(s, AttnSpec) else s.bytes_per_block
 
 
@@ -299,7 +304,7 @@ def step_work(
         products += 2 * computed * count
     attended = 0.0
     held = cache_specs(spec, dtype, kv_dtype, 1 << 62, skip=skip)
-    for i, (owner, (of, _)) in enumerate(zip(owners(spec), spec.mixers, strict=True)):
+    for i, (owner, (of, mixer)) in enumerate(zip(owners(spec), spec.mixers, strict=True)):
         s = held[owner]
         assert s is not None
         if isinstance(s, StateSpec):
@@ -309,6 +314,11 @@ def step_work(
         if isinstance(s, CrossSpec):
             attended += 4 * s.heads * s.head_dim * rows * s.sources
             read += requests * s.bytes_per_block
+            continue
+        if isinstance(s, RowsSpec):
+            seen = min(context + new, s.window or context + new) / s.every
+            read += int(requests * seen * sum(s.sizes) * BYTES[s.dtype])
+            attended += 4 * rows * mixer.widths[0] * sum(s.sizes) * seen
             continue
         most = s.window or s.top or context + new
         alone = of == last

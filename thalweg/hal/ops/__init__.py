@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from thalweg.hal.op import Op
 from thalweg.hal.ops.activation import act_and_mul, activation, sigmoid_mul
+from thalweg.hal.ops.compressed import compressed_attention, pool_windows
 from thalweg.hal.ops.conv import causal_conv
 from thalweg.hal.ops.cross import cross_attention, cross_weights, cross_write
 from thalweg.hal.ops.delta import channel_delta_gates, channel_delta_rule, delta_gates, delta_rule, gated_rms_norm
 from thalweg.hal.ops.drafts import draft_inputs, pair_inputs, verify_drafts
 from thalweg.hal.ops.heads import head_linear
 from thalweg.hal.ops.history import history_write, resolve_tokens
+from thalweg.hal.ops.hyper import hyper_weights
 from thalweg.hal.ops.indexer import block_attention, block_top, chosen_attention, index_top, index_write
 from thalweg.hal.ops.logits import bad_words, logit_bias, penalties, token_mask
 from thalweg.hal.ops.lora import lora_add, lora_experts, lora_rescale, lora_rows
@@ -27,14 +29,13 @@ from thalweg.hal.ops.ssm import gated_group_norm, linear_scan, selective_scan, s
 
 __all__ = [
     "act_and_mul", "activation", "add_rms_norm", "all_ops", "bad_words", "block_attention", "block_top", "causal_conv",
-    "channel_delta_gates",
-    "channel_delta_rule", "chosen_attention",
-    "cross_attention", "cross_weights", "cross_write", "delta_gates", "delta_rule", "draft_inputs", "draw", "embed", "experts",
-    "gated_group_norm", "gated_rms_norm", "head_linear", "history_write", "index_top", "index_write", "layer_norm", "linear",
-    "linear_argmax", "linear_scan", "logit_bias", "logprobs", "lora_add", "lora_experts", "lora_rescale", "lora_rows",
-    "max_pool", "mean_pool", "pair_inputs", "penalties",
-    "resolve_tokens", "rms_norm", "rope", "route", "sample", "selective_scan", "sigmoid_mul", "ssd_scan",
-    "token_mask", "truncate", "verify_drafts",
+    "channel_delta_gates", "channel_delta_rule", "chosen_attention", "compressed_attention", "cross_attention",
+    "cross_weights", "cross_write", "delta_gates", "delta_rule", "draft_inputs", "draw", "embed", "experts",
+    "gated_group_norm", "gated_rms_norm", "head_linear", "history_write", "hyper_weights", "index_top", "index_write",
+    "layer_norm", "linear", "linear_argmax", "linear_scan", "logit_bias", "logprobs", "lora_add", "lora_experts",
+    "lora_rescale", "lora_rows", "max_pool", "mean_pool", "pair_inputs", "penalties", "pool_windows", "resolve_tokens",
+    "rms_norm", "rope", "route", "sample", "selective_scan", "sigmoid_mul", "ssd_scan", "token_mask", "truncate",
+    "verify_drafts",
 ]  # fmt: skip
 
 
@@ -50,5 +51,8 @@ def all_ops() -> dict[str, Op]:
         verify_drafts,
         draft_inputs,
         pair_inputs,
+        hyper_weights,
+        pool_windows,
+        compressed_attention,
     )  # fmt: skip
     return {o.name: o for o in found}

@@ -16,6 +16,9 @@ SWIGLU_OAI = "swiglu_oai"
 OAI_ALPHA, OAI_LIMIT = 1.702, 7.0
 CUT = "silu_cut_"
 """For experts only, and followed by a number: the bound of silu(gate) from above, and of up on both sides (Step 3.5)."""
+CLAMP = "silu_clamp_"
+"""For experts only, and followed by a number: the bound of the gate from above, before silu, and of up on both sides (DeepSeek
+V4)."""
 UNGATED = (*ACTIVATIONS, "gelu_quick", "relu", "relu2")
 
 
@@ -40,6 +43,9 @@ def glu(gate: Tensor, up: Tensor, act: str) -> Tensor:
     """act(gate) * up. swiglu_oai, of gpt-oss: both cut at 7, up at -7 as well, then gate * sigmoid(1.702 gate) * (up + 1)."""
     if act.startswith(CUT):
         return cut_silu(gate, up, float(act.removeprefix(CUT)))
+    if act.startswith(CLAMP):
+        most = float(act.removeprefix(CLAMP))
+        return silu(gate.clamp(max=most)) * up.clamp(-most, most)
     if act != SWIGLU_OAI:
         return activate(gate, act) * up
     gate, up = gate.clamp(max=OAI_LIMIT), up.clamp(-OAI_LIMIT, OAI_LIMIT)

@@ -39,6 +39,8 @@ LAYER_TYPES = frozenset(
     }
 )  # fmt: skip
 """Names of layer types that transformers allows, and so of groups inside `rope_parameters`."""
+_ROPE_GROUPS = LAYER_TYPES | {"compress", "main"}
+"""Those of DeepSeek V4 have other names than its layers."""
 
 _REMOVE = "remove it from config.json, or serve text only by --language-model-only"
 ANY_CONFIG = frozenset(
@@ -93,7 +95,7 @@ def _rope_groups(config: Mapping[str, Any], types: Collection[str]) -> Iterator[
 def _layer_types(config: Mapping[str, Any]) -> frozenset[str]:
     """Those of transformers, and those that the configuration names."""
     named = config.get("layer_types")
-    return LAYER_TYPES | {each for each in named if isinstance(each, str)} if isinstance(named, list) else LAYER_TYPES
+    return _ROPE_GROUPS | {each for each in named if isinstance(each, str)} if isinstance(named, list) else _ROPE_GROUPS
 
 
 def _without_neutral(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thalweg.hal import ops
-from thalweg.hal.ops.activation import SWIGLU_OAI, cut_silu, glu
+from thalweg.hal.ops.activation import ACTIVATIONS, CLAMP, CUT, glu
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow
@@ -22,8 +22,9 @@ class GatedMLP:
 
     def __init__(self, ctx: Context, spec: MLP, weights: Mapping[str, Any]) -> None:
         self._in, self._scale = Linear(ctx, weights["gate_up"]), spec.gate_scale
-        self._act: Any = partial(_cut, spec.cut) if spec.cut else _clamped_gate
-        if not spec.cut and spec.act != SWIGLU_OAI:
+        act = f"{CUT}{spec.cut:g}" if spec.cut else f"{CLAMP}{spec.clamp:g}" if spec.clamp else spec.act
+        self._act: Any = partial(_activate, act)
+        if act in ACTIVATIONS:
             self._act = ctx.bind(ops.act_and_mul, act=spec.act, size=self._in.outputs[0])
         self._out = RowLinear(ctx, weights["down"])
         self.specs = {"gate_up": self._in.specs, "down": self._out.specs}
@@ -36,13 +37,7 @@ class GatedMLP:
         return self._out(p["down"], self._act(both), flow)
 
 
-def _cut(most: float, both: Array) -> Array:
-    """As `MLP.cut` says, in torch's operations: few layers have it."""
+def _activate(act: str, both: Array) -> Array:
+    """`glu` of gate and up, in torch's operations: few layers have an act without a kernel."""
     gate, up = both.chunk(2, -1)
-    return cut_silu(gate, up, most)
-
-
-def _clamped_gate(both: Array) -> Array:
-    """swiglu_oai of gate and up, in torch's operations."""
-    gate, up = both.chunk(2, -1)
-    return glu(gate, up, SWIGLU_OAI)
+    return glu(gate, up, act)

@@ -10,7 +10,8 @@ import torch
 
 from thalweg.hal import ops
 from thalweg.hal.op import BoundOp
-from thalweg.hal.ops.activation import CUT
+from thalweg.hal.ops.activation import CLAMP, CUT
+from thalweg.hal.ops.pointwise import softplus
 from thalweg.hal.step import Array
 from thalweg.hal.weights import DENSE, WeightFormat
 from thalweg.models.adapter_experts import adapt_experts
@@ -45,13 +46,15 @@ class Experts:
         self._route: Callable[..., tuple[Array, Array]]
         if spec.scores == "sparsemixer":
             self._route = partial(sparsemixer, jitter=spec.jitter)
+        elif spec.scores == "sqrtsoftplus":
+            self._route = partial(root_softplus, k=spec.top_k, renormalise=spec.renormalise, scale=spec.scale)
         else:
             self._route = ctx.bind(
                 ops.route, k=spec.top_k, scores=spec.scores, renormalise=spec.renormalise, scale=spec.scale,
                 experts=spec.experts + spec.zero, **grouped,
             )  # fmt: skip
         form, down = ctx.format(first), ctx.format(second)
-        act = f"{CUT}{spec.cut:g}" if spec.cut else spec.act
+        act = f"{CUT}{spec.cut:g}" if spec.cut else f"{CLAMP}{spec.clamp:g}" if spec.clamp else spec.act
         self._experts, self._biases = bind_experts(
             ctx, spec, experts=self._here, act=act, weight=form, group=form.group, down_weight=down,
             down_group=down.group, in_features=spec.latent or hidden, inner=inner, **facts,
@@ -75,6 +78,8 @@ class Experts:
             self.specs["span"] = _span_spec(first, spec.experts, self._comm.size)
         if spec.correction:
             self.specs["correction"] = {"bias": ParamSpec(weights["correction"]["bias"], "float32")}
+        if spec.table:
+            self.specs["table"] = {"ids": ParamSpec(weights["table"]["ids"], "int64")}
         self._latent = {k: Product(ctx, weights[k]["weight"]) for k in ("enter", "leave") if k in weights}
         for key, product in self._latent.items():
             self.specs[key] = {"weight": product.spec}
@@ -98,7 +103,7 @@ class Experts:
             self.specs["shared_gate"] = {"weight": ParamSpec(weights["shared_gate"]["weight"], ctx.dtype, self._weigh.pack)}
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        ids, shares = self._select_experts(p, x)
+        ids, shares = self._select_experts(p, x, flow)
         same = None
         if self._matrices:  # a zero-computation expert costs an expert's product, with a weight of 0
             real = ids < self._matrices
@@ -133,7 +138,7 @@ class Experts:
         """Project into or out of the space of the experts."""
         return self._latent[key](x, p[key]["weight"], p[key].get("bias")) if key in self._latent else x
 
-    def _select_experts(self, p: Mapping[str, Any], x: Array) -> tuple[Array, Array]:
+    def _select_experts(self, p: Mapping[str, Any], x: Array, flow: Flow) -> tuple[Array, Array]:
         """Experts i32[T, k] of each token, and their weights f32[T, k]."""
         bias = p["router_bias"]["bias"] if "router_bias" in p else None
         x = x if self._router_norm is None else self._router_norm(p["router_norm"], x)
@@ -141,7 +146,10 @@ class Experts:
         if self._logit_scale != 1.0:
             logits = logits * self._logit_scale
         correction = (p["correction"]["bias"].reshape(-1),) if "correction" in p else ()
-        ids, shares = self._route(logits, *correction)
+        if "table" in p:
+            ids, shares = self._route(logits, ids=p["table"]["ids"][flow.batch.tokens.long()])
+        else:
+            ids, shares = self._route(logits, *correction)
         if "expert_scale" in p:
             shares = shares * p["expert_scale"]["weight"].to(torch.float32)[ids.long()]
         return ids, shares
@@ -211,3 +219,21 @@ def sparsemixer(logits: Array, jitter: float) -> tuple[Array, Array]:
         weights.append(share.gather(1, index))
         left = left.scatter(1, index, float("-inf"))
     return torch.cat(ids, 1).to(torch.int32), torch.cat(weights, 1)
+
+
+def root_softplus(
+    logits: Array, bias: Array | None = None, ids: Array | None = None, *, k: int, renormalise: bool, scale: float
+) -> tuple[Array, Array]:
+    """As `ops.route`, with sqrt(softplus(logits)) as scores (DeepSeek-AI 2026, DeepSeek-V4). ids i64[T, k]: the experts, where
+    the router does not select them."""
+    value = softplus(logits).sqrt()
+    if ids is None:
+        by = value if bias is None else value + bias
+        ids = torch.sort(by, dim=-1, descending=True, stable=True)[1][:, :k]
+    weights = value.gather(1, ids)
+    if renormalise:
+        total = weights[:, :1]
+        for i in range(1, k):
+            total = total + weights[:, i : i + 1]
+        weights = weights / (total + 1e-20)
+    return ids.to(torch.int32), weights * scale

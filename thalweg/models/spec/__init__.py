@@ -14,10 +14,12 @@ from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.attention import Attention, RelativeBias
 from thalweg.models.spec.audio import AudioSpec, Conv
 from thalweg.models.spec.block_sparse import BlockSparseAttention
+from thalweg.models.spec.compressed import CompressedAttention, KeptEntries, WindowPooling
 from thalweg.models.spec.conformer import ConformerSpec, QFormerSpec
 from thalweg.models.spec.cross import CrossAttention
 from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.disentangled import DisentangledAttention, Distances
+from thalweg.models.spec.hyper import HyperConnection, HyperStreams
 from thalweg.models.spec.indexer import Indexer
 from thalweg.models.spec.kda import KimiDelta
 from thalweg.models.spec.latent import LatentAttention
@@ -54,6 +56,7 @@ __all__ = [
     "AttentionPoolSpec",
     "AudioSpec",
     "BlockSparseAttention",
+    "CompressedAttention",
     "ConformerSpec",
     "Conv",
     "CrossAttention",
@@ -62,7 +65,10 @@ __all__ = [
     "Distances",
     "GatedRecurrence",
     "HeadNorm",
+    "HyperConnection",
+    "HyperStreams",
     "Indexer",
+    "KeptEntries",
     "KimiDelta",
     "LatentAttention",
     "Laurel",
@@ -99,6 +105,7 @@ __all__ = [
     "TextEncoder",
     "UngatedMLP",
     "VisionSpec",
+    "WindowPooling",
     "XieluMLP",
     "describe_stretch",
     "rope_type",

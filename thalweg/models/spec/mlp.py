@@ -27,12 +27,14 @@ class MLP:
     """That tensor holds up first."""
     cut: float = 0.0
     """act(gate) is clipped to at most this, and up to at most this magnitude; 0 = no clipping. act must then be silu."""
+    clamp: float = 0.0
+    """The gate is clipped to at most this before act, and up to at most this magnitude; 0 = no clipping. Requires silu."""
     down_bias: bool | None = None
     """Of down only; None = as in `bias`."""
 
     def __post_init__(self) -> None:
-        if self.cut and self.act != "silu":
-            raise ValueError("MLP: cut requires silu")
+        if (self.cut or self.clamp) and (self.act != "silu" or (self.cut and self.clamp)):
+            raise ValueError("MLP: cut and clamp require silu, and exclude each other")
 
     @property
     def width(self) -> int:

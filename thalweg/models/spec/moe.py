@@ -22,7 +22,11 @@ class MoE:
     gated: bool = True
     """False: experts are down(act(up(x)))."""
     scores: str = "softmax"
-    """softmax, sigmoid, or sparsemixer (of two experts), as Phi-3.5-MoE was trained."""
+    """softmax, sigmoid, sparsemixer (of two experts), as Phi-3.5-MoE was trained, or sqrtsoftplus, as DeepSeek V4."""
+    table: str = ""
+    """The tensor [vocabulary, top_k] with the experts of each token id; "" = the router selects them. Requires sqrtsoftplus."""
+    table_rows: int = 0
+    """Of that tensor."""
     jitter: float = 0.0
     """Of the sparsemixer."""
     renormalise: bool = False
@@ -77,7 +81,8 @@ class MoE:
     entry: Norm | None = None
     """Of the experts' input, but not the router's."""
     cut: float = 0.0
-    """As `MLP.cut`, of each expert."""
+    clamp: float = 0.0
+    """Both as in `MLP`, of each expert."""
     zero: int = 0
     """Additional zero-computation experts (identity). They are the router's last outputs, and have no matrices."""
     placed: bool = False
@@ -86,6 +91,10 @@ class MoE:
     def __post_init__(self) -> None:
         if not self.gated and (self.fused or self.biases):
             raise ValueError("MoE: this version has no experts without gates in one tensor, or with biases")
+        if (self.table and self.scores != "sqrtsoftplus") or bool(self.table) != (self.table_rows > 0):
+            raise ValueError("MoE: a table has rows, and requires sqrtsoftplus")
+        if self.clamp and (self.act != "silu" or not self.gated or self.cut):
+            raise ValueError("MoE: clamp requires silu and gates, and excludes cut")
         if self.cut and (self.act != "silu" or not self.gated):
             raise ValueError("MoE: cut requires silu and gates")
         if self.zero and (self.biases or self.inward or self.latent or self.entry or self.scores == "sparsemixer"):
@@ -107,6 +116,10 @@ class MoE:
             scored = self.experts + self.zero
             shape = (self.correction_rows, scored) if self.correction_rows else (scored,)
             more["correction"] = {"bias": Weight((Source(f"{at}{self.correction}", shape),), fill="zeros", dtype="float32")}
+        if self.table:
+            more["table"] = {
+                "ids": Weight((Source(f"{at}{self.table}", (self.table_rows, self.top_k)),), fill="zeros", dtype="int64")
+            }
         if self.latent:
             for key, name, shape in zip(("enter", "leave"), self.latents, ((seen, hidden), (hidden, seen)), strict=True):
                 more[key] = {"weight": Weight((Source(f"{at}{name}.weight", shape),), role="linear")}

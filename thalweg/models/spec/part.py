@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from thalweg.hal.attention import AttnSpec
-from thalweg.hal.kv import CrossSpec, StateSpec
+from thalweg.hal.kv import CrossSpec, RowsSpec, StateSpec
 from thalweg.models.spec.rope import Rope
 from thalweg.models.weights import Weights
 
@@ -21,7 +21,7 @@ class Mixer(Protocol):
     def widths(self) -> tuple[int, int, int]:
         """Heads, heads of keys and values, values of a head: the sizes of a step's temporaries."""
 
-    def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> AttnSpec | StateSpec | CrossSpec:
+    def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> AttnSpec | RowsSpec | StateSpec | CrossSpec:
         """The state of a sequence, on one of `ranks`, where no sequence is longer than max_len."""
 
     def weights(self, at: str, hidden: int) -> Weights:
