@@ -14,7 +14,9 @@ ONE = "it has one worker of each role"
 
 class Dynamo(Fleet):
     name = "dynamo"
-    packages = ("ai-dynamo==1.6.1", "pyzmq>=26")
+    packages = ("aiohttp>=3.14.3", "kubernetes>=32,<33", "pyzmq>=26", "uvloop", "zstandard", "redis")
+    bare = ("ai-dynamo==1.6.1", "ai-dynamo-runtime==1.6.1")
+    """Its requirement aisimulate, of which the frontend has no need, is in another registry."""
     modules = ("dynamo.frontend",)
     shared = True
     replicas = 0

@@ -32,14 +32,17 @@ class Environment:
     def python(self) -> str:
         return self.program("python")
 
-    def make(self, python: str, packages: Sequence[str], *, shared: bool) -> None:
-        """Install packages. shared: the packages of this interpreter are visible, thalweg among them."""
+    def make(self, python: str, packages: Sequence[str], bare: Sequence[str] = (), *, shared: bool) -> None:
+        """Install packages, and others without their requirements. shared: the packages of this interpreter are visible,
+        thalweg among them."""
         subprocess.run([python, "-m", "venv", str(self.folder)], check=True)
         if shared:
             here = [path for path in sys.path if path.endswith("site-packages")]
             (folder,) = (self.folder / "lib").glob("python*/site-packages")
             (folder / "shared.pth").write_text("\n".join([str(ROOT), *here]) + "\n")
-        subprocess.run([self.python, "-m", "pip", "install", "-q", *packages], check=True)
+        for words in (packages, ["--no-deps", *bare] if bare else []):
+            if words:
+                subprocess.run([self.python, "-m", "pip", "install", "-q", *words], check=True)
 
 
 @dataclass
@@ -89,6 +92,8 @@ class Fleet(ABC):
     name: str
     packages: tuple[str, ...] = ()
     """Requirements of its virtual environment."""
+    bare: tuple[str, ...] = ()
+    """Packages whose own requirements are not installed."""
     checkout: Path | None = None
     """Its repository, for a fleet that no registry has."""
     modules: tuple[str, ...] = ()

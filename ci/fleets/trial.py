@@ -55,7 +55,7 @@ def make_environment(fleet: Fleet, folder: Path) -> Environment | str:
             return f"needs Python {fleet.oldest[0]}.{fleet.oldest[1]}"
     environment = Environment(folder / fleet.name)
     if not (environment.folder / "done").exists():
-        environment.make(python, fleet.packages, shared=fleet.shared)
+        environment.make(python, fleet.packages, fleet.bare, shared=fleet.shared)
         (environment.folder / "done").touch()
     return environment
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from thalweg import AsyncLLM, CompletionOutput, EngineArgs, RequestOutput, RequestOutputKind
+from thalweg import AsyncLLM, CompletionOutput, EngineArgs, Logprob, RequestOutput, RequestOutputKind
 from thalweg.errors import RequestError
-from thalweg.integrations.dynamo.requests import DECODE, PREFILL, ChunkStream, read_params, read_priority
+from thalweg.integrations.dynamo.requests import DECODE, PREFILL, ChunkStream, read_params, read_priority, read_tokens
 
 REQUEST = {
     "token_ids": [5, 6, 7],
@@ -52,6 +52,26 @@ def test_an_option_that_cannot_be_honoured_is_refused_by_name(request_: dict, na
         read_params(request_, {})
 
 
+def test_tokens_are_read_in_every_form_of_the_request_plane() -> None:
+    packed = b"".join(token.to_bytes(4, "little") for token in (5, 300, 70_000))
+    for form in (packed, bytearray(packed), memoryview(packed), [5, 300, 70_000]):
+        assert read_tokens({"token_ids": form}) == [5, 300, 70_000]
+    with pytest.raises(RequestError, match="token_ids: 13 packed bytes"):
+        read_tokens({"token_ids": packed + b"-"})
+
+
+def test_candidates_are_shown_only_to_those_who_request_some() -> None:
+    row = {7: Logprob(-0.5, 2), 9: Logprob(-0.1, 1)}
+    choice = CompletionOutput(index=0, text="", token_ids=[7], cumulative_logprob=None, logprobs=[row], finish_reason=None)
+    output = RequestOutput(
+        request_id="a", prompt=None, prompt_token_ids=[5], prompt_logprobs=None, outputs=[choice], finished=False,
+    )  # fmt: skip
+    (chunk,) = ChunkStream().add(output)
+    assert chunk == {"token_ids": [7], "index": 0, "log_probs": [-0.5]}
+    (chunk,) = ChunkStream(1).add(output)
+    assert [one["rank"] for one in chunk["top_logprobs"][0]] == [2, 1]
+
+
 def test_a_prefill_worker_hands_over_and_a_decode_worker_continues() -> None:
     prefill = read_params({**REQUEST, "stop_conditions": {"max_tokens": 9, "min_tokens": 4}}, {}, PREFILL)
     assert (prefill.max_tokens, prefill.min_tokens, prefill.hands_over) == (1, 0, True)
@@ -81,7 +101,8 @@ async def test_chunks_joined_are_the_answer_with_its_usage_and_logprobs() -> Non
             "stop_conditions": {"max_tokens": 12, "ignore_eos": True},
             "output_options": {"logprobs": 2, "prompt_logprobs": 1},
         }
-        params, stream, chunks = read_params(request, {}), ChunkStream(), []
+        params, chunks = read_params(request, {}), []
+        stream = ChunkStream(params.logprobs or 0)
         async for output in engine.generate(list(ids), params, "a"):
             chunks += stream.add(output)
         whole = read_params(request, {})

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from thalweg import CompletionOutput, RequestOutput, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from thalweg.errors import RequestError
 from thalweg.params import NUMBERS
@@ -78,6 +80,16 @@ def _read_handover(request: Mapping[str, Any], mode: str) -> dict[str, Any]:
     return {}
 
 
+def read_tokens(request: Mapping[str, Any]) -> list[int]:
+    """The prompt: a sequence of ids, or with DYN_TOKEN_IDS_AS_BYTES their 32-bit integers, little-endian. RequestError."""
+    given = request.get("token_ids")
+    if not isinstance(given, bytes | bytearray | memoryview):
+        return [int(token) for token in given or ()]
+    if len(given) % 4:
+        raise RequestError(f"token_ids: {len(given)} packed bytes are no whole number of ids", "token_ids")
+    return [int(token) for token in np.frombuffer(given, "<i4")]
+
+
 def read_priority(request: Mapping[str, Any]) -> int:
     """Of `nvext.agent_hints`, as the engine orders requests: lower is sooner."""
     return -int((request.get("routing") or {}).get("priority") or 0)
@@ -93,7 +105,9 @@ def _read_stopping(given: Mapping[str, Any]) -> dict[str, Any]:
 class ChunkStream:
     """The chunks of one request, made of its outputs with `RequestOutputKind.DELTA`."""
 
-    def __init__(self) -> None:
+    def __init__(self, candidates: int = 0) -> None:
+        """candidates: the requested number of log-probabilities of each position, besides the sampled token's."""
+        self._candidates = candidates
         self._counts: dict[int, int] = {}
         self._prompt_logprobs: list[Any] | None = None
 
@@ -109,7 +123,7 @@ class ChunkStream:
         made = self._counts[choice.index] = self._counts.get(choice.index, 0) + len(choice.token_ids)
         chunk: dict[str, Any] = {"token_ids": list(choice.token_ids), "index": choice.index}
         if choice.logprobs:
-            chunk |= _make_logprobs(choice)
+            chunk |= _make_logprobs(choice, self._candidates)
         if choice.finish_reason:
             prompt = len(output.prompt_token_ids or ())
             usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
@@ -121,19 +135,19 @@ class ChunkStream:
         return chunk
 
 
-def _make_logprobs(choice: CompletionOutput) -> dict[str, Any]:
-    """log_probs has the sampled token's of each position, and top_logprobs all that were asked for."""
+def _make_logprobs(choice: CompletionOutput, candidates: int) -> dict[str, Any]:
+    """log_probs has the sampled token's of each position. top_logprobs has all that were requested, if any were."""
     rows = [dict(row) for row in choice.logprobs or ()]
-    return {
-        "log_probs": [row[token].logprob for row, token in zip(rows, choice.token_ids, strict=True)],
-        "top_logprobs": [
+    made: dict[str, Any] = {"log_probs": [row[token].logprob for row, token in zip(rows, choice.token_ids, strict=True)]}
+    if candidates:
+        made["top_logprobs"] = [
             [
                 {"rank": one.rank, "token_id": token, "token": one.decoded_token, "logprob": one.logprob}
                 for token, one in row.items()
             ]
             for row in rows
-        ],
-    }
+        ]
+    return made
 
 
 def _make_prompt_logprobs(rows: Any) -> list[dict[str, Any] | None]:

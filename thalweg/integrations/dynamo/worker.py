@@ -11,7 +11,15 @@ from thalweg import AsyncLLM, EngineArgs
 from thalweg.checkpoint.hub import resolve_model
 from thalweg.cli import common
 from thalweg.errors import ConfigError, EngineDeadError, RequestError
-from thalweg.integrations.dynamo.requests import AGGREGATED, DECODE, PREFILL, ChunkStream, read_params, read_priority
+from thalweg.integrations.dynamo.requests import (
+    AGGREGATED,
+    DECODE,
+    PREFILL,
+    ChunkStream,
+    read_params,
+    read_priority,
+    read_tokens,
+)
 from thalweg.options.model import BUNDLED
 
 try:
@@ -46,6 +54,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]
         DynamoRuntimeArgGroup().add_arguments(parser)
         parser.add_argument("--component")
         parser.add_argument("--disaggregation-mode", default=AGGREGATED)
+        parser.add_argument("--disable-kv-routing", action="store_true")
         runtime, rest = parser.parse_known_args(argv)
         mode = runtime.disaggregation_mode
         if mode not in MODES:
@@ -60,8 +69,9 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]
             )
         names = args.served_model_name or [args.model]
         config = WorkerConfig.from_runtime_config(
-            runtime, model_name=_find_model(args), served_model_name=names[0], disaggregation_mode=DisaggregationMode(mode)
-        )
+            runtime, model_name=_find_model(args), served_model_name=names[0], disaggregation_mode=DisaggregationMode(mode),
+            enable_kv_routing=not runtime.disable_kv_routing,
+        )  # fmt: skip
         return cls(args, mode), config
 
     async def start(self, worker_id: int) -> EngineConfig:
@@ -84,12 +94,13 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]
         request_id = f"{context.id()}-{next(self._numbers)}"
         running = self._running.setdefault(context.id(), set())
         running.add(request_id)
-        stream = ChunkStream()
         try:
             params = read_params(request, self._engine.default_sampling, self._mode)
+            request["token_ids"] = tokens = read_tokens(request)  # in one form for callers that read it again
+            stream = ChunkStream(params.logprobs or 0)
             ordered = self._engine.config.scheduler.policy == "priority"
             priority = read_priority(request) if ordered else 0
-            async for output in self._engine.generate(list(request["token_ids"]), params, request_id, priority=priority):
+            async for output in self._engine.generate(tokens, params, request_id, priority=priority):
                 if output.error is not None:
                     raise Unknown(output.error)
                 for chunk in stream.add(output):
