@@ -284,13 +284,18 @@ def settings(name: str, path: Path) -> None:
     processor(name).save_pretrained(path)
     file = path / "preprocessor_config.json"
     file.write_text(json.dumps(family.said(json.loads(file.read_text()))))
+    write_tokenizer(path, family.marker)
+
+
+def write_tokenizer(path: Path, marker: str, extra: tuple[str, ...] = ()) -> None:
+    """Of bytes and special tokens, with a template that writes this for an image."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tok = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tok.decoder = decoders.ByteLevel()
-    tok.add_special_tokens(list(NAMES))
+    tok.add_special_tokens([*NAMES, *extra])
     tok.save(str(path / "tokenizer.json"))
-    said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": TEMPLATE % family.marker}
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": TEMPLATE % marker}
     (path / "tokenizer_config.json").write_text(json.dumps(said))
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from thalweg.media.processors.kimi import Kimi
     from thalweg.media.processors.llama4 import Llama4
     from thalweg.media.processors.minicpm_v import MiniCpmV
+    from thalweg.media.processors.minicpm_v_2 import MiniCpmV2
     from thalweg.media.processors.qwen_vl import QwenVL
 
 F32, I32 = np.float32, np.int32
@@ -319,6 +320,24 @@ def nested_blocks(p: MiniCpmV, views: Sequence[np.ndarray]) -> PatchInputs:
     return PatchInputs(
         np.concatenate(parts), lengths, keep, place=np.concatenate(places)[:, None], windows=[4] * (sum(lengths) // 4)
     )
+
+
+def read_views(p: MiniCpmV2, views: Sequence[np.ndarray]) -> PatchInputs:
+    """Patches in rows, with positions found by the relative distance along the edges. Each view yields `queries` vectors, for
+    which its first patch is kept. `turn` has rows and columns."""
+    parts, places, at, firsts = [], [], [], [0]
+    for view in views:
+        rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
+        parts.append(cut(normalize(view, p), p.patch))
+        down, across = (_bucket(size, p.side) for size in (rows, columns))
+        places.append((down[:, None] * p.side + across).reshape(-1))
+        at.append(np.stack(np.divmod(np.arange(rows * columns, dtype=I32), columns), 1).astype(F32))
+        firsts.append(firsts[-1] + rows * columns)
+    keep = np.repeat(np.array(firsts[:-1], I32), p.queries)
+    return PatchInputs(
+        np.concatenate(parts), [len(part) for part in parts], keep, place=np.concatenate(places)[:, None],
+        turn=np.concatenate(at),
+    )  # fmt: skip
 
 
 def twice(rows: int, columns: int) -> np.ndarray:

@@ -196,6 +196,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "MiMoV2FlashForCausalLM": f"{_FAMILIES}.mimo_v2:mimo_v2_flash",
     "MiniCPM3ForCausalLM": f"{_FAMILIES}.minicpm3:minicpm3",
     "MiniCPMForCausalLM": f"{_FAMILIES}.minicpm:minicpm",
+    "MiniCPMO": f"{_FAMILIES}.minicpm_v_2:minicpm_v",
+    "MiniCPMV": f"{_FAMILIES}.minicpm_v_2:minicpm_v",
     "MiniCPMV4_6ForConditionalGeneration": f"{_FAMILIES}.minicpm_v:minicpm_v",
     "MiniMaxForCausalLM": f"{_FAMILIES}.minimax:minimax",
     "MiniMaxM1ForCausalLM": f"{_FAMILIES}.minimax:minimax",

@@ -22,6 +22,7 @@ from thalweg.media.processors.lfm2_vl import Lfm2Vl, lfm2_vl
 from thalweg.media.processors.llama4 import Llama4, llama4
 from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_onevision
 from thalweg.media.processors.minicpm_v import MiniCpmV, minicpm_v
+from thalweg.media.processors.minicpm_v_2 import MiniCpmV2, minicpm_v_2
 from thalweg.media.processors.paligemma import paligemma
 from thalweg.media.processors.pixtral import Pixtral, lighton_ocr, pixtral
 from thalweg.media.processors.qwen_vl import (
@@ -68,6 +69,7 @@ Processor = (
     | Llama4
     | LlavaNext
     | MiniCpmV
+    | MiniCpmV2
     | AyaVision
     | PaddleOCR
     | Pixtral
@@ -112,6 +114,8 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "LlavaNextForConditionalGeneration": llava_next,
     "LlavaNextVideoForConditionalGeneration": llava_next,
     "LlavaOnevisionForConditionalGeneration": llava_onevision,
+    "MiniCPMO": minicpm_v_2,
+    "MiniCPMV": minicpm_v_2,
     "MiniCPMV4_6ForConditionalGeneration": minicpm_v,
     "Mistral3ForConditionalGeneration": pixtral,
     "OpsColQwen3Model": qwen3_vl,
@@ -135,7 +139,10 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "VipLlavaForConditionalGeneration": clip,
 }
 """`architectures` entry of config.json -> the function that reads its image settings."""
-WRITTEN: Mapping[str, str] = dict.fromkeys(("InternVLChatModel", "SkyworkR1VChatModel"), "<IMG_CONTEXT>")
+WRITTEN: Mapping[str, str] = {
+    **dict.fromkeys(("InternVLChatModel", "SkyworkR1VChatModel"), "<IMG_CONTEXT>"),
+    **dict.fromkeys(("MiniCPMO", "MiniCPMV"), "<unk>"),
+}
 """Architecture -> text of the placeholder token, where the configuration does not name its id."""
 
 

@@ -27,6 +27,8 @@ class MiniCpmV(ImageProcessor, frozen=True, kw_only=True):
     """Of a square that has as many pixels as a slice."""
     most: int
     """Slices."""
+    merge: int = MERGE
+    """Patches along each edge of one vector, where it has no resampler."""
 
     def views(self, width: int, height: int) -> tuple[View, ...]:
         check_shape(width, height)
@@ -48,7 +50,7 @@ class MiniCpmV(ImageProcessor, frozen=True, kw_only=True):
             ratio = width / height
             height = int(self.edge / math.sqrt(ratio))
             width = int(height * ratio)
-        unit = self.patch * MERGE
+        unit = self.patch * self.merge
         return _near(width, unit), _near(height, unit)
 
     def _grid(self, width: int, height: int) -> Size:
@@ -65,7 +67,7 @@ class MiniCpmV(ImageProcessor, frozen=True, kw_only=True):
         return found
 
     def _each(self, size: Size) -> int:
-        return size[0] * size[1] // (self.patch * MERGE) ** 2
+        return size[0] * size[1] // (self.patch * self.merge) ** 2
 
     def count(self, size: Size) -> int:
         columns, rows = self._grid(*size)

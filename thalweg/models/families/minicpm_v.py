@@ -24,7 +24,7 @@ GROUP = 4
 
 
 def minicpm_v(config: Config) -> ModelSpec:
-    spec = qwen3_next.qwen3_5(config)
+    spec = qwen3_next.qwen3_5({**config, "mtp_num_hidden_layers": 0})  # its files have no such module
     if is_blind(config):
         return seeing(spec, config, tower, skip=("model.merger.",))
     at, count = _places(config)

@@ -34,6 +34,7 @@ from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms, 
 from thalweg.models.spec.parallel_moe import ParallelMoE
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import LayerEnding, LayerInput, LayerInputs
+from thalweg.models.spec.resampler import ResamplerSpec
 from thalweg.models.spec.rglru import GatedRecurrence
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, describe_stretch, rope_type
 from thalweg.models.spec.sam import QueryEncoderSpec, SamSpec
@@ -94,6 +95,7 @@ __all__ = [
     "QFormerSpec",
     "QueryEncoderSpec",
     "RelativeBias",
+    "ResamplerSpec",
     "Rope",
     "SamSpec",
     "Scale",

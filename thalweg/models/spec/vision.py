@@ -8,6 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from thalweg.models.spec.norm import AnyNorm, LayerNorm
+from thalweg.models.spec.resampler import ResamplerSpec
 from thalweg.models.weights import Source, TensorView, Weight, Weights, linear, vector
 
 if TYPE_CHECKING:
@@ -142,6 +143,8 @@ class VisionSpec:
     """Layers with outputs that are concatenated for the projector. (): it reads the last layer's."""
     pool: AttentionPoolSpec | None = None
     """One vector per image, which the projector reads. None: it reads those of patches."""
+    resampler: ResamplerSpec | None = None
+    """In place of the projector. Rows and columns of patches are in the batch. None: there is a projector."""
     newline: str = ""
     """A learned vector, of the language model's size, that stands behind those of the projector; "" = none."""
     scale: float = 1.0
@@ -205,6 +208,8 @@ class VisionSpec:
             made["places"] = {"weight": Weight(tuple(self._table()))}
         if self.pool is not None:
             made["pool"] = self.pool.weights(self.root)
+        if self.resampler is not None:
+            made["resampler"] = self.resampler.weights()
         if self.newline:
             made["newline"] = vector(self.newline, hidden)
         if self.clipped:

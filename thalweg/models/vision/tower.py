@@ -19,6 +19,7 @@ from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.linear import Linear
 from thalweg.models.layers.norm import BoundNorm, ScaleLayer, build_norm
 from thalweg.models.vision.pool import AttentionPool
+from thalweg.models.vision.resampler import Resampler
 from thalweg.models.weights import ParamSpec
 from thalweg.quantization.online import DENSE_FORMATS
 
@@ -120,6 +121,9 @@ class VisionEncoder:
         self._pool = None if s.pool is None else AttentionPool(ctx, s.pool, weights["pool"])
         if self._pool is not None:
             self.specs["pool"] = self._pool.specs
+        self._resampler = None if s.resampler is None else Resampler(ctx, s.resampler, weights["resampler"])
+        if self._resampler is not None:
+            self.specs["resampler"] = self._resampler.specs
         if s.whole:
             self.specs["whole"] = ParamSpec(weights["whole"], ctx.dtype)
         if s.newline:
@@ -201,6 +205,9 @@ class VisionEncoder:
         if self._leave is not None:
             x = self._leave(params["leave"], x)
         keep = patches.keep
+        if self._resampler is not None:
+            x = self._resampler(params["resampler"], x, patches.turn, batch.token_seq, batch.query.shape[0])
+            return self._arrange(params, x, patches).to(torch.float32)
         if self._pool is not None:
             x, keep = self._pool(params["pool"], x, batch), batch.token_seq.index_select(0, keep)
         x = self._arrange(params, self._projector(params.get("projector", {}), x, keep), patches)
