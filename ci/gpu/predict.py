@@ -26,9 +26,11 @@ from typing import Any
 from report import Predict, predict_nothing
 from shapes import QUANTIZATIONS, SHAPES, Case, parse
 
+from thalweg.hal.weights import WeightFormat
 from thalweg.models import registry, sizes
 from thalweg.models.spec import ModelSpec, MoE
 from thalweg.models.weights import HEADS, products, walk
+from thalweg.quantization import online
 from thalweg.quantization import registry as formats
 
 TELLING = 0.15
@@ -130,7 +132,8 @@ def read_tiles(arch: str = "sm_90") -> Choose:
 @cache
 def count_case(case: Case) -> Model:
     config = case.config()
-    spec, use = registry.family(config)(config), formats.scheme(config, case.quantization or None)
+    method = online.choose_method(case.quantization or None, multiplies)
+    spec, use = registry.family(config)(config), formats.scheme(config, method)
     matrices = tuple(_list_matrices(spec, use))
     kinds = ["experts" if isinstance(layer.ffn, MoE) else "dense" for layer in spec.layers]
     rounded = ROUNDINGS if any(m.each == 1 for m in matrices) else 0
@@ -138,6 +141,13 @@ def count_case(case: Case) -> Model:
     kept = [s for s in sizes.cache_specs(spec, DTYPE, "", 1 << 30) if s is not None]
     token = tuple((sizes.token_bytes(s), getattr(s, "window", 0)) for s in kept)  # type: ignore[arg-type]
     return Model(spec, matrices, launches, token)
+
+
+def multiplies(format: WeightFormat) -> bool:
+    """Has a GPU a kernel for linear layers of this format? Names such as int4 leave the format to the device."""
+    from thalweg.backends.triton_kernels import quantised
+
+    return any(quantised.refusal(kind, act, format, DTYPE) is None for kind, act in quantised.FORMATS.values())
 
 
 def _list_matrices(spec: ModelSpec, use: Any) -> Iterator[Matrix]:

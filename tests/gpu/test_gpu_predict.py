@@ -45,6 +45,9 @@ def test_weights_and_launches_are_counted_from_the_spec() -> None:
     assert sum(m.bytes for m in dense.matrices) == pytest.approx(15.01e9, rel=1e-3)
     assert (dense.launches, experts.launches) == (339, 739)  # as `ci/gpu/launches.py` counted them
     assert sum(m.bytes for m in rounded.matrices) == pytest.approx(7.51e9, rel=1e-2)
+    codes = predict.count_case(Case("llama-8b", 0, "int4"))  # GPUs have no kernel for the variant with rounded inputs
+    assert codes.launches == 339
+    assert {m.operands for m in codes.matrices} == {"grouped", "codes"}  # the output matrix has 8 bits
     rates, choose = predict.Rates.of(), predict.read_tiles("sm_90")
     (up,) = {m for m in experts.matrices if m.experts and m.cols == 1536}
     one, many = (predict.predict_product(up, rows, rates, choose) for rows in (1, 64))
