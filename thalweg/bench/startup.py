@@ -14,16 +14,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib import error, request
 
 import numpy as np
+from msgspec.structs import replace
 
+from thalweg.bench import startup_plan
 from thalweg.bench.common import at_least, check_output, write
 from thalweg.config import EngineArgs
 from thalweg.engine.planning import checkpoint_config
-from thalweg.errors import ThalwegError
+from thalweg.errors import ConfigError, ThalwegError
 from thalweg.host import envs
 
 POINTS = (
@@ -42,6 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-iters-warmup", type=int, default=1, help="unmeasured starts before warm ones (default 1)")
     parser.add_argument("--num-iters-warm", type=int, default=3, help="warm starts measured (default 3)")
     parser.add_argument("--timeout", type=float, default=600, help="seconds one start may take (default 600)")
+    parser.add_argument(
+        "--predict", action="store_true", help="print the plan of a start too: counted, with costs measured here or assumed"
+    )
+    parser.add_argument(
+        "--arch", default="", help="with --predict: plan for this device, which need not be here; starts nothing"
+    )
+    parser.add_argument(
+        "--assume", nargs="+", default=[], metavar="NAME=NUMBER", help="with --predict: costs that replace others"
+    )
     parser.add_argument("--output-json", metavar="FILE", help="write the results there too")
 
 
@@ -52,6 +64,15 @@ def main(namespace: argparse.Namespace, args: EngineArgs, flags: Sequence[str] =
     at_least(1, num_iters_warm=a.num_iters_warm)
     check_output(a.output_json)
     path = checkpoint_config.find(args)
+    if (a.arch or a.assume) and not a.predict:
+        raise ConfigError(f"--{'arch' if a.arch else 'assume'}: only with --predict")
+    assumed = startup_plan.read_assumed(a.assume)
+    planned = startup_plan.plan_start(replace(args, model=str(path)), a.arch, assumed) if a.predict else None
+    predicted = {} if planned is None else {"predicted": [asdict(p) for p in planned[0]], "costs": planned[1]}
+    if planned is not None and a.arch:
+        write(a.output_json, predicted)
+        print(startup_plan.format_plan(*planned, {}))
+        return predicted
     runs: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
     for _ in range(a.num_iters_cold):
         drop_pages(path)
@@ -60,13 +81,17 @@ def main(namespace: argparse.Namespace, args: EngineArgs, flags: Sequence[str] =
         start_once(flags, a.timeout)
     runs["warm"] = [start_once(flags, a.timeout) for _ in range(a.num_iters_warm)]
     floor = min(_framework_import() for _ in range(3)) if args.device != "null" else 0.0
-    result: dict[str, Any] = {"total_startup_time": {}, "breakdown": {}, "framework_import": floor, "runs": runs}
+    result: dict[str, Any] = {"total_startup_time": {}, "breakdown": {}, "framework_import": floor, "runs": runs, **predicted}
     for kind, each in runs.items():
         if each:
             result["total_startup_time"][kind] = [r["first byte"] for r in each]
             result["breakdown"][kind] = breakdown(each)
     write(a.output_json, result)
     print(table(result))
+    if planned is not None:
+        warm = runs["warm"]
+        reached = {p: float(np.median([r[p] for r in warm if p in r])) for p in POINTS if any(p in r for r in warm)}
+        print(startup_plan.format_plan(*planned, reached))
     return result
 
 
