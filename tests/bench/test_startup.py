@@ -119,7 +119,8 @@ def test_a_plan_for_an_absent_device_counts_its_kernels_and_graphs(tmp_path: Pat
     """In a process of its own: Triton's driver is replaced there."""
     file = tmp_path / "out.json"
     words = ["--predict", "--arch", "sm_90", "--max-model-len", "512", "--max-num-seqs", "8", "--output-json", str(file)]
-    subprocess.run([sys.executable, "-m", "thalweg", "bench", "startup", *words], check=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-m", "thalweg", "bench", "startup", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     built = next(p for p in json.loads(file.read_text())["predicted"] if p["point"] == "engine built")
     kernels, graphs = map(int, re.findall(r"(\d+) (?:kernels|graphs)", built["why"]))
     limits = Limits(8192, 8, 512, 16)
