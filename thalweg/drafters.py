@@ -68,6 +68,8 @@ class SpeculationConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Drafts of a sequence in a step, at most."""
     options: dict[str, Any] = {}
     """Values of the keys that the drafter declares, defaults included."""
+    remembers: bool = True
+    """Does the proposer of the device keep something of every token? False: drafts may begin at any token."""
     bounds: tuple[tuple[int, int], ...] = ()
     """(sequences, drafts): at most so many drafts of a sequence, from so many sequences on. Ascending."""
 

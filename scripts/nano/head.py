@@ -32,6 +32,8 @@ from thalweg.checkpoint.hub import resolve_model
 from thalweg.nano import TASKS
 
 FILE = "model.safetensors"
+LAYER = 3
+"""The target's layer whose keys and values the module reads."""
 PASSES = (1.0, 0.8, 0.64)
 """Weights of the losses of the unrolled passes."""
 TOKENS, LONGEST = 1200, 400
@@ -42,14 +44,15 @@ WARM, FALL = 20, 0.5
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keys and values of a pass, [tokens, heads, head_dim]: of entries at the same places as those of the first pass."""
+    """Keys and values, [tokens, heads, head_dim]: those of the target, or of a pass. Pass j lies 1 + j places later."""
 
     key: Tensor
     value: Tensor
 
 
 class Head(nn.Module):
-    """The module, under the names of DeepSeek V3's. Embedding and output matrix are those of the target."""
+    """The module, under the names of DeepSeek V3's. Embedding and output matrix are those of the target. So are the keys and
+    values of the text, those of its layer LAYER: prompts cost the module nothing."""
 
     def __init__(self, target: Nano) -> None:
         super().__init__()
@@ -57,11 +60,12 @@ class Head(nn.Module):
         self.enorm, self.hnorm, self.norm = (nn.Parameter(torch.ones(s.hidden)) for _ in range(3))
         self.proj = nn.Linear(2 * s.hidden, s.hidden, bias=False)
         self.block = Block(s)
-        self.block.load_state_dict(target.blocks[-1].state_dict())
+        self.block.load_state_dict(target.blocks[LAYER].state_dict())
 
     def forward(self, embedded: Tensor, hidden: Tensor, at: tuple[Tensor, Tensor], groups: Groups, held: list[Keys]) -> Tensor:
-        """The pass after those in `held`, to which it adds its own. embedded, hidden [tokens, width]: of the next token, and
-        what the target or the pass before made of the tokens up to it. at: cos and sin of the positions."""
+        """The pass after those in `held`, to which it adds its own. held begins with the target's. embedded, hidden
+        [tokens, width]: of the next token, and what the target or the pass before made of the tokens up to it. at: cos and sin
+        of the next tokens' positions."""
         eps, block, s = self.s.eps, self.block, self.s
         x = self.proj(torch.cat((normalise(embedded, self.enorm, eps), normalise(hidden, self.hnorm, eps)), -1))
         attention = block.attention
@@ -78,7 +82,7 @@ class Head(nn.Module):
 
 
 def _attend(q: Tensor, held: list[Keys], groups: Groups) -> Tensor:
-    """[tokens, heads * head_dim]. Place i sees entries 0 to i of the first pass, and entry i of each later one."""
+    """[tokens, heads * head_dim]. Place i sees entries 0 to i of the target, and entry i of each pass."""
     out, at, scale = [], 0, q.shape[-1] ** -0.5
     for texts, length in groups:
         here = slice(at, at + texts * length)
@@ -99,18 +103,31 @@ def _attend(q: Tensor, held: list[Keys], groups: Groups) -> Tensor:
     return torch.cat(out)
 
 
+@torch.no_grad()
+def run_target(target: Nano, batch: Batch, at: tuple[Tensor, Tensor]) -> tuple[Tensor, Keys]:
+    """Its hidden states after the last norm, and the keys and values of LAYER. at: cos and sin of the places."""
+    s, x = target.s, target.embed(batch.ids)
+    for i, block in enumerate(target.blocks):
+        if i == LAYER:
+            attention = block.attention
+            qkv = attention.qkv(normalise(x, block.norm1, s.eps)).split(attention.split, -1)
+            k, v = (z.view(len(x), -1, s.head_dim) for z in qkv[1:])
+            k = rotate(normalise(k, attention.k_norm, s.eps), *at).to(v.dtype)
+            keys = Keys(*(z.repeat_interleave(s.heads // s.kv_heads, 1) for z in (k, v)))
+        x = block(x, *at, batch.groups)
+    return normalise(x, target.norm, s.eps), keys
+
+
 def unroll(head: Head, target: Nano, batch: Batch) -> list[tuple[Tensor, Tensor]]:
     """For each pass, of the places whose prediction the assistant writes: logits [n, vocab], and those of the target. Pass j at
     place i predicts the token j + 2 places later."""
     ids, groups = batch.ids, batch.groups
-    with torch.no_grad():
-        hidden = target(ids, groups)
     places = torch.cat([torch.arange(length).repeat(texts) for texts, length in groups])
     ends = torch.cat([torch.full((texts * length,), length) for texts, length in groups])
-    at, held, found, x = (target.cos[places], target.sin[places]), list[Keys](), [], hidden
+    hidden, keys = run_target(target, batch, (target.cos[places], target.sin[places]))
+    held, found, x = [keys], [], hidden
     for j in range(len(PASSES)):
-        # Angles are of places of the first pass: pass j lies j later.
-        angles = at if not j else (target.cos[places + j], target.sin[places + j])
+        angles = target.cos[places + 1 + j], target.sin[places + 1 + j]
         x = head(target.embed(ids.roll(-1 - j)).detach(), x, angles, groups, held)
         here = (batch.own.roll(-1 - j)) & (places + 1 + j < ends)
         with torch.no_grad():

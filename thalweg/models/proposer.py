@@ -57,6 +57,9 @@ class Proposer(ABC):
     """(KV group of the model, layout of a block) of caches on the blocks of that group. State `kv` holds their arrays, or
     tuples of arrays where there are several layouts."""
 
+    remembers = True
+    """Does it keep something of every token? Then it lacks the tokens of steps without it. False: it may begin at any."""
+
     @classmethod
     def of(cls, setup: ProposerSetup) -> Self:
         """Raises ConfigError for an incompatible model. Default: made of the model, the binder and the configuration."""

@@ -20,6 +20,7 @@ from thalweg.hal.parts.scores import Scores
 from thalweg.hal.step import Array, Logprobs, Params, State, Step, StepBatch, StepResult
 from thalweg.models.adapters import AdapterRows, Held, allocate
 from thalweg.models.build import Model
+from thalweg.models.drafts.taps import SAMPLED
 from thalweg.models.heads.pooling import pooling_result
 from thalweg.models.layers.recurrent import Replay, settle
 from thalweg.models.proposer import KEY, Proposer
@@ -96,7 +97,8 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
         drafts, scores, aligned = batch.get(Drafts), batch.get(Scores), batch.get(EachToken)
         rows = batch.last_row if drafts is None else torch.cat([batch.last_row, drafts.row - 1])
         tail = proposer if batch.get(Proposing) is not None else None
-        taps: dict[int, Any] = {} if tail is None else dict.fromkeys(tail.taps)
+        places = () if tail is None else tail.taps
+        taps: dict[int, Any] = dict.fromkeys(place for place in places if place != SAMPLED)
         some = (
             scores is None and aligned is None and not batch.uniform and not taps
         )  # of a uniform batch all rows are read, or nearly
@@ -127,7 +129,8 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
             result = replace(result, each=torch.cat(weights, 1).flatten(1))
         state = {**state, "kv": kv, "history": history}
         if tail is not None:
-            proposed, state = tail.propose(params, state, batch, tuple(taps.values()), result.tokens, result.counts)
+            read = tuple(last if place == SAMPLED else taps[place] for place in places)
+            proposed, state = tail.propose(params, state, batch, read, result.tokens, result.counts)
             result = replace(result, drafts=proposed)
         return state, result
 

@@ -115,7 +115,7 @@ def test_a_bound_holds_whatever_is_measured():
 
 def test_a_sequence_that_the_proposer_did_not_follow_has_no_drafts_until_another_enters():
     """Its drafts would be wrong, and would count against those of others."""
-    drafter: Any = SimpleNamespace(most=3, bound=lambda streams: 3, proposer="module:Class")
+    drafter: Any = SimpleNamespace(most=3, bound=lambda streams: 3, remembers=True, proposer="module:Class")
     slots: Any = SimpleNamespace(count=4, serial=np.array([0, 11, 12, 0, 0]), flags=np.zeros(5, np.int32))
     slots.limit, slots.length = np.full(5, 99, np.int32), np.full(5, 9, np.int32)
     made, one, both = Speculator(slots, None, (), drafter, False, None), np.array([1], np.int32), np.array([1, 2], np.int32)

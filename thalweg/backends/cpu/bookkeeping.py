@@ -184,10 +184,40 @@ def _pair_few(
     )  # fmt: skip
 
 
+@_over_arrays
+def newest_tokens(
+    context: Array, query: Array, returned: Array, counts: Array, pick: Array, *, passes: int, limit: int
+) -> tuple[Array, ...]:
+    n, i32 = context.size, np.int32
+    each, picks = np.arange(n, dtype=i32), pick.tolist()
+    rows: list[int] = []
+    tokens: list[int] = []
+    newest: list[int] = []
+    for i, (end, count) in enumerate(zip((context + query).tolist(), counts.tolist(), strict=True)):
+        accepted, drafts = max(count - 1, 0), [p for p in picks[i] if p >= 0]
+        rows.append(n + drafts[accepted] if accepted < len(drafts) else i)
+        tokens.append(int(returned[i, accepted]) if count > 0 else 0)
+        newest.append(end - len(drafts) + accepted)
+    after = np.minimum(np.array(newest, i32) + np.arange(1 + passes, dtype=i32)[:, None], i32(limit - 1))
+    return np.array(rows, i32), np.array(tokens, i32), after, each, np.ones_like(each)
+
+
+@_over_arrays
+def owned_blocks(table: Array, room: Array, *, block: int, more: int) -> Array:
+    n = table.shape[1]
+    found = np.full((table.shape[0], n + more), SCRATCH, np.int32)
+    for row, tokens in enumerate(room.tolist()):
+        held = -(-tokens // block)
+        found[row, : min(held, n)] = table[row, :held]
+    return found
+
+
 KERNELS = (
     Kernel("resolve_tokens", "numpy", resolve_tokens, batch_invariant=True),
     Kernel("history_write", "numpy-in-place", history_write, batch_invariant=True),
     Kernel("verify_drafts", "numpy", verify_drafts, batch_invariant=True),
     Kernel("draft_inputs", "numpy", draft_inputs, batch_invariant=True),
     Kernel("pair_inputs", "numpy", pair_inputs, batch_invariant=True),
+    Kernel("newest_tokens", "numpy", newest_tokens, batch_invariant=True),
+    Kernel("owned_blocks", "numpy", owned_blocks, batch_invariant=True),
 )

@@ -207,6 +207,8 @@ class Scheduler:
             if drafted:
                 decode = decode[~np.isin(decode, [d.slot for d in drafted])] if len(drafted) < decode.size else decode[:0]
         if proposes and self.speculator is not None:
+            proposes = self.speculator.worth_proposing(decode, chunks, drafted)
+        if proposes and self.speculator is not None:
             self.speculator.make_room(decode, chunks, drafted, len(self.running))
         elif self.speculator is not None:
             self.speculator.miss(decode, chunks)

@@ -12,7 +12,7 @@ from thalweg.hal.ops.compressed import compressed_attention, pool_windows
 from thalweg.hal.ops.conv import causal_conv
 from thalweg.hal.ops.cross import cross_attention, cross_weights, cross_write
 from thalweg.hal.ops.delta import channel_delta_gates, channel_delta_rule, delta_gates, delta_rule, gated_rms_norm
-from thalweg.hal.ops.drafts import draft_inputs, pair_inputs, verify_drafts
+from thalweg.hal.ops.drafts import draft_inputs, newest_tokens, owned_blocks, pair_inputs, verify_drafts
 from thalweg.hal.ops.heads import head_linear
 from thalweg.hal.ops.history import history_write, resolve_tokens
 from thalweg.hal.ops.hyper import hyper_weights
@@ -33,7 +33,8 @@ __all__ = [
     "cross_weights", "cross_write", "delta_gates", "delta_rule", "draft_inputs", "draw", "embed", "experts",
     "gated_group_norm", "gated_rms_norm", "head_linear", "history_write", "hyper_weights", "index_top", "index_write",
     "layer_norm", "linear", "linear_argmax", "linear_scan", "logit_bias", "logprobs", "lora_add", "lora_experts",
-    "lora_rescale", "lora_rows", "max_pool", "mean_pool", "pair_inputs", "penalties", "pool_windows", "resolve_tokens",
+    "lora_rescale", "lora_rows", "max_pool", "mean_pool", "newest_tokens", "owned_blocks", "pair_inputs", "penalties",
+    "pool_windows", "resolve_tokens",
     "rms_norm", "rope", "route", "sample", "selective_scan", "sigmoid_mul", "ssd_scan", "token_mask", "truncate",
     "verify_drafts",
 ]  # fmt: skip
@@ -54,5 +55,7 @@ def all_ops() -> dict[str, Op]:
         hyper_weights,
         pool_windows,
         compressed_attention,
+        newest_tokens,
+        owned_blocks,
     )  # fmt: skip
     return {o.name: o for o in found}

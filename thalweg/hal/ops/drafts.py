@@ -125,3 +125,46 @@ def pair_inputs(
         ids.index_select(0, source), owner, position - 1 + late, context - 1 + begun, count, ends, row - begun, after,
         hidden.index_select(0, source), kept.to(torch.int32), each, torch.ones_like(each),
     )  # fmt: skip
+
+
+def _newest_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """Context, query, returned, counts and pick of the sample of `draft_inputs`."""
+    _, _, _, context, query, _, returned, counts, pick = _inputs_sample(rng)
+    return context, query, returned, counts, pick
+
+
+@op(samples=[Sample("five-sequences", _newest_sample, {"passes": 3, "limit": 17})])
+def newest_tokens(
+    context: Tensor, query: Tensor, returned: Tensor, counts: Tensor, pick: Tensor, *, passes: int, limit: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The newest token that a step returned of each sequence, for layers that read the target's cache. Arguments are those of
+    `draft_inputs`.
+
+    Returns (row i32[S]: the sampled row that returned it, in those of S sequences and then of the N drafts, token i32[S], after
+    i32[1 + passes, S]: its position and those of the next `passes`, each, one i32[S]: 0, 1 ... and 1, 1 ...). A sequence that
+    returns nothing has token 0 after its new ones."""
+    each = torch.arange(query.shape[0], device=query.device, dtype=torch.int32)
+    accepted, drafts = (counts - 1).clamp(min=0), (pick >= 0).sum(1).to(torch.int32)
+    rows = torch.cat([torch.where(pick < 0, each[:, None], pick + query.shape[0]), each[:, None]], 1)
+    row = rows.gather(1, accepted.long()[:, None])[:, 0].to(torch.int32)
+    token = torch.where(counts > 0, returned.gather(1, accepted.long()[:, None])[:, 0], 0).to(torch.int32)
+    steps = torch.arange(1 + passes, device=query.device, dtype=torch.int32)
+    after = (context + query - (drafts - accepted) + steps[:, None]).clamp(max=limit - 1).to(torch.int32)
+    return row, token, after, each, torch.ones_like(each)
+
+
+def _owned_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """No block, a part of one, one, and all."""
+    return rng.integers(1, 99, (4, 5)).astype(np.int32), np.array([0, 7, 8, 40], np.int32)
+
+
+@op(samples=[Sample("four-sequences", _owned_sample, {"block": 8, "more": 2})])
+def owned_blocks(table: Tensor, room: Tensor, *, block: int, more: int) -> Tensor:
+    """Block tables without what lies behind the blocks of each sequence, and wider: i32[S, N + more]. Positions there are of
+    scratch, so that a draft may be stored at any position.
+
+    table i32[S, N]: blocks of `block` tokens; entries behind those of a sequence may be of others. room i32[S]: tokens that
+    fit in its blocks."""
+    at = torch.arange(table.shape[1], device=table.device, dtype=torch.int32) * block
+    found = torch.where(at < room[:, None], table, SCRATCH).to(torch.int32)
+    return torch.nn.functional.pad(found, (0, more), value=SCRATCH)

@@ -18,3 +18,5 @@ class Proposing(Part):
     fresh: Array = dim("S", np.bool_, fill=1)
     """bool[S]: the proposer starts without state, as that of the slot ends before this step's tokens, or is another sequence's.
     """
+    room: Array = dim("S", np.int32)
+    """i32[S]: tokens that fit in the sequence's blocks. Entries of its block table behind them may be of other sequences."""

@@ -12,7 +12,7 @@ from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVSpec
 from thalweg.hal.platform import Platform
 from thalweg.models import sizes
-from thalweg.models.spec import ModelSpec
+from thalweg.models.spec import ModelSpec, MTPSpec
 from thalweg.quantization import registry as formats
 
 FIELD = "speculative_config: model"
@@ -58,5 +58,7 @@ class DraftModel:
         """The target's KV groups, with the caches of the draft's layers on the blocks of one of them."""
         specs = sizes.cache_specs(self.spec, dtype, self.kv_dtype, max_len, self.ranks)
         more = sum(g.bytes_per_block for g in sizes.kv_groups(specs, block_tokens, block_tokens))
+        if isinstance(self.spec, MTPSpec) and self.spec.cache is not None:
+            return tuple(groups)
         at = sizes.shared_group(groups)
         return tuple(replace(g, bytes_per_block=g.bytes_per_block + more) if i == at else g for i, g in enumerate(groups))

@@ -15,6 +15,8 @@ EMBEDDED = -2
 """The place before the first layer."""
 FINAL = -1
 """The place after the last norm."""
+SAMPLED = -3
+"""The same of the sampled rows only: one of each sequence, then one before each draft. A step computes them anyway."""
 
 
 def places_before(ids: Any, layers: int, where: str) -> tuple[int, ...]:
@@ -36,7 +38,7 @@ def default_places(layers: int) -> tuple[int, ...]:
 
 def describe_places(places: Sequence[int]) -> str:
     """For messages."""
-    words = {EMBEDDED: "the embedding", FINAL: "the last norm"}
+    words = {EMBEDDED: "the embedding", FINAL: "the last norm", SAMPLED: "the last norm"}
     return ", ".join(words.get(p, f"layer {p}") for p in places)
 
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 from thalweg.models.spec import Layer, ModelSpec, MTPSpec, Names, Norm
 
 
-def attach_module(spec: ModelSpec, layer: Layer, eps: float, folder: str = "") -> ModelSpec:
+def attach_module(spec: ModelSpec, layer: Layer, eps: float, folder: str = "", cache: int | None = None) -> ModelSpec:
     """spec with its first module, which has this layer. The module's copies of the embedding and the output matrix are not
-    read. folder: subfolder with its files. "": they are the model's."""
+    read. folder: subfolder with its files. "": they are the model's. cache: as `MTPSpec.cache`."""
     root, hidden = f"{spec.root}{spec.layer.format(len(spec.layers))}", spec.hidden
     root = f"{folder}/{root}" if folder else root
     module = MTPSpec(
         vocab=spec.vocab, hidden=hidden, layers=(layer,), norm=Norm("shared_head.norm", hidden, eps),
         token_norm=Norm("enorm", hidden, eps), hidden_norm=Norm("hnorm", hidden, eps), proj="eh_proj", hidden_first=False,
-        root=root, folder=folder, names=Names(skip=(f"{root}embed_tokens.", f"{root}shared_head.head.")),
+        root=root, folder=folder, cache=cache, names=Names(skip=(f"{root}embed_tokens.", f"{root}shared_head.head.")),
     )  # fmt: skip
     return replace(spec, mtp=module)
 

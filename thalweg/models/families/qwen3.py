@@ -23,14 +23,18 @@ from thalweg.models.spec import HeadNorm, Layer, ModelSpec, MoE
 
 
 def qwen3(config: Config) -> ModelSpec:
-    """`mtp_folder` names a subfolder with a module for multi-token prediction, which the layers' readers do not open."""
+    """`mtp_folder` names a subfolder with a module for multi-token prediction, which the layers' readers do not open.
+    `mtp_cache_layer`: the layer whose keys and values that module reads."""
     spec = llama_decoder(config, layer_windows(config), mlp(config), **_heads(config))
     folder = text(config, "mtp_folder", "")
     if not folder:
         return spec
     if not re.fullmatch(r"[\w-]+", folder):
         raise CheckpointError(f"config.json: mtp_folder: {folder!r:.80} is not the name of a folder")
-    return attach_module(spec, spec.layers[-1], eps(config), folder)
+    if config.get("mtp_cache_layer") is None:
+        return attach_module(spec, spec.layers[-1], eps(config), folder)
+    read = integer(config, "mtp_cache_layer", low=0, high=len(spec.layers) - 1)
+    return attach_module(spec, spec.layers[read], eps(config), folder, read)
 
 
 def qwen3_moe(config: Config) -> ModelSpec:

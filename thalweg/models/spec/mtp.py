@@ -24,6 +24,9 @@ class MTPSpec(ModelSpec):
     raw: bool = False
     """Hidden states are sums after a last layer, before the norm that follows: those of the target, and its own in further
     passes."""
+    cache: int | None = None
+    """The target's layer whose keys and values its only layer reads: both have the same attention. None: its layers have
+    caches."""
     layer: str = ""
     folder: str = ""
     """Subfolder of the model's files that holds these tensors, with `folder`/ before their names here. "": the files do."""

@@ -24,4 +24,4 @@ class ProposingBuilder(Builder):
         slots, context, serial = work.slots, work.context, work.state.serial[work.slots]
         fresh = (context == 0) | (self._serial[slots] != serial) | (self._followed[slots] < context)
         self._serial[slots], self._followed[slots] = serial, context + work.query
-        return Proposing(fresh, level=work.proposes), 1
+        return Proposing(fresh, work.state.capacity[slots], level=work.proposes), 1

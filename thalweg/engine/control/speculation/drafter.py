@@ -65,6 +65,8 @@ class Drafter(ABC):
     """"module:function" that declares its layers, if it has some (`models.drafts`). Planning checks and counts them. They
     are in the checkpoint that the option `model` names. Without that option they are in the target's."""
 
+    remembers = True
+    """As `SpeculationConfig.remembers`. Only of drafters with a proposer."""
     bounds: tuple[tuple[int, int], ...] = ()
     """As `SpeculationConfig.bounds`."""
 
@@ -81,7 +83,7 @@ class Drafter(ABC):
     def __init__(self, config: SpeculationConfig, slots: Slots) -> None:
         self.most = config.tokens
         """Drafts of a sequence in a step, at most."""
-        self.bounds = config.bounds
+        self.bounds, self.remembers = config.bounds, config.remembers
         self._slots = slots
 
     def bound(self, sequences: int) -> int:

@@ -25,7 +25,7 @@ class GuardedDrafter(Drafter):
 
     def __init__(self, drafter: Drafter, name: str, vocab: int) -> None:
         """name: of the method, for the log. vocab: tokens of the model."""
-        self.most, self.bounds = drafter.most, drafter.bounds
+        self.most, self.bounds, self.remembers = drafter.most, drafter.bounds, drafter.remembers
         self._drafter, self._name, self._vocab = drafter, name, vocab
         self.failed = False
 

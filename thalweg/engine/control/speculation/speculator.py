@@ -41,6 +41,7 @@ class Speculator:
         """Drafts of a sequence in a step."""
         self.gain = Gain(drafter.most if drafter is not None else 1, None if drafter is None else drafter.bound)
         self.drafter = drafter
+        self._remembers = drafter is not None and drafter.remembers
         self.width = 0
         """Drafts of the drafter for a sequence in the step that is scheduled, at most. `choose` sets it."""
         self._needs = WAITS if drafter is None else 0
@@ -65,13 +66,13 @@ class Speculator:
         that it lacks nothing when their first drafts are tried."""
         n = streams or max(1, order.size)
         self.width = self.gain.choose(n) if self.gain.allows(n) else 0
-        if self.width and not entering and self.proposes and self._lacks(order).all():
+        if self.width and not entering and self._remembers and self.proposes and self._lacks(order).all():
             self.width = 0
         return self.width
 
     def miss(self, decode: I32, chunks: Sequence[Chunk]) -> None:
         """The tokens of this step reach no proposer."""
-        if self.drafter is None or not self.drafter.proposer:
+        if self.drafter is None or not self.drafter.proposer or not self._remembers:
             return
         for slots, takes in ((decode, 1), (np.array([c.slot for c in chunks], np.int32), [c.take for c in chunks])):
             serial = self._slots.serial[slots]
@@ -235,6 +236,13 @@ class Speculator:
     def proposes(self) -> int:
         """Drafts of a sequence that the step proposes on the device. 0: none."""
         return self.width if self.drafter is not None and self.drafter.proposer else 0
+
+    def worth_proposing(self, decode: I32, chunks: Sequence[Chunk], drafted: Sequence[Draft]) -> int:
+        """As `proposes`, for a step of these sequences. 0 if none of them returns a token, and the proposer needs no other."""
+        if self._remembers or decode.size or drafted:
+            return self.proposes
+        s = self._slots
+        return self.proposes if any(s.scheduled[c.slot] + c.take >= s.length[c.slot] for c in chunks) else 0
 
     # ------------------------------------------------------------------ after a result
 

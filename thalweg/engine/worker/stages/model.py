@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from thalweg.checkpoint import ahead
 from thalweg.config import SchedulerConfig
 from thalweg.drafters import load_drafter
@@ -94,6 +96,9 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
         else (binder.of(background.kernels), _select_attention(inputs, background.attention)),
     )  # fmt: skip
     proposer = _make_proposer(inputs, model, binder, schedule, length, block_tokens)
+    if proposer is not None and schedule.speculation is not None and not proposer.remembers:
+        speculation = msgspec.structs.replace(schedule.speculation, remembers=False)
+        schedule = msgspec.structs.replace(schedule, speculation=speculation)
     groups = list(model.groups)
     for at, layout in () if proposer is None else proposer.caches:
         groups[at] = replace(groups[at], bytes_per_block=groups[at].bytes_per_block + layout_bytes(layout))
