@@ -94,7 +94,8 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         Feature(
             "[Transcription and translation](audio.md#transcription) (Whisper)", "RUUUN", ("tests/models/test_whisper.py",)
         ),
-        Feature("[Times of words](audio.md#long-audio) in transcripts", "RUUUN", ("tests/models/test_word_times.py",)),
+        Feature("Transcription with Moonshine", "RUUUN", ("tests/models/test_moonshine.py",)),
+        Feature("[Word timestamps](audio.md#long-audio) in transcripts", "RUUUN", ("tests/models/test_word_times.py",)),
         Feature("[Video input](video.md) in chat, 14 architectures", "RUUUU", ("tests/models/test_videos.py",)),
         Feature("Audio output", "NNNNN"),
     ),
@@ -362,7 +363,7 @@ SERVICES: tuple[Service, ...] = (
         ("tests/server/pooling",),
     ),
     Service(
-        "`/v1/audio/transcriptions`, `/v1/audio/translations` ([5 architectures](audio.md#transcription))",
+        "`/v1/audio/transcriptions`, `/v1/audio/translations` ([6 architectures](audio.md#transcription))",
         True,
         ("tests/server/audio",),
     ),

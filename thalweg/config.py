@@ -48,10 +48,12 @@ class PoolingConfig(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class SpeechConfig(msgspec.Struct, kw_only=True, frozen=True):
-    """The input of a speech model, sent with every prompt: the log-mel spectrum of a clip of fixed length."""
+    """The input of a speech model, sent with every prompt: the log-mel spectrum of a clip of fixed length, or samples."""
 
     bins: int
+    """Of the spectrum. 0: the model reads samples."""
     frames: int
+    """Hundredths of a second of the longest clip."""
     suppress: tuple[int, ...] = ()
     """Tokens that must not be sampled."""
     begin_suppress: tuple[int, ...] = ()
@@ -60,6 +62,8 @@ class SpeechConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Does it support languages other than English, and translation?"""
     heads: int = 0
     """Heads of cross attention that align tokens with the audio. 0: the files name none."""
+    start: tuple[int, ...] = ()
+    """The prompt of every transcript. (): prompts have tokens for language, task and times, as those of Whisper."""
 
 
 class SourceConfig(msgspec.Struct, kw_only=True, frozen=True):

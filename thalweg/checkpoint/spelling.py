@@ -72,6 +72,9 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "bailing_hybrid": _KIMI,
     "kimi_linear": _KIMI,
     "whisper": _WHISPER,
+    "moonshine": {
+        f"decoder_num_{name}": f"num_{name}" for name in ("attention_heads", "hidden_layers", "key_value_heads")
+    },
     **dict.fromkeys(("mt5", "t5", "umt5"), _T5),
     **dict.fromkeys(("bart", "m2m_100", "marian", "mbart", "pegasus"), _BART),
 }  # fmt: skip

@@ -40,6 +40,7 @@ from thalweg.models.layers.recurrent import Replay
 from thalweg.models.layers.rotary import cos_sin_table
 from thalweg.models.layers.speech import SpeechEncoder
 from thalweg.models.layers.text_encoder import TextEncoder
+from thalweg.models.layers.waveform import WaveformEncoder
 from thalweg.models.stages import names_elsewhere, parts_before, parts_behind
 from thalweg.models.vision.audio_encoder import AudioEncoder
 from thalweg.models.vision.conformer import Conformer
@@ -74,7 +75,9 @@ _ENDS = (
     _End("lexical", lambda s: s.pooling and s.pooling.lexical, lambda ctx, s, part, w: WordWeights(ctx, part, s.hidden, w)),
     _End("vision", lambda s: s.vision, lambda ctx, s, part, w: _vision_encoder(part)(ctx, part, w, Block)),
     _End("audio", lambda s: s.audio, lambda ctx, s, part, w: _audio_encoder(part)(ctx, part, w, Block)),
-    _End("speech", lambda s: s.speech, lambda ctx, s, part, w: SpeechEncoder(replace(ctx, adapters=None), part, w, Block)),
+    _End(
+        "speech", lambda s: s.speech, lambda ctx, s, part, w: _speech_encoder(part)(replace(ctx, adapters=None), part, w, Block)
+    ),
 )
 
 
@@ -84,6 +87,10 @@ def _audio_encoder(part: Any) -> type[AudioEncoder | Conformer]:
 
 def _vision_encoder(part: Any) -> type[VisionEncoder | SamEncoder]:
     return SamEncoder if isinstance(part, spec.SamSpec) else VisionEncoder
+
+
+def _speech_encoder(part: Any) -> type[SpeechEncoder | WaveformEncoder]:
+    return WaveformEncoder if isinstance(part, spec.WaveformEncoder) else SpeechEncoder
 
 
 def _build_ends(ctx: Context, s: spec.ModelSpec, weights: Mapping[str, Any]) -> dict[str, Any]:

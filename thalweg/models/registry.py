@@ -211,6 +211,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Mistral4ForCausalLM": f"{_FAMILIES}.mistral4:mistral4",
     "MistralForCausalLM": f"{_FAMILIES}.mistral:mistral",
     "MistralLarge3ForCausalLM": f"{_FAMILIES}.mistral4:mistral4",
+    "MoonshineForConditionalGeneration": f"{_FAMILIES}.moonshine:moonshine",
     "MixtralForCausalLM": f"{_FAMILIES}.mixtral:mixtral",
     "ModernBertForMaskedLM": f"{_FAMILIES}.modernbert:modernbert",
     "ModernBertForSequenceClassification": f"{_FAMILIES}.modernbert:modernbert_classifier",

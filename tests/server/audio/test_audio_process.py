@@ -8,10 +8,12 @@ import signal
 import wave
 from pathlib import Path
 
+import moonshine_zoo
 import numpy as np
 import openai
 import pytest
 import torch
+from moonshine_zoo import make_moonshine
 from test_serve_process import Process
 from tokenizers import Tokenizer
 from whisper_zoo import (
@@ -32,6 +34,7 @@ from whisper_zoo import (
 
 from thalweg.media.audio_windows import windows
 from thalweg.media.mel import RATE, log_mel
+from thalweg.server.audio.recognizer import join_words
 
 pytestmark = pytest.mark.slow  # it starts processes
 
@@ -44,6 +47,37 @@ def wav(samples: np.ndarray) -> bytes:
         file.setframerate(RATE)
         file.writeframes(np.round(samples * 32768).clip(-32768, 32767).astype("<i2").tobytes())
     return out.getvalue()
+
+
+def test_moonshine(tmp_path: Path) -> None:
+    """Windows of different lengths, none of them padded."""
+    path, said = make_moonshine(tmp_path, max_position_embeddings=16), sound(3, 5.5)
+    data = wav(said)
+    with wave.open(io.BytesIO(data)) as file:
+        heard = (np.frombuffer(file.readframes(len(said)), "<i2") / 32768).astype(np.float32)
+    cuts = windows(heard, 246 * 160, RATE)
+    model, tok = moonshine_zoo.load(path), Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokens = [moonshine_zoo.greedy(model, heard[w.begin : w.end], 10) for w in cuts]
+    assert len(cuts) == 3
+    assert len(set(map(tuple, tokens))) > 1
+    texts = [tok.decode(ids) for ids in tokens]
+    process = Process(str(path), "--device", "cpu", "--dtype", "float32", "--port", "0", "--served-model-name", "m")
+    try:
+        client = openai.OpenAI(base_url=process.url() + "/v1", api_key="none", max_retries=0, timeout=60)
+        fields = {"model": "m", "file": ("a.wav", data), "extra_body": {"max_completion_tokens": 10}}
+        want = ""
+        for text in texts:
+            want += join_words(want, text) + text
+        assert client.audio.transcriptions.create(**fields).text == want.strip()
+        events = list(client.audio.transcriptions.create(**fields, stream=True))
+        assert events[-1].text == want.strip()
+        for words, more in {"one language": {"language": "en"}, "gives no times": {"response_format": "srt"}}.items():
+            with pytest.raises(openai.BadRequestError, match=words):
+                client.audio.transcriptions.create(**fields, **more)
+        del fields["extra_body"]
+        assert client.audio.transcriptions.create(**fields).text
+    finally:
+        process.end()
 
 
 def test_a_long_sound(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from thalweg.params import SamplingParams
 
 NAME = "multi_modal_data"
 NEVER = float("-inf")
+LEAST = RATE // 10
+"""Samples of the shortest clip."""
 MOST_A_STEP = 4
 """Most recordings encoded in one step: each costs as much as a long prompt."""
 ALIGNED_A_STEP = 2
@@ -78,7 +80,15 @@ def _audio_features(audio: Any, config: SpeechConfig) -> np.ndarray:
             "in parts (/v1/audio/transcriptions does)",
             NAME,
         )
-    return log_mel(wave, config.bins, config.frames)
+    return log_mel(wave, config.bins, config.frames) if config.bins else _waveform(wave, most)
+
+
+def _waveform(wave: np.ndarray, most: int) -> np.ndarray:
+    """f32[1, 1 + most]: the number of samples, and the samples. Clips too short for the encoder end in silence."""
+    row = np.zeros((1, 1 + most), np.float32)
+    row[0, 0] = max(wave.size, LEAST)
+    row[0, 1 : 1 + wave.size] = wave
+    return row
 
 
 def make_input(mel: np.ndarray, aligned: bool = False) -> Input:

@@ -44,6 +44,7 @@ from thalweg.models.spec.sparse import SparseMLP
 from thalweg.models.spec.speech import SpeechEncoder
 from thalweg.models.spec.text_encoder import TextEncoder
 from thalweg.models.spec.vision import AttentionPoolSpec, ProjectorSpec, VisionSpec
+from thalweg.models.spec.waveform import WaveformEncoder
 from thalweg.models.spec.xielu import XieluMLP
 
 __all__ = [
@@ -107,6 +108,7 @@ __all__ = [
     "TextEncoder",
     "UngatedMLP",
     "VisionSpec",
+    "WaveformEncoder",
     "WindowPooling",
     "XieluMLP",
     "describe_stretch",

@@ -288,6 +288,11 @@ class ModelSpec:
         return self.speech or self.text
 
     @property
+    def listens(self) -> bool:
+        """Does it read audio among its tokens?"""
+        return self.audio is not None
+
+    @property
     def aligned_heads(self) -> int:
         """Heads of cross attention that align tokens with their source."""
         return sum(len(getattr(mixer, "aligned", ())) for _, mixer in self.mixers)

@@ -14,7 +14,7 @@ from thalweg.media.kinds.base import MediaItem, MediaSource
 from thalweg.media.mel import RATE
 from thalweg.media.transcribers import TRANSCRIBERS
 from thalweg.server.audio.protocol import AudioRequest
-from thalweg.server.audio.recognizer import Recognizer, TextFilter, WindowedAudio
+from thalweg.server.audio.recognizer import Recognizer, TextFilter, WindowedAudio, join_words
 from thalweg.server.audio.tokens import read_language
 from thalweg.server.errors import ApiError
 from thalweg.server.http.middleware import current_scope, tenant_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SAMPLE = 30
 """Seconds by which the placeholders of a second are counted."""
-KIND, UNSPACED = "audio", "\u2e80"
+KIND = "audio"
 
 
 class ChatRecognizer(Recognizer):
@@ -59,10 +59,7 @@ class ChatRecognizer(Recognizer):
         return TextFilter("" if request.language else self._row.mark)
 
     def join(self, before: str, after: str) -> str:
-        """Answers of windows are separate texts. Scripts without spaces begin at the radicals of Chinese."""
-        if not before or not after or before[-1].isspace() or after[0].isspace():
-            return ""
-        return "" if max(before[-1], after[0]) >= UNSPACED else " "
+        return join_words(before, after)
 
     async def prepare(self, request: AudioRequest, sound: np.ndarray, task: str, ticket: Ticket) -> WindowedAudio:
         assert self._media is not None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from thalweg.server.core.serving import Serving
 
 DECODERS = 2
+UNSPACED = "\u2e80"
 
 
 @dataclass(slots=True)
@@ -61,6 +62,13 @@ class TextFilter:
         return rest
 
 
+def join_words(before: str, after: str) -> str:
+    """Text between two texts: a space, except in scripts without. These begin at the radicals of Chinese."""
+    if not before or not after or before[-1].isspace() or after[0].isspace():
+        return ""
+    return "" if max(before[-1], after[0]) >= UNSPACED else " "
+
+
 class Recognizer(ABC):
     """A model that transcribes. Made once per server."""
 
@@ -88,6 +96,10 @@ class Recognizer(ABC):
     def join(self, before: str, after: str) -> str:
         """Text between the transcripts of two windows. Default: none, they have it."""
         return ""
+
+    def limit(self, heard: WindowedAudio) -> int | None:
+        """Most tokens of a window, unless a request says another number. None: what the context has room for."""
+        return None
 
     def decode(self, data: bytes) -> np.ndarray:
         """A file's samples at RATE. For a thread. RequestError."""

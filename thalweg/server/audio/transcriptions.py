@@ -16,6 +16,7 @@ from thalweg.outputs import RequestOutput
 from thalweg.params import RequestOutputKind, SamplingParams
 from thalweg.server.audio import pieces
 from thalweg.server.audio.chat import ChatRecognizer
+from thalweg.server.audio.plain import PlainRecognizer
 from thalweg.server.audio.protocol import AudioRequest, check, fields_of
 from thalweg.server.audio.recognizer import Recognizer, WindowedAudio
 from thalweg.server.audio.whisper import TimedTranscript, WhisperRecognizer
@@ -40,7 +41,9 @@ async def translations(serving: Serving, http: Request) -> Response:
 
 def open_recognizer(serving: Serving) -> Recognizer:
     """For `Serving.own`."""
-    return ChatRecognizer(serving) if serving.engine.config.model.speech is None else WhisperRecognizer(serving)
+    speech = serving.engine.config.model.speech
+    kind = ChatRecognizer if speech is None else PlainRecognizer if speech.start else WhisperRecognizer
+    return kind(serving)
 
 
 async def _answer(serving: Serving, http: Request, task: str) -> Response:
@@ -59,7 +62,7 @@ async def _answer(serving: Serving, http: Request, task: str) -> Response:
     heard = await or_disconnect(http.receive, ear.prepare(request, sound, task, ticket))
     if heard is None:
         return Response(status_code=499)
-    params = build_params(ear, request)
+    params = build_params(ear, request, heard)
     job = serving.job("trsc" if task == "transcribe" else "trsl", http, request, heard.prompts, params, ticket)
     reply = TranscriptReply(serving, job, ear, request, heard, task)
     if request.stream:
@@ -68,14 +71,14 @@ async def _answer(serving: Serving, http: Request, task: str) -> Response:
     return Response(status_code=499) if answer is None else answer
 
 
-def build_params(ear: Recognizer, request: AudioRequest) -> SamplingParams:
+def build_params(ear: Recognizer, request: AudioRequest, heard: WindowedAudio) -> SamplingParams:
     """Of every window."""
     fields = {name: value for name in shared_fields(AudioRequest) if (value := getattr(request, name)) is not None}
     if request.has_timestamps and isinstance(ear, WhisperRecognizer):
         fields |= ear.timed_fields()
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(
-        max_tokens=request.max_completion_tokens, output_kind=kind, detokenize=not request.has_timestamps,
+        max_tokens=request.max_completion_tokens or ear.limit(heard), output_kind=kind, detokenize=not request.has_timestamps,
         **{"temperature": 0.0, **fields},
     )  # fmt: skip
 
@@ -102,7 +105,7 @@ class TranscriptReply(TurnReply):
         if self.request.has_timestamps:
             assert isinstance(self.ear, WhisperRecognizer)
             found = await TimedTranscript(self.ear, self.job, self.request, self.heard).transcribe()
-            return self._timed(found)
+            return self._write_timed(found)
         outputs = await self.serving.run(self.job)
         texts = [f.push(o.outputs[0].text) + f.finish() for f, o in zip(self._filters, outputs, strict=True)]
         text = ""
@@ -113,7 +116,7 @@ class TranscriptReply(TurnReply):
             return Response(text + "\n", media_type="text/plain")
         return respond({"text": text, "usage": self._usage()})
 
-    def _timed(self, found: list[pieces.TranscriptSegment]) -> Response:
+    def _write_timed(self, found: list[pieces.TranscriptSegment]) -> Response:
         form, asked = self.request.response_format, self.request.granularities
         if form == "srt":
             return Response(pieces.srt(found), media_type="text/plain")

@@ -51,7 +51,7 @@ def engine_config(
             hf_overrides=args.hf_overrides or {},
             pooling=_pooling(inputs.spec),
             speech=_speech(inputs),
-            transcribes=inputs.spec.audio is not None and f.architecture in TRANSCRIBERS,
+            transcribes=inputs.spec.listens and f.architecture in TRANSCRIBERS,
             source=_source(inputs),
         ),
         device=DeviceConfig(
@@ -93,12 +93,13 @@ def _speech(inputs: BuildInputs) -> SpeechConfig | None:
     spec = inputs.spec.speech
     if spec is None:
         return None
-    generation = {**inputs.hf, **generation_defaults(inputs.path)}
+    generation, first = {**inputs.hf, **generation_defaults(inputs.path)}, "decoder_start_token_id"
     return SpeechConfig(
         bins=spec.bins, frames=spec.frames, suppress=_token_ids(generation, "suppress_tokens", inputs.facts.vocab),
         begin_suppress=_token_ids(generation, "begin_suppress_tokens", inputs.facts.vocab),
         multilingual=bool(generation.get("is_multilingual", spec.multilingual)),
         heads=inputs.spec.aligned_heads,
+        start=() if spec.bins else _token_ids({first: [generation.get(first, 1)]}, first, inputs.facts.vocab),
     )  # fmt: skip
 
 
