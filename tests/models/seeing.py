@@ -305,6 +305,8 @@ def processor(name: str) -> Any:
     family = FAMILIES[name]
     if family.processor == "Cohere2VisionImageProcessor":
         return CohereTiles(**family.settings)
+    if family.processor == "RoundedTiles":
+        return RoundedTiles(**family.settings)
     if family.processor in ON_PILLOW:
         return pillow_processors.processor(ON_PILLOW[family.processor], family.processor)(**family.settings)
     return getattr(transformers, family.processor)(**family.settings)
@@ -339,6 +341,17 @@ class CohereTiles(got.GotOcr2ImageProcessorPil):
             return super().crop_image_to_patches(*args, **more)
 
 
+class RoundedTiles(transformers.DeepseekOcr2ImageProcessorPil):
+    """As DeepSeek-OCR's authors pad an image: with Pillow, which rounds the half of the space to an even number."""
+
+    def pad_to_square(self, image: np.ndarray, background_color: Any = 0) -> np.ndarray:
+        _, height, width = image.shape
+        made = np.full((3, max(height, width), max(height, width)), background_color[0], image.dtype)
+        top, left = (round((made.shape[1] - size) / 2) for size in (height, width))
+        made[:, top : top + height, left : left + width] = image
+        return made
+
+
 def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tensor]:
     """What transformers' model is asked with: a prompt whose placeholders are expanded, and its images."""
     family = FAMILIES[name]
@@ -351,6 +364,12 @@ def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tenso
         out |= {k: torch.from_numpy(np.asarray(made[k])) for k in ("pixel_values", *extras)}
         if name not in ONE_AXIS and ("image_grid_thw" in out or "image_position_ids" in out):
             out["mm_token_type_ids"] = shown
+    if name == "deepseek-ocr" and images:
+        edge = FAMILIES[name].settings["tile_size"]
+        grids = [
+            got.get_optimal_tiled_canvas(i.size[::-1], (edge, edge), 2, 6) if max(i.size) > edge else (1, 1) for i in images
+        ]
+        out |= {"patches_grid": [list(grid) for grid in grids], "num_local_patches": out["num_local_patches"].tolist()}
     if name == "gemma3":
         out["token_type_ids"] = shown
     if name.startswith("paligemma") and images:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dots_ocr import DotsConfig, DotsOCRForCausalLM
 from seeing_parts import CLIP, IDS, SIGLIP, TEXT, Seeing, config
 
@@ -15,6 +17,37 @@ DOTS = {
     "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 1, "rms_norm_eps": 1e-5, "use_bias": False,
     "model_type": "dots_vit", "post_norm": True,
 }  # fmt: skip
+ROUTED = {
+    "mlp_layer_types": ["dense", "sparse"], "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    "n_shared_experts": 1, "max_position_embeddings": 2048, "num_key_value_heads": 4,
+}  # fmt: skip
+
+
+def deepseek_ocr(said: dict[str, Any]) -> dict[str, Any]:
+    """Unlimited-OCR with a large window is DeepSeek-OCR, whose authors keep the sizes of the text part twice."""
+    text, eye, reads = said["text_config"], said["vision_config"]["sam_config"], said["vision_config"]["encoder_config"]
+    keys = (
+        "hidden_size", "intermediate_size", "max_position_embeddings", "moe_intermediate_size", "n_routed_experts",
+        "n_shared_experts", "num_attention_heads", "num_experts_per_tok", "num_hidden_layers", "num_key_value_heads",
+        "topk_method", "vocab_size", "eos_token_id",
+    )  # fmt: skip
+    sizes = {**{key: text[key] for key in keys}, "first_k_dense_replace": 1, "use_mla": False, "v_head_dim": 0}
+    return {
+        "architectures": ["DeepseekOCRForCausalLM"], "model_type": "deepseekocr", "language_config": sizes, **sizes,
+        "projector_config": {"input_dim": 64, "n_embed": text["hidden_size"], "projector_type": "linear"},
+        "vision_config": {
+            "image_size": eye["image_size"], "mlp_ratio": 3.7362, "model_name": "deeplip_b_l",
+            "width": {
+                "clip-l-14-224": {"heads": 2, "image_size": reads["image_size"], "layers": 2, "patch_size": 14, "width": 32},
+                "sam_vit_b": {
+                    "downsample_channels": [24, 32], "global_attn_indexes": [1], "heads": 2, "layers": 3, "width": 32,
+                    "patch_size": 2, "output_channels": 16,
+                },
+            },
+        },
+    }  # fmt: skip
+
+
 NEWER: dict[str, Seeing] = {
     "paligemma": Seeing(
         config("PaliGemmaConfig", {"model_type": "gemma"}, SIGLIP | {"image_size": 28, "patch_size": 7}, "<image>",
@@ -41,13 +74,28 @@ NEWER: dict[str, Seeing] = {
         },
         ("image_grid_thw",), build=DotsOCRForCausalLM,
     ),
+    "deepseek-ocr": Seeing(
+        config(
+            "UnlimitedOcrConfig", ROUTED | {"sliding_window": 4096},
+            {
+                "sam_config": SAM | {"patch_size": 2, "window_size": 14, "downsample_channels": [24, 32], "mlp_dim": 128},
+                "encoder_config": {
+                    "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+                    "image_size": 112, "patch_size": 14,
+                },
+            }, "<image>",
+        ),
+        "<image>", "<image>", "RoundedTiles", {"size": {"height": 64, "width": 64}, "tile_size": 40},
+        ("num_local_patches",), published=deepseek_ocr,
+        said=lambda said: {
+            "candidate_resolutions": [[64, 64]], "downsample_ratio": 4, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+            "image_token": "<image>", "normalize": True, "patch_size": 2,
+        },
+    ),
     "deepseek-ocr2": Seeing(
         config(
             "DeepseekOcr2Config",
-            {
-                "mlp_layer_types": ["dense", "sparse"], "n_routed_experts": 6, "num_experts_per_tok": 2,
-                "moe_intermediate_size": 24, "n_shared_experts": 1, "max_position_embeddings": 2048,
-            },
+            ROUTED,
             {
                 "sam_config": SAM | {
                     "image_size": 128, "patch_size": 2, "window_size": 14, "mlp_ratio": 2.0, "mlp_dim": None,

@@ -96,6 +96,7 @@ def test_answers_about_images_are_those_of_transformers(name: str, tmp_path: Pat
         "minicpm-v4.6": {"max_model_len": 640, "mamba_block_size": 32, "num_gpu_blocks_override": 200},
         "llama4": {"max_model_len": 700, "num_gpu_blocks_override": 200},
         "lfm2-vl": {"max_model_len": 640, "mamba_block_size": 32, "num_gpu_blocks_override": 200},
+        "deepseek-ocr": {"max_model_len": 1024, "num_gpu_blocks_override": 200},
         "deepseek-ocr2": {"max_model_len": 1024, "num_gpu_blocks_override": 200},
         "paligemma": {"max_num_batched_tokens": 500},
         "paligemma2": {"max_num_batched_tokens": 500},
@@ -143,6 +144,14 @@ def test_pixels_and_counts_are_those_of_transformers(name: str, tmp_path: Path) 
         assert text == (seeing.written(name, image) or text)
         assert text.count(seeing.FAMILIES[name].token) == ours.count(size)
         patches.batch(made).check()
+
+
+def test_settings_may_be_in_the_file_of_the_whole_processor(tmp_path: Path) -> None:
+    """As the authors of DeepSeek-OCR have them, without a part for images."""
+    seeing.settings("deepseek-ocr", tmp_path)
+    before = processor(read_config(tmp_path), tmp_path)
+    (tmp_path / "preprocessor_config.json").rename(tmp_path / "processor_config.json")
+    assert processor(read_config(tmp_path), tmp_path) == before is not None
 
 
 def odd_files() -> dict[str, bytes]:

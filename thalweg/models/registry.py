@@ -71,6 +71,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "DebertaV2Model": f"{_FAMILIES}.deberta:deberta_v2",
     "DeciLMForCausalLM": f"{_FAMILIES}.deci:deci",
     "DeepseekForCausalLM": f"{_FAMILIES}.deepseek:deepseek",
+    "DeepseekOCRForCausalLM": f"{_FAMILIES}.deepseek_ocr:deepseek_ocr",
     "DeepseekOcr2ForConditionalGeneration": f"{_FAMILIES}.deepseek_ocr2:deepseek_ocr2",
     "DeepseekV2ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v2",
     "DeepseekV32ForCausalLM": f"{_FAMILIES}.deepseek_v32:deepseek_v32",

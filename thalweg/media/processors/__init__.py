@@ -38,7 +38,7 @@ from thalweg.media.processors.qwen_vl import (
     qwen2_vl,
     qwen3_vl,
 )
-from thalweg.media.processors.sam import DeepseekOcr, GotOcr, deepseek_ocr2, got_ocr2
+from thalweg.media.processors.sam import DeepseekOcr, DeepseekOcr1, GotOcr, deepseek_ocr, deepseek_ocr2, got_ocr2
 from thalweg.media.processors.tiles import (
     AyaVision,
     CommandAVision,
@@ -56,6 +56,7 @@ Processor = (
     Clip
     | ClipVector
     | DeepseekOcr
+    | DeepseekOcr1
     | DeepseekVL
     | Gemma3
     | Gemma4
@@ -88,6 +89,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Cohere2VisionForConditionalGeneration": cohere2_vision,
     "ColQwen2ForRetrieval": qwen2_vl,
     "ColQwen3": qwen3_vl,
+    "DeepseekOCRForCausalLM": deepseek_ocr,
     "DeepseekOcr2ForConditionalGeneration": deepseek_ocr2,
     "DeepseekVLForConditionalGeneration": deepseek_vl,
     "DotsOCRForCausalLM": dots_ocr,
@@ -142,6 +144,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
 WRITTEN: Mapping[str, str] = {
     **dict.fromkeys(("InternVLChatModel", "SkyworkR1VChatModel"), "<IMG_CONTEXT>"),
     **dict.fromkeys(("MiniCPMO", "MiniCPMV"), "<unk>"),
+    "DeepseekOCRForCausalLM": "<image>",
 }
 """Architecture -> text of the placeholder token, where the configuration does not name its id."""
 
@@ -213,5 +216,8 @@ def _read_settings(where: Path) -> dict[str, Any] | None:
     if (where / FILE).is_file():
         return read_object(where / FILE)
     whole = where / "processor_config.json"
-    found = read_object(whole).get("image_processor") if whole.is_file() else None
-    return found if isinstance(found, dict) else None
+    if not whole.is_file():
+        return None
+    found = read_object(whole)
+    inner = found if "candidate_resolutions" in found else found.get("image_processor")  # of the authors of DeepSeek-OCR
+    return inner if isinstance(inner, dict) else None

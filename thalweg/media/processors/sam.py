@@ -58,12 +58,26 @@ class DeepseekOcr(GotOcr, frozen=True, kw_only=True):
 
     def views(self, width: int, height: int) -> tuple[View, ...]:
         check_shape(width, height)
-        scale = self.whole / max(width, height)
-        fitted = View(((max(round(width * scale), 1), max(round(height * scale), 1)),))
+        fitted = View((self.fit(width, height),))
         if not self.most or max(width, height) <= self.side:
             return (fitted,)
         columns, rows = closest(width, height, self.side, self.least, self.most)
         return (*cut(((self.side * columns, self.side * rows),), columns, rows, self.side), fitted)
+
+    def fit(self, width: int, height: int) -> Size:
+        """The size of an image on the square."""
+        scale = self.whole / max(width, height)
+        return max(round(width * scale), 1), max(round(height * scale), 1)
+
+    def offset(self, space: int) -> int:
+        """Of an image on the square, with so much space along an axis."""
+        return space // 2
+
+    def arrange(self, size: Size) -> np.ndarray:
+        """i32[count]: the vectors of placeholders, with the learned ones numbered behind those of views."""
+        import numpy as np
+
+        return np.arange(self.count(size), dtype=np.int32)
 
     def count(self, size: Size) -> int:
         edge = self.patch * self.merge
@@ -74,13 +88,52 @@ class DeepseekOcr(GotOcr, frozen=True, kw_only=True):
 
         *tiles, view = views
         high, wide, _ = view.shape
-        top, left = (self.whole - high) // 2, (self.whole - wide) // 2
+        top, left = self.offset(self.whole - high), self.offset(self.whole - wide)
         square = np.empty((self.whole, self.whole, 3), np.uint8)
         square[:] = self.colour
         square[top : top + high, left : left + wide] = view
         made = super().preprocess([*tiles, square], size)
-        made.mix = np.arange(self.count(size), dtype=np.int32)[:, None]
+        made.mix = self.arrange(size)[:, None]
         return made
+
+
+class DeepseekOcr1(DeepseekOcr, frozen=True, kw_only=True):
+    """The tiles of a row stand beside each other. A learned vector ends each row of vectors, and another one the image."""
+
+    def fit(self, width: int, height: int) -> Size:
+        """As PIL's `ImageOps.contain`."""
+        if width > height:
+            return self.whole, round(height / width * self.whole)
+        return round(width / height * self.whole), self.whole
+
+    def offset(self, space: int) -> int:
+        return round(space / 2)
+
+    def _tiling(self, size: Size) -> Size:
+        """Columns and rows of tiles. 0, 0: none."""
+        return closest(*size, self.side, self.least, self.most) if len(self.views(*size)) > 1 else (0, 0)
+
+    def _edges(self) -> Size:
+        """Vectors along an edge of a tile, and of the whole image."""
+        edge = self.patch * self.merge
+        return self.side // edge, self.whole // edge
+
+    def count(self, size: Size) -> int:
+        columns, rows = self._tiling(size)
+        tile, whole = self._edges()
+        return rows * tile * (columns * tile + 1) * bool(columns) + whole * (whole + 1) + 1
+
+    def arrange(self, size: Size) -> np.ndarray:
+        import numpy as np
+
+        columns, rows = self._tiling(size)
+        tile, whole = self._edges()
+        cut = columns * rows * tile * tile
+        line = cut + whole * whole
+        tiles = np.arange(cut).reshape(rows, columns, tile, tile).transpose(0, 2, 1, 3).reshape(rows * tile, columns * tile)
+        parts = [tiles, np.arange(cut, line).reshape(whole, whole)]
+        rowed = [np.pad(part, ((0, 0), (0, 1)), constant_values=line).reshape(-1) for part in parts if part.size]
+        return np.concatenate([*rowed, [line + 1]]).astype(np.int32)
 
 
 def got_ocr2(config: Config, said: Config) -> GotOcr:
@@ -108,4 +161,17 @@ def deepseek_ocr2(config: Config, said: Config) -> DeepseekOcr:
         token=token(config, 128_815), patch=edge(seen, "patch_size", 16), whole=whole, merge=SHRUNK,
         side=integer(said, "tile_size", high=whole, default=768, where=FILE), colour=(colour[0], colour[1], colour[2]),
         least=integer(said, "min_patches", high=most, default=2), most=most, **settings(said, mean=HALF, std=HALF),
+    )  # fmt: skip
+
+
+def deepseek_ocr(config: Config, said: Config) -> DeepseekOcr1:
+    """The authors' files name the size of the whole image only. Tiles are those of their code, at most as many as in the
+    configuration that they serve the model with."""
+    whole = edge(vision(config), "image_size", 1024)
+    most = integer(said, "max_patches", high=64, default=6)
+    return DeepseekOcr1(
+        token=token(config, 128_815), patch=edge({"patch_size": said.get("patch_size", 16)}, "patch_size", 16), whole=whole,
+        merge=integer(said, "downsample_ratio", high=16, default=SHRUNK, where=FILE), side=whole * 5 // 8,
+        colour=(127, 127, 127), least=integer(said, "min_patches", high=most, default=2), most=most,
+        **settings(said, mean=HALF, std=HALF),
     )  # fmt: skip

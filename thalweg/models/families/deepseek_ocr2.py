@@ -34,8 +34,13 @@ SHRUNK = 4
 
 
 def deepseek_ocr2(config: Config) -> ModelSpec:
-    config = {"n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407, **config}
     tied = outer_config(config).get("tie_word_embeddings", False)
+    return seeing(decode_layers(config, tied), config, tower, inside=INSIDE)
+
+
+def decode_layers(config: Config, tied: bool) -> ModelSpec:
+    """The decoder: `mlp_layer_types` names the layers with a mixture."""
+    config = {"n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407, **config}
     method, grouped = text(config, "topk_method", "greedy"), dict[str, Any]()
     if method == "group_limited_greedy":
         grouped = {"groups": integer(config, "n_group"), "top_groups": integer(config, "topk_group"), "group_best": 1}
@@ -45,7 +50,7 @@ def deepseek_ocr2(config: Config) -> ModelSpec:
     moe, dense = mixture(config, renormalise=False, **grouped), mlp(config, bias=flag(config, "mlp_bias", False))
     mixer = attention(config, bias=bias, out_bias=bias)
     layers = [Layer(mixer, moe if routed else dense, norms) for routed in sparse(config, 0)]
-    return seeing(decoder({**config, "tie_word_embeddings": tied}, layers), config, tower, inside=INSIDE)
+    return decoder({**config, "tie_word_embeddings": tied}, layers)
 
 
 def tower(config: Config) -> tuple[SamSpec, tuple[str, ...]]:
@@ -60,7 +65,7 @@ def tower(config: Config) -> tuple[SamSpec, tuple[str, ...]]:
     root = f"{ROOT}sam_encoder."
     projector = ProjectorSpec(root="model.", steps=(ProjectorLayer("multi_modal_projector", width, hidden_size(config), True),))
     made = sam(
-        eye, tile=_tile(eye), root=root, projector=projector, queries=_queries(reads, width), separator="model.view_separator",
+        eye, tile=_tile(eye), root=root, projector=projector, reader=_queries(reads, width), learned=("model.view_separator",),
         convs=((f"{root}proj.conv1", sizes[0]), (f"{root}proj.conv2", sizes[1])),
     )  # fmt: skip
     if [(side // SHRUNK) ** 2 for side in (made.tile, made.grid)] != [count for count, _ in QUERIES]:

@@ -37,7 +37,7 @@ from thalweg.models.spec.perlayer import LayerEnding, LayerInput, LayerInputs
 from thalweg.models.spec.resampler import ResamplerSpec
 from thalweg.models.spec.rglru import GatedRecurrence
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, describe_stretch, rope_type
-from thalweg.models.spec.sam import QueryEncoderSpec, SamSpec
+from thalweg.models.spec.sam import ClipReaderSpec, QueryEncoderSpec, SamSpec
 from thalweg.models.spec.short_conv import ShortConv
 from thalweg.models.spec.shortcut import ShortcutMoE
 from thalweg.models.spec.sparse import SparseMLP
@@ -58,6 +58,7 @@ __all__ = [
     "AttentionPoolSpec",
     "AudioSpec",
     "BlockSparseAttention",
+    "ClipReaderSpec",
     "CompressedAttention",
     "ConformerSpec",
     "Conv",

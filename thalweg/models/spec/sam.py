@@ -46,6 +46,40 @@ class QueryEncoderSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClipReaderSpec:
+    """CLIP's layers over the vectors of a view in place of patches. Their outputs are joined with these vectors (DeepSeek-OCR,
+    https://arxiv.org/abs/2510.18234)."""
+
+    root: str
+    hidden: int
+    layers: int
+    heads: int
+    inner: int
+    grid: int
+    """Vectors along an edge of a view for which positions are stored."""
+    eps: float = 1e-5
+
+    def weights(self) -> Weights:
+        n, at = self.hidden, f"{self.root}embeddings."
+        return {
+            "whole": vector(f"{at}class_embedding", n),
+            "places": Weight((Source(f"{at}position_embedding.weight", (self.grid**2 + 1, n)),)),
+            "enter": _norm(f"{self.root}pre_layrnorm", n),
+            "layers": {i: self._layer(f"{self.root}transformer.layers.{i}.") for i in range(self.layers)},
+        }
+
+    def _layer(self, at: str) -> Weights:
+        n = self.hidden
+        return {
+            "norm1": _norm(f"{at}layer_norm1", n), "norm2": _norm(f"{at}layer_norm2", n),
+            "qkv": linear({f"{at}self_attn.qkv_proj": 3 * n}, n, shard=0, bias=True),
+            "out": linear({f"{at}self_attn.out_proj": n}, n, shard=0, bias=True),
+            "up": linear({f"{at}mlp.fc1": self.inner}, n, shard=0, bias=True),
+            "down": linear({f"{at}mlp.fc2": n}, self.inner, shard=0, bias=True),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamSpec:
     """Layers over square views, most with attention within windows, all with learned distances along rows and columns, then
     convolutions that shrink the grid."""
@@ -76,9 +110,10 @@ class SamSpec:
     distances: bool
     """Has it learned distances?"""
     projector: ProjectorSpec
-    queries: QueryEncoderSpec | None = None
-    separator: str = ""
-    """A learned vector behind those of an image, of the language model's size; "" = none."""
+    reader: QueryEncoderSpec | ClipReaderSpec | None = None
+    """Of the vectors of each view."""
+    learned: tuple[str, ...] = ()
+    """Learned vectors of the language model's size. They are numbered behind an image's, and `Patches.mix` places them."""
     root: str = "model.vision_tower."
     shrinks: None = None
     """As of `VisionSpec`, as are the next."""
@@ -106,10 +141,10 @@ class SamSpec:
         }  # fmt: skip
         if self.places:
             made["places"] = Weight((Source(f"{at}pos_embed", (1, self.grid, self.grid, n)),))
-        if self.queries is not None:
-            made["queries"] = self.queries.weights()
-        if self.separator:
-            made["separator"] = vector(self.separator, hidden)
+        if self.reader is not None:
+            made["reader"] = self.reader.weights()
+        if self.learned:
+            made["learned"] = {i: vector(name, hidden) for i, name in enumerate(self.learned)}
         return plain(made)
 
     def _layer(self, at: str, i: int) -> Weights:

@@ -15,6 +15,7 @@ from thalweg.hal.parts.patches import Patches
 from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
 from thalweg.models import spec
 from thalweg.models.context import Context
+from thalweg.models.vision.clip_reader import ClipReader
 from thalweg.models.vision.conformer import BoundParts
 from thalweg.models.vision.query_encoder import QueryEncoder
 from thalweg.models.vision.tower import Projector
@@ -36,18 +37,18 @@ class SamEncoder:
         """block: unused, as its layers are of another kind."""
         ctx = replace(ctx.encoders or ctx, mesh=Mesh(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
         self.spec, self._dtype = s, getattr(torch, ctx.dtype)
-        own = {key: part for key, part in weights.items() if key not in ("projector", "queries")}
+        own = {key: part for key, part in weights.items() if key not in ("projector", "reader")}
         self._parts = BoundParts(ctx, own, spec.LayerNorm("", s.hidden, s.eps))
         self._projector = Projector(ctx, s.projector, weights["projector"])
-        self._queries = None if s.queries is None else QueryEncoder(ctx, s.queries, weights["queries"])
+        self._reader = None if s.reader is None else _build_reader(ctx, s.reader, weights["reader"])
         self.specs: dict[str, Any] = {**self._parts.specs, "projector": self._projector.specs}
-        if self._queries is not None:
-            self.specs["queries"] = self._queries.specs
+        if self._reader is not None:
+            self.specs["reader"] = self._reader.specs
 
     @property
     def depth(self) -> int:
         """As of `VisionEncoder`."""
-        return self.spec.layers + (0 if self.spec.queries is None else self.spec.queries.layers)
+        return self.spec.layers + (0 if self.spec.reader is None else self.spec.reader.layers)
 
     def part(self, first: int, last: int, carried: dict[str, Any]) -> Step:
         """As of `VisionEncoder`. An image's views are carried by size: f32[views, rows, columns, hidden], and behind SAM's
@@ -61,17 +62,17 @@ class SamEncoder:
             for i in range(first, last):
                 if i < layers:
                     views = [self._layer(f"/layers/{i}", params["layers"][i], x, i) for x in views]
-                elif self._queries is not None:
-                    views = [self._queries.run(params["queries"], x, i - layers) for x in views]
+                elif self._reader is not None:
+                    views = [self._reader.run(params["reader"], x, i - layers) for x in views]
                 if i == layers - 1:
                     views = [self._shrink(params, x) for x in views]
-                    if self._queries is not None:
-                        views = [self._queries.join(params["queries"], x) for x in views]
+                    if self._reader is not None:
+                        views = [self._reader.join(params["reader"], x) for x in views]
             out = None
             if last < self.depth:
                 carried["views"] = views
             else:
-                out = self._project(params, views)
+                out = self._project(params, views, patches.mix)
             zeros = torch.zeros_like(batch.slots)
             return state, StepResult(zeros.unsqueeze(1), zeros, pooled=out)
 
@@ -154,14 +155,18 @@ class SamEncoder:
             x = functional.conv2d(x, params["convs"][i]["kernel"], stride=2, padding=1)
         return x.flatten(2).transpose(1, 2)
 
-    def _project(self, params: Params, views: list[Array]) -> Array:
-        if self._queries is not None:
-            views = [self._queries.leave(params["queries"], x) for x in views]
+    def _project(self, params: Params, views: list[Array], mix: Array) -> Array:
+        """mix: i32[N, 1], as in `Patches`; i32[0, 0] = in order."""
+        if self._reader is not None:
+            views = [self._reader.leave(params["reader"], x) for x in views]
         x = torch.cat([x.flatten(0, 1) for x in views]).contiguous()
         x = self._projector(params["projector"], x, torch.arange(len(x), device=x.device))
-        if self.spec.separator:
-            x = torch.cat([x, params["separator"].unsqueeze(0)])
-        return x.to(torch.float32)
+        x = torch.cat([x, *(params["learned"][i].unsqueeze(0) for i in range(len(self.spec.learned)))])
+        return (x.index_select(0, mix[:, 0]) if mix.shape[1] else x).to(torch.float32)
+
+
+def _build_reader(ctx: Context, s: Any, weights: Parts) -> QueryEncoder | ClipReader:
+    return ClipReader(ctx, s, weights) if isinstance(s, spec.ClipReaderSpec) else QueryEncoder(ctx, s, weights)
 
 
 def _normalize(p: Parts, x: Array, eps: float) -> Array:
