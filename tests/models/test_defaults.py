@@ -14,20 +14,24 @@ SAID = (
     "max_position_embeddings",
 )  # fmt: skip
 """What published files of these families say."""
+INDEXER_KEYS = ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
 MORE_SAID = {
     "opt": ("ffn_dim",),
     "ministral3": ("rope_parameters",),
     "glm4_moe": ("head_dim",),
     "nemotron_h": ("layers_block_type",),
     "deepseek_v2": ("num_experts_per_tok",),
+    "qwen4_exp_text": INDEXER_KEYS,
 }
 """The same of single families, by model_type."""
+INDEXER = dict(zip(INDEXER_KEYS, (4, 1, 256, 64, 16), strict=True))
 MADE = {
     "glm4_moe": {"head_dim": 128},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "gpt_neo": {"num_hidden_layers": 24},
     "gemma3n_text": {"num_hidden_layers": 25},
     "gemma4_text": {"num_hidden_layers": 25},
+    "qwen4_exp_text": INDEXER,
 }
 """Of these what has no default, or one that no file has. GPT-Neo names 24 layers. Of Gemma 3n's layers the last 15 read earlier
 ones' caches. Gemma 4 names layers by numbers, which are padded beyond 10."""

@@ -30,6 +30,7 @@ KINDS = {
     "deepseek-v3": 4,
     "deepseek-v4": 2,  # groups of heads with a product each
     "qwen3-next": 2,
+    "qwen4-exp": 2,
 }
 
 

@@ -38,6 +38,19 @@ TEXT: dict[str, tuple[Any, dict[str, Any]]] = {
             "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe"],
         },
     ),
+    "qwen4-exp": (
+        transformers.Qwen4ExpTextConfig,
+        {
+            "num_hidden_layers": 3, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 20, "layer_types": ["linear_attention", "indexed_attention", "linear_attention"],
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 16,
+            "linear_conv_kernel_dim": 3, "hc_count": 3, "hc_lowrank": 10, "ple_layer_ids": [1, 3], "ple_embed_dim": 32,
+            "heads_per_ngram": 2, "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 4,
+            "indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 20, "indexer_budget": 12,
+            "indexer_compress_ratio": 4, "eos_token_id": 2, "output_gate_type": "sigmoid",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
     "mimo-v2-flash": (
         transformers.MiMoV2FlashConfig,
         {

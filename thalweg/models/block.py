@@ -21,6 +21,7 @@ from thalweg.models.layers.compressed import CompressedAttention, KeptEntries, W
 from thalweg.models.layers.cross import CrossAttention
 from thalweg.models.layers.delta import GatedDeltaNet
 from thalweg.models.layers.disentangled import DisentangledAttention
+from thalweg.models.layers.gated_streams import GatedResidual
 from thalweg.models.layers.hyper import HyperConnection
 from thalweg.models.layers.kda import KimiDeltaAttention
 from thalweg.models.layers.latent import LatentAttention
@@ -29,9 +30,11 @@ from thalweg.models.layers.mamba import Mamba
 from thalweg.models.layers.mamba2 import Mamba2
 from thalweg.models.layers.mlp import GatedMLP
 from thalweg.models.layers.moe import Experts
+from thalweg.models.layers.ngram import KeptRows
 from thalweg.models.layers.norm import BoundNorm, build_norm
 from thalweg.models.layers.parallel_moe import ParallelExperts
 from thalweg.models.layers.perlayer import LayerEnding
+from thalweg.models.layers.pooled_keys import PooledKeys, PooledSparseAttention
 from thalweg.models.layers.rglru import GatedRecurrence
 from thalweg.models.layers.short_conv import ShortConv
 from thalweg.models.layers.shortcut import ShortcutExperts
@@ -48,11 +51,14 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.DisentangledAttention: DisentangledAttention,
     spec.GatedRecurrence: GatedRecurrence,
     spec.KeptEntries: KeptEntries,
+    spec.KeptRows: KeptRows,
     spec.KimiDelta: KimiDeltaAttention,
     spec.LatentAttention: LatentAttention,
     spec.LightningAttention: LightningAttention,
     spec.Mamba: Mamba,
     spec.Mamba2: Mamba2,
+    spec.PooledKeys: PooledKeys,
+    spec.PooledSparseAttention: PooledSparseAttention,
     spec.ShortConv: ShortConv,
     spec.WindowPooling: WindowPooling,
 }
@@ -69,6 +75,7 @@ AROUND: Mapping[type, Callable[..., Any]] = {
     spec.LayerEnding: LayerEnding,
     spec.AltUp: AltUp,
     spec.HyperConnection: HyperConnection,
+    spec.GatedResidual: GatedResidual,
 }
 
 

@@ -33,6 +33,7 @@ from thalweg.models.heads.pooling import Pooler
 from thalweg.models.layers.altup import Streams
 from thalweg.models.layers.disentangled import Distances
 from thalweg.models.layers.embedding import AddedEmbedding, Embedding, LMHead
+from thalweg.models.layers.gated_streams import GatedStreams
 from thalweg.models.layers.hyper import HyperStreams
 from thalweg.models.layers.norm import build_norm
 from thalweg.models.layers.perlayer import LayerInputs
@@ -61,7 +62,11 @@ class _End:
     build: Callable[[Context, spec.ModelSpec, Any, Any], Any]
 
 
-STREAMS: Mapping[type, Callable[..., Any]] = {spec.Streams: Streams, spec.HyperStreams: HyperStreams}
+STREAMS: Mapping[type, Callable[..., Any]] = {
+    spec.Streams: Streams,
+    spec.HyperStreams: HyperStreams,
+    spec.GatedStreams: GatedStreams,
+}
 """Declaration of several residual streams -> the layer that makes them and joins them."""
 _ENDS = (
     _End("distances", lambda s: s.distances, lambda ctx, s, part, w: Distances(ctx, part, w)),

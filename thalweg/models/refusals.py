@@ -14,6 +14,7 @@ from thalweg.errors import ConfigError
 from thalweg.models.fallback.spec import TransformersSpec
 from thalweg.models.spec import (
     GatedRecurrence,
+    GatedStreams,
     HyperStreams,
     LatentAttention,
     LayerInputs,
@@ -48,7 +49,7 @@ TENSOR = (
 STAGE = (
     _FALLBACK,
     Refusal("perlayer", "each layer reads inputs made of the embeddings", lambda p: isinstance(p, LayerInputs)),
-    Refusal("altup", "it has several residual streams", lambda p: isinstance(p, HyperStreams | Streams)),
+    Refusal("altup", "it has several residual streams", lambda p: isinstance(p, GatedStreams | HyperStreams | Streams)),
     Refusal(
         "cross", "its layers read an encoder that runs inside the step", lambda p: isinstance(p, SpeechEncoder | TextEncoder)
     ),

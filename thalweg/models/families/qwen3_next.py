@@ -31,7 +31,7 @@ def qwen3_next(config: Config) -> ModelSpec:
     """Layers of `mlp_only_layers`, and all but every `decoder_sparse_step`-th, have a plain MLP."""
     dense, step = dense_layers(config), integer(config, "decoder_sparse_step", default=1)
     plain = [i in dense or (i + 1) % step > 0 for i in range(layer_count(config))]
-    parts: list[MLP | MoE] = [mlp(config) if alone else _mixture(config) for alone in plain]
+    parts: list[MLP | MoE] = [mlp(config) if alone else build_mixture(config) for alone in plain]
     config = {"num_nextn_predict_layers": 1, **config}
     return _hybrid(config, parts, grouped=True, names=Names(skip=(MODULE,)), modules="num_nextn_predict_layers")
 
@@ -42,7 +42,7 @@ def qwen3_5(config: Config) -> ModelSpec:
 
 def qwen3_5_moe(config: Config) -> ModelSpec:
     moe = replace(
-        _mixture({"num_experts": 256, "num_experts_per_tok": 8, **config}), renormalise=True,
+        build_mixture({"num_experts": 256, "num_experts_per_tok": 8, **config}), renormalise=True,
         fused=("experts.gate_up_proj", "experts.down_proj"),
     )  # fmt: skip
     return _hybrid(config, [moe] * layer_count(config), grouped=False, names=NAMES, modules="mtp_num_hidden_layers")
@@ -56,7 +56,7 @@ def _hybrid(config: Config, parts: Sequence[MLP | MoE], *, grouped: bool, names:
     absent = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layer_count(config))]
     types = layer_types(config, absent, known=("full_attention", "linear_attention"))
     mixers: dict[str, Attention | DeltaNet] = {
-        "linear_attention": _delta(config, grouped), "full_attention": _attention(config),
+        "linear_attention": build_delta(config, grouped), "full_attention": build_attention(config),
     }  # fmt: skip
     norms = Norms(
         mixer=Norm("input_layernorm", hidden, e, offset=1.0), ffn=Norm("post_attention_layernorm", hidden, e, offset=1.0)
@@ -69,7 +69,7 @@ def _hybrid(config: Config, parts: Sequence[MLP | MoE], *, grouped: bool, names:
     return attach_mtp(spec, Layer(mixers["full_attention"], part, norms), e, offset=1.0)
 
 
-def _delta(config: Config, grouped: bool) -> DeltaNet:
+def build_delta(config: Config, grouped: bool) -> DeltaNet:
     def size(name: str, default: int) -> int:
         return integer(config, f"linear_{name}", high=1 << 16, default=default)
 
@@ -85,7 +85,7 @@ def _delta(config: Config, grouped: bool) -> DeltaNet:
     )  # fmt: skip
 
 
-def _attention(config: Config) -> Attention:
+def build_attention(config: Config) -> Attention:
     bias, head_dim = flag(config, "attention_bias", False), integer(config, "head_dim", default=256)
     turned = rope({"partial_rotary_factor": 0.25, **config}, head_dim, partial=True)
     # Positions of text are the same along each of the axes that images have.
@@ -95,7 +95,7 @@ def _attention(config: Config) -> Attention:
     )
 
 
-def _mixture(config: Config) -> MoE:
+def build_mixture(config: Config) -> MoE:
     experts = integer(config, "num_experts", default=512)
     inner = integer(config, "shared_expert_intermediate_size", default=512)
     return MoE(

@@ -38,7 +38,7 @@ class BlockSparseAttention(Attention):
                     f"remove the flag, or set max_model_len to at most {self.spec.top}"
                 )
             self._indexer, self.layout = indexer, (self.layout, indexer.layout)
-            self._attend = _SelectedBlocks(ctx, spec, self.backend, self.spec)
+            self._attend = SelectedBlocks(ctx, spec, self.backend, self.spec)
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         if self._indexer is None:
@@ -92,10 +92,13 @@ class BlockIndexer:
         return pages.unsqueeze(1)
 
 
-class _SelectedBlocks(AttentionOps):
+class SelectedBlocks(AttentionOps):
     """Norms, rotary positions and attention with separate ops. Rows of `Sparse` read the selected blocks only."""
 
-    def __init__(self, ctx: Context, spec: declared.BlockSparseAttention, backend: AttentionBackend, attn: AttnSpec) -> None:
+    def __init__(
+        self, ctx: Context, spec: declared.BlockSparseAttention | declared.PooledSparseAttention, backend: AttentionBackend,
+        attn: AttnSpec,
+    ) -> None:  # fmt: skip
         assert spec.rope is not None
         assert spec.norm is not None
         prologue = QKPrologue(spec.rope.dim, spec.rope.interleaved, spec.norm.eps, spec.norm.offset)

@@ -40,6 +40,12 @@ class GatedDeltaNet:
             ops.delta_rule, keys=self._groups, heads=heads, key_dim=spec.key_dim, value_dim=spec.value_dim
         )  # fmt: skip
         self._norm = ctx.bind(ops.gated_rms_norm, size=spec.value_dim, eps=spec.eps)
+        self._apart = None
+        if spec.gate == "sigmoid":
+            self._apart = (
+                ctx.bind(ops.rms_norm, size=spec.value_dim, eps=spec.eps),
+                ctx.bind(ops.sigmoid_mul, size=spec.value_dim),
+            )
         self._out = RowLinear(ctx, weights["out"])
         self.specs: dict[str, Any] = {
             "in": self._in.specs,
@@ -58,7 +64,7 @@ class GatedDeltaNet:
         decay, share = self._gates(b, a, p["rate"]["log"], p["rate"]["bias"])
         share = share if self._most == 1.0 else share * self._most
         out = advance(flow, self._place, 1, partial(self._rule, q, k, v, decay, share))
-        out = self._norm(out, z.unflatten(-1, (-1, value_dim)), p["norm"]["weight"])
+        out = self._gate(out, z.unflatten(-1, (-1, value_dim)), p["norm"]["weight"])
         return self._out(p["out"], out.flatten(-2), flow)
 
     def _project(self, p: Mapping[str, Any], x: Array, flow: Flow) -> tuple[Array, Array, Array, Array]:
@@ -71,3 +77,12 @@ class GatedDeltaNet:
         q, k, v, z = (t.flatten(-2) for t in qkvz.split((key_dim, key_dim, more, more), dim=-1))
         b, a = (t.flatten(-2) for t in ba.chunk(2, -1))
         return torch.cat((q, k, v), -1), z, b, a
+
+    def _gate(self, out: Array, z: Array, weight: Array) -> Array:
+        """Heads normed and gated: out, z [T, heads, value_dim]."""
+        if self._apart is None:
+            gated: Array = self._norm(out, z, weight)
+            return gated
+        norm, multiply = self._apart
+        apart: Array = multiply(norm(out, weight), z)
+        return apart

@@ -19,6 +19,7 @@ from thalweg.models.spec.conformer import ConformerSpec, QFormerSpec
 from thalweg.models.spec.cross import CrossAttention
 from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.disentangled import DisentangledAttention, Distances
+from thalweg.models.spec.gated_streams import GatedResidual, GatedStreams
 from thalweg.models.spec.hyper import HyperConnection, HyperStreams
 from thalweg.models.spec.indexer import Indexer
 from thalweg.models.spec.kda import KimiDelta
@@ -30,10 +31,12 @@ from thalweg.models.spec.mlp import MLP, UngatedMLP
 from thalweg.models.spec.model import Layer, LearnedEmbedding, ModelSpec, Names
 from thalweg.models.spec.moe import MoE
 from thalweg.models.spec.mtp import MTPSpec
+from thalweg.models.spec.ngram import KeptRows, NGramInput
 from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms, PairNorm, Scale
 from thalweg.models.spec.parallel_moe import ParallelMoE
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import LayerEnding, LayerInput, LayerInputs
+from thalweg.models.spec.pooled_keys import PooledKeys, PooledSparseAttention
 from thalweg.models.spec.resampler import ResamplerSpec
 from thalweg.models.spec.rglru import GatedRecurrence
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, describe_stretch, rope_type
@@ -67,11 +70,14 @@ __all__ = [
     "DisentangledAttention",
     "Distances",
     "GatedRecurrence",
+    "GatedResidual",
+    "GatedStreams",
     "HeadNorm",
     "HyperConnection",
     "HyperStreams",
     "Indexer",
     "KeptEntries",
+    "KeptRows",
     "KimiDelta",
     "LatentAttention",
     "Laurel",
@@ -88,11 +94,14 @@ __all__ = [
     "Mixer",
     "MoE",
     "ModelSpec",
+    "NGramInput",
     "Names",
     "Norm",
     "Norms",
     "PairNorm",
     "ParallelMoE",
+    "PooledKeys",
+    "PooledSparseAttention",
     "ProjectorSpec",
     "QFormerSpec",
     "QueryEncoderSpec",

@@ -13,7 +13,7 @@ from thalweg.models.weights import Source, Weight, Weights, linear, part_sources
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNet:
     """A gated delta net: q, k and v through short convolutions, then a recurrence (`ops.delta_rule`). Its state is the whole
-    state of a sequence. Its heads are normed and multiplied by silu of a gate, z."""
+    state of a sequence. Its heads are normed and multiplied by silu or the sigmoid of a gate, z."""
 
     key_heads: int
     """Of q and of k; each serves value_heads / key_heads heads of the recurrence."""
@@ -31,6 +31,8 @@ class DeltaNet:
     four, q, k and v in one and z, b and a."""
     apart: bool = False
     """q, k, v, z, b and a have a tensor each, and q, k and v a convolution each, by OLMo's names."""
+    gate: str = "silu"
+    """Of z: silu or sigmoid."""
     most: float = 1.0
     """The maximum factor of the update. Above 1 the stored value may change its sign."""
     name: str = "linear_attn"
@@ -39,6 +41,8 @@ class DeltaNet:
     def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:
             raise ValueError(f"DeltaNet: {self.value_heads} heads do not share {self.key_heads} queries and keys evenly")
+        if self.gate not in ("silu", "sigmoid"):
+            raise ValueError(f"DeltaNet: a gate of {self.gate}")
         if self.kernel < 2:
             raise ValueError(f"DeltaNet: a convolution over {self.kernel} tokens is none")
 

@@ -11,6 +11,7 @@ from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.audio import AudioSpec
 from thalweg.models.spec.conformer import ConformerSpec
 from thalweg.models.spec.disentangled import Distances
+from thalweg.models.spec.gated_streams import GatedResidual, GatedStreams
 from thalweg.models.spec.hyper import HyperConnection, HyperStreams
 from thalweg.models.spec.norm import AnyNorm, Norms
 from thalweg.models.spec.part import FFN, Mixer
@@ -26,7 +27,7 @@ from thalweg.models.weights import Source, TensorView, Weight, Weights, attach_v
 if TYPE_CHECKING:
     from thalweg.models.spec.mtp import MTPSpec
 
-Around = LayerEnding | AltUp | HyperConnection
+Around = LayerEnding | AltUp | HyperConnection | GatedResidual
 ENTRY = ("embed", "speech", "text", "learned", "inputs", "streams", "embed_norm", "vision", "audio")
 """Keys of parameters that only the first stage has."""
 TAIL = ("norm", "head", "classes", "lexical", "dense")
@@ -152,7 +153,7 @@ class ModelSpec:
     """Of the first layer's input."""
     inputs: LayerInputs | None = None
     """The separate input of each layer."""
-    streams: Streams | HyperStreams | None = None
+    streams: Streams | HyperStreams | GatedStreams | None = None
     """Residual streams, where there are several."""
     pooling: Pooling | None = None
     """None: the tail is the output matrix."""
