@@ -11,6 +11,8 @@ loopback and end with the script. The bundled model serves. A claim holds when t
   kill -9     every engine is killed in mid-stream, and the stream goes on to the same text
   warm        second turns of conversations are computed where the first were
   warm again  the same, with a new router between the turns: it learns the contents of the caches from events
+  servers     a whole prefill or decode server is killed, or stands still, in each phase of a request: it ends with the same
+              text, or with an error within the bound of a request, and later requests are answered
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from fleets.ends import end_servers
 from fleets.fleet import MODEL, Fleet, Place
 
 SECONDS = 60.0
@@ -191,4 +192,5 @@ def _turn_twice(trial: Trial, label: str, between: Callable[[], None]) -> str:
 
 CLAIMS: dict[str, Callable[[Trial], str]] = {
     "chat": chat, "stream": stream, "tools": tools, "kill -9": kill_engine, "warm": warm_turn, "warm again": warm_again,
+    "servers": end_servers,
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fleets.fleet import MODEL, ROOT, Fleet, Place, share_store
+from fleets.fleet import MODEL, REQUEST_SECONDS, ROOT, Fleet, Place, share_store
 from fleets.processes import Process, find_ports
 
 WORKERS = 2
@@ -27,6 +27,7 @@ class Dynamo(Fleet):
         self._environment = {
             "DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(place.work / "discovery"), "DYN_REQUEST_PLANE": "tcp",
             "DYN_EVENT_PLANE": "zmq", "DYN_TCP_RPC_HOST": "127.0.0.1", "PYTHONPATH": str(ROOT),
+            "DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS": str(REQUEST_SECONDS),
         }  # fmt: skip
         self._front = self._start_front()
         self._workers = [self._start_worker(name, *words) for name, words in self.find_workers().items()]
@@ -71,11 +72,15 @@ class DynamoHandover(Dynamo):
     """A prefill and a decode worker, which share a store on disk."""
 
     name = "dynamo-prefill-decode"
+    forgets = True
     missing = {"warm": ONE, "warm again": ONE}
 
     def find_workers(self) -> dict[str, list[str]]:
         words = share_store(self._place.work)
         return {mode: ["--disaggregation-mode", mode, *words] for mode in ("prefill", "decode")}
+
+    def find_roles(self, place: Place) -> dict[str, Process]:
+        return dict(zip(self.find_workers(), self._workers, strict=True))
 
 
 def _lists_model(url: str) -> bool:

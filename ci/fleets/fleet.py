@@ -15,8 +15,8 @@ from fleets.processes import Process, find_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "thalweg-nano"
-EVERY = ("chat", "stream", "tools", "kill -9", "warm", "warm again")
-"""The claims, in the order of the table."""
+REQUEST_SECONDS = 15
+"""Bound of a request that a front is started with, where it has such an option."""
 
 
 @dataclass
@@ -104,6 +104,8 @@ class Fleet(ABC):
     """The oldest Python that it runs on."""
     replicas = 2
     """Number of servers that it needs. 0: its workers have engines."""
+    forgets = False
+    """Whether a server that stood still must be started again: its registration has ended."""
     missing: dict[str, str] = {}
     """Why it cannot show a claim, by claim."""
 
@@ -130,6 +132,10 @@ class Fleet(ABC):
     @abstractmethod
     def find_engines(self, place: Place) -> list[int]:
         """Process ids of the engines that serve."""
+
+    def find_roles(self, place: Place) -> dict[str, Process]:
+        """Servers that are the only ones of their role, by role. Default: none."""
+        return {}
 
     def find_first(self, place: Place, url: str, number: int) -> str:
         """The server for the first turn of a conversation, by its number. Default: the front, which chooses."""

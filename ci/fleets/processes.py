@@ -48,10 +48,15 @@ class Process:
         timeout = shutil.which("timeout")
         assert timeout is not None, "timeout is a part of coreutils"
         self.words, self.log = words, log
-        with log.open("ab") as out:
+        self._bounded = [timeout, "--foreground", "--signal=KILL", str(LONGEST), *words]
+        self._environment = {**os.environ, **(environment or {})}
+        self._start()
+
+    def _start(self) -> None:
+        with self.log.open("ab") as out:
             self._process = subprocess.Popen(
-                [timeout, "--foreground", "--signal=KILL", str(LONGEST), *words], stdin=subprocess.DEVNULL, stdout=out,
-                stderr=out, env={**os.environ, **(environment or {})}, cwd=log.parent, start_new_session=True,
+                self._bounded, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self._environment, cwd=self.log.parent,
+                start_new_session=True,
             )  # fmt: skip
 
     def wait_for(self, url: str, seconds: float = 120.0) -> None:
@@ -76,6 +81,17 @@ class Process:
 
     def has_engine(self) -> bool:
         return bool(self.find_engines())
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to every process of the program, those with a group of their own too."""
+        for pid in (self._process.pid, *_descendants(self._process.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def restart(self) -> None:
+        """The same program with the same ports, once this one has ended."""
+        self.kill()
+        self._start()
 
     def end(self) -> None:
         """SIGTERM to the program, SIGKILL to its group 10 seconds later."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fleets.fleet import MODEL, Place, Router, share_store
+from fleets.fleet import MODEL, REQUEST_SECONDS, Place, Router, share_store
+from fleets.processes import Process
 
 ONE = "it has one server of each role"
 HISTORY = "it routes by its own history of texts"
@@ -43,7 +44,11 @@ class VllmRouterHandover(VllmRouter):
     def command(self, place: Place, port: int) -> list[str]:
         words = [place.environment.program("vllm-router"), "--host", "127.0.0.1", "--port", str(port)]
         words += ["--prometheus-port", str(port + 1), "--worker-startup-check-interval", "1", "--vllm-pd-disaggregation"]
+        words += ["--request-timeout-secs", str(REQUEST_SECONDS)]
         return [*words, "--prefill", place.replicas[0].url, "--decode", place.replicas[1].url]
+
+    def find_roles(self, place: Place) -> dict[str, Process]:
+        return dict(zip(("prefill", "decode"), (replica.process for replica in place.replicas), strict=True))
 
 
 class Smg(Router):
