@@ -2,7 +2,7 @@
 
     python benchmarks/speculation.py [--model DIR | --shape NAME] [--device cpu] [--methods ngram suffix draft_model mtp]
                                      [--tokens 3] [--cases copy random chat] [--streams 1 8] [--repeats 5] [--answers 1]
-                                     [--always] [--wall]
+                                     [--temperature 0] [--always] [--wall]
 
 Prompts loop ("copy"), are drawn at random ("random"), or are held-out chats of the bundled model, by task ("chat"). With the
 bundled model what follows a loop goes on looping. A model of random weights (`--shape`) loops as soon as it is greedy.
@@ -28,6 +28,7 @@ from vs_transformers import shape_model
 
 from thalweg import LLM, SamplingParams
 from thalweg.engine.control.speculation.gain import Gain
+from thalweg.engine.control.speculation.starts import Starts
 from thalweg.nano.score import held_out
 from thalweg.nano.tasks import TASKS
 
@@ -55,12 +56,14 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--answers", type=int, default=1, help="chats of each task")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of chats")
     parser.add_argument("--always", action="store_true", help="make drafts whether they pay or not")
     parser.add_argument("--wall", action="store_true", help="measure time on the wall rather than CPU time")
     args = parser.parse_args()
     if args.always:
         Gain.allows = lambda self, streams: True  # type: ignore[method-assign]
         Gain.choose = lambda self, streams: self._widths[0]  # type: ignore[method-assign]
+        Starts.choose = lambda self, times: setattr(self, "first", 1)  # type: ignore[method-assign]
     clock = time.perf_counter if args.wall else time.process_time
     with tempfile.TemporaryDirectory() as scratch:
         bundled = not args.model and not args.shape
@@ -71,7 +74,7 @@ def main() -> None:
         report: dict[str, Any] = {}
         for streams in args.streams:
             for case in [c for c in args.cases if c != "chat" or (bundled and streams == 1)]:
-                report |= compare(engines, case, groups(engines["off"], case, streams, args.answers), args.repeats, clock)
+                report |= compare(engines, case, groups(engines["off"], case, streams, args), args.repeats, clock)
     print(json.dumps(report, indent=2))
 
 
@@ -115,14 +118,14 @@ def engine(model: str, device: str, streams: int, drafts: dict[str, Any] | None)
     return llm
 
 
-def groups(llm: LLM, case: str, streams: int, answers: int) -> dict[str, Requests]:
+def groups(llm: LLM, case: str, streams: int, args: argparse.Namespace) -> dict[str, Requests]:
     """Requests that are measured together, by name: chats by task."""
     if case != "chat":
         return {f"{case}, {streams} streams": requests(llm, case, streams, 0)}
     out: dict[str, Requests] = {}
     for task in TASKS:
-        prompts = [{"messages": list(e.messages), "tools": list(e.tools) or None} for e in held_out(task, answers, 5)]
-        out[task] = prompts, [SamplingParams(max_tokens=NEW, temperature=0)] * answers
+        prompts = [{"messages": list(e.messages), "tools": list(e.tools) or None} for e in held_out(task, args.answers, 5)]
+        out[task] = prompts, [SamplingParams(max_tokens=NEW, temperature=args.temperature, seed=1)] * args.answers
     return out
 
 

@@ -301,7 +301,9 @@ class EngineCore:
         seconds = self._observe(oldest)
         news = self._reader.read(oldest, result)
         speculator = self.scheduler.speculator
-        if speculator is not None and not oldest.prompt_tokens:
+        if speculator is not None and not oldest.prompt_tokens and oldest.proposes and speculator.opens(oldest.drafts):
+            speculator.gain.observe_opening(oldest.streams, seconds, oldest.proposes)
+        elif speculator is not None and not oldest.prompt_tokens:
             plain = oldest.drafts is None and oldest.decodes == oldest.streams and not oldest.proposes
             counts = None if plain else count_runs(news.handles)
             speculator.gain.observe(oldest.streams, counts, seconds, oldest.width)

@@ -10,20 +10,22 @@ Tokens of a step are the geometric mean over its streams, times the share of all
 stream twice as fast is worth another at half its speed, and no more. By the sum of tokens a few streams that repeat
 themselves would hold up all others. Drafts are verified in order, so a step with K of them also shows the tokens of fewer.
 
-Seconds are medians: the first steps of a new width are recorded, captured or compiled, and are many times as long.
+Seconds are lower quartiles. The first steps of a new width are recorded, captured or compiled, and are many times as long, and
+other programs interrupt a long step more often than a short one. Drafts have to gain more than such measurements err.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from statistics import fmean, median, median_low
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from thalweg.drafters import MOST_DRAFTS
+from thalweg.engine.control.speculation.starts import StepTimes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +43,8 @@ SHORTEST_REST, LONGEST_REST = 64, 1024
 """Steps without drafts before they are tried again."""
 SWITCH = 0.97
 """Another K is used if its seconds per token are less than this share."""
+WORTH = 0.95
+"""Drafts are used if their seconds per token are less than this share of those without."""
 _LOG = (0.0, *map(math.log, range(1, MOST_DRAFTS + 2)))
 """Logarithms of the tokens that a step may return of a sequence."""
 
@@ -55,16 +59,23 @@ def count_runs(handles: NDArray[np.int64]) -> list[int]:
     return [len(list(run)) for _, run in groupby(handles.tolist())]
 
 
+def typical(seconds: Collection[float]) -> float:
+    """The lower quartile."""
+    return sorted(seconds)[len(seconds) // 4]
+
+
 @dataclass(slots=True)
 class _Streams:
     """Measurements for about so many streams."""
 
     best: int
     """Drafts of a sequence, where they pay."""
-    plain: deque[float] = field(default_factory=lambda: deque(maxlen=PLAIN + 4))
+    plain: deque[float] = field(default_factory=lambda: deque(maxlen=2 * TRIAL))
     """Seconds of the last steps without drafts."""
     seconds: dict[int, deque[float]] = field(default_factory=dict)
     """Those of the last steps with K drafts, by K."""
+    openings: dict[int, deque[float]] = field(default_factory=dict)
+    """Seconds of steps that verify no drafts and propose K, by K, where the proposer may begin at any token."""
     tokens: dict[int, deque[float]] = field(default_factory=dict)
     """Tokens per stream of the last steps with drafts, were there at most K, by K."""
     trials: list[int] = field(default_factory=list)
@@ -97,6 +108,22 @@ class Gain:
         s = self._streams(streams)
         k = s.trials[-1] if s.trials and s.rest <= 0 else s.best
         return min(k, self._bound(streams) or k)
+
+    def observe_opening(self, streams: int, seconds: float, width: int) -> None:
+        """Record a step that verifies no drafts, has no prompt, and proposes `width`, of a proposer that may begin at any
+        token."""
+        if seconds > 0 and streams:
+            self._streams(streams).openings.setdefault(width, deque(maxlen=2 * TRIAL)).append(seconds)
+
+    def times(self, streams: int) -> StepTimes | None:
+        """Those measured with that many streams and the best K. None: not all are."""
+        s = self._streams(streams)
+        seconds, tokens = s.seconds.get(s.best, ()), s.tokens.get(s.best, ())
+        if len(s.plain) < PLAIN or len(seconds) < TRIAL or len(tokens) < TRIAL:
+            return None
+        plain, verifying, openings = typical(s.plain), typical(seconds), s.openings.get(s.best)
+        more = typical(openings) - plain if openings else (verifying - plain) / 2
+        return StepTimes(plain, max(0.0, more), verifying, fmean(tokens))
 
     def observe(self, streams: int, counts: Sequence[int] | None, seconds: float, width: int = 0) -> None:
         """Record a step with that many streams and no prompt. counts: tokens of each stream that got any. None: the step had
@@ -145,7 +172,7 @@ class Gain:
         if s.trials:
             return
         each = {
-            k: median_low(seconds) / fmean(s.tokens[k]) for k, seconds in s.seconds.items()
+            k: typical(seconds) / fmean(s.tokens[k]) for k, seconds in s.seconds.items()
             if len(seconds) >= TRIAL and len(s.tokens.get(k, ())) >= TRIAL
         }  # fmt: skip
         if not each or len(s.plain) < PLAIN:
@@ -153,7 +180,7 @@ class Gain:
         k = min(each, key=each.__getitem__)
         if s.best not in each or each[k] < SWITCH * each[s.best]:
             s.best = k
-        if each[s.best] > median(s.plain):
+        if each[s.best] > WORTH * typical(s.plain):
             s.rest, s.next_rest = s.next_rest, min(2 * s.next_rest, LONGEST_REST)
             s.seconds.clear()
             s.tokens.clear()

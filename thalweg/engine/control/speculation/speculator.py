@@ -15,6 +15,7 @@ from thalweg.config import JUMP
 from thalweg.engine.control.slots import UNDRAFTED, WAITS, Slots
 from thalweg.engine.control.speculation.drafter import AcceptanceCounters, Draft, Drafter
 from thalweg.engine.control.speculation.gain import Gain
+from thalweg.engine.control.speculation.starts import Starts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,7 +42,10 @@ class Speculator:
         """Drafts of a sequence in a step."""
         self.gain = Gain(drafter.most if drafter is not None else 1, None if drafter is None else drafter.bound)
         self.drafter = drafter
-        self._remembers = drafter is not None and drafter.remembers
+        self._remembers = drafter is None or not drafter.proposer or drafter.remembers
+        self.starts = Starts()
+        """Where drafts of a proposer that may begin at any token do."""
+        self._streams = 1
         self.width = 0
         """Drafts of the drafter for a sequence in the step that is scheduled, at most. `choose` sets it."""
         self._needs = WAITS if drafter is None else 0
@@ -64,7 +68,7 @@ class Speculator:
         """Set the width of the next step. 0: it has no drafts, and proposes none. streams: sequences past their prompt. order:
         the running ones. entering: some of the step's tokens may be of prompts. Their steps are those of the proposer too, so
         that it lacks nothing when their first drafts are tried."""
-        n = streams or max(1, order.size)
+        n = self._streams = streams or max(1, order.size)
         self.width = self.gain.choose(n) if self.gain.allows(n) else 0
         if self.width and not entering and self._remembers and self.proposes and self._lacks(order).all():
             self.width = 0
@@ -238,11 +242,22 @@ class Speculator:
         return self.width if self.drafter is not None and self.drafter.proposer else 0
 
     def worth_proposing(self, decode: I32, chunks: Sequence[Chunk], drafted: Sequence[Draft]) -> int:
-        """As `proposes`, for a step of these sequences. 0 if none of them returns a token, and the proposer needs no other."""
-        if self._remembers or decode.size or drafted:
+        """As `proposes`, for a step of these sequences. 0 if the proposer may begin at any token and few of them want drafts:
+        those that return a token, are `Starts.first` tokens into their answers, and have more than two tokens left."""
+        if self._remembers or not self.proposes:
             return self.proposes
         s = self._slots
-        return self.proposes if any(s.scheduled[c.slot] + c.take >= s.length[c.slot] for c in chunks) else 0
+        last = [c.slot for c in chunks if s.scheduled[c.slot] + c.take >= s.length[c.slot]]
+        slots = np.array([*decode.tolist(), *(d.slot for d in drafted), *last], np.int32)
+        ends = s.length[slots] + 1
+        begun = np.array([r.prompt_len if (r := s.requests[slot]) is not None else 0 for slot in slots.tolist()], np.int32)
+        wants = (ends - begun >= self.starts.first) & (s.limit[slots] - ends > 1) & ((s.flags[slots] & UNDRAFTED) == 0)
+        return self.proposes if 2 * int(wants.sum()) >= max(1, slots.size) else 0
+
+    def opens(self, drafts: I32 | None) -> bool:
+        """Is a step with proposals and these drafts the first of a row of them, rather than one that a proposer needs to
+        follow the text?"""
+        return drafts is None and not self._remembers
 
     # ------------------------------------------------------------------ after a result
 
@@ -253,8 +268,15 @@ class Speculator:
 
     def finish(self, slot: int) -> None:
         """The sequence in this slot has ended, and is about to leave."""
+        request = self._slots.requests[slot]
+        if not self._remembers and request is not None:
+            self._note_length(int(self._slots.known[slot]) - request.prompt_len)
         if self.drafter is not None:
             self.drafter.finish(slot)
+
+    def _note_length(self, tokens: int) -> None:
+        if tokens > 0 and self.starts.finish(tokens) and (times := self.gain.times(self._streams)) is not None:
+            self.starts.choose(times)
 
     def count_accepted(self, slots: I32, accepted: I32) -> None:
         """How many [N] of the drafts of these sequences were accepted. Fillers do not count."""
