@@ -237,9 +237,8 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         ),
         Feature(
             "[Draft models](speculative-decoding.md#draft-models)",
-            "RHHHN",
-            ("tests/models/test_draft_model.py",),
-            "On `tpu` attention plans each step on the host, and they are refused",
+            "RHHHH",
+            ("tests/models/test_draft_model.py", "tests/backends/tpu/test_tpu_drafts.py"),
         ),
         Feature(
             "[Jump-forward](structured-output.md#jump-forward) for structured output",
@@ -251,14 +250,14 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             "[MTP](speculative-decoding.md#multi-token-prediction-mtp) "
             "of DeepSeek V3 and V3.2, GLM-4.5 to 5, Qwen3-Next and 3.5, Nemotron-H, Ernie 4.5, K-EXAONE, MiMo, "
             "MiMo-V2, LongCat-Flash, Step 3.5",
-            "RHHHN",
-            ("tests/models/test_mtp.py", "tests/models/test_mtp_modules.py"),
+            "RHHHH",
+            ("tests/models/test_mtp.py", "tests/models/test_mtp_modules.py", "tests/backends/tpu/test_tpu_drafts.py"),
             "On tiny random models. Modules of other families are skipped",
         ),
         Feature(
             "[EAGLE-1, EAGLE-3 and P-EAGLE](speculative-decoding.md#eagle)",
-            "RHHHN",
-            ("tests/models/test_eagle.py",),
+            "RHHHH",
+            ("tests/models/test_eagle.py", "tests/backends/tpu/test_tpu_drafts.py"),
             "On tiny random models, EAGLE-3 in the form of its authors and of `speculators`",
         ),
         Feature(
@@ -269,7 +268,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         ),
         Feature(
             "[Quantised drafters](speculative-decoding.md#quantised-drafters-and-caches), and 8-bit caches of drafters",
-            "RUUUN",
+            "RUUUU",
             ("tests/models/test_quantised_drafts.py",),
         ),
         Feature("MTP of MiniMax-M2", "NNNNN", note="Published checkpoints lack its modules"),

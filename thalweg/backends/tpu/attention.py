@@ -101,6 +101,11 @@ class _TiledAttention(AttentionBackend):
             "place_size": np.zeros(queries, np.int32),
         }  # fmt: skip
 
+    def plan_on_device(self, batch: StepBatch, group: int, spec: AttnSpec) -> dict[str, Any]:
+        run = in_jax(partial(_plan_tiles, queries=1 if batch.uniform == 1 else QUERIES))
+        made: dict[str, Any] = run(batch.token_seq, batch.query, batch.last_row, batch.slots)
+        return made
+
     def attend(
         self, q: Any, k: Any, v: Any, kv: Any, batch: StepBatch, group: int, spec: AttnSpec, sinks: Any | None = None
     ) -> tuple[Any, Any]:
@@ -119,6 +124,27 @@ class _TiledAttention(AttentionBackend):
     ) -> jax.Array:  # fmt: skip
         """The result of `ragged_attention.attend` for tiles."""
         raise NotImplementedError
+
+
+def _plan_tiles(
+    seq: jax.Array, query: jax.Array, last_row: jax.Array, slots: jax.Array, *, queries: int
+) -> dict[str, jax.Array]:
+    """The arrays of `_TiledAttention.metadata`. queries: tokens of a tile."""
+    tokens, seqs = seq.shape[0], query.shape[0]
+    tile = jnp.arange(seqs if queries == 1 else tokens // queries + seqs)
+    count = jnp.where(slots == SCRATCH, 0, query)
+    each = -(-count // queries)
+    ends, start = jnp.cumsum(each), last_row + 1 - query
+    first = ends - each
+    owner = jnp.minimum((ends[None] <= tile[:, None]).sum(1), seqs - 1)
+    done, used = (tile - first[owner]) * queries, tile < ends[-1]
+    place = first[seq] * queries + jnp.arange(tokens) - start[seq]
+    found = {
+        "tile_seq": jnp.where(used, owner, 0), "tile_row": jnp.where(used, start[owner] + done, 0),
+        "tile_count": jnp.where(used, jnp.minimum(queries, count[owner] - done), 0),
+        "place": jnp.where(slots[seq] == SCRATCH, 0, place), "place_size": jnp.zeros(queries),
+    }  # fmt: skip
+    return {name: values.astype(jnp.int32) for name, values in found.items()}
 
 
 def _attend(
