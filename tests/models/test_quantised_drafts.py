@@ -204,3 +204,5 @@ def test_precisions_that_a_drafter_cannot_have_are_refused_in_words(target: tupl
     ):
         with pytest.raises(ThalwegError, match=words):
             serve(target[1], config)
+    with pytest.raises(ThalwegError, match="kv_cache_dtype: the module of this model has no cache, and reads that of layer"):
+        serve(Path("thalweg-nano"), {**mtp, "kv_cache_dtype": "fp8"})

@@ -38,6 +38,12 @@ class CacheReader(LayeredProposer):
         at = self._at = model.spec.mtp.cache
         group = model.layer_group[at]
         backend, spec = model.attention[group]
+        assert setup.draft is not None, "planning has read it"
+        if setup.draft.kv_dtype not in ("", spec.kv_dtype or spec.dtype):
+            raise ConfigError(
+                "speculative_config: kv_cache_dtype: the module of this model has no cache, and reads that of layer "
+                f"{at}; omit it"
+            )
         module = MTPModule.of(setup, spec.kv_dtype)
         super().__init__(setup, module, model)
         self._group, self.caches = group, ()
