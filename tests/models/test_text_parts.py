@@ -109,6 +109,20 @@ SEEING: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         },
         {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4},
     ),
+    "glm5-next": (
+        transformers.Glm5NextConfig,
+        {
+            **LATENT, "num_hidden_layers": 5, "qk_rope_head_dim": 0, "n_group": 2, "topk_group": 1, "linear_head_dim": 12,
+            "linear_num_heads": 3, "linear_conv_kernel_dim": 3, "index_n_heads": 16, "index_head_dim": 24, "index_topk": 12,
+            "index_kpool": 4, "swiglu_limit": 0.8, "hc_mult": 3, "hc_sinkhorn_iters": 5,
+            "layer_types": [
+                "linear_attention", "indexed_attention", "linear_attention", "indexed_attention", "indexed_attention"
+            ],
+            "indexer_types": ["full", "full", "full", "full", "shared"],
+            "mlp_layer_types": ["dense", "sparse", "sparse", "dense", "sparse"],
+        },
+        {"hidden_size": 16, "intermediate_size": 24, "depth": 1, "num_heads": 2, "patch_size": 4},
+    ),
     "muse-glimmer": (
         transformers.MuseGlimmerConfig,
         {

@@ -34,6 +34,7 @@ from thalweg.models.layers.ngram import KeptRows
 from thalweg.models.layers.norm import BoundNorm, build_norm
 from thalweg.models.layers.parallel_moe import ParallelExperts
 from thalweg.models.layers.perlayer import LayerEnding
+from thalweg.models.layers.pooled_index import IndexPooling
 from thalweg.models.layers.pooled_keys import PooledKeys, PooledSparseAttention
 from thalweg.models.layers.rglru import GatedRecurrence
 from thalweg.models.layers.short_conv import ShortConv
@@ -50,6 +51,7 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.DeltaNet: GatedDeltaNet,
     spec.DisentangledAttention: DisentangledAttention,
     spec.GatedRecurrence: GatedRecurrence,
+    spec.IndexPooling: IndexPooling,
     spec.KeptEntries: KeptEntries,
     spec.KeptRows: KeptRows,
     spec.KimiDelta: KimiDeltaAttention,

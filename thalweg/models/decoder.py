@@ -254,7 +254,7 @@ class Decoder:
         if self.parts_behind:
             return torch.stack([x] if residual is None else [x, residual]), flow.caches
         if self._streams is not None:
-            x = self._streams.leave(params["streams"], x)
+            x = self._streams.leave(params.get("streams", {}), x)
         if self._norm is not None:
             x, _ = self._norm.add(params.get("norm"), x, residual)
         elif residual is not None:
@@ -277,7 +277,7 @@ class Decoder:
                 tokens = torch.where(overlays.pick >= 0, self.spec.inputs.pad, tokens)
             inputs = self._inputs(params["inputs"], tokens, x)
         if self._streams is not None:
-            x = self._streams.enter(params["streams"], x)
+            x = self._streams.enter(params.get("streams", {}), x)
         return x, self._begin_flow(params, batch, kv, tables, laid, adapted, inputs)
 
     def _begin_flow(

@@ -122,6 +122,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "Glm46VForConditionalGeneration": f"{_FAMILIES}.glm4v:glm46v",
     "Glm4vForConditionalGeneration": f"{_FAMILIES}.glm4v:glm4v",
     "Glm4vMoeForConditionalGeneration": f"{_FAMILIES}.glm4v:glm4v_moe",
+    "Glm5NextForCausalLM": f"{_FAMILIES}.glm5_next:glm5_next",
+    "Glm5NextForConditionalGeneration": f"{_FAMILIES}.glm5_next:glm5_next",
     "GlmAsrForConditionalGeneration": f"{_FAMILIES}.audio_chat:glm_asr",
     "GlmForCausalLM": f"{_FAMILIES}.glm:glm",
     "GlmMoeDsaForCausalLM": f"{_FAMILIES}.deepseek_v32:glm_moe_dsa",

@@ -29,7 +29,7 @@ def glm_moe_dsa(config: Config) -> ModelSpec:
         "moe_intermediate_size": 2048, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1, "index_n_heads": 32,
         **config, "rms_norm_eps": eps(config, default=1e-5),
     }  # fmt: skip
-    return _build_spec(config, _own(config), interleaved=flag(config, "indexer_rope_interleave", True))
+    return _build_spec(config, own_indexers(config), interleaved=flag(config, "indexer_rope_interleave", True))
 
 
 def _build_spec(config: Config, own: Sequence[bool], *, interleaved: bool) -> ModelSpec:
@@ -62,7 +62,7 @@ def _build_spec(config: Config, own: Sequence[bool], *, interleaved: bool) -> Mo
     return attach_module(spec, Layer(mixers[True], moe, norms), eps(config))
 
 
-def _own(config: Config) -> list[bool]:
+def own_indexers(config: Config) -> list[bool]:
     """Which layers have an indexer: by `indexer_types`, a pattern of F and S, or every so many from an offset on."""
     count, types, pattern = layer_count(config), config.get("indexer_types"), config.get("index_topk_pattern")
     if types is None and isinstance(pattern, str):

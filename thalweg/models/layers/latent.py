@@ -19,6 +19,7 @@ from thalweg.models.layers.attention import grown, select_backend
 from thalweg.models.layers.indexer import Indexer
 from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.norm import RMSNorm
+from thalweg.models.layers.pooled_index import PooledIndexer
 from thalweg.models.weights import ParamSpec
 
 
@@ -61,8 +62,11 @@ class LatentAttention:
         if self._gate is not None:
             self._gated = ctx.bind(ops.sigmoid_mul, size=spec.value_dim)
             self.specs["gate"] = self._gate.specs
-        self._indexer = None
-        if spec.indexer is not None:
+        self._indexer, self._pooled = None, None
+        if isinstance(spec.indexer, declared.PooledIndexer):
+            pooled = PooledIndexer(ctx, spec.indexer, weights["indexer"], self.spec)
+            self._pooled, self.specs["indexer"] = pooled if self.spec.top else None, pooled.specs
+        elif spec.indexer is not None:
             indexer = Indexer(ctx, spec.indexer, weights["indexer"], spec.rope_dim, self.spec, place)
             self.specs["indexer"] = indexer.specs
             if self.spec.top:
@@ -97,6 +101,8 @@ class LatentAttention:
         latent = self._kv_norm(p["kv_norm"], latent)
         held = torch.cat((latent if self._scale == 1.0 else latent * self._scale, key), -1)
         cache = flow.caches[at.layer]
+        if self._pooled is not None:
+            self._pooled(p["indexer"], x, entered, flow)
         if self._indexer is None:
             out, cache = self.backend.attend(query, held, held, cache, flow.batch, at.group, self.spec)
             flow.caches[at.layer] = cache

@@ -36,6 +36,7 @@ from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms, 
 from thalweg.models.spec.parallel_moe import ParallelMoE
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import LayerEnding, LayerInput, LayerInputs
+from thalweg.models.spec.pooled_index import IndexPooling, PooledIndexer
 from thalweg.models.spec.pooled_keys import PooledKeys, PooledSparseAttention
 from thalweg.models.spec.resampler import ResamplerSpec
 from thalweg.models.spec.rglru import GatedRecurrence
@@ -75,6 +76,7 @@ __all__ = [
     "HeadNorm",
     "HyperConnection",
     "HyperStreams",
+    "IndexPooling",
     "Indexer",
     "KeptEntries",
     "KeptRows",
@@ -100,6 +102,7 @@ __all__ = [
     "Norms",
     "PairNorm",
     "ParallelMoE",
+    "PooledIndexer",
     "PooledKeys",
     "PooledSparseAttention",
     "ProjectorSpec",

@@ -25,6 +25,8 @@ class KimiDelta:
     """After the convolutions."""
     full: bool = False
     """Decay and gate have one matrix each, f_proj and g_proj."""
+    flat: bool = False
+    """The tensor of decay rates has one dimension. Always so with `full`."""
     floor: float = 0.0
     """As in `ops.channel_delta_gates`."""
     name: str = "self_attn"
@@ -60,8 +62,9 @@ class KimiDelta:
             "decay": linear({f"{at}f_b_proj": n}, self.dim, shard=0),
             "gate": linear({f"{at}g_b_proj": n}, self.dim, shard=0),
         }
-        if self.full:
+        if self.full or self.flat:
             rate = TensorView(f"{at}A_log", (self.heads,), flat=True)
+        if self.full:
             projected = {"in": linear({**parts, **{f"{at}{p}_proj": n for p in "fg"}}, hidden, shard=0)}
         return {
             **projected,

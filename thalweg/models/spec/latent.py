@@ -8,6 +8,7 @@ from typing import Any
 from thalweg.hal.attention import AttnSpec
 from thalweg.models.spec.indexer import Indexer
 from thalweg.models.spec.norm import Norm
+from thalweg.models.spec.pooled_index import PooledIndexer
 from thalweg.models.spec.rope import Rope
 from thalweg.models.weights import Source, TensorView, Weight, Weights, linear
 
@@ -41,7 +42,7 @@ class LatentAttention:
     """As `Attention.grows`."""
     top: int = 0
     """Tokens that a token reads at the most; 0 = all."""
-    indexer: Indexer | None = None
+    indexer: Indexer | PooledIndexer | None = None
     """It selects them. None, where there is a `top`: the indices of the last layer with an indexer are reused."""
     gate: str = ""
     """The matrix of a gate: its sigmoids multiply the heads' outputs, one per head; "" = none."""
@@ -50,9 +51,9 @@ class LatentAttention:
     name: str = "self_attn"
 
     def __post_init__(self) -> None:
-        if (self.rope is None) != bool(self.still):
+        if self.rope is not None and self.still:
             raise ValueError("LatentAttention: a part of q turns, or has so many values that do not")
-        if self.top and self.rope is None:
+        if isinstance(self.indexer, Indexer) and self.rope is None:
             raise ValueError("LatentAttention: an indexer turns its heads as attention does")
         if self.indexer is not None and not (self.top and self.q_latent):
             raise ValueError("LatentAttention: an indexer reads the latent of q, and chooses so many tokens")
@@ -73,7 +74,7 @@ class LatentAttention:
         return AttnSpec(
             heads=self.heads // ranks, kv_heads=1, head_dim=self.latent + self.rope_dim,
             scale=self.scale or (self.nope_dim + self.rope_dim) ** -0.5, dtype=dtype, kind="latent", kv_dtype=kv_dtype,
-            latent=self.latent, index=self.indexer.dim if top and self.indexer else 0, top=top,
+            latent=self.latent, index=self.indexer.dim if top and isinstance(self.indexer, Indexer) else 0, top=top,
         )  # fmt: skip
 
     def weights(self, at: str, hidden: int) -> Weights:
