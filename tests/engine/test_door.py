@@ -16,10 +16,11 @@ from thalweg.engine.client.frontend import locate
 from thalweg.engine.executor.messages import Beat, FromRank, Hello, Refused, Welcome
 from thalweg.engine.executor.nodes import GREETINGS, gather, model_digest
 from thalweg.engine.ipc.codec import HEADER, Codec
-from thalweg.engine.ipc.door import MOST_GREETING, NONCE_BYTES, Door, connect, has_ended, introduce
+from thalweg.engine.ipc.door import MOST_GREETING, Door, connect, has_ended, introduce
 from thalweg.engine.ipc.port import listen
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal.platform import Place
+from thalweg.host.handshake import NONCE_BYTES
 
 ARGS = locate(EngineArgs(device="null", tensor_parallel_size=2, nnodes=2)).args
 PLACES = [Place(rank=1, world=2)]

@@ -21,6 +21,13 @@ def node_secret(file: str | None) -> bytes | None:
     return _read_secret("node_secret", file, "THALWEG_NODE_SECRET", envs.node_secret())
 
 
+def read_secret(name: str, file: str) -> bytes:
+    """The secret in a file that the option `name` gives. ConfigError names both."""
+    secret = _read_secret(name, file, "", None)
+    assert secret is not None, "a file is given"
+    return secret
+
+
 def _read_secret(name: str, file: str | None, variable: str, value: str | None) -> bytes | None:
     where, secret = f"{name}: {file}", b""
     if file is not None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hmac
 import logging
 import os
-import secrets
 import select
 import socket
 import struct
@@ -19,6 +17,7 @@ from thalweg.engine.ipc.codec import HEADER, Codec, FrameError
 from thalweg.engine.ipc.pair import End
 from thalweg.engine.ipc.port import kept_port, listen
 from thalweg.errors import ConfigError
+from thalweg.host.handshake import check_guest, check_listener, receive_exactly
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +31,7 @@ AGAIN_SECONDS = 0.2
 """Between two attempts to connect."""
 SIOCGIFADDR = 0x8915
 
-
-NONCE_BYTES = 32
+PURPOSE = b"join an engine"
 
 
 class StrangerError(Exception):
@@ -55,8 +53,8 @@ def opening(host: str, port: int, secret: bytes = b"") -> Iterator[Door]:
 
 
 class Door:
-    """A listening socket, at which processes introduce themselves by one message. Both sides first prove that they know the
-    secret, without sending it: each sends a nonce, and answers the other's with an HMAC of both."""
+    """A listening socket, at which processes introduce themselves by one message. Both sides first prove that they have the
+    secret (`host.handshake`)."""
 
     def __init__(self, sock: End, secret: bytes = b"") -> None:
         self._sock, self._secret = sock, secret
@@ -96,22 +94,10 @@ class Door:
         return _tune(sock), str(where[0]), message
 
     def _check(self, sock: End, host: str) -> None:
-        mine = secrets.token_bytes(NONCE_BYTES)
-        sock.sendall(mine)
-        theirs = _exactly(sock, NONCE_BYTES)
-        proof = _exactly(sock, NONCE_BYTES)
-        if not hmac.compare_digest(proof, _prove(self._secret, b"joins", mine, theirs)):
-            with contextlib.suppress(OSError):
-                sock.sendall(bytes(NONCE_BYTES))  # no proof: it learns only that the secrets differ
+        if not check_guest(sock, self._secret, PURPOSE):
             self.turned_away = f"a process on {host} that wanted to join was turned away: it has another secret (node_secret)"
             log.warning("%s", self.turned_away)
             raise StrangerError
-        sock.sendall(_prove(self._secret, b"admits", mine, theirs))
-
-
-def _prove(secret: bytes, what: bytes, door: bytes, guest: bytes) -> bytes:
-    """32 bytes that only who knows the secret can make. door, guest: the nonces."""
-    return hmac.digest(secret, what + door + guest, "sha256")
 
 
 def connect(host: str, port: int, until: float, patient: bool) -> End:
@@ -139,9 +125,7 @@ def introduce(sock: End, codec: Codec[Any], message: Any, until: float, secret: 
     ConfigError if it has another secret."""
     try:
         sock.settimeout(max(0.1, until - time.monotonic()))
-        theirs, mine = _exactly(sock, NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
-        sock.sendall(mine + _prove(secret, b"joins", theirs, mine))
-        if not hmac.compare_digest(_exactly(sock, NONCE_BYTES), _prove(secret, b"admits", theirs, mine)):
+        if not check_listener(sock, secret, PURPOSE):
             raise ConfigError("node_secret: machine 0 has another secret; give all machines the same file")
         sock.sendall(codec.encode(message))
         answer = _receive(sock, codec)
@@ -201,17 +185,7 @@ def _tune(sock: End) -> End:
 
 def _receive(sock: End, codec: Codec[Any]) -> Any:
     """One message. OSError at the end of the stream."""
-    (length,) = HEADER.unpack(_exactly(sock, HEADER.size))
+    (length,) = HEADER.unpack(receive_exactly(sock, HEADER.size))
     if length > MOST_GREETING:
         raise FrameError(f"a first message of {length} bytes; the limit is {MOST_GREETING}")
-    return codec.decode(_exactly(sock, length))
-
-
-def _exactly(sock: End, n: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < n:
-        piece = sock.recv(n - len(parts))
-        if not piece:
-            raise ConnectionResetError("end of stream")
-        parts += piece
-    return bytes(parts)
+    return codec.decode(receive_exactly(sock, length))

@@ -6,10 +6,9 @@ chats, tokenizes, and detokenizes.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from thalweg import CompletionOutput, RequestOutput, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from thalweg.errors import RequestError
@@ -87,7 +86,7 @@ def read_tokens(request: Mapping[str, Any]) -> list[int]:
         return [int(token) for token in given or ()]
     if len(given) % 4:
         raise RequestError(f"token_ids: {len(given)} packed bytes are no whole number of ids", "token_ids")
-    return [int(token) for token in np.frombuffer(given, "<i4")]
+    return [token for (token,) in struct.iter_unpack("<i", given)]
 
 
 def read_priority(request: Mapping[str, Any]) -> int:

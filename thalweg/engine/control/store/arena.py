@@ -32,6 +32,8 @@ class BlockArena:
         """Key -> bytes and pages, the least recently used first."""
         self._leases: dict[int, tuple[float, list[bytes]]] = {}
         self._leased = Counter[bytes]()
+        self._dropped: dict[bytes, list[int]] = {}
+        """Keys of discarded blocks under a lease -> their pages, which are free when the lease ends."""
         self._numbers = itertools.count(1)
 
     def __contains__(self, key: bytes) -> bool:
@@ -40,7 +42,8 @@ class BlockArena:
     def save(self, key: bytes, block: bytes) -> None:
         """Keep a block, unless it is here, or too large, or leased blocks leave no room."""
         with self._lock:
-            if key in self._blocks or not block or len(block) > self.memory.size:
+            self._end_late()
+            if key in self._blocks or key in self._dropped or not block or len(block) > self.memory.size:
                 return
             if not self._page:
                 self._page = -(-len(block) // PAGE) * PAGE
@@ -83,22 +86,31 @@ class BlockArena:
             self._end(number)
 
     def discard(self, keys: Sequence[bytes]) -> None:
-        """Forget blocks. Their pages are used again after their leases."""
+        """Forget blocks. Nobody finds them again, and their pages are used again after their leases."""
         with self._lock:
             for key in keys:
-                if key in self._blocks and not self._leased[key]:
-                    self._free += self._blocks.pop(key)[1]
+                if key in self._blocks:
+                    self._dropped[key] = self._blocks.pop(key)[1]
+            self._free_dropped()
 
     def _end(self, number: int) -> None:
         _, keys = self._leases.pop(number, (0.0, []))
         self._leased.subtract(keys)
         self._leased = +self._leased
+        self._free_dropped()
 
-    def _make_room(self, count: int) -> bool:
-        """Free at least `count` pages. False: leases leave fewer."""
+    def _end_late(self) -> None:
+        """End leases whose time is over: their readers have gone."""
         now = self._clock()
         for number in [n for n, (until, _) in self._leases.items() if until <= now]:
             self._end(number)
+
+    def _free_dropped(self) -> None:
+        for key in [k for k in self._dropped if not self._leased[k]]:
+            self._free += self._dropped.pop(key)
+
+    def _make_room(self, count: int) -> bool:
+        """Free at least `count` pages. False: leases leave fewer."""
         for key in [k for k in self._blocks if not self._leased[k]] if len(self._free) < count else ():
             self._free += self._blocks.pop(key)[1]
             if len(self._free) >= count:

@@ -10,7 +10,6 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -20,6 +19,7 @@ from thalweg.engine.control.store.arena import BlockArena, Pieces
 from thalweg.engine.control.store.base import Store
 from thalweg.engine.control.store.sockets import FrameSocket, Listener, connect, split_address
 from thalweg.errors import ConfigError
+from thalweg.host.secrets import read_secret
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class NixlStore(Store):
     def open(cls, options: Mapping[str, Any]) -> Self:
         if problems := cls.check(options):
             raise ConfigError(*problems)
-        secret = _read_secret(options[SECRET])
+        secret = read_secret(f"kv_transfer_config: {SECRET}", options[SECRET])
         try:
             from nixl._api import nixl_agent, nixl_agent_config
         except ImportError as e:
@@ -286,13 +286,3 @@ class _Peer:
 
 def _register(agent: Any, memory: np.ndarray) -> Any:
     return agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
-
-
-def _read_secret(file: str) -> bytes:
-    try:
-        secret = Path(file).read_bytes().strip()
-    except OSError as e:
-        raise ConfigError(f"kv_transfer_config: {SECRET}: {file!r:.80} cannot be read: {e.strerror or e}") from None
-    if len(secret) < 16:
-        raise ConfigError(f"kv_transfer_config: {SECRET}: {file!r:.80} must have at least 16 bytes")
-    return secret

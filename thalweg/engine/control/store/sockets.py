@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
-import secrets
 import socket
 import threading
 from collections.abc import Callable
 from typing import Any
+
+from thalweg.host.handshake import check_guest, check_listener, receive_exactly
 
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 2.0
 MOST_FRAME = 64 << 20
 """Bytes."""
-NONCE = 32
-"""Bytes of a nonce, and of a proof."""
+PURPOSE = b"read blocks"
 
 
 def split_address(address: Any) -> tuple[str, int] | None:
@@ -35,10 +34,7 @@ def connect(address: tuple[str, int], secret: bytes, seconds: float) -> FrameSoc
     """A connection to a `Listener`. OSError if nothing listens, or it has another secret. seconds: of each call."""
     sock = socket.create_connection(address, seconds)
     try:
-        mine = secrets.token_bytes(NONCE)
-        theirs = _receive_exactly(sock, NONCE)
-        sock.sendall(mine + _prove(secret, b"connects", theirs, mine))
-        if not hmac.compare_digest(_receive_exactly(sock, NONCE), _prove(secret, b"listens", theirs, mine)):
+        if not check_listener(sock, secret, PURPOSE):
             raise OSError(f"the process at {address[0]}:{address[1]} has another secret")
     except BaseException:
         sock.close()
@@ -58,10 +54,10 @@ class FrameSocket:
 
     def receive(self) -> bytes:
         """OSError if the other side has ended."""
-        size = int.from_bytes(_receive_exactly(self._sock, 4), "big")
+        size = int.from_bytes(receive_exactly(self._sock, 4), "big")
         if size > MOST_FRAME:
             raise OSError(f"a frame of {size} bytes, more than {MOST_FRAME}")
-        return _receive_exactly(self._sock, size)
+        return receive_exactly(self._sock, size)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -99,13 +95,9 @@ class Listener:
         self._open.add(connection)
         try:
             sock.settimeout(CONNECT_SECONDS)
-            mine = secrets.token_bytes(NONCE)
-            sock.sendall(mine)
-            theirs, proof = _receive_exactly(sock, NONCE), _receive_exactly(sock, NONCE)
-            if not hmac.compare_digest(proof, _prove(self._secret, b"connects", mine, theirs)):
+            if not check_guest(sock, self._secret, PURPOSE):
                 logger.warning("kv store: a process with another secret was turned away")
                 return
-            sock.sendall(_prove(self._secret, b"listens", mine, theirs))
             sock.settimeout(None)
             while True:
                 connection.send(self._answer(connection.receive()))
@@ -114,18 +106,3 @@ class Listener:
         finally:
             self._open.discard(connection)
             connection.close()
-
-
-def _prove(secret: bytes, side: bytes, listener: bytes, guest: bytes) -> bytes:
-    """32 bytes that only a process with the secret can compute. listener, guest: their nonces."""
-    return hmac.digest(secret, side + listener + guest, "sha256")
-
-
-def _receive_exactly(sock: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        part = sock.recv(min(1 << 20, size - len(data)))
-        if not part:
-            raise ConnectionResetError("the other side has ended")
-        data += part
-    return bytes(data)
