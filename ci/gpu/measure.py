@@ -82,7 +82,7 @@ def main() -> int:
         tidy(device)
     with tempfile.TemporaryDirectory() as scratch:
         for shape in args.shapes:
-            case = Case(shape, args.layers, args.quantization or "", args.variant)
+            case = Case(shape, args.layers, args.quantization or "", args.variant, args.scaled)
             path = Path(scratch) / shape
             path.mkdir()
             (path / "config.json").write_text(json.dumps(case.config()))
@@ -131,6 +131,8 @@ def measure(
 
 
 def open_model(path: Path, args: argparse.Namespace, **more: Any) -> LLM:
+    if getattr(args, "scaled", False):
+        more = {"additional_config": {"scaled_codes": True}, **more}
     return LLM(
         str(path), device=args.device, dtype=args.dtype, load_format="dummy", skip_tokenizer_init=True,
         max_model_len=args.length, enable_prefix_caching=False, batch_invariant=not args.variant, use_tqdm_on_load=False,
@@ -272,6 +274,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=16384, help="longest sequence served")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--variant", action="store_true", help="kernels that are not batch-invariant too; figures say so")
+    parser.add_argument("--scaled", action="store_true", help="int4 with scaled_codes; figures say so")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()

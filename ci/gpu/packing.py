@@ -36,6 +36,10 @@ KERNELS: dict[str, tuple[Case | None, tuple[str, ...]]] = {
     "llama-8b": (Case("llama-8b"), ("--dtype=bfloat16",)),
     "llama-8b fp8": (Case("llama-8b", quantization="fp8"), ("--dtype=bfloat16", "--quantization=fp8")),
     "llama-8b int4": (Case("llama-8b", quantization="int4"), ("--dtype=bfloat16", "--quantization=int4")),
+    "llama-8b int4 scaled": (
+        Case("llama-8b", quantization="int4", scaled=True),
+        ("--dtype=bfloat16", "--quantization=int4", '--additional-config={"scaled_codes": true}'),
+    ),
     "llama-8b variant": (Case("llama-8b", variant=True), ("--dtype=bfloat16", "--no-batch-invariant")),
     "qwen3-30b-a3b": (Case("qwen3-30b-a3b", 12), ("--dtype=bfloat16",)),
     "gpt-oss-20b": (Case("gpt-oss-20b", 4), ("--dtype=bfloat16",)),

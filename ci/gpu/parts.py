@@ -92,12 +92,13 @@ class PartFactory:
         """Figures of one case, by their names. Where they mean nothing anyway, those of a small case."""
         if not self.full:
             moe = case.shape not in ("llama-1b", "llama-8b")
-            case = Case("tiny-moe" if moe else "tiny", 2 if case.layers else 0, case.quantization, case.variant)
+            case = Case("tiny-moe" if moe else "tiny", 2 if case.layers else 0, case.quantization, case.variant, case.scaled)
             figures = tuple(dict.fromkeys(_shrink(f) for f in figures))
         more = [f"--shapes={case.shape}", f"--repeats={repeats}", f"--figures={','.join(figures)}"]
         more += [f"--layers={case.layers}"] if case.layers else []
         more += [f"--quantization={case.quantization}"] if case.quantization else []
         more += ["--variant"] if case.variant else []
+        more += ["--scaled"] if case.scaled else []
         more += [] if self.full else ["--quick"]
         wanted = tuple(case.named(f) for f in figures)
         return self.make_script(name, least, most, *more, file="measure", resumes=True, wanted=wanted, **facts)

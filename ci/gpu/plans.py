@@ -51,6 +51,9 @@ def make_quick(f: PartFactory) -> list[Part]:
     ]  # fmt: skip
     second = [
         f.make_measure(
+            "measure 8b int4 scaled", Case("llama-8b", quantization="int4", scaled=True), ROUNDED, 20, 60, repeats=3
+        ),
+        f.make_measure(
             "measure 8b variant", Case("llama-8b", variant=True), ("open", *STEPS, "prompt 512", "prompt 2048", HALF_THOUSAND),
             25, 75, repeats=3,
         ),

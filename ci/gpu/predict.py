@@ -1,6 +1,6 @@
 """How long a step should take on a GPU, by counting what it moves and multiplies. A measured figure far from it teaches most.
 
-    python ci/gpu/predict.py [--shape llama-8b] [--layers N] [--quantization fp8] [--summary FILE]
+    python ci/gpu/predict.py [--shape llama-8b] [--layers N] [--quantization fp8] [--scaled] [--summary FILE]
 
 Every weight is one product: the largest of its bytes at the memory's rate, the bytes that its tiles read from the L2 cache
 at that one's, and its multiplications at the matrix unit's. A tile of M rows and N columns reads M rows of x and N of the
@@ -18,7 +18,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,8 @@ def count_case(case: Case) -> Model:
     method = online.choose_method(case.quantization or None, multiplies)
     spec, use = registry.family(config)(config), formats.scheme(config, method)
     matrices = tuple(_list_matrices(spec, use))
+    if case.scaled:
+        matrices = tuple(replace(m, operands="scaled") if m.operands == "grouped" else m for m in matrices)
     kinds = ["experts" if isinstance(layer.ffn, MoE) else "dense" for layer in spec.layers]
     rounded = ROUNDINGS if any(m.each == 1 for m in matrices) else 0
     launches = sum(LAYER_LAUNCHES[k] + rounded for k in kinds) + AROUND
@@ -303,13 +305,14 @@ def main() -> int:
     parser.add_argument("--shape", default="llama-8b", choices=sorted(SHAPES))
     parser.add_argument("--layers", type=int, default=0, metavar="N", help="only so many")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="round the weights")
+    parser.add_argument("--scaled", action="store_true", help="int4 with scaled_codes")
     parser.add_argument("--arch", default="sm_90", help="architecture whose tiles count (default %(default)s)")
     parser.add_argument("--context", type=int, default=CONTEXT, help="tokens before each new one (default %(default)s)")
     parser.add_argument("--summary", type=Path, metavar="FILE", help="with the ceilings of this run, not an H100's")
     args = parser.parse_args()
     said = json.loads(args.summary.read_text())["parts"]["smoke"]["figures"]["ceilings"] if args.summary else None
     try:
-        case = Case(args.shape, args.layers, args.quantization or "")
+        case = Case(args.shape, args.layers, args.quantization or "", scaled=args.scaled)
         print(format_table(case, args.context, Rates.of(said), read_tiles(args.arch)))
     except ValueError as e:
         parser.error(str(e))

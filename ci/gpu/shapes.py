@@ -69,12 +69,14 @@ QUANTIZATIONS = ("fp8", "int4", "mxfp4")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What figures are of. layers: as many as run, 0 for all. variant: with kernels that need not be batch-invariant too."""
+    """What figures are of. layers: as many as run, 0 for all. variant: with kernels that need not be batch-invariant too.
+    scaled: with `scaled_codes`, which int4 has two ways for."""
 
     shape: str
     layers: int = 0
     quantization: str = ""
     variant: bool = False
+    scaled: bool = False
 
     @property
     def all_layers(self) -> int:
@@ -84,7 +86,8 @@ class Case:
     def label(self) -> str:
         """ "qwen3-30b-a3b 12/48 layers", "llama-8b fp8": the beginning of the names of all its figures."""
         cut = [f"{self.layers}/{self.all_layers} layers"] if self.layers else []
-        return " ".join([self.shape, *cut, *filter(None, [self.quantization]), *(["variant"] if self.variant else [])])
+        words = [self.quantization, "scaled" if self.scaled else "", "variant" if self.variant else ""]
+        return " ".join([self.shape, *cut, *filter(None, words)])
 
     def config(self) -> dict[str, Any]:
         """The configuration, with as many layers as run. ValueError if the shape has fewer."""
@@ -105,7 +108,7 @@ def parse(label: str) -> Case | None:
     cut = re.fullmatch(r"(\d+)/\d+", words[0]) if words[1:2] == ["layers"] else None
     layers, words = (int(cut[1]), words[2:]) if cut else (0, words)
     quantization = next((w for w in words if w in QUANTIZATIONS), "")
-    case = Case(shape, layers, quantization, "variant" in words)
+    case = Case(shape, layers, quantization, "variant" in words, "scaled" in words)
     return case if case.label == label else None
 
 

@@ -16,7 +16,7 @@ FIRST = [
     "smoke", "rows", "checks", "measure 8b", "kit exact attention", "kit exact linear", "attention tiles",
     "measure 8b int4", "measure 30b-a3b", "measure 8b fp8",
 ]  # fmt: skip
-SECOND = ["measure 8b variant", "products", "ncu", "measure gpt-oss", "sanitizer", "starts 1b"]
+SECOND = ["measure 8b int4 scaled", "measure 8b variant", "products", "ncu", "measure gpt-oss", "sanitizer", "starts 1b"]
 LONG = [
     "smoke", "rows", "checks", "kit exact attention", "kit exact linear", "kit no split k", "measure 1b", "measure 8b",
     "starts 1b", "tiles", "load", "kit rest 1", "kit rest 2", "measure 1b variant", "measure 8b variant", "starts 8b", "sweep",
@@ -46,6 +46,9 @@ def test_the_quick_plan_has_the_sizes_of_its_page(tmp_path: Path) -> None:
     assert set(moe) <= set(made["measure 30b-a3b"].wanted)
     assert {"--shapes=qwen3-30b-a3b", "--layers=12"} <= set(made["measure 30b-a3b"].words)
     assert {"--quantization=fp8"} <= set(made["measure 8b fp8"].words)
+    assert {"--quantization=int4", "--scaled"} <= set(made["measure 8b int4 scaled"].words)
+    plain, scaled = (made[f"measure 8b int4{more}"].wanted for more in ("", " scaled"))
+    assert scaled == tuple(name.replace("int4:", "int4 scaled:") for name in plain)  # a pair of figures each
     assert {f"llama-8b fp8: step {n}" for n in (1, 64, 256)} <= set(made["measure 8b fp8"].wanted)
     assert {"gpt-oss-20b 4/24 layers: step 64"} <= set(made["measure gpt-oss"].wanted)
     assert "--tools=memcheck" in made["sanitizer"].words
@@ -81,7 +84,7 @@ def test_every_script_of_a_plan_exists_and_understands_its_options(plan: str, tm
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("sys.argv", part.words[1:])
             args = measure._arguments()
-        case = script("shapes").Case(args.shapes[0], args.layers, args.quantization or "", args.variant)
+        case = script("shapes").Case(args.shapes[0], args.layers, args.quantization or "", args.variant, args.scaled)
         assert {case.named(f) for f in args.figures} == set(part.wanted)
 
 

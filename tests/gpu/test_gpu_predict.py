@@ -49,6 +49,9 @@ def test_weights_and_launches_are_counted_from_the_spec() -> None:
     assert codes.launches == 339
     assert {m.operands for m in codes.matrices} == {"grouped", "codes"}  # the output matrix has 8 bits
     rates, choose = predict.Rates.of(), predict.read_tiles("sm_90")
+    forms = (predict.count_case(Case("llama-8b", 0, "int4", scaled=s)) for s in (False, True))
+    sums, scaled = (predict.predict_products(made, 2048, 1, rates, choose) for made in forms)
+    assert scaled < 0.8 * sums  # larger tiles read inputs from the L2 cache less often
     (up,) = {m for m in experts.matrices if m.experts and m.cols == 1536}
     one, many = (predict.predict_product(up, rows, rates, choose) for rows in (1, 64))
     assert one * rates.weights == pytest.approx(up.bytes * 8 / 128)  # of one token the experts that it chooses

@@ -23,6 +23,7 @@ from thalweg.engine.planning import resolve
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal import discovery
 from thalweg.hal.platform import Defaults, Limits, ModelInfo, Parallel, Place, Probe, StepSizes
+from thalweg.hal.weights import WeightFormat
 
 LLAMA = ModelInfo("LlamaForCausalLM", "bfloat16", 32, 4096, 32, 8, 128, 128_256, 131_072, 16 << 30)
 NVIDIA = {
@@ -149,6 +150,18 @@ def test_tiles_by_rows_are_an_option(tmp_path: Path, on: bool) -> None:
     product = next(k for k in device.kernels if (k.op, k.name) == ("linear", "triton"))
     made = {product.run.args[0].product.choose("dense", rows, 4096) for rows in (1, 8192)}  # type: ignore[attr-defined]
     assert (len(made) == 2) == on
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_scaled_codes_are_an_option(tmp_path: Path, on: bool) -> None:
+    pytest.importorskip("triton")
+    folder = torch_folder(tmp_path, cuda="13.0")
+    nvidia(tmp_path, "NVIDIA H200")
+    platform = CudaPlatform(tmp_path, folder, FakeDriver([opened("NVIDIA H200", "sm_90", 141)]))
+    device = platform.with_options(GpuOptions(scaled_codes=on)).open(Place())
+    spec = {"weight": WeightFormat("int", 4, 64, symmetric=False), "dtype": "bfloat16"}
+    claim = [k.name for k in device.kernels if k.op == "linear" and k.batch_invariant and k.supports(spec) is None]
+    assert claim == (["triton-int4-scaled", "triton-int4"] if on else ["triton-int4", "triton-int4-scaled"])
 
 
 def test_a_container_that_hides_the_names_still_has_its_cards(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from thalweg.backends.triton_kernels import attention, codes, paged, sampling, truncation
-from thalweg.backends.triton_kernels.quantised import E2M1
+from thalweg.backends.triton_kernels.quantised import E2M1, SCALED
 from thalweg.backends.triton_kernels.sampling import _gumbel
 from thalweg.backends.triton_kernels.testing import InterpretOptions, InterpretPlatform
 from thalweg.backends.triton_kernels.tiles import FOURS, tiles
@@ -82,6 +82,7 @@ CODED = {
     "codes": (WeightFormat("int", 8, 32), "", 96), "int8": (WeightFormat("int", 8, act="int8"), "", 96),
     "float8": (WeightFormat("float", 8, act="float8_e4m3fn"), "float8_e4m3fn", 96), "four": (INT4, "", 640),
     "grouped": (replace(INT4, group=64, symmetric=False), "", 640),
+    "scaled": (replace(INT4, group=64, symmetric=False), "", 640),
     "four of groups of 32": (MXFP4, "", 600), "four with minima": (WeightFormat("int", 4, 32, symmetric=False), "", 600),
 }  # fmt: skip
 """What a product multiplies -> (a format, the 8-bit float of the target, inputs)."""
@@ -94,8 +95,12 @@ def test_a_row_of_a_quantised_product_is_the_same_bits_in_whatever_tile(operands
     device = InterpretPlatform().with_options(InterpretOptions(float8=native)).open(Place())
     product, rng = tiles("interpret").product, torch.Generator().manual_seed(6)
     kernels = [k for k in device.kernels if k.op == "linear" and k.batch_invariant]
-    kernel = next(k for k in kernels if k.supports({"weight": format, "dtype": "bfloat16"}) is None)
     kind = operands.split()[0]
+    kernel = next(
+        k
+        for k in kernels
+        if k.supports({"weight": format, "dtype": "bfloat16"}) is None and (k.name == SCALED) == (kind == "scaled")
+    )
     met = {product.choose(kind, n, cols, width) for cols, rows in SIZES.items() for n in rows}
     assert met == set(getattr(product, kind))
     assert kind not in FOURS or (width > product.slice and any(t.shared for t in met))
@@ -129,6 +134,25 @@ def test_instructions_for_two_codes_give_the_numbers_of_the_format(kind: str, dt
         assert torch.equal(_split(made, number).float(), want)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_instructions_for_two_scaled_codes_give_rounded_products(dtype: str) -> None:
+    """Those of the format, rounded once, but for a few that lie next to the middle of two numbers."""
+    words = torch.arange(1 << 16).view(-1, 2)
+    pair = words[:, 0] | words[:, 1] << 16
+    number, zero = torch.bfloat16 if dtype == "bf16" else torch.float16, 5
+    rng = torch.Generator().manual_seed(1)
+    scale = (torch.rand(len(pair), 1, generator=rng) * 0.1 + 1e-2).expand(-1, 2)
+    high = scale.to(number)
+    low = (scale - high.float()).to(number)
+    above = torch.full((len(pair), 2), -(128 if dtype == "bf16" else 1024) - zero).to(number)
+    for q in range(4):
+        text = codes.write_scaled_pairs(dtype, q)
+        made = _split(_emulate(text, pair, _join(above), number, _join(high), _join(low)), number)
+        want = ((((words >> (4 * q)) & 15) - zero) * scale).to(number)
+        assert (made == want).float().mean() > 0.99
+        torch.testing.assert_close(made.float(), want.float(), rtol=2**-7 if dtype == "bf16" else 2**-10, atol=0)
+
+
 def _join(pairs: torch.Tensor) -> torch.Tensor:
     bits = pairs.view(torch.int16).to(torch.int64) & 0xFFFF
     return bits[:, 0] | bits[:, 1] << 16
@@ -138,10 +162,12 @@ def _split(words: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
     return torch.stack([words & 0xFFFF, words >> 16], 1).to(torch.int32).to(torch.int16).view(kind)
 
 
-def _emulate(text: str, word: torch.Tensor, above: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    """PTX of 32-bit shifts, masks and fused multiply-adds of pairs: $0 of $1 and $2. A product and sum of few bits is exact in
-    float64, and the sum is then rounded once."""
-    held: dict[str, Any] = {"$1": word, "$2": above}
+def _emulate(
+    text: str, word: torch.Tensor, above: torch.Tensor, kind: torch.dtype, *more: torch.Tensor
+) -> torch.Tensor:  # fmt: skip
+    """PTX of 32-bit shifts, masks and fused multiply-adds of pairs: $0 of $1, $2 and more. A product and sum of few bits is
+    exact in float64, and the sum is then rounded once."""
+    held: dict[str, Any] = {"$1": word, "$2": above} | {f"${i}": v for i, v in enumerate(more, 3)}
 
     def read(name: str) -> Any:
         return held[name] if name in held else torch.tensor(int(name, 0))

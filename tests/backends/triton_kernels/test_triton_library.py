@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg.backends.triton_kernels.tiles import OPERANDS, known_architectures, nearest, of_any_rows, tiles
+from thalweg.backends.triton_kernels.tiles import FOURS, OPERANDS, known_architectures, nearest, of_any_rows, tiles
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.step import StepBatch, StepShape
 from thalweg.hal.testing.sequences import batch_of
@@ -189,10 +189,7 @@ def test_the_tiles_of_a_product_differ_in_what_changes_no_sum() -> None:
         shapes = [*getattr(p, operands), p.base(16), p.base(1 << 20)]
         if operands == "int8" or operands in SHOWN.get(arch, ()):
             continue
-        if operands in (
-            "four",
-            "grouped",
-        ):  # a chunk has its own length, and the weight's columns are the rows of the instruction
+        if operands in FOURS:  # a chunk has its own length, and the weight's columns are the rows of the instruction
             assert not arch.startswith("sm_") or len({t.cols >= 64 for t in getattr(p, operands)}) <= 1, arch
             continue
         assert {t.inner for t in shapes} == {p.inner}, (arch, operands)

@@ -132,7 +132,7 @@ class CompileOnlyPlatform(Platform):
 
     def open(self, place: Place) -> Device:
         options = self._base.options
-        kernels = partial(triton, row_tiles=options.row_tiles)
+        kernels = partial(triton, row_tiles=options.row_tiles, scaled_codes=options.scaled_codes)
         parts = assemble(self._arch, self._base.vendors(), kernels, unshown=options.unshown_products)
         for source, why in parts.absent:
             if source == "triton":

@@ -149,12 +149,12 @@ def missing(op: str, name: str, why: str) -> Kernel:
     return Kernel(op, name, run, supports)
 
 
-def triton(arch: str, row_tiles: bool = True) -> KernelSet:
-    """The shared Triton library. row_tiles: see `GpuOptions`."""
+def triton(arch: str, row_tiles: bool = True, scaled_codes: bool = False) -> KernelSet:
+    """The shared Triton library. row_tiles, scaled_codes: see `GpuOptions`."""
     from thalweg.backends.triton_kernels import library
 
     try:
-        made = library(arch, row_tiles)
+        made = library(arch, row_tiles, scaled_codes)
     except ImportError as e:
         raise ImportError(f"{e.name or e} is not installed") from e
     except ValueError as e:

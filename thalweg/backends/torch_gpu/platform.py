@@ -93,6 +93,9 @@ class GpuOptions:
     row_tiles: bool = True
     """Triton's dense products and exact attention over prompts take tiles by the number of rows, which no device has
     measured. False: one tile for any number, as before there were these."""
+    scaled_codes: bool = False
+    """4-bit integers in groups of 32 or 64 are multiplied by their scales before the product, and rounded, as in the op.
+    Prompts have larger tiles then. Steps of few sequences do more work. No device has measured it."""
     unshown_products: bool = False
     """Take cuBLASLt without split sums for batch-invariant where that has not been shown: for the test that shows it."""
 
@@ -313,7 +316,10 @@ class GpuPlatform(Platform):
         index = options.device if place.world == 1 else place.devices[0]
         seen = self._look(driver, index)
         parts = assemble(
-            seen.arch, self.vendors(), partial(triton, row_tiles=options.row_tiles), unshown=options.unshown_products
+            seen.arch,
+            self.vendors(),
+            partial(triton, row_tiles=options.row_tiles, scaled_codes=options.scaled_codes),
+            unshown=options.unshown_products,
         )
         for source, why in parts.absent:
             if source == "triton":

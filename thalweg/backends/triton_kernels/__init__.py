@@ -7,7 +7,7 @@ driver: kernels take tensors and launch on the current device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,12 +25,18 @@ class TritonLibrary:
     tiles: str
 
 
-def library(arch: str, row_tiles: bool = True) -> TritonLibrary:
-    """The kernels for `arch` (sm_90, gfx942, xe2, ... or interpret). row_tiles: tiles follow the number of rows. Raises
-    ImportError without torch or Triton, ValueError for an architecture of no known family."""
+def library(arch: str, row_tiles: bool = True, scaled_codes: bool = False) -> TritonLibrary:
+    """The kernels for `arch` (sm_90, gfx942, xe2, ... or interpret). row_tiles: tiles follow the number of rows. scaled_codes:
+    4-bit integers are first multiplied by their scales (`quantised.SCALED`). Raises ImportError without torch or Triton,
+    ValueError for an architecture of no known family."""
     from thalweg.backends.triton_kernels.tiles import of_any_rows, tiles
 
-    return build_library(tiles(arch) if row_tiles else of_any_rows(tiles(arch)))
+    made = build_library(tiles(arch) if row_tiles else of_any_rows(tiles(arch)))
+    if not scaled_codes:
+        return made
+    from thalweg.backends.triton_kernels.quantised import SCALED
+
+    return replace(made, kernels=tuple(sorted(made.kernels, key=lambda k: k.name != SCALED)))
 
 
 def build_library(t: TileSizes) -> TritonLibrary:

@@ -167,3 +167,39 @@ def of_four(
         else:
             number = (twice_e2m1(nibble) * 0.5).to(kind)
     return number
+
+
+@triton.constexpr_function
+def write_scaled_pairs(dtype, q):
+    """PTX of `of_scaled`, of quarter q: $0 = two numbers of $1, two words. $2: the number added to the codes, which makes them
+    exact. $3, $4: a scale and its remainder."""
+    bits, one = ("0x64006400", "0x3C003C00") if dtype == "f16" else ("0x43004300", "0x3F803F80")
+    code = f"shr.u32 t, $1, {4 * q}; lop3.b32 t, t, 0x000F000F, {bits}, 0xEA; mov.b32 c, {one}; fma.rn.{dtype}x2 t, t, c, $2;"
+    product = f"mov.b32 z, 0x80008000; fma.rn.{dtype}x2 u, t, $4, z; fma.rn.{dtype}x2 $0, t, $3, u;"
+    return "{ .reg .b32 t, u, c, z;" + code + product + "}"
+
+
+@triton.jit
+def of_scaled(
+    word, zero, scale, kind, Q: tl.constexpr, PAIRED: tl.constexpr, N: tl.constexpr, K: tl.constexpr
+):  # fmt: skip
+    """int16 words [N, K] of four codes each -> numbers of type `kind` of quarter Q, without zero int32 [N], times scale float32
+    [N]. Where two numbers are made at once, the scale is a number of that type and a remainder. A product of a code with the
+    remainder is rounded before it is added, far below the last bit of the result."""
+    high = scale.to(kind)
+    low = (scale - high.to(tl.float32)).to(kind)
+    highs, lows = tl.broadcast_to(high[:, None], [N, K]), tl.broadcast_to(low[:, None], [N, K])
+    if PAIRED and kind == tl.bfloat16:
+        above = tl.broadcast_to((-128 - zero).to(kind)[:, None], [N, K])
+        number = tl.inline_asm_elementwise(
+            write_scaled_pairs("bf16", Q), "=r,r,r,r,r", [word, above, highs, lows], tl.bfloat16, True, 2
+        )
+    elif PAIRED and kind == tl.float16:
+        above = tl.broadcast_to((-1024 - zero).to(kind)[:, None], [N, K])
+        number = tl.inline_asm_elementwise(
+            write_scaled_pairs("f16", Q), "=r,r,r,r,r", [word, above, highs, lows], tl.float16, True, 2
+        )
+    else:
+        nibble = (word.to(tl.int32) >> (4 * Q)) & 15
+        number = (small_numbers(nibble, zero.to(tl.float32)[:, None]) * scale[:, None]).to(kind)
+    return number

@@ -8,6 +8,10 @@ NVIDIA H200 that was up to 1.7 times as fast for 64 rows and more, since two pro
 The weight is the first operand of the matrix unit. That operand may lie in registers, where the codes become numbers. The
 second one, the inputs, is read from shared memory as it arrived. A tile has no row of inputs more than it needs.
 
+Integers with groups have two forms. `int4` multiplies the codes, and a group's sum by its scale, in a second accumulator.
+`scaled4` multiplies the scale first and rounds, as the op's body does, so that one accumulator holds a sum. Large tiles then
+fit the registers. Tiles of 64 x 64 read each input from the L2 cache once for every 64 outputs, which limits prompts.
+
 The order of a sum does not depend on a tile: groups (or quarters of chunks, or none) from the first to the last.
 """
 
@@ -25,7 +29,7 @@ SUMMED = 128
 @triton.constexpr_function
 def is_four(kind: str) -> bool:
     """Do these codes have 4 bits?"""
-    return kind in ("int4", "float4", "nvfp4", "table4")
+    return kind in ("int4", "scaled4", "float4", "nvfp4", "table4")
 
 
 SHORT = 64
@@ -37,7 +41,7 @@ use another matrix instruction (NVFP4, `ci/gpu/rows.py`). Sums of groups had the
 
 def is_chain(kind: str, GROUP: int, ZEROS: str) -> bool:
     """Is a sum of 4-bit codes made only by the matrix unit, across groups?"""
-    return is_four(kind) and (GROUP <= 0 or each(kind, GROUP, ZEROS))
+    return is_four(kind) and (GROUP <= 0 or kind == "scaled4" or each(kind, GROUP, ZEROS))
 
 
 def chunk(group: int) -> int:
@@ -48,7 +52,7 @@ def chunk(group: int) -> int:
 @triton.constexpr_function
 def each(kind: str, group: int, zeros: str) -> bool:
     """Are these weights made one by one, with scales and minimums, before they multiply?"""
-    least = 0 if kind in ("raw", "raw8") else LEAST if kind in ("int4", "float4") else SUMMED
+    least = 0 if kind in ("raw", "raw8") else LEAST if kind in ("int4", "scaled4", "float4") else SUMMED
     return kind == "table4" or zeros == "mins" or 0 < group < least
 
 
@@ -114,12 +118,14 @@ def sums(
     chunk. scales: of groups of 32 they may be int32 [chunks, cols], four exponents each."""
     quarter: tl.constexpr = K // 4
     alone: tl.constexpr = each(KIND, GROUP, ZEROS)
-    apart: tl.constexpr = GROUP > 0 and not alone
+    scaled: tl.constexpr = KIND == "scaled4"
+    apart: tl.constexpr = GROUP > 0 and not alone and not scaled
     powers: tl.constexpr = apart and scales.dtype.element_ty == tl.int32
     made: tl.constexpr = tl.float32 if alone else kind
     acc = tl.zeros([N, M], tl.float32)
     part = tl.zeros([N, M], tl.float32)
-    zero = tl.full([N], 8 if KIND == "int4" and ZEROS != "mins" else 0, tl.int32)
+    zero = tl.full([N], 8 if (KIND == "int4" or scaled) and ZEROS != "mins" else 0, tl.int32)
+    factor = tl.zeros([N], tl.float32)
     i = tl.arange(0, quarter)
     for begin in tl.range(first, last, K * UNROLL, num_stages=STAGES):
         for u in tl.static_range(UNROLL):
@@ -136,8 +142,12 @@ def sums(
                     there = cols_ok & (at // GROUP * GROUP < width if GROUP > 0 else at < width)
                 if ZEROS == "zeros" and (q == 0 or (GROUP > 0 and q * quarter % GROUP == 0)):
                     zero = tl.load(zeros + (at // GROUP if GROUP > 0 else 0) * cols + j, mask=there, other=0).to(tl.int32)
+                if scaled and (q == 0 or q * quarter % GROUP == 0):
+                    factor = tl.load(scales + at // GROUP * cols + j, mask=there, other=0.0)
                 a = load_inputs(x, rows_at, at, width, rows_ok, quarter, EVEN, kind, False, "")
-                if KIND == "table4":
+                if scaled:
+                    b = codes.of_scaled(word, zero, factor, made, q, PAIRED, N, quarter)
+                elif KIND == "table4":
                     b = tl.load(zeros + ((word >> (4 * q)) & 15))
                 else:
                     b = codes.of_four(word, zero, made, q, KIND, PAIRED, N, quarter)

@@ -341,6 +341,8 @@ def tile_sizes(tiles: TileSizes, cols: int, rows: int, exact: bool, dtype: torch
 
 def operands(tiles: TileSizes, made: str, act: str, group: int) -> str:
     """Which tiles of a product serve codes of `tile_kind` made, with inputs rounded to `act`."""
+    if made == "scaled4":
+        return "scaled"
     if fours.is_four(made):
         return "grouped" if made == "int4" and 0 < group <= fours.SHORT else "four"
     if act == "int8":
@@ -403,10 +405,13 @@ def _words(nibbles: Tensor, chunk: int) -> Tensor:
     return word.to(torch.int16).reshape(out, -1).contiguous()
 
 
+SCALED = "triton-int4-scaled"
+"""4-bit integers times their scales, rounded, in one sum (`scaled4` of `fours`): another order of sums than triton-int4's. It
+serves only where a platform puts it first."""
 FORMATS: dict[str, tuple[str, str]] = {
     "triton-int8": ("int8", ""), "triton-int4": ("int4", ""), "triton-float8": ("float8", ""), "triton-float4": ("float4", ""),
     "triton-int8-int8": ("int8", "int8"), "triton-float8-float8": ("float8", "float8_e4m3fn"), "triton-nvfp4": ("nvfp4", ""),
-    "triton-table4": ("table4", ""),
+    "triton-table4": ("table4", ""), SCALED: ("scaled4", ""),
 }  # fmt: skip
 """Kernel name -> (codes, type of the inputs)."""
 
@@ -418,6 +423,10 @@ def refusal(kind: str, act: str, w: WeightFormat, dtype: str) -> str | None:
         if found != ("float", 4, 16, "float8_e4m3fn", ""):
             return f"runs nvfp4 weights, not {w}"
         return None if dtype in DTYPES else f"runs {', '.join(DTYPES)}, not {dtype}"
+    if kind == "scaled4":
+        if w.kind == "int" and w.bits == 4 and w.group not in range(fours.LEAST, fours.SHORT + 1):
+            return f"runs groups that are {fours.LEAST} or {fours.SHORT}, not {w.group}"
+        return "runs int4 weights with zero points, not minima" if w.mins else refusal("int4", act, w, dtype)
     bits = 4 if kind.endswith("4") else 8
     held = w.kind == kind.rstrip("48") and (w.bits == bits or (kind == "int8" and w.bits < 8 and w.bits != 4))
     if not held or w.act != act or w.scale_dtype:
@@ -439,7 +448,7 @@ def kernels(t: TileSizes) -> tuple[Kernel, ...]:
         def fits(spec, kind=kind, act=act) -> str | None:
             return refusal(kind, act, spec["weight"], spec["dtype"])
 
-        for exact in (False, True):
+        for exact in (True,) if name == SCALED else (False, True):
             run = part(linear, t, kind, exact)
             label = name if exact else f"{name}-variant"
             found.append(Kernel("linear", label, run, supports=fits, pack=taken, batch_invariant=exact))

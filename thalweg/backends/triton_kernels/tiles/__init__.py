@@ -70,7 +70,8 @@ class ProductTile:
     """One tile of a product: rows x cols of one program, `inner` elements of two bytes per iteration.
 
     It serves products of `least` to `most` rows (most 0: of any number), where it makes `programs` programs or more. shared:
-    slices of a sum have separate programs (`ProductTiles.slice`). unroll: steps of `inner` in one iteration, of 8-bit codes."""
+    slices of a sum have separate programs (`ProductTiles.slice`). whole: only for sums of one slice, as more need another
+    accumulator. unroll: steps of `inner` in one iteration, of 8-bit codes."""
 
     rows: int
     cols: int
@@ -82,10 +83,11 @@ class ProductTile:
     programs: int = 0
     shared: bool = False
     unroll: int = 1
+    whole: bool = False
 
     def serves(self, rows: int, cols: int, slices: int = 1) -> bool:
         """Does it serve a product of this size? slices: of its sums, which have programs only where `shared`."""
-        fits = self.least <= rows and (not self.most or rows <= self.most)
+        fits = self.least <= rows and (not self.most or rows <= self.most) and (slices == 1 or not self.whole)
         return fits and -(-rows // self.rows) * -(-cols // self.cols) * (slices if self.shared else 1) >= self.programs
 
     def cut(self, most: int) -> ProductTile:
@@ -93,17 +95,17 @@ class ProductTile:
         return replace(self, rows=min(self.rows, most), cols=min(self.cols, most))
 
 
-OPERANDS = ("dense", "int8", "float8", "codes", "four", "grouped")
+OPERANDS = ("dense", "int8", "float8", "codes", "four", "grouped", "scaled")
 """Operands of a product: dense numbers, 8-bit integers, 8-bit floats, or codes of 8 or 4 bits that become numbers in
-registers. grouped: 4-bit integers with groups of 64 or fewer."""
+registers. grouped: 4-bit integers with groups of 64 or fewer. scaled: 4-bit integers that become numbers with their scales."""
 
-FOURS = ("four", "grouped")
+FOURS = ("four", "grouped", "scaled")
 
 
 @dataclass(frozen=True, slots=True)
 class ProductTiles:
-    """A matrix product. dense, int8, float8, codes, four, grouped: its tiles by operand, in order of preference. The first
-    that serves is taken, else the tile for any sizes, `base`. grouped may be empty: then those of `four` serve.
+    """A matrix product. dense, int8, float8, codes, four, grouped, scaled: its tiles by operand, in order of preference. The
+    first that serves is taken, else the tile for any sizes, `base`. Without tiles of grouped or scaled, those of four serve.
 
     A row keeps its bits only if every tile adds the terms of a sum in one order. Tiles of one list therefore have the same
     `inner`, but where sums are exact (integers), or where the matrix unit adds up whole rows itself and a device has shown it.
@@ -128,6 +130,7 @@ class ProductTiles:
     codes: tuple[ProductTile, ...]
     four: tuple[ProductTile, ...]
     grouped: tuple[ProductTile, ...]
+    scaled: tuple[ProductTile, ...]
     slice: int
     sliced: int
     experts: tuple[ProductTile, ...]
@@ -137,7 +140,7 @@ class ProductTiles:
 
     def choose(self, operands: str, rows: int, cols: int, width: int = 0) -> ProductTile:
         """The tile where `rows` rows meet a weight [cols, width]. operands: one of OPERANDS. width 0: sums have one slice."""
-        tiles: tuple[ProductTile, ...] = getattr(self, operands) or (self.four if operands == "grouped" else ())
+        tiles: tuple[ProductTile, ...] = getattr(self, operands) or (self.four if operands in FOURS else ())
         slices = -(-width // (self.slice_of(operands, cols, width) or width or 1)) or 1
         return next((t for t in tiles if t.serves(rows, cols, slices)), self.base(cols))
 
@@ -181,7 +184,7 @@ class TileSizes:
 
 def of_any_rows(t: TileSizes) -> TileSizes:
     """The same with one tile for products of any number of rows, and for exact attention over prompts that of decodes."""
-    product = replace(t.product, dense=(), int8=(), float8=(), codes=(), four=(), grouped=(), experts=())
+    product = replace(t.product, dense=(), int8=(), float8=(), codes=(), four=(), grouped=(), scaled=(), experts=())
     return replace(t, product=product, attention=replace(t.attention, exact_prefill=t.attention.exact))
 
 
