@@ -69,6 +69,8 @@ class ResultReader:
             live &= ~invalid
         if step.hoped is not None:
             live = self._reject_invalid(step, result, live)
+        if step.drafts is not None and n == 1 and live[0] and step.emit[0]:
+            return self._read_range(step, result, ended)
         if step.drafts is not None:
             return self._read_ranges(step, result, live, ended)
         self._advance(step, live, step.reached)
@@ -131,6 +133,40 @@ class ResultReader:
         news = StepOutput(step.handles[rows[at]], tokens, ended)
         if step.wants_logprobs and result.logprobs is not None:
             news.logprobs = self._logprobs(result, slots[at], rows[at] * grid.shape[1] + place)
+        self._prompt_results(step, result, news)
+        return news
+
+    def _read_range(self, step: LaunchedStep, result: StepResult, ended: list[tuple[Request, SequenceFinished]]) -> StepOutput:
+        """The same for one sequence, which needs no operations on arrays: those would take as long as a small model's step."""
+        s, slot, slots = self._slots, int(step.slots[0]), step.slots
+        assert step.drafts is not None
+        drafted, count = int(step.drafts[0]), int(np.asarray(result.counts)[0])
+        ensure(1 <= count <= 1 + drafted, "a step returned more tokens than it was asked for")
+        if self._scheduler.speculator is not None and drafted:
+            self._scheduler.speculator.count_accepted(slots, np.array([count - 1], np.int32))
+        tokens, before = np.asarray(result.tokens)[0, :count].tolist(), int(s.known[slot])
+        stop_from, limit, stops = int(s.stop_from[slot]), int(s.limit[slot]), set(s.stops[slot].tolist())
+        if int(s.flags[slot]) & MANY_STOPS:
+            sampling = self._request(slot).sampling
+            stops |= {*sampling.eos_ids, *sampling.stop_ids}
+        for known, token in enumerate(tokens, before + 1):
+            stop = token in stops and known >= stop_from
+            if stop or known >= limit:
+                tokens = tokens[: known - before]
+                self._record_ends(slots, np.array([token], np.int32), np.array([stop]), np.array([True]), ended)
+                break
+        s.tokens[slot, before : before + len(tokens)] = tokens
+        s.known[slot] = before + len(tokens)
+        if result.drafts is not None:
+            self._receive(result, slots, np.zeros(1, np.int64))
+        rejected = 1 + drafted - len(tokens) if drafted else 0
+        self._advance(step, np.ones(1, np.bool_), step.reached - np.int32(rejected))
+        if drafted:
+            s.scheduled[slot], s.length[slot], s.proposed[slot] = s.returned[slot], s.known[slot], 0
+        each = np.zeros(len(tokens), np.int64)
+        news = StepOutput(step.handles[each], np.array(tokens, np.int32), ended)
+        if step.wants_logprobs and result.logprobs is not None:
+            news.logprobs = self._logprobs(result, slots[each], np.arange(len(tokens)))
         self._prompt_results(step, result, news)
         return news
 

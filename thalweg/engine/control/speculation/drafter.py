@@ -138,6 +138,12 @@ class DeviceDrafter(Drafter):
 
     def propose(self, slots: I32, most: I32) -> Proposals:
         s, drafts = self._slots, self._drafts[slots]
+        if slots.size == 1:  # without operations on arrays
+            slot = int(slots[0])
+            kept = self._serial[slot] == s.serial[slot] and self._known[slot] == s.known[slot]
+            tokens = drafts[0].tolist()[: int(most[0])] if kept else []
+            tokens = tokens[: tokens.index(-1)] if -1 in tokens else tokens
+            return Proposals(np.array(tokens, np.int32), np.array([len(tokens)], np.int32))
         there = (self._serial[slots] == s.serial[slots]) & (self._known[slots] == s.known[slots])
         counts = np.minimum(np.logical_and.accumulate(drafts >= 0, 1).sum(1), most) * there
         return Proposals(drafts[np.arange(self.most) < counts[:, None]], counts.astype(np.int32))

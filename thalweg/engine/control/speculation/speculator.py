@@ -246,13 +246,14 @@ class Speculator:
         those that return a token, are `Starts.first` tokens into their answers, and have more than two tokens left."""
         if self._remembers or not self.proposes:
             return self.proposes
-        s = self._slots
+        s, wants = self._slots, 0
         last = [c.slot for c in chunks if s.scheduled[c.slot] + c.take >= s.length[c.slot]]
-        slots = np.array([*decode.tolist(), *(d.slot for d in drafted), *last], np.int32)
-        ends = s.length[slots] + 1
-        begun = np.array([r.prompt_len if (r := s.requests[slot]) is not None else 0 for slot in slots.tolist()], np.int32)
-        wants = (ends - begun >= self.starts.first) & (s.limit[slots] - ends > 1) & ((s.flags[slots] & UNDRAFTED) == 0)
-        return self.proposes if 2 * int(wants.sum()) >= max(1, slots.size) else 0
+        slots = [*decode.tolist(), *(d.slot for d in drafted), *last]
+        for slot in slots:
+            end, request = int(s.length[slot]) + 1, s.requests[slot]
+            begun = 0 if request is None else request.prompt_len
+            wants += end - begun >= self.starts.first and int(s.limit[slot]) - end > 1 and not int(s.flags[slot]) & UNDRAFTED
+        return self.proposes if 2 * wants >= max(1, len(slots)) else 0
 
     def opens(self, drafts: I32 | None) -> bool:
         """Is a step with proposals and these drafts the first of a row of them, rather than one that a proposer needs to
