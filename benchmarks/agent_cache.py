@@ -1,6 +1,7 @@
 """Hit rates of the prefix cache on an agent trace: least recently used, with retention, and Belady's bound.
 
     python benchmarks/agent_cache.py [--conversations 24] [--turns 40] [--share 0.33] [--one-shot 0.5] [--seed 0]
+        [--pauses pareto]
 
 Conversations grow by some blocks a turn, and pause for a tool between turns. Prompts of other callers, which never come again,
 arrive in between. The cache holds a share of the conversations at their full length. The blocks are those of the engine's
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +23,16 @@ TTL = 300.0
 """Seconds that a turn of an agent asks for."""
 FIRST_BLOCKS, TURN_BLOCKS, OTHER_BLOCKS = 64, 12, 96
 """Blocks of 16 tokens: of a first prompt, of what a turn adds, and of another caller's prompt."""
+
+
+PAUSES: dict[str, Callable[[random.Random], float]] = {
+    "pareto": lambda rng: 2 + min(rng.paretovariate(1.3) * 2, 240),  # most tools are quick, some take minutes
+    "exponential": lambda rng: rng.expovariate(1 / 12),
+    "lognormal": lambda rng: rng.lognormvariate(2.3, 1.0),  # half of them longer than 10 seconds
+    "human": lambda rng: rng.lognormvariate(3.4, 0.9),  # half of them longer than 30 seconds
+    "bimodal": lambda rng: rng.uniform(1, 4) if rng.random() < 0.8 else rng.uniform(40, 90),
+}
+"""Seconds between two turns of a conversation, by name."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +53,7 @@ def make_trace(args: argparse.Namespace) -> list[Turn]:
         for _ in range(args.turns):
             times.append(at)
             sizes.append(size)
-            at += 2 + min(rng.paretovariate(1.3) * 2, 240)  # most tools are quick, some take minutes
+            at += PAUSES[args.pauses](rng)
             size += rng.randrange(1, 2 * TURN_BLOCKS)
         turns += [Turn(t, c, n, True, nxt) for t, n, nxt in zip(times, sizes, [*times[1:], float("inf")], strict=True)]
     end, at, c = max(t.time for t in turns), 0.0, args.conversations
@@ -132,6 +143,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--share", type=float, default=1 / 3, help="of the conversations that the cache holds at full length")
     parser.add_argument("--one-shot", type=float, default=0.5, help="other callers' prompts a second")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pauses", choices=tuple(PAUSES), default="pareto", help="their distribution")
     args = parser.parse_args(words)
     trace = make_trace(args)
     agents = [turn for turn in trace if turn.agent]

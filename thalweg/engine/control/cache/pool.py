@@ -4,7 +4,7 @@ Every block but the scratch block 0 is in exactly one of three states:
 
     free    no holder, and nothing findable in it
     cached  no holder, but a prefix may still be found in it; the least recently released is given out first, and one that a
-            caller asked to keep (`retain`) after all others, until its time is over
+            caller asked to keep (`retain`) after all others, until its time is over (`kept`)
     held    by `references` sequences; its contents may be findable too
 
 so free + cached + held = total - 1, always. There is no evictor: a cached block is evicted when it is handed out again. All
@@ -14,11 +14,11 @@ prefix cache.
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from thalweg.engine.control.cache.kept import KeptBlocks
 from thalweg.engine.control.invariant import InvariantError, ensure
 from thalweg.hal.step import SCRATCH
 
@@ -47,11 +47,8 @@ class BlockPool:
         self._clock = clock
         self._until: dict[int, float] = {}
         """Findable blocks to keep -> until when."""
-        self._kept: dict[int, tuple[float, int]] = {}
-        """Those without a holder -> (until when, number of the release)."""
-        self._soonest: list[tuple[float, int, int]] = []
-        """A heap of (until when, number, block). Entries that differ from `_kept` count for nothing."""
-        self._releases = 0
+        self._kept = KeptBlocks(total)
+        """Those without a holder."""
 
     @property
     def available(self) -> int:
@@ -78,21 +75,17 @@ class BlockPool:
 
     def _oldest(self) -> int:
         """The cached block to hand out: one that was kept long enough, else the least recently released, else the kept one
-        whose time is over first."""
+        that is expected back last."""
+        block: int | None = None
         if self._kept:
-            until, _, block = self._first_kept()
-            if not self._cached or until <= self._clock():
-                del self._kept[block], self._until[block]
-                return block
+            block = self._kept.pop_expired(self._clock())
+            if block is None and not self._cached:
+                block = self._kept.pop_last(self._clock())
+        if block is not None:
+            del self._until[block]
+            return block
         ensure(self._cached, "take: no block is available; the caller did not ask")
         return self._cached.popitem(last=False)[0]
-
-    def _first_kept(self) -> tuple[float, int, int]:
-        """The kept block whose time is over first. Its release was before those with the same time."""
-        heap = self._soonest
-        while self._kept.get(heap[0][2]) != heap[0][:2]:
-            heapq.heappop(heap)
-        return heap[0]
 
     def retain(self, block: int, until: float) -> None:
         """Hand out this findable block after other cached ones, until this time of the clock."""
@@ -103,27 +96,24 @@ class BlockPool:
             del self._cached[block]
             self._keep(block)
         elif block in self._kept:
-            self._keep(block)
+            self._kept.extend(block, until)
 
     def _keep(self, block: int) -> None:
         """The block has no holder any more."""
-        if len(self._kept) >= int(MOST_KEPT * self.total) and block not in self._kept:
-            _, _, other = self._first_kept()
-            del self._kept[other], self._until[other]
+        if len(self._kept) >= int(MOST_KEPT * self.total):
+            other = self._kept.pop_last(self._clock())
+            del self._until[other]
             self._cached[other] = None
-        self._releases += 1
-        self._kept[block] = (self._until[block], self._releases)
-        heapq.heappush(self._soonest, (self._until[block], self._releases, block))
-        if len(self._soonest) > 2 * self.total:
-            self._soonest = [(*entry, kept) for kept, entry in self._kept.items()]
-            heapq.heapify(self._soonest)
+        self._kept.add(block, self._until[block], self._clock())
 
     def share(self, block: int) -> None:
         """One more holder of a findable block, held or cached."""
         if not self.references[block]:
-            home = self._kept if block in self._kept else self._cached
-            ensure(block in home, f"share: block {block} is free, so nothing is in it")
-            del home[block]
+            if block in self._kept:
+                self._kept.reuse(block, self._clock())
+            else:
+                ensure(block in self._cached, f"share: block {block} is free, so nothing is in it")
+                del self._cached[block]
         self.references[block] += 1
 
     def release(self, block: int) -> None:
@@ -159,13 +149,13 @@ class BlockPool:
         self._findable = bytearray(self.total)
         self._free.extend(self._cached)
         self._free.extend(self._kept)
-        for emptied in (self._cached, self._kept, self._until, self._soonest):
+        for emptied in (self._cached, self._kept, self._until):
             emptied.clear()
 
     def check(self, holders: dict[int, int]) -> None:
         """`holders`: block -> number of sequences that hold it, counted by the caller from its own books."""
-        ensure(not self._cached.keys() & self._kept.keys(), "a block is cached and kept")
-        ensure(self._kept.keys() <= self._until.keys(), "a block is kept for no time")
+        ensure(not self._cached.keys() & set(self._kept), "a block is cached and kept")
+        ensure(set(self._kept) <= self._until.keys(), "a block is kept for no time")
         free, cached = set(self._free), {*self._cached, *self._kept}
         ensure(len(free) == len(self._free), "a block is in the free list twice")
         ensure(not free & cached, f"blocks both free and cached: {sorted(free & cached)[:5]}")
