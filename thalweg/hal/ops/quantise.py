@@ -214,9 +214,10 @@ def _per_input(groups: Tensor, group: int, fan_in: int) -> Tensor:
 def quantise(weight: Tensor, format: WeightFormat, top: Tensor | None = None) -> QTensor:
     """A dense weight [out, in] rounded to nearest in this format. Scales come from each group's largest magnitude
     (symmetric) or its range, zero included (not symmetric). They are bfloat16 for integers of 4 bits, and for groups with
-    rounded inputs. A minimum is the range's lower end. kind "float" with 4 bits rounds scales up to powers of two, the scales
-    of MX formats. The rule of their specification rounds down, and clamps values beyond the last level. With `scale_dtype`
-    scales are rounded to its nearest, as NVFP4 does. A scale of the tensor then puts the largest scale at the end of that type.
+    rounded inputs. With minimums a range need not include zero. kind "float" with 4 bits rounds scales up to powers of two,
+    the scales of MX formats. The rule of their specification rounds down, and clamps values beyond the last level. With
+    `scale_dtype` scales are rounded to its nearest, as NVFP4 does. A scale of the tensor then puts the largest scale at the end
+    of that type.
     top: the largest magnitude of that tensor, float32 [], where `weight` is only some of its rows."""
     out, fan_in = weight.shape
     size = {0: fan_in, -1: fan_in}.get(format.group, format.group)
@@ -237,14 +238,33 @@ def _int_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
         codes = (wide / scales[..., None]).round_().clamp_(-top - 1, top)
         return {"codes": codes.to(torch.int8), "scales": scales}
     top = (1 << format.bits) - 1
+    if format.mins:
+        return _from_minimum(wide, format)
     low, high = wide.amin(-1).clamp(max=0), wide.amax(-1).clamp(min=0)
     scales = _scales((high - low) / top, format)
-    if format.mins:
-        codes = (wide - low[..., None]).div_(scales[..., None]).round_().clamp_(0, top)
-        return {"codes": codes.to(torch.uint8), "scales": scales, "mins": -low}
     zeros = torch.round(-low / scales)
     codes = (wide / scales[..., None]).round_().add_(zeros[..., None]).clamp_(0, top)
     return {"codes": codes.to(torch.uint8), "scales": scales, "zeros": zeros.to(torch.uint8)}
+
+
+def _from_minimum(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
+    """Each group from its least value on, in 15 steps of 4 bits (255 of 8). Of 4 bits also in 14 to 8 steps where that is
+    nearer: values that are integers times a scale already need not use all."""
+    top = (1 << format.bits) - 1
+    low, span = wide.amin(-1), wide.amax(-1) - wide.amin(-1)
+    made: tuple[Tensor, Tensor, Tensor] | None = None
+    for steps in range(top, top // 2 if format.bits == 4 else top - 1, -1):
+        scales = _scales(span / steps, format)
+        codes = (wide - low[..., None]).div_(scales[..., None]).round_().clamp_(0, top)
+        error = (codes * scales[..., None]).add_(low[..., None]).sub_(wide).square_().sum(-1)
+        if made is not None:
+            least, old_scales, old_codes = made
+            nearer = error < least
+            codes = torch.where(nearer[..., None], codes, old_codes)
+            error, scales = torch.where(nearer, error, least), torch.where(nearer, scales, old_scales)
+        made = error, scales, codes
+    assert made is not None
+    return {"codes": made[2].to(torch.uint8), "scales": made[1], "mins": -low}
 
 
 def _scales(scales: Tensor, format: WeightFormat) -> Tensor:

@@ -1,0 +1,106 @@
+"""Dense weights that hold 4-bit integers already are found, and `int4` keeps them. The grids are made by the gguf library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from zoo import make_causal
+
+from thalweg import LLM, SamplingParams
+from thalweg.checkpoint.weights import open_weights
+from thalweg.config import EngineArgs
+from thalweg.engine.planning.memory import plan
+from thalweg.hal.ops.quantise import dequantise, quantise
+from thalweg.hal.weights import WeightFormat
+from thalweg.quantization import grids
+from thalweg.quantization.online import METHODS, formats
+
+SHAPE = {
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+}
+
+
+def round_to(values: torch.Tensor, kind: str) -> torch.Tensor:
+    """The values nearest to these on the grid of a GGUF type, by the library of that format."""
+    made = gguf.GGMLQuantizationType[kind]
+    return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(values.float().numpy(), made), made).copy())
+
+
+def make_checkpoint(path: Path, kind: str, layers: tuple[int, ...] = (0, 1)) -> Path:
+    """A Llama with the matrices of these layers on a grid, in bfloat16."""
+    made = make_causal("llama", path, **SHAPE)
+    tensors = load_file(made / "model.safetensors")
+    for name, values in tensors.items():
+        if kind and values.ndim == 2 and any(f".layers.{i}." in name for i in layers):
+            tensors[name] = round_to(values, kind)
+    save_file({k: v.bfloat16() for k, v in tensors.items()}, made / "model.safetensors", {"format": "pt"})
+    return made
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_weights_on_a_grid_are_found_and_rounded_to_themselves(kind: str, dtype: torch.dtype) -> None:
+    values = round_to(torch.randn(64, 128) * 0.02 + 0.004, kind).to(dtype).float()
+    mine, ordinary = grids._compare_errors(values.numpy().reshape(-1, grids.GROUP))
+    assert mine < 0.02 * ordinary
+    made = quantise(values, WeightFormat("int", 4, grids.GROUP, symmetric=False, mins=True))
+    lost = (dequantise(made.data, grids.GROUP, torch.float32) - values).square().mean()
+    coarse = quantise(values, METHODS["w4a16"].layers)
+    assert lost < 0.02 * (dequantise(coarse.data, 64, torch.float32) - values).square().mean()
+
+
+def test_a_grid_of_eight_bits_or_none_is_not_one_of_four(tmp_path: Path) -> None:
+    for values in (
+        np.random.default_rng(0).normal(size=(64, grids.GROUP)).astype(np.float32),
+        np.zeros((4, grids.GROUP), np.float32),
+    ):
+        mine, ordinary = grids._compare_errors(values)
+        assert mine >= grids.MARGIN * ordinary
+    for kind, layers, found in (("", (0, 1), 0), ("Q8_0", (0, 1), 0), ("Q4_0", (0,), 0), ("Q4_0", (0, 1), grids.GROUP)):
+        files = make_checkpoint(tmp_path / f"{kind}{len(layers)}", kind, layers)
+        assert grids.find_group(open_weights(files)) == found, kind
+
+
+def test_methods_of_four_bit_integers_keep_the_grid_and_others_ignore_it() -> None:
+    for method in METHODS:
+        kept = formats(method, grids.GROUP)
+        if method in grids.METHODS:
+            assert (kept.layers.group, kept.layers.mins, kept.layers.act) == (32, True, METHODS[method].layers.act)
+        else:
+            assert kept == METHODS[method]
+    assert formats("int4", grids.GROUP) == formats("w4a8", grids.GROUP)
+    assert formats("int4") == METHODS["w4a8"]
+
+
+def log_probabilities(model: Path, **args: str) -> np.ndarray:
+    llm = LLM(str(model), device="cpu", max_model_len=64, max_num_seqs=2, use_tqdm_on_load=False, **args)
+    ids = list(range(5, 45))
+    (out,) = llm.generate([{"prompt_token_ids": ids}], SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+    llm.shutdown()
+    return np.array([at[token].logprob for at, token in zip(out.prompt_logprobs[1:], ids[1:], strict=True)])
+
+
+def test_int4_changes_a_model_on_a_grid_less_than_an_ordinary_one(tmp_path: Path) -> None:
+    moved = {}
+    for kind in ("", "Q4_1"):
+        model = make_checkpoint(tmp_path / (kind or "ordinary"), kind)
+        dense = log_probabilities(model, dtype="float32")
+        moved[kind] = np.abs(log_probabilities(model, dtype="float32", quantization="w4a16") - dense).mean()
+    assert moved["Q4_1"] < 0.2 * moved[""]
+
+
+def test_the_plan_counts_the_smaller_groups(tmp_path: Path) -> None:
+    sizes = []
+    for kind in ("", "Q4_0"):
+        model = make_checkpoint(tmp_path / (kind or "ordinary"), kind)
+        sizes.append(plan(EngineArgs(model=str(model), device="cpu", quantization="int4", max_model_len=64)).weights)
+    assert sizes[0] < sizes[1]
