@@ -41,8 +41,8 @@ class PatchInputs:
     turn: np.ndarray | None = None
     """f32[T, head_dim]: cosines, then sines, of rotary positions."""
     mix: np.ndarray | None = None
-    """i32[placeholders, sorts]: indices of the computed vectors that each placeholder's vector is mixed from. The index after
-    the last means the learned end-of-row vector. None: each placeholder has one vector."""
+    """i32[placeholders, sorts]: indices of the computed vectors that each placeholder's vector is mixed from. The indices after
+    the last mean learned vectors, such as one at the end of a row. None: each placeholder has one vector."""
     part: np.ndarray | None = None
     """f32[placeholders, sorts]: how much of each. None: all of the one."""
     windows: Sequence[int] = field(default_factory=tuple)
@@ -83,7 +83,12 @@ def merge_order(rows: int, columns: int, merge: int) -> np.ndarray:
 def square(p: ImageProcessor, views: Sequence[np.ndarray], classes: bool, whole: bool, merge: int = 1) -> PatchInputs:
     """Squares, with a learned position embedding for each patch. classes: each square begins with a class token. whole: the
     class token yields a vector, too. merge: patches along each edge of one vector."""
-    parts = [cut(normalize(v, p), p.patch) for v in views]
+    return join_squares(p, [normalize(v, p) for v in views], classes, whole, merge)
+
+
+def join_squares(p: ImageProcessor, views: Sequence[np.ndarray], classes: bool, whole: bool, merge: int = 1) -> PatchInputs:
+    """`square`, of views that are normalised: f32[side, side, 3]."""
+    parts = [cut(v, p.patch) for v in views]
     if classes:
         parts = [np.concatenate([np.zeros((1, v.shape[1]), F32), v]) for v in parts]
     lengths = [len(v) for v in parts]
@@ -374,11 +379,11 @@ def together(parts: Sequence[PatchInputs], group: int, shrunk: int = 1) -> Patch
 
 
 def _mix(parts: Sequence[PatchInputs], group: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """(mix, part) of each image, with vectors numbered over all images. The end-of-row vector has the index after the last."""
+    """(mix, part) of each image, with vectors numbered over all images. Learned vectors have the indices after the last."""
     counts = [len(p.keep) // group for p in parts]
     for p, n, begin in zip(parts, counts, np.cumsum([0, *counts], dtype=I32), strict=False):
         mix = np.arange(n, dtype=I32)[:, None] if p.mix is None else p.mix
-        yield np.where(mix == n, I32(sum(counts)), mix + begin).astype(I32), p.part
+        yield np.where(mix >= n, mix + I32(sum(counts) - n), mix + begin).astype(I32), p.part
 
 
 def _pad(pairs: Sequence[tuple[np.ndarray | None, np.ndarray | None]]) -> tuple[np.ndarray, np.ndarray]:
@@ -403,6 +408,19 @@ def concat_views(parts: Sequence[PatchInputs]) -> PatchInputs:
         np.concatenate([p.keep + at for p, at in zip(parts, begins, strict=False)]),
         place=np.concatenate([pad(p.place) for p in parts]), share=np.concatenate([pad(p.share) for p in parts]),
     )  # fmt: skip
+
+
+def resize_cubic(image: np.ndarray, side: int) -> np.ndarray:
+    """f32[height, width, C] -> f32[side, side, C] by cubic curves through the nearest four of each axis, without a filter."""
+    for axis in (0, 1):
+        length = image.shape[axis]
+        where = (np.arange(side, dtype=F32) + F32(0.5)) * F32(length / side) - F32(0.5)
+        low = np.floor(where)
+        far = (where - low).astype(F32)
+        shape = (side, 1, 1) if axis == 0 else (1, side, 1)
+        taps = [(np.clip(low + i, 0, length - 1).astype(I32), _cubic(np.abs(far - F32(i)))) for i in (-1, 0, 1, 2)]
+        image = sum(np.take(image, at, axis) * share.reshape(shape) for at, share in taps)
+    return image.astype(F32)
 
 
 def _cubic(far: np.ndarray) -> np.ndarray:

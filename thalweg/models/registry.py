@@ -249,6 +249,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "PaliGemmaForConditionalGeneration": f"{_FAMILIES}.paligemma:paligemma",
     "PanguEmbeddedForCausalLM": f"{_FAMILIES}.llama:pangu_embedded",
     "PegasusForConditionalGeneration": f"{_FAMILIES}.bart:pegasus",
+    "Phi3VForCausalLM": f"{_FAMILIES}.phi3_v:phi3_v",
     "Phi3ForCausalLM": f"{_FAMILIES}.phi3:phi3",
     "PhiForCausalLM": f"{_FAMILIES}.phi:phi",
     "PhiMoEForCausalLM": f"{_FAMILIES}.phimoe:phimoe",

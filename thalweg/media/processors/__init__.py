@@ -24,6 +24,7 @@ from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_one
 from thalweg.media.processors.minicpm_v import MiniCpmV, minicpm_v
 from thalweg.media.processors.minicpm_v_2 import MiniCpmV2, minicpm_v_2
 from thalweg.media.processors.paligemma import paligemma
+from thalweg.media.processors.phi3_v import Phi3V, phi3_v
 from thalweg.media.processors.pixtral import Pixtral, lighton_ocr, pixtral
 from thalweg.media.processors.qwen_vl import (
     Exaone45,
@@ -73,6 +74,7 @@ Processor = (
     | MiniCpmV2
     | AyaVision
     | PaddleOCR
+    | Phi3V
     | Pixtral
     | QwenVL
     | TiledImages
@@ -123,6 +125,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "OpsColQwen3Model": qwen3_vl,
     "PaddleOCRVLForConditionalGeneration": paddleocr_vl,
     "PaliGemmaForConditionalGeneration": paligemma,
+    "Phi3VForCausalLM": phi3_v,
     "PixtralForConditionalGeneration": pixtral,
     "QianfanOCRForConditionalGeneration": qianfan_ocr,
     "Qwen2_5OmniForConditionalGeneration": qwen2_5_vl,

@@ -59,6 +59,8 @@ class ProjectorSpec:
     group: int = 1
     join: Literal["rows", "channels", "mean"] = "rows"
     """rows: vectors are concatenated. channels: each channel of all vectors, then the next. mean: their mean."""
+    learned: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """(name, stored shape) of learned vectors behind the concatenated ones, which pass through the layers too."""
     before: AnyNorm | None = None
     """Of each vector."""
     after: tuple[AnyNorm, ...] = ()
@@ -68,6 +70,10 @@ class ProjectorSpec:
         made: dict[str, Any] = {
             "steps": {i: step.weights(self.root) for i, step in enumerate(self.steps)},
         }
+        if self.learned:
+            made["learned"] = {
+                i: Weight((Source(f"{self.root}{name}", shape),)) for i, (name, shape) in enumerate(self.learned)
+            }
         if self.before is not None:
             made["before"] = self.before.weights(self.root)
         if self.after:

@@ -48,6 +48,9 @@ class Projector:
         self.specs["steps"] |= {
             i: {**self._steps[i].specs, "norm": norm.specs} for i, norm in enumerate(self._norms) if norm is not None
         }
+        self._learned = range(len(s.learned))
+        if s.learned:
+            self.specs["learned"] = {i: ParamSpec(weights["learned"][i], ctx.dtype) for i in self._learned}
         if self._before is not None:
             self.specs["before"] = self._before.specs
         if self._after:
@@ -62,6 +65,8 @@ class Projector:
         if self._group > 1:
             x = x.unflatten(0, (-1, self._group))
             x = x.float().mean(1) if self._join == "mean" else (x.transpose(1, 2) if self._join == "channels" else x).flatten(1)
+        if self._learned:
+            x = torch.cat([x, *(p["learned"][i].view(1, -1) for i in self._learned)])
         for i, norm in enumerate(self._after):  # kernels of norms require the model's dtype
             x = norm(p.get("after", {}).get(i), x if isinstance(norm, ScaleLayer) else x.to(self._dtype))
         x = x.to(self._dtype) if spin is None or not spin.shape[1] else _spun(x, spin).to(self._dtype)
