@@ -38,9 +38,9 @@ def rewrite(path, change) -> None:
 
 
 @pytest.mark.parametrize("platform", [pytest.param("reference", marks=pytest.mark.slow), "cpu"])
-@pytest.mark.parametrize("name", [NAME, "glm-moe-dsa", "deepseek-v4", "qwen4-exp"])
+@pytest.mark.parametrize("name", [NAME, "glm-moe-dsa", "deepseek-v4", "qwen4-exp", "hy-v4"])
 def test_however_a_sequence_is_cut_into_steps_its_logprobs_are_the_same_bits(name, platform, tmp_path):
-    """The second chooses what its tokens read, and the others pool windows of them."""
+    """The second and the last choose what their tokens read, and the others pool windows of them."""
     path, prompt, found = make_checkpoint(name, tmp_path, tokenizer=False), tokens(1, 23), []
     for cuts in ([23], [1] * 23, [2, 9, 1, 7, 4]):
         rig, s = Rig(path, platform=platform, invariant=True), Seq(3, list(prompt), 23)

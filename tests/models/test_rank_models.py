@@ -31,6 +31,7 @@ KINDS = {
     "deepseek-v4": 2,  # groups of heads with a product each
     "qwen3-next": 2,
     "qwen4-exp": 2,
+    "hy-v4": 2,  # sinks of latent attention
 }
 
 

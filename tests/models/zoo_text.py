@@ -51,6 +51,14 @@ TEXT: dict[str, tuple[Any, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         },
     ),
+    "hy-v4": (
+        transformers.HYV4Config,
+        {
+            **INDEXED, "index_n_heads": 16, "n_group": 2, "topk_group": 1, "swiglu_limit": 0.7, "hc_mult": 3,
+            "hc_magnitude": 1.7, "num_hidden_layers": 4, "pad_token_id": 0, "indexer_types": ["full", "full", "shared", "full"],
+            "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+        },
+    ),
     "mimo-v2-flash": (
         transformers.MiMoV2FlashConfig,
         {

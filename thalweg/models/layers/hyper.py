@@ -68,9 +68,12 @@ class HyperConnection:
     ) -> None:
         self._inner, self.mixers, self.places = inner, inner.mixers, inner.places
         self._logits = StreamLogits(ctx, spec.eps, weights)
-        self._weights = ctx.binder.bind(
-            ops.hyper_weights, dtype="float32", streams=spec.streams, iters=spec.iters, eps=spec.hyper_eps
-        )
+        self._weights: Any = self._apart
+        self._magnitude, self._eps = spec.magnitude, spec.hyper_eps
+        if spec.iters:
+            self._weights = ctx.binder.bind(
+                ops.hyper_weights, dtype="float32", streams=spec.streams, iters=spec.iters, eps=spec.hyper_eps
+            )
         self.specs = inner.specs | {"around": self._logits.specs}
 
     def __call__(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array | None]:
@@ -79,9 +82,17 @@ class HyperConnection:
         found = self._inner(p, sum_streams(pre, x).to(x.dtype), None, flow)[0]  # the streams have what a layer adds it to
         wide = x.to(torch.float32)
         total = post[:, :, None] * found.to(torch.float32)[:, None]
+        if comb is None:
+            return (total + wide).to(x.dtype), None
         for j in range(x.shape[1]):
             total = total + comb[:, j, :, None] * wide[:, j : j + 1]
         return total.to(x.dtype), None
+
+    def _apart(self, logits: Array, base: Array, scale: Array) -> tuple[Array, Array, None]:
+        """The weights of the input and of the output, f32[T, n] each, where streams are not mixed."""
+        n = logits.shape[1] // 2
+        pre = sigmoid(logits[:, :n] * scale[0] + base[:n]) + self._eps
+        return pre, self._magnitude * sigmoid(logits[:, n:] * scale[1] + base[n:]) + self._eps, None
 
 
 def sum_streams(weight: Array | None, x: Array) -> Array:

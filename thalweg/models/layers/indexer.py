@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from thalweg.hal import ops
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.kv import KVLayout
@@ -25,6 +27,7 @@ class Indexer:
     ) -> None:
         """rotary: rotary dimensions of a head. attn: the layer's cache spec."""
         self._place, self._heads, self._dim = place, spec.heads, spec.dim
+        self._still = spec.dim - rotary if spec.last else 0
         self._q, self._down = Linear(ctx, weights["q"]), Linear(ctx, weights["down"])
         self._norm = build_norm(ctx, spec.norm, weights["norm"])
         self._rope = ctx.bind(
@@ -43,6 +46,8 @@ class Indexer:
         key, weights = self._down(p["down"], x, flow).split((self._dim, self._heads), dim=-1)
         key = self._norm(p["norm"], key.contiguous()).unsqueeze(1)
         q = self._q(p["q"], latent, flow).unflatten(-1, (self._heads, self._dim))
+        if self._still:  # in another order, the same in both, whose products are the same
+            q, key = (torch.cat([each[..., self._still :], each[..., : self._still]], -1) for each in (q, key))
         q, key = self._rope(q, key, batch.positions, flow.tables[at.table])
         table, pages = batch.block_tables[at.group], held.squeeze(1)
         pages = self._write(pages, key.squeeze(1), table, batch.token_seq, batch.positions, batch.slots)

@@ -71,6 +71,8 @@ class LatentAttention:
             self.specs["indexer"] = indexer.specs
             if self.spec.top:
                 self._indexer, self.layout = indexer, (self.layout, indexer.layout)
+        if spec.sinks:
+            self.specs["sinks"] = {"weight": ParamSpec(weights["sinks"]["weight"], ctx.dtype)}
         if self.spec.top:
             self._sparse(ctx, spec)
 
@@ -81,9 +83,11 @@ class LatentAttention:
                 "kv_cache_dtype: this model has sparse attention (DSA), and this version only caches its keys in the model's "
                 f"dtype: remove the flag, or set max_model_len to at most {spec.top}"
             )
-        self._chosen = ctx.bind(
-            ops.chosen_attention, scale=self.spec.scale, latent=spec.latent, heads=self._heads, size=self.spec.head_dim
-        )
+        facts = {"scale": self.spec.scale, "heads": self._heads, "size": self.spec.head_dim}
+        if spec.sinks:  # without a window, the op reads the selected keys only
+            self._chosen_sinks = ctx.bind(ops.compressed_attention, window=0, **facts)
+        else:
+            self._chosen = ctx.bind(ops.chosen_attention, latent=spec.latent, **facts)
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         at = self._place
@@ -101,30 +105,36 @@ class LatentAttention:
         latent = self._kv_norm(p["kv_norm"], latent)
         held = torch.cat((latent if self._scale == 1.0 else latent * self._scale, key), -1)
         cache = flow.caches[at.layer]
+        sinks = p["sinks"]["weight"] if "sinks" in p else None
         if self._pooled is not None:
             self._pooled(p["indexer"], x, entered, flow)
         if self._indexer is None:
-            out, cache = self.backend.attend(query, held, held, cache, flow.batch, at.group, self.spec)
+            out, cache = self.backend.attend(query, held, held, cache, flow.batch, at.group, self.spec, sinks)
             flow.caches[at.layer] = cache
         else:
             index = self._indexer(p["indexer"], x, entered, cache[1], flow)
-            out, cache = self.backend.attend(query, held, held, cache[0], flow.batch, at.group, self.spec)
+            out, cache = self.backend.attend(query, held, held, cache[0], flow.batch, at.group, self.spec, sinks)
             flow.caches[at.layer] = (cache, index)
         sparse = flow.batch.get(Sparse) if self.spec.top else None
         if sparse is not None:
-            out = self._reads(query, cache, out, sparse, flow)
+            out = self._reads(query, cache, out, sparse, sinks, flow)
         values = self._expand(flow.cut(out), p["v_up"]["weight"])
         if self._gate is not None:
             gate = flow.cut(self._gate(p["gate"], x, flow)).contiguous()
             values = self._gated(values, gate.unsqueeze(-1) if self._per_head else gate.unflatten(-1, (self._heads, -1)))
         return self._out(p["out"], values.flatten(-2), flow, read=True)
 
-    def _reads(self, query: Array, cache: Array, out: Array, sparse: Sparse, flow: Flow) -> Array:
+    def _reads(self, query: Array, cache: Array, out: Array, sparse: Sparse, sinks: Array | None, flow: Flow) -> Array:
         """out, but for tokens that see more than they read. All attend to everything before: so a token that reads all it sees
         has the same bits in a step with and without others."""
         row, pick = sparse.row.long(), sparse.pick[:, 0]
         table, keys = flow.batch.block_tables[self._place.group], self.backend.keys(cache, self.spec)
-        read = self._chosen(query[row], keys, table, flow.batch.token_seq[row], flow.chosen)
+        seq = flow.batch.token_seq[row]
+        if sinks is None:
+            read = self._chosen(query[row], keys, table, seq, flow.chosen)
+        else:
+            where = keys, table, seq, flow.batch.positions[row], sinks, keys, table
+            read = self._chosen_sinks(query[row], *where, flow.chosen)[..., : self.spec.latent]
         return torch.where((pick >= 0)[:, None, None], read[pick.clamp(min=0).long()], out)
 
 

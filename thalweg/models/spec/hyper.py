@@ -32,7 +32,9 @@ class HyperConnection:
 
     streams: int
     iters: int
-    """Rounds of normalisation of the mixing matrix."""
+    """Rounds of normalisation of the mixing matrix. 0: there is none, and each stream stays as it is."""
+    magnitude: float = 2.0
+    """Where there is no such matrix: the factor of the output's weights."""
     eps: float
     hyper_eps: float
     name: str
@@ -40,11 +42,11 @@ class HyperConnection:
 
     def weights(self, at: str, hidden: int) -> Weights:
         n, at = self.streams, f"{at}{self.name}"
-        outputs = (2 + n) * n
+        outputs = (2 + n) * n if self.iters else 2 * n
         return {
             "fn": _whole(f"{at}fn", outputs, n * hidden),
             "base": _whole(f"{at}base", outputs),
-            "scale": _whole(f"{at}scale", 3),
+            "scale": _whole(f"{at}scale", 3 if self.iters else 2),
         }
 
 

@@ -17,6 +17,8 @@ class Indexer:
     dim: int
     """Of a head's q and of a key. The first values turn, as many as attention's."""
     interleaved: bool = False
+    last: bool = False
+    """The last values turn, not the first."""
     eps: float = 1e-6
     name: str = "indexer"
 

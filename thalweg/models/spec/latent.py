@@ -10,7 +10,7 @@ from thalweg.models.spec.indexer import Indexer
 from thalweg.models.spec.norm import Norm
 from thalweg.models.spec.pooled_index import PooledIndexer
 from thalweg.models.spec.rope import Rope
-from thalweg.models.weights import Source, TensorView, Weight, Weights, linear
+from thalweg.models.weights import Source, TensorView, Weight, Weights, linear, vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,8 @@ class LatentAttention:
     """The matrix of a gate: its sigmoids multiply the heads' outputs, one per head; "" = none."""
     gate_values: bool = False
     """And one per value."""
+    sinks: str = ""
+    """The tensor of a learned logit per head, as in `AttnSpec.sinks`; "" = none."""
     name: str = "self_attn"
 
     def __post_init__(self) -> None:
@@ -75,6 +77,7 @@ class LatentAttention:
             heads=self.heads // ranks, kv_heads=1, head_dim=self.latent + self.rope_dim,
             scale=self.scale or (self.nope_dim + self.rope_dim) ** -0.5, dtype=dtype, kind="latent", kv_dtype=kv_dtype,
             latent=self.latent, index=self.indexer.dim if top and isinstance(self.indexer, Indexer) else 0, top=top,
+            sinks=bool(self.sinks),
         )  # fmt: skip
 
     def weights(self, at: str, hidden: int) -> Weights:
@@ -90,6 +93,8 @@ class LatentAttention:
         }
         if self.q_latent:
             made["q_norm"] = Norm("q_a_layernorm", self.q_latent, self.eps).weights(at)
+        if self.sinks:
+            made["sinks"] = {"weight": vector(f"{at}{self.sinks}", self.heads, shard=0)}
         if self.indexer is not None:
             made["indexer"] = self.indexer.weights(at, hidden, self.q_latent)
         if self.gate:
