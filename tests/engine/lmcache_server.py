@@ -7,7 +7,6 @@ import random
 import shutil
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -33,9 +32,11 @@ def find_port() -> int:
 class FakeServer:
     """Objects in a file in place of shared memory. An operation that fails is not answered, as by the program."""
 
-    def __init__(self, memory: Path, **changes: Any) -> None:
-        """changes: other answers, by operation."""
-        self.changes = changes
+    def __init__(self, memory: Path, pool: int = POOL) -> None:
+        """pool: bytes."""
+        self.changes: dict[str, Any] = {}
+        """Other answers, by operation."""
+        self.pool = pool
         self.objects: dict[tuple[Any, ...], tuple[int, int]] = {}
         """Key -> offset and bytes."""
         self.locks = 0
@@ -46,9 +47,9 @@ class FakeServer:
         self._found: dict[str, tuple[Any, ...] | None] = {}
         self._end = 0
         with (memory / "pool").open("wb") as file:
-            file.truncate(POOL)
+            file.truncate(pool)
         with (memory / "pool").open("r+b") as file:
-            self.memory = mmap.mmap(file.fileno(), POOL)
+            self.memory = mmap.mmap(file.fileno(), pool)
         self.socket = zmq.Context.instance().socket(zmq.ROUTER)
         self.socket.linger = 0
         self.port = self.socket.bind_to_random_port("tcp://127.0.0.1")
@@ -84,7 +85,7 @@ class FakeServer:
     def register_kv_cache_engine_driven_context(self, payload: dict[str, Any]) -> dict[str, Any]:
         assert (payload["use_mla"], payload["dtype_str"]) == (True, "uint8")
         self._sizes[payload["instance_id"]] = payload["num_layers"] * payload["num_physical_slots"] * payload["hidden_dim_size"]
-        return {"shm_name": "pool", "pool_size": POOL}
+        return {"shm_name": "pool", "pool_size": self.pool}
 
     def unregister_kv_cache_engine_driven_context(self, instance: int) -> None:
         del self._sizes[instance]
@@ -92,7 +93,7 @@ class FakeServer:
     def prepare_store(self, key: dict[str, Any], instance: int) -> dict[str, Any]:
         self.sessions.add(key["request_id"])
         name, size = self._name(key), self._sizes[instance]
-        if name in self.objects or self._end + size > POOL:
+        if name in self.objects or self._end + size > self.pool:
             return {"context": {"slots": [], "chunk_indices": []}}
         self._pending[name] = self._end, size
         self._end += size
@@ -132,8 +133,9 @@ class FakeServer:
         self._found.pop(session, None)
 
     def damage(self, rng: random.Random, count: int) -> None:
-        """Change a byte of each of `count` objects."""
-        for offset, size in rng.sample(list(self.objects.values()), count):
+        """Change a bit of the newest copy of each of `count` blocks."""
+        newest = {name[:2]: place for name, place in self.objects.items()}
+        for offset, size in rng.sample(list(newest.values()), count):
             self.memory[offset + rng.randrange(size)] ^= 1 << rng.randrange(8)
 
 
@@ -149,12 +151,16 @@ class RealServer:
     """The program, with a pool of 1 GiB."""
 
     def __init__(self) -> None:
+        self.port, self._name = find_port(), f"thalweg-test-{find_port()}"
+        self.pool = Path(f"/dev/shm/lmcache_l1_pool_{self._name}")
+        self.start()
+
+    def start(self) -> None:
+        """Return when the program listens."""
         assert PROGRAM is not None
-        self.port, name = find_port(), f"thalweg-test-{find_port()}"
-        self.pool = Path(f"/dev/shm/lmcache_l1_pool_{name}")
-        words = [PROGRAM, "server", *WORDS, "--port", str(self.port), "--http-port", str(find_port()), "--shm-name", name]
-        with tempfile.TemporaryFile() as log:
-            self.process = subprocess.Popen(words, stdout=log, stderr=log, env={"LMCACHE_TRACK_USAGE": "false"})
+        words = [PROGRAM, "server", *WORDS, "--port", str(self.port), "--http-port", str(find_port()), "--shm-name", self._name]
+        quiet = subprocess.DEVNULL
+        self.process = subprocess.Popen(words, stdout=quiet, stderr=quiet, env={"LMCACHE_TRACK_USAGE": "false"})
         end = time.monotonic() + 60
         while True:
             try:

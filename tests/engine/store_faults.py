@@ -2,7 +2,8 @@
 
     python tests/engine/store_faults.py --faults 10000
 
-damages that many files of a disk store, and compares every token of an engine that loads them.
+damages that many files of a disk store, and compares every token of an engine that loads them. `--store lmcache` damages
+objects of an LMCache server.
 """
 
 from __future__ import annotations
@@ -106,14 +107,40 @@ def damage_files(folder: Path, rng: random.Random, count: int = 60) -> int:
     return count
 
 
+def damage_disk(folder: Path) -> tuple[dict[str, Any], Callable[[random.Random], int]]:
+    """Options of a disk store, and what damages 60 of its blocks."""
+    return {"folder": f"{folder}/blocks", "max_bytes": 1 << 30}, partial(damage_files, folder / "blocks")
+
+
+def damage_lmcache(folder: Path) -> tuple[dict[str, Any], Callable[[random.Random], int]]:
+    """As `damage_disk`, of a server that keeps its objects in a file."""
+    from lmcache_server import FakeServer
+
+    from thalweg.engine.control.store import lmcache
+
+    lmcache.SHARED_MEMORY = folder
+    server = FakeServer(folder, 1 << 30)
+
+    def spoil(rng: random.Random) -> int:
+        server.damage(rng, 60)
+        return 60
+
+    return {"lmcache.mp.host": "127.0.0.1", "lmcache.mp.port": server.port}, spoil
+
+
+STORES = {"disk": damage_disk, "lmcache": damage_lmcache}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=10_000)
-    rounds = -(-parser.parse_args().faults // 60)
+    parser.add_argument("--store", choices=STORES, default="disk")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         want = answers(start(Path(name)))
-        llm = start(Path(name), "disk", folder=f"{name}/blocks", max_bytes=1 << 30)
-        faults = run_faults(llm, want, partial(damage_files, Path(name) / "blocks"), rounds)
+        options, spoil = STORES[args.store](Path(name))
+        llm = start(Path(name), args.store, **options)
+        faults = run_faults(llm, want, spoil, -(-args.faults // 60))
         llm.llm_engine.core.check()
         stats = llm.stats()
         found = f"{stats.store_failed} found, {stats.store_hits} tokens loaded"
