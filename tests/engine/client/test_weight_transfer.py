@@ -85,6 +85,20 @@ async def test_a_group_that_cannot_exist_is_refused_by_field(tmp_path, field, va
         await transfer.init(info)
 
 
+@pytest.mark.slow
+async def test_a_trainer_that_does_not_come_is_waited_for_until_the_timeout():
+    """The error names the address, no process is left, and the next call may try again."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    transfer = WeightTransfer(WeightTransferConfig(timeout=1.0), NANO, 1)
+    info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
+    with pytest.raises(RequestError, match=f"The trainer, rank 0, must join at 127.0.0.1 port {port} during this call"):
+        await transfer.init(info)
+    assert transfer._receivers == []
+    with pytest.raises(RequestError, match="call init_weight_transfer_engine first"):
+        await transfer.start(True)
+
+
 async def test_staged_weights_are_deleted_although_the_engine_does_not_end(tmp_path):
     """The server waits half a second for its engine. The files would fill the disk."""
     transfer = WeightTransfer(WeightTransferConfig(), NANO, 1)
